@@ -104,6 +104,7 @@ class Ports:
         keep_seconds: see `LeaseCollector`.
         ready_rule: for a replica whose engine refuses adapters.
         give_up_seconds: see `ShareGuard`.
+        base: the sidecar's own folder of the base model; None: it has none.
         insecure: what this sidecar bears unprotected on the network.
         http: HOST:PORT under which others reach its port; empty: that is not known.
     """
@@ -124,6 +125,7 @@ class Ports:
     keep_seconds: float = KEEP_SECONDS
     ready_rule: ReadyRule = USUAL_RULE
     give_up_seconds: float = GIVE_UP_SECONDS
+    base: Path | None = None
     insecure: tuple[str, ...] = ()
     http: str = ""
 
@@ -213,6 +215,7 @@ def assemble(ports: Ports) -> Sidecar:
         verdicts=handoffs.verdicts,
         paced=partial(supervisor.paced, "reconciler"),
         rule=ports.ready_rule,
+        base=ports.base,
     )
     return Sidecar(
         *(ports, mailbox, journal, watcher, writer, handoffs),
@@ -340,6 +343,7 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, state: Path
         idle_seconds=settings.lazy_idle,
         ready_rule=ReadyRule(settings.ready_when, settings.degraded_share),
         give_up_seconds=settings.give_up_share,
+        base=settings.base_model,
         insecure=settings.unprotected(),
         http=settings.reached_at(),
     )

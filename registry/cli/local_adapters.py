@@ -118,6 +118,8 @@ def base_message(base: BaseModules) -> pb.BaseShapes:
         architecture=base.architecture or "",
         tied=base.is_tied,
         head_size=base.head_size or 0,
+        layout=base.layout or "",
+        weights=base.weights or "",
     )
 
 
@@ -130,7 +132,8 @@ def base_of_pool(pool: pb.Pool) -> BaseModules | None:
     architecture, head_size = told.architecture or None, told.head_size or None
     evidence = evidence_of(told.evidence) if told.HasField("evidence") else None
     names, engine = tuple(told.names), pool.engine or "vllm"
-    return BaseModules(modules, names, architecture, told.tied, head_size, engine, evidence)
+    files = told.layout or None, told.weights or None
+    return BaseModules(modules, names, architecture, told.tied, head_size, engine, evidence, *files)
 
 
 def evidence_of(said: pb.EngineEvidence) -> EngineEvidence:

@@ -41,6 +41,8 @@ class BaseModules:
         head_size: outputs of one attention head; None: not known.
         engine: kind of the engines that serve it.
         evidence: what such an engine said that it applies of adapters; None: nobody asked it.
+        layout: digest of its files' tensors, see `layout_of`; None: they were not read.
+        weights: digest of a sample of their numbers, see `registry.lora.base_directory`; None: as before.
         fingerprint: ``sha256:<hex>`` over `modules`.
         coverage: what such an engine applies of an adapter; None: nothing is known.
         served: `modules`, and the head of a tied base.
@@ -55,6 +57,8 @@ class BaseModules:
     head_size: int | None = None
     engine: str = "vllm"
     evidence: EngineSays | None = field(default=None, compare=False)
+    layout: str | None = field(default=None, compare=False)
+    weights: str | None = field(default=None, compare=False)
     fingerprint: str = field(init=False)
     coverage: Coverage | None = field(init=False, compare=False, repr=False)
     served: Mapping[str, Shape] = field(init=False, compare=False, repr=False)
@@ -140,6 +144,11 @@ def fingerprint_of_patterns(patterns: Mapping[str, Shape]) -> str:
         ValueError: see `check_patterns`.
     """
     return fingerprint(expand(patterns))
+
+
+def layout_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    """``sha256:<hex>`` over names, types and shapes: where it differs, samples of numbers cannot be compared."""
+    return "sha256:" + sha256_of({name: [dtype, *shape] for name, (dtype, shape) in tensors.items()})
 
 
 def modules_of(tensors: Iterable[Tensor]) -> dict[str, Shape]:

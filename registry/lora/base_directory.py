@@ -5,12 +5,13 @@ They come from the headers of its weights, else from its config.json.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from registry.lora.base import BaseModules, Shape, model_name, modules_of
+from registry.lora.base import BaseModules, Shape, layout_of, model_name, modules_of
 from registry.lora.directory import read_header_of
 from registry.lora.findings import UnfitAdapter
 from registry.lora.json_files import json_object
@@ -117,23 +118,40 @@ def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
         BaseUnreadable: see there.
     """
     try:
-        modules = _from_weights(directory) or derive(_json(directory / "config.json"))
-    except (OSError, ValueError, UnfitAdapter, UnknownArchitecture) as error:
-        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        raise BaseUnreadable(f"{directory} does not tell the base model's modules: {why}") from error
-    return _with_config(modules, names, directory / "config.json")
-
-
-def _with_config(modules: Mapping[str, Shape], names: tuple[str, ...], path: Path) -> BaseModules:
-    """The modules with what config.json says beside them; where it cannot be read, that stays unknown."""
+        tensors, weights = _read_weights(directory)
+    except (OSError, ValueError, UnfitAdapter) as error:
+        raise _unreadable(directory, error) from error
     try:
-        config = _json(path)
-    except (OSError, ValueError, UnfitAdapter):
-        return BaseModules(modules, names)
+        config, problem = _json(directory / "config.json"), None
+    except (OSError, ValueError, UnfitAdapter) as error:
+        config, problem = {}, error
+    try:
+        return base_of_files(tensors, config, weights, names)
+    except UnknownArchitecture as error:
+        raise _unreadable(directory, problem or error) from error
+
+
+def _unreadable(directory: Path, error: Exception) -> BaseUnreadable:
+    why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+    return BaseUnreadable(f"{directory} does not tell the base model's modules: {why}")
+
+
+def base_of_files(
+    tensors: Iterable[Tensor], config: Mapping[str, object], weights: str | None = None, names: tuple[str, ...] = ()
+) -> BaseModules:
+    """The modules of a base model whose files have these tensors; what its configuration lacks stays unknown.
+
+    Raises:
+        UnknownArchitecture: neither the tensors nor the configuration tell them.
+    """
+    found = tuple(tensors)
+    modules = _modules_of(found) or derive(config)
+    layout = layout_of({one.name: (one.dtype, one.shape) for one in found}) if found else None
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
     tied = _is_tied({**text, **config}, f"{text.get('model_type')}")
-    return BaseModules(modules, names, _architecture(config), tied and "lm_head" not in modules, _head_size(text))
+    told = _architecture(config), tied and "lm_head" not in modules, _head_size(text)
+    return BaseModules(modules, names, *told, layout=layout, weights=weights)
 
 
 def _architecture(config: Mapping[str, object]) -> str | None:
@@ -164,16 +182,41 @@ def names_of(directory: Path) -> frozenset[str]:
     return frozenset({place.name.lower(), model_name(str(place)), model_name(origin)} - {""})
 
 
-def _from_weights(directory: Path) -> dict[str, Shape]:
+def _modules_of(tensors: Sequence[Tensor]) -> dict[str, Shape]:
     """The modules by the headers of the weights; empty where these are missing or packed."""
-    modules: dict[str, Shape] = {}
+    return {} if any(map(_is_packed, tensors)) else modules_of(tensors)
+
+
+# Of so many tensors so much is read at the start, in the middle and at the end: quick also for the largest models.
+_SAMPLED_TENSORS = 2048
+_SAMPLED_BYTES = 1024
+
+
+def _read_weights(directory: Path) -> tuple[list[Tensor], str | None]:
+    """The tensors of all safetensors files, and ``sha256:<hex>`` over a sample of their numbers; None: there are none.
+
+    `sidecar.vllm_plugin.base_files` takes the same sample.
+    """
+    tensors: list[Tensor] = []
+    places: dict[str, tuple[Path, int, int]] = {}
     for file in weights_files(directory):
         with file.open("rb") as opened:
-            header, _ = read_header_of(opened, file.name)
-        if any(_is_packed(tensor) for tensor in header.tensors):
-            return {}
-        modules |= modules_of(header.tensors)
-    return modules
+            header, start = read_header_of(opened, file.name)
+        tensors += header.tensors
+        places |= {one.name: (file, start + one.begin, start + one.end) for one in header.tensors}
+    return tensors, _sample(places) if places else None
+
+
+def _sample(places: Mapping[str, tuple[Path, int, int]]) -> str:
+    digest, names = hashlib.sha256(), sorted(places)
+    for name in names[:: -(-len(names) // _SAMPLED_TENSORS)]:
+        path, begin, end = places[name]
+        digest.update(name.encode() + b"\0")
+        with path.open("rb") as file:
+            for at in (begin, (begin + end) // 2, max(begin, end - _SAMPLED_BYTES)):
+                file.seek(at)
+                digest.update(file.read(min(_SAMPLED_BYTES, end - at)))
+    return "sha256:" + digest.hexdigest()
 
 
 def _is_packed(tensor: Tensor) -> bool:

@@ -228,6 +228,8 @@ def _base_message(base: BaseShapes) -> pb.BaseShapes:
         tied=base.tied,
         head_size=base.head_size,
         evidence=evidence_message(base.evidence) if base.evidence else None,
+        layout=base.layout,
+        weights=base.weights,
     )
 
 
@@ -261,6 +263,8 @@ def base_dict(base: pb.BaseShapes) -> Plain:
         "tied": base.tied,
         "head_size": base.head_size or None,
         "evidence": evidence_dict(base.evidence) if base.HasField("evidence") else None,
+        "layout": base.layout or None,
+        "weights": base.weights or None,
     }
 
 

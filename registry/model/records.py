@@ -276,7 +276,8 @@ class BaseShapes(Part):
 
     `names`: what an adapter may call its base; empty: anything. `architecture`: the class that its config.json names;
     None: not known. `tied`: its head is its embedding. `head_size`: outputs of an attention head. `evidence`: what an
-    engine of the pool said that it applies of adapters; None: none was asked.
+    engine of the pool said that it applies of adapters; None: none was asked. `layout` and `weights`: digests of the
+    tensors that its files have, and of a sample of their numbers; None: they were not read.
     """
 
     modules: Annotated[
@@ -288,6 +289,8 @@ class BaseShapes(Part):
     tied: bool = False
     head_size: Width | None = None
     evidence: ReportedEvidence | None = None
+    layout: Digest | None = None
+    weights: Digest | None = None
 
 
 class PoolSpec(Stored):

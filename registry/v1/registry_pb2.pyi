@@ -556,7 +556,7 @@ class EngineEvidence(_message.Message):
     def __init__(self, engine: _Optional[str] = ..., architecture: _Optional[str] = ..., applied: _Optional[_Iterable[str]] = ..., taken: _Optional[_Iterable[str]] = ..., parts: _Optional[_Iterable[_Union[Rename, _Mapping]]] = ..., beginnings: _Optional[_Iterable[_Union[Rename, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[Rename, _Mapping]]] = ...) -> None: ...
 
 class BaseShapes(_message.Message):
-    __slots__ = ("modules", "fingerprint", "names", "architecture", "tied", "head_size", "evidence")
+    __slots__ = ("modules", "fingerprint", "names", "architecture", "tied", "head_size", "evidence", "layout", "weights")
     MODULES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -564,6 +564,8 @@ class BaseShapes(_message.Message):
     TIED_FIELD_NUMBER: _ClassVar[int]
     HEAD_SIZE_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     modules: _containers.RepeatedCompositeFieldContainer[BaseModule]
     fingerprint: str
     names: _containers.RepeatedScalarFieldContainer[str]
@@ -571,7 +573,9 @@ class BaseShapes(_message.Message):
     tied: bool
     head_size: int
     evidence: EngineEvidence
-    def __init__(self, modules: _Optional[_Iterable[_Union[BaseModule, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., tied: bool = ..., head_size: _Optional[int] = ..., evidence: _Optional[_Union[EngineEvidence, _Mapping]] = ...) -> None: ...
+    layout: str
+    weights: str
+    def __init__(self, modules: _Optional[_Iterable[_Union[BaseModule, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., architecture: _Optional[str] = ..., tied: bool = ..., head_size: _Optional[int] = ..., evidence: _Optional[_Union[EngineEvidence, _Mapping]] = ..., layout: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class Pool(_message.Message):
     __slots__ = ("name", "base_models", "limits", "etag", "removals_confirmed_revision", "base", "engine", "engine_names")

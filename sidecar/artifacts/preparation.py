@@ -10,6 +10,7 @@ from pathlib import Path
 
 from registry.lora.base import BaseModules, expand
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, FileEntry
+from registry.lora.engine_base import UNKNOWN_BASE, EngineBase, difference, differs
 from registry.lora.prepare import WeightsLayout
 from registry.model.records import BaseShapes, PoolSpec
 from registry.sources.base import Stop
@@ -23,26 +24,31 @@ class Bases:
         """Takes the modules that the replica was told of; None: the pool's record says them."""
         self._own = own
         self._shapes: BaseShapes | None = None
-        self._engine = "vllm"
+        self._kind = "vllm"
+        self._engine = UNKNOWN_BASE
         self.current = own
         self.problem = ""
 
-    def follow(self, pool: PoolSpec | None) -> None:
-        """Takes up a pool's record; costs nothing where it says what it said before."""
-        shapes, engine = (pool.base, pool.engine) if pool else (None, "vllm")
-        if (shapes, engine) == (self._shapes, self._engine):
+    def follow(self, pool: PoolSpec | None, engine: EngineBase = UNKNOWN_BASE) -> None:
+        """Takes up a pool's record and a start of the engine; costs nothing where they say what they said before."""
+        shapes, kind = (pool.base, pool.engine) if pool else (None, "vllm")
+        if (shapes, kind) == (self._shapes, self._kind) and engine is self._engine:
             return
-        self._shapes, self._engine = shapes, engine
-        own = replace(self._own, engine=engine) if self._own else None
-        theirs = base_of(shapes, engine) if shapes else None
-        self.problem = _problem(own, theirs)
-        self.current = own if theirs is None or self.problem else _completed(theirs, own)
+        self._shapes, self._kind, self._engine = shapes, kind, engine
+        self._own = engine.own or self._own
+        own = replace(self._own, engine=kind) if self._own else None
+        theirs = base_of(shapes, kind) if shapes else None
+        ours = _problem(own, theirs)
+        self.current = own if theirs is None or ours else _completed(theirs, own)
+        awaited = engine.awaited if self.current is not None else ""
+        self.problem = ours or awaited or difference(self.current, engine)
 
 
 def base_of(shapes: BaseShapes, engine: str) -> BaseModules:
     """The modules that a pool's record describes, as that kind of engine serves them."""
     names, modules = tuple(shapes.names), expand(shapes.modules)
-    return BaseModules(modules, names, shapes.architecture, shapes.tied, shapes.head_size, engine)
+    told = shapes.architecture, shapes.tied, shapes.head_size, engine, None, shapes.layout, shapes.weights
+    return BaseModules(modules, names, *told)
 
 
 def _completed(theirs: BaseModules, own: BaseModules | None) -> BaseModules:
@@ -53,11 +59,12 @@ def _completed(theirs: BaseModules, own: BaseModules | None) -> BaseModules:
 
 
 def _problem(own: BaseModules | None, theirs: BaseModules | None) -> str:
-    if own is None or theirs is None or own.fingerprint == theirs.fingerprint:
-        return ""
+    how = differs(theirs, own) if own is not None and theirs is not None else ""
     return (
-        f"the base model of --base-model has the fingerprint {own.fingerprint}, the pool's record says "
-        f"{theirs.fingerprint}: start the sidecar with the pool's base model, or update the pool"
+        f"the base model of --base-model is not the one of the pool's record: {how}; start the engine and the sidecar "
+        "with the pool's base model, or say that it has another now: loraplane pool update --from"
+        if how
+        else ""
     )
 
 

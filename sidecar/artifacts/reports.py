@@ -38,6 +38,8 @@ _SCHEMA = 1
 # Warnings that depend on who asks.
 _ASKED_ANEW = {"base_name_differs", "engine_coverage_unknown"}
 MAX_REPORT_BYTES = 64 << 20
+# An id names one content, so that what it was made of never changes.
+MAX_SOURCES = 16_384
 _KEY_BYTES = 32
 
 
@@ -120,6 +122,7 @@ class Reports:
         self._layout = layout
         with locked(layout.lock("key"), Stop()):
             self._key = _read_key(layout.key) or _make_key(layout)
+        self._sources: dict[str, str] = {}
 
     def write(self, report: ArtifactReport) -> None:
         """Puts a report in its place, authenticated. Raises OSError."""
@@ -139,6 +142,17 @@ class Reports:
         # As it was before it had its MAC.
         unsigned = content.replace(f'"mac":"{report.mac}"'.encode(), b'"mac":""', 1)
         return report if hmac.compare_digest(report.mac.encode(), self._mac(unsigned).encode()) else None
+
+    def source_of(self, artifact: str) -> str:
+        """The digest of the source that an artifact was made of; empty: there is no report of it. Raises OSError."""
+        if artifact not in self._sources:
+            report = self.read(artifact)
+            if report is None:
+                return ""
+            if len(self._sources) >= MAX_SOURCES:
+                self._sources.clear()
+            self._sources[artifact] = report.source
+        return self._sources[artifact]
 
     def _mac(self, unsigned: bytes) -> str:
         return hmac.digest(self._key, unsigned, "sha256").hex()

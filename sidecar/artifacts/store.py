@@ -27,6 +27,7 @@ from typing import Any
 import structlog
 
 from registry.lora.base import BaseModules
+from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.lora.signatures import PublicKeys
 from registry.model.records import PoolSpec
 from registry.runtime.failpoints import Point, hit
@@ -99,7 +100,7 @@ class LocalStore:
         self._followed: list[FollowedFile[Any]] = []
         self._files_taken = 0
         self._collector = GarbageCollector(self._layout, index, grace_seconds)
-        reports = Reports(self._layout)
+        self._reports = reports = Reports(self._layout)
         self._proofs = Proofs(self._layout, reports)
         self._damage = DamagedArtifacts(self._layout)
         self._scrub = Scrub(
@@ -165,12 +166,21 @@ class LocalStore:
         for file in self._followed:
             file.refresh()
 
-    def use_pool(self, pool: PoolSpec | None) -> str:
+    def use_pool(self, pool: PoolSpec | None, engine: EngineBase = UNKNOWN_BASE) -> str:
         """See `ArtifactStore.use_pool`."""
-        self._bases.follow(pool)
+        self._bases.follow(pool, engine)
         if self._signatures.follow(pool):
             self._seen.clear()
         return self._bases.problem
+
+    def made_of(self, ref: ArtifactRef, path: str) -> str:
+        """See `ArtifactStore.made_of`. Reads a small file, and only the first time."""
+        artifact = self.owns(path)
+        try:
+            digest = self._reports.source_of(artifact) if artifact else ""
+            return digest if digest and digest == self._pins.digest(ref) else ""
+        except OSError:
+            return ""
 
     def take_over(self) -> None:
         """Reads anew what the last process of this replica leased, once it has ended. Raises OSError."""

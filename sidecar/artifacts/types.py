@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.lora.findings import AdapterWarning
 from registry.model.records import PoolSpec
 
@@ -87,10 +88,17 @@ class ArtifactStore(Protocol):
         """True if there is a base model that adapters are compared with."""
         ...
 
-    def use_pool(self, pool: PoolSpec | None) -> str:
+    def use_pool(self, pool: PoolSpec | None, engine: EngineBase = UNKNOWN_BASE) -> str:
         """Compares adapters with that pool's base model from now on, unless this replica was given one of its own.
 
-        Returns why nothing can be compared, in one sentence; empty: it can be.
+        Returns why nothing may be loaded into an engine of that base model, in one sentence; empty: it may.
+        """
+        ...
+
+    def made_of(self, ref: ArtifactRef, path: str) -> str:
+        """The digest of the source that a directory of this store was made of, for whatever base, if `ref` means it.
+
+        Empty: it means another, or nothing is known of the directory.
         """
         ...
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from registry.lora.coverage.findings import EngineEvidence
+from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 
 # How the weights behind a name are replaced: at once by our plugin inside the engine, by unload and load together, not
 # at all, since the engine would answer from what it remembers of the old ones, or at once by a call that proves
@@ -42,6 +43,7 @@ class EngineFacts:
     `proves`: it can be asked whether an adapter has an effect before its name is bound. `expects`: and whether it
     answers as expected.
     `hazards`: what it breaks; with `swap` refused the first one says why, unless its release is the reason.
+    `base`: what it says of its base model. `base_path`: the folder that it was given; empty: it does not say.
     """
 
     kind: str
@@ -55,6 +57,8 @@ class EngineFacts:
     hazards: tuple[EngineHazard, ...] = ()
     proves: bool = False
     expects: bool = False
+    base: EngineBase = UNKNOWN_BASE
+    base_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 
 from registry.runtime.clock import Clock
 from sidecar.engines.driver import Engine, EngineAbsent, EngineError
 from sidecar.engines.observed import Observed, Use
+from sidecar.loop.engine_base import StartedBases
 from sidecar.metrics import ENGINE_RESTARTS
 
 MAX_NAMES_A_LINE = 100
@@ -59,9 +61,11 @@ class EngineObserver:
         turns: what it said when it was asked to generate, since a call whose outcome is unknown; see `Engine.turns`.
     """
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, base: Path | None = None) -> None:
+        """`base`: the sidecar's own folder of the base model."""
         self._engine = engine
         self._clock = clock
+        self._bases = StartedBases(base)
         self._observed: Observed | None = None
         self._observed_at = 0.0
         self._doubts = 0
@@ -131,7 +135,7 @@ class EngineObserver:
             return self._observed
         self._observed, doubts = None, self._doubts
         try:
-            observed = await self._engine.observe()
+            observed = await self._bases.complete(await self._engine.observe())
         except EngineError as error:
             if self.problem != str(error):
                 _log.warning("engine_not_observed", url=self._engine.url, error=str(error))

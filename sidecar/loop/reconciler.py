@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import structlog
 
+from registry.lora.engine_base import EngineBase
 from registry.model.records import BaseShapes, PoolSpec
 from registry.runtime.clock import Clock
 from sidecar.artifacts.staging import Staging
@@ -102,11 +104,12 @@ class Reconciler:
         verdicts: Callable[[], Mapping[Handoff, HandoffVerdict]] = dict,
         paced: Callable[[Round], Awaitable[float]] = _unsupervised,
         rule: ReadyRule = USUAL_RULE,
+        base: Path | None = None,
     ) -> None:
         """Does nothing yet.
 
         `probes` of the engine; `verdicts`: what those who are to take adapters over said of it. `paced`: runs a round,
-        and gives the seconds until the next one, also if it fails. `rule`: for a replica whose engine refuses.
+        and gives the seconds until the next one, also if it fails. `rule`, `base`: see there.
         """
         self._engine = engine
         self._store = store
@@ -119,14 +122,14 @@ class Reconciler:
         self._verdicts = verdicts
         self._paced = paced
         self._demand = demand
-        self._observer = EngineObserver(engine, clock)
+        self._observer = EngineObserver(engine, clock, base)
         self._probes = probes
         self._reported: RoundReport | None = None
         self._own_names = OwnNames(store.owns)
         self._generations = ServedGenerations()
         self._retries = RetryTracker(clock, sharing.replica)
         self._propagation = Propagation(clock.wall())
-        self._terms: tuple[tuple[BaseShapes | None, bool] | None, int] | None = None
+        self._terms: tuple[tuple[BaseShapes | None, bool] | None, int, str] | None = None
         self._rule = rule
         self._found: tuple[str, bool] = ("", False)
         self._last_seen = NOTHING_SEEN
@@ -242,7 +245,7 @@ class Reconciler:
         self, snapshot: Snapshot, desired: DesiredState, share: Share, observed: Observed, workers: Workers
     ) -> Plan:
         """Gathers what is known, has a plan made of it, and says what that may load before anything is called."""
-        now, problem = self._now(), self._compare_with(snapshot.pool)
+        now, problem = self._now(), self._compare_with(snapshot.pool, observed.facts.base)
         self._backlog.look(observed, desired, now)
         known = PlanContext(
             lookup=self._store.lookup,
@@ -253,6 +256,7 @@ class Reconciler:
             in_progress=workers.executor.in_progress,
             base_problem=problem,
             base_known=self._store.base_known,
+            made_of=self._store.made_of,
             lazy=self._demand.candidates(desired, observed, self._store.owns, now=now),
             share=share,
             handed=self._verdicts(),
@@ -276,15 +280,15 @@ class Reconciler:
         self._notice(observed, plan.chosen.uses | self._demand.uses(now) | under_way)
         return plan
 
-    def _compare_with(self, pool: PoolSpec | None) -> str:
+    def _compare_with(self, pool: PoolSpec | None, base: EngineBase) -> str:
         """Has adapters compared with what the pool asks for; what was refused for other terms is looked at anew."""
         asked = (pool.base, pool.limits.require_signature) if pool else None
-        terms = (asked, self._store.files_taken)
+        terms = (asked, self._store.files_taken, base.own.fingerprint if base.own else "")
         if terms != self._terms:
             self._terms = terms
             self._demand.forget_troubles()
             self._retries.forget_staging()
-        return self._store.use_pool(pool)
+        return self._store.use_pool(pool, base)
 
     def _note(self, made: Planned) -> None:
         """Says what is so, before the calls; the round after them says what they came to."""
@@ -324,7 +328,7 @@ class Reconciler:
         desired = snapshot.actionable
         ready = observed is not None and desired is not None and self._ready_in == observed.facts.incarnation
         refusals = plan.refusals if plan else NO_REFUSALS
-        is_well = not (self._observer.hangs or self._probes.problem or (plan is not None and plan.paused))
+        is_well = not (self._observer.hangs or self._probes.problem or (plan and (plan.paused or plan.blocked)))
         ready = ready and is_well and snapshot.pool is not None and self._rule.may_stay(refusals)
         situation = StatusInputs(
             revision=desired.revision if desired else 0,

@@ -135,6 +135,12 @@ def warnings(
     if not known.base_known:
         message = "adapters' names and shapes are not compared with the base: give --base-model, or pool update --from"
         yield WarnedAdapter("", 0, "base_unknown", message)
+    elif not observed.facts.base.is_known:
+        message = (
+            "nobody knows whether the engine has the base model that adapters are checked against: run it with the "
+            "plugin, or give the sidecar --base-model"
+        )
+        yield WarnedAdapter("", 0, "base_unproven", message)
     if observed.facts.swap == "unproven":
         yield WarnedAdapter("", 0, "adapter_unproven", f"{observed.facts.kind} {UNPROVEN}")
     if known.proxied:

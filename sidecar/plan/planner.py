@@ -70,7 +70,7 @@ def make_plan(
     """
     chosen = select(desired, pool, observed, known, now=now)
     if blocked := _mismatch(pool, observed) or known.base_problem or _unchecked(observed, known):
-        return _nothing(desired, chosen, blocked)
+        return _nothing(desired, chosen, observed, known, blocked)
     leaving = ours_leaving(chosen, observed, known)
     kept = still_kept(leaving, known)
     overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, known.owns)
@@ -166,9 +166,36 @@ def in_turn(actions: Iterable[Action], desired: DesiredState, known: PlanContext
     return [*unloads, *dict.fromkeys(one[1] for one in turns if one is not None), *others]
 
 
-def _nothing(desired: DesiredState, chosen: Selection, blocked: str) -> Plan:
-    warning = WarnedAdapter("", 0, BLOCKED, blocked)
-    return Plan(desired.revision, (), (), (), (), (), None, (warning,), blocked=blocked, chosen=chosen)
+def _nothing(desired: DesiredState, chosen: Selection, observed: Observed, known: PlanContext, blocked: str) -> Plan:
+    """Nothing is called, and what the engine answers to all the same is told."""
+    served = tuple(_listed(chosen.adapters, chosen, observed, known))
+    residents = tuple(_listed(chosen.lazy.residents, chosen, observed, known))
+    told = {name_key(one.name) for one in (*served, *residents)}
+    return Plan(
+        revision=desired.revision,
+        stage=(),
+        calls=(),
+        served=served,
+        pending=(),
+        failed=(),
+        wake_at=None,
+        warnings=(WarnedAdapter("", 0, BLOCKED, blocked),),
+        blocked=blocked,
+        residents=residents,
+        kept=tuple(still_answered(desired, chosen, observed, known, told=told, gone=())),
+        chosen=chosen,
+    )
+
+
+def _listed(
+    adapters: Iterable[DesiredAdapter], chosen: Selection, observed: Observed, known: PlanContext
+) -> Iterator[ServedAdapter]:
+    """What the engine has of the files that are meant, whatever base they were prepared for."""
+    for adapter in adapters:
+        path = observed.adapters.get(engine_name(adapter, chosen.limits.names))
+        digest = known.made_of(adapter.ref, path) if path is not None else ""
+        if digest:
+            yield ServedAdapter(adapter.name, adapter.generation, digest, adapter.ref.digest is not None)
 
 
 def _taken(observed: Observed, known: PlanContext) -> Iterator[Unload]:

@@ -334,6 +334,7 @@ class PlanContext:
         in_progress: calls of earlier plans that have not ended yet.
         base_problem: why adapters cannot be compared with the base model; empty: they can.
         base_known: False if there is nothing to compare them with.
+        made_of: see `ArtifactStore.made_of`.
         lazy: the lazy adapters that count at present.
         share: what of the desired state this replica serves; None: all of it.
         handed: what was said of handing over.
@@ -354,6 +355,7 @@ class PlanContext:
     in_progress: InProgress = InProgress()
     base_problem: str = ""
     base_known: bool = True
+    made_of: Callable[[ArtifactRef, str], str] = lambda _ref, _path: ""
     lazy: LazyCandidates = NOTHING_LAZY
     share: Share | None = None
     handed: Mapping[Handoff, HandoffVerdict] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from traceback import clear_frames
+from typing import Any
 
 from sidecar.vllm_plugin.coverage import merged
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
@@ -30,6 +31,7 @@ LOAD_SECONDS = 55.0
 LOCK_SECONDS = 5.0
 LIST_SECONDS = 8.0
 COVERAGE_SECONDS = 4.0
+BASE_SECONDS = 0.5
 MAX_RETIRED = 1000
 _WITHOUT_EFFECT = {
     "no_effect": "with it the engine answers as its base, to the last bit, although lora_B is not zero",
@@ -54,6 +56,7 @@ class Adapters:
         self._drain = Drain(server, sweep_seconds)
         self._prover = Prover(server)
         self._coverage: dict[str, object] | None = None
+        self._base: asyncio.Task[dict[str, Any]] | None = None
 
     @property
     def resolves(self) -> bool:
@@ -64,6 +67,17 @@ class Adapters:
     def tells_coverage(self) -> bool:
         """True if the engine can be asked what it applies of adapters."""
         return self._server.ask_workers is not None
+
+    @property
+    def tells_base(self) -> bool:
+        """True if it can be said what the files of the base model are."""
+        return self._server.read_base is not None
+
+    def read_base(self) -> asyncio.Task[dict[str, Any]] | None:
+        """Reads the base model's files in a thread, once; None: there are none to be read."""
+        if self._base is None and self._server.read_base is not None:
+            self._base = asyncio.create_task(asyncio.to_thread(self._server.read_base), name="loraplane base")
+        return self._base
 
     @property
     def proves(self) -> bool:
@@ -162,6 +176,21 @@ class Adapters:
             except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
                 raise EngineRefused(f"the engine cannot say what it applies: {error}") from None
         return self._coverage
+
+    async def base(self) -> dict[str, Any]:
+        """What the base model's files said when the engine had started; `reading`: they are being read yet.
+
+        Raises:
+            EngineRefused: there are none.
+        """
+        reading = self.read_base()
+        if reading is None:
+            raise EngineRefused("the engine does not say where the files of its base model are")
+        try:
+            async with asyncio.timeout(BASE_SECONDS):
+                return await asyncio.shield(reading)
+        except TimeoutError:
+            return {"reading": True}
 
     async def prove(self, path: str, expect: str = "") -> dict[str, str]:
         """What short prompts say of the adapter in a directory, see `Prover`. It is bound to no name for that.

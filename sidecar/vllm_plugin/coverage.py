@@ -36,13 +36,55 @@ def coverage(worker: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own
         "applied": compressed(applied(manager)),
         "taken": compressed(_taken(manager)),
         "renames": _renames(getattr(model, "hf_to_vllm_mapper", None)),
+        "shapes": _by_shape(shapes(manager)),
     }
 
 
 def merged(workers: list[dict[str, Any]]) -> dict[str, object]:
     """What all workers apply together: each may have other layers."""
     told = {field: sorted({one for worker in workers for one in worker[field]}) for field in ("applied", "taken")}
-    return {"architecture": workers[0]["architecture"], **told, "renames": workers[0]["renames"]}
+    # A worker on another host may have an earlier release of the plugin.
+    forms = [worker.get("shapes", {}) for worker in workers]
+    found = {
+        form: sorted({one for each in forms for one in each.get(form, ())}) for form in sorted(set().union(*forms))
+    }
+    return {"architecture": workers[0]["architecture"], **told, "renames": workers[0]["renames"], "shapes": found}
+
+
+def shapes(manager: Any) -> dict[str, tuple[int, int]]:  # noqa: ANN401 - vLLM's own
+    """Outputs and inputs of the modules that adapters go to, as a checkpoint has them, as far as they are certain.
+
+    Where workers share a module, what one of them says of it may be rounded up to their number, and is left out.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for name, wrapper in manager.modules.items():
+        names = manager.packed_modules.get(name, (name,))
+        sizes = _sizes(wrapper.base_layer, len(names))
+        if len(sizes) == len(names):
+            found.update(zip(names, sizes, strict=True))
+    return found
+
+
+def _sizes(layer: Any, parts: int) -> list[tuple[int, int]]:  # noqa: ANN401 - vLLM's own
+    """Of each of so many modules that one layer was packed of; empty: they are not certain."""
+    if getattr(layer, "tp_size", 1) != 1:
+        return []
+    entries, width = getattr(layer, "org_vocab_size", None), getattr(layer, "embedding_dim", None)
+    if type(entries) is int and type(width) is int:
+        return [(entries, width)]
+    outputs, inputs = getattr(layer, "output_size", None), getattr(layer, "input_size", None)
+    slices = getattr(layer, "output_sizes", None) if parts > 1 else [outputs]
+    if type(inputs) is not int or not isinstance(slices, list) or not all(type(one) is int for one in slices):
+        return []
+    return [(one, inputs) for one in slices]
+
+
+def _by_shape(found: dict[str, tuple[int, int]]) -> dict[str, list[str]]:
+    """Names by shape, ``256 128``, with ``{0-31}`` for numbers that run through."""
+    forms: dict[str, list[str]] = {}
+    for name, (outputs, inputs) in found.items():
+        forms.setdefault(f"{outputs} {inputs}", []).append(name)
+    return {form: compressed(names) for form, names in forms.items()}
 
 
 def applied(manager: Any) -> set[str]:  # noqa: ANN401 - vLLM's own

@@ -105,6 +105,7 @@ class Endpoints:
         models = state.openai_serving_models
         server = VllmServer(engine_client, models, LoRARequest, _params_class())
         self._plugin.adapters = _adapters(server, models, self._plugin.guard.store)
+        self._plugin.adapters.read_base()
         _log.info("loraplane: the plugin serves its routes")
 
 

@@ -100,6 +100,7 @@ class Plugin:
         """That there is a plugin, what it can do, and what the engine can hold."""
         can = [*CAPABILITIES, *(["resolve"] if adapters.resolves else [])]
         can += [*(["coverage"] if adapters.tells_coverage else []), *(["proof", "expect"] if adapters.proves else [])]
+        can += ["base"] if adapters.tells_base else []
         told = {"limits": adapters.limits, "kv_connectors": adapters.kv_connectors}
         return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": can, **told}
 
@@ -110,6 +111,10 @@ class Plugin:
     async def coverage(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.coverage`."""
         return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.coverage()}
+
+    async def base(self, adapters: Adapters, _: Request) -> dict[str, object]:
+        """See `Adapters.base`."""
+        return {"schema": SCHEMA, "incarnation": self.incarnation, **await adapters.base()}
 
     async def uses(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.last_used`. Unlike the state it does not ask the engine, which may be within a step."""
@@ -154,6 +159,7 @@ def routes(plugin: Plugin) -> list[Route]:
         ("GET", "/state", plugin.state),
         ("GET", "/uses", plugin.uses),
         ("GET", "/coverage", plugin.coverage),
+        ("GET", "/base", plugin.base),
         ("GET", "/changes", plugin.changes),
         ("POST", "/prove", plugin.prove),
         ("POST", "/swap", plugin.swap),

@@ -81,6 +81,11 @@ class ApiServer(Protocol):
         ...
 
     @property
+    def read_base(self) -> Callable[[], dict[str, Any]] | None:
+        """Reads the base model's files, see `base_files.base_files`, and may take a while; None: there are none."""
+        ...
+
+    @property
     def prober(self) -> Prober | None:
         """Lets the engine answer short prompts; None: it cannot be asked."""
         ...

@@ -11,10 +11,12 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from sidecar.vllm_plugin.adapters import SidecarResolver
+from sidecar.vllm_plugin.base_files import base_files
 from sidecar.vllm_plugin.coverage import WORKER_METHOD
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.server import EngineAdapter, Prober
@@ -139,6 +141,11 @@ class VllmServer:
         return partial(call, WORKER_METHOD) if callable(call) else None
 
     @property
+    def read_base(self) -> Callable[[], dict[str, Any]]:
+        """See `ApiServer.read_base`."""
+        return partial(_read_base, _at(self._engine, "vllm_config"))
+
+    @property
     def prober(self) -> Prober | None:
         """See `ApiServer.prober`."""
         if self._params_class is None or not callable(getattr(self._engine, "generate", None)):
@@ -156,6 +163,21 @@ class VllmServer:
         """See `ApiServer.in_flight`."""
         states = self._engine.output_processor.request_states.values()
         return [state.lora_request for state in states if state.lora_request is not None]
+
+
+def _read_base(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's configuration
+    """What the files say that vLLM was given; of a model on a hub, those that it has in its cache."""
+    model = f"{_at(config, 'model_config', 'model')}"
+    directory = Path(model)
+    if not directory.is_dir():
+        try:
+            from huggingface_hub import snapshot_download  # noqa: PLC0415 - only inside vLLM
+
+            revision, cache = _at(config, "model_config", "revision"), _at(config, "load_config", "download_dir")
+            directory = Path(snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True))
+        except (ImportError, OSError, ValueError) as error:
+            return {"path": model, "problem": f"{error}"[:400]}
+    return base_files(directory)
 
 
 # vLLM puts a dash and letters of its own behind it.

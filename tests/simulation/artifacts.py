@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.model.records import PoolSpec
 from registry.sources.base import ArtifactError, SourceUnchanged, Stop
 from sidecar.artifacts.leases import ArtifactLeases, read_leases
@@ -91,8 +92,12 @@ class SimStore:
     def base_known(self) -> bool:
         return True
 
-    def use_pool(self, _pool: PoolSpec | None) -> str:
+    def use_pool(self, _pool: PoolSpec | None, _engine: EngineBase = UNKNOWN_BASE) -> str:
         return ""
+
+    def made_of(self, ref: ArtifactRef, path: str) -> str:
+        staged = self.staged.get(ref)
+        return staged.digest if staged is not None and staged.path == path else ""
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         staged = self.staged.get(ref)

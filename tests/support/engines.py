@@ -73,12 +73,12 @@ class RealVllm:
         self._start(flags)
         await eventually(self._is_healthy, timeout_seconds=START_SECONDS)
 
-    async def again(self) -> None:
-        """Starts it at the same address after it was killed."""
+    async def again(self, flags: VllmFlags | None = None) -> None:
+        """Starts it at the same address after it was killed, with the same flags unless others are given."""
         assert self._process is not None
         assert self._flags is not None
         self._process.wait(END_SECONDS)
-        self._start(self._flags, int(self.url.rpartition(":")[2]))
+        self._start(flags or self._flags, int(self.url.rpartition(":")[2]))
         await eventually(self._is_healthy, timeout_seconds=START_SECONDS)
 
     def stop(self) -> None:

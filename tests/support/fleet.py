@@ -18,9 +18,11 @@ import httpx
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, Put, Range, prefix_end
+from registry.lora.base import compress
+from registry.lora.base_directory import read_base
 from registry.model.keys import Keys, last_part
 from registry.model.placement import Member
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
+from registry.model.records import AdapterRecord, AdapterSpec, BaseShapes, PoolSpec, SourceSpec
 from registry.tools.devstack.processes import free_ports
 from registry.v1 import registry_pb2 as pb
 from sidecar.artifacts.types import ArtifactRef
@@ -197,6 +199,18 @@ class Hand:
     def ref(self, record: AdapterRecord) -> ArtifactRef:
         source = record.spec.source
         return ArtifactRef(source.uri, source.digest)
+
+
+def shapes_of(base: Path) -> BaseShapes:
+    """A base model's folder, as ``loraplane pool update --from`` writes it into a pool's record."""
+    found = read_base(base)
+    return BaseShapes(
+        modules=compress(found.modules),
+        fingerprint=found.fingerprint,
+        architecture=found.architecture,
+        layout=found.layout,
+        weights=found.weights,
+    )
 
 
 async def serves(engine: SimulatedEngine, sidecar: Sidecar, *names: str) -> dict[str, str]:

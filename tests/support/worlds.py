@@ -7,6 +7,8 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from registry.etcd3.ops import KeyValue
+from registry.lora.base import BaseModules
+from registry.lora.engine_base import EngineBase
 from registry.model.placement import Member
 from registry.model.records import AdapterSpec, CanaryRollout, EngineNames, PoolLimits, PoolSpec, SourceSpec
 from sidecar.artifacts.types import ArtifactRef, Staged
@@ -45,15 +47,19 @@ def wants(names: Mapping[str, str], **kwargs: Any) -> DesiredState:
     return desired(*(kv(name, i + 1, source=source, **kwargs) for i, (name, source) in enumerate(names.items())))
 
 
+# Nothing speaks against it.
+SEEN_BASE = EngineBase(own=BaseModules({}))
+
+
 def observed(adapters: Mapping[str, str] | None = None, *, incarnation: str = "e1", **limits: Any) -> Observed:
     """An engine that lists the given names, each with the path of a source or, if it starts with /, with that path."""
-    facts = EngineFacts("vllm", "0.32.0", "http://e", incarnation, EngineLimits(**limits))
+    facts = EngineFacts("vllm", "0.32.0", "http://e", incarnation, EngineLimits(**limits), base=SEEN_BASE)
     return Observed(facts, ("base",), paths(adapters or {}))
 
 
 def forgetless(adapters: Mapping[str, str], past: Mapping[str, str]) -> Observed:
     """An engine that remembers what it computed with weights, by the name that they had."""
-    facts = EngineFacts("vllm", "0.30.0", "http://e", "e1", swap="refused")
+    facts = EngineFacts("vllm", "0.30.0", "http://e", "e1", swap="refused", base=SEEN_BASE)
     return Observed(facts, ("base",), paths(adapters), past=paths(past))
 
 

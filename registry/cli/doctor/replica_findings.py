@@ -39,6 +39,7 @@ REMEDIES = {
     "kv_shared": "start vLLM without that --kv-transfer-config, or give each request a cache_salt of its adapter",
     "rust_frontend": "loraplane pool update POOL --engine-names versioned, or unset VLLM_USE_RUST_FRONTEND",
     "etcd_proxy": "give the sidecar's --etcd the addresses of etcd's own members, not a grpc-proxy's",
+    "base_unproven": "run vLLM with the plugin of this release, or give the sidecar --base-model DIR",
     "base_unknown": "give the pool its base model: loraplane pool update POOL --from DIR",
 }
 

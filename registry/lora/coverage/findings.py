@@ -106,7 +106,7 @@ class EngineEvidence:
 
     def unapplied(self, module: str) -> Unapplied | None:
         """Why it does not apply a module of the base's own name; None: it does."""
-        name = self._renamed(module)
+        name = self.engine_name(module)
         if name in _expanded(self.applied):
             return None
         experts = name.find(".experts")
@@ -114,7 +114,7 @@ class EngineEvidence:
         reason: UnappliedReason = "not_applied_by_engine" if end in _expanded(self.taken) else "not_taken_by_engine"
         return Unapplied(reason, f"{_SAYS} ({self.engine}, {self.architecture})")
 
-    def _renamed(self, module: str) -> str:
+    def engine_name(self, module: str) -> str:
         """The engine's own name. It renames whole keys of a file, so that rules for ends see those of lora_A."""
         key = module + _KEY_END
         for old, new in self.parts:

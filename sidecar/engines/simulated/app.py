@@ -8,7 +8,9 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import cast
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,6 +25,7 @@ from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import Card, EngineDead, Rejection, SimulatedCall, SimulatedVllm
 from sidecar.engines.simulated.options import Cut, Die, Hang, OrderedAnswer, RouteName
 from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.base_files import base_files
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.routes import Plugin, routes
@@ -263,6 +266,12 @@ class SimulatedServer:
     def ask_workers(self) -> None:
         """See `ApiServer.ask_workers`. A simulated engine has no modules."""
         return
+
+    @property
+    def read_base(self) -> Callable[[], dict[str, Any]] | None:
+        """See `ApiServer.read_base`. Where there is no such folder, it says nothing of its base."""
+        directory = Path(self._engine.options.model)
+        return partial(base_files, directory) if directory.is_dir() else None
 
     @property
     def prober(self) -> Prober | None:

@@ -95,7 +95,7 @@ class Options:
 
     Attributes:
         served_model_name: what requests call the base model.
-        model: directory of the base model as the listing shows it; it is not read.
+        model: directory of the base model as the listing shows it; read by the plugin alone, if it is there.
         max_loras: adapters that one batch may mix; only reported.
         max_cpu_loras: adapters that stay in memory; the least recently used makes room.
         max_lora_rank: adapters above it are refused.

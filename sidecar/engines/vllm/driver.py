@@ -32,7 +32,15 @@ from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply
 from sidecar.engines.vllm import plugin_calls as plugin
 from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.http import VllmHttp, metric_lines
-from sidecar.engines.vllm.process import LOAD_PATH, UNLOAD_PATH, VllmProcess, examine, says_paused, with_evidence
+from sidecar.engines.vllm.process import (
+    LOAD_PATH,
+    UNLOAD_PATH,
+    VllmProcess,
+    examine,
+    says_paused,
+    with_base,
+    with_evidence,
+)
 from sidecar.engines.vllm.swap_risk import LastThere, reload_risk, swap_risk
 
 UNTOLD = EngineLimits()
@@ -133,7 +141,7 @@ class VllmEngine:
         await self._look_whether_paused()
         self._base_model = listing.base_models[0]
         self._changes = plugin.read_changes(b"".join(told))
-        facts = process.facts(self.url, self._limits, after.limits.max_loras)
+        facts = process.facts(self.url, self._limits, after.limits.max_loras, listing.base_path)
         past = {} if process.past_of is None else await self._past.seen(process.past_of, listing.adapters)
         page = b"".join(told)
         used, no_effect = plugin.read_last_used(page), plugin.read_no_effect(page)
@@ -401,6 +409,8 @@ class VllmEngine:
             self._process = replace(self._process, has_external_kv=True)
         if self._process.may_tell_coverage:
             self._process = await with_evidence(self._http, self._process, self._deadlines.probe_seconds)
+        if self._process.may_tell_base:
+            self._process = await with_base(self._http, self._process, self._deadlines.probe_seconds)
         return self._process
 
 

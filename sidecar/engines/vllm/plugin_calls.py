@@ -29,6 +29,7 @@ ABOUT_PATH = "/v1/loraplane/plugin"
 STATE_PATH = "/v1/loraplane/state"
 USES_PATH = "/v1/loraplane/uses"
 COVERAGE_PATH = "/v1/loraplane/coverage"
+BASE_PATH = "/v1/loraplane/base"
 CHANGES_PATH = "/v1/loraplane/changes"
 _UNTOLD = EngineLimits()
 # As `registry.model.status.ReportedEvidence` takes them, and half of what a pool's record may have.
@@ -79,6 +80,7 @@ class About:
         limits: what the engine was started with, as far as the plugin tells.
         proves: it can say whether an adapter has an effect.
         expects: it can say whether an adapter answers as expected.
+        tells_base: it knows what the files of the base model said when the engine started.
         kv_connectors: through what the engine shares what it computed; None: the plugin does not tell.
     """
 
@@ -90,6 +92,7 @@ class About:
     kv_connectors: tuple[str, ...] | None = None
     proves: bool = False
     expects: bool = False
+    tells_base: bool = False
 
 
 def read_about(body: bytes) -> About | None:
@@ -98,7 +101,7 @@ def read_about(body: bytes) -> About | None:
         case {"schema": 1, "capabilities": [*can], **more} if {one for one in can if isinstance(one, str)} >= _NEEDED:
             limits = _limits(more.get("limits"))
             told = "resolve" in can, "uses" in can, "changes" in can, limits, "coverage" in can
-            return About(*told, _connectors(more.get("kv_connectors")), "proof" in can, "expect" in can)
+            return About(*told, _connectors(more.get("kv_connectors")), "proof" in can, "expect" in can, "base" in can)
         case _:
             return None
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from registry.lora.coverage.findings import EngineEvidence
+from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from sidecar.engines.driver import EngineError, EngineUnusable
 from sidecar.engines.observed import EngineFacts, EngineHazard, EngineLimits, SwapStrategy
 from sidecar.engines.vllm import plugin_calls as plugin
 from sidecar.engines.vllm import responses as answers
+from sidecar.engines.vllm.base_page import is_being_read, read_base_files, read_shapes
 from sidecar.engines.vllm.http import VllmHttp
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNLOAD_PATH = "/v1/unload_lora_adapter"
 # An engine within a long step may miss the first deadlines.
 MOST_ASKED = 3
+# Its files are read when it starts, which takes long on a slow disk; it is asked every two seconds.
+MOST_ASKED_OF_BASE = 60
+BASE_AWAITED = "the engine has not said yet what its base model is; it is asked again"
 # What tells whether it is paused waits for a step to end; whoever asks goes on without an answer.
 PAUSE_SECONDS = 1.0
 # What a connector keeps may outlive the process, and other processes may have brought it there.
@@ -33,6 +39,7 @@ class VllmProcess:
     """A process that can be driven. `about` is what our plugin inside it says; None: it has none.
 
     `evidence`: what it says that it applies of adapters; None: it did not say it, however often it was `asked`.
+    `base`: what it says of its base model; `base_asked`: how often it was asked in vain.
     `pause_pages`: what it can be asked whether it is paused. `is_rust`: its frontend is the one without plugins.
     `has_external_kv`: its metrics say so.
     """
@@ -45,6 +52,14 @@ class VllmProcess:
     pause_pages: tuple[str, ...] = ()
     is_rust: bool = False
     has_external_kv: bool = False
+    base: EngineBase = UNKNOWN_BASE
+    base_asked: int = 0
+
+    @property
+    def may_tell_base(self) -> bool:
+        """True if it should be asked (again) what its base model is."""
+        can_tell = self.about is not None and self.about.tells_base
+        return can_tell and self.base.files is None and self.base_asked < MOST_ASKED_OF_BASE
 
     @property
     def may_tell_coverage(self) -> bool:
@@ -62,15 +77,19 @@ class VllmProcess:
         """True if it can be asked whether what is loaded changed."""
         return self.tells_uses and self.about is not None and self.about.tells_changes
 
-    def facts(self, url: str, configured: EngineLimits, max_loras: int | None) -> EngineFacts:
-        """What stays the same of it. `max_loras` is what its metrics say, once it has served an adapter."""
+    def facts(self, url: str, configured: EngineLimits, max_loras: int | None, base_path: str = "") -> EngineFacts:
+        """What stays the same of it. `max_loras` is what its metrics say, once it has served an adapter.
+
+        `base_path`: the folder of its base model, by its listing.
+        """
         told = self.about.limits if self.about else EngineLimits()
         limits = joined(configured, told)
         seen = replace(limits, max_loras=max_loras or limits.max_loras)
         resolves = self.about is not None and self.about.resolves
         told_by = (self.version, url, self.incarnation)
         proves = (self.about.proves, self.about.expects) if self.about is not None else (False, False)
-        return EngineFacts("vllm", *told_by, seen, self._swap, resolves, self.evidence, tuple(self._hazards()), *proves)
+        hazards, how = tuple(self._hazards()), (seen, self._swap, resolves)
+        return EngineFacts("vllm", *told_by, *how, self.evidence, hazards, *proves, self.base, base_path)
 
     @property
     def remembers_names(self) -> bool:
@@ -190,4 +209,20 @@ async def with_evidence(http: VllmHttp, process: VllmProcess, seconds: float) ->
     except EngineError:
         body = None
     evidence = plugin.read_coverage(body, process.version) if body is not None else None
-    return replace(process, evidence=evidence, asked=process.asked + 1)
+    base = process.base
+    if evidence is not None and body is not None:
+        base = replace(base, shapes=await asyncio.to_thread(read_shapes, body), evidence=evidence)
+    return replace(process, evidence=evidence, asked=process.asked + 1, base=base)
+
+
+async def with_base(http: VllmHttp, process: VllmProcess, seconds: float) -> VllmProcess:
+    """The process, asked what its base model is. While it reads that yet it has to be asked again."""
+    asked = process.base_asked + 1
+    try:
+        body = await http.find(plugin.BASE_PATH, seconds) or b""
+    except EngineError:
+        body = None
+    if asked < MOST_ASKED_OF_BASE and (body is None or is_being_read(body)):
+        return replace(process, base_asked=asked, base=replace(process.base, awaited=BASE_AWAITED))
+    files = await asyncio.to_thread(read_base_files, body or b"")
+    return replace(process, base_asked=MOST_ASKED_OF_BASE, base=replace(process.base, files=files, awaited=""))

@@ -108,10 +108,11 @@ class VllmMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelsListing:
-    """What /v1/models lists: names of the base model, and each adapter's path, see `plain_path`."""
+    """What /v1/models lists: names of the base model, its folder, and each adapter's path, see `plain_path`."""
 
     base_models: tuple[str, ...]
     adapters: dict[str, str]
+    base_path: str = ""
 
 
 def read_metrics(text: str, url: str) -> VllmMetrics:
@@ -269,19 +270,19 @@ def read_listing(body: bytes) -> ModelsListing:
     cards = fields.get("data") if isinstance(fields, dict) else None
     if not isinstance(cards, list):
         raise _unreadable("it is no list of models")
-    bases: dict[str, None] = {}  # in order; one may stand twice, as vLLM's flag takes it twice
+    bases: dict[str, str] = {}  # in order; one may stand twice, as vLLM's flag takes it twice
     adapters: dict[str, str] = {}
     for card in cards:
         match card:
-            case {"id": str(name), "parent": None, "root": _}:
-                bases[name] = None
+            case {"id": str(name), "parent": None, "root": base}:
+                bases[name] = base if isinstance(base, str) else ""
             case {"id": str(name), "parent": str(), "root": str(root)} if root and name not in adapters:
                 adapters[name] = plain_path(root)
             case _:
                 raise _unreadable(f"a card is not understood, or stands twice: {str(card)[:200]}")
     if not bases or bases.keys() & adapters.keys():
         raise _unreadable("it names no base model, or an adapter by the same name")
-    return ModelsListing(tuple(bases), adapters)
+    return ModelsListing(tuple(bases), adapters, next(iter(bases.values())))
 
 
 def _unreadable(why: str) -> EngineUnreachable:

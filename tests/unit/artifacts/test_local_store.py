@@ -142,6 +142,24 @@ def stage(played: Played, ref: ArtifactRef = REF) -> Staged:
     return played.store._stage(played.store._order(ref), Stop())
 
 
+def test_what_a_directory_was_made_of_is_told_if_that_is_what_is_meant(played, monkeypatch):
+    """R9, R23: whatever base it was prepared for; a disk that does not answer tells nothing."""
+    store, path = played.store, played.staged().path
+    sources = {played.staged().id: REF.digest}
+    monkeypatch.setattr(store._reports, "source_of", lambda artifact: sources[artifact])
+    assert store.made_of(REF, path) == REF.digest
+    assert store.made_of(replace(REF, digest="sha256:" + "f" * 64), path) == ""
+    assert store.made_of(REF, "/elsewhere") == ""
+    sources[played.staged().id] = ""
+    assert store.made_of(REF, path) == ""
+    monkeypatch.setattr(store._reports, "source_of", fails)
+    assert store.made_of(REF, path) == ""
+
+
+def fails(_: str) -> str:
+    raise OSError(5, "bad sector")
+
+
 def test_what_is_there_and_proven_is_told_and_remembered(played):
     """R7, R21: leased, under its lock, and with a signature as it is asked for now."""
     played.found = [played.staged()]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from registry.lora.base import BaseModules, compress
 from registry.lora.coverage.findings import EngineEvidence
+from registry.lora.engine_base import EngineBase
 from registry.lora.findings import AdapterWarning
 from registry.model.records import BaseShapes, PoolSpec
 from registry.runtime.clock import Moment
@@ -54,6 +55,30 @@ def test_a_replica_with_another_base_than_its_pools_does_nothing_and_says_so():
     assert bases.problem == ""
 
 
+def test_each_start_of_an_engine_is_compared():
+    """R23 same-base: with the pool's base, or else the sidecar's own; what the engine says soon is waited for."""
+    llama, qwen = EngineBase(files=BaseModules(LLAMA.modules)), EngineBase(files=BaseModules(QWEN2.modules))
+    bases = Bases(None)
+    bases.follow(pool_of(None), qwen)
+    bases.follow(pool_of(None), EngineBase(awaited="asked again"))
+    assert (bases.current, bases.problem) == (None, "")
+    bases.follow(pool_of(LLAMA), EngineBase(awaited="asked again"))
+    assert bases.problem == "asked again"
+    bases.follow(pool_of(LLAMA), qwen)
+    assert (bases.current, "pool update --from" in bases.problem) == (BaseModules(LLAMA.modules), True)
+    bases.follow(pool_of(LLAMA), llama)
+    assert bases.problem == ""
+    bases.follow(pool_of(QWEN2), llama)
+    assert bases.problem
+    own = Bases(BaseModules(QWEN2.modules))
+    own.follow(pool_of(None), llama)
+    assert own.problem
+    own.follow(pool_of(None), replace(llama, own=llama.files))
+    assert (own.current, own.problem) == (llama.files, "")
+    own.follow(pool_of(None), replace(llama, own=None))
+    assert (own.current, own.problem) == (llama.files, ""), "what was read last counts until it can be read again"
+
+
 def test_an_engine_that_would_end_at_an_unfit_adapter_gets_none_that_is_not_compared():
     """It reads files when a request comes, which is too late to refuse them; and it lists nothing, which is said."""
     state = wants({"a": "v1"})
@@ -63,7 +88,7 @@ def test_an_engine_that_would_end_at_an_unfit_adapter_gets_none_that_is_not_comp
     assert (plan.calls, plan.stage, "--base-model" in plan.blocked) == ((), (), True)
     plan = make_plan(state, axolotl, blind, known(state, "v1"), now=0)
     assert ([type(call) for call in plan.calls], plan.blocked) == ([Load], "")
-    assert [one.reason for one in plan.warnings] == ["adapter_unproven"]
+    assert [one.reason for one in plan.warnings] == ["base_unproven", "adapter_unproven"]
 
 
 def test_modules_that_the_engine_leaves_out_are_refused():

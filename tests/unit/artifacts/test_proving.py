@@ -353,6 +353,24 @@ def test_half_a_mebibyte_is_read_in_the_event_loop(layout, size_bytes, is_quick,
     assert is_quick_to_look(layout, A)
 
 
+def test_what_an_artifact_was_made_of_is_read_once(layout, monkeypatch):
+    """R9, R23: an id names one content. What has no report yet may have one later."""
+    kept = Reports(layout)
+    told: dict[str, SimpleNamespace] = {}
+    reads: list[str] = []
+
+    def read(artifact: str) -> SimpleNamespace | None:
+        reads.append(artifact)
+        return told.get(artifact)
+
+    monkeypatch.setattr(kept, "read", read)
+    monkeypatch.setattr(reports, "MAX_SOURCES", 1)
+    assert kept.source_of(A) == ""
+    told |= {A: report("sha256:a", ""), B: report("sha256:b", "")}
+    assert [kept.source_of(one) for one in (A, A, B, A)] == ["sha256:a", "sha256:a", "sha256:b", "sha256:a"]
+    assert reads == [A, A, B, A]
+
+
 def test_a_report_is_read_only_of_the_artifact_that_it_is_of(layout, monkeypatch):
     """R21: what cannot be read is told, and is not missing."""
     kept = Reports(layout)
@@ -503,8 +521,9 @@ def test_of_two_bases_that_differ_the_own_one_stays_and_that_is_told(architectur
     own = BaseModules({"model.layers.0.mlp.up_proj": (8, 8)}, architecture="Own")
     bases = Bases(own)
     bases.follow(shapes_of(BaseModules(MODULES), architecture))
-    assert own.fingerprint in bases.problem
-    assert BaseModules(MODULES).fingerprint in bases.problem
+    assert "--base-model is not the one" in bases.problem
+    assert "up_proj is 8 by 8, expected 16 by 16" in bases.problem
+    assert all(one.fingerprint[:19] in bases.problem for one in (own, BaseModules(MODULES)))
     assert bases.current == own
     bases.follow(None)
     assert (bases.problem, bases.current) == ("", own)

@@ -251,7 +251,8 @@ CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
 
 def test_a_listing_tells_bases_and_adapters():
     listing = answers.read_listing(json.dumps({"data": [BASE_CARD, CARD]}).encode())
-    assert listing == answers.ModelsListing(("tiny",), {"a": "/store/a"})
+    assert listing == answers.ModelsListing(("tiny",), {"a": "/store/a"}, BASE_CARD["root"])
+    assert answers.read_listing(json.dumps({"data": [BASE_CARD | {"root": None}]}).encode()).base_path == ""
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def test_an_adapter_a_pool_and_a_tenant():
     said = ReportedEvidence(engine="e", architecture="A", applied=["a"], taken=["b"], ends=[("x", "y")])
     base = BaseShapes(modules={"q": (1, 2)}, fingerprint="sha256:" + "0" * 64, names=["b"])
     more = base.model_copy(update={"architecture": "A", "tied": True, "head_size": 8, "evidence": said})
+    more = more.model_copy(update={"layout": "sha256:" + "1" * 64, "weights": "sha256:" + "2" * 64})
     zones = [ReplicaGroup(labels={"zone": zone, "gpu": "a10"}, replicas=2) for zone in "ab"]
     for shapes, limits in (
         (base, PoolLimits()),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from registry.lora.coverage.findings import EngineEvidence
+from registry.lora.engine_base import UNKNOWN_BASE
 from registry.lora.findings import AdapterWarning
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.informer import Informer
@@ -57,6 +58,12 @@ def test_all_that_holds_for_every_adapter_is_said_of_none_by_name_in_one_order()
     ]
     assert said(plan(state, engine, facts, names="versioned"))[3:] == [("", 0, "kv_shared"), ("", 0, "anything")]
     assert said(plan(state, facts_of(), known(state, "v1"))) == []
+
+
+def test_an_engine_whose_base_nobody_sees_is_told_as_that():
+    """R23 same-base: as far as anybody can tell."""
+    state = wants({"a": "v1"})
+    assert said(plan(state, facts_of(base=UNKNOWN_BASE), known(state, "v1"))) == [("", 0, "base_unproven")]
 
 
 def test_an_engine_that_proves_nothing_is_told_as_that():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.artifacts.types import Stage
+from sidecar.artifacts.types import ArtifactRef, Stage
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
 from sidecar.engines.observed import EngineHazard
@@ -744,6 +744,23 @@ def test_the_pool_names_one_of_the_engines_base_models():
     blocked = plan(state, seen, known(state, "v1"), pool("third"))
     assert blocked.blocked == "the engine serves other, base, the pool is for third: check --engine and --pool"
     assert blocked.warnings == (WarnedAdapter("", 0, "blocked", blocked.blocked),)
+
+
+def test_a_plan_that_may_do_nothing_tells_what_the_engine_answers_all_the_same():
+    """R9, R23: what is meant counts as served, whatever base it was prepared for; of all else it is told that it is."""
+    state = wants({"a": "v1", "b": "v2", "c": "v1", "d": "v1"})
+    listed = {"a": "v1", "b": "v1", "d": "v1", "x": "v1"}
+    (b,) = (one for one in state.adapters.values() if one.name == "b")
+
+    def made_of(ref: ArtifactRef, path: str) -> str:
+        return "sha256:v1" if (ref.uri, path) != (b.ref.uri, path_of("v1")) else ""
+
+    facts = replace(known(state), base_problem="another base", made_of=made_of)
+    (lazy,) = (one for one in state.adapters.values() if one.name == "d")
+    made = plan(state, observed(listed), facts)
+    assert ([one.name for one in made.served], [one.name for one in made.kept]) == (["a", "d"], ["b"])
+    assert {(one.generation, one.digest) for one in made.served} == {(lazy.generation, "sha256:v1")}
+    assert (made.blocked, made.calls, made.stage, made.is_settled) == ("another base", (), (), False)
 
 
 def test_what_failed_otherwise_before_is_no_failure_of_the_load_that_is_tried_now():

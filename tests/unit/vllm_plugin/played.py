@@ -37,6 +37,7 @@ class PlayedServer:
     ask_workers: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
     kv_connectors: list[str] = field(default_factory=list)
     prober: Prober | None = None
+    read_base: Callable[[], dict[str, Any]] | None = None
     is_full: bool = False
     numbers: Iterable[int] = field(default_factory=lambda: count(1))
 

@@ -138,7 +138,8 @@ async def test_the_engine_is_asked_once_and_all_workers_count():
     async def ask():
         asked.append(1)
         one = {"architecture": "A", "taken": ["q"], "renames": [{}, {}, {}]}
-        return [one | {"applied": ["l.0.q"]}, one | {"applied": ["l.1.q"]}]
+        shapes = {"2 4": ["l.1.q"]}
+        return [one | {"applied": ["l.0.q"]}, one | {"applied": ["l.1.q"], "shapes": shapes}]
 
     assert not Adapters(server).tells_coverage
     with pytest.raises(EngineRefused, match="cannot be asked"):
@@ -167,5 +168,36 @@ def test_workers_get_a_method():
 
     install(Worker)
     assert getattr(Worker, WORKER_METHOD) is coverage
-    one = {"architecture": "A", "applied": ["b", "a"], "taken": [], "renames": None}
-    assert merged([one, one]) == {"architecture": "A", "applied": ["a", "b"], "taken": [], "renames": None}
+    one = {"architecture": "A", "applied": ["b", "a"], "taken": [], "renames": None, "shapes": {"1 2": ["a"]}}
+    assert merged([one, one]) == one | {"applied": ["a", "b"]}
+
+
+class Layer(Module):
+    """Like vLLM's linear layers and embeddings, which say their whole sizes."""
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__()
+        vars(self).update(sizes)
+
+
+def test_shapes_are_those_of_a_checkpoint_and_only_what_is_certain():
+    """R23: of what was packed each part; where workers share a layer, sizes may be rounded up, and none is told."""
+    packed = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "in_proj": ["a_proj", "b_proj"], "fused": ["fused"]}
+    modules = {
+        "l.0.qkv_proj": Layer(input_size=8, output_size=16, output_sizes=[8, 4, 4]),
+        "l.1.qkv_proj": Layer(input_size=8, output_size=16, output_sizes=[8, 4, 4]),
+        "l.0.fused": Layer(input_size=8, output_size=16, output_sizes=[8, 8]),
+        "l.0.o_proj": Layer(input_size=8, output_size=6, tp_size=1),
+        "l.0.shared": Layer(input_size=8, output_size=6, tp_size=2),
+        "l.0.in_proj": Layer(input_size=8, output_size=9, output_sizes=[3, 3, 3]),
+        "l.0.experts": Layer(),
+        "embed": Layer(org_vocab_size=100, embedding_dim=8),
+    }
+    told = coverage(worker(MoeForCausalLM(), {name: Wrapper(layer) for name, layer in modules.items()}, [], packed))
+    assert told["shapes"] == {
+        "8 8": ["l.{0-1}.q_proj"],
+        "4 8": ["l.{0-1}.k_proj", "l.{0-1}.v_proj"],
+        "16 8": ["l.0.fused"],
+        "6 8": ["l.0.o_proj"],
+        "100 8": ["embed"],
+    }

@@ -169,7 +169,7 @@ def test_the_routes_are_there_where_they_are_wanted(registry, monkeypatch, is_wa
         monkeypatch.setenv("LORAPLANE_PLUGIN", "0")
     routes: list[object] = []
     Endpoints().attach_router(SimpleNamespace(router=SimpleNamespace(routes=routes)))
-    assert len(routes) == (8 if is_wanted else 0)
+    assert len(routes) == (9 if is_wanted else 0)
 
 
 def test_a_class_that_cannot_be_told_apart_is_said(registry, monkeypatch, caplog):

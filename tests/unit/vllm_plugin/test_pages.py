@@ -61,6 +61,7 @@ ALL = [
     ("GET", "state"),
     ("GET", "uses"),
     ("GET", "coverage"),
+    ("GET", "base"),
     ("GET", "changes"),
     ("POST", "prove"),
     ("POST", "swap"),
@@ -89,6 +90,7 @@ async def all_workers() -> list[dict[str, Any]]:
         ({}, ResolverClient("/s"), ["resolve"]),
         ({"ask_workers": all_workers}, None, ["coverage"]),
         ({"prober": answered}, None, ["proof", "expect"]),
+        ({"read_base": dict}, None, ["base"]),
         (
             {"prober": answered, "ask_workers": all_workers},
             ResolverClient("/s"),

@@ -1,0 +1,97 @@
+"""Real vLLM that is ended, and started with the same command on another base model of the same name."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry.lora.base_directory import read_base
+from registry.model.keys import Keys
+from registry.tools.devstack import tiny_model
+from sidecar.engines.vllm.base_page import read_base_files, read_shapes
+from sidecar.engines.vllm.plugin_calls import BASE_PATH, COVERAGE_PATH
+from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
+from tests.support.fleet import Hand, Sidecar, settled, shapes_of
+from tests.support.waiting import eventually
+
+PLUGIN = VllmFlags(plugin=True)
+
+
+@pytest.fixture
+def vllm(tiny, tmp_path) -> Iterator[RealVllm]:
+    """Real vLLM of this test alone, with a model that may be exchanged; not yet started."""
+    shutil.copytree(tiny.model, tmp_path / "model")
+    vllm = RealVllm(tmp_path / "model", tmp_path / "vllm")
+    yield vllm
+    vllm.stop()
+
+
+def exchange(model: Path, monkeypatch) -> None:
+    """Puts another model in its place: of the same names and layers, and twice as wide."""
+    for name, size in (("HIDDEN_SIZE", 256), ("HEADS", 4), ("MLP_SIZE", 512)):
+        monkeypatch.setattr(tiny_model, name, size)
+    shutil.rmtree(model)
+    tiny_model.write_model(model, seed=5)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+async def test_nothing_is_loaded_into_an_engine_of_another_base(vllm, tiny, etcd, etcd_client, tmp_path, monkeypatch):
+    """R23 same-base: told by the plugin, and without it by the engine's own folder; as its memory has the shapes."""
+    tiny.adapter("a")
+    hand = Hand(etcd_client, Keys(etcd.prefix), tiny.folder / "adapters")
+    await hand.pool(BASE_MODEL, base=shapes_of(vllm.model))
+    await hand.put(hand.record("a", "a"))
+    await vllm.ensure(PLUGIN)
+    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, vllm.url, sources=hand.sources)
+    sidecar.program.start()
+    try:
+        await eventually(lambda: is_served(sidecar), timeout_seconds=180)
+        await tells_its_base(vllm)
+        vllm.signal(signal.SIGKILL)
+        exchange(vllm.model, monkeypatch)
+        await vllm.again()
+        await is_kept_out(sidecar, vllm)
+        await tells_its_base(vllm)
+        vllm.signal(signal.SIGKILL)
+        await vllm.again(VllmFlags())
+        await is_kept_out(sidecar, vllm)
+    finally:
+        sidecar.program.kill()
+
+
+async def is_served(sidecar: Sidecar) -> bool:
+    return bool((await settled(sidecar, 0))["served"]["count"] == 1)
+
+
+async def is_kept_out(sidecar: Sidecar, vllm: RealVllm) -> None:
+    """Waits until the replica says that the engine of now has another base; nothing was loaded into it."""
+
+    async def is_said() -> dict[str, Any] | None:
+        status = await sidecar.status()
+        return status if "is 256 by 256, expected 128 by 128" in status["note"] else None
+
+    status = await eventually(is_said, timeout_seconds=120)
+    assert (status["ready"], status["served"]["count"]) == (False, 0)
+    asker = Asker(vllm.url)
+    assert await asker.adapters() == {}
+    await asker.client.aclose()
+
+
+async def tells_its_base(vllm: RealVllm) -> None:
+    """What the plugin read of the files, and what the workers have in memory, is what stands in the folder."""
+    asker = Asker(vllm.url)
+    files = read_base_files((await asker.client.get(BASE_PATH)).content)
+    shapes = read_shapes((await asker.client.get(COVERAGE_PATH)).content)
+    await asker.client.aclose()
+    expected = read_base(vllm.model)
+    assert files is not None
+    assert files == expected
+    assert (files.layout, files.weights) == (expected.layout, expected.weights)
+    linear = {name: shape for name, shape in expected.modules.items() if ".layers." in name}
+    assert {name: shape for name, shape in shapes.items() if ".layers." in name} == linear
