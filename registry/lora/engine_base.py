@@ -1,4 +1,4 @@
-"""Comparison of an engine's base model with the one that adapters are checked against. Pure.
+"""Comparison of the base an engine has with the one it should have. Pure.
 
 Names alone do not tell: another model of the same name is served all the same, and an adapter of the old one may even
 be loaded into it, padded with zeros. So each start of an engine is compared.

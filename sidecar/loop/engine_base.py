@@ -1,4 +1,4 @@
-"""The base model at each start of the engine, read anew where the engine does not tell it.
+"""Base model at each start of the engine, read anew where it is not told.
 
 Without the plugin the sidecar reads the folder of ``--base-model``, or the one that the engine itself was given, if it
 sees it. It does so once for each process of the engine: what stands there later is not what that process has loaded.

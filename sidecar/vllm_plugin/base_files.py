@@ -1,4 +1,4 @@
-"""Files of the base model, as the engine was started with them: tensors, configuration, a sample of the numbers.
+"""Base model's files: tensors, configuration, a sample of the numbers.
 
 They are read once, when the engine has started. The sidecar makes of them what it also finds in a folder that it sees.
 """

@@ -74,7 +74,7 @@ async def is_kept_out(sidecar: Sidecar, vllm: RealVllm) -> None:
 
     async def is_said() -> dict[str, Any] | None:
         status = await sidecar.status()
-        return status if "is 256 by 256, expected 128 by 128" in status["note"] else None
+        return status if "is 258 by 256, expected 258 by 128" in status["note"] else None
 
     status = await eventually(is_said, timeout_seconds=120)
     assert (status["ready"], status["served"]["count"]) == (False, 0)

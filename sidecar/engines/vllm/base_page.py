@@ -1,4 +1,4 @@
-"""What the plugin says of the engine's base model: the tensors of its files, and the shapes of its modules. Pure."""
+"""Decodes what the plugin says of the base model: files, shapes in memory. Pure."""
 
 from __future__ import annotations
 
