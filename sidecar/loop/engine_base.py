@@ -55,8 +55,12 @@ class StartedBases:
 
 
 async def _read_folder(directory: Path) -> BaseModules | None:
+    return await asyncio.to_thread(_read_base, directory)
+
+
+def _read_base(directory: Path) -> BaseModules | None:
     try:
-        return await asyncio.to_thread(read_base, directory)
+        return read_base(directory)
     except BaseUnreadable as error:
         _log.info("base_not_read", directory=f"{directory}", error=f"{error}")
         return None

@@ -117,7 +117,7 @@ def test_an_engine_that_is_paused_gets_no_call_and_all_of_them_once_it_goes_on(s
                 assert stage.status is not None
                 assert not stage.status.ready
                 assert [one.reason for one in stage.status.pending] == ["engine_paused"]
-                assert [one.reason for one in stage.status.warnings] == ["engine_paused"]
+                assert [one.reason for one in stage.status.warnings] == ["base_unproven", "engine_paused"]
                 assert stage.status.served.count == COUNT
         engine.pause(is_paused=False, sleeps=False)
         await stage.served(COUNT + 1, WORK_SECONDS)
