@@ -56,6 +56,7 @@ from sidecar.plan.readiness import USUAL_RULE, ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
+from sidecar.report.declines import DeclineTeller
 from sidecar.report.events import EventRing
 from sidecar.report.handoff_watch import HandoffWatch
 from sidecar.report.http import make_app
@@ -139,6 +140,7 @@ class Sidecar:
     journal: Journal
     watcher: Watcher
     writer: StatusWriter
+    declines: DeclineTeller
     handoffs: HandoffWatch
     probes: EngineProbes
     reconciler: Reconciler
@@ -160,6 +162,7 @@ class Sidecar:
         _log.info("started", **about, grace_seconds=ports.grace_seconds)
         if not self.supervisor.survives("snapshot", self.watcher.restore):
             self.watcher.forget()
+        self.declines.restore()
         tasks.create_task(self.watcher.run(), name="watcher")
         self._keep(tasks, "status writer", self.writer.run)
         self._keep(tasks, "handoff watch", self.handoffs.run)
@@ -205,9 +208,9 @@ def assemble(ports: Ports) -> Sidecar:
     demand = ResidentSet(Catalogue(pool, watcher.record), idle_seconds=ports.idle_seconds)
     resolver = Resolver(Means(mailbox, store, writer), demand, clock, collector.expect)
     sharing = Assigner(pool, replica, ports.presence.labels)
-    share = ShareGuard(writer, clock, ports.give_up_seconds)
+    share, declines = ShareGuard(writer, clock, ports.give_up_seconds), DeclineTeller(writer, ports.state)
     ring = EventRing(clock, lambda key: watcher.record(key) is not None)
-    tell, probes = _telling(status, share, handoffs, ring, ports.on_round), EngineProbes(engine, clock)
+    tell, probes = _telling(status, share, declines, handoffs, ring, ports.on_round), EngineProbes(engine, clock)
     reconciler = Reconciler(
         *(engine, store, mailbox, writer, clock, tell, collector.notice, sharing),
         demand=demand,
@@ -216,9 +219,10 @@ def assemble(ports: Ports) -> Sidecar:
         paced=partial(supervisor.paced, "reconciler"),
         rule=ports.ready_rule,
         base=ports.base,
+        declined_before=lambda: declines.told,
     )
     return Sidecar(
-        *(ports, mailbox, journal, watcher, writer, handoffs),
+        *(ports, mailbox, journal, watcher, writer, declines, handoffs),
         *(probes, reconciler, status, demand, resolver, collector),
         *(drain, ring, ReplicaActivity(ports.presence, engine, status, ring, drain.need, clock), supervisor),
     )
@@ -237,6 +241,7 @@ def _collector(ports: Ports, status: StatusCache, *, on_news: Callable[[], None]
 def _telling(
     status: StatusCache,
     share: ShareGuard,
+    declines: DeclineTeller,
     handoffs: HandoffWatch,
     ring: EventRing,
     on_round: Callable[[RoundReport], None],
@@ -246,6 +251,7 @@ def _telling(
     def tell(report: RoundReport) -> None:
         plan = report.situation.plan
         share.take(report)
+        declines.take(report)
         handoffs.follow(plan.leaving if plan else ())
         status.take(report)
         ring.take(report)

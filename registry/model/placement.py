@@ -4,6 +4,10 @@ By rendezvous hashing: each replica has a score for each adapter, and the highes
 or goes therefore changes nothing but its own share. Scores grow with the room that a replica has for adapters that are
 placed by number (weighted rendezvous hashing, J. Schindelhauer and G. Schomaker, 2005).
 
+A replica that declines an adapter, since it refuses it for good by limits of its own, counts as none for it: the next
+one takes it. Where all decline, they are placed on as if none did, and say why it is not served. Only where all live
+replicas are of releases that know of this do they go by it, so that all of them find the same.
+
 Sidecars and the admin service both ask here, so that they find the same answer.
 """
 
@@ -11,11 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from registry.model.names import matches
-from registry.model.records import AdapterSpec, Canary, Placement
+from registry.model.records import AdapterSpec, Canary, CanaryRollout, Placement
+from registry.model.status import Presence, ReportedDeclines
 
 # Of a replica that does not say how many adapters it can hold, and of one that has no room left.
 UNKNOWN_CAPACITY = 100
@@ -30,17 +35,74 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 Rank = tuple[float, str]
 
 
+# Why a replica may refuse an adapter for good that another one would serve, and what of the replica that comes from.
+# What is wrong with the files is not among them: every replica would refuse those alike, one after the other.
+DECLINABLE: Mapping[str, str] = {
+    "rank_too_high": "its engine's --max-lora-rank is lower",
+    "target_modules_mismatch": "its engine's --lora-target-modules do not name all of its modules",
+    "not_applied_by_engine": "its engine does not apply all of its modules",
+    "not_taken_by_engine": "its engine does not take all of its modules",
+    "source_not_allowed": "its --allow-source does not name the source",
+    "address_not_allowed": "its --allow-source does not name the source's address",
+    "redirect_not_allowed": "its --allow-source does not name where the source leads to",
+    "unsupported_scheme": "its release does not know the source's scheme",
+    "unknown_credential": "its --credentials do not have the credential",
+    "credential_not_bound": "its --credentials do not bind the credential to the source",
+    "signature_keys_missing": "it has no --signature-keys",
+}
+_DECLINE_DIGITS = 12
+_NAMED_AT_MOST = 3
+
+
+def decline_id(key: str, generation: int) -> str:
+    """An adapter's generation, as presences tell of it: short, since a replica may decline many. `key`: a name key."""
+    return hashlib.sha256(f"{key}\0{generation}".encode()).hexdigest()[:_DECLINE_DIGITS]
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The ids of the adapters that a replica declines for one reason; `by`: a digest of its limit."""
+
+    by: str
+    adapters: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A live replica: what its presence says. `capacity` None: it does not say; 0: its engine is away.
 
     `leaving`: it drains; nothing is placed on it, so no set of members that something is placed among holds it.
+    `declines`: by reason; None: its sidecar is of a release that does not know of that.
     """
 
     replica: str
     labels: Mapping[str, str]
     capacity: int | None = None
     leaving: bool = False
+    declines: Mapping[str, Declined] | None = field(default_factory=dict)
+
+    def why_declined(self, adapter: str) -> str:
+        """The reason why it declines an adapter of this id; empty: it does not."""
+        return next((reason for reason, one in (self.declines or {}).items() if adapter in one.adapters), "")
+
+
+def member_of(replica: str, presence: Presence) -> Member:
+    """The replica of a presence."""
+    declines = declined_of(presence.declines) if "declines" in presence.model_fields_set else None
+    return Member(replica, presence.labels, presence.capacity, presence.leaving, declines)
+
+
+def declined_of(declines: Mapping[str, ReportedDeclines]) -> dict[str, Declined]:
+    """What a presence says that its replica declines."""
+    return {reason: Declined(one.by, frozenset(one.adapters)) for reason, one in declines.items()}
+
+
+def heeded(members: Iterable[Member]) -> tuple[Member, ...]:
+    """The replicas, without what they decline where one of them is of a release that does not heed that."""
+    found = tuple(members)
+    if all(one.declines is not None for one in found):
+        return found
+    return tuple(replace(one, declines={}) for one in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +116,16 @@ class Candidate:
 def members_digest(members: Iterable[Member]) -> str:
     """Equal for equal sets of live replicas; 32 hex digits."""
     lines = sorted(
-        f"{one.replica}\0{sorted(one.labels.items())}\0{'' if one.capacity is None else one.capacity}\n"
+        f"{one.replica}\0{sorted(one.labels.items())}\0{'' if one.capacity is None else one.capacity}{_declines(one)}\n"
         for one in members
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def _declines(member: Member) -> str:
+    """Nothing where it declines nothing, so that earlier releases find the same digest."""
+    ids = sorted({adapter for one in (member.declines or {}).values() for adapter in one.adapters})
+    return "".join(f"\0{one}" for one in ids)
 
 
 def weights_digest(candidates: Iterable[Candidate]) -> str:
@@ -78,16 +146,68 @@ def _weight(room: int) -> float:
     return LEAST_WEIGHT if room < 1 else 2.0 ** (round(_STEPS * math.log2(room)) / _STEPS)
 
 
-def placed(pool: str, key: str, placement: Placement, candidates: Iterable[Candidate]) -> tuple[str, ...]:
-    """The replicas that serve an adapter, the highest score first: fewer than it asks for where fewer match.
+def place(
+    pool: str, key: str, placement: Placement, generation: int, candidates: Collection[Candidate]
+) -> tuple[Rank, ...]:
+    """The ranks of the replicas that serve an adapter, the best first: fewer than it asks for where fewer match.
 
     Args:
         pool: of the adapter.
         key: its name key.
         placement: what its record asks for.
+        generation: the one that replicas may decline, see `declinable`.
         candidates: all live replicas of the pool.
     """
-    return tuple(replica for _, replica in best(ranks(pool, key, placement, candidates), placement))
+    willing = takers(key, placement, generation, candidates)
+    return best(ranks(pool, key, placement, willing), placement) or best(
+        ranks(pool, key, placement, candidates), placement
+    )
+
+
+def placed(
+    pool: str, key: str, placement: Placement, candidates: Collection[Candidate], generation: int = 0
+) -> tuple[str, ...]:
+    """The names of the replicas that `place` finds."""
+    return tuple(replica for _, replica in place(pool, key, placement, generation, candidates))
+
+
+def takers(key: str, placement: Placement, generation: int, candidates: Collection[Candidate]) -> Collection[Candidate]:
+    """The replicas that do not decline an adapter; those that are to serve it because all do are not asked."""
+    if placement.replicas == "all" or not any(one.member.declines for one in candidates):
+        return candidates
+    adapter = decline_id(key, generation)
+    return [one for one in candidates if not one.member.why_declined(adapter)]
+
+
+def decliners(key: str, spec: AdapterSpec, generation: int, members: Iterable[Member]) -> dict[str, str]:
+    """Those of the replicas that match and decline an adapter, with why, sorted by name."""
+    declining = [one for one in members if one.declines and looks_at_room(spec)]
+    adapter = decline_id(key, generation) if declining else ""
+    fitting = (one for one in declining if matches(spec.placement.selector, one.labels))
+    return dict(sorted((one.replica, reason) for one in fitting if (reason := one.why_declined(adapter))))
+
+
+def decline_note(decliners: Mapping[str, str]) -> str:
+    """A sentence that says who does not take an adapter, and why; empty: nobody."""
+    by_reason: dict[str, list[str]] = {}
+    for replica, reason in decliners.items():
+        by_reason.setdefault(reason, []).append(replica)
+    return "; ".join(_sentence(reason, replicas) for reason, replicas in by_reason.items())
+
+
+def _sentence(reason: str, replicas: list[str]) -> str:
+    more = len(replicas) - _NAMED_AT_MOST
+    names = ", ".join(replicas[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    does = "does" if len(replicas) == 1 else "do"
+    return f"{names} {does} not take it: {reason}" + (f" ({DECLINABLE[reason]})" if reason in DECLINABLE else "")
+
+
+def declinable(generation: int, rollout: CanaryRollout | None) -> int:
+    """The generation of a record that a replica may decline: with canaries the one that the others serve.
+
+    A canary that refuses a new generation has that halted; it is not passed on to another.
+    """
+    return generation if rollout is None else rollout.stable_generation
 
 
 def ranks(pool: str, key: str, placement: Placement, candidates: Iterable[Candidate]) -> Iterator[Rank]:
@@ -145,7 +265,9 @@ def looks_at_room(spec: AdapterSpec) -> bool:
     return spec.placement.replicas != "all"
 
 
-def assign(pool: str, key: str, spec: AdapterSpec, candidates: Iterable[Candidate]) -> Assignment:
+def assign(
+    pool: str, key: str, spec: AdapterSpec, candidates: Collection[Candidate], generation: int = 0
+) -> Assignment:
     """The replicas that serve an adapter.
 
     Args:
@@ -153,8 +275,9 @@ def assign(pool: str, key: str, spec: AdapterSpec, candidates: Iterable[Candidat
         key: its name key.
         spec: what its record asks for.
         candidates: all live replicas of the pool; with their room if the adapter is placed by number.
+        generation: the one that replicas may decline.
     """
-    serving = placed(pool, key, spec.placement, candidates)
+    serving = placed(pool, key, spec.placement, candidates, generation)
     return Assignment(serving, canaries(spec.strategy.canary, serving) if spec.strategy else frozenset())
 
 

@@ -16,6 +16,27 @@ MAX_SERVES = 4096
 MAX_LEAVING = 256
 
 
+class ReportedDeclines(Part):
+    """The adapters that a replica declines for one reason, by their ids: see `registry.model.placement`.
+
+    `by` tells the limit of the replica's own that they are beyond, as a digest.
+    """
+
+    by: Annotated[str, StringConstraints(max_length=64)]
+    adapters: Annotated[list[Annotated[str, StringConstraints(max_length=64)]], Field(max_length=4096)]
+
+
+DeclinesByReason = Annotated[
+    dict[Annotated[str, StringConstraints(max_length=64)], ReportedDeclines], Field(max_length=64)
+]
+
+
+class RememberedDeclines(Stored):
+    """The same, as a replica keeps it for its next process."""
+
+    declines: DeclinesByReason = {}
+
+
 class Presence(Stored):
     """That a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself.
 
@@ -23,6 +44,7 @@ class Presence(Stored):
     `version`: of the sidecar; empty: it is of a release that does not say.
     `leaving`: it drains (guarantee R20): placement, rollouts and residency leave it out.
     `engine_url`: the engine's address for routers; empty: it is the one of its status.
+    `declines`: adapters that are placed by number and that it refuses for good by limits of its own, by reason.
     """
 
     pool: str
@@ -35,6 +57,7 @@ class Presence(Stored):
     version: str = ""
     leaving: bool = False
     engine_url: str = ""
+    declines: DeclinesByReason = {}
 
 
 def presence_of(value: bytes) -> Presence | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from registry.model.names import matches
-from registry.model.placement import Assignment
+from registry.model.placement import Assignment, declinable, decline_note, decliners
 from registry.model.replica_state import (
     BLOCKED,
     NOT_SEEN,
@@ -229,13 +229,19 @@ class _Shares:
         return self._part(name, self._view.replicas[name], generation, self._inputs.now)
 
     def note(self) -> str:
-        """A note if fewer replicas live than it asks for, or none that match; or empty."""
-        placement = self._adapter.spec.placement
+        """A note if fewer replicas take it than it asks for, who declines it, or that none match; or empty."""
+        adapter, placement = self._adapter, self._adapter.spec.placement
         if placement.replicas == "all":
             return "" if self._has_somebody() else _NOBODY if placement.selector else _NOBODY_ALIVE
-        if self._now is None or len(self._now.serving) >= placement.replicas:
+        if self._now is None:
             return ""
-        return f"placed on {placement.replicas}, {len(self._now.serving)} alive"
+        generation = declinable(adapter.generation, adapter.rollout)
+        members = (one.member for one in self._inputs.now.candidates)
+        declined = decline_note(decliners(adapter.key, adapter.spec, generation, members))
+        if len(self._now.serving) >= placement.replicas:
+            return declined
+        lacking = f"placed on {placement.replicas}, {len(self._now.serving)}"
+        return f"{lacking} take it; {declined}" if declined else f"{lacking} alive"
 
     def _has_somebody(self) -> bool:
         if self._now is not None:
@@ -347,7 +353,9 @@ def _chosen(view: PoolView) -> set[str]:
 def _touched(old: PoolView, new: PoolView, name: str) -> set[str] | None:
     """The name keys that a change of a replica is about; None: it may be about all."""
     one, other = old.replicas.get(name), new.replicas.get(name)
-    if one is None or other is None or (one.member, one.engine_url) != (other.member, other.engine_url):
+    if one is None or other is None or one.engine_url != other.engine_url:
+        return None
+    if one.member != replace(other.member, declines=one.member.declines):
         return None
     before, now = one.reading, other.reading
     if not (isinstance(before, ParsedStatus) and isinstance(now, ParsedStatus)) or _whole(before.status) != _whole(
@@ -356,6 +364,7 @@ def _touched(old: PoolView, new: PoolView, name: str) -> set[str] | None:
         return None
     keys = _seen_between(new, before.status.observed_revision, now.status.observed_revision) | _named(before, now)
     is_same = (before.status.members, before.status.weights) == (now.status.members, now.status.weights)
+    is_same = is_same and one.member == other.member
     return keys if is_same else keys | _chosen(new)
 
 

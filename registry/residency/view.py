@@ -13,7 +13,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
 from registry.model.keys import last_part
 from registry.model.names import is_engine_allowed
-from registry.model.placement import Assignment, looks_at_room
+from registry.model.placement import Assignment, declinable, looks_at_room
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, SourceSpec
 from registry.model.replica_state import ParsedStatus, StatusReading, status_of
 from registry.rollout.pool import LiveReplica, PlacementInputs, PoolRoom, PoolSnapshot, PoolValues, renew
@@ -117,7 +117,8 @@ class PoolView:
     def assigned(self, adapter: AdapterView, inputs: PlacementInputs) -> Assignment:
         """The replicas that serve an adapter by these inputs."""
         snapshot = self.snapshot
-        return snapshot.assignments.find(snapshot.pool, (adapter.key, adapter.revision), adapter.spec, inputs)
+        record, generation = (adapter.key, adapter.revision), declinable(adapter.generation, adapter.rollout)
+        return snapshot.assignments.find(snapshot.pool, record, adapter.spec, inputs, generation)
 
     @cached_property
     def withheld(self) -> frozenset[str]:

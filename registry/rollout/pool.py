@@ -24,6 +24,8 @@ from registry.model.placement import (
     Member,
     Selector,
     assign,
+    heeded,
+    member_of,
     members_digest,
     rate,
     rate_evenly,
@@ -94,7 +96,9 @@ class Assignments:
             found = self._inputs[by] = _inputs(digest, members, room)
         return found
 
-    def find(self, pool: str, record: tuple[str, int], spec: AdapterSpec, inputs: PlacementInputs) -> Assignment:
+    def find(
+        self, pool: str, record: tuple[str, int], spec: AdapterSpec, inputs: PlacementInputs, generation: int = 0
+    ) -> Assignment:
         """The replicas that serve an adapter.
 
         Args:
@@ -102,13 +106,14 @@ class Assignments:
             record: its name key, and etcd's revision of it.
             spec: of its record.
             inputs: the replicas to choose among.
+            generation: the one that they may decline.
         """
         by = (*record, inputs.members, inputs.weights)
         found = self._assigned.get(by)
         if found is None:
             if len(self._assigned) >= _MAX_ASSIGNMENTS:
                 self._assigned.clear()
-            found = self._assigned[by] = assign(pool, record[0], spec, inputs.candidates)
+            found = self._assigned[by] = assign(pool, record[0], spec, inputs.candidates, generation)
         return found
 
 
@@ -145,12 +150,12 @@ def read_presence(kv: KeyValue) -> tuple[Member, str]:
         presence = Presence.parse(kv.value)
     except RegistryError:
         return Stranger(replica, {}), ""
-    return Member(replica, presence.labels, presence.capacity, presence.leaving), presence.engine_url
+    return member_of(replica, presence), presence.engine_url
 
 
 def without_strangers(members: Iterable[Member]) -> tuple[Member, ...]:
-    """The replicas among which sidecars place adapters."""
-    return tuple(one for one in members if not isinstance(one, Stranger))
+    """The replicas among which sidecars place adapters, as these find them."""
+    return heeded(one for one in members if not isinstance(one, Stranger))
 
 
 @dataclass(frozen=True, slots=True)

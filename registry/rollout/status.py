@@ -10,7 +10,7 @@ from typing import assert_never
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
 from registry.model.names import label_text, matches, name_key
-from registry.model.placement import Assignment, assign, looks_at_room, rate_evenly
+from registry.model.placement import Assignment, assign, declinable, decline_note, decliners, looks_at_room, rate_evenly
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
 from registry.model.replica_state import Expectation, ReplicaState, compare_digests, evaluate
 from registry.rollout.expected import NamelessReplicas, not_alive
@@ -126,7 +126,9 @@ def _present_rollout(record: AdapterRecord, revision: int, pool: PoolSnapshot) -
     if record.rollout is None and not looks_at_room(record.spec):
         found += _absent_replicas(record, pool)
     replicas = tuple(sorted(found, key=lambda one: one.replica))
-    rollout = Rollout(record.name, record.generation, replicas, canary=record.rollout, note=_note(record, assigned))
+    rollout = Rollout(
+        record.name, record.generation, replicas, canary=record.rollout, note=_note(record, assigned, pool)
+    )
     if record.rollout is None:
         return _for_all(rollout, pool)
     if record.spec.strategy is None:
@@ -164,7 +166,8 @@ def _assigned(record: AdapterRecord, pool: PoolSnapshot) -> Assignment:
     key, spec = name_key(record.name), record.spec
     if _is_for_all(record):
         return assign(record.pool, key, spec, rate_evenly(one.member for one in pool.replicas.values()))
-    return assign(record.pool, key, spec, pool.inputs_now(by_room=looks_at_room(spec)).candidates)
+    candidates = pool.inputs_now(by_room=looks_at_room(spec)).candidates
+    return assign(record.pool, key, spec, candidates, declinable(record.generation, record.rollout))
 
 
 def _expected(record: AdapterRecord, revision: int, pool: PoolSnapshot) -> Expectation:
@@ -202,10 +205,14 @@ def _replica_rollouts(
     ]
 
 
-def _note(record: AdapterRecord, assigned: Assignment) -> str:
+def _note(record: AdapterRecord, assigned: Assignment, pool: PoolSnapshot) -> str:
     wanted, found = record.spec.placement.replicas, len(assigned.serving)
+    generation = declinable(record.generation, record.rollout)
+    declined = decliners(name_key(record.name), record.spec, generation, next(reversed(pool.known.values())))
     if wanted == "all" or found >= wanted:
-        return ""
+        return decline_note(declined)
+    if declined:
+        return f"placed on {wanted} replicas, {found} take it: served by all of them; {decline_note(declined)}"
     that = " that match" if record.spec.placement.selector else ""
     return f"placed on {wanted} replicas, {found}{that} are alive: served by all of them"
 

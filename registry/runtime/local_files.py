@@ -102,6 +102,11 @@ class FollowedFile(Generic[Content]):
         self._refused: tuple[int, ...] | None = None
         take(read(path))
 
+    @property
+    def taken(self) -> tuple[int, ...] | None:
+        """The version of the file that was handed over last."""
+        return self._taken
+
     def refresh(self) -> None:
         """Reads it again if it has changed. It may take a while: call it in a thread."""
         version = version_of(self._path)

@@ -16,6 +16,7 @@ what a worker thread is about to hand out is held meanwhile. Removal itself is `
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -98,7 +99,7 @@ class LocalStore:
         self._grace_seconds = grace_seconds
         index = SizeIndex(self._layout)
         self._followed: list[FollowedFile[Any]] = []
-        self._files_taken = 0
+        self._allow_sources = tuple(allow_sources)
         self._collector = GarbageCollector(self._layout, index, grace_seconds)
         self._reports = reports = Reports(self._layout)
         self._proofs = Proofs(self._layout, reports)
@@ -142,21 +143,17 @@ class LocalStore:
         return self._bases.current is not None
 
     @property
-    def files_taken(self) -> int:
-        """See `ArtifactStore.files_taken`."""
-        return self._files_taken
+    def reads(self) -> str:
+        """See `ArtifactStore.reads`. What is in files is told by their versions: credentials are in some."""
+        files = tuple(file.taken for file in self._followed)
+        return hashlib.sha256(f"{self._allow_sources!r} {files!r}".encode()).hexdigest()
 
     def follow(self, path: Path, read: Callable[[Path], Content], use: Callable[[Content], None]) -> None:
         """Hands over what a file says, now and, from a worker thread, whenever that changes; see `FollowedFile`.
 
         Raises what `read` raises.
         """
-
-        def take(content: Content) -> None:
-            use(content)
-            self._files_taken += 1
-
-        self._followed.append(FollowedFile(path, read, take))
+        self._followed.append(FollowedFile(path, read, use))
 
     def use_keys(self, keys: PublicKeys) -> None:
         """Proves signatures with these from now on. Safe for threads."""

@@ -79,8 +79,8 @@ class ArtifactStore(Protocol):
         ...
 
     @property
-    def files_taken(self) -> int:
-        """Rises when keys or credentials of this host were read anew: what was refused may be allowed now."""
+    def reads(self) -> str:
+        """What this replica may read and trust, as a digest: once that differs, what was refused may be allowed."""
         ...
 
     @property

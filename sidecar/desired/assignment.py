@@ -126,11 +126,12 @@ class Assigner:
 
     def _moved(self, desired: DesiredState, share: Share, but: Collection[str]) -> set[str]:
         """The keys of what is placed on others than before, without those that changed themselves."""
-        same = ((key, ranks, desired.adapters[key].terms) for key, ranks in share.placed.items() if key not in but)
+        same = ((ranks, desired.adapters[key]) for key, ranks in share.placed.items() if key not in but)
         return {
-            key
-            for key, ranks, terms in same
-            if _needs_members(terms) and self._placings.place_again(key, terms, ranks) is not ranks
+            adapter.key
+            for ranks, adapter in same
+            if _needs_members(adapter.terms)
+            and self._placings.place_again(adapter.key, adapter.terms, adapter.generation, ranks) is not ranks
         }
 
     def _amended(
@@ -146,7 +147,7 @@ class Assigner:
             if former is not None and is_in(before.order, former.rank):
                 gone.append(former.rank)
             if adapter is not None and _needs_members(adapter.terms):
-                placed[key] = self._placings.place(key, adapter.terms)
+                placed[key] = self._placings.place(key, adapter.terms, adapter.generation)
             version = None if adapter is None else self._version(adapter, placed.get(key, ()))
             if version is not None:
                 come.append(version.rank)

@@ -19,7 +19,7 @@ from registry.etcd3.ops import KeyValue, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys, last_part
-from registry.model.placement import Member
+from registry.model.placement import Member, member_of
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
 from sidecar.desired.journal import Journal
@@ -212,4 +212,4 @@ def _member(kv: KeyValue) -> Member | None:
     except RegistryError as error:
         _log.warning("presence_refused", replica=last_part(kv.key), reason=error.reason, error=error.message)
         return None
-    return Member(last_part(kv.key), presence.labels, presence.capacity, presence.leaving)
+    return member_of(last_part(kv.key), presence)

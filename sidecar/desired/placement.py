@@ -19,10 +19,13 @@ from registry.model.placement import (
     Rank,
     Selector,
     best,
+    heeded,
     members_digest,
+    place,
     ranks,
     rate,
     rate_evenly,
+    takers,
     weights_digest,
 )
 from registry.model.records import AdapterRecord, AdapterSpec, Canary, Expect, Placement, Prepare
@@ -89,6 +92,10 @@ class PlacementSpec:
     def needs_members(self) -> bool:
         """True if only who knows all live replicas can tell what one of them serves."""
         return self.is_counted or self.stable is not None
+
+    def declinable(self, generation: int) -> int:
+        """The generation that replicas may decline, of a record of this one; as in `registry.model.placement`."""
+        return generation if self.stable is None else self.stable.generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,23 +241,32 @@ class PlacementCache:
         if members is self._members and everywhere is self._everywhere:
             return False
         self._members, self._everywhere = members, everywhere
-        rated = rate(members.values(), everywhere)
+        living = heeded(members.values())
+        rated = rate(living, everywhere)
         self._weighted = self._weighted.after(rated)
-        self._even = self._even.after(rate_evenly(members.values()))
-        self.among = MembershipDigest(members_digest(members.values()), weights_digest(rated))
+        self._even = self._even.after(rate_evenly(living))
+        self.among = MembershipDigest(members_digest(living), weights_digest(rated))
         return any(field.gone or field.come for field in (self._weighted, self._even))
 
-    def place(self, key: str, terms: PlacementSpec) -> Ranks:
-        """Who serves an adapter, the best first."""
-        return best(ranks(self._pool, key, terms.placement, self._field(terms).candidates.values()), terms.placement)
+    def place(self, key: str, terms: PlacementSpec, generation: int) -> Ranks:
+        """Who serves an adapter of this generation, the best first."""
+        candidates = self._field(terms).candidates.values()
+        return place(self._pool, key, terms.placement, terms.declinable(generation), candidates)
 
-    def place_again(self, key: str, terms: PlacementSpec, before: Ranks) -> Ranks:
+    def place_again(self, key: str, terms: PlacementSpec, generation: int, before: Ranks) -> Ranks:
         """The same, from who served it before the last `meet` that made a difference; `before` itself if it is so."""
-        field = self._field(terms)
-        if any(replica in field.gone for _, replica in before):
-            return self.place(key, terms)
-        now = best([*before, *ranks(self._pool, key, terms.placement, field.come)], terms.placement)
+        field, declinable = self._field(terms), terms.declinable(generation)
+        if any(replica in field.gone for _, replica in before) or not self._is_taken(key, terms, declinable, before):
+            now = self.place(key, terms, generation)
+        else:
+            come = takers(key, terms.placement, declinable, field.come)
+            now = best([*before, *ranks(self._pool, key, terms.placement, come)], terms.placement)
         return before if now == before else now
+
+    def _is_taken(self, key: str, terms: PlacementSpec, declinable: int, before: Ranks) -> bool:
+        """True if somebody served it who does not decline it, so that nobody serves it who does."""
+        first = [self._field(terms).candidates[replica] for _, replica in before[:1]]
+        return bool(takers(key, terms.placement, declinable, first))
 
     def _field(self, terms: PlacementSpec) -> _Field:
         return self._weighted if terms.is_counted else self._even

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.placement import Member
+from registry.model.placement import Declined, Member
 from registry.model.stored import read_json
 from sidecar.desired.informer import AnyRecord, RawRecord
 
@@ -76,7 +76,7 @@ class SnapshotDamaged(Exception):
 
 def encode_base(base: SnapshotBase) -> Iterator[bytes]:
     """The lines of a base file: a header, one line a record, and the checksum of all lines before it."""
-    header = {
+    header: dict[str, object] = {
         "schema": SCHEMA,
         "pool": base.pool,
         "cluster_id": base.cluster_id,
@@ -86,6 +86,8 @@ def encode_base(base: SnapshotBase) -> Iterator[bytes]:
         "pool_record": None if base.pool_record is None else _text(base.pool_record),
         "members": [_fields(member) for member in base.members.values()],
     }
+    if declines := _declines(base.members.values()):
+        header["declines"] = declines
     digest = hashlib.sha256()
     for line in chain([_line(header)], (_record_line(key, record) for key, record in base.records.items())):
         digest.update(line)
@@ -112,7 +114,7 @@ def decode_base(lines: Iterable[bytes]) -> SnapshotBase:
             records=dict(map(_record, whole)),
             epoch=_text_of(header.get("epoch", "")),
             is_doubted=bool(header.get("doubted", False)),
-            members={member.replica: member for member in map(_member, header.get("members", []))},
+            members={one.replica: one for one in _members_of(header.get("members", []), header.get("declines", {}))},
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SnapshotDamaged(f"the snapshot cannot be read: {error}") from error
@@ -139,7 +141,8 @@ def encode_entry(entry: Entry) -> bytes:
         case PoolChanged(value):
             body = _line({"p": None if value is None else _text(value)})
         case MembersChanged(come, gone):  # pragma: no branch - mypy knows that this is the last case
-            body = _line({"m": [_fields(member) for member in come], "g": gone})
+            declines = _declines(come)
+            body = _line({"m": list(map(_fields, come)), "g": gone} | ({"d": declines} if declines else {}))
     return b"%08x %s" % (zlib.crc32(body), body)
 
 
@@ -166,24 +169,58 @@ def _entry(fields: dict[str, object]) -> Entry:
             return AdaptersChanged(_number(revision), tuple(_decode_events(events)))
         case {"p": value}:
             return PoolChanged(_value(value))
+        case {"m": list(come), "g": list(gone), "d": dict(declines)}:
+            return MembersChanged(tuple(_members_of(come, declines)), tuple(map(str, gone)))
         case {"m": list(come), "g": list(gone)}:
-            return MembersChanged(tuple(map(_member, come)), tuple(map(str, gone)))
+            return MembersChanged(tuple(_members_of(come, {})), tuple(map(str, gone)))
         case _:
             raise SnapshotDamaged("the journal holds an entry of a form that is not known here")
 
 
-def _member(fields: list[object]) -> Member:
-    """What `_fields` made; what a presence could not have said is no member. Raises ValueError, TypeError."""
+def _members_of(fields: Iterable[list[object]], declines: dict[str, object]) -> Iterator[Member]:
+    """What `_fields` and `_declines` made; what a presence could not have said is no member.
+
+    Raises ValueError, TypeError.
+    """
+    for one in fields:
+        match one:
+            case [str(replica), dict(labels), int() | None as capacity]:
+                known = {name: _text_of(value) for name, value in labels.items()}
+                room = None if capacity is None else _number(capacity)
+                yield Member(_text_of(replica), known, room, declines=_declined(declines.get(replica, {})))
+            case _:
+                raise ValueError("a member is not of the form of a presence")
+
+
+def _declined(fields: object) -> dict[str, Declined] | None:
     match fields:
-        case [str(replica), dict(labels), int() | None as capacity]:
-            known = {name: _text_of(value) for name, value in labels.items()}
-            return Member(_text_of(replica), known, None if capacity is None else _number(capacity))
+        case None:
+            return None
+        case dict():
+            return {_text_of(reason): _group(one) for reason, one in fields.items()}
         case _:
-            raise ValueError("a member is not of the form of a presence")
+            raise ValueError("what a member declines is not of the form of a presence")
+
+
+def _group(fields: object) -> Declined:
+    match fields:
+        case [str(by), list(adapters)]:
+            return Declined(_text_of(by), frozenset(map(_text_of, adapters)))
+        case _:
+            raise ValueError("what a member declines is not of the form of a presence")
 
 
 def _fields(member: Member) -> list[object]:
     return [member.replica, dict(member.labels), member.capacity]
+
+
+def _declines(members: Iterable[Member]) -> dict[str, object]:
+    """What members decline, beside their fields: earlier releases read those alone."""
+    found = {one.replica: one.declines for one in members if one.declines != {}}
+    return {
+        name: of and {reason: [one.by, sorted(one.adapters)] for reason, one in of.items()}
+        for name, of in found.items()
+    }
 
 
 def _decode_events(events: Iterable[tuple[object, object, object]]) -> Iterator[Event]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from registry.lora.engine_base import EngineBase
+from registry.model.placement import Declined
 from registry.model.records import BaseShapes, PoolSpec
 from registry.runtime.clock import Clock
 from sidecar.artifacts.staging import Staging
@@ -31,6 +32,8 @@ from sidecar.loop.retries import RetryTracker
 from sidecar.loop.rounds import Backlog, Propagation, RateLimiter
 from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.ownership import Ownership
+from sidecar.plan.backoff import Declines
+from sidecar.plan.declines import restored
 from sidecar.plan.handoff import Handoff, HandoffVerdict
 from sidecar.plan.names import key_of, names_of
 from sidecar.plan.planner import make_plan
@@ -105,11 +108,13 @@ class Reconciler:
         paced: Callable[[Round], Awaitable[float]] = _unsupervised,
         rule: ReadyRule = USUAL_RULE,
         base: Path | None = None,
+        declined_before: Callable[[], Mapping[str, Declined]] = dict,
     ) -> None:
         """Does nothing yet.
 
         `probes` of the engine; `verdicts`: what those who are to take adapters over said of it. `paced`: runs a round,
         and gives the seconds until the next one, also if it fails. `rule`, `base`: see there.
+        `declined_before`: what it declined before its restart.
         """
         self._engine = engine
         self._store = store
@@ -129,13 +134,15 @@ class Reconciler:
         self._generations = ServedGenerations()
         self._retries = RetryTracker(clock, sharing.replica)
         self._propagation = Propagation(clock.wall())
-        self._terms: tuple[tuple[BaseShapes | None, bool] | None, int, str] | None = None
+        self._terms: tuple[tuple[BaseShapes | None, bool] | None, str, str] | None = None
         self._rule = rule
         self._found: tuple[str, bool] = ("", False)
         self._last_seen = NOTHING_SEEN
         self._ready_in = ""
         self._backlog = Backlog()
         self._handing: AbstractSet[str] = frozenset()
+        self._declined: Declines | None = None
+        self._declined_before = declined_before
         self._desired_count = 0
         self._logged: tuple[int, int, int, int] | None = None
 
@@ -246,6 +253,8 @@ class Reconciler:
     ) -> Plan:
         """Gathers what is known, has a plan made of it, and says what that may load before anything is called."""
         now, problem = self._now(), self._compare_with(snapshot.pool, observed.facts.base)
+        if self._declined is None:
+            self._declined = restored(self._declined_before(), desired)
         self._backlog.look(observed, desired, now)
         known = PlanContext(
             lookup=self._store.lookup,
@@ -267,8 +276,11 @@ class Reconciler:
             proxied=snapshot.proxied,
             handing=self._handing,
             generations=self._generations.by_use,
+            declined=self._declined,
+            reads=self._store.reads,
         )
         plan = make_plan(desired, snapshot.pool, observed, known, now=now)
+        self._declined = plan.declined
         unloaded = (call.name for call in plan.calls if isinstance(call, Unload))
         self._own_names.note(observed, unloaded, lambda name: desired.of(key_of(name)) is not None)
         if not plan.blocked:
@@ -283,7 +295,7 @@ class Reconciler:
     def _compare_with(self, pool: PoolSpec | None, base: EngineBase) -> str:
         """Has adapters compared with what the pool asks for; what was refused for other terms is looked at anew."""
         asked = (pool.base, pool.limits.require_signature) if pool else None
-        terms = (asked, self._store.files_taken, base.own.fingerprint if base.own else "")
+        terms = (asked, self._store.reads, base.own.fingerprint if base.own else "")
         if terms != self._terms:
             self._terms = terms
             self._demand.forget_troubles()

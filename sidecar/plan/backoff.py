@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -121,6 +122,22 @@ class Failure:
             return self.since
         is_refused = self.reason == ENGINE_REFUSED and self.is_settled()
         return self.since + SETTLED_SECONDS if is_refused else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """An adapter's generation that a replica refuses for good, why, and by which limit of its own, as a digest.
+
+    `asked`: the request by which another try of it was asked for last; None: not known yet, after a restart.
+    """
+
+    reason: str
+    by: str
+    asked: str | None
+
+
+# By name key and generation, the oldest first.
+Declines = Mapping[tuple[str, int], Decline]
 
 
 def after_staging(

@@ -9,6 +9,7 @@ from registry.model.names import name_of_key
 from sidecar.desired.informer import DesiredAdapter, DesiredState, RefusedRecord
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
+from sidecar.plan.declines import is_own
 from sidecar.plan.handoff import OVER_CAPACITY, Handoff, Stuck
 from sidecar.plan.names import engine_name
 from sidecar.plan.types import FailedAdapter, LazySelection, PendingAdapter, PlanContext, Selection, WarnedAdapter
@@ -44,6 +45,7 @@ def failed(adapter: DesiredAdapter, failure: Failure) -> FailedAdapter:
         is_settled=failure.is_settled(),
         final_at=failure.final_at,
         look_at=failure.look_at,
+        is_own=is_own(failure),
     )
 
 

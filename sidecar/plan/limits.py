@@ -36,6 +36,8 @@ def limits_of(pool: PoolSpec | None, observed: Observed) -> ReplicaLimits:
         no_effect=observed.no_effect if proves else frozenset(),
         expects=proves and observed.facts.expects,
         unexpected=observed.unexpected if proves else {},
+        pool_rank=of_pool.max_rank,
+        names_targets=bool(engine.target_modules),
     )
 
 
@@ -85,14 +87,16 @@ def _unservable(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) 
     """Why an adapter that is right in itself is not for this replica's limits."""
     limit = limits.max_rank
     if limit is not None and staged.rank > limit:
-        return _hopeless(adapter, "rank_too_high", f"rank {staged.rank} is above the replica's limit of {limit}")
+        message = f"rank {staged.rank} is above the replica's limit of {limit}"
+        is_own = limits.pool_rank is None or staged.rank <= limits.pool_rank
+        return _hopeless(adapter, "rank_too_high", message, is_own=is_own)
     left_out = sorted(name for name in staged.targets if not is_served(name, limits.target_modules))
     if left_out:
         message = f"the engine leaves out {', '.join(left_out)}: start it with --lora-target-modules that name them"
-        return _hopeless(adapter, "target_modules_mismatch", message)
+        return _hopeless(adapter, "target_modules_mismatch", message, is_own=limits.names_targets)
     finding = evidence_finding(staged.modules, limits.evidence) if limits.evidence else None
     if finding:
-        return _hopeless(adapter, finding.reason, finding.sentence())
+        return _hopeless(adapter, finding.reason, finding.sentence(), is_own=True)
     if staged.path in limits.no_effect:
         return _hopeless(adapter, NO_EFFECT, _WITHOUT_EFFECT)
     said = deviation_of(adapter, limits, staged)
@@ -105,7 +109,7 @@ def deviation_of(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged)
     return limits.unexpected.get(expected_key(staged.path, expect), "") if expect and limits.unexpected else ""
 
 
-def _hopeless(adapter: DesiredAdapter, reason: str, message: str) -> FailedAdapter:
+def _hopeless(adapter: DesiredAdapter, reason: str, message: str, *, is_own: bool = False) -> FailedAdapter:
     return FailedAdapter(
-        adapter.name, adapter.generation, reason, message, 1, None, adapter.request_id, is_settled=True
+        adapter.name, adapter.generation, reason, message, 1, None, adapter.request_id, is_settled=True, is_own=is_own
     )

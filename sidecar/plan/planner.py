@@ -22,6 +22,7 @@ from sidecar.desired.placement import NOBODY
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.conditions import ENGINE_PAUSED, count_omitted, failed, not_now, pending, refusal, troubles, warnings
+from sidecar.plan.declines import decline
 from sidecar.plan.limits import deviation_of, rejection_of
 from sidecar.plan.names import engine_name, key_of, overlap_of
 from sidecar.plan.readiness import EngineRefusals, refusals_among
@@ -70,7 +71,7 @@ def make_plan(
     """
     chosen = select(desired, pool, observed, known, now=now)
     if blocked := _mismatch(pool, observed) or known.base_problem or _unchecked(observed, known):
-        return _nothing(desired, chosen, observed, known, blocked)
+        return replace(_nothing(desired, chosen, observed, known, blocked), declined=known.declined)
     leaving = ours_leaving(chosen, observed, known)
     kept = still_kept(leaving, known)
     overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, known.owns)
@@ -111,6 +112,7 @@ def make_plan(
         refusals=_refusals(chosen, eager, known, serves=bool(served or answered)),
         is_awaiting=bool(known.in_progress.keys),
         paused=observed.paused,
+        declined=decline(desired, chosen, failures, known),
         chosen=chosen,
     )
 

@@ -17,7 +17,7 @@ from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.desired.placement import NOBODY, MembershipDigest, Order
 from sidecar.engines.observed import Observed, Use
-from sidecar.plan.backoff import Failure
+from sidecar.plan.backoff import Declines, Failure
 from sidecar.plan.handoff import Handoff, HandoffVerdict
 from sidecar.plan.readiness import NO_REFUSALS, EngineRefusals
 
@@ -102,6 +102,7 @@ class FailedAdapter:
 
     `is_settled`: nothing should wait for it. `final_at`: from when on (monotonic) rollouts take it for an answer.
     `look_at`: when its source is looked at for a change; None: it is not.
+    `is_own`: for good, by limits of this replica's own, so that another may serve it.
     """
 
     name: str
@@ -114,6 +115,7 @@ class FailedAdapter:
     is_settled: bool
     final_at: float = math.inf
     look_at: float | None = None
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class ReplicaLimits:
         no_effect: paths of those of which it says so, where that counts.
         expects: it is asked before that, too, whether the adapter answers as its record expects.
         unexpected: see `Observed.unexpected`, where that counts.
+        pool_rank: the highest on every replica of the pool; None: no limit.
+        names_targets: `target_modules` are the engine's own, and not the pool's.
     """
 
     base_names: frozenset[str] = frozenset()
@@ -168,6 +172,8 @@ class ReplicaLimits:
     no_effect: AbstractSet[str] = frozenset()
     expects: bool = False
     unexpected: Mapping[str, str] = field(default_factory=dict)
+    pool_rank: int | None = None
+    names_targets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +245,7 @@ class Plan:
         refusals: of what it is to hold, what the engine refused.
         is_awaiting: calls of earlier plans have not ended yet.
         paused: why no call may be made to the engine now; empty: it may.
+        declined: what is placed by number and this replica refuses for good by limits of its own.
         chosen: what it was made of.
     """
 
@@ -262,6 +269,7 @@ class Plan:
     is_awaiting: bool = False
     paused: str = ""
     refusals: EngineRefusals = field(default=NO_REFUSALS, compare=False)
+    declined: Declines = field(default_factory=dict, compare=False)
     chosen: Selection = field(default=Selection(), compare=False)
 
     @property
@@ -345,6 +353,8 @@ class PlanContext:
         proxied: see `Snapshot.proxied`.
         handing: names that others are to serve and that the engine had until they do, also if it has lost them since.
         generations: of what the engine was seen to serve as it was desired then, by what it lists.
+        declined: what the plan before declined, or this replica did before its restart.
+        reads: see `ArtifactStore.reads`.
     """
 
     lookup: Callable[[ArtifactRef], Staged | None]
@@ -366,6 +376,8 @@ class PlanContext:
     proxied: str = ""
     handing: AbstractSet[str] = frozenset()
     generations: Mapping[Use, int] = field(default_factory=dict)
+    declined: Declines = field(default_factory=dict)
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True)

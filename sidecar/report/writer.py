@@ -28,7 +28,7 @@ from registry.etcd3.ops import (
 )
 from registry.etcd3.session import hold_lease
 from registry.model.keys import Keys
-from registry.model.status import LeftReplica, Presence, ReplicaStatus, presence_of
+from registry.model.status import LeftReplica, Presence, ReplicaStatus, ReportedDeclines, presence_of
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.failpoints import Point, hit
 from sidecar.ownership import ReplicaTaken
@@ -94,6 +94,12 @@ class StatusWriter:
         """Says whether the replica drains; presence is written anew at once."""
         if leaving != self._presence.leaving:
             self._presence = self._presence.model_copy(update={"leaving": leaving})
+            self._news.set()
+
+    def decline(self, declines: dict[str, ReportedDeclines]) -> None:
+        """Says what the replica refuses for good by limits of its own."""
+        if declines != self._presence.declines:
+            self._presence = self._presence.model_copy(update={"declines": declines})
             self._news.set()
 
     @property
@@ -273,7 +279,7 @@ GIVE_UP_SECONDS = 60.0
 
 
 class ShareGuard:
-    """Says in the presence how much room the engine has, and none once it has been away for so long.
+    """Says in the presence how much room the engine has, and none once it has been away, or unfit, for so long.
 
     So others take over what is placed by number. It gets its part back as soon as it is there; they serve until then.
     """
@@ -288,10 +294,11 @@ class ShareGuard:
 
     def take(self, report: RoundReport) -> None:
         """Takes in what a round came to; before the first plan, what the pool allows is not known either."""
-        if report.situation.plan is not None:
+        plan = report.situation.plan
+        if plan is not None and not plan.blocked:
             self._away_since, self._has_given_up = None, False
             self._writer.hold(report.capacity)
-        elif report.situation.observed is None and not self._writer.refusal:
+        elif (plan is not None or report.situation.observed is None) and not self._writer.refusal:
             self._look(self._clock.monotonic())
 
     def _look(self, now: float) -> None:

@@ -85,8 +85,8 @@ class SimStore:
         self.leases = ArtifactLeases(self.lease_file, lambda: {one.id for one in self.staged.values()})
 
     @property
-    def files_taken(self) -> int:
-        return 0
+    def reads(self) -> str:
+        return ""
 
     @property
     def base_known(self) -> bool:

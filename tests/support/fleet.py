@@ -297,14 +297,22 @@ class PlacedFleet:
         self.members: dict[str, Member] = {}
         self.too_few: list[str] = []
 
-    async def start(self, *replicas: str, capacity: int | None = None, **labels: str) -> None:
-        """Starts replicas that were not there before."""
+    async def start(
+        self,
+        *replicas: str,
+        capacity: int | None = None,
+        max_rank: int | None = None,
+        may_read: bool = True,
+        **labels: str,
+    ) -> None:
+        """Starts replicas that were not there before; they have these limits, and may read the records' sources."""
         for replica in replicas:
             engine = SimulatedVllm(Options(served_model_name=BASE), partial(self._note, replica))
             url = await self._stack.enter_async_context(serving(engine))
             extra = ["--labels", ",".join(f"{key}={value}" for key, value in labels.items())] if labels else []
             extra += ["--engine-max-cpu-loras", str(capacity)] if capacity else []
-            etcd, sources = self._etcd, self._hand.sources
+            extra += ["--engine-max-rank", str(max_rank)] if max_rank else []
+            etcd, sources = self._etcd, self._hand.sources if may_read else self._folder / "elsewhere"
             sidecar = Sidecar(
                 self._folder, etcd.endpoints, etcd.prefix, url, replica=replica, sources=sources, extra=extra
             )

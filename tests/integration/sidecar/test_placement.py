@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 
 NAMES = [f"n{number}" for number in range(12)]
 TWO = Placement(replicas=2)
+ONE = Placement(replicas=1)
 # Several sidecars start at once, beside whatever else the machine does.
 STARTED_SECONDS = 180
 # A machine that stands still for a moment says nothing of the sidecars; one that does so each time does.
@@ -106,6 +107,32 @@ async def test_what_nobody_can_take_over_is_kept_and_said(fleet, hand):
     assert fleet.engines["r0"].cards.keys() == {"a"}
     await hand.delete("a")
     await eventually(lambda: not fleet.engines["r0"].cards)
+
+
+@pytest.mark.parametrize("limits", [{"max_rank": 2}, {"may_read": False}], ids=["rank", "source"])
+async def test_a_replica_that_refuses_by_limits_of_its_own_counts_as_none(fleet, hand, limits):
+    """R3 converge: the next replica takes it, whoever restarts; nothing that is served moves meanwhile."""
+    await fleet.start("r0", "r1", **limits)
+    await fleet.start("r2")
+    await eventually(fleet.are_known, timeout_seconds=STARTED_SECONDS)
+    await fleet.want(*(hand.record(name, "v1", placement=ONE) for name in NAMES))
+    await eventually(lambda: all(fleet.owners(name) == {"r2"} for name in NAMES), timeout_seconds=STARTED_SECONDS)
+
+    async def are_agreed() -> bool:
+        told = [await sidecar.status() for sidecar in fleet.sidecars.values()]
+        assert len({one["members"] for one in told}) == 1
+        return not any(one["failed"] or one["pending"] or one["leaving"] for one in told) and bool(told[0]["members"])
+
+    await eventually(are_agreed)
+    before = fleet.calls()
+    await asyncio.to_thread(fleet.sidecars["r0"].program.stop)
+    fleet.sidecars["r0"].program.start()
+    fleet.sidecars["r1"].program.kill()
+    fleet.sidecars["r1"].program.start()
+    await eventually(are_agreed, timeout_seconds=STARTED_SECONDS)
+    await fleet.want(hand.record("last", "v1", placement=ONE))
+    await eventually(lambda: fleet.owners("last") == {"r2"})
+    assert set(fleet.calls() - before) == {("r2", "load", "last")}
 
 
 async def test_only_canaries_take_a_new_generation_until_it_is_promoted_or_given_up(fleet, hand):

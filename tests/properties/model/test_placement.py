@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from registry.model.names import matches
-from registry.model.placement import Member, placed, rate
+from registry.model.placement import Declined, Member, decline_id, placed, rate
 from registry.model.records import AdapterSpec, Canary, Placement, SourceSpec, Strategy
 from tests.support.residency_world import assigned
 
@@ -58,3 +60,16 @@ def test_canaries_are_some_of_those_who_serve(fleet, everywhere, count):
     found = assigned("p", "a", spec, fleet, everywhere)
     assert found.canaries <= set(found.serving)
     assert bool(found.canaries) == bool(found.serving)
+
+
+@given(placements, fleets, counts, st.sets(names), st.sampled_from(KEYS))
+def test_only_what_is_declined_moves_and_it_goes_to_the_next(placement, fleet, everywhere, decliners, declined):
+    """Where all who match decline it, nothing moves: it does not wander."""
+    says = {"r": Declined("by", frozenset({decline_id(declined, 0)}))}
+    told = [replace(one, declines=says) if one.replica in decliners else one for one in fleet]
+    before, now = owners(placement, fleet, everywhere), owners(placement, told, everywhere)
+    assert {key for key in KEYS if before[key] != now[key]} <= {declined}
+    whole = owners(placement.model_copy(update={"replicas": 99}), fleet, everywhere)[declined]
+    willing = tuple(one for one in whole if one not in decliners) or whole
+    if placement.replicas != "all":
+        assert now[declined] == willing[: placement.replicas]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from registry.model.placement import Declined, Member, decline_id
 from sidecar.desired.assignment import PLACES_AT_ONCE, Assigner, Share
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.placement import PlacementCache
@@ -352,3 +353,49 @@ def test_the_room_of_replicas_counts_by_what_all_who_match_serve():
     assert not cache.meet(members, in_x)
     assert cache.meet({**members, **fleet("r4", capacity=10, zone="y")}, in_x)
     assert cache.among.members != among.members
+
+
+def declining(member: Member, *adapters: tuple[str, int]) -> Member:
+    ids = frozenset(decline_id(*one) for one in adapters)
+    return replace(member, declines={"rank_too_high": Declined("8", ids)} if ids else {})
+
+
+def test_only_what_a_replica_declines_moves_and_comes_back_once_it_does_not():
+    """R3 converge: all find the same, whatever they knew before."""
+    order = Assigner(POOL, "r1", {}).find(ONE_EACH, FLEET).placed
+    first = order["n0"][0][1]
+    changes = [
+        {first: [("n0", 1)]},
+        {one: [("n0", 1)] for one in FLEET},
+        {one: [("n0", 1)] for one in FLEET if one != "r2"},
+        {one: [("n0", 1)] for one in FLEET},
+        {first: [("n0", 2), ("all", 1)]},
+        {},
+    ]
+    sharing = Assigner(POOL, "r1", {})
+    sharing.find(ONE_EACH, FLEET)
+    for change in changes:
+        members = {name: declining(one, *change.get(name, [])) for name, one in FLEET.items()}
+        found = sharing.find(ONE_EACH, members)
+        assert found == Assigner(POOL, "r1", {}).find(ONE_EACH, members)
+        assert {key for key in order if found.placed[key] != order[key]} <= {"n0"}
+        (owner,) = (replica for _, replica in found.placed["n0"])
+        takers = [name for name in FLEET if ("n0", 1) not in change.get(name, [])]
+        assert owner in takers or not takers
+        assert owner == first or first not in (takers or [first])
+
+
+def test_where_a_replica_is_of_a_release_that_does_not_know_of_declines_none_counts():
+    """R13: they would not agree on who is to serve it."""
+    members = {name: declining(one, ("n0", 1)) for name, one in fleet("r1", "r2").items()}
+    old = {**members, "r3": replace(FLEET["r3"], declines=None)}
+    assert share(ONE_EACH, old).placed == share(ONE_EACH).placed
+    assert share(ONE_EACH, old).among == share(ONE_EACH).among
+
+
+def test_what_nobody_matched_is_placed_on_the_first_who_does_though_it_declines():
+    state = desired(kv("a", 1, placement=placed_at(1, zone="x")))
+    sharing = Assigner(POOL, "r1", {})
+    assert sharing.find(state, FLEET).placed["a"] == ()
+    members = {**FLEET, "r4": declining(Member("r4", {"zone": "x"}), ("a", 1))}
+    assert [replica for _, replica in sharing.find(state, members).placed["a"]] == ["r4"]

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.placement import Member
+from registry.model.placement import Declined, Member
 from sidecar.desired.informer import RawRecord
 from sidecar.desired.snapshot import (
     AdaptersChanged,
@@ -32,7 +32,10 @@ raw_records = st.builds(
 
 def members(name: str) -> st.SearchStrategy[Member]:
     labels = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2)
-    return st.builds(Member, st.just(name), labels, st.one_of(st.none(), st.integers(1, 99)))
+    ids = st.frozensets(st.text(max_size=3), max_size=2)
+    declines = st.one_of(st.none(), st.dictionaries(st.text(max_size=3), st.builds(Declined, st.text(max_size=3), ids)))
+    capacities = st.one_of(st.none(), st.integers(1, 99))
+    return st.builds(Member, st.just(name), labels, capacities, declines=declines)
 
 
 bases = st.builds(
@@ -66,7 +69,7 @@ entries = st.one_of(
     st.builds(PoolChanged, st.one_of(st.none(), st.binary(max_size=20))),
     st.builds(
         MembersChanged,
-        st.lists(st.text(max_size=3).flatmap(members), max_size=3).map(tuple),
+        st.lists(st.text(max_size=3).flatmap(members), max_size=3, unique_by=lambda one: one.replica).map(tuple),
         st.lists(st.text(max_size=3), max_size=3).map(tuple),
     ),
 )
@@ -214,6 +217,13 @@ def test_what_this_release_wrote_is_what_every_other_one_reads():
         PoolChanged(b"\xff"): b'{"p":"\\u00ff"}\n',
         PoolChanged(None): b'{"p":null}\n',
     }
+    declining = Member("r1", {}, 5, declines={"why": Declined("by", frozenset({"2", "1"}))})
+    come = MembersChanged((declining, Member("old", {}, declines=None), MEMBER), ("r2",))
+    body = (
+        b'{"m":[["r1",{},5],["old",{},null],["r1",{"zone":"a"},5]],"g":["r2"],'
+        b'"d":{"r1":{"why":["by",["1","2"]]},"old":null}}\n'
+    )
+    assert encode_entry(come) == b"%08x %s" % (zlib.crc32(body), body)
     for entry, body in lines.items():
         assert encode_entry(entry) == b"%08x %s" % (zlib.crc32(body), body)
     read = list(decode_entries(b"".join(map(encode_entry, lines))))

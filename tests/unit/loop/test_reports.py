@@ -108,7 +108,7 @@ def test_files_that_were_refused_are_looked_at_anew_by_other_terms_and_by_no_oth
         return await ensure(store, ref, refused)
 
     monkeypatch.setattr(SimStore, "ensure", noting)
-    monkeypatch.setattr(SimStore, "files_taken", property(lambda _: taken))
+    monkeypatch.setattr(SimStore, "reads", property(lambda _: str(taken)))
     (lazy,) = desired(1, "lazy", load="eager").adapters.values()
     trouble = Failure(lazy.ref, None, "source_missing", "m", 1, None)
 

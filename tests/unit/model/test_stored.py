@@ -173,7 +173,15 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "engine_names": "plain",
     },
     "tenant": {"schema": 1, "max_adapters": None, "adapters": 0},
-    "presence": {"schema": 1, "labels": {}, "capacity": None, "version": "", "leaving": False, "engine_url": ""},
+    "presence": {
+        "schema": 1,
+        "labels": {},
+        "capacity": None,
+        "version": "",
+        "leaving": False,
+        "engine_url": "",
+        "declines": {},
+    },
     "status": {
         "schema": 1,
         "engine": {"limits": NO_LIMITS, "swap": "", "names": "plain", "evidence": None, "highest_rank": None},

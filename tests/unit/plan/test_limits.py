@@ -77,7 +77,9 @@ def refused(limits: ReplicaLimits, *, adapter=ADAPTER, staged=STAGED, lists=None
     if found is None:
         return None
     assert found == FailedAdapter(
-        adapter.name, adapter.generation, found.reason, found.message, 1, None, adapter.request_id, is_settled=True
+        *(adapter.name, adapter.generation, found.reason, found.message, 1, None, adapter.request_id),
+        is_settled=True,
+        is_own=found.is_own,
     )
     return found.reason, found.message
 

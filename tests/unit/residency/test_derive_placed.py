@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from registry.model.names import name_key
-from registry.model.placement import Member, Selector
+from registry.model.placement import Member, Selector, decline_id
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
-from registry.model.status import Found, Leaving, Pending
+from registry.model.status import Found, Leaving, Pending, ReportedDeclines
 from registry.residency.derive import counted, residency
 from registry.rollout import pool
+from registry.rollout.pool import read_presence
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import (
     FAILED,
@@ -292,3 +293,32 @@ def test_what_is_remembered_changes_no_answer(world, monkeypatch):
     assert set(world.states("n0")) == owners("n0", 2, *NAMES) | owners("n0", 2, *NAMES, "r5")
     assert len(world.view.snapshot.assignments._inputs) <= 1
     assert len(world.view.snapshot.assignments._assigned) <= 2
+
+
+def declining(name: str, adapter: str, generation: int = 1) -> dict[str, ReportedDeclines]:
+    return {"rank_too_high": ReportedDeclines(by="8", adapters=[decline_id(adapter, generation)])}
+
+
+def test_whoever_declines_it_has_no_part_in_it_and_the_note_says_why(world):
+    """R24: what the next one serves is told of it alone."""
+    world.alive("r1", "r2")
+    world.put("a", placement=Placement(replicas=1))
+    world.look()
+    first = next(iter(world.states("a")))
+    second = "r2" if first == "r1" else "r1"
+    world.alive(first, declines=declining(first, "a"))
+    world.look()
+    assert world.states("a") == {second: (PENDING, "no_status")}
+    fleet = [read_presence(kv)[0] for kv in world.presences.values()]
+    for name in ("r1", "r2"):
+        world.says(name, **among(fleet))
+    world.look()
+    assert world.states("a") == {second: (SERVING, "")}
+    why = f"{first} does not take it: rank_too_high (its engine's --max-lora-rank is lower)"
+    assert world.where("a").note == why
+    world.put("a", 1, placement=Placement(replicas=2))
+    world.look()
+    assert world.where("a").note == f"placed on 2, 1 take it; {why}"
+    world.alive(first, declines=declining(first, "b"))
+    world.look()
+    assert world.where("a").note == ""

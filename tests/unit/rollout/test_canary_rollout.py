@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3.ops import KeyValue
-from registry.model.placement import Member, members_digest, rate, weights_digest
+from registry.model.names import name_key
+from registry.model.placement import Member, decline_id, members_digest, rate, weights_digest
 from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
 from registry.model.replica_state import ReplicaState, parse_status
-from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, Served
+from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, ReportedDeclines, Served
 from registry.rollout.pool import PoolSnapshot, PoolValues, read_presence, renew, without_strangers
 from registry.rollout.status import Question, ReplicaFailure, RolloutStage, derive_rollout, needs_room
 from tests.support.records import KEYS, POOL, kv, record
@@ -33,6 +34,7 @@ def canaried(strategy: Strategy | None = TWO, halted: str = "", pinned: bool = T
 # By the hash of the name with each of theirs; in every release and on every side the same.
 FIRST, SECOND = "r1", "r2"
 CANARIES = frozenset({FIRST, SECOND})
+DECLINES = {"rank_too_high": ReportedDeclines(by="8", adapters=[decline_id(name_key(NAME), 2)])}
 
 
 def status(members: str = DIGEST, **fields) -> ReplicaStatus:
@@ -49,10 +51,11 @@ def status(members: str = DIGEST, **fields) -> ReplicaStatus:
     )
 
 
-def derive(of: AdapterRecord, others=None, records=None, strangers=(), **statuses: ReplicaStatus | None):
+def derive(of: AdapterRecord, others=None, records=None, strangers=(), decliners=(), **statuses: ReplicaStatus | None):
     """The rollout where the named replicas say what is given, and all others serve."""
     told = {name: statuses.get(name, others or status()) for name in REPLICAS}
     live = {one.replica: presence(one.replica, labels=dict(one.labels)).to_bytes() for one in MEMBERS}
+    live |= {name: presence(name, declines=DECLINES).to_bytes() for name in decliners}
     live |= dict.fromkeys(strangers, b"?")
     pool = pool_snapshot(
         [KeyValue(KEYS.replica(POOL, name), value, 1, 1, 1, LEASE) for name, value in live.items()],
@@ -262,3 +265,19 @@ def test_all_others_are_told_too(stale):
     other = next(name for name in REPLICAS if name not in CANARIES)
     (one,) = [one for one in derive(canaried(), **{other: status(stale=stale)}).replicas if one.replica == other]
     assert one.state is (ReplicaState.UNKNOWN if stale else ReplicaState.SERVING)
+
+
+def test_whoever_declines_it_is_not_asked_and_the_note_says_why():
+    """R9: a decline is part of whom replicas have to know of before they prove anything."""
+    why = f"{FIRST} does not take it: rank_too_high (its engine's --max-lora-rank is lower)"
+    records = [kv(NAME, 50)]
+    found = derive(by_number(1), records=records, decliners=[FIRST])
+    assert [(one.replica, one.state, one.reason) for one in found.replicas] == [
+        (SECOND, ReplicaState.PENDING, "membership_not_seen")
+    ]
+    assert found.note == why
+    four = derive(by_number(4), records=records, decliners=[FIRST])
+    assert four.note == f"placed on 4 replicas, 3 take it: served by all of them; {why}"
+    assert {one.replica for one in four.replicas} == {*REPLICAS} - {FIRST}
+    canary = derive(canaried(placement=Placement(replicas=4)), records=records, decliners=[FIRST])
+    assert {one.replica for one in canary.replicas if one.canary} == CANARIES, "what the others serve is not declined"

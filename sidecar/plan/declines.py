@@ -1,0 +1,103 @@
+"""Declines: adapters that a replica refuses by its own limits. Pure.
+
+Others go by what a replica says that it declines, and take it (`registry.model.placement`). So a decline stands until
+there is a reason to think otherwise: the record has another generation or is gone, another try of it was asked for, or
+the limit is another one. It stands although the adapter is not this replica's any more, and after a restart: else the
+adapter would come back with each, only to be refused again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from registry.model.names import name_key
+from registry.model.placement import DECLINABLE, Declined, decline_id
+from sidecar.desired.informer import DesiredAdapter, DesiredState
+from sidecar.plan.backoff import Decline, Declines, Failure
+from sidecar.plan.types import FailedAdapter, PlanContext, ReplicaLimits, Selection
+
+# As many fit into a presence, which is to stay small: every sidecar of the pool gets it. What is beyond them stays
+# placed here, and refused.
+MAX_DECLINED = 2048
+_DIGEST_DIGITS = 16
+# Of the reasons those for which the files are not even read.
+_BY_READING = frozenset(DECLINABLE) - {
+    "rank_too_high",
+    "target_modules_mismatch",
+    "not_applied_by_engine",
+    "not_taken_by_engine",
+}
+
+
+def is_own(failure: Failure) -> bool:
+    """True if files were refused for good by what this replica may read, and not for what is in them."""
+    return failure.retry_at is None and failure.incarnation is None and failure.reason in _BY_READING
+
+
+def decline(desired: DesiredState, chosen: Selection, failed: Iterable[FailedAdapter], known: PlanContext) -> Declines:
+    """What is declined now: what was before and still stands, and what was refused."""
+    before, news = known.declined, [(name_key(one.name), one) for one in failed if one.is_own]
+    if not before and not news:
+        return before
+    reasons = {one.reason for one in before.values()} | {one.reason for _, one in news}
+    by = {reason: limit_digest(reason, chosen.limits, known.reads) for reason in reasons}
+    now = {
+        at: replace(one, asked=_asked(desired.adapters[at[0]]))
+        for at, one in before.items()
+        if one.by == by[one.reason] and _is_desired(at, one, desired)
+    }
+    for key, one in news:
+        adapter = desired.adapters.get(key)
+        if adapter is not None and _is_counted(adapter) and len(now) < MAX_DECLINED:
+            now.setdefault((key, one.generation), Decline(one.reason, by[one.reason], _asked(adapter)))
+    return before if now == before else now
+
+
+def _is_desired(at: tuple[str, int], one: Decline, desired: DesiredState) -> bool:
+    """True while that generation is desired by number, and nobody has asked for another try of it."""
+    adapter = desired.adapters.get(at[0])
+    if adapter is None or not _is_counted(adapter):
+        return False
+    return at[1] in {number for number, _ in adapter.versions} and one.asked in {None, _asked(adapter)}
+
+
+def _is_counted(adapter: DesiredAdapter) -> bool:
+    return adapter.terms is not None and adapter.terms.is_counted
+
+
+def _asked(adapter: DesiredAdapter) -> str:
+    return adapter.retry.request_id if adapter.retry is not None else ""
+
+
+def limit_digest(reason: str, limits: ReplicaLimits, reads: str) -> str:
+    """What of a replica's limits a refusal for this reason came from; equal while that is the same."""
+    said: object = reads
+    if reason == "rank_too_high":
+        said = limits.max_rank
+    elif reason == "target_modules_mismatch":
+        said = limits.target_modules
+    elif reason not in _BY_READING:
+        said = limits.evidence
+    return hashlib.sha256(f"{said!r}".encode()).hexdigest()[:_DIGEST_DIGITS]
+
+
+def announced(declined: Declines) -> dict[str, Declined]:
+    """The same, as a presence tells it."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for (key, generation), one in declined.items():
+        found.setdefault((one.reason, one.by), set()).add(decline_id(key, generation))
+    return {reason: Declined(by, frozenset(ids)) for (reason, by), ids in sorted(found.items())}
+
+
+def restored(declines: Mapping[str, Declined], desired: DesiredState) -> Declines:
+    """What a replica declined before its restart, as far as it is still desired."""
+    reasons = {one: (reason, group.by) for reason, group in declines.items() for one in group.adapters}
+    if not reasons:
+        return {}
+    counted = (one for one in desired.adapters.values() if _is_counted(one))
+    versions = ((adapter.key, number) for adapter in counted for number, _ in adapter.versions)
+    found = ((at, reasons[one]) for at in versions if (one := decline_id(*at)) in reasons)
+    return {at: Decline(reason, by, None) for at, (reason, by) in islice(found, MAX_DECLINED)}
