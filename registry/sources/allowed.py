@@ -30,6 +30,7 @@ from registry.sources.urls import WebUrl, parse_url
 if TYPE_CHECKING:
     from registry.sources.http import Web
     from registry.sources.object_stores import Stores
+    from registry.sources.origins import Origins
 
 DEFAULT_HUB = "https://huggingface.co"
 
@@ -55,8 +56,10 @@ class AllowedSources:
     What the stagings of a host share in reaching other hosts is kept here; close it when they have ended.
     """
 
-    def __init__(self, prefixes: Sequence[str], remote: RemoteOptions | None = None) -> None:
-        """Allows what is below these URIs.
+    def __init__(
+        self, prefixes: Sequence[str], remote: RemoteOptions | None = None, paused: Path | None = None
+    ) -> None:
+        """Allows what is below these URIs. `paused`: the file of `Origins`; None: none.
 
         Raises:
             StoreError: one of them cannot be followed.
@@ -67,6 +70,7 @@ class AllowedSources:
         self._credentials = remote.credentials
         self._hub = _hub(remote.hub)
         self._limits = remote.limits
+        self._paused = paused
         self._opened = ExitStack()
 
     def close(self) -> None:
@@ -115,16 +119,22 @@ class AllowedSources:
         return web_source(self._web, source, self._named, held)
 
     @cached_property
+    def _origins(self) -> Origins:
+        from registry.sources.origins import Origins  # noqa: PLC0415 - see above
+
+        return Origins(self._paused)
+
+    @cached_property
     def _web(self) -> Web:
         from registry.sources.http import Web  # noqa: PLC0415 - see above
 
-        return self._opened.enter_context(closing(Web(self._limits)))
+        return self._opened.enter_context(closing(Web(self._limits, self._origins)))
 
     @cached_property
     def _stores(self) -> Stores:
         from registry.sources.object_stores import Stores  # noqa: PLC0415 - see above
 
-        return self._opened.enter_context(closing(Stores()))
+        return self._opened.enter_context(closing(Stores(self._origins)))
 
 
 def _root(prefix: str) -> Path:

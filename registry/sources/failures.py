@@ -6,15 +6,18 @@ import random
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 
 import httpcore
 from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
 from registry.etcd3.backoff import Backoff
+from registry.model.replica_reasons import LONGEST_ASKED_SECONDS
 from registry.sources.base import ArtifactError, ArtifactReason, Stop
 
-# Worth asking again at once; every other status is a fact until somebody changes something.
+# Worth asking again, soon or when the server says; every other status is a fact until somebody changes something.
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+TOO_MANY_REQUESTS = 429
 MISSING_STATUSES = frozenset({404, 410})
 DENIED_STATUSES = frozenset({401, 403})
 MAX_ATTEMPTS = 4
@@ -91,8 +94,30 @@ def receiving(place: str) -> Iterator[None]:
         raise Passing("source_incomplete", f"{place} broke off before the end; it is tried again") from None
 
 
-def status_error(status: int, place: str, name: str = "") -> ArtifactError:
-    """What an HTTP status other than success means. `name`: of the file; empty: it is not to be told."""
+def asked_pause(retry_after: str, now: float) -> float:
+    """Seconds for which a server wants to be left alone, by its Retry-After; 0: it does not say. `now`: since 1970."""
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        seconds = float(text[:9])
+    else:
+        try:
+            seconds = parsedate_to_datetime(text).timestamp() - now
+        except (ValueError, OverflowError):
+            return 0.0
+    return min(max(seconds, 0.0), LONGEST_ASKED_SECONDS)
+
+
+def status_error(status: int, place: str, name: str = "", pause_seconds: float = 0.0) -> ArtifactError:
+    """What an HTTP status other than success means.
+
+    `name`: of the file; empty: it is not to be told. `pause_seconds`: what the server asked for.
+    """
+    if status == TOO_MANY_REQUESTS:
+        message = f"{place} answered {status}: it is asked too often; it is tried again after the pause that it wants"
+        return ArtifactError("rate_limited", message, pause_seconds=pause_seconds)
+    if status in PASSING_STATUSES and pause_seconds:
+        message = f"{place} answered {status}, and wants to be asked later; it is tried again then"
+        return ArtifactError("source_io", message, pause_seconds=pause_seconds)
     if status in PASSING_STATUSES:
         return Passing("source_io", f"{place} answered {status}; it is tried again")
     if status in MISSING_STATUSES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -34,8 +35,10 @@ from registry.sources.credentials import HeldCredential
 from registry.sources.failures import (
     DENIED_STATUSES,
     MISSING_STATUSES,
+    PASSING_STATUSES,
     Passing,
     StartOver,
+    asked_pause,
     connecting,
     no_authorities,
     receiving,
@@ -43,6 +46,7 @@ from registry.sources.failures import (
     retries_from_start,
     status_error,
 )
+from registry.sources.origins import Origins, OriginVisits
 from registry.sources.urls import WebUrl, check_redirect, parse_url
 
 MAX_REDIRECTS = 5
@@ -102,8 +106,10 @@ class Getter:
         named: Sequence[SourcePrefix],
         held: HeldCredential | None,
         may_see: Sequence[SourcePrefix],
+        visits: OriginVisits,
     ) -> None:
         """Takes the URLs that the operator named, and a credential with the URLs that may see it."""
+        self._visits = visits
         self._requests = requests
         self._named = named
         self._held = held
@@ -136,8 +142,14 @@ class Getter:
 
     def _send(self, url: WebUrl, start: WebUrl, headers: Headers) -> SourceResponse:
         fields = (("Host", url.authority), *_PLAIN, *headers, *self._authorization(url, start))
-        with connecting(url.place):
-            return SourceResponse(url, self._requests.get(str(url), url.reach(self._named), fields))
+        with self._visits.visiting(url.place):
+            with connecting(url.place):
+                answer = SourceResponse(url, self._requests.get(str(url), url.reach(self._named), fields))
+            if answer.status in PASSING_STATUSES:
+                answer.close()
+                pause = asked_pause(answer.header("retry-after"), time.time())
+                raise status_error(answer.status, url.place, pause_seconds=pause)
+            return answer
 
     def _authorization(self, url: WebUrl, start: WebUrl) -> Headers:
         """The credential, if this is where the source is, and not where a redirect leads."""
@@ -299,7 +311,9 @@ GZIPPED = (".tar.gz", ".tgz")
 class Web:
     """How this host goes to web servers. Close it at the end."""
 
-    def __init__(self, limits: SourceLimits) -> None:
+    def __init__(self, limits: SourceLimits, origins: Origins | None = None) -> None:
+        """`origins`: those that are paused, as others know them too; None: nobody else does."""
+        self.origins = origins or Origins()
         self.connections = ConnectionPool(self._newest_tls, limits)
 
     def close(self) -> None:
@@ -408,4 +422,4 @@ def _getter(
     web: Web, stop: Stop, named: Sequence[SourcePrefix], held: HeldCredential | None, may_see: Sequence[SourcePrefix]
 ) -> Iterator[Getter]:
     with closing(SourceRequests(web.connections, stop)) as requests:
-        yield Getter(requests, named, held, may_see)
+        yield Getter(requests, named, held, may_see, OriginVisits(web.origins))

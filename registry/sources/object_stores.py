@@ -33,6 +33,7 @@ from registry.sources.connections import Forwarder, check_leads
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import Secret, SecretError, StoreOptions, as_header
 from registry.sources.failures import Passing, StartOver, denied, retries, retries_from_start
+from registry.sources.origins import Origins, OriginVisits
 from registry.sources.urls import is_itself, parse_url
 
 if TYPE_CHECKING:
@@ -179,7 +180,9 @@ class Stores:
     itself. With https a certificate proves where it came to; for http:// a `Forwarder` judges where a name leads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Origins | None = None) -> None:
+        """`origins`: those that are paused, as others know them too; None: nobody else does."""
+        self.origins = origins or Origins()
         self._forwarders: dict[tuple[str, int], Forwarder] = {}
         self._open: OrderedDict[_Key, tuple[Secret | None, ObjectStore]] = OrderedDict()
         self._mutex = Lock()
@@ -307,6 +310,7 @@ class _Bucket:
         self._uri = uri
         self._held = held
         self._stop = stop
+        self._visits = OriginVisits(stores.origins)
         self._store = stores.store(uri, held)
 
     def read(self, key: str, start: int, end: int, tag: str | None) -> _Range:
@@ -317,15 +321,20 @@ class _Bucket:
         """
         self._stop.check()
         try:
-            return retries(self._stop)(self._get, key, start, end, tag)
+            return retries(self._stop)(self._visit, key, start, end, tag)
         except (PermissionDeniedError, UnauthenticatedError):
             if self._held is None or not self._held.renew():
                 raise denied(f"{self.shown(key)} may not be read") from None
         self._store = self._stores.reopened(self._uri, self._held)
         try:
-            return retries(self._stop)(self._get, key, start, end, tag)
+            return retries(self._stop)(self._visit, key, start, end, tag)
         except (PermissionDeniedError, UnauthenticatedError):
             raise denied(f"{self.shown(key)} may not be read, not with a new secret either") from None
+
+    def _visit(self, key: str, start: int, end: int, tag: str | None) -> _Range:
+        endpoint = self._held.store.endpoint if self._held is not None else None
+        with self._visits.visiting(endpoint or f"{self._uri.scheme}://{self._uri.authority}"):
+            return self._get(key, start, end, tag)
 
     def _get(self, key: str, start: int, end: int, tag: str | None) -> _Range:
         options: GetOptions = {"range": (start, end)}

@@ -56,6 +56,11 @@ class StoreLayout:
         return self.root / "key"
 
     @property
+    def paused_origins(self) -> Path:
+        """What all replicas know of sources that are to be left alone."""
+        return self.root / "locks/origins.json"
+
+    @property
     def damaged(self) -> Path:
         """Where each artifact that was found damaged while an engine read it has a file of its name."""
         return self.root / "damaged"

@@ -92,8 +92,8 @@ class LocalStore:
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
     ) -> None:
         """Makes the folders that are missing. Raises StoreError: they cannot be used, or an argument is wrong."""
-        self._allowed = AllowedSources(allow_sources, remote)
         self._layout = open_layout(root, replica)
+        self._allowed = AllowedSources(allow_sources, remote, self._layout.paused_origins)
         self._lease_file = self._layout.lease(replica, engine)
         self._leases = ArtifactLeases(self._lease_file, self._layout.staged_ids)
         self._grace_seconds = grace_seconds

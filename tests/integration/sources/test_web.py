@@ -156,6 +156,28 @@ async def test_a_bad_answer_is_refused_with_its_reason(web, open_store, answer, 
     assert (error.reason, error.permanent) == (reason, permanent), error.message
 
 
+async def test_a_pause_that_a_server_asks_for_is_kept_by_all_replicas_of_a_store(web, open_store):
+    """S6, R8: one request for all of them in each pause, and then what it gives."""
+    at = 1_000_000.0
+    stores = [open_store(f"{web.url}/team", replica=f"r{number}") for number in range(3)]
+    for store in stores:
+        store._allowed._origins.now = lambda: at
+    web.answers[CONFIG_PATH] = lambda exchange: exchange.send(429, b"slow down", Retry_After=60)
+    for _ in range(5):
+        for store in stores:
+            for name in ("a", "b"):
+                error = await refusal(store, f"{web.url}/team/{name}/")
+                assert error.reason == "rate_limited"
+                assert 0 < error.pause_seconds <= 60.0
+        at += 20.0
+    assert web.paths == [CONFIG_PATH] * 2
+    at += 60.0
+    del web.answers[CONFIG_PATH]
+    for store in stores:
+        assert content((await store.ensure(ref(f"{web.url}/team/a/"))).path) == (CONFIG, WEIGHTS)
+    assert web.paths[2:] == [CONFIG_PATH, WEIGHTS_PATH]
+
+
 async def test_what_passes_by_itself_is_asked_again_and_the_rest_is_not(web, open_store):
     """R8: transient answers are retried a few times within a staging, facts are not."""
     store = open_store(f"{web.url}/team")

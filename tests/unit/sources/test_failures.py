@@ -178,7 +178,8 @@ def test_between_two_tries_it_waits_longer_and_longer(monkeypatch):
 @pytest.mark.parametrize(
     ("statuses", "reason", "is_passing"),
     [
-        ((408, 425, 429, 500, 502, 503, 504), "source_io", True),
+        ((408, 425, 500, 502, 503, 504), "source_io", True),
+        ((429,), "rate_limited", False),
         ((404, 410), "source_missing", False),
         ((401, 403), "source_denied", False),
         ((400, 405, 409, 416, 501, 505, 204, 304), "source_io", False),
@@ -190,6 +191,13 @@ def test_a_status_is_a_fact_or_passes(statuses, reason, is_passing):
         told = status_error(status, "https://host")
         assert (told.reason, isinstance(told, Passing), told.permanent) == (reason, is_passing, False)
         assert told.message.startswith(f"https://host answered {status}")
+
+
+def test_a_server_that_wants_to_be_left_alone_is_not_asked_again_at_once():
+    """S6: nor is one that only has something else to do."""
+    for status, reason in ((429, "rate_limited"), (503, "source_io")):
+        told = status_error(status, "https://host", pause_seconds=60.0)
+        assert (told.reason, isinstance(told, Passing), told.pause_seconds) == (reason, False, 60.0)
 
 
 @pytest.mark.parametrize("way", [connecting, receiving])

@@ -17,6 +17,7 @@ from registry.sources.credentials import Credentials, HeldCredential
 from registry.sources.credentials_file import read_credentials
 from registry.sources.failures import MAX_ATTEMPTS, MAX_STARTS
 from registry.sources.object_stores import ObjectSource, Stores, open_store
+from registry.sources.origins import Origins
 
 CONFIG, WEIGHTS = b"{}", bytes(range(256)) * 10
 RANGE = 1000
@@ -42,7 +43,8 @@ class PlayedStores:
     faults: list[Exception | Callable[[], None] | None] = field(default_factory=list)
     asked: list[tuple[int, str, int, int, str | None]] = field(default_factory=list)
     opened: int = 0
-    tag: str = "t1"
+    tag: str | None = "t1"
+    origins: Origins = field(default_factory=Origins)
 
     def store(self, _uri: object, held: HeldCredential | None) -> int:
         if held is not None:
@@ -262,6 +264,22 @@ def test_the_version_of_a_source_changes_with_its_objects(stores):
     stores.faults = [GenericError("no")] * 9
     with pytest.raises(ArtifactError, match="cannot be read"):
         source.version(Stop())
+
+
+def test_a_store_that_fails_again_and_again_is_asked_by_one_for_all(stores):
+    """R8: with pauses that grow; what it says of one object is no failure of it."""
+    now = 0.0
+    stores.origins = Origins(now=lambda: now)
+    for _ in range(300):
+        stores.faults = [GenericError("away")] * 9
+        assert refusal(stores).reason == "source_io"
+        now += 1.0
+    assert len(stores.asked) < 4 * 20
+    now += 60.0
+    stores.faults, before = [], len(stores.asked)
+    assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
+    assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
+    assert len(stores.asked) == before + 8
 
 
 def test_weights_that_are_missing_are_named_and_what_is_there_instead(stores):

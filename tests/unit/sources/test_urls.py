@@ -110,7 +110,7 @@ def test_a_name_that_leads_to_the_machine_is_refused(monkeypatch, reach, address
     names = Names(monkeypatch, [address])
     with pytest.raises(ArtifactError) as refused:
         ask(reach)
-    assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", False)
+    assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", True)
     assert names.tried == []
 
 
