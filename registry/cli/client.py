@@ -158,7 +158,7 @@ class AdminClient:
         self._waits = waits
         try:
             self._calls = self._loop.run(_connected, address, tls, timeout_seconds)
-        except BaseException:  # an interrupt too: nobody else could end the thread
+        except BaseException:  # an interrupt too: nobody else could end what it began
             self._loop.close()
             raise
 

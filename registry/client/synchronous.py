@@ -34,7 +34,7 @@ class Registry:
         self._loop = BackgroundLoop()
         try:
             self._registry = self._loop.run(_opened, address, tls, timeout_seconds)
-        except BaseException:  # an interrupt too: nobody else could end the thread
+        except BaseException:  # an interrupt too: nobody else could end what it began
             self._loop.close()
             raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import linecache
+import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -148,3 +149,36 @@ def test_closing_ends_a_generator_that_nobody_waits_for():
     loop.close()
     assert numbers.ended.is_set()
     items.close()
+
+
+async def _number() -> int:
+    return 7
+
+
+def test_a_fork_has_a_loop_of_its_own(loop):
+    """The thread of its parent's is not there; what it does to its own must not reach its parent's."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        own = BackgroundLoop()
+        os.write(writing, b"%d" % own.run(_number))
+        own.close()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        assert told.read() == b"7"
+    assert os.waitpid(child, 0)[1] == 0
+    assert loop.run(_number) == 7
+
+
+def test_closing_one_leaves_the_others_their_work(loop):
+    """They share a thread, and nothing else."""
+    numbers, other = Numbers(1), BackgroundLoop()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(list, loop.each(numbers.count()))
+        assert numbers.waits.wait(60)
+        other.close()
+        assert not numbers.ended.is_set()
+        loop.close()
+        with pytest.raises(CancelledError):
+            waiting.result(60)
