@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
 from registry.lora.digest import sha256_of
@@ -241,3 +243,160 @@ def _spans(text: str) -> list[range]:
             raise ValueError(f"{part[:40]} is not a range of layers")
         spans.append(range(int(first), int(last or first) + 1))
     return spans
+
+
+# Quantizers put several numbers of few bits into one of more, so that a tensor has another shape than its module. What
+# each form keeps beside them tells the module's shape all the same.
+# The bytes of a tensor of that name; only of small ones.
+ReadTensor = Callable[[str], bytes]
+_PACKED_TYPES = {"U8", "I32", "U32"}
+_ENDS = (".qweight", ".weight_packed", ".W_q", ".codes", ".Qidxs", ".weight.compressed")
+_WIDTHS = {"I32": 4, "I64": 8}
+_MAX_READ_BYTES = 1 << 16
+_WORD_BITS = 32
+
+
+class UnknownPacking(ValueError):
+    """Packed weights in a form that is not read here; the message says which, and what to give instead."""
+
+
+def packed_modules(tensors: Iterable[Tensor], config: Mapping[str, Any], read: ReadTensor) -> dict[str, Shape]:
+    """The modules whose weights are packed matrices.
+
+    Args:
+        tensors: of all files.
+        config: what config.json says.
+        read: gives a tensor's bytes.
+
+    Raises:
+        UnknownPacking: see there.
+    """
+    checkpoint = _Checkpoint({tensor.name: tensor for tensor in tensors}, config, read)
+    found: dict[str, Shape] = {}
+    for tensor in checkpoint.tensors.values():
+        if not is_packed(tensor) or len(tensor.shape) > 2:  # experts that are one tensor are no modules here
+            continue
+        module, _, end = tensor.name.rpartition(".")
+        shape = checkpoint.shape(module, end)
+        if shape is None or min(shape) < 1:
+            raise UnknownPacking(
+                f"{tensor.name} is packed ({_method(config)}) in a form that is not read here; name the folder of the "
+                "same model before it was quantized"
+            )
+        found[module] = shape
+    return found
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """True if a tensor has not the shape of its module."""
+    return tensor.name.endswith(_ENDS) or (tensor.name.endswith(".weight") and tensor.dtype in _PACKED_TYPES)
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    return str(method)[:40] if method else "by what, config.json does not say"
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """What tells of packed modules; see `packed_modules`."""
+
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    read: ReadTensor
+
+    def shape(self, module: str, end: str) -> Shape | None:
+        """That of a module, of which a tensor with that end is packed; None: it cannot be told."""
+        match end:
+            case "qweight":
+                return self._of_qweight(module)
+            case "weight_packed":
+                return self._of_compressed(module)
+            case "weight":
+                return self._of_weight(module)
+            case _:
+                return None
+
+    def _of_qweight(self, module: str) -> Shape | None:
+        """AWQ packs the outputs, GPTQ the inputs; the scales have one column for each output."""
+        rows, columns = _sizes(self.tensors.get(f"{module}.qweight"))
+        groups, outputs = _sizes(self.tensors.get(f"{module}.scales"))
+        _, zeros = _sizes(self.tensors.get(f"{module}.qzeros"))
+        if not groups or not columns or self.tensors[f"{module}.qweight"].dtype != "I32":
+            return None
+        if columns < outputs:
+            return (outputs, rows) if zeros in {0, columns} and not outputs % columns else None
+        if columns != outputs:
+            return None
+        indices = self.tensors.get(f"{module}.g_idx")
+        if indices is not None and len(indices.shape) == 1 and indices.shape[0]:
+            return outputs, indices.shape[0]
+        bits = zeros * _WORD_BITS // outputs or _bits(self.config)
+        return outputs, rows * _WORD_BITS // bits if bits else 0
+
+    def _of_compressed(self, module: str) -> Shape | None:
+        """compressed-tensors keeps the shape beside it, but not where a byte has two numbers."""
+        packed, kept = self.tensors[f"{module}.weight_packed"], self.tensors.get(f"{module}.weight_shape")
+        outputs, columns = _sizes(packed)
+        if f"{module}.weight_scale" not in self.tensors:
+            return None
+        if packed.dtype == "U8":
+            return outputs, 2 * columns
+        bits = _bits(self.config)
+        if kept is not None and kept.shape == (2,) and kept.dtype in _WIDTHS:
+            width, content = _WIDTHS[kept.dtype], self.read(kept.name)
+            first, second = (int.from_bytes(content[at : at + width], "little", signed=True) for at in (0, width))
+            if first == outputs and columns <= second <= columns * _WORD_BITS:
+                return first, second
+        return (outputs, columns * _WORD_BITS // bits) if bits else None
+
+    def _of_weight(self, module: str) -> Shape | None:
+        """bitsandbytes keeps a description in JSON, ModelOpt two numbers in a byte, MLX as many as config.json says."""
+        weight = self.tensors[f"{module}.weight"]
+        outputs, columns = _sizes(weight)
+        for kind in ("nf4", "fp4"):
+            state = self.tensors.get(f"{module}.weight.quant_state.bitsandbytes__{kind}")
+            if state is not None and state.end - state.begin <= _MAX_READ_BYTES:
+                shape = _described(self.read(state.name))
+                return shape if shape and (shape[0] * shape[1] + 1) // 2 == outputs * columns else None
+        if weight.dtype == "U8" and {f"{module}.weight_scale", f"{module}.weight_scale_2"} <= self.tensors.keys():
+            return outputs, 2 * columns
+        bits = _bits(self.config) if {f"{module}.scales", f"{module}.biases"} <= self.tensors.keys() else 0
+        return (outputs, columns * _WORD_BITS // bits) if bits and weight.dtype == "U32" else None
+
+
+def _sizes(tensor: Tensor | None) -> Shape:
+    """Rows and columns of a matrix; nothing for what is none."""
+    return (tensor.shape[0], tensor.shape[1]) if tensor is not None and len(tensor.shape) == 2 else (0, 0)
+
+
+def _described(content: bytes) -> Shape | None:
+    with suppress(ValueError, RecursionError):
+        match json.loads(content):
+            case {"shape": [int(outputs), int(inputs)]}:
+                return outputs, inputs
+            case _:
+                pass
+    return None
+
+
+def _bits(config: Mapping[str, Any]) -> int:
+    """Bits of each packed number, as config.json says; 0: it does not, or they differ."""
+    found: set[object] = set()
+    for name in ("quantization_config", "quantization"):
+        match config.get(name):
+            case {"config_groups": dict(groups)}:
+                found |= {_bits_of_group(one) for one in groups.values()}
+            case {"bits": int(bits)}:
+                found.add(bits)
+    said = found.pop() if len(found) == 1 else 0
+    return said if isinstance(said, int) and 1 <= said <= 8 else 0
+
+
+def _bits_of_group(group: object) -> int:
+    match group:
+        case {"weights": {"num_bits": int(bits)}}:
+            return bits
+        case _:
+            return 0

@@ -8,10 +8,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from registry.lora.base import BaseModules, Shape, layout_of, model_name, modules_of
+from registry.lora.base import (
+    BaseModules,
+    ReadTensor,
+    Shape,
+    UnknownPacking,
+    is_packed,
+    layout_of,
+    model_name,
+    modules_of,
+    packed_modules,
+)
 from registry.lora.directory import read_header_of
 from registry.lora.findings import UnfitAdapter
 from registry.lora.json_files import json_object
@@ -98,9 +109,6 @@ def _number(config: Mapping[str, object], name: str, default: int = 0) -> int:
 _INDEX = "model.safetensors.index.json"
 _MAX_FILES = 1024
 _MAX_JSON_BYTES = 64 << 20
-# Weights in these are packed: their shapes are not the modules'.
-_PACKED_DTYPES = {"U8", "I32"}
-_PACKED_ENDS = (".qweight", ".weight_packed")
 
 
 class BaseUnreadable(Exception):
@@ -118,7 +126,7 @@ def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
         BaseUnreadable: see there.
     """
     try:
-        tensors, weights = _read_weights(directory)
+        tensors, weights, read = _read_weights(directory)
     except (OSError, ValueError, UnfitAdapter) as error:
         raise _unreadable(directory, error) from error
     try:
@@ -126,7 +134,7 @@ def read_base(directory: Path, names: tuple[str, ...] = ()) -> BaseModules:
     except (OSError, ValueError, UnfitAdapter) as error:
         config, problem = {}, error
     try:
-        return base_of_files(tensors, config, weights, names)
+        return base_of_files(tensors, config, weights, names, read)
     except UnknownArchitecture as error:
         raise _unreadable(directory, problem or error) from error
 
@@ -136,8 +144,17 @@ def _unreadable(directory: Path, error: Exception) -> BaseUnreadable:
     return BaseUnreadable(f"{directory} does not tell the base model's modules: {why}")
 
 
+def _unread(_: str) -> bytes:
+    """Nothing, where the numbers of a checkpoint are elsewhere."""
+    return b""
+
+
 def base_of_files(
-    tensors: Iterable[Tensor], config: Mapping[str, object], weights: str | None = None, names: tuple[str, ...] = ()
+    tensors: Iterable[Tensor],
+    config: Mapping[str, object],
+    weights: str | None = None,
+    names: tuple[str, ...] = (),
+    read: ReadTensor = _unread,
 ) -> BaseModules:
     """The modules of a base model whose files have these tensors; what its configuration lacks stays unknown.
 
@@ -145,7 +162,7 @@ def base_of_files(
         UnknownArchitecture: neither the tensors nor the configuration tell them.
     """
     found = tuple(tensors)
-    modules = _modules_of(found) or derive(config)
+    modules = _modules_of(found, config, read)
     layout = layout_of({one.name: (one.dtype, one.shape) for one in found}) if found else None
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
@@ -182,9 +199,24 @@ def names_of(directory: Path) -> frozenset[str]:
     return frozenset({place.name.lower(), model_name(str(place)), model_name(origin)} - {""})
 
 
-def _modules_of(tensors: Sequence[Tensor]) -> dict[str, Shape]:
-    """The modules by the headers of the weights; empty where these are missing or packed."""
-    return {} if any(map(_is_packed, tensors)) else modules_of(tensors)
+def _modules_of(tensors: Sequence[Tensor], config: Mapping[str, object], read: ReadTensor) -> Mapping[str, Shape]:
+    """By the weights; where there are none, or where they are packed and do not contradict it, by config.json.
+
+    Earlier releases did not read packed weights, and a base keeps its fingerprint.
+    """
+    plain = modules_of(one for one in tensors if not is_packed(one))
+    if not any(map(is_packed, tensors)):
+        return plain or derive(config)
+    derived: Mapping[str, Shape] = {}
+    with suppress(UnknownArchitecture):
+        derived = derive(config)
+    try:
+        modules = plain | packed_modules(tensors, config, read)
+    except UnknownPacking as error:
+        if not derived:
+            raise UnknownArchitecture(str(error)) from error
+        return derived
+    return derived if derived and derived.items() <= modules.items() else modules
 
 
 # Of so many tensors so much is read at the start, in the middle and at the end: quick also for the largest models.
@@ -192,8 +224,10 @@ _SAMPLED_TENSORS = 2048
 _SAMPLED_BYTES = 1024
 
 
-def _read_weights(directory: Path) -> tuple[list[Tensor], str | None]:
+def _read_weights(directory: Path) -> tuple[list[Tensor], str | None, ReadTensor]:
     """The tensors of all safetensors files, and ``sha256:<hex>`` over a sample of their numbers; None: there are none.
+
+    And what reads one of them.
 
     `sidecar.vllm_plugin.base_files` takes the same sample.
     """
@@ -204,7 +238,14 @@ def _read_weights(directory: Path) -> tuple[list[Tensor], str | None]:
             header, start = read_header_of(opened, file.name)
         tensors += header.tensors
         places |= {one.name: (file, start + one.begin, start + one.end) for one in header.tensors}
-    return tensors, _sample(places) if places else None
+
+    def read(name: str) -> bytes:
+        path, begin, end = places[name]
+        with path.open("rb") as file:
+            file.seek(begin)
+            return file.read(end - begin)
+
+    return tensors, _sample(places) if places else None, read
 
 
 def _sample(places: Mapping[str, tuple[Path, int, int]]) -> str:
@@ -217,11 +258,6 @@ def _sample(places: Mapping[str, tuple[Path, int, int]]) -> str:
                 file.seek(at)
                 digest.update(file.read(min(_SAMPLED_BYTES, end - at)))
     return "sha256:" + digest.hexdigest()
-
-
-def _is_packed(tensor: Tensor) -> bool:
-    is_weight = tensor.name.endswith(".weight") and tensor.dtype in _PACKED_DTYPES
-    return is_weight or tensor.name.endswith(_PACKED_ENDS)
 
 
 def weights_files(directory: Path) -> list[Path]:
