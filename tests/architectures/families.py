@@ -101,6 +101,17 @@ FAMILIES: tuple[Family, ...] = (
     Family("gemma", "gemma", _TIED),
     Family("gemma2", "gemma2", {**_TIED, "query_pre_attn_scalar": 64, "sliding_window": 128}),
     Family("gemma3", "gemma3_text", {**_TIED, "query_pre_attn_scalar": 64, "sliding_window": 128}),
+    Family(
+        "gemma4",
+        "gemma4_text",
+        {
+            **_TIED,
+            **_SLIDING,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 64,
+            "vocab_size_per_layer_input": 256,
+        },
+    ),
     Family("phi", "phi", {**_NO_GQA, "partial_rotary_factor": 0.5}),
     Family("phi3", "phi3"),
     Family(
@@ -232,6 +243,9 @@ FAMILIES: tuple[Family, ...] = (
         {**_experts("num_experts"), "num_shared_experts": 1, "first_k_dense_replace": 1, **_SLIDING},
     ),
     Family("persimmon", "persimmon", _NO_GQA),
+    Family(
+        "qwen3_5", "qwen3_5_text", {"layer_types": ["full_attention"] * 2}, lacks="torchvision, which its code imports"
+    ),
     Family(
         "qwen3_next",
         "qwen3_next",

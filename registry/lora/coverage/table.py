@@ -99,6 +99,8 @@ _UNPACKED_EXPERTS = dict.fromkeys(
 _REPLACED = {"self_attn.dt_proj": "vLLM's Transformers backend puts its own attention in the place of it"}
 # vLLM's Transformers backend runs these with modules of transformers' own.
 _TRANSFORMERS = Coverage(_INPUT)
+# Its models of sentences have no pooler of their own.
+_BERT = Coverage(_NONE, {"pooler.dense": "vLLM's embedding models leave the pooler out"}, is_measured=False)
 _DEEPSEEK = Coverage(_NONE, {**_ROUTER, **_ABSORBED})
 _LLAMA4 = Coverage(rotary=("self_attn.q_proj", "self_attn.k_proj"))
 # Read in vLLM's source, not run.
@@ -135,6 +137,19 @@ _VLLM: Mapping[str, Coverage] = {
     "ExaoneMoeForCausalLM": Coverage(_BOTH, _ROUTER),
     **_all_of("ExaoneMoE K2Horizon", Coverage(_BOTH, _ROUTER, is_measured=False)),
     "GPTBigCodeForCausalLM": Coverage(_INPUT, _FUSED_QKV),
+    "Gemma4ForCausalLM": Coverage(_NONE),
+    **dict.fromkeys(("BertModel", "RobertaModel", "XLMRobertaModel"), _BERT),
+    **dict.fromkeys(("LlamaForSequenceClassification", "LlamaModel"), Coverage(_INPUT, is_measured=False)),
+    "Qwen3Model": Coverage(_INPUT, is_measured=False),
+    "Qwen2Model": Coverage(_NONE, is_measured=False),
+    "Qwen3_5ForCausalLM": Coverage(_BOTH, is_measured=False),
+    "Qwen3_5MoeForCausalLM": Coverage(_BOTH, {**_ROUTER, **_SHARED_GATE}, is_measured=False),
+    **dict.fromkeys(
+        (f"{name}ForConditionalGeneration" for name in "Gemma4 Llava Qwen3VL Qwen3_5".split()),
+        Coverage(_NONE, is_measured=False),
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Coverage(_NONE, _ROUTER, is_measured=False),
+    "Qwen3_5MoeForConditionalGeneration": Coverage(_NONE, {**_ROUTER, **_SHARED_GATE}, is_measured=False),
 }
 
 

@@ -162,11 +162,11 @@ MEASURED = (
     "Llama Qwen3 Phi3 Mixtral Exaone4 Nemotron FalconH1 Ernie4_5 Apertus Granite Solar HyperCLOVAX MiniCPM Lfm2 Cohere "
     "Cohere2 Olmo Olmo2 Olmo3 Arcee SeedOss HunYuanDenseV1 Starcoder2 Phi GPTNeoX SmolLM3 Ministral Glm Helium BitNet "
     "Persimmon Dots1 Gemma Gemma2 Gemma3 Mistral Qwen2 Olmoe Glm4Moe GptOss Ernie4_5_Moe OPT Glm4 GraniteMoe "
-    "GraniteMoeHybrid GraniteMoeShared Llama4 Qwen2Moe Qwen3Moe DeepseekV2 DeepseekV3 ExaoneMoe GPTBigCode"
+    "GraniteMoeHybrid GraniteMoeShared Gemma4 Llama4 Qwen2Moe Qwen3Moe DeepseekV2 DeepseekV3 ExaoneMoe GPTBigCode"
 ).split()
 READ_ONLY = (
     "Jamba PhiMoE Cwm Jais2 Nanbeige VaultGemma Doge Qwen3Next DeepseekV32 GlmMoeDsa MistralLarge3 AXK1 ExaoneMoE "
-    "K2Horizon"
+    "K2Horizon Qwen3_5 Qwen3_5Moe"
 ).split()
 
 
@@ -210,6 +210,24 @@ def coverage(architecture: str) -> Coverage:
         ("Dots1ForCausalLM", "model.layers.1.mlp.experts.12.up_proj", False, "not_taken_by_engine"),
         ("Dots1ForCausalLM", "model.layers.1.mlp.experts.up_proj", False, None),
         ("Dots1ForCausalLM", "model.layers.1.mlp.up_proj", False, None),
+        ("BertModel", "embeddings.word_embeddings", True, "not_taken_by_engine"),
+        ("BertModel", "encoder.layer.0.attention.self.query", False, None),
+        ("BertModel", "pooler.dense", False, "not_applied_by_engine"),
+        ("BertModel", "encoder.layer.0.output.dense", False, None),
+        ("XLMRobertaModel", "embeddings.word_embeddings", True, "not_taken_by_engine"),
+        ("Gemma4ForCausalLM", "model.embed_tokens", True, "not_taken_by_engine"),
+        ("Gemma4ForCausalLM", "model.embed_tokens_per_layer", True, "not_taken_by_engine"),
+        ("Gemma4ForConditionalGeneration", "model.language_model.embed_tokens", True, "not_taken_by_engine"),
+        ("LlavaForConditionalGeneration", "language_model.lm_head", False, "not_taken_by_engine"),
+        ("Qwen3VLForConditionalGeneration", "model.language_model.embed_tokens", True, "not_taken_by_engine"),
+        ("Qwen3VLMoeForConditionalGeneration", "a.layers.0.mlp.gate", False, "not_applied_by_engine"),
+        ("Qwen3_5ForCausalLM", "model.embed_tokens", True, None),
+        ("Qwen3_5ForConditionalGeneration", "model.language_model.embed_tokens", True, "not_taken_by_engine"),
+        ("Qwen3_5MoeForCausalLM", "model.layers.0.mlp.shared_expert_gate", False, "not_applied_by_engine"),
+        ("LlamaForSequenceClassification", "model.embed_tokens", True, None),
+        ("LlamaForSequenceClassification", "lm_head", False, "not_taken_by_engine"),
+        ("Qwen3Model", "embed_tokens", True, None),
+        ("Qwen2Model", "embed_tokens", True, "not_taken_by_engine"),
         ("GraniteMoeSharedForCausalLM", "a.shared_mlp.input_linear", False, "not_applied_by_engine"),
         ("GraniteMoeSharedForCausalLM", "a.block_sparse_moe.router.layer", False, "not_taken_by_engine"),
     ],
