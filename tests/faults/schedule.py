@@ -90,12 +90,12 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
             await make_pool(admin)
             sidecar.program.start()
             await eventually(sidecar.is_ready, timeout_seconds=60)
-            before, began = resident_bytes(sidecar), time.monotonic()
+            before, began = resident_bytes(sidecar.program.pid), time.monotonic()
             await _under_faults(admin, cluster, sources, clock, story, sidecar, history, faults, began + seconds)
             healed = time.monotonic()
             story.seconds = healed - began
             await _converged(cluster, admin, sidecar, engine, story, history, healed)
-            story.grown_bytes = resident_bytes(sidecar) - before
+            story.grown_bytes = resident_bytes(sidecar.program.pid) - before
             assert story.grown_bytes < MOST_GROWTH_BYTES, story.report()
     finally:
         sidecar.program.kill()
@@ -103,9 +103,9 @@ async def play(folder: Path, cluster: Cluster, *, seed: int, faults: int, second
     return story
 
 
-def resident_bytes(sidecar: Sidecar) -> int:
-    """Memory of its process."""
-    fields = Path(f"/proc/{sidecar.program.pid}/statm").read_text().split()
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -138,6 +138,11 @@ class SimStore:
         """Has a source at once; no lease protects it."""
         self.staged[ArtifactRef(f"{ROOT}{source}", None)] = self._staged(source)
 
+    def wipe(self) -> None:
+        """Loses everything, also what protects it."""
+        self.staged.clear()
+        self.lease_file.unlink(missing_ok=True)
+
     def _staged(self, source: str) -> Staged:
         rank = 64 if source.startswith(HIGH_RANK) else 8
         return Staged(id_of(source), path_of(self.replica, source), digest_of(source), rank)

@@ -32,6 +32,22 @@ def kill_sidecar(world: World, rng: random.Random) -> Heal:
     return lambda: world.start(host)
 
 
+def lose_disk(world: World, rng: random.Random) -> Heal:
+    """A pod comes up again on another node, with nothing that it had."""
+    host = _pick(world, rng)
+    world.kill(host)
+    heal_engine = _restarted(host.engine)
+    host.place.store.wipe()
+    for file in host.place.state.glob("*"):
+        file.unlink()
+
+    def heal() -> None:
+        heal_engine()
+        world.start(host)
+
+    return heal
+
+
 def pause_sidecar(world: World, rng: random.Random) -> Heal:
     host = _pick(world, rng)
     process = host.process
@@ -46,7 +62,10 @@ def kill_admin(world: World, rng: random.Random) -> Heal:
 
 
 def restart_engine(world: World, rng: random.Random) -> Heal:
-    engine = _pick(world, rng).engine
+    return _restarted(_pick(world, rng).engine)
+
+
+def _restarted(engine: EngineHost) -> Heal:
     if engine.engine is None:
         return _nothing
     engine.kill()
@@ -267,6 +286,7 @@ def lose_sources(world: World, rng: random.Random) -> Heal:
 FAULTS: tuple[Fault, ...] = (
     kill_sidecar,
     kill_sidecar,
+    lose_disk,
     pause_sidecar,
     kill_admin,
     restart_engine,
