@@ -64,7 +64,8 @@ class ReadyRule:
         """Why the replica is degraded; empty: it is not."""
         if refusals.count <= self.share * refusals.desired:
             return ""
-        return f"the engine does not serve {refusals.count} of {refusals.desired} adapters: {refusals.message}"
+        many = f"{refusals.count} of {refusals.desired} adapters"
+        return f"the engine refuses {many}, or does not list them: {refusals.message}"
 
     def may_begin(self, refusals: EngineRefusals, *, was_serving: bool) -> bool:
         """True if a replica may become ready. `was_serving`: before this sidecar began, so that it was ready then."""

@@ -436,7 +436,7 @@ def test_an_engine_that_refuses_what_it_is_to_serve_is_told():
             await asyncio.sleep(120.0)
             situation = reports[-1].situation
             assert (situation.ready, situation.note) == (False, situation.degraded)
-            assert "1 of 1 adapters: no memory" in situation.note
+            assert "1 of 1 adapters, or does not list them: no memory" in situation.note
 
     play(body)
 

@@ -71,7 +71,10 @@ def test_a_ready_replica_stays_so_as_the_operator_chose(refused, any_stays, serv
 def test_more_than_a_share_is_degraded_and_says_what_the_engine_said():
     """R18."""
     assert ReadyRule().degraded(refusals(2, 0)) == ""
-    assert ReadyRule(share=0.1).degraded(refusals(2, 0)) == "the engine does not serve 2 of 10 adapters: no"
+    assert (
+        ReadyRule(share=0.1).degraded(refusals(2, 0))
+        == "the engine refuses 2 of 10 adapters, or does not list them: no"
+    )
 
 
 def test_a_plan_tells_what_of_it_is_refused():
