@@ -34,6 +34,9 @@ STORE_BYTES = Gauge("loraplane_store_bytes", "Bytes of all artifacts in the host
 STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's store")
 STORE_LEASED = Gauge("loraplane_store_leased", "Artifacts that this replica's engine may be reading")
 STORE_DAMAGED = Gauge("loraplane_store_damaged", "Artifacts of the store that are damaged and may be in use")
+STORE_TOUCHED = Gauge(
+    "loraplane_store_touched", "Artifacts that the engine may be reading and whose files were removed or changed"
+)
 STORE_REMOVED = Counter("loraplane_store_removed", "Artifacts that this sidecar removed from the store")
 LAZY_RESIDENT = Gauge("loraplane_lazy_resident", "Lazy adapters that the engine lists as desired")
 LAZY_QUESTIONS = Counter("loraplane_lazy_questions", "Questions of the engine, by what it was told", ["answer"])

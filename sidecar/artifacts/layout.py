@@ -115,6 +115,17 @@ def open_layout(root: Path, replica: str) -> StoreLayout:
         raise StoreError(str(error)) from error
     # Not resolved: what counts is the path at which the engine sees the volume too.
     layout = StoreLayout(Path(os.path.abspath(root)))  # noqa: PTH100 - Path.absolute keeps "..", which `owns` would not match
+    make_folders(layout)
+    return layout
+
+
+def is_whole(layout: StoreLayout) -> bool:
+    """True if no folder of a store is missing."""
+    return all((layout.root / folder).is_dir() for folder in (*_READ_BY_ENGINES, *_FOLDERS))
+
+
+def make_folders(layout: StoreLayout) -> None:
+    """Makes the folders that are missing, see `open_layout`. Raises StoreError."""
     try:
         layout.root.parent.mkdir(parents=True, exist_ok=True)
         for folder in (*_READ_BY_ENGINES, *_FOLDERS):
@@ -129,7 +140,6 @@ def open_layout(root: Path, replica: str) -> StoreLayout:
             f"the store {layout.root} cannot be used ({error.strerror}: {error.filename}): "
             "give --store a directory that this user may write to"
         ) from error
-    return layout
 
 
 def _readers(layout: StoreLayout) -> int:

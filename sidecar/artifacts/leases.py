@@ -158,6 +158,16 @@ class ArtifactLeases:
             self._is_written = self._is_written and not gone
         return gone
 
+    def are_lost(self) -> bool:
+        """True if the file does not say all that it has to, as where somebody removed it. Then `write` writes it."""
+        with self._writing, self._mutex:
+            try:
+                is_whole = self._ids <= read_leases(self._file)
+            except LeasesUnreadable:
+                is_whole = False
+            self._is_written = self._is_written and is_whole
+        return not is_whole
+
     def write(self, temporary: Path) -> None:
         """Writes the file anew if something was let go of. The caller alone uses `temporary`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from registry.sources.base import Stop
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.files import locked, locked_at_once
 from sidecar.artifacts.gc import GarbageCollector
-from sidecar.artifacts.layout import StoreLayout
+from sidecar.artifacts.layout import StoreLayout, is_whole, make_folders
 from sidecar.artifacts.leases import ArtifactLeases, LeasesUnreadable, everybodys_leases, may_be_read
 from sidecar.artifacts.proof import DamagedArtifacts, ProofOutcome, Proofs
 
@@ -132,6 +132,38 @@ def _modified(path: Path) -> float | None:
         return None
 
 
+class ReadFiles:
+    """Watches the files that this replica's engine may be reading, by what a stat shows.
+
+    Attributes:
+        troubles: by the path of an artifact, what somebody did to it. It is fetched again for that; an engine that
+            answers from memory meanwhile would end if it had to read it.
+    """
+
+    def __init__(self, layout: StoreLayout, proofs: Proofs, on_touched: Callable[[Collection[str]], None]) -> None:
+        """`on_touched` is called with artifacts that were touched since the last look."""
+        self._layout = layout
+        self._proofs = proofs
+        self._on_touched = on_touched
+        self.troubles: Mapping[str, str] = {}
+
+    def look(self, artifacts: Collection[str]) -> Mapping[str, str]:
+        """Looks at these; gives the troubles."""
+        found = {artifact: why for artifact in artifacts if (why := self._trouble(artifact))}
+        if news := [artifact for artifact in found if self._path(artifact) not in self.troubles]:
+            self._on_touched(news)
+        self.troubles = {self._path(artifact): why for artifact, why in found.items()}
+        return self.troubles
+
+    def _trouble(self, artifact: str) -> str:
+        """What was changed counts as that until it is proven again."""
+        had = "" if artifact in self._proofs else self.troubles.get(self._path(artifact), "")
+        return self._proofs.trouble(artifact) or had
+
+    def _path(self, artifact: str) -> str:
+        return str(self._layout.adapter(artifact))
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """What is in a store: bytes and number of artifacts, how many this replica leases, how many are damaged.
@@ -157,6 +189,7 @@ class Maintenance:
         quota: Quota,
         collector: GarbageCollector,
         scrub: Scrub,
+        files: ReadFiles,
         *,
         before: Callable[[], None],
     ) -> None:
@@ -168,6 +201,22 @@ class Maintenance:
         self._quota = quota
         self._collector = collector
         self._scrub = scrub
+        self._files = files
+
+    def look(self, stop: Stop) -> Mapping[str, str]:
+        """Puts back folders and leases that somebody removed; gives what was done to files, see `ReadFiles`.
+
+        Raises:
+            ArtifactError: ``staging_stopped``, or folders cannot be made.
+            OSError: the leases could not be written.
+        """
+        if not is_whole(self._layout):
+            _log.warning("store_folders_removed", store=str(self._layout.root))
+            make_folders(self._layout)
+        if self._leases.are_lost():
+            _log.warning("leases_removed", store=str(self._layout.root))
+            self.write_leases(stop)
+        return self._files.look(self._leases.all())
 
     def round(self, stop: Stop) -> Holdings:
         """Reads files of the operator again that changed, writes the leases, sweeps, removes what is over the budget.

@@ -63,6 +63,13 @@ class Proofs:
         proven = self._proven.get(artifact)
         return proven is not None and proven == self.identity(artifact)
 
+    def trouble(self, artifact: str) -> str:
+        """What somebody did to it since this process last saw it; empty: nothing that shows without reading it."""
+        found, proven = self.identity(artifact), self._proven.get(artifact)
+        if found is None:
+            return "was removed, all of it or a file"
+        return "" if proven in {None, found} else "was changed"
+
     def note(self, artifact: str) -> None:
         """This process has just written it, or proven it by other means. Raises OSError."""
         found = self.identity(artifact)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,7 +42,7 @@ from sidecar.artifacts.gc import GarbageCollector, mark_used
 from sidecar.artifacts.ingest import DEFAULT_MAX_WEIGHTS_BYTES, Ingest
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.leases import ArtifactLeases, Remembered, warn_of_strays
-from sidecar.artifacts.maintenance import Maintenance, Scrub
+from sidecar.artifacts.maintenance import Maintenance, ReadFiles, Scrub
 from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.proof import BACKGROUND_BYTES_PER_SECOND, DamagedArtifacts, ProofOutcome, Proofs, Signatures
 from sidecar.artifacts.reports import Reports, damaged
@@ -109,6 +109,7 @@ class LocalStore:
             prove_seen=self._prove_seen,
             on_damage=self._distrust,
         )
+        self._files = ReadFiles(self._layout, self._proofs, self._look_anew)
         self._quota = Quota(
             self._layout.root, index, budget_bytes, lambda wanted: self._collector.collect(wanted, Stop())
         )
@@ -129,7 +130,7 @@ class LocalStore:
         self._doubted: set[str] = set()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
         self.maintenance = Maintenance(
-            *(self._layout, self._leases, index, self._quota, self._collector, self._scrub),
+            *(self._layout, self._leases, index, self._quota, self._collector, self._scrub, self._files),
             before=self._refresh,
         )
 
@@ -229,9 +230,17 @@ class LocalStore:
             return False
         if self._proofs.is_intact(artifact) and not self._damage.is_marked(artifact):
             return True
-        _log.warning("artifact_touched", artifact=artifact)
-        self._distrust({artifact})
+        self._look_anew({artifact})
         return False
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """See `ArtifactStore.troubles`."""
+        return self._files.troubles
+
+    def _look_anew(self, touched: Collection[str]) -> None:
+        _log.warning("artifact_touched", artifacts=sorted(touched)[:20], count=len(touched))
+        self._distrust(touched)
 
     def _distrust(self, artifacts: Collection[str]) -> None:
         """What is remembered of these is looked at anew, and their bytes are hashed again."""

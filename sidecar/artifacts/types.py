@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +66,11 @@ class ArtifactStore(Protocol):
 
         False: `lookup` says so too from now on.
         """
+        ...
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """By path, what somebody did to files of this store that an engine may be reading, as last seen."""
         ...
 
     async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:

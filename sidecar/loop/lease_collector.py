@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
 
@@ -15,12 +15,14 @@ from sidecar.artifacts.maintenance import Holdings
 from sidecar.engines.driver import Engine, EngineError
 from sidecar.engines.observed import DrainEvidence, Observed, Use
 from sidecar.loop.drain import DrainTracker
-from sidecar.metrics import STORE_ARTIFACTS, STORE_BYTES, STORE_DAMAGED, STORE_LEASED
+from sidecar.metrics import STORE_ARTIFACTS, STORE_BYTES, STORE_DAMAGED, STORE_LEASED, STORE_TOUCHED
 
 _log = structlog.get_logger()
 Result = TypeVar("Result")
 # At least `drain_tracker.EVIDENCE_GAP_SECONDS`; also how often a replica looks after the store.
 KEEP_SECONDS = 10.0
+# So soon it is seen that somebody removed or changed files that the engine may be reading.
+LOOK_SECONDS = 2.0
 
 
 class LeasedStore(Protocol):
@@ -50,6 +52,10 @@ class StoreRounds(Protocol):
         """Reads something again. Raises OSError, ArtifactError."""
         ...
 
+    def look(self, stop: Stop) -> Mapping[str, str]:
+        """Gives what was done to files that the engine may be reading. Raises OSError, ArtifactError."""
+        ...
+
 
 class LeaseCollector:
     """One replica's keeper. It alone gives up leases, in the event loop in which plans are made."""
@@ -63,6 +69,7 @@ class LeaseCollector:
         *,
         monotonic: Callable[[], float],
         pause_seconds: float = KEEP_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
         on_news: Callable[[], None] = lambda: None,
         on_room: Callable[[ReportedStore | None], None] = lambda _room: None,
     ) -> None:
@@ -75,8 +82,10 @@ class LeaseCollector:
             maintenance: looks after the store.
             monotonic: seconds of the clock of `DrainTracker`.
             pause_seconds: between two rounds.
+            look_seconds: between two looks at files.
             on_news: is called when the engine has other adapters than in the last look that a plan was made from. The
-                engine tells of changes since its last look only, and that was ours.
+                engine tells of changes since its last look only, and that was ours. Also when somebody touched files
+                that the engine may be reading, or they are well again.
             on_room: is told how much more the store takes, after each round; None: that is not known.
         """
         self._engine = engine
@@ -85,6 +94,7 @@ class LeaseCollector:
         self._maintenance = maintenance
         self._monotonic = monotonic
         self._pause_seconds = pause_seconds
+        self._look_seconds = look_seconds
         self._on_news = on_news
         self._on_room = on_room
         self._noticed: Observed | None = None
@@ -117,6 +127,17 @@ class LeaseCollector:
         while True:
             await self._in_thread("scrub", self._maintenance.scrub)
             await asyncio.sleep(self._pause_seconds)
+
+    async def watch_files(self) -> None:
+        """Looks at the files that the engine may be reading, again and again, until it is cancelled."""
+        known: Mapping[str, str] = {}
+        while True:
+            found = await self._in_thread("files", self._maintenance.look)
+            if found is not None and found != known:
+                known = found
+                STORE_TOUCHED.set(len(found))
+                self._on_news()
+            await asyncio.sleep(self._look_seconds)
 
     async def _review(self) -> None:
         """Asks the engine about what is idle for long, and lets go of what is proven."""

@@ -278,6 +278,7 @@ class Reconciler:
             generations=self._generations.by_use,
             declined=self._declined,
             reads=self._store.reads,
+            touched=self._store.troubles,
         )
         plan = make_plan(desired, snapshot.pool, observed, known, now=now)
         self._declined = plan.declined

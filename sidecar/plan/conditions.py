@@ -11,7 +11,7 @@ from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.declines import is_own
 from sidecar.plan.handoff import OVER_CAPACITY, Handoff, Stuck
-from sidecar.plan.names import engine_name
+from sidecar.plan.names import engine_name, key_of
 from sidecar.plan.types import FailedAdapter, LazySelection, PendingAdapter, PlanContext, Selection, WarnedAdapter
 from sidecar.vllm_plugin.protocol import expected_key
 
@@ -21,6 +21,8 @@ MAX_OVER_CAPACITY_LISTED = 200
 ENGINE_PAUSED = "engine_paused"
 # What an engine breaks only where the weights behind a name are replaced.
 MENDED_BY_VERSIONS = frozenset({"rust_frontend", "kv_connector"})
+# The reason why an adapter is warned of whose files somebody removed or changed.
+FILES_TOUCHED = "files_touched"
 UNPROVEN = (
     "lists nothing, and answers every request with the adapter that it was told of last, or without one as the base "
     "model: served is what it was told at the last look; nobody else may set adapters"
@@ -118,6 +120,20 @@ def _why_unproven(chosen: Selection, observed: Observed) -> str:
     )
 
 
+def _of_files(desired: DesiredState, observed: Observed, known: PlanContext) -> Iterator[WarnedAdapter]:
+    """What the engine answers with although it could not read it again."""
+    for name, path in observed.adapters.items() if known.touched else ():
+        if path in known.touched:
+            adapter = desired.of(key_of(name))
+            message = (
+                f"{path} {known.touched[path]}, and not by us; it is fetched again. Until then the engine answers from "
+                "memory, and vLLM ends if it has to read it: leave the store to the sidecars"
+            )
+            yield WarnedAdapter(
+                adapter.name if adapter else name, adapter.generation if adapter else 0, FILES_TOUCHED, message
+            )
+
+
 def _of_engine(observed: Observed, *, is_versioned: bool) -> Iterator[WarnedAdapter]:
     if observed.paused:
         yield WarnedAdapter("", 0, ENGINE_PAUSED, observed.paused)
@@ -154,6 +170,7 @@ def warnings(
             "replaces: give the pool max_adapters and the engine --max-cpu-loras of 2 or more, or plain names"
         )
         yield WarnedAdapter("", 0, OVER_CAPACITY, message)
+    yield from _of_files(desired, observed, known)
     yield from _of_artifacts(chosen, observed)
     yield from _of_expectations(chosen, observed)
     for one in kept:

@@ -103,6 +103,13 @@ class SimStore:
         staged = self.staged.get(ref)
         return staged if staged is not None and staged.id in self.leases else None
 
+    @property
+    def troubles(self) -> dict[str, str]:
+        return {}
+
+    def look(self, _stop: Stop) -> dict[str, str]:
+        return self.troubles
+
     def is_intact(self, path: str) -> bool:
         return self.has(path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,6 +72,9 @@ class Removing:
 
     def scrub(self, stop: Stop) -> None:
         self._store.maintenance.scrub(stop)
+
+    def look(self, stop: Stop) -> Mapping[str, str]:
+        return self._store.maintenance.look(stop)
 
 
 class Rig:

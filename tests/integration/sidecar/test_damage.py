@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,28 @@ async def test_what_an_engine_serves_stays_and_is_proven_in_the_background(tmp_p
             else:
                 assert paths_given(engine) == given
             await rig.served(1, "a", "b")
+
+
+def warned(rig: Rig) -> set[str]:
+    return {one.name for one in rig.status.warnings if one.reason == "files_touched"}
+
+
+@pytest.mark.parametrize("folder", ["", "../.."])
+async def test_files_that_somebody_removes_while_they_are_served_are_told_and_put_back(tmp_path, folder):
+    """R4, R7, R9: an engine that has to read them again would end; nothing is unloaded for that, or loaded."""
+    async with running_rig(tmp_path) as rig:
+        rig.desire(1, a="v1", b="v2")
+        await rig.served(1, "a", "b")
+        path, calls = rig.engine.cards["a"].path, len(rig.engine.calls)
+        aside = (rig.sources / "v1").rename(tmp_path / "aside")
+        shutil.rmtree((Path(path) / folder).resolve())
+        await eventually(lambda: "a" in warned(rig) and "a" in rig.reasons())
+        assert rig.engine.cards["a"].path == path
+        aside.rename(rig.sources / "v1")
+        await eventually(lambda: not warned(rig))
+        await rig.served(1, "a", "b")
+        assert digest_of(Path(path)) == digest_of(rig.sources / "v1")
+        assert len(rig.engine.calls) == calls
 
 
 async def test_a_bit_that_is_flipped_while_nobody_serves_it_is_found_before_the_next_load(tmp_path):

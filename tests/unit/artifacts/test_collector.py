@@ -443,7 +443,7 @@ def test_a_round_writes_leases_sweeps_makes_room_and_says_what_is_there(scrubbed
     if not is_readable:
         (layout.leases / "r2").write_bytes(b"?\n")
     one = Maintenance(
-        *(layout, leases, scrubbed.index, quota, scrubbed.collector, scrubbed.scrub),
+        *(layout, leases, scrubbed.index, quota, scrubbed.collector, scrubbed.scrub, None),  # type: ignore[arg-type]
         before=lambda: order.append((layout.leases / "r1").read_text().replace("\n", "")),  # type: ignore[func-returns-value]
     )
     found = one.round(Stop())
@@ -464,7 +464,7 @@ def test_leases_are_written_under_their_own_lock(scrubbed):
     layout = scrubbed.layout
     leases = ArtifactLeases(layout.leases / "r1", layout.staged_ids)
     one = Maintenance(
-        *(layout, leases, scrubbed.index, None, scrubbed.collector, scrubbed.scrub),  # type: ignore[arg-type]
+        *(layout, leases, scrubbed.index, None, scrubbed.collector, scrubbed.scrub, None),  # type: ignore[arg-type]
         before=lambda: None,
     )
     stop = Stop()

@@ -80,6 +80,7 @@ class Rig:
         self.upkeeps: list[Exception | None] = []
         self.rounds = self.news = 0
         self.rooms: list[ReportedStore | None] = []
+        self.troubles: dict[str, str] = {}
         self.lease_collector = LeaseCollector(
             self.engine,  # type: ignore[arg-type]
             self.store,
@@ -87,6 +88,7 @@ class Rig:
             self,
             monotonic=lambda: self.now,
             pause_seconds=0.0,
+            look_seconds=0.0,
             on_news=self.hear,
             on_room=self.rooms.append,
         )
@@ -97,6 +99,11 @@ class Rig:
     def scrub(self, stop: Stop) -> None:
         """See `StoreRounds`."""
         self.round(stop)
+
+    def look(self, stop: Stop) -> dict[str, str]:
+        """See `StoreRounds`."""
+        self.round(stop)
+        return dict(self.troubles)
 
     def round(self, stop: Stop) -> Holdings:
         """See `StoreRounds`."""
@@ -212,6 +219,21 @@ async def test_a_store_that_fails_is_looked_after_again_later():
     gauges = (module.STORE_BYTES, module.STORE_ARTIFACTS, module.STORE_LEASED, module.STORE_DAMAGED)
     assert [gauge._value.get() for gauge in gauges] == [7, 3, 2, 1]
     assert keeper.rooms[:3] == [None, None, ROOM], "of a store that fails it is not known"
+
+
+async def test_files_that_somebody_touches_are_told_once_and_so_is_that_they_are_well():
+    """R9: each has a new plan made, whatever fails between."""
+    keeper = Rig()
+    keeper.troubles = {"/a": "was removed"}
+    keeper.upkeeps = [None, OSError(5, "Input/output error")]
+    running = asyncio.create_task(keeper.lease_collector.watch_files())
+    await eventually(lambda: keeper.rounds >= 4)
+    assert (keeper.news, module.STORE_TOUCHED._value.get()) == (1, 1)
+    keeper.troubles = {}
+    await eventually(lambda: keeper.news == 2)
+    assert module.STORE_TOUCHED._value.get() == 0
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_a_scrub_that_fails_goes_on_later():

@@ -105,6 +105,19 @@ def _staged(state, *sources: str):
     return {ref: found for ref in refs if (found := lookup(ref)) is not None}
 
 
+def test_files_that_somebody_touched_are_told_of_each_name_that_the_engine_has_them_under():
+    """R9: also of what is desired no more, and of a name that no record ever had."""
+    state = wants({"a": "v1"})
+    engine = observed({"a": "v1", "old": "v1", "b": "v2"})
+    facts = replace(known(state), touched={path_of("v1"): "was removed", path_of("v3"): "was removed"})
+    warned = plan(state, engine, facts).warnings
+    assert [(one.name, one.generation, one.reason) for one in warned] == [
+        ("a", 1, "files_touched"),
+        ("old", 0, "files_touched"),
+    ]
+    assert f"{path_of('v1')} was removed" in warned[0].message
+
+
 def test_of_very_many_warnings_the_first_are_listed():
     """R16 bounded: a status stays small, and says enough to look further."""
     state = desired(*(kv(f"n{number:04}", 1) for number in range(1500)))

@@ -1,0 +1,121 @@
+"""Files of a store that somebody removes or changes while an engine may be reading them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.leases import read_leases
+from sidecar.artifacts.store import LocalStore
+from tests.support.adapters import digest_of, write_adapter
+from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned
+
+Deed = Callable[[Path], None]
+
+
+def empty(directory: Path) -> None:
+    (directory / WEIGHTS).chmod(0o644)
+    (directory / WEIGHTS).write_bytes(b"")
+
+
+def exchange(directory: Path) -> None:
+    (directory / "other").write_bytes((directory / WEIGHTS).read_bytes())
+    (directory / "other").rename(directory / WEIGHTS)
+
+
+def remove_store(directory: Path) -> None:
+    shutil.rmtree(directory.parent.parent)
+
+
+REMOVALS: dict[str, Deed] = {"its folder": shutil.rmtree, "all of the store": remove_store}
+CHANGES: dict[str, Deed] = {
+    "one file": lambda directory: (directory / WEIGHTS).unlink(),
+    "the other file": lambda directory: (directory / "adapter_config.json").unlink(),
+    "emptied": empty,
+    "a bit flipped": flip,
+    "linked elsewhere": lambda directory: (
+        directory.rename(directory.with_name("x")),
+        directory.symlink_to(directory.with_name("x")),
+    )[1],
+}
+
+
+def look(store: LocalStore) -> dict[str, str]:
+    return dict(store.maintenance.look(Stop()))
+
+
+@pytest.mark.parametrize("deed", REMOVALS.values(), ids=REMOVALS)
+async def test_what_was_removed_is_told_and_comes_back_to_the_same_place(store, sources, deed):
+    """R4, R7: an engine that answers from memory may have to read it at any moment."""
+    adapter, other = write_adapter(sources / "s"), write_adapter(sources / "t", seed=2)
+    staged, beside = await store.ensure(pinned(adapter)), await store.ensure(pinned(other))
+    assert look(store) == store.troubles == {}
+    deed(Path(staged.path))
+    told = look(store)
+    assert staged.path in told
+    assert (beside.path in told) is (deed is remove_store)
+    assert "removed" in told[staged.path]
+    assert store.troubles == told
+    assert store.lookup(pinned(adapter)) is None
+    for one in (adapter, other):
+        assert digest_of(Path((await store.ensure(pinned(one))).path)) == one.digest
+    assert digest_of(Path(staged.path)) == adapter.digest
+    assert look(store) == {}
+
+
+@pytest.mark.parametrize("deed", CHANGES.values(), ids=CHANGES)
+async def test_what_was_changed_is_told_and_no_engine_is_given_it_anew(store, sources, deed):
+    """R4, R21: it may be read as it is; a copy takes its place."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    deed(Path(staged.path))
+    for _ in range(2):
+        assert look(store)[staged.path].startswith("was ")
+        seen = store.lookup(pinned(adapter))
+        assert seen is None or not seen.is_proven
+    copy = await store.ensure(pinned(adapter))
+    assert copy.path != staged.path
+    assert digest_of(Path(copy.path)) == adapter.digest
+
+
+async def test_what_is_right_all_the_same_is_proven_again_and_told_no_more(store, sources):
+    """R21: as by a backup that was put back, or a new mode."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    exchange(Path(staged.path))
+    assert list(look(store)) == [staged.path]
+    assert (await store.ensure(pinned(adapter))).path == staged.path
+    assert look(store) == {}
+
+
+async def test_without_its_source_it_stays_told(store, sources):
+    """R13: nobody can put it back; what an engine has of it is not our store's to take."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    shutil.rmtree(sources / "s")
+    shutil.rmtree(staged.path)
+    assert list(look(store)) == [staged.path]
+    with pytest.raises(ArtifactError):
+        await store.ensure(pinned(adapter))
+    assert list(look(store)) == [staged.path]
+    assert staged.id in store.leased()
+
+
+async def test_leases_that_somebody_removed_are_written_again(store, open_store, sources, tmp_path):
+    """R7: else another sidecar of the host removes what our engine reads."""
+    staged = await store.ensure(pinned(write_adapter(sources / "s")))
+    (file,) = (tmp_path / "store/leases").iterdir()
+    file.unlink()
+    look(store)
+    assert read_leases(file) == {staged.id}
+    file.write_bytes(b"?\n")
+    look(store)
+    assert read_leases(file) == {staged.id}
+    os.utime(file, (0, 0))
+    look(store)
+    assert file.stat().st_mtime == 0, "it says all that it has to"
