@@ -51,7 +51,7 @@ from sidecar.loop.lease_collector import KEEP_SECONDS, LeaseCollector, LeasedSto
 from sidecar.loop.observer import EngineProbes, watch_changes
 from sidecar.loop.reconciler import Reconciler
 from sidecar.metrics import INTERNAL_ERRORS
-from sidecar.ownership import HostLock, ReplicaTaken, place_of
+from sidecar.ownership import HostLock, ReplicaTaken, Seat, place_of
 from sidecar.plan.readiness import USUAL_RULE, ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.report.activity import ReplicaActivity
@@ -305,7 +305,8 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
     """
     state = settings.store / "state" / settings.replica
     store, lock, listener = _open(settings, state)
-    ports = _ports(settings, store, lock.owner, state)
+    seat = Seat(*settings.etcd, settings.prefix, settings.pool, settings.replica)
+    ports = _ports(settings, store, lock.owner, seat.place, state)
     sidecar = assemble(ports)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -321,9 +322,10 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
         await ports.engine.aclose()
         await ports.client.aclose()
         lock.close()
+        seat.close()
 
 
-def _ports(settings: SidecarSettings, store: LocalStore, owner: str, state: Path) -> Ports:
+def _ports(settings: SidecarSettings, store: LocalStore, owner: str, seat: str, state: Path) -> Ports:
     """The real world, as the settings name it."""
     clock, socket_path = Clock(), settings.resolver_socket
     engine = make_engine(
@@ -336,7 +338,7 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, state: Path
         state=state,
     )
     return Ports(
-        presence=_presence(settings, owner, clock),
+        presence=_presence(settings, owner, seat, clock),
         client=Client(settings.client_options()),
         keys=Keys(settings.prefix),
         engine=engine,
@@ -395,7 +397,7 @@ async def _end(stop: asyncio.Event, drain: ReplicaDrain, seconds: float) -> None
     raise _Ended
 
 
-def _presence(settings: SidecarSettings, owner: str, clock: Clock) -> Presence:
+def _presence(settings: SidecarSettings, owner: str, seat: str, clock: Clock) -> Presence:
     return Presence(
         pool=settings.pool,
         replica=settings.replica,
@@ -405,4 +407,5 @@ def _presence(settings: SidecarSettings, owner: str, clock: Clock) -> Presence:
         started_at=rfc3339(clock.wall()),
         version=release_version(),
         engine_url=settings.advertise_url or "",
+        seat=seat,
     )

@@ -1,14 +1,18 @@
 """Ownership of a replica id (R10): a lock on the host, presence in etcd.
 
 The lock tells a dead predecessor from a living twin at once, without waiting for a lease. A twin on another host,
-such as a cloned machine, is told by the presence key.
+such as a cloned machine, is told by the presence key. The lock stands in the store. For a sidecar that comes back
+without its store there is a seat: a name that the kernel keeps for one process of a network namespace, and drops with
+it. A pod keeps its namespace when one of its containers starts again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import os
+import socket
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +23,7 @@ from registry.runtime.local_files import make_folder, make_way
 _log = structlog.get_logger()
 LOCK_RETRY_SECONDS = 1.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
 
 
 class ReplicaTaken(Exception):
@@ -38,6 +43,32 @@ def place_of(stat: os.stat_result) -> str:
     """Names a file or directory of a running host, whatever it is called there, and no other of any host."""
     boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "unknown-boot"
     return f"{boot_id}:{stat.st_dev:x}:{stat.st_ino:x}"
+
+
+class Seat:
+    """A name in the network namespace that one process at a time has, without any file.
+
+    Attributes:
+        place: equal for all that have this seat one after the other, and for no other process. Empty: this
+            process has none, since another does, or since it is not known which host this is.
+    """
+
+    def __init__(self, *names: str) -> None:
+        """Takes the seat of these names, if it is free."""
+        self.place = ""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        seat = hashlib.sha256("\0".join(names).encode()).hexdigest()
+        try:
+            self._socket.bind(f"\0loraplane-{seat}")
+            place = place_of(_NETWORK.stat())
+        except OSError:
+            return
+        if _BOOT_ID.exists():  # a host's own namespace has the same number on all hosts
+            self.place = f"{place}:{socket.gethostname()}"
+
+    def close(self) -> None:
+        """Gives the seat up."""
+        self._socket.close()
 
 
 class HostLock:

@@ -45,6 +45,7 @@ class Presence(Stored):
     `leaving`: it drains (guarantee R20): placement, rollouts and residency leave it out.
     `engine_url`: the engine's address for routers; empty: it is the one of its status.
     `declines`: adapters that are placed by number and that it refuses for good by limits of its own, by reason.
+    `seat`: what one process of a host or pod has, and only the next has too once it is dead; empty: it has none.
     """
 
     pool: str
@@ -58,6 +59,7 @@ class Presence(Stored):
     leaving: bool = False
     engine_url: str = ""
     declines: DeclinesByReason = {}
+    seat: str = ""
 
 
 def presence_of(value: bytes) -> Presence | None:

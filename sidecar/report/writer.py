@@ -6,7 +6,9 @@ Writes are coalesced, and happen only while the replica id is ours.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from datetime import timedelta
 
 import structlog
 
@@ -45,6 +47,8 @@ CONFIRM_SECONDS = 30.0
 LOOK_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 LOSSES_UNTIL_STOP = 2
+# So long after its death a sidecar's lease is over, with what etcd takes to notice.
+DEAD_SECONDS = LEASE_TTL_SECONDS + 2.0
 # So long it stands that a replica ended in order: an admin service that was away reads it when it is back.
 LEFT_TTL_SECONDS = 3600
 _LEFT_SECONDS = 1.0
@@ -74,6 +78,7 @@ class StatusWriter:
         self._newest: Callable[[], ReplicaStatus] | None = None
         self._news = asyncio.Event()
         self._losses = 0
+        self._known_at, self._end = math.inf, ""
         self._has_looked = False
         self._created = self._stands_at = 0
         self.refusal = ""
@@ -197,18 +202,26 @@ class StatusWriter:
             self._presence = self._presence.model_copy(update={"capacity": before.capacity})
 
     def _is_ours(self, presence: Presence) -> bool:
-        """True for our own presence, and for that of a dead process whose lock on this host we now hold."""
-        return presence.owner == self._presence.owner
+        """True for our own presence, and for that of a dead process whose lock or seat on this host we now hold."""
+        has_seat = presence.seat != "" and presence.seat == self._presence.seat
+        return has_seat or presence.owner == self._presence.owner
 
     def _lose(self, twin: Presence, lease: int) -> None:
-        holder = f"{twin.incarnation}, lease {lease:x}"
+        """The other may be dead, as where a sidecar comes back without its store: its lease tells that soon."""
+        holder, now = f"{twin.incarnation}, lease {lease:x}", self._clock.monotonic()
         if not self.refusal:
             self._losses += 1
+            self._known_at = now + DEAD_SECONDS
+            until = rfc3339(self._clock.wall() + timedelta(seconds=DEAD_SECONDS))
+            self._end = f"until {until} at the latest if that one has ended; if it lives, give each its own"
+            _log.info("replica_id_taken", replica=self._presence.replica, holder=holder, until=until)
+        elif now >= self._known_at:
+            self._known_at, self._end = math.inf, "which lives; give each its own"
             _log.error("replica_id_taken", replica=self._presence.replica, holder=holder)
         name = repr(self._presence.replica)
         if self._losses >= LOSSES_UNTIL_STOP:
             raise ReplicaTaken(f"replica id {name} was lost to another sidecar twice; give each its own")
-        self._refuse(f"replica id {name} is held by another sidecar ({holder}); give each its own")
+        self._refuse(f"replica id {name} is held by another sidecar ({holder}) {self._end}")
 
     def _refuse(self, refusal: str) -> None:
         if self.refusal != refusal:

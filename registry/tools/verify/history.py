@@ -106,9 +106,10 @@ def key_of(engine_name: str) -> str:
 
 
 def presence_faults(old: bytes | None, new: bytes) -> Iterator[str]:
-    """What is wrong with a presence that was put: a living replica's id is taken by its own owner alone."""
+    """What is wrong with a presence that was put: a living replica's id is taken by its own owner or seat alone."""
     before, now = document(old) or {}, document(new) or {}
-    if "owner" in before and before["owner"] != now.get("owner"):
+    has_seat = bool(before.get("seat")) and before["seat"] == now.get("seat")
+    if "owner" in before and before["owner"] != now.get("owner") and not has_seat:
         yield f"{now.get('owner')!r} took the id while {before['owner']!r} had it"
 
 

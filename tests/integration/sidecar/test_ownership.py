@@ -72,6 +72,24 @@ async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, eng
         other_engine.program.kill()
 
 
+async def test_a_sidecar_that_comes_back_without_its_store_is_known_again_at_once(
+    hand, engine, sidecar, etcd, tmp_path
+):
+    """R10, R13: as a container whose disk goes with it; the one before was killed, and its lease stands."""
+    await hand.pool()
+    await hand.put(hand.record("a", "v1"))
+    sidecar.program.start()
+    await serves(engine, sidecar, "a")
+    sidecar.program.kill()
+    again = Sidecar(tmp_path / "other", etcd.endpoints, etcd.prefix, engine.url, sources=hand.sources)
+    try:
+        again.program.start()
+        await eventually(again.is_ready, timeout_seconds=60)
+        assert not [line for line in again.program.logged() if line["event"] == "replica_id_taken"]
+    finally:
+        again.program.kill()
+
+
 async def test_who_loses_its_id_twice_ends(hand, engine, sidecar):
     """R10 one-owner, fail stop: the first time it stays and comes back; then somebody has to give each its own id."""
     key = hand.keys.replica(POOL, "r1")

@@ -181,6 +181,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "leaving": False,
         "engine_url": "",
         "declines": {},
+        "seat": "",
     },
     "status": {
         "schema": 1,

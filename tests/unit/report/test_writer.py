@@ -87,6 +87,9 @@ def presence_of(host: str) -> Presence:
     return Presence(pool=POOL, replica="r", incarnation=host, owner=host, labels={}, capacity=None, started_at="")
 
 
+ARGUMENTS: Any = (Clock(random.Random(0)), lambda: None)
+
+
 def writer(client: Client, host: str) -> StatusWriter:
     return StatusWriter(client, KEYS, presence_of(host), Clock(random.Random(0)), lambda: None)  # type: ignore[arg-type]
 
@@ -408,8 +411,37 @@ def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
     play(body)
 
 
+@pytest.mark.parametrize(("theirs", "ours", "taken"), [("s", "s", True), ("", "", False), ("s", "t", False)])
+async def test_who_has_the_seat_of_the_one_before_needs_not_wait_for_its_lease(theirs, ours, taken):
+    """R10, R13: it came back without its store, and the kernel says that the other is dead; else it may live."""
+    client = Client()
+    await claims(
+        client, StatusWriter(client, KEYS, presence_of("a").model_copy(update={"seat": theirs}), *ARGUMENTS), 1
+    )
+    one = StatusWriter(client, KEYS, presence_of("b").model_copy(update={"seat": ours}), *ARGUMENTS)
+    await claims(client, one, 2)
+    assert (holder(client), one.refusal == "") == (("b", True) if taken else ("a", False))
+
+
+async def test_an_id_that_is_held_is_no_error_before_its_holder_must_be_dead(monkeypatch):
+    """R10: most often it is the process before, on another node or with another disk."""
+    client = Client()
+    await claims(client, writer(client, "a"), 1)
+    one, now = writer(client, "b"), [0.0]
+    monkeypatch.setattr(Clock, "monotonic", lambda _: now[0])
+    with capture_logs() as logs:
+        await claims(client, one, 2)
+        assert "until 20" in one.refusal
+        now[0] = 12.0
+        for _ in range(2):
+            await claims(client, one, 2)
+    assert [line["log_level"] for line in logs if line["event"] == "replica_id_taken"] == ["info", "error"]
+    assert "which lives; give each its own" in one.refusal
+    assert one._losses == 1
+
+
 def test_who_loses_the_replica_id_twice_ends():
-    """R10 one-owner: once may be a twin that ends just now; both changes are told to the loop."""
+    """R10 one-owner: once may be a twin that ends just now; each change is told to the loop."""
 
     async def body() -> None:
         client, changes = Client(), []
@@ -427,7 +459,7 @@ def test_who_loses_the_replica_id_twice_ends():
         client.store.txn(Txn((), (Delete(PRESENCE),)))
         await asyncio.sleep(2.0)
         assert (holder(client), STATUS in client.store.kvs) == ("a", True)
-        assert [bool(refusal) for refusal in changes] == [True, False]
+        assert [bool(refusal) for refusal in changes] == [True, True, False]
         one.leave(leaving=True)
         await asyncio.sleep(2.0)
         assert one.is_leave_known

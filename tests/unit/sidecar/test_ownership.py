@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sidecar import ownership
-from sidecar.ownership import HostLock
+from sidecar.ownership import HostLock, Seat
 
 
 @pytest.fixture
@@ -84,6 +84,25 @@ def test_a_disk_that_knows_no_locks_is_told_and_not_waited_for(tmp_path, monkeyp
     with pytest.raises(OSError, match="No locks"):
         lock.try_acquire()
     lock.close()
+
+
+def test_a_seat_is_one_process_and_the_next_has_the_same(on_host, tmp_path, monkeypatch):
+    """R10: without any file of a store; a second one at the same time has none, nor one of an unknown host."""
+    on_host("a")
+    first, twin, other = Seat("etcd", str(tmp_path)), Seat("etcd", str(tmp_path)), Seat("etcd", f"{tmp_path}2")
+    assert (first.place != "", twin.place) == (True, "")
+    assert other.place == first.place, "it is told apart by the replica whose presence it stands in"
+    first.close()
+    after = Seat("etcd", str(tmp_path))
+    assert after.place == first.place
+    on_host("b")
+    elsewhere = Seat("etcd", f"{tmp_path}3")
+    assert elsewhere.place not in {"", first.place}
+    monkeypatch.setattr(ownership, "_BOOT_ID", tmp_path / "none")
+    nowhere = Seat("etcd", f"{tmp_path}4")
+    assert nowhere.place == ""
+    for one in (twin, other, after, elsewhere, nowhere):
+        one.close()
 
 
 async def test_who_finds_the_lock_taken_waits_for_it_and_says_so_once(tmp_path, monkeypatch):
