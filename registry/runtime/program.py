@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 from functools import cache
 
-_GC_THRESHOLDS = (10_000, 20, 50)
+# What is young is looked at more rarely than Python does by itself. What has survived that is looked at soon all the
+# same: errors of calls in flight are cycles, and some hold a connection, which would wait for hours.
+_GC_THRESHOLDS = (10_000, 3, 10)
 
 
 def spare_collector() -> None:
