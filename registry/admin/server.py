@@ -41,6 +41,7 @@ from registry.rollout.watching import AdapterStreams
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
 from registry.runtime.supervisor import Supervisor
 from registry.store.reader import Reader
+from registry.store.txn import Retention
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.context import TxnLimits
 
@@ -180,7 +181,8 @@ def _assembled(settings: AdminSettings) -> _ServerParts:
     keys, gate, metrics = Keys(settings.prefix), WriteGate(), AdminMetrics()
     limits = TxnLimits(max_ops=settings.max_txn_ops)
     reader = Reader(client, keys)
-    writer = Writer(client, keys, limits, gate, rng=rng)
+    retention = Retention(settings.request_retention, settings.audit_retention)
+    writer = Writer(client, keys, limits, gate, rng=rng, retention=retention)
     servicer = health.aio.HealthServicer()
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
     stopping = asyncio.Event()

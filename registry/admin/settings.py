@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from registry.runtime.flags import Flag
 from registry.runtime.settings import Address, DaemonSettings, Listen, OptionalFile, go_together, is_loopback
 
+# etcd takes no longer leases than 9,000,000,000 s, and a record outlives its time by a part of it.
+Seconds = Annotated[int, Field(le=315_360_000)]
+
 
 class AdminSettings(DaemonSettings):
     """Everything the admin service needs to know.
@@ -24,6 +27,12 @@ class AdminSettings(DaemonSettings):
     max_txn_ops: Annotated[
         int, Field(ge=8, le=100_000), Flag("N", "The --max-txn-ops that etcd was started with; bounds a change set")
     ] = 128
+    request_retention: Annotated[
+        Seconds, Field(ge=3600), Flag("SECONDS", "For so long a repeated request_id gets the first reply, at least")
+    ] = 86_400
+    audit_retention: Annotated[
+        Seconds, Field(ge=86_400), Flag("SECONDS", "How long audit records are kept, at least")
+    ] = 2_592_000
     tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of the authority that clients must be of")] = None
     tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of the API's certificate")] = None
     tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None

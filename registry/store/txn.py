@@ -72,14 +72,32 @@ class SharedLease:
         return self._lease != 0 and self._monotonic() < self._renew_at
 
 
-def request_lease(client: Client) -> SharedLease:
-    """For request records, which live at least 24 hours."""
-    return SharedLease(client, ttl_seconds=25 * HOUR_SECONDS, renew_seconds=HOUR_SECONDS)
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the records of a change live, at least: the one of its request (guarantee W3), and the audit record."""
+
+    request_seconds: int = DAY_SECONDS
+    audit_seconds: int = 30 * DAY_SECONDS
 
 
-def audit_lease(client: Client) -> SharedLease:
-    """For audit records, which live at least 30 days."""
-    return SharedLease(client, ttl_seconds=31 * DAY_SECONDS, renew_seconds=DAY_SECONDS)
+USUAL_RETENTION = Retention()
+# A lease is shared for this part of the time, and that much longer its first record lives.
+_REQUEST_PART, _AUDIT_PART = 24, 30
+
+
+def request_lease(client: Client, retention: Retention = USUAL_RETENTION) -> SharedLease:
+    """For request records."""
+    return _lease(client, retention.request_seconds, _REQUEST_PART)
+
+
+def audit_lease(client: Client, retention: Retention = USUAL_RETENTION) -> SharedLease:
+    """For audit records."""
+    return _lease(client, retention.audit_seconds, _AUDIT_PART)
+
+
+def _lease(client: Client, seconds: int, part: int) -> SharedLease:
+    renew_seconds = seconds // part
+    return SharedLease(client, ttl_seconds=seconds + renew_seconds, renew_seconds=renew_seconds)
 
 
 _RESEND = Backoff(base_seconds=0.05, cap_seconds=1.0)

@@ -20,7 +20,7 @@ from registry.model.errors import FailedPrecondition, Reason, RegistryError, Una
 from registry.model.keys import Keys
 from registry.model.records import Meta
 from registry.runtime.clock import Deadline
-from registry.store.txn import ReadCache, Tools, TxnRunner, audit_lease, request_lease
+from registry.store.txn import USUAL_RETENTION, ReadCache, Retention, Tools, TxnRunner, audit_lease, request_lease
 from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, payload_digest, tenants_of
 from registry.transactions.context import Caller, Context, LeaseIds, TxnLimits
@@ -148,13 +148,15 @@ class Writer:
         *,
         rng: random.Random,
         now: Callable[[], datetime] = utc_now,
+        retention: Retention = USUAL_RETENTION,
     ) -> None:
         self._keys = keys
         self._limits = limits
         self._gate = gate
         self._now = now
         self._locks = NamedLocks()
-        self._tools = Tools(client, ReadCache(keys.records()), request_lease(client), audit_lease(client), rng)
+        leases = request_lease(client, retention), audit_lease(client, retention)
+        self._tools = Tools(client, ReadCache(keys.records()), *leases, rng)
 
     async def change(self, change: Change, caller: Caller, deadline: Deadline, *, validate_only: bool) -> Settled:
         """Carries a change out, or only tells what would become of it.

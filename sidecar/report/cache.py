@@ -27,6 +27,8 @@ _BEFORE = StatusInputs(
 
 # A part that fails leaves what it said before standing for so long: rounds are made again at once.
 STALE_AFTER_SECONDS = 10.0
+# Longer than any round takes, whatever call is out: then they do not end any more.
+SILENT_SECONDS = 120.0
 # The parts that a status comes from: what is desired, and what is observed.
 _SOURCES = frozenset({"adapters", "pool", "reconciler"})
 
@@ -57,15 +59,18 @@ class StatusCache:
         self._troubles = troubles
         self._leave = leave
         self._report = RoundReport(_BEFORE, 0)
+        self._heard_at = clock.monotonic()
         self._status: ReplicaStatus | None = None
+        self._was_old = False
         self._store: ReportedStore | None = None
 
     @property
     def status(self) -> ReplicaStatus:
         """The status of the newest round, derived when it is first asked for: most rounds are overtaken before."""
-        if self._status is None:
-            situation = self._report.situation
-            if self._is_old():
+        is_old = self._is_old()
+        if self._status is None or is_old != self._was_old:
+            situation, self._was_old = self._report.situation, is_old
+            if is_old:
                 situation = replace(situation, stale=True)
             if why := self._leave():
                 situation = replace(situation, ready=False, note=why)
@@ -84,18 +89,20 @@ class StatusCache:
         return sorted(self._troubles())
 
     def _is_old(self) -> bool:
-        """True if what is said comes from a part that has failed for a while."""
+        """True if what is said comes from a part that has failed for a while, or no round has ended for long."""
         now = self._clock.monotonic()
+        if now - self._heard_at >= SILENT_SECONDS:
+            return True
         found = (one for part, one in self._troubles().items() if part in _SOURCES)
         return any(now - one.since >= STALE_AFTER_SECONDS for one in found)
 
     def take(self, report: RoundReport) -> None:
         """Takes in what a round came to, and says so."""
-        self._report = report
+        self._report, self._heard_at = report, self._clock.monotonic()
         self.look_again()
 
     def note_room(self, store: ReportedStore | None) -> None:
-        """Takes in how much more the store takes; it is told when something else is, or a status is confirmed."""
+        """Takes in how much more the store takes; it is told when something else is, or when it is another much."""
         self._store, self._status = store, None
 
     def look_again(self) -> None:

@@ -125,20 +125,34 @@ def _omitted_reason(whole: ReplicaStatus, fitting: ReplicaStatus, plan: Plan) ->
     return OVER_CAPACITY if reasons == {OVER_CAPACITY} else ""
 
 
-def says_the_same(one: ReplicaStatus, other: ReplicaStatus) -> bool:
-    """True if the two differ in nothing but the time of writing, the store's room, and tries of what failed before."""
-    return _essence(one) == _essence(other)
+def says_the_same(one: ReplicaStatus, other: ReplicaStatus, *, with_tries: bool = False) -> bool:
+    """True if the two differ in nothing that is worth telling everybody at once.
+
+    That are not the time of writing, a little room more or less in the store, and, but `with_tries`, one more try of
+    what was refused before.
+    """
+    if one is other:
+        return True
+    is_same_room = not _is_other_room(one.store, other.store)
+    return is_same_room and _essence(one, with_tries=with_tries) == _essence(other, with_tries=with_tries)
 
 
-def _essence(status: ReplicaStatus) -> ReplicaStatus:
-    """What is worth telling everybody at once: one more try of what was refused before is not."""
+def _essence(status: ReplicaStatus, *, with_tries: bool) -> ReplicaStatus:
     failed = [
         one.model_copy(update={"attempts": 0, "retry_at": ""})
-        if one.settled or one.attempts > TRIES_UNTIL_READY
+        if not with_tries and (one.settled or one.attempts > TRIES_UNTIL_READY)
         else one
         for one in status.failed
     ]
     return status.model_copy(update={"updated_at": "", "store": None, "failed": failed})
+
+
+def _is_other_room(one: ReportedStore | None, other: ReportedStore | None) -> bool:
+    """True if room, or what is in use, differs by a quarter: `doctor` compares them."""
+    if one is None or other is None:
+        return one is not other
+    pairs = (one.room_bytes, other.room_bytes), (one.in_use_bytes, other.in_use_bytes)
+    return one.bound != other.bound or any(4 * max(pair) > 5 * min(pair) for pair in pairs)
 
 
 def _serves(situation: StatusInputs) -> list[tuple[str, int]] | None:

@@ -39,12 +39,14 @@ from sidecar.report.status import says_the_same
 
 _log = structlog.get_logger()
 LEASE_TTL_SECONDS = 10
-# Changes within this time make one write, which usually says what came of a change and not only that it came; an
-# unchanged status is confirmed after the other.
+# Changes within this time make one write, which usually says what came of a change and not only that it came.
 COALESCE_SECONDS = 0.15
-CONFIRM_SECONDS = 30.0
-# How often it is looked whether presence still stands under our lease: without it no status of ours counts.
+# How often it is looked whether presence still stands under our lease: without it no status of ours counts. And whether
+# the status is still what would be said now: a status stands for as long as its lease, so what makes it old, as rounds
+# that do not end any more, has to be written though nobody offers it.
 LOOK_SECONDS = 5.0
+# Of what was settled before only the tries move on: that is told so late.
+TRIES_SECONDS = 300.0
 RETRY_SECONDS = 1.0
 LOSSES_UNTIL_STOP = 2
 # So long after its death a sidecar's lease is over, with what etcd takes to notice.
@@ -246,19 +248,18 @@ class StatusWriter:
             hit(Point.STATUS_WRITTEN)
 
     async def _next(self, written: ReplicaStatus | None, lease: int) -> ReplicaStatus | None:
-        """The newest status once it says something new, or to confirm what was written; None: the id is not ours."""
-        now = asyncio.get_running_loop().time
-        confirm_at = now() + CONFIRM_SECONDS
-        while written is not None and now() < confirm_at:
+        """The newest status once it says something new; None: the id is not ours."""
+        if written is None:
+            return await self._news_since(None, math.inf)
+        tries_at = asyncio.get_running_loop().time() + TRIES_SECONDS
+        while True:
             try:
-                async with asyncio.timeout(min(LOOK_SECONDS, confirm_at - now())):
-                    return await self._news_since(written)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    return await self._news_since(written, tries_at)
             except TimeoutError:
                 if not await self._is_held(lease):
                     return None
-        if written is not None:
-            _log.debug("status_confirmed")
-        return await self._news_since(None)
+            self._news.set()
 
     def _held_by(self, lease: int) -> Compare:
         return Compare(self._presence_key, Target.LEASE, Relation.EQUAL, lease)
@@ -272,13 +273,16 @@ class StatusWriter:
         found = (await self._client.range(Range(self._presence_key, keys_only=True))).kvs
         return bool(found) and (found[0].lease, found[0].mod_revision) == (lease, self._stands_at)
 
-    async def _news_since(self, written: ReplicaStatus | None) -> ReplicaStatus:
+    async def _news_since(self, written: ReplicaStatus | None, tries_at: float) -> ReplicaStatus:
         while True:
             if written is not None or self._newest is None:
                 await self._news.wait()
                 await asyncio.sleep(COALESCE_SECONDS)
             self._news.clear()
-            if self._newest is not None and (_is_news(status := self._newest(), written) or self._is_presence_old):
+            if self._newest is None:
+                continue
+            status, is_late = self._newest(), asyncio.get_running_loop().time() >= tries_at
+            if self._is_presence_old or written is None or not says_the_same(status, written, with_tries=is_late):
                 return status
 
     @property
@@ -321,10 +325,6 @@ class ShareGuard:
         self._has_given_up = True
         _log.warning("share_given_up", away_seconds=now - self._away_since)
         self._writer.hold(0)
-
-
-def _is_news(status: ReplicaStatus, written: ReplicaStatus | None) -> bool:
-    return written is None or not says_the_same(status, written)
 
 
 def _only(result: TxnResult) -> KeyValue | None:

@@ -6,7 +6,8 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 
 import grpc
@@ -16,14 +17,25 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from registry.cli.client import AdminClient
 from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, methods_differ, miscounts
-from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, etcd_findings, expiry_findings, warning
+from registry.cli.doctor.findings import (
+    CheckedPart,
+    DoctorFinding,
+    EtcdGrowth,
+    error,
+    etcd_findings,
+    expiry_findings,
+    growth_findings,
+    warning,
+)
 from registry.cli.failure import CliError
 from registry.cli.session import request_id_or_new
 from registry.cli.views.replica_view import missing_view, replica_view
 from registry.client.address import Tls
 from registry.etcd3.client import Client as EtcdClient
 from registry.etcd3.client import MemberStatus
-from registry.etcd3.errors import EtcdError, NoSpace
+from registry.etcd3.errors import Compacted, EtcdError, NoSpace
+from registry.etcd3.ops import Range, prefix_end
+from registry.model.keys import Keys, last_part
 from registry.runtime.program import release_version
 from registry.runtime.settings import DaemonSettings
 from registry.v1 import registry_pb2 as pb
@@ -32,6 +44,8 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
 _CALL_SECONDS = 5.0
 # The shortest lease that etcd gives: what is asked for is whether it gives one.
 _LEASE_SECONDS = 5
+# So few say nothing. More than an hour's, the usual time between compactions, of a few hundred busy replicas.
+_FEW_REVISIONS, _KEPT_REVISIONS, _FIRST_REVISION = 10_000, 200_000, 2
 
 
 def collect(client: AdminClient) -> Survey:
@@ -181,19 +195,53 @@ def _certificates(address: str, tls: Tls) -> dict[str, Mapping[str, object]]:
         return {}
 
 
-def look_at_etcd(settings: DaemonSettings) -> tuple[list[DoctorFinding], bool]:
-    """What is wrong with etcd, and whether any member answers."""
-    return asyncio.run(_look_at_etcd(settings))
+def look_at_etcd(settings: DaemonSettings, told: EtcdGrowth) -> tuple[list[DoctorFinding], bool]:
+    """What is wrong with etcd, and whether any member answers. `told`: retention and quota."""
+    return asyncio.run(_look_at_etcd(settings, told))
 
 
-async def _look_at_etcd(settings: DaemonSettings) -> tuple[list[DoctorFinding], bool]:
+async def _look_at_etcd(settings: DaemonSettings, told: EtcdGrowth) -> tuple[list[DoctorFinding], bool]:
     client = EtcdClient(settings.client_options())
     try:
         members = await client.status(timeout_seconds=_CALL_SECONDS)
         is_up = any(isinstance(one, MemberStatus) for one in members)
-        return etcd_findings(members, is_full=is_up and await _is_full(client)), is_up
+        findings = etcd_findings(members, is_full=is_up and await _is_full(client))
+        if is_up:
+            findings += await _growth(client, Keys(settings.prefix), told)
+        return findings, is_up
     finally:
         await client.aclose()
+
+
+async def _growth(client: EtcdClient, keys: Keys, told: EtcdGrowth) -> list[DoctorFinding]:
+    """What grows. What cannot be read says nothing here: why that is, is told of the members."""
+    try:
+        found = await client.range(Range(keys.meta(), keys_only=True), timeout_seconds=_CALL_SECONDS)
+        changes, old = await _changes_of_a_day(client, keys), found.revision - _KEPT_REVISIONS
+        if found.revision > _FEW_REVISIONS and await _is_kept(client, keys, max(old, _FIRST_REVISION)):
+            told = replace(told, old_revision=max(old, _FIRST_REVISION))
+    except EtcdError:
+        return []
+    return list(growth_findings(replace(told, changes=changes)))
+
+
+async def _changes_of_a_day(client: EtcdClient, keys: Keys) -> int:
+    """Audit records of the last day, by their ids, which sort by time."""
+    since = f"{datetime.now(UTC) - timedelta(days=1):%Y%m%dT%H%M%S}"
+    pools = (await client.range(Range(keys.pools(), prefix_end(keys.pools()), keys_only=True))).kvs
+    changes = 0
+    for scope in ["_", *(last_part(kv.key) for kv in pools)]:
+        span = Range(keys.audit(scope, since), prefix_end(keys.audit(scope, "")), count_only=True)
+        changes += (await client.range(span, timeout_seconds=_CALL_SECONDS)).count
+    return changes
+
+
+async def _is_kept(client: EtcdClient, keys: Keys, revision: int) -> bool:
+    try:
+        await client.range(Range(keys.meta(), revision=revision, keys_only=True), timeout_seconds=_CALL_SECONDS)
+    except Compacted:
+        return False
+    return True
 
 
 async def _is_full(client: EtcdClient) -> bool:

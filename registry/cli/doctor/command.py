@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from registry.cli import options
 from registry.cli.doctor.collect import collect, look_at_admin, look_at_certificates, look_at_counters, look_at_etcd
 from registry.cli.doctor.diagnosis import diagnose, looked_at
-from registry.cli.doctor.findings import CheckedPart, DoctorFinding, Severity, error, folded, warning
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, EtcdGrowth, Severity, error, folded, warning
 from registry.cli.failure import CliError, Exit, usage
 from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.cli.views.output import Printer
@@ -45,6 +45,14 @@ class EtcdOptions:
     etcd_password_file: Annotated[
         Path | None, options.flag("--etcd-password-file", metavar="FILE", help="Its password.")
     ] = None
+    etcd_quota: Annotated[
+        int | None,
+        options.flag("--etcd-quota", metavar="BYTES", min=1, help="Its --quota-backend-bytes; without: 2 GiB."),
+    ] = None
+    audit_retention: Annotated[
+        int | None,
+        options.flag("--audit-retention", metavar="SECONDS", min=1, help="As of loraplane-admin; without: 30 days."),
+    ] = None
     insecure: Annotated[bool, options.flag("--insecure", help="Send etcd's password unencrypted over the network.")] = (
         False
     )
@@ -55,7 +63,7 @@ class EtcdOptions:
         Raises:
             CliError: the options do not fit together.
         """
-        given = {**asdict(self), "insecure": self.insecure or None}
+        given = {**asdict(self), "insecure": self.insecure or None, "etcd_quota": None, "audit_retention": None}
         named = {name: value for name, value in given.items() if value is not None}
         if not named:
             return None
@@ -63,6 +71,11 @@ class EtcdOptions:
             return DaemonSettings.model_validate(named)
         except ValidationError as problem:
             raise usage(complaint_of(problem)) from problem
+
+    def growth(self) -> EtcdGrowth:
+        """What they say of quota and retention."""
+        usual = EtcdGrowth(quota_bytes=self.etcd_quota)
+        return usual if self.audit_retention is None else replace(usual, audit_seconds=self.audit_retention)
 
 
 @options.spread(EtcdOptions)
@@ -86,7 +99,7 @@ def doctor(
     if watch and repair:
         raise usage("--watch only looks: leave out --repair, or run it once without --watch")
     session = session_of(context)
-    look = partial(_look, session, given.settings(), timeout or READ_SECONDS, repair=repair)
+    look = partial(_look, session, given.settings(), given.growth(), timeout or READ_SECONDS, repair=repair)
     if watch:
         _watch(session.printer(), look)
     findings, looked, is_reached = look()
@@ -101,7 +114,7 @@ def doctor(
 Seen = tuple[list[DoctorFinding], str, bool]
 
 
-def _look(session: Session, settings: DaemonSettings | None, seconds: float, *, repair: bool) -> Seen:
+def _look(session: Session, settings: DaemonSettings | None, told: EtcdGrowth, seconds: float, *, repair: bool) -> Seen:
     """Looks at everything once."""
     findings, looked, is_reached = _through_admin(session, seconds, repair=repair)
     if settings is not None:
@@ -109,7 +122,7 @@ def _look(session: Session, settings: DaemonSettings | None, seconds: float, *, 
             error(CheckedPart.ETCD, "all members", "plain_text", one, "give --etcd-tls-ca to all programs")
             for one in settings.unprotected()
         ]
-        more, is_up = look_at_etcd(settings)
+        more, is_up = look_at_etcd(settings, told)
         findings, is_reached = findings + more, is_reached and is_up
     etcd_looked = "etcd" if settings is not None else "not etcd (--etcd HOST:PORT)"
     return findings, f"{looked}, {etcd_looked}", is_reached

@@ -115,9 +115,51 @@ def _expiry(address: str, name: str, one: Mapping[str, object], now: datetime) -
 
 _SOON_SECONDS = 30 * 86400.0
 _NAMED_AT_MOST = 5
-_MUCH_BYTES = int(0.7 * 2 * 1024**3)  # of the 2 GiB that etcd takes unless it is told otherwise
+# What etcd takes unless it is told otherwise.
+DEFAULT_QUOTA_BYTES = 2 * 1024**3
+_MUCH_SHARE = 0.7
+_MUCH_BYTES = int(_MUCH_SHARE * DEFAULT_QUOTA_BYTES)
+# What a change of one adapter leaves in etcd's file, as docs/operations.md measures it.
+AUDIT_BYTES, REQUEST_BYTES = 3400, 1300
 _LAG_REVISIONS = 1000
 _SPACE = "etcdctl compact, then defrag, then alarm disarm, as docs/operations.md says"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdGrowth:
+    """What grows in etcd, and what it may grow to.
+
+    Attributes:
+        changes: audit records of the last day.
+        audit_seconds: for which audit records are kept, as the admin service was told; those of requests: a day.
+        quota_bytes: etcd's; None: nobody said, so it is what etcd takes unless it is told otherwise.
+        old_revision: a revision that long ago is passed and can be read all the same; 0: none.
+    """
+
+    changes: int = 0
+    audit_seconds: int = 30 * 86_400
+    quota_bytes: int | None = None
+    old_revision: int = 0
+
+
+def growth_findings(growth: EtcdGrowth) -> Iterator[DoctorFinding]:
+    """Whether the changes of a day, for as long as their records are kept, outgrow the quota, and nothing compacts."""
+    if growth.old_revision:
+        finding = f"revision {growth.old_revision} can still be read: nothing compacts, or too seldom"
+        remedy = "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h"
+        yield warning(CheckedPart.ETCD, "all members", "not_compacted", finding, remedy)
+    days = growth.audit_seconds / 86_400
+    kept = growth.changes * (AUDIT_BYTES * days + REQUEST_BYTES)
+    quota = growth.quota_bytes or DEFAULT_QUOTA_BYTES
+    if kept <= _MUCH_SHARE * quota:
+        return
+    told = "" if growth.quota_bytes else " that etcd takes unless it is told otherwise (--etcd-quota)"
+    finding = (
+        f"{growth.changes} changes in the last day, with audit records for {days:g} days (--audit-retention), come to "
+        f"{int(kept) >> 20} MiB, and the quota is the {quota >> 20} MiB{told}"
+    )
+    remedy = "give loraplane-admin a shorter --audit-retention, or etcd a larger --quota-backend-bytes"
+    yield warning(CheckedPart.ETCD, "all members", "outgrows_quota", finding, remedy)
 
 
 def etcd_findings(members: Sequence[MemberStatus | MemberDown], *, is_full: bool) -> list[DoctorFinding]:

@@ -78,7 +78,6 @@ async def status_writer(etcd, etcd_client, monkeypatch):
     It looks whether presence is still its own more often than in production, which is only waited for here. At its end
     it waits for etcd, however late the machine lets that answer.
     """
-    monkeypatch.setattr("sidecar.report.writer.CONFIRM_SECONDS", 3600.0)
     monkeypatch.setattr("sidecar.report.writer.LOOK_SECONDS", 0.5)
     monkeypatch.setattr("sidecar.report.writer._LEFT_SECONDS", 60.0)
     status_writer = StatusWriter(etcd_client, Keys(etcd.prefix), presence("ours"), Clock(), on_change=lambda: None)

@@ -53,3 +53,15 @@ def test_a_transaction_has_room_for_a_change_and_an_end(number, fits):
 def test_certificates_of_the_api_come_together(values):
     with pytest.raises(ValidationError, match="--tls-"):
         AdminSettings(etcd="127.0.0.1:1", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "usual"), [("request_retention", 3600, 86_400), ("audit_retention", 86_400, 30 * 86_400)]
+)
+def test_records_of_changes_are_kept_for_a_time_that_is_not_too_short(field, least, usual):
+    """W3 idempotent: a request is repeated within minutes; W7."""
+    assert getattr(AdminSettings(etcd="127.0.0.1:1"), field) == usual  # type: ignore[arg-type]
+    assert getattr(AdminSettings(etcd="127.0.0.1:1", **{field: least}), field) == least  # type: ignore[arg-type]
+    for wrong in (least - 1, 315_360_001):
+        with pytest.raises(ValidationError, match=field):
+            AdminSettings(etcd="127.0.0.1:1", **{field: wrong})  # type: ignore[arg-type]

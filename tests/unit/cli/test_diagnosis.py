@@ -13,7 +13,15 @@ import pytest
 from registry.cli.doctor import replica_findings
 from registry.cli.doctor.collect import look_at_certificates
 from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, diagnose, methods_differ, miscounts
-from registry.cli.doctor.findings import DoctorFinding, Severity, etcd_findings, expiry_findings, folded
+from registry.cli.doctor.findings import (
+    DoctorFinding,
+    EtcdGrowth,
+    Severity,
+    etcd_findings,
+    expiry_findings,
+    folded,
+    growth_findings,
+)
 from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
 from registry.client.address import Tls
 from registry.etcd3.client import MemberDown, MemberStatus
@@ -523,3 +531,21 @@ def test_one_revision_lets_all_replicas_follow_what_they_hold():
     check(finding, "held", E)
     assert "--revision 19" in finding.remedy
     assert finding.finding.startswith("3 replicas (r0, r1, r2) do not follow etcd: mass_removal")
+
+
+@pytest.mark.parametrize(
+    ("growth", "told"),
+    [
+        (EtcdGrowth(), []),
+        (EtcdGrowth(changes=14_000), []),
+        (EtcdGrowth(changes=15_000), [("outgrows_quota", "the 2048 MiB that etcd takes")]),
+        (EtcdGrowth(changes=15_000, audit_seconds=7 * 86_400), []),
+        (EtcdGrowth(changes=15_000, quota_bytes=4 * 1024**3), []),
+        (EtcdGrowth(changes=45_000, quota_bytes=4 * 1024**3), [("outgrows_quota", "the quota is the 4096 MiB")]),
+        (EtcdGrowth(old_revision=7), [("not_compacted", "revision 7 can still be read")]),
+    ],
+)
+def test_what_outgrows_etcd_is_told_before_it_does(growth, told):
+    found = list(growth_findings(growth))
+    assert [one.reason for one in found] == [reason for reason, _ in told]
+    assert all(words in one.finding for one, (_, words) in zip(found, told, strict=True))

@@ -34,7 +34,7 @@ def world(monkeypatch) -> Callable[..., None]:
     def lay_down(*found: DoctorFinding, reached: bool = True, etcd: tuple[list[DoctorFinding], bool]) -> None:
         seen = list(found), "the admin service", reached
         monkeypatch.setattr(command, "_through_admin", lambda *_arguments, **_options: seen)
-        monkeypatch.setattr(command, "look_at_etcd", lambda _settings: etcd)
+        monkeypatch.setattr(command, "look_at_etcd", lambda _settings, _told: etcd)
 
     return lay_down
 

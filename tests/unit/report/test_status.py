@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -22,13 +24,15 @@ from sidecar.plan.types import (
     LazySituation,
     PendingAdapter,
     Plan,
+    RoundReport,
     Selection,
     ServedAdapter,
     StatusInputs,
     WarnedAdapter,
 )
-from sidecar.report.cache import StatusCache
+from sidecar.report.cache import SILENT_SECONDS, StatusCache
 from sidecar.report.status import MAX_RESIDENT, ReplicaIdentity, derive_status, says_the_same, served_hash
+from tests.simulation.loop import VirtualLoop
 from tests.support.worlds import observed, staged, wants
 
 REPLICA = ReplicaIdentity("r1", "p", "vllm", "http://e")
@@ -158,15 +162,15 @@ def test_a_status_that_just_fits_is_whole():
     assert (status.pending, status.omitted) == ([], 1)
 
 
-async def test_how_full_a_store_is_makes_no_write_of_its_own():
-    """It is told with the next write of something else, or when a status is confirmed."""
+async def test_how_full_a_store_is_is_offered_to_nobody():
+    """It is told with the next write of something else, or at the next look where it is another much."""
     room = ReportedStore(room_bytes=5, in_use_bytes=3, largest_bytes=2, bound="disk")
     said: list[Callable[[], ReplicaStatus]] = []
     cache = StatusCache(REPLICA, Clock(random.Random(0)), said.append)
     before = cache.status
     cache.note_room(room)
     assert (said, before.store, cache.status.store) == ([], None, room)
-    assert says_the_same(before, cache.status)
+    assert not says_the_same(before, cache.status), "it was not known at all"
     cache.look_again()
     assert said[0]().store == room
     cache.note_room(None)
@@ -377,3 +381,42 @@ def test_no_more_than_half_is_left_out_where_the_other_half_fits(kind):
     less = told(room + 100)
     assert listed(less) == names[:50]
     assert less.omitted == (50 if kind in {"pending", "failed"} else 0)
+
+
+def test_what_room_a_store_has_is_told_where_it_is_another_by_a_quarter():
+    """R16: a disk is written to all the time."""
+    room = ReportedStore(room_bytes=100, in_use_bytes=100, largest_bytes=5, bound="disk")
+    said = ReplicaStatus.model_construct(failed=[], updated_at="", store=room)
+    for field, number, is_same in [
+        ("room_bytes", 125, True),
+        ("room_bytes", 126, False),
+        ("room_bytes", 79, False),
+        ("in_use_bytes", 126, False),
+        ("largest_bytes", 9, True),
+        ("bound", "budget", False),
+    ]:
+        other = said.model_copy(update={"store": room.model_copy(update={field: number})})
+        assert says_the_same(said, other) is is_same, (field, number)
+        assert says_the_same(other, said) is is_same, (field, number)
+    assert not says_the_same(said, said.model_copy(update={"store": None}))
+    assert says_the_same(*[said.model_copy(update={"store": None}) for _ in range(2)])
+
+
+def test_a_status_is_old_once_no_round_has_ended_for_long():
+    """R9: a loop that hangs keeps nobody from renewing the lease under which it stands."""
+    said = StatusInputs(
+        1, None, None, ready=False, stale=False, lazy=LazySituation(), note="", held="", last_request_id=""
+    )
+
+    async def body() -> None:
+        cache = StatusCache(REPLICA, Clock(random.Random(0)), lambda _: None)
+        cache.take(RoundReport(said, 0))
+        await asyncio.sleep(SILENT_SECONDS - 1)
+        assert not cache.status.stale
+        await asyncio.sleep(1)
+        assert cache.status.stale
+        cache.take(RoundReport(said, 0))
+        assert not cache.status.stale
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from registry.etcd3.errors import EtcdUnavailable, LeaseExpired
 from registry.etcd3.ops import Delete, Put, Range, RangeResult, Txn, TxnResult
-from registry.model.status import LeftReplica, Presence, ReplicaStatus
+from registry.model.status import Failed, LeftReplica, Presence, ReplicaStatus
 from registry.runtime.clock import Clock
 from sidecar.ownership import ReplicaTaken
 from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
@@ -285,9 +285,8 @@ async def test_room_that_changes_while_a_status_is_written_reaches_the_presence(
         await eventually(lambda: presence(client).capacity == 8)
 
 
-def test_what_comes_at_once_is_one_write_and_what_stays_so_is_confirmed(monkeypatch):
-    """R9 status-truth, R16 bounded: soon, and so that whoever reads an old status knows that it is not forgotten."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 7.0)  # the confirmation does not wait for the next look
+def test_what_comes_at_once_is_one_write_and_what_stays_so_is_none():
+    """R9 status-truth, R16 bounded: soon; for as long as the lease stands, whoever reads it knows that it is so."""
 
     async def body() -> None:
         client = Client()
@@ -302,13 +301,11 @@ def test_what_comes_at_once_is_one_write_and_what_stays_so_is_confirmed(monkeypa
             assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 1)
             await asyncio.sleep(10.0)
             one.offer(lambda: status(20))
-            await asyncio.sleep(18.5)
+            await asyncio.sleep(600.0)
             assert client.store.kvs[STATUS].version == 1, "it says the same"
-            await asyncio.sleep(1.0)
-            assert client.store.kvs[STATUS].version == 2, "after half a minute"
             one.offer(lambda: status(21))
             await asyncio.sleep(0.7)
-            assert client.store.kvs[STATUS].version == 3
+            assert client.store.kvs[STATUS].version == 2
 
     play(body)
 
@@ -620,7 +617,8 @@ def test_what_is_said_again_costs_nothing():
             one.offer(newest)
             await asyncio.sleep(10.0)
             assert 1 <= client.looks <= 4, "that the presence still stands"
-            assert (len(derived), client.store.kvs[STATUS].version) == (2, 1), "once for each time that it was offered"
+            assert len(derived) <= 2 + client.looks, "once for each time that it was offered, or looked at"
+            assert client.store.kvs[STATUS].version == 1
 
     play(body)
 
@@ -671,3 +669,48 @@ def test_an_engine_that_is_there_and_has_no_plan_yet_keeps_its_part():
     for clock.now in (0.0, 100.0, 200.0):
         guard.take(report(is_away=False, has_plan=False))
     assert held.said == []
+
+
+def test_a_status_that_says_nothing_new_is_written_once_and_what_it_says_is_looked_at_again():
+    """R9: its lease says that it lives; what makes it old is written though nobody offers it."""
+
+    async def body() -> None:
+        client, now = Client(), [status()]
+        one = writer(client, "a")
+        one.offer(lambda: now[0])
+        async with publishing(one, 1):
+            await eventually(lambda: STATUS in client.store.kvs)
+            written = client.store.revision
+            await asyncio.sleep(3600.0)
+            assert client.store.revision == written
+            now[0] = now[0].model_copy(update={"stale": True})
+            await asyncio.sleep(2 * module.LOOK_SECONDS)
+            assert (read(client).stale, client.store.revision) == (True, written + 1)
+
+    play(body)
+
+
+def test_the_tries_of_what_was_refused_before_are_told_now_and_then():
+    """R16: hours of them are not written one by one, and not left out either."""
+
+    async def body() -> None:
+        client, tries = Client(), [3]
+        one = writer(client, "a")
+
+        def newest() -> ReplicaStatus:
+            told = {"name": "a", "generation": 1, "reason": "r", "message": "", "retry_at": "t", "settled": True}
+            said = Failed.model_validate({**told, "attempts": tries[0]})
+            return status().model_copy(update={"failed": [said]})
+
+        one.offer(newest)
+        async with publishing(one, 1):
+            await eventually(lambda: STATUS in client.store.kvs)
+            written = client.store.revision
+            for number in range(4, 40):
+                tries[0] = number
+                await asyncio.sleep(module.TRIES_SECONDS / 10)
+                one.offer(newest)
+            assert 2 <= client.store.revision - written <= 4
+            assert read(client).failed[0].attempts > 30
+
+    play(body)

@@ -15,7 +15,7 @@ from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn
 from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.runtime.clock import Deadline
 from registry.store.pages import Page, PageToken, Sieve, check_page_size, decode_token, parse_filter
-from registry.store.txn import ReadCache, SharedLease
+from registry.store.txn import ReadCache, Retention, SharedLease, audit_lease, request_lease
 from registry.store.writer import NamedLocks
 from registry.transactions.decode import ReadSet, read_pool
 from tests.support.flaky_etcd import FlakyEtcd
@@ -238,3 +238,24 @@ def test_what_every_change_reads_is_not_forgotten_for_what_each_wrote():
         hints.wrote(Txn((), (Put(b"p/%d" % number, b"v"),)), 2)
         hints.guess((pool,))
     assert hints.guess((pool,)).key(b"p/pool") is not None
+
+
+async def test_the_records_of_a_change_live_as_long_as_they_are_to_and_a_part_longer():
+    """W3, W7: many share a lease, so the first of them lives longer."""
+    etcd = Leases()
+    kept = Retention(request_seconds=4800, audit_seconds=90_000)
+    for make in (request_lease, audit_lease):
+        await make(etcd, kept).current(5.0)  # type: ignore[arg-type]
+        await make(etcd).current(5.0)  # type: ignore[arg-type]
+    assert etcd.granted == [5000, 25 * 3600, 93_000, 31 * 86_400]
+
+
+class Leases:
+    """Notes the leases that it grants."""
+
+    def __init__(self) -> None:
+        self.granted: list[int] = []
+
+    async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float) -> int:
+        self.granted.append(ttl_seconds)
+        return len(self.granted)
