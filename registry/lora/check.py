@@ -274,6 +274,9 @@ def _new_config(
     config: AdapterConfig, modules: Mapping[str, Module], renames: Mapping[str, str], policy: Policy
 ) -> dict[str, object]:
     changes = {**config.rewritten, **({"use_dora": False} if config.use_dora else {})}
+    if config.names_weights:  # the same adapter, as every engine takes it
+        targets = sorted({name.rpartition(".")[2] for name in modules})
+        changes |= {"target_modules": targets, "target_parameters": None}
     left = left_to_save(config, policy.drop)
     if left != (config.modules_to_save or []):
         changes["modules_to_save"] = left or None

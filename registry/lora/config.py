@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -40,6 +41,9 @@ _HARMLESS = frozenset(
     }
 )
 _MAX_TOLD = 8
+_PARAMETERS = "target_parameters"
+# Experts are one parameter of three dimensions, and engines have routers of their own.
+_LINEAR_WEIGHT = re.compile(r"(?!.*experts)(?:.*\.)?\w+_proj\.weight", re.ASCII)
 _MODULES_TO_SAVE = {"classifier", "score"}
 # These only say how the weights began. The others changed the base's weights, at each load or, as LoRA-GA, once when
 # the training began: PEFT and engines load what that left as if it were plain, and answer otherwise than the training.
@@ -79,7 +83,18 @@ class AdapterConfig(BaseModel):
     def unapplied(self) -> list[str]:
         """Fields of `UNAPPLIED` that are in use."""
         extra = self.model_extra or {}
-        return [name for name in UNAPPLIED if extra.get(name)]
+        return [name for name in UNAPPLIED if extra.get(name) and not (name == _PARAMETERS and self.names_weights)]
+
+    @property
+    def names_weights(self) -> bool:
+        """True if ``target_parameters`` names weights of linear modules, of which PEFT makes plain LoRA.
+
+        With patterns it is not: PEFT matches these with the names of parameters, and engines with those of modules.
+        """
+        names = (self.model_extra or {}).get(_PARAMETERS)
+        if not isinstance(names, list) or not names or self.rank_pattern or self.alpha_pattern:
+            return False
+        return all(isinstance(one, str) and _LINEAR_WEIGHT.fullmatch(one) for one in names)
 
 
 # Fields of MLX's configuration.

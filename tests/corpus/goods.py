@@ -9,6 +9,7 @@ from typing import Any
 from tests.corpus.drafts import RANK, Architecture, Draft, Values
 from tests.corpus.edits import Edit, config, dora, key, renamed, vision, whole_embedding
 
+USUAL = ("q_proj", "v_proj", "self_attn.o_proj", "down_proj")
 LAYERS = "base_model.model.model.layers."
 
 
@@ -124,6 +125,7 @@ GOODS: tuple[Good, ...] = (
     Good("bf16", in_bf16),
     Good("f64", in_f64),
     Good("rank_4.0", config(r=4.0, rank_pattern={"q_proj": 4.0})),
+    Good("parameters", config(target_modules=[], target_parameters=[f"{one}.weight" for one in USUAL])),
     Good("embedding_dropped", whole_embedding, {"drop": ["embed_tokens"]}),
     Good(
         "saved_embedding_dropped",

@@ -132,6 +132,18 @@ def test_a_configuration_has_at_most_a_mebibyte(tmp_path, size_bytes):
         ("layer_replication", [[0, 1]], [("unsupported_feature", "layer_replication")]),
         ("layer_replication", [], []),
         ("use_qalora", False, []),
+        ("target_parameters", ["self_attn.q_proj.weight", "down_proj.weight"], []),
+        *(
+            ("target_parameters", names, [("unsupported_feature", "target_parameters")])
+            for names in (
+                ["q_proj.weight", "mlp.experts.gate_up_proj"],
+                ["mlp.experts.down_proj.weight"],
+                ["mlp.gate.weight"],
+                ["q_proj.bias"],
+                ["q_proj.weight", 5],
+                "q_proj.weight",
+            )
+        ),
         ("anything_else", True, []),
         ("lora_alpha", 1, []),
         ("lora_alpha", 0.0, [("zero_alpha", "lora_alpha")]),
@@ -142,6 +154,14 @@ def test_a_configuration_has_at_most_a_mebibyte(tmp_path, size_bytes):
 def test_what_engines_do_not_do_is_found_by_its_field(field, value, found):
     """R5, R22: served without it, the adapter would be another one."""
     assert [(one.reason, one.key) for one in config_findings(read(**{field: value}))] == found
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
+def test_parameters_and_patterns_together_are_not_followed(field):
+    """R4: PEFT matches the pattern with the parameter's name there, and engines with the module's."""
+    fields: dict[str, Any] = {"target_parameters": ["q_proj.weight"], field: {"q_proj": 4}}
+    assert [one.key for one in config_findings(read(**fields))] == ["target_parameters"]
+    assert config_findings(read(**fields | {field: {}})) == []
 
 
 def test_a_name_of_any_length_is_told_in_few_characters():
