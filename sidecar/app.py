@@ -50,6 +50,7 @@ from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import KEEP_SECONDS, LeaseCollector, LeasedStore, StoreRounds
 from sidecar.loop.observer import EngineProbes, watch_changes
 from sidecar.loop.reconciler import Reconciler
+from sidecar.loop.rounds import ServedNews
 from sidecar.metrics import INTERNAL_ERRORS
 from sidecar.ownership import HostLock, ReplicaTaken, Seat, place_of
 from sidecar.plan.readiness import USUAL_RULE, ReadyRule
@@ -58,6 +59,7 @@ from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
 from sidecar.report.declines import DeclineTeller
 from sidecar.report.events import EventRing
+from sidecar.report.good_finder import GoodFinder
 from sidecar.report.handoff_watch import HandoffWatch
 from sidecar.report.http import make_app
 from sidecar.report.replica_drain import ReplicaDrain
@@ -142,6 +144,7 @@ class Sidecar:
     writer: StatusWriter
     declines: DeclineTeller
     handoffs: HandoffWatch
+    finder: GoodFinder
     probes: EngineProbes
     reconciler: Reconciler
     status: StatusCache
@@ -166,6 +169,7 @@ class Sidecar:
         tasks.create_task(self.watcher.run(), name="watcher")
         self._keep(tasks, "status writer", self.writer.run)
         self._keep(tasks, "handoff watch", self.handoffs.run)
+        self._keep(tasks, "last good finder", self.finder.run)
         self._keep(tasks, "drain orders", self.drain.run)
         self.start_serving(tasks)
 
@@ -204,6 +208,7 @@ def assemble(ports: Ports) -> Sidecar:
     writer = StatusWriter(client, keys, ports.presence, clock, mailbox.wake)
     status = StatusCache(identity, clock, writer.offer, lambda: supervisor.troubles, lambda: drain.why)
     handoffs = HandoffWatch(client, keys, pool, mailbox)
+    finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
     drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
     collector = _collector(ports, status, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
     demand = ResidentSet(Catalogue(pool, watcher.record), idle_seconds=ports.idle_seconds)
@@ -211,7 +216,8 @@ def assemble(ports: Ports) -> Sidecar:
     sharing = Assigner(pool, replica, ports.presence.labels)
     share, declines = ShareGuard(writer, clock, ports.give_up_seconds), DeclineTeller(writer, ports.state)
     ring = EventRing(clock, lambda key: watcher.record(key) is not None)
-    tell, probes = _telling(status, share, declines, handoffs, ring, ports.on_round), EngineProbes(engine, clock)
+    tell = _telling(ServedNews(watcher), finder, status, share, declines, handoffs, ring, ports.on_round)
+    probes = EngineProbes(engine, clock)
     reconciler = Reconciler(
         *(engine, store, mailbox, writer, clock, tell, collector.notice, sharing),
         demand=demand,
@@ -223,7 +229,7 @@ def assemble(ports: Ports) -> Sidecar:
         declined_before=lambda: declines.told,
     )
     return Sidecar(
-        *(ports, mailbox, journal, watcher, writer, declines, handoffs),
+        *(ports, mailbox, journal, watcher, writer, declines, handoffs, finder),
         *(probes, reconciler, status, demand, resolver, collector),
         *(drain, ring, ReplicaActivity(ports.presence, engine, status, ring, drain.need, clock), supervisor),
     )
@@ -240,6 +246,8 @@ def _collector(ports: Ports, status: StatusCache, *, on_news: Callable[[], None]
 
 
 def _telling(
+    served: ServedNews,
+    finder: GoodFinder,
     status: StatusCache,
     share: ShareGuard,
     declines: DeclineTeller,
@@ -251,6 +259,8 @@ def _telling(
 
     def tell(report: RoundReport) -> None:
         plan = report.situation.plan
+        served.take(report)
+        finder.take(report)
         share.take(report)
         declines.take(report)
         handoffs.follow(plan.leaving if plan else ())

@@ -1,17 +1,13 @@
 """Informer: folds etcd's records of one pool into the desired state. Pure.
 
-Everything costs in proportion to the change, not to the number of records: a fleet of sidecars pays it for each. A
-sidecar keeps every record's bytes, for its snapshot, and looks at most of them once. Records are alike, so that one
-packed against a typical one takes a fifth of the memory.
+Everything costs in proportion to the change, not to the number of records: a fleet of sidecars pays it for each.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from immutables import Map, MapMutation
 
@@ -21,6 +17,8 @@ from registry.model.keys import last_part
 from registry.model.names import check_adapter_name, name_key
 from registry.model.records import AdapterRecord, AskedRetry
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.desired.last_good import NOTHING_GOOD, GoodRecord, LastGood, ServedMemory
+from sidecar.desired.packing import AnyRecord, RawRecord, packed
 from sidecar.desired.placement import (
     NO_TALLY,
     Order,
@@ -31,51 +29,6 @@ from sidecar.desired.placement import (
     ref_of,
     reorder,
 )
-
-# What most records have in common. It is never written anywhere, so it may change with any release.
-_TYPICAL = (
-    b'"s3://gs://az://file:///hf://https://main/adapter/v1/","digest":null},"load":"eager","labels":{"team":"'
-    b'{"schema":1,"name":"","pool":"","tenant":"default","generation":1,"spec":{"source":{"uri":"","digest":"sha256:"},'
-    b'"base_model":null,"load":"lazy","priority":0,"placement":{"replicas":"all","selector":{}},"prepare":{"remap":"auto",'
-    b'"vision":"reject","dora":"reject","drop":[]},"credentials":null,"labels":{},"strategy":null},'
-    b'"updated_at":"2026-01-01T00:00:00.000Z","updated_by":"anonymous","request_id":"auto-","rollout":null}'
-)
-# A window of 1 KiB and little state: a record is short, and setting up more would take longer than the packing.
-_WINDOW_BITS, _STATE_LEVEL, _LEVEL = -10, 2, 1
-
-
-@dataclass(frozen=True, slots=True)
-class RawRecord:
-    """A record as it stands in etcd; `good` is the last value that could be followed, if that is another."""
-
-    value: bytes
-    revision: int
-    good: tuple[bytes, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRecord:
-    """A `RawRecord` that can be followed, in less memory; `value` takes a few microseconds."""
-
-    packed: bytes
-    revision: int
-    good: ClassVar[None] = None
-
-    @property
-    def value(self) -> bytes:
-        return zlib.decompressobj(_WINDOW_BITS, _TYPICAL).decompress(self.packed)
-
-
-AnyRecord = RawRecord | PackedRecord
-
-
-def packed(record: AnyRecord) -> AnyRecord:
-    """The same record in less memory; itself where that would be no gain, or it has two values."""
-    if isinstance(record, PackedRecord) or record.good is not None:
-        return record
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS, _STATE_LEVEL, zlib.Z_DEFAULT_STRATEGY, _TYPICAL)
-    less = packer.compress(record.value) + packer.flush()
-    return PackedRecord(less, record.revision) if len(less) < len(record.value) else record
 
 
 def record_hash(key: str, revision: int, value: bytes) -> int:
@@ -93,7 +46,9 @@ _RECENT = 64
 class DesiredAdapter:
     """What is needed to serve an AdapterRecord's adapter. `revision` is etcd's of the record, `key` its name key.
 
-    `terms` None: all replicas serve it, and the same of it. `retry` None: nobody asked for another try.
+    `terms` None: all replicas serve it, and the same of it. `retry` None: nobody asked for another try. `last_good`:
+    what this replica served last, as far as it does not serve this generation. `former`: the generation before, where
+    it is not known whether the engine got it.
     """
 
     key: str
@@ -106,6 +61,8 @@ class DesiredAdapter:
     updated_at: str
     terms: PlacementSpec | None = None
     retry: AskedRetry | None = None
+    last_good: DesiredAdapter | None = None
+    former: DesiredAdapter | None = None
 
     @property
     def rank(self) -> OrderKey:
@@ -118,6 +75,20 @@ class DesiredAdapter:
         yield self.generation, self.ref
         if self.terms is not None and self.terms.stable is not None:
             yield self.terms.stable.generation, self.terms.stable.ref
+
+    @property
+    def fallback(self) -> DesiredAdapter | None:
+        """What is served while this generation cannot be: that of all who are no canaries, or the last good one."""
+        stable = self.terms.stable if self.terms is not None else None
+        if stable is not None and stable.generation < self.generation:
+            return self.earlier(stable.generation, stable.ref)
+        good = self.last_good
+        return good if good is not None and good.generation < self.generation else None
+
+    def earlier(self, generation: int, ref: ArtifactRef) -> DesiredAdapter:
+        """An earlier generation of it. What fails of that is remembered under a key that no adapter has."""
+        key = f"{self.key}@{generation}"
+        return replace(self, key=key, generation=generation, ref=ref, terms=None, last_good=None, former=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +197,14 @@ def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> Desired
 
 
 class Informer:
-    """Folds lists and events into a `DesiredState`. `raw` holds every record as it stands in etcd.
+    """Folds lists and events into a `DesiredState`.
 
     What was folded in a while ago is to be packed, by and by, with `pack`.
+
+    Attributes:
+        raw: every record as it stands in etcd, by name key.
+        state: all of it.
+        memory: what this replica served of it.
     """
 
     def __init__(self, pool: str) -> None:
@@ -236,14 +212,16 @@ class Informer:
         self.raw: dict[str, AnyRecord] = {}
         self.state = DesiredState()
         self._unpacked: set[str] = set()
+        self.memory = ServedMemory()
 
     def record(self, key: str) -> AnyRecord | None:
         """The record under a name key as it stands in etcd."""
         return self.raw.get(key)
 
-    def restore(self, revision: int, raw: Mapping[str, AnyRecord]) -> None:
+    def restore(self, revision: int, raw: Mapping[str, AnyRecord], last_good: LastGood = NOTHING_GOOD) -> None:
         """Starts from what a snapshot holds."""
         self.raw, self._unpacked = {}, set()
+        self.memory = ServedMemory(last_good)
         self.state = DesiredState()
         self._fold(revision, ((key, *record.good) for key, record in raw.items() if record.good is not None))
         self._fold(revision, ((key, record.value, record.revision) for key, record in raw.items()))
@@ -258,6 +236,8 @@ class Informer:
         changes: list[_Change] = [(key, None, revision) for key in self.raw if key not in listed]
         for key, kv in listed.items():
             known = self.raw.get(key)
+            if known is not None and known.revision < kv.create_revision:
+                self.memory.forget(key)  # it was deleted and made anew
             # Of two stores, records that differ may have one revision.
             if known is None or known.revision != kv.mod_revision or known.value != kv.value:
                 changes.append((key, kv.value, kv.mod_revision))
@@ -275,6 +255,52 @@ class Informer:
         """Notes that nothing of this pool changed up to `revision`."""
         self.state = replace(self.state, revision=max(revision, self.state.revision))
 
+    def note_served(self, generations: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+        """Notes which generations this replica serves, by name key; 0: it is no longer to serve it. Returns the news.
+
+        What was served before is forgotten with that.
+        """
+        news = tuple(one for one in generations if self._take_served(*one))
+        self._renew(key for key, _ in news)
+        return news
+
+    def adopt(self, key: str, good: GoodRecord) -> None:
+        """Takes what others serve for the last good generation of an adapter of which this replica served nothing."""
+        self.memory.adopt(key, good)
+        self._renew([key])
+
+    def with_last_good(self, key: str, adapter: DesiredAdapter) -> DesiredAdapter:
+        """The adapter under a name key, with what this replica served of it before."""
+        good, former = self.memory.good(key), self.memory.former(key)
+        if good is None and former is None:
+            return adapter
+        last_good, earlier = (self._version_of(key, adapter, one) for one in (good, former))
+        return replace(adapter, last_good=last_good, former=earlier)
+
+    def _version_of(self, key: str, adapter: DesiredAdapter, good: GoodRecord | None) -> DesiredAdapter | None:
+        return None if good is None else _good_version(self._pool, key, adapter, good)
+
+    def _take_served(self, key: str, generation: int) -> bool:
+        """Notes one; True if it is news."""
+        followed = self.state.of(key)
+        if followed is None or not generation:
+            return self.memory.forget(key)
+        stable = followed.terms.stable if isinstance(followed, DesiredAdapter) and followed.terms else None
+        record = GoodRecord(*_followed(self.raw[key]), followed.generation)
+        return self.memory.serve(key, record, generation, stable.generation if stable else None)
+
+    def _renew(self, keys: Iterable[str]) -> None:
+        """Puts what is remembered of these into the state."""
+        adapters = self.state.adapters
+        before = {key: adapters[key] for key in keys if key in adapters}
+        bare = {key: replace(one, last_good=None, former=None) for key, one in before.items()}
+        renewed = {key: self.with_last_good(key, one) for key, one in bare.items()}
+        changed = {key: one for key, one in renewed.items() if one != before[key]}
+        if changed:
+            recent = (*self.state.recent, *changed)[-_RECENT:]
+            changes = self.state.changes + len(changed)
+            self.state = replace(self.state, adapters=adapters.update(changed), changes=changes, recent=recent)
+
     def pack(self, count: int) -> bool:
         """Packs so many of the records that came since; True if there are more."""
         for _ in range(min(count, len(self._unpacked))):
@@ -287,12 +313,14 @@ class Informer:
         draft = _Draft(state.adapters.mutate(), state.lazy.mutate(), state.refused.mutate())
         total = state.state_hash
         before: dict[str, DesiredAdapter | None] = {}
+        forgotten: list[str | None] = []
         for key, value, at in changes:
             before.setdefault(key, draft.adapters.get(key))
             verdict = None if value is None else self._judge(key, value, at)
             is_refused = isinstance(verdict, RefusedRecord)
+            forgotten.append(self._keep_good(key, draft.adapters.get(key) or draft.lazy.get(key), verdict))
             total += self._note(key, value, at, was_refused=key in draft.refused, is_refused=is_refused)
-            draft.settle(key, verdict)
+            draft.settle(key, self.with_last_good(key, verdict) if isinstance(verdict, DesiredAdapter) else verdict)
         folded = draft.adapters.finish()
         moves = [(old, folded.get(key)) for key, old in before.items()]
         gone, come = [old for old, _ in moves if old is not None], [new for _, new in moves if new is not None]
@@ -307,6 +335,15 @@ class Informer:
             changes=state.changes + len(before),
             recent=(*state.recent, *before)[-_RECENT:],
         )
+        self._renew(key for key in forgotten if key is not None)
+
+    def _keep_good(self, key: str, former: DesiredAdapter | LazyAdapter | None, verdict: Verdict | None) -> str | None:
+        """Remembers what was followed so far if another generation is from now on; see `ServedMemory.leave`."""
+        if verdict is None:
+            self.memory.forget(key)
+        elif former is not None and not isinstance(verdict, RefusedRecord) and former.generation != verdict.generation:
+            return self.memory.leave(key, GoodRecord(*_followed(self.raw[key]), former.generation))
+        return None
 
     def _judge(self, key: str, value: bytes, revision: int) -> Verdict:
         try:
@@ -329,6 +366,21 @@ class Informer:
         self.raw[key] = RawRecord(value, revision, good)
         self._unpacked.add(key)
         return change + record_hash(key, revision, value)
+
+
+def _followed(record: AnyRecord) -> tuple[bytes, int]:
+    """The value that is followed, and its revision."""
+    return record.good or (record.value, record.revision)
+
+
+def _good_version(pool: str, key: str, adapter: DesiredAdapter, good: GoodRecord) -> DesiredAdapter | None:
+    """The last good generation of an adapter; None: it was called otherwise, or its record cannot be read any more."""
+    try:
+        found = parse_whole(pool, key, good.value, good.revision)
+    except (RegistryError, ValueError):
+        return None
+    ref = dict(found.versions).get(good.generation) if found.name == adapter.name else None
+    return None if ref is None else adapter.earlier(good.generation, ref)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from itertools import chain
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.placement import Declined, Member
 from registry.model.stored import read_json
-from sidecar.desired.informer import AnyRecord, RawRecord
+from sidecar.desired.last_good import NOTHING_GOOD, GoodRecord, LastGood
+from sidecar.desired.packing import AnyRecord, RawRecord
 
 SCHEMA = 1
 _ESCAPED = re.compile(rb"\\[\\n]")
@@ -32,6 +33,7 @@ class SnapshotBase:
 
     `members` are the live replicas that were known last; none: nobody had to know them.
     `is_doubted`: the store was no longer the one that this came from, so that its watch must not be resumed.
+    `last_good`: what this replica served of the adapters.
     """
 
     pool: str
@@ -42,6 +44,7 @@ class SnapshotBase:
     epoch: str = ""
     is_doubted: bool = False
     members: Mapping[str, Member] = field(default_factory=dict)
+    last_good: LastGood = NOTHING_GOOD
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,24 @@ class MembersChanged:
     gone: tuple[str, ...]
 
 
-Entry = AdaptersChanged | PoolChanged | MembersChanged
+@dataclass(frozen=True, slots=True)
+class GenerationsServed:
+    """This replica serves generations by name key; 0: it is not to serve that any more."""
+
+    revision: int
+    generations: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GoodAdopted:
+    """Others serve this of an adapter of which this replica served nothing yet."""
+
+    revision: int
+    key: str
+    good: GoodRecord
+
+
+Entry = AdaptersChanged | PoolChanged | MembersChanged | GenerationsServed | GoodAdopted
 
 
 class SnapshotDamaged(Exception):
@@ -88,6 +108,9 @@ def encode_base(base: SnapshotBase) -> Iterator[bytes]:
     }
     if declines := _declines(base.members.values()):
         header["declines"] = declines
+    if base.last_good != NOTHING_GOOD:
+        header["served"] = sorted(base.last_good.served)
+        header["good"] = [_good_fields(key, good) for key, good in base.last_good.records.items()]
     digest = hashlib.sha256()
     for line in chain([_line(header)], (_record_line(key, record) for key, record in base.records.items())):
         digest.update(line)
@@ -115,6 +138,9 @@ def decode_base(lines: Iterable[bytes]) -> SnapshotBase:
             epoch=_text_of(header.get("epoch", "")),
             is_doubted=bool(header.get("doubted", False)),
             members={one.replica: one for one in _members_of(header.get("members", []), header.get("declines", {}))},
+            last_good=LastGood(
+                frozenset(map(_text_of, header.get("served", []))), dict(map(_good_record, header.get("good", [])))
+            ),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SnapshotDamaged(f"the snapshot cannot be read: {error}") from error
@@ -140,9 +166,14 @@ def encode_entry(entry: Entry) -> bytes:
             body = _line({"r": revision, "e": [_event(event) for event in events]})
         case PoolChanged(value):
             body = _line({"p": None if value is None else _text(value)})
-        case MembersChanged(come, gone):  # pragma: no branch - mypy knows that this is the last case
+        case MembersChanged(come, gone):
             declines = _declines(come)
             body = _line({"m": list(map(_fields, come)), "g": gone} | ({"d": declines} if declines else {}))
+        # To releases that know nothing of the last two, nothing changed at that revision.
+        case GenerationsServed(revision, generations):
+            body = _line({"r": revision, "e": [], "s": generations})
+        case GoodAdopted(revision, key, good):  # pragma: no branch - mypy knows that this is the last case
+            body = _line({"r": revision, "e": [], "o": _good_fields(key, good)})
     return b"%08x %s" % (zlib.crc32(body), body)
 
 
@@ -165,6 +196,10 @@ def decode_entries(data: bytes) -> Iterator[Entry]:
 
 def _entry(fields: dict[str, object]) -> Entry:
     match fields:
+        case {"r": int(revision), "e": [], "s": list(generations)}:
+            return GenerationsServed(_number(revision), tuple(map(_generation, generations)))
+        case {"r": int(revision), "e": [], "o": list(good)}:
+            return GoodAdopted(_number(revision), *_good_record(good))
         case {"r": int(revision), "e": list(events)}:
             return AdaptersChanged(_number(revision), tuple(_decode_events(events)))
         case {"p": value}:
@@ -254,6 +289,22 @@ def _record(line: bytes) -> tuple[str, RawRecord]:
 def _good(value: object, revision: object) -> tuple[bytes, int]:
     """The last good value of a record. Raises ValueError, TypeError."""
     return _bytes(_text_of(value)), _number(revision)
+
+
+def _generation(fields: list[object]) -> tuple[str, int]:
+    """A name key and a generation. Raises ValueError, TypeError."""
+    key, generation = fields
+    return _text_of(key), _number(generation)
+
+
+def _good_fields(key: str, good: GoodRecord) -> list[object]:
+    return [key, _text(good.value), good.revision, good.generation]
+
+
+def _good_record(fields: list[object]) -> tuple[str, GoodRecord]:
+    """What `_good_fields` made. Raises ValueError, TypeError."""
+    key, value, revision, generation = fields
+    return _text_of(key), GoodRecord(_bytes(_text_of(value)), _number(revision), _number(generation))
 
 
 def _line(value: object) -> bytes:

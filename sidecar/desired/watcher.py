@@ -7,8 +7,8 @@ is to be done.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,19 +35,25 @@ from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, Meta
 from registry.runtime.clock import Clock
 from registry.runtime.supervisor import Keep, keep_once
-from sidecar.desired.informer import AnyRecord, Informer
+from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal, Restored
+from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.members import MembersWatcher
+from sidecar.desired.packing import AnyRecord, Packing
 from sidecar.desired.pool import PoolWatcher
 from sidecar.desired.removal_guard import Follow, FollowedState, Held, ListCandidate, StoreId, check
-from sidecar.desired.snapshot import AdaptersChanged, MembersChanged, PoolChanged, SnapshotBase
+from sidecar.desired.snapshot import (
+    AdaptersChanged,
+    GenerationsServed,
+    GoodAdopted,
+    MembersChanged,
+    PoolChanged,
+    SnapshotBase,
+)
 from sidecar.metrics import ETCD_RECONNECTS, OBSERVED_REVISION, RELISTS
 
 _log = structlog.get_logger()
-PACK_AFTER_SECONDS = 1.0
-# Well under a millisecond's work.
-PACKED_AT_ONCE = 50
 # How long a boot waits for etcd before it acts upon the snapshot, and for what changed since once connected.
 BOOT_WAIT_SECONDS = 2.0
 CATCH_UP_SECONDS = 0.2
@@ -55,43 +61,6 @@ CATCH_UP_SECONDS = 0.2
 COMPARE_SECONDS = 600.0
 # Until the watch is made anew where etcd could not say which store it is.
 UNKNOWN_STORE_SECONDS = 1.0
-
-
-class Packing:
-    """Packs an informer's records by and by: neither a boot nor a change waits for it."""
-
-    def __init__(self, informer: Informer, *, after_seconds: float = PACK_AFTER_SECONDS) -> None:
-        self._informer = informer
-        self._after_seconds = after_seconds
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        """Says that records came."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Runs until it is cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await asyncio.sleep(self._after_seconds)
-            is_many = False
-            while self._informer.pack(PACKED_AT_ONCE):
-                is_many = True
-                await asyncio.sleep(0)
-            if is_many:
-                give_back()
-
-
-def give_back() -> None:
-    """Returns the pages that the C library keeps free for later; does nothing where it has no such call.
-
-    A list is large for a moment only, and what stays of it here is smaller: without this the difference would stay
-    with the process until its end.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +127,32 @@ class Watcher:
         """The raw record under a name key. It may already be newer than what the mailbox says of it."""
         return self._informer.record(key)
 
+    @property
+    def placed(self) -> AbstractSet[str]:
+        """Name keys of what this replica served, and others may be to serve."""
+        state = self._informer.state
+        keys = self._informer.memory.keys if state.tally.with_terms else ()
+        return {key for key in keys if _has_terms(state, key)}
+
+    def note_served(self, generations: Iterable[tuple[str, int]]) -> None:
+        """Notes what this replica serves, see `Informer.note_served`."""
+        state = self._informer.state
+        if news := self._informer.note_served(generations):
+            self._journal.append(GenerationsServed(state.revision, news))
+            self._post_renewed(state)
+
+    def adopt(self, key: str, good: GoodRecord) -> None:
+        """Notes what others serve, see `Informer.adopt`."""
+        state = self._informer.state
+        self._informer.adopt(key, good)
+        self._journal.append(GoodAdopted(state.revision, key, good))
+        self._post_renewed(state)
+
+    def _post_renewed(self, before: DesiredState) -> None:
+        # While nothing is to be acted upon yet, the state comes in force with the rest.
+        if self._informer.state is not before and self._mailbox.snapshot.desired is not None:
+            self._post(self._mailbox.snapshot)
+
     def restore(self) -> None:
         """Takes up the snapshot, without acting upon it yet."""
         restored = self._journal.restore(self._pool)
@@ -195,7 +190,7 @@ class Watcher:
         base = restored.base
         self._store = StoreId(base.cluster_id, base.epoch)
         self._state = Relisting(is_begun=False) if base.is_doubted else Following()
-        self._informer.restore(base.revision, base.records)
+        self._informer.restore(base.revision, base.records, base.last_good)
         if base.pool_record is not None:
             self._pool_watcher.take(base.pool_record)
         self._members_watcher.restore(base.members)
@@ -207,6 +202,10 @@ class Watcher:
                     self._pool_watcher.take(value)
                 case MembersChanged():
                     self._members_watcher.fold(entry)
+                case GenerationsServed(_, generations):
+                    self._informer.note_served(generations)
+                case GoodAdopted(_, key, good):
+                    self._informer.adopt(key, good)
 
     async def _act_upon_snapshot(self) -> None:
         """After a restart the snapshot is good enough once etcd had its chance to say what is newer."""
@@ -409,9 +408,13 @@ class Watcher:
         state, store = self._informer.state, self._store
         records = dict(self._informer.raw)
         pool_record = self._pool_watcher.record
-        known = (records, store.epoch, self._is_doubted, self._members_watcher.members)
+        known = (records, store.epoch, self._is_doubted, self._members_watcher.members, self._informer.memory.whole)
         base = SnapshotBase(self._pool, store.cluster_id, state.revision, pool_record, *known)
         await self._journal.rewrite(base)
+
+
+def _has_terms(state: DesiredState, key: str) -> bool:
+    return (adapter := state.adapters.get(key)) is not None and adapter.terms is not None
 
 
 def request_of(events: Iterable[Event]) -> str:

@@ -40,8 +40,9 @@ MAX_REST_SECONDS = 10.0
 class Attempt:
     """A call that was made, and what the engine said of it.
 
-    `key` is that of the adapter, and for an unload, which another adapter's load may replace, that of the engine's own
-    name. `ref` and `path` are None for an unload. `before` is the path that a swap was to replace.
+    `key` is that of the adapter or of its last good generation, and for an unload, which another adapter's load may
+    replace, that of the engine's own name. `ref` and `path` are None for an unload. `before` is the path that a swap
+    was to replace.
     """
 
     key: str
@@ -80,7 +81,7 @@ class Attempt:
 def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
     match call:
         case Load(name, path, ref):
-            return Attempt(key_of(name), name, path, ref, incarnation, outcome)
+            return Attempt(call.key or key_of(name), name, path, ref, incarnation, outcome)
         case Swap(name, old, new, ref):
             return Attempt(key_of(name), name, new, ref, incarnation, outcome, before=old)
         case Unload(name):

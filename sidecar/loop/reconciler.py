@@ -35,7 +35,7 @@ from sidecar.ownership import Ownership
 from sidecar.plan.backoff import Declines
 from sidecar.plan.declines import restored
 from sidecar.plan.handoff import Handoff, HandoffVerdict
-from sidecar.plan.names import key_of, names_of
+from sidecar.plan.names import SEPARATOR, key_of, names_of
 from sidecar.plan.planner import make_plan
 from sidecar.plan.readiness import NO_REFUSALS, USUAL_RULE, ReadyRule
 from sidecar.plan.selection import still_kept
@@ -332,9 +332,12 @@ class Reconciler:
         self._report(made.snapshot, observed, plan)
 
     def _wanted(self, desired: DesiredState, share: Share, key: str) -> DesiredAdapter | None:
-        """What this replica is to serve under a name key."""
-        adapter = desired.adapters.get(key)
-        return share.version(adapter) if adapter else self._demand.resident(key)
+        """What this replica is to serve under a name key, or while it cannot under the key of its last good one."""
+        plain = key.partition(SEPARATOR)[0]
+        adapter = desired.adapters.get(plain)
+        wanted = share.version(adapter) if adapter else self._demand.resident(plain)
+        good = wanted.fallback if wanted is not None else None
+        return wanted if key == plain else good if good is not None and good.key == key else None
 
     def _report(self, snapshot: Snapshot, observed: Observed | None, plan: Plan | None) -> None:
         """`snapshot` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import datetime
+from typing import Protocol
 
 from registry.model.names import name_key
 from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.engines.observed import Observed
 from sidecar.metrics import PROPAGATION_SECONDS
 from sidecar.plan.names import key_of
-from sidecar.plan.types import Plan
+from sidecar.plan.types import KeptAdapter, Plan, RoundReport, ServedAdapter
 
 # So many rounds in so long are a flood; from then on each waits a little.
 FLOOD_ROUNDS = 50
@@ -83,3 +85,49 @@ class Backlog:
         if used:
             kept = {key: at for key, at in self.used_at.items() if key in desired.adapters}
             self.used_at = {**kept, **used}
+
+
+class RemembersServed(Protocol):
+    """Who keeps what a replica served; in production the watcher."""
+
+    @property
+    def placed(self) -> AbstractSet[str]:
+        """Name keys of what is remembered, and others may be to serve."""
+        ...
+
+    def note_served(self, generations: Iterable[tuple[str, int]]) -> None:
+        """Notes generations by name key; 0: it is not to be served any more."""
+        ...
+
+
+class ServedNews:
+    """Tells what is newly served, so that it is known after a restart: see `sidecar.desired.last_good`."""
+
+    def __init__(self, memory: RemembersServed) -> None:
+        self._memory = memory
+        self._served: frozenset[tuple[str, int]] = frozenset()
+        self._places: tuple[object, ...] = ()
+
+    def take(self, report: RoundReport) -> None:
+        """Takes in what one round came to."""
+        if report.situation.plan is not None:
+            self._memory.note_served(self._news(report.situation.plan))
+
+    def _news(self, plan: Plan) -> list[tuple[str, int]]:
+        """Name keys and generations that are served since; 0: that is others' now."""
+        kept = [one for one in plan.kept if one.generation]
+        answered: list[ServedAdapter | KeptAdapter] = [*plan.served, *plan.residents, *kept]
+        served = frozenset((one.name, one.generation) for one in answered)
+        news, self._served = served - self._served, served
+        return [*((name_key(name), generation) for name, generation in sorted(news)), *self._given_away(plan)]
+
+    def _given_away(self, plan: Plan) -> Iterator[tuple[str, int]]:
+        placed, chosen, leaving = self._memory.placed, plan.chosen, frozenset(one.key for one in plan.leaving)
+        places = (plan.revision, plan.among, leaving)
+        if plan.blocked or not placed or places == self._places:
+            return
+        self._places = places
+        ours = leaving.union(
+            (one.key for one in chosen.adapters), (key for _, key in (*chosen.over, *chosen.undecided))
+        )
+        yield from ((key, 0) for key in sorted(placed - ours))

@@ -24,7 +24,7 @@ from sidecar.plan.backoff import Failure
 from sidecar.plan.conditions import ENGINE_PAUSED, count_omitted, failed, not_now, pending, refusal, troubles, warnings
 from sidecar.plan.declines import decline
 from sidecar.plan.limits import deviation_of, rejection_of
-from sidecar.plan.names import engine_name, key_of, overlap_of
+from sidecar.plan.names import SEPARATOR, engine_name, key_of, overlap_of
 from sidecar.plan.readiness import EngineRefusals, refusals_among
 from sidecar.plan.selection import (
     count_removing,
@@ -83,9 +83,11 @@ def make_plan(
     eager = [_decide(adapter, chosen, observed, known, now) for adapter in chosen.adapters]
     residents = [_decide_resident(adapter, chosen, observed, known, now) for adapter in chosen.lazy.residents]
     decided = [*unloads, *eager, *residents]
+    wanted = zip(chosen.wanted, (*eager, *residents), strict=True)
+    instead = [_fall_back(one, *said, chosen, observed, known, now) for one, said in wanted if one.key in chosen.good]
     lost = lost_by_engine(desired, chosen, kept, observed, known)
     again = [action for one in lost if (action := _decide(one, chosen, observed, known, now)[1]) is not None]
-    planned = in_turn([*(action for _, action in decided if action is not None), *again], desired, known)
+    planned = in_turn([*(action for _, action in (*decided, *instead) if action is not None), *again], desired, known)
     coming = len(known.in_progress.loads - observed.adapters.keys())
     actions = overlap.within(planned, chosen.limits.capacity, going=len(gone) + coming)
     failures = _of_kind(decided, FailedAdapter)
@@ -99,7 +101,7 @@ def make_plan(
         served=_of_kind(eager, ServedAdapter),
         pending=(*_of_kind(decided, PendingAdapter), *not_now(desired, chosen)),
         failed=(*failures, *(refusal(desired, one) for one in desired.refused.values()), *troubles(chosen.lazy)),
-        wake_at=_wake_at(failures, now),
+        wake_at=_wake_at((*failures, *_of_kind(instead, FailedAdapter)), now),
         warnings=tuple(islice(warnings(desired, chosen, kept, observed, known), MAX_WARNINGS_LISTED)),
         omitted=count_omitted(chosen),
         residents=_of_kind(residents, ServedAdapter),
@@ -268,7 +270,7 @@ def _decide(
         return failed(adapter, failure), None
     if staged is None or not staged.is_proven:
         return _stage(adapter, failure, known)
-    if adapter.key in known.unsettled:
+    if _is_unsettled(adapter, chosen, known):
         return pending(adapter, "outcome_unknown"), None
     # While it is tried again it stays failed: a status that changed with each try would say nothing new.
     again = failed(adapter, failure) if failure is not None and failure.is_engines else None
@@ -288,6 +290,44 @@ def _stage(adapter: DesiredAdapter, failure: Failure | None, known: PlanContext)
     if failure is None or failure.is_engines:
         return pending(adapter, "staging"), stage
     return failed(adapter, failure), stage
+
+
+def _is_unsettled(adapter: DesiredAdapter, chosen: Selection, known: PlanContext) -> bool:
+    """True while the engine may yet get this or the last good generation by a load of which nothing is known."""
+    good = chosen.good.get(adapter.key)
+    return adapter.key in known.unsettled or (good is not None and good.key in known.unsettled)
+
+
+def _fall_back(
+    adapter: DesiredAdapter,
+    said: Condition,
+    action: Action | None,
+    chosen: Selection,
+    observed: Observed,
+    known: PlanContext,
+    now: float,
+) -> tuple[Condition | None, Action | None]:
+    """The same of the last good generation of an adapter that is not served, where the engine has lost it.
+
+    It is told by what the engine lists then, beside what is said of the newest. What was never had of it is fetched
+    only once the newest is known to fail: that is on its way.
+    """
+    good = chosen.good[adapter.key]
+    name, busy = engine_name(good, chosen.limits.names), known.in_progress.keys | chosen.lazy.asked
+    if isinstance(said, ServedAdapter) or isinstance(action, Load | Swap) or _is_unsettled(adapter, chosen, known):
+        return None, None
+    if name in observed.adapters or not busy.isdisjoint((adapter.key, name_key(name))):
+        return None, None
+    is_failing = isinstance(said, FailedAdapter) or _failure_of(adapter, observed, known) is not None
+    # An engine that replaces nothing could not be given the newest after it.
+    if not is_failing and (good.ref not in chosen.staged or observed.facts.swap == "refused"):
+        return None, None
+    condition, step = _decide(good, chosen, observed, known, now)
+    if isinstance(step, Stage):
+        step = replace(step, name=f"{good.name}{SEPARATOR}{good.generation}")
+    elif isinstance(step, Load):
+        step = replace(step, key=good.key)
+    return condition, step
 
 
 def _hindrance(

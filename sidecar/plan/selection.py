@@ -80,14 +80,16 @@ def stay(known: LazyCandidates, *, room: int, now: float) -> frozenset[str]:
 
 def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> Selection:
     """With what is in the store. It is looked up once, so that whatever is called was among the uses before."""
-    refs = {adapter.ref for adapter in chosen.wanted}
+    good = {one.key: fallback for one in chosen.wanted if (fallback := one.fallback) is not None}
+    former = (one.former for one in chosen.wanted if one.former is not None)
+    refs = {adapter.ref for adapter in (*chosen.wanted, *good.values(), *former)}
     refs |= {ref for one in chosen.leaving for _, ref in desired.adapters[one.key].versions}
     staged = {ref: found for ref in refs if (found := known.lookup(ref)) is not None}
     names = chosen.limits.names
     handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
-    adapters = (*chosen.wanted, *(one for one in handing if one is not None))
+    adapters = (*chosen.wanted, *good.values(), *(one for one in handing if one is not None))
     uses = {(engine_name(one, names), staged[one.ref].path) for one in adapters if one.ref in staged}
-    return replace(chosen, staged=staged, uses=frozenset(uses))
+    return replace(chosen, good=good, staged=staged, uses=frozenset(uses))
 
 
 def _leaving(desired: DesiredState, share: Share, names: Iterable[str]) -> Iterator[Handoff]:
@@ -187,7 +189,11 @@ def _number(text: str) -> int:
 
 def _generation_of(adapter: DesiredAdapter | LazyAdapter, use: Use, chosen: Selection, known: PlanContext) -> int:
     """The generation that a path of ours is of; 0: nothing tells."""
-    for generation, ref in adapter.versions if isinstance(adapter, DesiredAdapter) else ():
+    versions = [*adapter.versions] if isinstance(adapter, DesiredAdapter) else []
+    if isinstance(adapter, DesiredAdapter):
+        earlier = (chosen.good.get(adapter.key), adapter.former)
+        versions += [(one.generation, one.ref) for one in earlier if one is not None]
+    for generation, ref in versions:
         staged = chosen.staged.get(ref)
         if staged is not None and staged.path == use[1]:
             return generation

@@ -24,13 +24,17 @@ from sidecar.plan.readiness import NO_REFUSALS, EngineRefusals
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load what the engine does not have. `prove`: first it is asked whether that is right, see `Engine.prove`."""
+    """Load what the engine does not have. `prove`: first it is asked whether that is right, see `Engine.prove`.
+
+    `key`: what its failure is remembered under; empty: the name key of its adapter.
+    """
 
     name: str
     path: str
     ref: ArtifactRef
     request_id: str
     prove: bool = False
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,7 @@ class Selection:
         leaving: what the engine lists and others are to serve.
         room: for how many lazy adapters there is room beside the eager ones.
         lazy: those.
+        good: of what it is to hold, what is served while that cannot be, by name key.
         staged: what is in the store of all these, by ref.
         uses: what a plan made of this may load.
     """
@@ -214,6 +219,7 @@ class Selection:
     leaving: tuple[Handoff, ...] = ()
     room: int = 0
     lazy: LazySelection = LazySelection()
+    good: Mapping[str, DesiredAdapter] = field(default_factory=dict)
     staged: Mapping[ArtifactRef, Staged] = field(default_factory=dict)
     uses: frozenset[Use] = frozenset()
 

@@ -9,13 +9,13 @@ import structlog
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.etcd3.ops import KeyValue, Range, RangeResult, Txn
-from registry.model.keys import Keys, last_part
+from registry.etcd3.ops import Range, RangeResult, Txn
+from registry.model.keys import Keys
 from registry.model.names import matches
-from registry.model.replica_state import ParsedStatus, StatusReading, StatusUnreadable, parse_status, status_of
-from registry.model.status import presence_of
+from registry.model.replica_state import ParsedStatus, StatusReading
 from sidecar.desired.mailbox import Mailbox
 from sidecar.plan.handoff import Handoff, HandoffVerdict, OtherReplica, Taken, evaluate_handoff
+from sidecar.report.status_reader import StatusReader
 
 _log = structlog.get_logger()
 ASK_SECONDS = 1.0
@@ -31,6 +31,7 @@ class HandoffWatch:
     def __init__(self, client: Client, keys: Keys, pool: str, mailbox: Mailbox) -> None:
         self._client = client
         self._keys = keys
+        self._reader = StatusReader(client, keys, pool)
         self._pool = pool
         self._mailbox = mailbox
         self._open: frozenset[Handoff] = frozenset()
@@ -88,44 +89,18 @@ class HandoffWatch:
         return self._verdicts != before
 
     async def _judged(self, asked: frozenset[Handoff]) -> dict[Handoff, HandoffVerdict]:
-        labels = await self._labels() if any(one.owners is None for one in asked) else {}
+        labels = await self._reader.labels() if any(one.owners is None for one in asked) else {}
         owners = {one: one.owners if one.owners is not None else _fitting(one, labels) for one in asked}
-        statuses = await self._statuses({owner for many in owners.values() for owner in many})
+        statuses = await self._reader.statuses({owner for many in owners.values() for owner in many})
         # After the statuses, so that a record which stands now stood when they were written.
         revisions = await self._revisions(sorted({one.key for one in asked}))
         return {one: evaluate_handoff(one, owners[one], statuses, revisions.get(one.key, 0)) for one in asked}
 
     async def others(self) -> list[OtherReplica]:
         """The live replicas that do not leave, each with whether it is ready. Raises EtcdError."""
-        labels = await self._labels()
-        statuses = await self._statuses(labels)
+        labels = await self._reader.labels()
+        statuses = await self._reader.statuses(labels)
         return [OtherReplica(of, _is_ready(statuses[replica])) for replica, of in labels.items()]
-
-    async def _labels(self) -> dict[str, Mapping[str, str]]:
-        """The labels of the live replicas that do not leave; of one whose presence cannot be read: none."""
-        found: dict[str, Mapping[str, str]] = {}
-        for kv in (await self._client.list_prefix(self._keys.replicas(self._pool))).kvs:
-            presence = presence_of(kv.value)  # None: the watch on members tells of it
-            if presence is not None and not presence.leaving:
-                found[last_part(kv.key)] = presence.labels
-        return found
-
-    async def _statuses(self, replicas: Iterable[str]) -> dict[str, StatusReading]:
-        """The statuses that count, read one by one, since each may be large."""
-        found: dict[str, StatusReading] = {}
-        for replica in sorted(replicas):
-            reading = found[replica] = parse_status(await self._status(replica))
-            if isinstance(reading, StatusUnreadable):
-                _log.warning("status_unreadable", replica=replica, error=reading.message)
-        return found
-
-    async def _status(self, replica: str) -> KeyValue | None:
-        keys = self._keys.replica(self._pool, replica), self._keys.status(self._pool, replica)
-        reads = await self._client.txn(Txn((), tuple(map(Range, keys))))
-        presence, status = (
-            next(iter(one.kvs), None) if isinstance(one, RangeResult) else None for one in reads.responses
-        )
-        return status_of(presence, status)
 
     async def _revisions(self, keys: list[str]) -> dict[str, int]:
         """Name key to the revision of the record that stands under it."""

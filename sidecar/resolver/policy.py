@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from registry.model.errors import RegistryError
 from registry.model.names import name_key
 from sidecar.artifacts.types import Staged
-from sidecar.desired.informer import AnyRecord, DesiredAdapter, DesiredState, parse_whole
+from sidecar.desired.informer import DesiredAdapter, DesiredState, parse_whole
+from sidecar.desired.packing import AnyRecord
 from sidecar.plan.backoff import Failure
 from sidecar.plan.limits import rejection_of
 from sidecar.plan.types import ReplicaLimits

@@ -24,9 +24,9 @@ from sidecar.artifacts.requests import pin_name
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.assignment import Assigner
-from sidecar.desired.informer import RawRecord
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.packing import RawRecord
 from sidecar.desired.snapshot import (
     AdaptersChanged,
     MembersChanged,

@@ -69,6 +69,7 @@ class Checks:
     _swaps: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
     _newest: dict[str, Plan] = field(default_factory=dict)
     _decided: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
+    _served: dict[str, dict[str, set[tuple[str, int]]]] = field(default_factory=lambda: defaultdict(dict))
     _bad_since: dict[tuple[str, str], tuple[object, object, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -126,7 +127,29 @@ class Checks:
             self.live[replica] = mailbox.snapshot.members
         if plan is not None and plan is not self._newest.get(replica):  # it is reported again while the engine is away
             self._newest[replica] = plan
+            self._note_served(replica, plan)
             self._decided[replica] |= {call.name: (plan.revision, self.live[replica]) for call in plan.calls}
+
+    def _note_served(self, replica: str, plan: Plan) -> None:
+        """The sources that a replica served last, each with the life of its name."""
+        for one in plan.served:
+            key, found = name_key(one.name), set()
+            for moment in self.oracle.at(plan.revision):
+                version = moment.share(replica, self.live[replica]).get(one.name)
+                if version is not None and version.generation == one.generation:
+                    found.add((version.source, moment.made[key]))
+            self._served[replica][one.name] = found
+
+    def _is_last_good(self, host: EngineHost, name: str, source: str, moments: list[Moment]) -> bool:
+        """True if this replica served that last of a name that has lived since, or all but its canaries serve it."""
+        key, known, lives = name_key(name), self._served[host.replica].get(name, set()), self._lives(host, name)
+        for moment in moments:
+            wanted = moment.wanted.get(key)
+            is_due = any(name in moment.share(host.replica, among) for among in lives)
+            stable = wanted.stable.source if wanted is not None and wanted.stable is not None else ""
+            if is_due and (source == stable or (source, moment.made.get(key)) in known):
+                return True
+        return False
 
     def on_answer(self, replica: str, mailbox: Mailbox, name: str, answer: Answer) -> None:
         """Each answer to an engine's question, as it is given: R4, R6, by the state that the replica follows."""
@@ -215,6 +238,7 @@ class Checks:
         lives = self._lives(host, name)
         names = {name for moment in moments for among in lives for name in moment.may_load(source, host.replica, among)}
         is_fit = bool(names) if name.startswith(PROOF_PREFIX) else name in names
+        is_fit = is_fit or self._is_last_good(host, name, source, moments)
         if not is_fit and not self._is_put_back(host, name, source, moments):
             told = f"not its share at {self.planned[host.replica]} among {sorted(lives[0] or ())}"
             self.violated(f"R6 {host.replica} loads {name} from {source}, {told}")

@@ -66,11 +66,13 @@ class Moment:
         wanted: the readable records by name key.
         unreadable: keys whose newest record is not readable, with the readable ones before it: a replica keeps the
             last of these that it saw.
+        made: name key to the revision at which a record of that name was made.
     """
 
     state_hash: int
     wanted: Mapping[str, Wanted]
     unreadable: Mapping[str, tuple[Wanted, ...]]
+    made: Mapping[str, int] = field(default_factory=dict)
 
     def share(self, replica: str, live: Members | None) -> dict[str, Version]:
         """Name to what a replica is to have loaded, whoever asks for it. `live` None: it does not know who lives."""
@@ -135,14 +137,16 @@ class Oracle:
         if not mine:
             return
         before = self.newest
-        wanted, unreadable = dict(before.wanted), dict(before.unreadable)
+        wanted, unreadable, made = dict(before.wanted), dict(before.unreadable), dict(before.made)
         for event in mine:
             key = event.key.removeprefix(self.prefix).decode()
             for known in (wanted, unreadable, self._hashes):
                 known.pop(key, None)
             if event.kv is None:
                 self._good.pop(key, None)
+                made.pop(key, None)
                 continue
+            made.setdefault(key, revision)
             self._hashes[key] = record_hash(key, revision, event.kv.value)
             one = read_wanted(event.kv.value)
             if one is None:
@@ -150,7 +154,7 @@ class Oracle:
             else:
                 wanted[key] = one
                 self._good[key] = (*self._good.get(key, ()), one)
-        self.moments.append((revision, Moment(sum(self._hashes.values()) % (1 << 256), wanted, unreadable)))
+        self.moments.append((revision, Moment(sum(self._hashes.values()) % (1 << 256), wanted, unreadable, made)))
 
     def restore(self, history: Iterable[tuple[int, tuple[Event, ...]]]) -> None:
         """The store was replaced by one with that history. Who followed the former may speak of it for a while."""

@@ -14,8 +14,9 @@ from registry.model.keys import last_part
 from registry.model.status import ReplicaStatus
 from registry.runtime.failpoints import Point
 from sidecar.artifacts.store import LocalStore
-from sidecar.desired.informer import DesiredAdapter, Informer, RawRecord, parse_adapter
+from sidecar.desired.informer import DesiredAdapter, Informer, parse_adapter
 from sidecar.desired.journal import Journal
+from sidecar.desired.packing import RawRecord
 from sidecar.desired.snapshot import AdaptersChanged, SnapshotBase
 from sidecar.plan.types import ServedAdapter
 from sidecar.report.status import served_hash

@@ -13,8 +13,8 @@ import pytest
 from registry.etcd3.reflector import Connected, Progressed, Reflection, Resume
 from registry.model.records import PoolSpec
 from sidecar.desired import watcher as module
-from sidecar.desired.informer import RawRecord
 from sidecar.desired.journal import Journal
+from sidecar.desired.packing import RawRecord
 from sidecar.desired.snapshot import AdaptersChanged, MembersChanged, PoolChanged, SnapshotBase
 from sidecar.desired.watcher import BOOT_WAIT_SECONDS, CATCH_UP_SECONDS, Booting, Following, Relisting
 from tests.simulation.loop import VirtualLoop

@@ -13,10 +13,11 @@ from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnavailable
 from registry.etcd3.ops import KeyValue, Range, RangeResult
 from registry.model.records import Meta, Placement
 from registry.runtime.clock import Clock
+from sidecar.desired import packing
 from sidecar.desired import watcher as module
-from sidecar.desired.informer import PackedRecord
 from sidecar.desired.journal import Journal
 from sidecar.desired.members import BELIEVE_SECONDS
+from sidecar.desired.packing import PackedRecord
 from sidecar.desired.watcher import Following, Holding, Watcher, epoch_of
 from sidecar.metrics import OBSERVED_REVISION, RELISTS
 from tests.simulation.links import Way
@@ -141,7 +142,7 @@ def test_what_came_is_packed_within_seconds_and_nothing_waits_for_it(tmp_path):
 def test_memory_is_given_back_only_after_there_was_much_of_it(tmp_path, monkeypatch, count, times):
     """R16: it takes the loop for milliseconds, which each single change would cost."""
     given: list[None] = []
-    monkeypatch.setattr(module, "give_back", lambda: given.append(None))
+    monkeypatch.setattr(packing, "give_back", lambda: given.append(None))
 
     async def scene(etcd: PlayedEtcd) -> None:
         make_registry(etcd, *(f"n{number}" for number in range(count)))

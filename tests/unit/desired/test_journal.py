@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from registry.runtime.failpoints import Point, handling
 from sidecar.desired import journal as journal_module
-from sidecar.desired.informer import RawRecord
 from sidecar.desired.journal import Journal
+from sidecar.desired.packing import RawRecord
 from sidecar.desired.snapshot import AdaptersChanged, PoolChanged, SnapshotBase, decode_entries, encode_entry
 from tests.simulation.loop import VirtualLoop
 from tests.unit.desired.test_snapshot import bytes_of, change

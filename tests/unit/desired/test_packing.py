@@ -13,8 +13,8 @@ from bench.etcd import catalogue
 from bench.usage import rss_bytes
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import Keys
-from sidecar.desired.informer import Informer, PackedRecord, RawRecord, packed
-from sidecar.desired.watcher import PACKED_AT_ONCE, Packing, give_back
+from sidecar.desired.informer import Informer
+from sidecar.desired.packing import PACKED_AT_ONCE, PackedRecord, Packing, RawRecord, give_back, packed
 from tests.simulation.loop import VirtualLoop
 from tests.support.fleet import POOL
 from tests.support.waiting import eventually

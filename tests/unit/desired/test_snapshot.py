@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.placement import Declined, Member
-from sidecar.desired.informer import RawRecord
+from sidecar.desired.last_good import GoodRecord, LastGood
+from sidecar.desired.packing import RawRecord
 from sidecar.desired.snapshot import (
     AdaptersChanged,
+    GenerationsServed,
+    GoodAdopted,
     MembersChanged,
     PoolChanged,
     SnapshotBase,
@@ -38,6 +41,7 @@ def members(name: str) -> st.SearchStrategy[Member]:
     return st.builds(Member, st.just(name), labels, capacities, declines=declines)
 
 
+good = st.builds(GoodRecord, st.binary(max_size=20), st.integers(1, 99), st.integers(1, 99))
 bases = st.builds(
     SnapshotBase,
     pool=st.just("p"),
@@ -47,6 +51,9 @@ bases = st.builds(
     records=st.dictionaries(st.text(max_size=8), raw_records, max_size=5),
     members=st.dictionaries(st.text(max_size=3), st.none(), max_size=3).flatmap(
         lambda names: st.fixed_dictionaries({name: members(name) for name in names})
+    ),
+    last_good=st.builds(
+        LastGood, st.frozensets(st.text(max_size=3), max_size=3), st.dictionaries(st.text(max_size=3), good, max_size=2)
     ),
 )
 
@@ -72,6 +79,12 @@ entries = st.one_of(
         st.lists(st.text(max_size=3).flatmap(members), max_size=3, unique_by=lambda one: one.replica).map(tuple),
         st.lists(st.text(max_size=3), max_size=3).map(tuple),
     ),
+    st.builds(
+        GenerationsServed,
+        st.integers(1, 99),
+        st.lists(st.tuples(st.text(max_size=3), st.integers(0, 99)), max_size=3).map(tuple),
+    ),
+    st.builds(GoodAdopted, st.integers(1, 99), st.text(max_size=3), good),
 )
 
 
@@ -177,6 +190,10 @@ def test_an_entry_of_an_unknown_form_is_damage():
         b'{"r": 3, "e": [7]}',
         b'{"r": 3, "e": [["k", 1, 7]]}',
         b'{"r": 3, "e": [["k", 1]]}',
+        b'{"r": 3, "e": [], "s": [["k", -1]]}',
+        b'{"r": 3, "e": [], "s": [7]}',
+        b'{"r": 3, "e": [], "o": ["k", "v", 1]}',
+        b'{"r": 3, "e": [], "o": ["k", 7, 1, 1]}',
         b"[" * 30_000,
         b"7",
     ],
@@ -277,3 +294,19 @@ def test_a_fault_of_our_own_is_not_taken_for_a_damaged_file(monkeypatch):
         base_of(good)
     with pytest.raises(RuntimeError):
         list(decode_entries(entry))
+
+
+def test_what_was_served_is_written_so_that_an_earlier_release_reads_the_rest():
+    """R12: files outlive going back. To it nothing changed, and the header has fields that it does not look for."""
+    header = (
+        b'{"schema":1,"pool":"p","cluster_id":5,"epoch":"","revision":9,"doubted":false,"pool_record":null,"members":[],'
+        b'"served":["a","b"],"good":[["c","\\u00ff",7,2]]}\n'
+    )
+    base = SnapshotBase("p", 5, 9, last_good=LastGood(frozenset("ab"), {"c": GoodRecord(b"\xff", 7, 2)}))
+    assert bytes_of(base) == with_checksum(header)
+    lines = {
+        GenerationsServed(7, (("a", 2), ("b", 0))): b'{"r":7,"e":[],"s":[["a",2],["b",0]]}\n',
+        GoodAdopted(7, "c", GoodRecord(b"v", 3, 1)): b'{"r":7,"e":[],"o":["c","v",3,1]}\n',
+    }
+    for entry, body in lines.items():
+        assert encode_entry(entry) == b"%08x %s" % (zlib.crc32(body), body)

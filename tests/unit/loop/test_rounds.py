@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from typing import Any
@@ -16,13 +16,15 @@ from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
-from sidecar.plan.types import RoundReport
+from sidecar.loop.rounds import ServedNews
+from sidecar.plan.types import KeptAdapter, Plan, RoundReport, Selection, ServedAdapter
 from sidecar.resolver.demand import EXPECT_SECONDS, Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import VirtualLoop
 from tests.support.records import POOL
 from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, running
+from tests.unit.report.test_status import situation
 
 A, B = path_of("r1", "good-a"), path_of("r1", "good-b")
 Play = Callable[[], Coroutine[Any, Any, None]]
@@ -512,3 +514,63 @@ def test_an_engine_that_was_told_of_an_adapter_is_looked_at_until_it_lists_it():
             assert engine.looks <= looks + 1
 
     play(body)
+
+
+def test_what_is_refused_of_a_last_good_generation_is_tried_again_in_its_own_time():
+    """R13, R8: beside what failed of the newest, which is not forgotten with it."""
+
+    async def body() -> None:
+        state = desired(1, "missing-2", load="eager")
+        newest = state.adapters["missing-2"]
+        good = newest.earlier(1, replace(newest.ref, uri=f"{ROOT}good-1"))
+        newest = replace(newest, generation=2, last_good=good)
+        mailbox, engine = Mailbox(), Odd(Refused("out of memory"), takes=False)
+        mailbox.post(Snapshot(pool=THE_POOL, desired=replace(state, adapters=state.adapters.set(newest.key, newest))))
+        async with running(engine, mailbox) as reports:
+            await asyncio.sleep(20.0)
+            tries = len(engine.called)
+            assert 2 <= tries <= 8, "it is tried again with pauses"
+            engine.outcome, engine.takes = Done(), True
+            await asyncio.sleep(40.0)
+        plan = reports[-1].situation.plan
+        assert plan is not None
+        assert [(one.generation, one.reason) for one in plan.failed] == [(2, "weights_not_safetensors")]
+        assert [(one.name, one.generation) for one in plan.kept] == [("missing-2", 1)]
+        assert engine.adapters["missing-2"] == path_of("r1", "good-1")
+
+    play(body)
+
+
+class Memory:
+    """Notes what it is told."""
+
+    def __init__(self, *placed: str) -> None:
+        self.placed = {*placed}
+        self.told: list[tuple[str, int]] = []
+
+    def note_served(self, generations: Iterable[tuple[str, int]]) -> None:
+        self.told = [*generations]
+
+
+def test_what_is_newly_served_is_told_once_and_what_others_are_to_serve_with_a_change_of_that():
+    """R13: so that it is known after a restart."""
+    memory, state = Memory("a", "b", "waits"), desired(1, "a", "b", load="eager")
+    news, chosen = ServedNews(memory), Selection(adapters=(state.adapters["a"],), over=((0, "waits"),))
+
+    def told(revision: int, *served: str, **parts: Any) -> list[tuple[str, int]]:
+        found = tuple(ServedAdapter(name, 1, "") for name in served)
+        plan = replace(Plan(revision, (), (), found, (), (), None, chosen=chosen), **parts)
+        news.take(RoundReport(situation(plan), 1))
+        return memory.told
+
+    assert told(1, "a", "B", blocked="another base") == [("b", 1), ("a", 1)]
+    assert told(1, "a") == [("b", 0)]
+    assert told(1, "a") == []
+    assert told(2, "a", "B") == [("b", 1), ("b", 0)]
+    kept = KeptAdapter("a", 0), KeptAdapter("B", 3)
+    assert told(2, kept=kept) == [("b", 3)], "of the other nothing is known"
+    memory.placed.clear()
+    assert told(3, kept=kept) == []
+    memory.told = [("kept", 1)]
+    news.take(RoundReport(situation(), 1))
+    assert memory.told == [("kept", 1)], "without a plan nothing is known"

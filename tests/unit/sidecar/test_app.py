@@ -298,16 +298,18 @@ def test_a_round_is_told_to_all_parts_and_then_to_who_looks_on(made):
     """R9, R16: what is offered as the newest status has the handoffs and the room of the same round."""
     told, followed, last = Told(), list[object](), list[tuple[RoundReport, list[str]]]()
     handoffs: Any = type("Handoffs", (), {"follow": lambda _, leaving: followed.append((leaving, [*told.heard]))})()
-    parts = [told.part(name) for name in ("status", "share", "ring")]
-    tell = module._telling(parts[0], parts[1], handoffs, parts[2], lambda one: last.append((one, [*told.heard])))
+    names = ["declines", "finder", "ring", "served", "share", "status"]
+    declines, finder, ring, served, share, status = (told.part(name) for name in names)
+    parts = served, finder, status, share, declines, handoffs, ring
+    tell = module._telling(*parts, lambda one: last.append((one, [*told.heard])))
     report = RoundReport(situation(made), 1)
     tell(report)
-    assert (sorted(told.heard), told.said) == (["ring", "share", "status"], report)
+    assert (sorted(told.heard), told.said) == (names, report)
     [(leaving, heard_before)] = followed
     assert leaving == (("one",) if made else ())
     assert told.heard.index("share") < told.heard.index("status")
     assert "status" not in heard_before
-    assert [(one, sorted(heard)) for one, heard in last] == [(report, ["ring", "share", "status"])]
+    assert [(one, sorted(heard)) for one, heard in last] == [(report, names)]
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
@@ -334,7 +336,7 @@ def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readab
     assert ("watcher.forget" in did) is not is_readable
     names = {call.kwargs["name"] for call in world.tasks.create_task.call_args_list}
     serving = {"engine watch", "engine pulse", "changes watch", "reconciler", "resolver", "lease collector", "scrub"}
-    assert names == {"watcher", "status writer", "handoff watch", "drain orders"} | serving
+    assert names == {"watcher", "status writer", "handoff watch", "last good finder", "drain orders"} | serving
     kept = {call.args[0] for call in world.supervisor.keep.call_args_list}
     assert kept == names - {"watcher"}, "which keeps itself, and what it has read"
     world.ports.answer = None

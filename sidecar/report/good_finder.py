@@ -1,0 +1,127 @@
+"""Finder of last good generations for a replica that has served none.
+
+Its neighbours may go on with one. It reads when an adapter fails of which nothing is known here, and again with growing
+pauses: its history, and the statuses of some replicas until one proves the newest generation that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import islice
+from typing import Protocol
+
+import structlog
+
+from registry.etcd3.backoff import Backoff
+from registry.etcd3.client import Client
+from registry.etcd3.errors import EtcdError
+from registry.model.keys import Keys
+from registry.runtime.clock import Clock
+from sidecar.desired.informer import DesiredAdapter
+from sidecar.desired.last_good import GoodRecord
+from sidecar.desired.mailbox import Mailbox
+from sidecar.plan.proven import Earlier, earlier_of, lacking
+from sidecar.plan.types import RoundReport
+from sidecar.report.status_reader import StatusReader
+
+_log = structlog.get_logger()
+PAUSE = Backoff(base_seconds=10.0, cap_seconds=600.0)
+# So many are asked about at once, and so many replicas are asked, of whichever size the pool is.
+MAX_ADAPTERS = 64
+MAX_REPLICAS = 16
+
+
+class AdoptsGood(Protocol):
+    """Who keeps what was served; in production the watcher."""
+
+    def adopt(self, key: str, good: GoodRecord) -> None:
+        """Takes what others serve for the last good generation of an adapter."""
+        ...
+
+
+class GoodFinder:
+    """One replica's."""
+
+    def __init__(
+        self, client: Client, keys: Keys, pool: str, replica: str, mailbox: Mailbox, memory: AdoptsGood, clock: Clock
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._pool = pool
+        self._replica = replica
+        self._mailbox = mailbox
+        self._memory = memory
+        self._clock = clock
+        self._reader = StatusReader(client, keys, pool)
+        self._lacking: dict[str, DesiredAdapter] = {}
+        self._news = asyncio.Event()
+
+    def take(self, report: RoundReport) -> None:
+        """Takes in what one round came to."""
+        plan = report.situation.plan
+        if plan is None:
+            return
+        before, self._lacking = self._lacking, {one.key: one for one in lacking(plan)}
+        if any(key not in before or before[key].revision != one.revision for key, one in self._lacking.items()):
+            self._news.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            tries = 0
+            while self._lacking:
+                tries = 1 if self._news.is_set() else tries + 1
+                self._news.clear()
+                await self._ask()
+                await self._rest(PAUSE.delay(tries, self._clock.rng.uniform))
+            self._news.clear()
+            await self._news.wait()
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def _ask(self) -> None:
+        """Reads once; nothing while the desired state may be old."""
+        snapshot = self._mailbox.snapshot
+        if not snapshot.connected or snapshot.held:
+            return
+        try:
+            found = [await self._earlier(one) for one in islice(self._lacking.values(), MAX_ADAPTERS)]
+            await self._prove([one for one in found if one.newest])
+        except EtcdError as error:
+            _log.warning("last_good_not_found", error=str(error))
+
+    async def _earlier(self, adapter: DesiredAdapter) -> Earlier:
+        history = await self._client.list_prefix(self._keys.history_of(self._pool, adapter.name))
+        return earlier_of(adapter, history.kvs)
+
+    async def _prove(self, asked: list[Earlier]) -> None:
+        """Adopts of each the newest generation that a replica proves; that of the newest possible ends the reading."""
+        proven: dict[str, int] = {}
+        for replica in await self._others() if asked else ():
+            reading = await self._reader.status(replica)
+            proven |= {one.adapter.key: max(proven.get(one.adapter.key, 0), one.proven_by(reading)) for one in asked}
+            if all(proven[one.adapter.key] == one.newest for one in asked):
+                break
+        for one in asked:
+            if generation := proven.get(one.adapter.key, 0):
+                self._adopt(one, generation)
+
+    async def _others(self) -> Iterable[str]:
+        """Some of the other replicas, others each time."""
+        names = sorted((await self._reader.labels()).keys() - {self._replica})
+        self._clock.rng.shuffle(names)
+        return names[:MAX_REPLICAS]
+
+    def _adopt(self, found: Earlier, generation: int) -> None:
+        """Unless the record has changed since: it may be of another life of the name."""
+        desired, key = self._mailbox.snapshot.desired, found.adapter.key
+        adapter = desired.adapters.get(key) if desired is not None else None
+        if adapter is not None and adapter.revision == found.adapter.revision:
+            _log.info("last_good_found", name=adapter.name, generation=generation, newest=adapter.generation)
+            self._memory.adopt(key, found.records[generation])

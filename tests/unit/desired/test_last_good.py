@@ -1,0 +1,258 @@
+"""What a replica served last: remembered while the newest generation is not served, and of one life of a name."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from registry.model.records import CanaryRollout
+from sidecar.desired.informer import Informer, parse_whole
+from sidecar.desired.last_good import MAX_FORMER, GoodRecord
+from tests.support.records import POOL, deletion, kv, put, record
+from tests.support.worlds import placed_at, rolling
+from tests.unit.desired.test_watcher import Scene
+
+
+def informer(*kvs) -> Informer:
+    made = Informer(POOL)
+    made.replace(10, kvs)
+    return made
+
+
+def serving(generation: int = 1, **spec) -> Informer:
+    """One that follows generation 1 of ``a``, which was served."""
+    made = informer(kv("a", 1, generation=generation, **spec))
+    made.note_served([("a", generation)])
+    return made
+
+
+def good(made: Informer, key: str = "a") -> tuple[str, int, str] | None:
+    """Key, generation and source of the last good generation."""
+    found = made.state.adapters[key].last_good
+    return None if found is None else (found.key, found.generation, found.ref.uri.rsplit("/", 1)[-1])
+
+
+def test_what_was_served_is_remembered_until_the_newest_is_served():
+    """R13: generation 2, and 3 after it, may be refused."""
+    made = serving()
+    assert good(made) is None
+    made.apply(11, [put("a", 11, generation=2, source="v2")])
+    assert good(made) == ("a@1", 1, "v1")
+    made.apply(12, [put("a", 12, generation=3, source="v3")])
+    assert good(made) == ("a@1", 1, "v1"), "nobody served generation 2"
+    before = made.state
+    assert made.note_served([("a", 3)]) == (("a", 3),)
+    assert good(made) is None
+    assert list(made.state.changed_since(before.changes) or ()) == ["a"], "whoever amends a share has to know"
+    assert made.note_served([("a", 3)]) == ()
+    made.apply(13, [put("a", 13, generation=4)])
+    assert good(made) == ("a@3", 3, "v3")
+
+
+def test_nothing_is_remembered_of_what_was_never_served():
+    made = informer(kv("a", 1))
+    made.apply(11, [put("a", 11, generation=2)])
+    made.apply(12, [put("a", 12, generation=3)])
+    assert good(made) is None
+    assert made.note_served([("a", 1), ("never", 1)]) == (), "the record has moved on since"
+    assert made.memory.keys == frozenset()
+
+
+@pytest.mark.parametrize("was_served", [True, False])
+def test_what_came_to_the_engine_just_before_its_record_was_replaced_counts(was_served):
+    """R13: it is found there by its files at the next look."""
+    made = serving() if was_served else informer(kv("a", 1))
+    made.apply(11, [put("a", 11, generation=2, source="v2")])
+    made.apply(12, [put("a", 12, generation=3, source="v3")])
+    former = made.state.adapters["a"].former
+    assert former is not None
+    assert (former.key, former.generation) == ("a@2", 2)
+    assert made.note_served([("a", 2)]) == (("a", 2),)
+    assert (good(made), made.state.adapters["a"].former) == (("a@2", 2, "v2"), None)
+    assert made.note_served([("a", 2)]) == ()
+    made.note_served([("a", 3)])
+    assert good(made) is None
+
+
+def test_as_many_are_kept_to_be_looked_for_as_a_memory_bears():
+    """R16 bounded: of twenty thousand adapters that there is no room for, each may be replaced."""
+    names = [f"n{number}" for number in range(MAX_FORMER + 1)]
+    made = informer(*(kv(name, 1) for name in names))
+    for name in names:
+        made.apply(11, [put(name, 11, generation=2)])
+    assert [name for name in names if made.state.adapters[name].former is None] == ["n0"]
+    made.apply(12, [put("n1", 12, generation=3)])
+    assert [name for name in names if made.state.adapters[name].former is None] == ["n0"]
+
+
+def test_another_try_of_a_generation_changes_nothing():
+    made = serving()
+    made.apply(11, [put("a", 11, generation=1, priority=3)])
+    assert good(made) is None
+    assert made.note_served([("a", 1)]) == ()
+
+
+def test_it_goes_with_the_record():
+    """R6 unload-eventual: the name may be another's when it comes back."""
+    made = serving()
+    made.apply(11, [put("a", 11, generation=2)])
+    made.apply(12, [deletion("a", 12)])
+    made.apply(13, [put("a", 13, generation=3)])
+    assert good(made) is None
+    assert made.memory.keys == frozenset()
+
+
+@pytest.mark.parametrize("created", [1, 15])
+def test_a_list_shows_whether_the_record_was_made_anew_meanwhile(created):
+    made = serving()
+    made.apply(11, [put("a", 11, generation=2)])
+    made.replace(20, [replace(kv("a", 16, generation=4), create_revision=created)])
+    assert (good(made) is None) is (created == 15)
+
+
+def test_a_record_that_cannot_be_read_changes_nothing_and_the_next_is_held_against_what_was_followed():
+    """R14 nack."""
+    made = serving()
+    made.apply(11, [put("a", 11, b"?")])
+    assert (made.state.adapters["a"].generation, good(made)) == (1, None)
+    made.apply(12, [put("a", 12, generation=3)])
+    assert good(made) == ("a@1", 1, "v1")
+
+
+def test_a_name_that_is_written_otherwise_has_none():
+    made = informer(kv("Acme", 1))
+    made.note_served([("acme", 1)])
+    made.apply(11, [put("acme", 11, generation=2)])
+    assert good(made, "acme") is None
+
+
+def test_the_generation_of_those_who_are_no_canaries_counts_as_one_that_was_served():
+    """It is in the same record: once that is promoted, it tells what was served before."""
+    made = informer(rolling("a", 1))
+    made.note_served([("a", 1)])
+    assert made.note_served([("a", 1)]) == ()
+    promoted = record("a", 2, source="v2")
+    made.apply(11, [put("a", 11, promoted.to_bytes())])
+    assert good(made) == ("a@1", 1, "v1")
+
+
+def test_a_canary_falls_back_to_the_others_generation_and_they_to_none_that_is_newer():
+    made = informer(kv("a", 1))
+    made.note_served([("a", 1)])
+    made.apply(11, [put("a", 11, rolling("a", 11).value)])
+    canary = made.state.adapters["a"]
+    assert canary.fallback is not None
+    assert (canary.fallback.key, canary.fallback.generation) == ("a@1", 1)
+    stable = replace(canary, generation=1, ref=canary.fallback.ref)
+    assert stable.fallback is None
+    made.note_served([("a", 2)])
+    rollout = CanaryRollout(stable_generation=2, stable_spec=record("a", source="v2").spec)
+    third = record("a", 3, source="v3").model_copy(update={"rollout": rollout})
+    made.apply(12, [put("a", 12, third.to_bytes())])
+    of_others = replace(made.state.adapters["a"], generation=2)
+    assert of_others.fallback is None, "it is what these are to serve"
+
+
+def test_what_is_placed_on_others_is_forgotten():
+    """They may serve several generations before it comes back."""
+    made = serving(placement=placed_at(1))
+    made.apply(11, [put("a", 11, generation=2, placement=placed_at(1))])
+    assert made.note_served([("a", 0), ("b", 0)]) == (("a", 0),)
+    assert good(made) is None
+
+
+def test_what_others_serve_counts_where_this_replica_served_nothing():
+    others = GoodRecord(kv("a", 1).value, 1, 1)
+    made = informer(kv("a", 1, generation=2))
+    made.adopt("a", others)
+    assert good(made) == ("a@1", 1, "v1")
+    made.adopt("a", GoodRecord(b"?", 1, 1))
+    assert good(made) == ("a@1", 1, "v1")
+    served = serving(2)
+    served.adopt("a", others)
+    assert good(served) is None
+
+
+@pytest.mark.parametrize("others", [GoodRecord(b"?", 1, 1), GoodRecord(kv("a", 1).value, 1, 7)])
+def test_a_record_that_does_not_tell_what_was_served_is_none(others):
+    """R12: whatever stands in a file."""
+    made = informer(kv("a", 1, generation=9))
+    made.adopt("a", others)
+    assert good(made) is None
+
+
+def test_a_lazy_adapter_has_one_too():
+    made = informer(kv("a", 1, load="lazy"))
+    made.note_served([("a", 1)])
+    made.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
+    whole = made.with_last_good("a", parse_whole(POOL, "a", made.raw["a"].value, 11))
+    assert whole.fallback is not None
+    assert whole.fallback.generation == 1
+
+
+def test_a_restart_knows_what_was_served():
+    """R12, R13: before a change, after it, and after the next."""
+    made = serving()
+    again = Informer(POOL)
+    again.restore(10, made.raw, made.memory.whole)
+    for event in (put("a", 11, generation=2, source="v2"), put("a", 12, generation=3, source="v3")):
+        for one in (made, again):
+            one.apply(event.mod_revision, [event])
+        assert good(again) == ("a@1", 1, "v1")
+        anew = Informer(POOL)
+        anew.restore(event.mod_revision, made.raw, made.memory.whole)
+        assert good(anew) == good(made) == ("a@1", 1, "v1")
+        assert again.state == made.state
+
+
+async def test_whatever_a_kill_leaves_of_the_journal_tells_what_was_so_then(tmp_path):
+    """R12 crash-only, R13: the file may end anywhere, and each boot goes on from what it found."""
+    folder = tmp_path / "state"
+    scene = Scene(folder)
+    await scene.listed(50, kv("a", 1))
+    scene.watcher.note_served([("a", 1)])
+    await scene.watcher._take_events(51, (put("a", 51, generation=2, source="v2"),))
+    assert scene.mailbox.snapshot.desired is not None
+    assert scene.mailbox.snapshot.desired.adapters["a"].last_good is not None
+    scene.watcher.note_served([("a", 2)])
+    assert scene.mailbox.snapshot.desired.adapters["a"].last_good is None, "a plan has to be made of it"
+    await scene.watcher._take_events(52, (put("a", 52, generation=3, source="v3"),))
+    scene.journal.close()
+    lines = journal(folder).read_bytes().splitlines(keepends=True)
+    ends = [sum(map(len, lines[:count])) for count in range(len(lines) + 1)]
+    found = [await booted(folder, tmp_path / f"{size}", size) for end in ends for size in (end, end + 9)]
+    assert sorted(set(found), key=found.index) == [(1, None), (2, 1), (2, None), (3, 2)]
+
+
+def journal(folder: Path) -> Path:
+    return max(folder.glob("journal-*"))
+
+
+async def booted(folder: Path, copy: Path, size: int) -> tuple[int, int | None]:
+    """The generation that a boot follows whose journal ends after so many bytes, and the last good one."""
+    shutil.copytree(folder, copy)
+    journal(copy).write_bytes(journal(copy).read_bytes()[:size])
+    scene = Scene(copy)
+    scene.watcher.restore()
+    await scene.watcher._rewrite()  # as a boot does after damage
+    scene.journal.close()
+    again = Scene(copy)
+    again.watcher.restore()
+    again.journal.close()
+    adapter = again.watcher._informer.state.adapters["a"]
+    return adapter.generation, None if adapter.last_good is None else adapter.last_good.generation
+
+
+async def test_what_others_serve_outlives_a_restart(tmp_path):
+    scene = Scene(tmp_path / "state")
+    await scene.listed(50, kv("a", 1, generation=2, placement=placed_at(1)))
+    scene.watcher.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
+    assert scene.watcher.placed == {"a"}
+    scene.journal.close()
+    again = Scene(tmp_path / "state")
+    again.watcher.restore()
+    again.journal.close()
+    assert good(again.watcher._informer) == ("a@1", 1, "v1")

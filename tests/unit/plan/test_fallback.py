@@ -1,0 +1,188 @@
+"""The planner where the newest generation is not served: the engine gets the last good one that it has lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sidecar.artifacts.types import Stage
+from sidecar.desired.informer import DesiredState, Informer
+from sidecar.engines.observed import Observed
+from sidecar.plan.backoff import Failure
+from sidecar.plan.planner import make_plan
+from sidecar.plan.types import InProgress, KeptAdapter, LazyCandidates, Load, Plan, PlanContext, Swap
+from tests.support.records import POOL, kv, put
+from tests.support.worlds import desired, known, observed, path_of, pool, rolling, staged
+
+NOT_FINITE = "not_finite"
+
+
+def second(load: str = "eager") -> DesiredState:
+    """Generation 2 of ``a``, of whose generation 1 this replica served ``v1``."""
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1, load=load)])
+    informer.note_served([("a", 1)])
+    informer.apply(2, [put("a", 2, generation=2, source="v2", load=load)])
+    return informer.state
+
+
+def refused(state: DesiredState, reason: str = NOT_FINITE, *, retry_at: float | None = None) -> dict[str, Failure]:
+    return {"a": Failure(state.adapters["a"].ref, None, reason, "one of its numbers is none", 1, retry_at)}
+
+
+def context(state: DesiredState, *sources: str, **facts: Any) -> PlanContext:
+    """With these sources in the store, of the last good generation too."""
+    good = state.adapters["a"].last_good
+    assert good is not None
+    of_good = staged(replace(state, adapters=state.adapters.set("a", good)), *sources)
+    made = known(state, *sources, failures=facts.pop("failures", None), unsettled=facts.pop("unsettled", frozenset()))
+    return replace(made, lookup=lambda ref: of_good.get(ref) or made.lookup(ref), **facts)
+
+
+def plan(state: DesiredState, engine: Observed, facts: PlanContext, names: str = "plain") -> Plan:
+    return make_plan(state, pool(names=names), engine, facts, now=1000.0)  # type: ignore[arg-type]
+
+
+def good_ref(state: DesiredState):
+    good = state.adapters["a"].last_good
+    assert good is not None
+    return good.ref
+
+
+@pytest.mark.parametrize(("names", "name"), [("plain", "a"), ("versioned", "a@1")])
+def test_an_engine_that_lost_it_gets_the_last_good_generation(names, name):
+    """R13: and it is told as failed still, with what is answered beside it once that is listed."""
+    state = second()
+    facts = context(state, "v1", failures=refused(state))
+    made = plan(state, observed(), facts, names)
+    assert made.calls == (Load(name, path_of("v1"), good_ref(state), "req-a-2", key="a@1"),)
+    assert (made.stage, made.kept) == ((), ())
+    assert [(one.name, one.generation, one.reason) for one in made.failed] == [("a", 2, NOT_FINITE)]
+    assert not made.is_settled, "a replica is ready once it is there"
+    after = plan(state, observed({name: "v1"}), facts, names)
+    assert (after.calls, after.stage) == ((), ())
+    assert after.kept == (KeptAdapter("a", 1),)
+    assert after.is_settled
+
+
+def test_its_files_are_told_to_be_in_use_before_they_are_loaded_and_after():
+    """R7 files-pinned."""
+    state = second()
+    facts = context(state, "v1", failures=refused(state))
+    for engine in (observed(), observed({"a": "v1"})):
+        assert ("a", path_of("v1")) in plan(state, engine, facts).chosen.uses
+
+
+def test_files_that_are_gone_are_fetched_again_under_a_name_of_their_own():
+    """What fails of them is not to hide what fails of the newest."""
+    state = second()
+    facts = context(state, failures=refused(state))
+    made = plan(state, observed(), facts)
+    assert made.stage == (Stage("a@1", good_ref(state), "req-a-2"),)
+    away = {"a@1": Failure(good_ref(state), None, "source_unreachable", "", 1, 1007.0)}
+    waiting = plan(state, observed(), replace(facts, failures={**facts.failures, **away}))
+    assert (waiting.stage, waiting.calls, waiting.wake_at) == ((), (), 1007.0)
+    assert [one.reason for one in waiting.failed] == [NOT_FINITE]
+
+
+def test_while_the_newest_is_fetched_the_last_good_one_is_loaded_if_it_is_there():
+    """R13: an old answer is better than none; it is replaced once the newest is there."""
+    state = second()
+    made = plan(state, observed(), context(state, "v1"))
+    assert [type(one) for one in made.calls] == [Load]
+    assert [one.name for one in made.stage] == ["a"]
+    assert plan(state, observed({"a": "v1"}), context(state, "v1")).calls == ()
+    swap = Swap("a", path_of("v1"), path_of("v2"), state.adapters["a"].ref, "req-a-2")
+    assert plan(state, observed({"a": "v1"}), context(state, "v1", "v2")).calls == (swap,)
+    assert plan(state, observed(), context(state)).stage == (Stage("a", state.adapters["a"].ref, "req-a-2"),)
+
+
+def test_an_engine_that_replaces_nothing_gets_it_only_once_the_newest_fails():
+    """It could not be given the newest after it."""
+    state, engine = second(), observed()
+    engine = replace(engine, facts=replace(engine.facts, swap="refused"))
+    assert plan(state, engine, context(state, "v1")).calls == ()
+    failing = context(state, "v1", failures=refused(state, "source_unreachable", retry_at=999.0))
+    assert [type(one) for one in plan(state, engine, failing).calls] == [Load]
+
+
+def test_what_can_be_loaded_itself_needs_nothing_instead():
+    state = second()
+    made = plan(state, observed(), context(state, "v1", "v2"))
+    assert [call.path for call in made.calls if isinstance(call, Load)] == [path_of("v2")]
+    assert plan(state, observed({"a": "v2"}), context(state, "v1", "v2")).calls == ()
+
+
+@pytest.mark.parametrize("path", ["/elsewhere", path_of("v0")])
+def test_what_stands_under_the_name_stays(path):
+    """R11 foreign-safe; and what is ours has been served since."""
+    state = second()
+    assert plan(state, observed({"a": path}), context(state, "v1", failures=refused(state))).calls == ()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"unsettled": {"a"}},
+        {"unsettled": {"a@1"}},
+        {"in_progress": InProgress(frozenset({"a"}), frozenset({"a"}))},
+        {"in_progress": InProgress(frozenset({"a@1"}))},
+    ],
+)
+def test_while_a_call_for_the_name_is_open_there_is_no_other(facts):
+    state = second()
+    assert plan(state, observed(), context(state, "v1", failures=refused(state), **facts)).calls == ()
+
+
+def test_what_may_yet_be_loaded_of_it_holds_up_the_newest():
+    """It would be loaded over a name of which nothing is known."""
+    state = second()
+    made = plan(state, observed(), context(state, "v1", "v2", unsettled={"a@1"}))
+    assert (made.calls, [one.reason for one in made.pending]) == ((), ["outcome_unknown"])
+
+
+def test_what_the_engine_refuses_of_it_is_tried_again_in_its_own_time():
+    state = second()
+    own = {"a@1": Failure(good_ref(state), "e1", "engine_refused", "", 1, 1003.0)}
+    facts = context(state, "v1", failures={**refused(state), **own})
+    made = plan(state, observed(), facts)
+    assert (made.calls, made.wake_at) == ((), 1003.0)
+
+
+def test_a_lazy_adapter_that_is_loaded_and_asked_about_is_left_to_the_answer():
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1, load="lazy")])
+    state = informer.state
+    good = desired(kv("a", 1)).adapters["a"]
+    newest = replace(good, generation=2, ref=replace(good.ref, uri="file:///a/v2"), last_good=good.earlier(1, good.ref))
+    lazy = LazyCandidates(used_at={"a": 1000.0}, whole={"a": newest}, asked={"a"}, idle_seconds=60.0)
+    facts = replace(known(state), lazy=lazy, failures={"a": Failure(newest.ref, None, NOT_FINITE, "", 1, None)})
+    assert plan(state, observed(), facts).stage == ()
+    assert plan(state, observed(), replace(facts, lazy=replace(lazy, asked=frozenset()))).stage == (
+        Stage("a@1", good.ref, "req-a-1"),
+    )
+
+
+def test_a_canary_that_refuses_its_generation_goes_on_with_that_of_the_others():
+    """Also one that never served it: the record says that all others do."""
+    state = desired(rolling("a", 1))
+    facts = known(state, "v1", failures=refused(state))
+    made = plan(state, observed(), facts)
+    assert [(call.name, call.path) for call in made.calls if isinstance(call, Load)] == [("a", path_of("v1"))]
+    assert plan(state, observed({"a": "v1"}), facts).kept == (KeptAdapter("a", 1),)
+
+
+def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_files():
+    """R13: so that it is known after a restart, though nobody saw it served."""
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1)])
+    informer.apply(2, [put("a", 2, generation=2, source="v2")])
+    state = informer.state
+    former = state.adapters["a"].former
+    assert former is not None
+    found = staged(replace(state, adapters=state.adapters.set("a", former)), "v1")
+    made = plan(state, observed({"a": "v1"}), replace(known(state), lookup=found.get))
+    assert made.kept == (KeptAdapter("a", 1),)
+    assert plan(state, observed(), replace(known(state), lookup=found.get)).calls == (), "it may not be right"
