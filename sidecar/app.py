@@ -418,4 +418,5 @@ def _presence(settings: SidecarSettings, owner: str, seat: str, clock: Clock) ->
         version=release_version(),
         engine_url=settings.advertise_url or "",
         seat=seat,
+        ephemeral=settings.is_ephemeral(),
     )

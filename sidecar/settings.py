@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
 from registry.model.errors import InvalidArgument
-from registry.model.names import check_segment
+from registry.model.names import check_segment, looks_generated
 from registry.model.records import EngineKind
 from registry.runtime.flags import Flag
 from registry.runtime.settings import Address, DaemonSettings, List, Listen, OptionalFile, is_loopback
@@ -118,6 +118,15 @@ class SidecarSettings(DaemonSettings):
         str | None, Flag("URL", "The engine's address for routers, told by residency; without: --engine")
     ] = None
     labels: Annotated[dict[str, str], BeforeValidator(_split_labels), Flag("K=V,K=V", "Labels of this replica")] = {}
+    ephemeral: Annotated[
+        bool | None,
+        Flag(
+            "",
+            "The name of this replica is not to come back: once it is gone, a new one with its labels takes its place; "
+            "without: if it looks like that of a Deployment's pod",
+            switch=True,
+        ),
+    ] = None
     engine_api_key_file: Annotated[OptionalFile, Flag("FILE", "File with the key that the engine was started with")] = (
         None
     )
@@ -181,6 +190,10 @@ class SidecarSettings(DaemonSettings):
         if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not listened on
             host = urlsplit(self.advertise_url or "").hostname or ""
         return str(Address(host=host, port=self.http.port)) if host and self.http.port else ""
+
+    def is_ephemeral(self) -> bool:
+        """Whether nobody is to wait for a replica of this name once it is gone."""
+        return looks_generated(self.replica) if self.ephemeral is None else self.ephemeral
 
     def engine_limits(self) -> EngineLimits:
         """What the engine was started with, as far as it is said here."""

@@ -17,6 +17,8 @@ MAX_NAME_LENGTH = 160
 DEFAULT_TENANT = "default"
 _SEGMENT = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _SEGMENT_ONLY = re.compile(_SEGMENT, re.ASCII)
+# As Kubernetes makes them: no vowels, and nothing that is read as another character.
+_GENERATED = re.compile(r".+-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}", re.ASCII)
 _ADAPTER = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})?", re.ASCII)
 MAX_REQUEST_ID_CHARACTERS = 128
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}", re.ASCII)
@@ -123,6 +125,11 @@ def check_engine_host(host: str) -> str:
     if _network(found[1]) is None and (not _HOST_NAME.fullmatch(found[1]) or found[1].rpartition(".")[2].isdecimal()):
         raise ValueError(f"{host[:100]!r} is neither a host in lower case nor a network")
     return host
+
+
+def looks_generated(replica: str) -> bool:
+    """True for a name that a Deployment of Kubernetes gives a pod, NAME-68b4f9c9d7-x2x7k, and never again."""
+    return _GENERATED.fullmatch(replica) is not None
 
 
 def is_engine_allowed(url: str, hosts: Iterable[str]) -> bool:

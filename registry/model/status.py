@@ -46,6 +46,7 @@ class Presence(Stored):
     `engine_url`: the engine's address for routers; empty: it is the one of its status.
     `declines`: adapters that are placed by number and that it refuses for good by limits of its own, by reason.
     `seat`: what one process of a host or pod has, and only the next has too once it is dead; empty: it has none.
+    `ephemeral`: its name is not to come back once it is gone; another replica with its labels takes its place.
     """
 
     pool: str
@@ -60,6 +61,7 @@ class Presence(Stored):
     engine_url: str = ""
     declines: DeclinesByReason = {}
     seat: str = ""
+    ephemeral: bool = False
 
 
 def presence_of(value: bytes) -> Presence | None:
@@ -88,12 +90,15 @@ class LeftReplica(Stored):
 class RememberedReplica(Part):
     """A replica that lived within the last day; `last_seen` (RFC 3339) is when it was found gone; empty: it lives.
 
-    `incarnation`: of its process that lived last; empty: not known.
+    `incarnation`: of its process that lived last; empty: not known. `ephemeral`: as its presence says. `joined_at`
+    (RFC 3339): when such a one was found first, as long as it has taken nobody's place; empty: it has, or is none.
     """
 
     labels: dict[str, str] = {}
     incarnation: str = ""
     last_seen: str = ""
+    ephemeral: bool = False
+    joined_at: str = ""
 
 
 class RememberedReplicas(Stored):

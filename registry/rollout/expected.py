@@ -28,6 +28,8 @@ from registry.runtime.clock import Deadline, rfc3339
 from registry.store.failures import refusal
 
 REMEMBERED_FOR = timedelta(days=1)
+# The lease of one that was killed ends so long after another has taken its place, at most.
+REPLACED_WITHIN = timedelta(seconds=60)
 # Of a pool. Those that live come first, then those that were seen last.
 MAX_REMEMBERED = 1000
 # Changes within this time, give or take a half, make one write: a fleet that starts comes replica by replica.
@@ -39,11 +41,15 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class AbsentReplica:
-    """A replica that is expected and does not live; `last_seen` RFC 3339, empty: a moment ago."""
+    """A replica that is expected and does not live; `last_seen` RFC 3339, empty: a moment ago.
+
+    `ephemeral`: it is expected by number; its name is not to come back.
+    """
 
     name: str
     labels: Mapping[str, str]
     last_seen: str
+    ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +134,12 @@ class PoolExpectation:
 
     def _gone(self, live: Collection[str]) -> list[AbsentReplica]:
         """Those that are remembered and do not live, the latest first."""
-        gone = [AbsentReplica(name, one.labels, one.last_seen) for name, one in self.remembered.items()]
-        return sorted((one for one in gone if one.name not in live), key=_latest, reverse=True)
+        gone = (
+            AbsentReplica(name, one.labels, one.last_seen, one.ephemeral)
+            for name, one in self.remembered.items()
+            if name not in live
+        )
+        return sorted(gone, key=_latest, reverse=True)
 
 
 def _latest(one: AbsentReplica) -> tuple[bool, str, str]:
@@ -189,9 +199,10 @@ def remember(
         has_left = bool(one.incarnation) and left.get(name) == one.incarnation
         if name not in live and not has_left and (seen := _seen(one, now)) is not None:
             gone[name] = seen
-    latest = sorted(gone, key=lambda name: (gone[name].last_seen, name), reverse=True)
     staying = {name: one for name, one in sorted(live.items()) if not _leaves(one, left.get(name))}
-    here = {name: _living(before.members.get(name), one) for name, one in staying.items()}
+    here = {name: _living(before.members.get(name), one, now) for name, one in staying.items()}
+    _replace_ephemeral(before, here, gone, now)
+    latest = sorted(gone, key=lambda name: (gone[name].last_seen, name), reverse=True)
     members = {**here, **{name: gone[name] for name in latest}}
     return _fitting(before, dict(list(members.items())[:MAX_REMEMBERED]))
 
@@ -205,10 +216,37 @@ def _fitting(before: RememberedReplicas, members: dict[str, RememberedReplica]) 
         members = dict(list(members.items())[: len(members) // 2])
 
 
-def _living(before: RememberedReplica | None, presence: Presence | None) -> RememberedReplica:
+def _replace_ephemeral(
+    before: RememberedReplicas, here: dict[str, RememberedReplica], gone: dict[str, RememberedReplica], now: datetime
+) -> None:
+    """Has each ephemeral replica that joined take the place of one with its labels that is gone.
+
+    It may have come before the lease of the other one ended.
+    """
+    for name, one in here.items():
+        is_new = name not in before.members
+        if not one.joined_at or not (is_new or _is_since(one.joined_at, now - REPLACED_WITHIN)):
+            continue
+        others = [
+            other
+            for other, was in gone.items()
+            if was.ephemeral and was.labels == one.labels and (is_new or not before.members[other].last_seen)
+        ]
+        if others:
+            del gone[min(others, key=lambda other: (gone[other].last_seen, other))]
+            here[name] = one.model_copy(update={"joined_at": ""})
+
+
+def _living(before: RememberedReplica | None, presence: Presence | None, now: datetime) -> RememberedReplica:
     """A presence that cannot be read says that the replica lives, and nothing else."""
     if presence is not None:
-        return RememberedReplica(labels=presence.labels, incarnation=presence.incarnation)
+        joined_at = "" if not presence.ephemeral else rfc3339(now) if before is None else before.joined_at
+        return RememberedReplica(
+            labels=presence.labels,
+            incarnation=presence.incarnation,
+            ephemeral=presence.ephemeral,
+            joined_at=joined_at,
+        )
     return before.model_copy(update={"last_seen": ""}) if before else RememberedReplica()
 
 
@@ -216,11 +254,15 @@ def _seen(one: RememberedReplica, now: datetime) -> RememberedReplica | None:
     """One that is gone, with the time at which that was found; None: a day ago, or that time cannot be read."""
     if not one.last_seen:
         return one.model_copy(update={"last_seen": rfc3339(now)})
+    return one if _is_since(one.last_seen, now - REMEMBERED_FOR) else None
+
+
+def _is_since(text: str, start: datetime) -> bool:
+    """True if a time can be read, and is later."""
     try:
-        is_recent = datetime.fromisoformat(one.last_seen) > now - REMEMBERED_FOR
+        return datetime.fromisoformat(text) > start
     except (ValueError, TypeError):
-        return None
-    return one if is_recent else None
+        return False
 
 
 def _leaves(presence: Presence | None, left: str | None) -> bool:
@@ -376,7 +418,12 @@ async def forget(client: Client, keys: Keys, pool: str, name: str, deadline: Dea
         raise Conflict(Reason.LOST_RACE, "others of the pool came or went at the same time; try again", field="name")
 
 
-def not_alive(one: AbsentReplica) -> str:
+def not_alive(one: AbsentReplica, pool: str) -> str:
     """Why it is waited for, and what to do, in one sentence."""
     seen = f"last seen at {one.last_seen}" if one.last_seen else "just gone"
-    return f"{seen}; start its sidecar, or loraplane replica forget {one.name}"
+    forget, expect = f"loraplane replica forget {one.name}", f"loraplane pool update {pool} --expect N"
+    if one.ephemeral:
+        return (
+            f"{seen}; the next new replica with its labels takes its place; if none is to come: {forget}, or {expect}"
+        )
+    return f"{seen}; start its sidecar, or {forget}; if names change with each start: sidecar --ephemeral, or {expect}"

@@ -140,7 +140,9 @@ def _absent_replicas(record: AdapterRecord, pool: PoolSnapshot) -> list[ReplicaR
     """Replicas that would have to serve it too, if they lived."""
     lacking, selector = pool.lacking, record.spec.placement.selector
     found = [
-        ReplicaRollout(one.name, ReplicaState.UNKNOWN, NOT_ALIVE, not_alive(one), generation=record.generation)
+        ReplicaRollout(
+            one.name, ReplicaState.UNKNOWN, NOT_ALIVE, not_alive(one, record.pool), generation=record.generation
+        )
         for one in lacking.named
         if matches(selector, one.labels)
     ]

@@ -28,7 +28,8 @@ class Flag:
         help: what it is for.
         repeatable: the flag may be given several times; its variable then holds values with blanks between them.
         also: another variable that is known elsewhere and is read when ours is not set.
-        switch: the flag stands alone and means yes; its variable holds ``true`` or ``false``.
+        switch: the flag stands alone and means yes; its variable holds ``true`` or ``false``. Where neither is said by
+            default, ``--no-FLAG`` means no.
     """
 
     metavar: str
@@ -65,6 +66,10 @@ class _Option:
     def add_to(self, parser: ArgumentParser) -> None:
         if self.flag.switch:
             parser.add_argument(self.name, dest=self.field, action="store_const", const="true", help=self._help())
+            if self.default is None:
+                no = f"--no-{self.name.removeprefix('--')}"
+                text = f"The opposite of {self.name}"
+                parser.add_argument(no, dest=self.field, action="store_const", const="false", help=text)
             return
         action = "append" if self.flag.repeatable else "store"
         parser.add_argument(self.name, dest=self.field, metavar=self.flag.metavar, action=action, help=self._help())

@@ -13,6 +13,7 @@ from registry.model.names import (
     check_request_id,
     check_segment,
     is_engine_allowed,
+    looks_generated,
     name_key,
     name_of_key,
     tenant_of,
@@ -172,3 +173,23 @@ def test_engines_that_a_pool_allows(url, host):
 def test_engines_that_a_pool_does_not_allow(url, host):
     """X2: however another reader would take the URL."""
     assert not is_engine_allowed(url, [host])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_generated"),
+    [
+        ("vllm-68b4f9c9d7-x2x7k", True),
+        ("vllm-qwen-7b-68b4f9c9-x2x7k", True),
+        ("vllm-0", False),
+        ("r3b", False),
+        ("68b4f9c9d7-x2x7k", False),
+        ("vllm-68b4f9c-x2x7k", False),
+        ("vllm-68b4f9c9d7x-x2x7k", False),
+        ("vllm-68b4f9c9d7-x2x7", False),
+        ("vllm-68b4f9c9d7-x2x7a", False),
+        ("vllm-production-zone1", False),
+    ],
+)
+def test_names_of_a_deployments_pods(name, is_generated):
+    """As ReplicaSets make them: two endings of letters without vowels and of digits that look like no letter."""
+    assert looks_generated(name) is is_generated

@@ -230,9 +230,75 @@ def test_what_cannot_be_read_expects_nobody(members_kv):
 
 
 def test_what_an_absent_replica_is_told_with():
-    assert expected.not_alive(AbsentReplica("r1", {}, "")).startswith("just gone; ")
-    told = expected.not_alive(AbsentReplica("r1", {}, "2026-01-01T00:00:00Z"))
-    assert told == "last seen at 2026-01-01T00:00:00Z; start its sidecar, or loraplane replica forget r1"
+    """Where names change with each start, the way out is another one: it is told as well."""
+    seen = "2026-01-01T00:00:00Z"
+    assert expected.not_alive(AbsentReplica("r1", {}, ""), "p").startswith("just gone; ")
+    assert expected.not_alive(AbsentReplica("r1", {}, seen), "p") == (
+        "last seen at 2026-01-01T00:00:00Z; start its sidecar, or loraplane replica forget r1; if names change with "
+        "each start: sidecar --ephemeral, or loraplane pool update p --expect N"
+    )
+    assert expected.not_alive(AbsentReplica("r1", {}, seen, ephemeral=True), "p") == (
+        "last seen at 2026-01-01T00:00:00Z; the next new replica with its labels takes its place; if none is to come: "
+        "loraplane replica forget r1, or loraplane pool update p --expect N"
+    )
+
+
+def pods(*names: str, **fields) -> list[KeyValue]:
+    return [lives(name, ephemeral=True, **fields) for name in names]
+
+
+def seconds(count: float) -> datetime:
+    return NOW + timedelta(seconds=count)
+
+
+def told(now: RememberedReplicas) -> dict[str, bool]:
+    """Who is remembered, and whether it lives."""
+    return {name: not one.last_seen for name, one in now.members.items()}
+
+
+def test_a_new_pod_takes_the_place_of_one_that_is_gone():
+    """Pods of a Deployment never come back under their names: as many as before is all that is waited for."""
+    before = remember(NOBODY, pods("a", "b", "c"), {}, NOW)
+    lost = remember(before, pods("a", "b"), {}, seconds(600))
+    assert told(lost) == {"a": True, "b": True, "c": False}
+    assert expectation_of(stored(lost), None).lacking({"a": {}, "b": {}}).named[0].ephemeral
+    again = remember(lost, pods("a", "b", "d"), {}, seconds(900))
+    assert told(again) == {"a": True, "b": True, "d": True}
+    assert told(remember(again, pods("a", "b", "d", "e"), {}, seconds(1200))) == dict.fromkeys("abde", True)
+
+
+def test_a_new_pod_may_come_before_the_lease_of_the_old_one_ends():
+    """It takes one place, and only of one that went about when it came."""
+    before = remember(NOBODY, pods("a", "b", "c"), {}, NOW)
+    both = remember(before, pods("a", "b", "c", "d"), {}, seconds(600))
+    gone = remember(both, pods("a", "b", "d"), {}, seconds(610))
+    assert told(gone) == dict.fromkeys("abd", True)
+    assert told(remember(gone, pods("a", "d"), {}, seconds(615))) == {"a": True, "b": False, "d": True}
+    assert told(remember(both, pods("a", "b", "d"), {}, seconds(700))) == {"a": True, "b": True, "c": False, "d": True}
+
+
+def test_a_pod_takes_the_place_of_none_but_its_own_kind():
+    """One with other labels serves other adapters; a StatefulSet's comes back under its name."""
+    zone = remember(NOBODY, pods("a", labels={"zone": "a"}), {}, NOW)
+    gone = remember(zone, [], {}, seconds(600))
+    assert told(remember(gone, pods("b", labels={"zone": "b"}), {}, seconds(700))) == {"a": False, "b": True}
+    stays = remember(remember(NOBODY, [lives("r1")], {}, NOW), [], {}, seconds(600))
+    assert told(remember(stays, pods("b"), {}, seconds(700))) == {"r1": False, "b": True}
+    assert told(remember(gone, [lives("r2", labels={"zone": "a"})], {}, seconds(700))) == {"a": False, "r2": True}
+
+
+def test_what_a_sidecar_of_an_earlier_release_says_of_its_name():
+    """It is expected under it, as ever."""
+    earlier = json.dumps(presence("a").model_dump(by_alias=True, exclude={"ephemeral"})).encode()
+    gone = remember(remember(NOBODY, [lives("a", earlier)], {}, NOW), [], {}, seconds(600))
+    assert told(remember(gone, pods("b"), {}, seconds(700))) == {"a": False, "b": True}
+
+
+def test_a_rollout_is_served_once_as_many_pods_as_before_serve():
+    """S7: it waited for a day for the name of a pod that was killed."""
+    lost = remember(remember(NOBODY, pods("r0"), {}, NOW), [], {}, seconds(600))
+    assert not rollout(lost).done
+    assert rollout(remember(lost, pods("r1"), {}, seconds(700))).done
 
 
 def rollout(

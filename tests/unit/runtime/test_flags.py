@@ -185,6 +185,7 @@ class Small(BaseModel):
     none: Annotated[str | None, Flag("TEXT", "Nothing by itself", also="KNOWN_ELSEWHERE")] = None
     many: Annotated[tuple[str, ...], Flag("TEXT", "Some", repeatable=True)] = ()
     yes: Annotated[bool, Flag("", "Says yes", switch=True)] = False
+    maybe: Annotated[bool | None, Flag("", "Says yes or no", switch=True)] = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -198,6 +199,9 @@ class Small(BaseModel):
     [
         (("--name", "a"), {}, Small(name="a")),
         (("--name=a", "--yes"), {}, Small(name="a", yes=True)),
+        (("--name=a", "--maybe"), {}, Small(name="a", maybe=True)),
+        (("--name=a", "--no-maybe"), {"LORAPLANE_MAYBE": "true"}, Small(name="a", maybe=False)),
+        (("--name=a",), {"LORAPLANE_MAYBE": "false"}, Small(name="a", maybe=False)),
         ((), {"LORAPLANE_NAME": "a", "LORAPLANE_YES": "true"}, Small(name="a", yes=True)),
         (("--name", "a"), {"LORAPLANE_YES": "false", "LORAPLANE_COUNT": "5"}, Small(name="a", count=5)),
         (("--name", "a", "--count", "4"), {"LORAPLANE_COUNT": "5"}, Small(name="a", count=4)),

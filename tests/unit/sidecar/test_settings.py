@@ -74,6 +74,24 @@ def test_what_is_not_said_is_as_the_page_of_flags_says():
     assert read(flags).engine_limits() == EngineLimits(None, 9, 8, ("q_proj", "v_proj"))
 
 
+@pytest.mark.parametrize(
+    ("replica", "said", "is_ephemeral"),
+    [
+        ("r3", (), False),
+        ("r3", ("--ephemeral",), True),
+        ("vllm-68b4f9c9d7-x2x7k", (), True),
+        ("vllm-68b4f9c9d7-x2x7k", ("--no-ephemeral",), False),
+    ],
+)
+def test_whose_name_is_not_to_come_back(replica, said, is_ephemeral):
+    """Whom a rollout waits for: see tests/unit/rollout/test_expected.py."""
+    arguments = [part for pair in (REQUIRED | {"--replica": replica}).items() for part in pair]
+    found = read_settings(
+        SidecarSettings, program=PROGRAM, summary=SUMMARY, arguments=[*arguments, *said], environment={}
+    )
+    assert found.is_ephemeral() is is_ephemeral
+
+
 def test_its_pages_have_a_port_of_their_own(tmp_path):
     needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1/", "store": tmp_path}
     settings = SidecarSettings(**needed, insecure=True)
