@@ -90,9 +90,9 @@ class Client:
         """
         return await self.list_range(prefix, prefix_end(prefix), page_size=page_size)
 
-    async def list_range(self, key: bytes, range_end: bytes, *, page_size: int = 1000) -> Listing:
-        """As `list_prefix`, for the keys from `key` up to `range_end` (empty: just `key`)."""
-        return await list_range(self._page, key, range_end, page_size)
+    async def list_range(self, key: bytes, range_end: bytes, *, page_size: int = 1000, revision: int = 0) -> Listing:
+        """As `list_prefix`, for the keys from `key` up to `range_end` (empty: just `key`); 0: as they stand now."""
+        return await list_range(self._page, key, range_end, page_size, revision)
 
     async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> int:
         """Grants a lease and returns its id.

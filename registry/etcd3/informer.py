@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +15,39 @@ from typing import Any
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Event, KeyValue
 from registry.etcd3.reflector import Reflector
-from registry.etcd3.stream import Changed, Connected, Disconnected, Listed, Progressed, Reflection
+from registry.etcd3.stream import Changed, Connected, Disconnected, Listed, Progressed, Reflection, Resume
 
 LINGER_SECONDS = 10.0
 # A reader that is further behind compares everything.
 _CHANGES_KEPT = 1000
+# A reader that does not take so many goes without.
+_EVENTS_KEPT = 5000
+
+
+class EventTap:
+    """Every event of a range, in order, for a reader to whom the values in between matter too."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._is_whole = True
+
+    def put(self, events: tuple[Event, ...]) -> None:
+        """Adds the events of a revision."""
+        self._events.extend(events)
+        if len(self._events) > _EVENTS_KEPT:
+            self.lose()
+
+    def lose(self) -> None:
+        """Says that events may have passed unseen."""
+        self._events.clear()
+        self._is_whole = False
+
+    def take(self) -> tuple[Event, ...]:
+        """All since the last call; none if any of them may be lacking."""
+        events = tuple(self._events) if self._is_whole else ()
+        self._events.clear()
+        self._is_whole = True
+        return events
 
 
 class SharedInformer:
@@ -33,6 +61,7 @@ class SharedInformer:
         connected: False while the values may be old.
         losses: how often etcd was out of reach or had to be listed again: of what happened then only the end is known.
         wakes: set at each change of anything but `revision`.
+        taps: get each event.
     """
 
     def __init__(self) -> None:
@@ -43,6 +72,7 @@ class SharedInformer:
         self.connected = False
         self.losses = 0
         self.wakes: set[asyncio.Event] = set()
+        self.taps: set[EventTap] = set()
         self._changes: deque[frozenset[bytes]] = deque(maxlen=_CHANGES_KEPT)
 
     def changed_since(self, version: int) -> frozenset[bytes] | None:
@@ -58,6 +88,8 @@ class SharedInformer:
                 self.kvs = {kv.key: kv for kv in reflection.kvs}
                 self.is_listed = True
                 self._changes.clear()
+                for tap in self.taps:
+                    tap.lose()
                 self._advance(reflection.revision)
             case Changed():
                 self._apply_events(reflection.events)
@@ -84,6 +116,8 @@ class SharedInformer:
             else:
                 self.kvs[event.key] = event.kv
         self._changes.append(frozenset(event.key for event in events))
+        for tap in self.taps:
+            tap.put(events)
 
 
 @dataclass(slots=True)
@@ -139,6 +173,13 @@ class SharedInformerFactory:
             if not informer.wakes:
                 delay = self._linger_seconds if range_end else 0.0
                 running.end = asyncio.get_running_loop().call_later(delay, self._end, key, range_end, running)
+
+    def replay(self, key: bytes, range_end: bytes, revision: int) -> AsyncGenerator[Reflection, None]:
+        """What happened to a range since a revision, and happens from now on; to be closed.
+
+        It begins with a list where etcd does not keep all that any more.
+        """
+        return Reflector(self._client, key, range_end, resume=Resume(revision, 0), rng=self._rng).stream()
 
     async def aclose(self) -> None:
         """Ends all informers."""

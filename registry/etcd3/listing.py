@@ -30,7 +30,7 @@ class _OtherCluster(Exception):
     """A later page came from another cluster than the first."""
 
 
-async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: int) -> Listing:
+async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: int, revision: int = 0) -> Listing:
     """Reads page after page, and starts over when the revision is lost on the way: a later one would mix two states.
 
     It also starts over, with smaller pages, where one is larger than a message may be: values that others than us wrote
@@ -42,26 +42,26 @@ async def list_range(read: ReadPage, key: bytes, range_end: bytes, page_size: in
     """
     for _ in range(_TRIES - 1):
         try:
-            return await _list_once(read, key, range_end, page_size)
+            return await _list_once(read, key, range_end, page_size, revision)
         except ResponseTooLarge:
             page_size = max(1, page_size // _SHRINK)
         except (Compacted, FutureRevision, _OtherCluster):
             continue
-    return await _list_once(read, key, range_end, page_size)
+    return await _list_once(read, key, range_end, page_size, revision)
 
 
-async def _list_once(read: ReadPage, key: bytes, range_end: bytes, page_size: int) -> Listing:
-    page = await read(Range(key, range_end, limit=page_size))
-    header = page.header
+async def _list_once(read: ReadPage, key: bytes, range_end: bytes, page_size: int, revision: int) -> Listing:
+    page = await read(Range(key, range_end, limit=page_size, revision=revision))
+    header, at = page.header, revision or page.header.revision
     kvs = [codec.key_value(kv) for kv in page.kvs]
     while page.more:
-        page = await read(Range(kvs[-1].key + b"\0", range_end, limit=page_size, revision=header.revision))
+        page = await read(Range(kvs[-1].key + b"\0", range_end, limit=page_size, revision=at))
         if page.header.cluster_id != header.cluster_id:
             raise _OtherCluster
         kvs.extend(codec.key_value(kv) for kv in page.kvs)
         if not page.more:
-            await _check_kept(read, key, header.revision)
-    return Listing(header.revision, tuple(kvs), header.cluster_id, header.raft_term)
+            await _check_kept(read, key, at)
+    return Listing(at, tuple(kvs), header.cluster_id, header.raft_term)
 
 
 async def _check_kept(read: ReadPage, key: bytes, revision: int) -> None:

@@ -131,18 +131,43 @@ def evaluate(reading: StatusReading, expected: Expectation) -> Verdict:
         case StatusUnreadable(message):
             return Verdict(ReplicaState.UNKNOWN, "unreadable_status", message)
         case ParsedStatus():
-            return _verdict_of_all(reading.status, expected) or _verdict_of_name(reading, expected)
+            return _verdict_of_all(reading, expected) or _verdict_of_name(reading, expected)
     assert_never(reading)
 
 
-def _verdict_of_all(status: ReplicaStatus, expected: Expectation) -> Verdict | None:
-    """The verdict on every adapter of a replica; None: it depends on the listed names."""
+def answered(reading: StatusReading, key: str) -> int | None:
+    """The generation with which a replica says, by the name itself, that its engine answers; None: it says nothing.
+
+    True of whatever record it follows. 0: an earlier one, it is not known which.
+    """
+    if not isinstance(reading, ParsedStatus) or _unbelieved(reading.status) is not None:
+        return None
+    found = reading.kept.get(key) or reading.leaving.get(key) or reading.resident.get(key)
+    return found.generation if found is not None else (reading.serves or {}).get(key)
+
+
+def _unbelieved(status: ReplicaStatus) -> Verdict | None:
+    """The verdict on all that a status says; None: it may be believed."""
     if status.stale:
         return Verdict(ReplicaState.UNKNOWN, "stale", status.held or status.note or "its status is stale")
     if not status.engine.incarnation:
         return Verdict(ReplicaState.UNKNOWN, "engine_unreachable", status.note or "its engine is out of reach")
     if any(one.reason == BLOCKED and not one.name for one in status.warnings):
         return Verdict(ReplicaState.UNKNOWN, BLOCKED, status.note or "it does nothing with its engine")
+    return None
+
+
+def _verdict_of_all(reading: ParsedStatus, expected: Expectation) -> Verdict | None:
+    """The verdict on every adapter of a replica; None: it depends on the listed names."""
+    verdict = _unbelieved(reading.status)
+    if verdict is not None:
+        return verdict
+    verdict = _behind(reading.status, expected)
+    return None if verdict is None else replace(verdict, kept=answered(reading, expected.key))
+
+
+def _behind(status: ReplicaStatus, expected: Expectation) -> Verdict | None:
+    """The verdict where a replica does not know what is expected of it, or can serve no such adapter."""
     if status.observed_revision < expected.revision:
         behind = (
             f"it has not received this change yet (at revision {status.observed_revision}, needs {expected.revision})"

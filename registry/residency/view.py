@@ -1,6 +1,11 @@
 """View of a pool: a snapshot, its adapters, and each replica's inputs. Pure.
 
 It serves all who look at the pool; none is changed once it is made.
+
+A replica follows each record as it stood at the revision that its status tells, and that may be an earlier one than
+etcd has now: of a slow replica two or three earlier, of an adapter that was deleted and made anew one of its former
+life. So a view remembers which record stood from when to when, as far as any live replica may still be there (guarantee
+R24). What it does not know for certain it leaves out.
 """
 
 from __future__ import annotations
@@ -23,21 +28,16 @@ from registry.transactions.decode import engine_hosts_of, read_adapter
 PLAIN = AdapterSpec(source=SourceSpec(uri="file:///"))
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierRecord:
-    """The record that stood before a change, of an eager adapter on all replicas."""
-
-    generation: int
-    revision: int
-    pinned: bool
+# So many earlier records of an adapter are remembered, and so many names that were deleted.
+_EARLIER_KEPT = 16
+_DELETED_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterView:
     """The fields of a record that residency follows from.
 
-    `spec` is `PLAIN` where it is on all replicas, without canaries. `earlier`: the record just before this one, which
-    replicas follow until they receive the change; None: not known, or not on all replicas.
+    `spec` is `PLAIN` where it is on all replicas, without canaries.
     """
 
     key: str
@@ -48,7 +48,6 @@ class AdapterView:
     pinned: bool
     spec: AdapterSpec
     rollout: CanaryRollout | None
-    earlier: EarlierRecord | None = None
 
     @property
     def is_chosen(self) -> bool:
@@ -57,11 +56,27 @@ class AdapterView:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierRecord:
+    """A record that stood for certain from one revision to another, both included."""
+
+    first: int
+    last: int
+    adapter: AdapterView
+
+
+Earlier = tuple[EarlierRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """A value of etcd and what it was read as; `adapter` None: it cannot be read."""
+    """A value of etcd and what it was read as; `adapter` None: it cannot be read.
+
+    `earlier`: the records that replicas may still follow, the oldest first.
+    """
 
     kv: KeyValue
     adapter: AdapterView | None
+    earlier: Earlier = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +95,38 @@ class ReplicaInputs:
 
 
 @dataclass(frozen=True, eq=False)
+class RecordOrder:
+    """Records by revision, sorted once anybody asks."""
+
+    records: Mapping[str, AdapterEntry]
+
+    @cached_property
+    def steps(self) -> Sequence[tuple[int, str]]:
+        """(revision, name key) wherever a replica comes to follow another record, or none that is known."""
+        found = {(entry.kv.mod_revision, key) for key, entry in self.records.items()}
+        for key, entry in self.records.items():
+            for one in entry.earlier:
+                found |= {(one.first, key), (one.last + 1, key)}
+        return sorted(found)
+
+
+@dataclass(frozen=True, eq=False)
 class PoolView:
     """A pool as it stands.
 
     Attributes:
         snapshot: its replicas, and the room that adapters take.
         records: by name key, those that cannot be read too.
-        by_revision: (revision, name key) of all records, and of those known before them, the oldest first.
+        order: of the records by revision.
         engine_hosts: what the pool allows the URLs of engines to name; empty: anything; None: that was never known.
+        deleted: the records of names that are gone, by name key, as far as replicas may still follow them.
     """
 
     snapshot: PoolSnapshot
     records: Mapping[str, AdapterEntry] = field(default_factory=dict)
-    by_revision: Sequence[tuple[int, str]] = ()
+    order: RecordOrder = field(default_factory=lambda: RecordOrder({}))
     engine_hosts: tuple[str, ...] | None = None
+    deleted: Mapping[str, Earlier] = field(default_factory=dict)
 
     @property
     def revision(self) -> int:
@@ -102,17 +135,33 @@ class PoolView:
 
     @property
     def replicas(self) -> Mapping[str, LiveReplica]:
-        """The live replicas by name, sorted."""
+        """The live replicas by name, sorted, without those that leave."""
         return self.snapshot.replicas
+
+    @cached_property
+    def everybody(self) -> Mapping[str, LiveReplica]:
+        """The live replicas by name, with those that leave."""
+        return {**self.snapshot.draining, **self.snapshot.replicas}
 
     def adapter(self, key: str) -> AdapterView | None:
         """A record that can be read."""
         entry = self.records.get(key)
         return entry.adapter if entry else None
 
+    def is_followed(self, adapter: AdapterView) -> bool:
+        """True if each replica follows this record, or none that is known of."""
+        entry = self.records.get(adapter.key)
+        return not (entry and entry.earlier and self.observed and self.observed[0] < adapter.revision)
+
+    def stood(self, key: str, revision: int) -> AdapterView | None:
+        """The earlier record of this name key that stood at a revision; None: there was none, or it is not known."""
+        entry = self.records.get(key)
+        found = (one.adapter for one in (entry.earlier if entry else ()) if one.first <= revision <= one.last)
+        return next(found, None)
+
     def inputs(self, adapter: AdapterView) -> ReplicaInputs:
         """The inputs by which replicas find out whether they serve an adapter."""
-        return self._by_room if looks_at_room(adapter.spec) else self._evenly
+        return self.by_room if looks_at_room(adapter.spec) else self._evenly
 
     def assigned(self, adapter: AdapterView, inputs: PlacementInputs) -> Assignment:
         """The replicas that serve an adapter by these inputs."""
@@ -124,15 +173,17 @@ class PoolView:
     def withheld(self) -> frozenset[str]:
         """The replicas whose engines have URLs for routers that the pool does not allow."""
         hosts = self.engine_hosts
-        urls = {name: one.router_url for name, one in self.replicas.items() if hosts != ()}
+        urls = {name: one.router_url for name, one in self.everybody.items() if hosts != ()}
         return frozenset(name for name, url in urls.items() if url and not is_engine_allowed(url, hosts or ()))
 
     @cached_property
-    def leaving(self) -> Mapping[str, set[str]]:
-        """By name key, the replicas that report to serve it until others do."""
+    def answering(self) -> Mapping[str, set[str]]:
+        """By name key, the replicas that say by the name itself that their engines answer to it."""
         found: dict[str, set[str]] = {}
-        for name, one in self.replicas.items():
-            for key in one.reading.leaving if isinstance(one.reading, ParsedStatus) else ():
+        for name, one in self.everybody.items():
+            said = one.reading
+            keys = {*said.leaving, *said.kept, *(said.serves or ())} if isinstance(said, ParsedStatus) else ()
+            for key in keys:
                 found.setdefault(key, set()).add(name)
         return found
 
@@ -147,17 +198,18 @@ class PoolView:
         named = set[str]()
         found: dict[str, tuple[int, str]] = {}
         for one in self._readings():
-            named.update(one.failed, one.pending, one.kept, one.serves or ())
+            named.update(one.failed, one.pending, one.kept, one.serves or (), one.leaving, one.resident)
             for key, file in one.found.items():
                 if found.setdefault(key, (file.generation, file.digest)) != (file.generation, file.digest):
                     named.add(key)
         return frozenset(named)
 
     def _readings(self) -> Iterator[ParsedStatus]:
-        return (one.reading for one in self.replicas.values() if isinstance(one.reading, ParsedStatus))
+        return (one.reading for one in self.everybody.values() if isinstance(one.reading, ParsedStatus))
 
     @cached_property
-    def _by_room(self) -> ReplicaInputs:
+    def by_room(self) -> ReplicaInputs:
+        """The inputs by which replicas find out whether they serve what is placed by number."""
         return self._inputs(self.snapshot.inputs_now(by_room=True), self.snapshot.rooms)
 
     @cached_property
@@ -165,7 +217,7 @@ class PoolView:
         return self._inputs(self.snapshot.inputs_now(by_room=False), (None,))
 
     def _inputs(self, now: PlacementInputs, rooms: Sequence[PoolRoom | None]) -> ReplicaInputs:
-        own = {name: self._own(one.reading, rooms) for name, one in self.replicas.items()}
+        own = {name: self._own(one.reading, rooms) for name, one in self.everybody.items()}
         return ReplicaInputs(now, own, frozenset({now, *(one for one in own.values() if one is not None)}))
 
     def _own(self, reading: StatusReading, rooms: Sequence[PoolRoom | None]) -> PlacementInputs | None:
@@ -181,27 +233,51 @@ def renew_view(view: PoolView, values: PoolValues) -> PoolView:
     if values.revision < view.revision:  # the store was set back: what was remembered is of another history
         before = view.engine_hosts
         view, values = PoolView(PoolSnapshot(view.snapshot.pool), engine_hosts=before), replace(values, changed=None)
-    snapshot, records, hosts = renew(view.snapshot, values), _records(view, values), engine_hosts_of(values.spec)
+    snapshot, hosts = renew(view.snapshot, values), engine_hosts_of(values.spec)
+    records, deleted = _records(view, values)
     if hosts is None:  # of a later release, or damaged: what was allowed before still is, and nothing else
         hosts = view.engine_hosts
-    by_revision = view.by_revision if records is view.records else _by_revision(records)
-    return PoolView(snapshot, records, by_revision, hosts)
+    order = view.order if records is view.records else RecordOrder(records)
+    return PoolView(snapshot, records, order, hosts, deleted)
+
+
+def known_to(view: PoolView, revision: int) -> PoolView:
+    """The same view, of which it is known that no record changed up to a revision."""
+    return replace(view, snapshot=replace(view.snapshot, revision=revision)) if revision > view.revision else view
 
 
 def is_held_back(view: PoolView, values: PoolValues) -> bool:
     """True if a status speaks of records not known yet: the one before still counts."""
     statuses = {last_part(kv.key): kv for kv in values.statuses.values()}
     return any(
-        replica.status != status_of(replica.presence, statuses.get(name)) for name, replica in view.replicas.items()
+        replica.status != status_of(replica.presence, statuses.get(name)) for name, replica in view.everybody.items()
     )
 
 
-def _records(view: PoolView, values: PoolValues) -> Mapping[str, AdapterEntry]:
-    """The records, read where they changed."""
+def not_understood(view: PoolView) -> int | None:
+    """The revision below which that happened by which some status is to be understood; None: all of them are.
+
+    A status speaks of the records as they stood at its revision, and of live replicas that it names by a digest alone.
+    """
+    newest = max((entry.kv.mod_revision for entry in view.records.values()), default=0)
+    found = set[int]()
+    for name, one in view.everybody.items():
+        status = one.reading.status if isinstance(one.reading, ParsedStatus) else None
+        if status is None or status.stale or one.status is None:
+            continue
+        if status.observed_revision < newest:
+            found.add(status.observed_revision)
+        if status.members and view.by_room.own[name] is None:
+            found.add(one.status.mod_revision)
+    return min(found, default=None)
+
+
+def _records(view: PoolView, values: PoolValues) -> tuple[Mapping[str, AdapterEntry], Mapping[str, Earlier]]:
+    """The records, read where they changed, and those of names that are gone."""
     old, found, keys = view.records, values.records or {}, values.changed
     if keys is not None and not keys:
-        return old
-    new = {} if keys is None else dict(old)
+        return old, view.deleted
+    new, deleted = {} if keys is None else dict(old), dict(view.deleted)
     keys = frozenset(found) if keys is None else keys
     for etcd_key in keys:
         kv, key = found.get(etcd_key), last_part(etcd_key)
@@ -209,26 +285,39 @@ def _records(view: PoolView, values: PoolValues) -> Mapping[str, AdapterEntry]:
         if kv is None:
             new.pop(key, None)
         else:
-            new[key] = _entry(view.snapshot.pool, key, kv, before) if before is None or before.kv != kv else before
-    is_same = len(new) == len(old) and all(new.get(key) is old.get(key) for key in map(last_part, keys))
-    return old if is_same else new
+            new[key] = _entry(view, key, kv, before) if before is None or before.kv != kv else before
+            deleted.pop(key, None)
+    for key in old if values.changed is None else map(last_part, keys):
+        if key in old and key not in new:
+            deleted[key] = _earlier(view, old[key], None)
+    if len(new) == len(old) and all(new.get(key) is old.get(key) for key in map(last_part, keys)):
+        return old, view.deleted
+    kept = [(key, some) for key, earlier in deleted.items() if (some := _still_followed(view, earlier))]
+    return new, dict(kept[-_DELETED_KEPT:])
 
 
-def _entry(pool: str, key: str, kv: KeyValue, before: AdapterEntry | None) -> AdapterEntry:
+def _entry(view: PoolView, key: str, kv: KeyValue, before: AdapterEntry | None) -> AdapterEntry:
+    earlier = _earlier(view, before, kv) if before else _still_followed(view, view.deleted.get(key, ()))
     try:
-        adapter = _adapter(key, read_adapter(pool, kv), kv.mod_revision)
+        adapter = _adapter(key, read_adapter(view.snapshot.pool, kv), kv.mod_revision)
     except RegistryError:
-        return AdapterEntry(kv, None)
-    return AdapterEntry(kv, replace(adapter, earlier=_earlier(kv, before)) if before else adapter)
+        return AdapterEntry(kv, None, earlier)
+    return AdapterEntry(kv, adapter, earlier)
 
 
-def _earlier(kv: KeyValue, before: AdapterEntry) -> EarlierRecord | None:
-    """What stood there, if nothing else did in between."""
-    if before.adapter is None or before.adapter.lazy or before.adapter.spec is not PLAIN:
-        return None
-    if (kv.create_revision, kv.version) != (before.kv.create_revision, before.kv.version + 1):
-        return None
-    return EarlierRecord(before.adapter.generation, before.adapter.revision, before.adapter.pinned)
+def _earlier(view: PoolView, before: AdapterEntry, now: KeyValue | None) -> Earlier:
+    """What stood there up to now, as far as it is known; `now` None: it was deleted."""
+    first, last = before.kv.mod_revision, max(view.revision, before.kv.mod_revision)
+    if now is not None and (now.create_revision, now.version) == (before.kv.create_revision, before.kv.version + 1):
+        last = now.mod_revision - 1
+    stood = () if before.adapter is None else (EarlierRecord(first, last, before.adapter),)
+    return _still_followed(view, (*before.earlier, *stood))
+
+
+def _still_followed(view: PoolView, earlier: Earlier) -> Earlier:
+    """Those that a replica may still follow: none of them goes back."""
+    least = view.observed[0] if view.observed else 0
+    return tuple(one for one in earlier if one.last >= least)[-_EARLIER_KEPT:]
 
 
 def _adapter(key: str, record: AdapterRecord, revision: int) -> AdapterView:
@@ -244,9 +333,3 @@ def _adapter(key: str, record: AdapterRecord, revision: int) -> AdapterView:
         PLAIN if plain else spec,
         record.rollout,
     )
-
-
-def _by_revision(records: Mapping[str, AdapterEntry]) -> list[tuple[int, str]]:
-    revisions = [(entry.kv.mod_revision, key) for key, entry in records.items()]
-    adapters = ((key, entry.adapter) for key, entry in records.items() if entry.adapter)
-    return sorted([*revisions, *((one.earlier.revision, key) for key, one in adapters if one.earlier)])

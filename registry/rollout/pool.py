@@ -41,13 +41,12 @@ from registry.rollout.expected import (
     LackingReplicas,
     PoolExpectation,
     expectation_of,
-    labels_of,
 )
 from registry.transactions.decode import read_adapter
 
 # A cache with more entries is emptied.
 _MAX_ASSIGNMENTS = 200_000
-_MAX_INPUTS = 200
+_MAX_INPUTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +128,9 @@ _EAGER, _EVERYWHERE = b'"load":"eager"', b'"placement":{"replicas":"all","select
 _PLACEMENT, _BY_NUMBER = b'"placement":', re.compile(rb'"placement":\{"replicas":[0-9]')
 _TWO_SPECS = b'"stable_spec"'
 _ANYWHERE: Selector = frozenset()
-# How much of the past is kept, so that a replica can be understood which does not know the newest yet.
-_REMEMBERED = 8
+# How much of the past is kept, so that a replica can be understood which does not know the newest yet: a fleet that
+# starts, or an apply of many adapters one by one, makes as many steps within the second that replicas take to follow.
+REMEMBERED = 32
 Values = Mapping[bytes, KeyValue]
 
 
@@ -209,6 +209,7 @@ class PoolSnapshot:
     Attributes:
         pool: its name.
         replicas: the live ones by name, sorted, without those that leave (guarantee R20).
+        draining: those that leave, by name, sorted.
         revision: up to which the adapters are known; 0: they were not looked at.
         rooms: the room that adapters take on all replicas, recently and, last, now.
         known: recent sets of live replicas, without strangers, by their digest, the present one last.
@@ -220,6 +221,7 @@ class PoolSnapshot:
 
     pool: str
     replicas: Mapping[str, LiveReplica] = field(default_factory=dict)
+    draining: Mapping[str, LiveReplica] = field(default_factory=dict)
     revision: int = 0
     rooms: tuple[PoolRoom, ...] = (PoolRoom(0, {}),)
     known: dict[str, tuple[Member, ...]] = field(default_factory=lambda: {members_digest(()): ()})
@@ -239,29 +241,28 @@ class PoolSnapshot:
 
 def renew(snapshot: PoolSnapshot, values: PoolValues) -> PoolSnapshot:
     """The snapshot of the values that stand now; without records its room stays."""
-    replicas = _replicas(snapshot, values)
+    live = _live(snapshot, values)
+    replicas = _kept(snapshot.replicas, {name: one for name, one in live.items() if not one.member.leaving})
+    draining = _kept(snapshot.draining, {name: one for name, one in live.items() if one.member.leaving})
     known = snapshot.known if replicas is snapshot.replicas else _known(snapshot.known, replicas)
     expected = expectation_of(values.members, values.spec, snapshot.expected)
-    lacking = expected.lacking(_live(replicas, values))
-    snapshot = replace(snapshot, replicas=replicas, known=known, expected=expected, lacking=lacking)
+    lacking = expected.lacking({name: one.member.labels for name, one in live.items()})
+    snapshot = replace(snapshot, replicas=replicas, draining=draining, known=known, expected=expected, lacking=lacking)
     return snapshot if values.records is None else _with_room(snapshot, values.records, values)
 
 
-def _live(replicas: Mapping[str, LiveReplica], values: PoolValues) -> dict[str, Mapping[str, str]]:
-    """The labels of all that live by name, with those that leave."""
-    leaving = labels_of(kv for key, kv in values.presences.items() if last_part(key) not in replicas)
-    return leaving | {name: one.member.labels for name, one in replicas.items()}
-
-
-def _replicas(snapshot: PoolSnapshot, values: PoolValues) -> Mapping[str, LiveReplica]:
+def _live(snapshot: PoolSnapshot, values: PoolValues) -> dict[str, LiveReplica]:
+    """All that live, with those that leave."""
     statuses = {last_part(kv.key): kv for kv in values.statuses.values()}
-    new = {}
+    before, found = {**snapshot.draining, **snapshot.replicas}, {}
     for kv in sorted(values.presences.values(), key=lambda one: one.key):
         name = last_part(kv.key)
-        replica = _replica(snapshot.replicas.get(name), kv, status_of(kv, statuses.get(name)), values)
-        if not replica.member.leaving:
-            new[name] = replica
-    old = snapshot.replicas
+        found[name] = _replica(before.get(name), kv, status_of(kv, statuses.get(name)), values)
+    return found
+
+
+def _kept(old: Mapping[str, LiveReplica], new: Mapping[str, LiveReplica]) -> Mapping[str, LiveReplica]:
+    """The old ones if they are the same, so that it can be told at a glance."""
     return old if len(new) == len(old) and all(old.get(name) is one for name, one in new.items()) else new
 
 
@@ -289,7 +290,7 @@ def _is_ahead(reading: StatusReading, revision: int) -> bool:
 def _known(known: dict[str, tuple[Member, ...]], replicas: Mapping[str, LiveReplica]) -> dict[str, tuple[Member, ...]]:
     members = without_strangers(one.member for one in replicas.values())
     digest = members_digest(members)
-    kept = [(one, of) for one, of in known.items() if one != digest][1 - _REMEMBERED :]
+    kept = [(one, of) for one, of in known.items() if one != digest][1 - REMEMBERED :]
     return {**dict(kept), digest: members}
 
 
@@ -313,7 +314,7 @@ def _with_room(snapshot: PoolSnapshot, records: Values, values: PoolValues) -> P
     everywhere += Counter()  # drops what came to 0
     rooms = snapshot.rooms
     if everywhere != last.everywhere:
-        rooms = (*rooms, PoolRoom(last.number + 1, everywhere))[-_REMEMBERED:]
+        rooms = (*rooms, PoolRoom(last.number + 1, everywhere))[-REMEMBERED:]
     return replace(snapshot, revision=values.revision, rooms=rooms, taken=taken.finish())
 
 

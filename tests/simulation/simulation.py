@@ -149,7 +149,7 @@ async def _watch_nothing(*_: object) -> None:
 
 async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     loop = asyncio.get_running_loop()
-    expiry, overseer = loop.create_task(_expire_leases(world)), loop.create_task(_oversee(world))
+    expiry, overseer = loop.create_task(expire_leases(world)), loop.create_task(_oversee(world))
     for admin in world.admins:
         admin.start()
     operator = Operator(world)
@@ -183,7 +183,8 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     return converged
 
 
-async def _expire_leases(world: World) -> None:
+async def expire_leases(world: World) -> None:
+    """Has leases end that nobody keeps alive."""
     while True:
         await asyncio.sleep(0.5)
         if world.cluster.has_quorum():

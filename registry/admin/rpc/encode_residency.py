@@ -12,11 +12,11 @@ from registry.residency.derive import (
     DerivedResidence,
     DerivedResidency,
     ReplicaStanding,
-    WantedGeneration,
     counted,
     residency,
 )
 from registry.residency.hub import ResidencyUpdate
+from registry.residency.shares import WantedGeneration
 from registry.residency.view import PoolView
 from registry.v1 import registry_pb2 as pb
 

@@ -42,7 +42,7 @@ async def residency(admin) -> httpx.Response:
 async def test_a_pool_that_cannot_be_derived_costs_its_readers_an_answer_and_nobody_else_anything(ledger, admin):
     """X2 unbreakable: the service says what fails, and answers again once it is gone."""
     await admin.stub.ApplyAdapters(change_set(put("a")))
-    with broken("registry.residency.hub.renew_view"):
+    with broken("registry.residency.follower.renew_view"):
         assert (await residency(admin)).status_code == 503
 
         async def is_told() -> bool:

@@ -33,7 +33,7 @@ STARTED_SECONDS = 180
 # Less than whoever asks for the end of a drain waits for an answer.
 DRAIN_SECONDS = 45
 # Whether a presence leaves, whether its replica is ready, and how many replicas residency names.
-SERVES, DRAINS = (False, True, 1), (True, False, 0)
+SERVES, DRAINS = (False, True, ""), (True, False, "leaving")
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def expects(admin: Admin, live: set[str], missing: set[str]) -> bool:
 
 
 async def test_an_operator_drains_a_replica_and_takes_it_back(etcd, hand: Hand, admin, engine, sidecar):
-    """R20 drain: readiness, presence and residency follow at once; what the engine has stays."""
+    """R20 drain, R24: readiness, presence and residency follow at once; what the engine has stays, and is told of."""
     replica_key = hand.keys.replica(POOL, "r1")
     await hand.pool()
     await hand.put(hand.record("a", "v1"))
@@ -214,13 +214,13 @@ async def test_an_operator_drains_a_replica_and_takes_it_back(etcd, hand: Hand, 
         request = pb.DrainReplicaRequest(pool=POOL, name="r1", **fields)  # type: ignore[arg-type]
         return (await admin.stub.DrainReplica(request)).changed
 
-    async def said() -> tuple[bool, bool, int]:
+    async def said() -> tuple[bool, bool, str]:
         replica = await admin.stub.GetReplica(pb.GetReplicaRequest(pool=POOL, name="r1"))
         async for response in admin.stub.WatchResidency(pb.WatchResidencyRequest(pool=POOL)):
-            return replica.leaving, await sidecar.is_ready(), len(response.adapters[0].replicas)
+            return replica.leaving, await sidecar.is_ready(), response.adapters[0].replicas[0].reason
         raise AssertionError("no snapshot")
 
-    async def comes_to(wanted: tuple[bool, bool, int]) -> None:
+    async def comes_to(wanted: tuple[bool, bool, str]) -> None:
         async def is_so() -> bool:
             found = await said()
             assert found == wanted, found

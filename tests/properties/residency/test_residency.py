@@ -178,7 +178,7 @@ def test_a_view_of_what_changed_is_that_of_everything(history: list[PoolValues])
         changed_keys = frozenset(key for key in {*former, *records} if former.get(key) != records.get(key))
         view, whole = renew_view(view, replace(now, changed=changed_keys)), renew_view(whole, now)
         former = dict(records)
-        assert (view.records, view.by_revision) == (whole.records, whole.by_revision)
+        assert (view.records, view.order.steps) == (whole.records, whole.order.steps)
         assert view.snapshot.rooms[-1].everywhere == whole.snapshot.rooms[-1].everywhere
         assert view.snapshot.taken == whole.snapshot.taken
 
@@ -262,8 +262,8 @@ def _behind(view: PoolView, record_kv: KeyValue, newest: Mapping[str, str]) -> s
     assert adapter is not None
     said = {name: one.reading.status for name, one in view.replicas.items() if isinstance(one.reading, ParsedStatus)}
     fields = [*newest] if looks_at_room(adapter.spec) else ["members"] if adapter.is_chosen else []
-    leaving = {name for name, one in said.items() if adapter.key in {name_key(of.name) for of in one.leaving}}
-    return leaving | {name for name, one in said.items() if any(getattr(one, of) != newest[of] for of in fields)}
+    answering = {name for name, one in said.items() if adapter.key in {key for key, _ in _told(one)}}
+    return answering | {name for name, one in said.items() if any(getattr(one, of) != newest[of] for of in fields)}
 
 
 def _say_the_same(told: ReplicaRollout | None, here: DerivedResidence | None) -> bool:
@@ -282,34 +282,35 @@ def _known(now: PoolValues) -> list[KeyValue]:
 
 
 def _proves(view: PoolView, part: DerivedResidence, key: str, claims: Sequence[Claim]) -> None:
-    adapter, kv_said = view.adapter(key), view.replicas[part.replica].status
+    adapter, kv_said = view.adapter(key), view.everybody[part.replica].status
     assert adapter is not None
     assert kv_said is not None
     status = ReplicaStatus.parse(kv_said.value)
     assert not status.stale
-    if part.wanted is not None:
-        known = adapter if status.observed_revision >= adapter.revision else adapter.earlier
-        assert known is not None
-        assert view.revision >= status.observed_revision >= known.revision
-        _keeps(status, part, key)
+    assert view.revision >= status.observed_revision
+    if (key, part.generation) in _told(status):
         return
-    assert view.revision >= status.observed_revision >= adapter.revision
+    if status.observed_revision < adapter.revision:
+        before = view.stood(key, status.observed_revision)
+        assert before is not None
+        assert status.observed_revision >= before.revision
+        adapter = before
+    else:
+        assert part.wanted is None
+    assert part.generation in {adapter.generation, 1 if adapter.rollout else adapter.generation}
     assert key not in {name_key(one.name) for one in (*status.failed, *status.pending)}
     assert not status.omitted or (key, part.generation) in _serves(status)
     assert status.lazy.servable or not adapter.lazy
-    if part.reason == "leaving":
-        assert (key, part.generation) in {(name_key(one.name), one.generation) for one in status.leaving}
-    elif adapter.is_chosen:
+    if adapter.is_chosen:
         told = {"members": status.members, "weights": status.weights}
         claim = next(one for one in claims if among(*one) == told)
         assert part.replica in assigned(POOL, key, adapter.spec, *claim).serving
 
 
-def _keeps(status: ReplicaStatus, part: DerivedResidence, key: str) -> None:
-    """It says which generation it answers with, or complains of nothing that it was to serve then."""
-    if (key, part.generation) not in {(name_key(one.name), one.generation) for one in status.kept}:
-        assert key not in {name_key(one.name) for one in (*status.failed, *status.pending)}
-        assert not status.omitted or (key, part.generation) in _serves(status)
+def _told(status: ReplicaStatus) -> set[tuple[str, int]]:
+    """What it says by the name itself that its engine answers to."""
+    said = [(name_key(one.name), one.generation) for one in (*status.kept, *status.leaving, *status.lazy.resident)]
+    return {*said, *_serves(status)}
 
 
 def _serves(status: ReplicaStatus) -> set[tuple[str, int]]:

@@ -11,8 +11,9 @@ from registry.model.records import Placement
 from registry.model.replica_state import ReplicaState
 from registry.model.status import Failed, Found, Kept, Lazy, Pending, Resident, Warned
 from registry.residency import derive
-from registry.residency.derive import DerivedResidency, WantedGeneration, counted, residency
-from registry.residency.view import AdapterView, PoolView, is_held_back
+from registry.residency.derive import DerivedResidency, counted, residency
+from registry.residency.shares import WantedGeneration
+from registry.residency.view import AdapterView, PoolView, is_held_back, not_understood
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import (
     FAILED,
@@ -356,8 +357,8 @@ def test_names_that_a_status_no_longer_lists(world):
     assert world.look() == {"a", "b", "c"}
 
 
-def test_a_replica_that_drains_is_left_out_at_once_whatever_it_serves(world):
-    """R20 drain: and comes back as it was."""
+def test_a_replica_that_drains_is_named_only_for_what_no_other_serves(world):
+    """R20 drain, R24 always-placed: and comes back as it was."""
     world.alive("r1", "r2")
     world.put("a")
     for name in ("r1", "r2"):
@@ -365,9 +366,28 @@ def test_a_replica_that_drains_is_left_out_at_once_whatever_it_serves(world):
     world.alive("r1", leaving=True)
     assert world.states("a") == {"r2": (SERVING, "")}
     world.alive("r2", leaving=True)
+    assert world.states("a") == {"r1": (SERVING, "leaving"), "r2": (SERVING, "leaving")}
+    assert world.where("a").note == "only replicas that drain or let go of it serve it"
+    world.says("r1", failed=failed("a"))
+    assert world.states("a") == {"r2": (SERVING, "leaving")}
+    world.dead("r2")
     assert (world.where("a").replicas, world.where("a").note) == ((), "no replica is alive")
     world.alive("r1")
+    assert world.states("a") == {"r1": (FAILED, "BAD")}
+    world.alive("r3", leaving=True)
+    world.says("r3")
+    assert world.states("a") == {"r1": (FAILED, "BAD"), "r3": (SERVING, "leaving")}
+    world.says("r1")
     assert world.states("a") == {"r1": (SERVING, "")}
+
+
+def test_what_is_found_by_replicas_that_drain_is_compared_too(world):
+    """W6: nobody knows which of the files is meant."""
+    world.alive("r1", "r2", leaving=True)
+    world.put("a", pinned=False)
+    for name in ("r1", "r2"):
+        world.says(name, found=[Found(name="a", generation=1, digest=f"sha256:{name}")])
+    assert world.states("a") == dict.fromkeys(("r1", "r2"), (FAILED, "digests_differ"))
 
 
 def test_routers_are_told_the_address_that_is_meant_for_them(world):
@@ -455,7 +475,7 @@ def test_what_an_engine_answers_with_is_served_whatever_became_of_the_newest(wor
 
 
 def test_until_a_replica_has_heard_of_a_change_it_serves_what_it_served(world):
-    """R9: by its word of the record that it knows; of a record that was deleted in between nothing is known."""
+    """R9, R24: by its word of the record that it knows, however many came since, and though one was deleted."""
     world.alive("r1")
     world.put("a", 3)
     world.says("r1")
@@ -467,13 +487,17 @@ def test_until_a_replica_has_heard_of_a_change_it_serves_what_it_served(world):
     world.update("a", 5)
     (one,) = world.where("a").replicas
     assert (one.state, one.generation, one.wanted) == (SERVING, 3, WantedGeneration(5, PENDING, "not_seen"))
-    world.says("r1", world.revision - 4)
-    assert world.states("a") == {"r1": (PENDING, "not_seen")}
+    world.says("r1", world.revision - 2)
+    (one,) = world.where("a").replicas
+    assert (one.state, one.generation) == (SERVING, 3)
+    world.says("r1", world.revision - 3)
+    assert world.states("a") == {"r1": (PENDING, "not_seen")}, "there was none"
     world.says("r1", world.revision - 1)
     (one,) = world.where("a").replicas
     assert (one.state, one.generation) == (SERVING, 4)
     world.put("a", 6)
-    assert world.states("a") == {"r1": (PENDING, "not_seen")}
+    (one,) = world.where("a").replicas
+    assert (one.state, one.generation, one.wanted) == (SERVING, 4, WantedGeneration(6, PENDING, "not_seen"))
 
 
 @pytest.mark.parametrize("spec", [{"load": "lazy"}, {"placement": Placement(replicas=1)}])
@@ -485,3 +509,33 @@ def test_what_replicas_find_for_themselves_is_not_guessed(world, spec):
     world.where("a")
     world.update("a", 4)
     assert world.states("a") == {"r1": (PENDING, "not_seen")}
+
+
+def test_files_that_differ_of_what_was_before_are_not_served_either(world):
+    """W6 one-digest: a change makes no files right that nobody could tell apart before it."""
+    world.alive("r1", "r2")
+    world.put("a", pinned=False)
+    for name in ("r1", "r2"):
+        world.says(name, found=[Found(name="a", generation=1, digest=f"sha256:{name}")])
+    assert world.states("a") == dict.fromkeys(("r1", "r2"), (FAILED, "digests_differ"))
+    world.update("a", 2, source="v2")
+    assert world.states("a") == dict.fromkeys(("r1", "r2"), (PENDING, "not_seen"))
+
+
+def test_who_stands_behind_etcd_has_to_be_understood_by_what_was(world):
+    """R24: so a view begins where statuses do; whom nobody can believe is not waited for."""
+    world.look()
+    assert not_understood(world.view) is None
+    world.alive("r1", "r2", "r3", "r4")
+    one, two = world.put("a"), world.put("b")
+    world.says("r1", two, **among(members("r1", "r2", "r3", "r4")))
+    world.says("r2", one - 5, stale=True)
+    world.raw("r3", b"?")
+    world.look()
+    assert not_understood(world.view) is None
+    world.says("r4", one)
+    world.look()
+    assert not_understood(world.view) == one
+    world.says("r4", two, **among(members("r1", "r9")))
+    world.look()
+    assert not_understood(world.view) == 1, "that of the status itself"

@@ -168,7 +168,7 @@ def test_room_that_is_not_remembered(world):
     """R9: weights that fit nothing that is known prove nothing."""
     name = crowded_out(world)
     world.says("r1", **among(SMALL_AND_LARGE))
-    for i in range(9):
+    for i in range(pool.REMEMBERED + 1):
         world.put(f"b{i}")
         world.look()
     world.says("r2", **among(SMALL_AND_LARGE, {ANYWHERE: 99}))
@@ -177,10 +177,10 @@ def test_room_that_is_not_remembered(world):
 
 def test_members_that_are_not_remembered(world):
     world.alive("r1")
-    world.put("a", placement=Placement(replicas=9))
+    world.put("a", placement=Placement(replicas=99))
     world.says("r1", **among(members("r1")))
     assert world.states("a")["r1"] == (SERVING, "")
-    for i in range(2, 10):
+    for i in range(2, pool.REMEMBERED + 2):
         world.alive(f"r{i}")
         world.look()
     assert world.states("a")["r1"] == (PENDING, "membership_not_seen")
@@ -253,7 +253,7 @@ def test_a_replica_that_keeps_an_adapter_for_others(world):
     assert world.states(name) == {"r4": (PENDING, "staging")}
 
 
-@pytest.mark.parametrize("fields", [{"stale": True}, {"revision": 1}, {"engine": engine_status(incarnation="")}])
+@pytest.mark.parametrize("fields", [{"stale": True}, {"engine": engine_status(incarnation="")}])
 def test_what_is_kept_for_others_must_be_proven_too(world, fields):
     """R9 status-truth."""
     world.alive("r1", labels={"zone": "a"})

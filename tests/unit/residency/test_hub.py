@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,15 +15,18 @@ from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
 from registry.etcd3.stream import ListCause, Listed
 from registry.model.errors import Unavailable
 from registry.model.names import name_key
-from registry.residency import hub
+from registry.model.records import Placement
+from registry.model.status import Lazy
+from registry.residency import follower
 from registry.residency.derive import residency
-from registry.residency.hub import LINGER_SECONDS, ResidencyHub, ResidencyUpdate, Subscription, _FollowedRange
+from registry.residency.follower import FollowedRange
+from registry.residency.hub import LINGER_SECONDS, ResidencyHub, ResidencyUpdate, Subscription
 from registry.residency.view import PoolView
 from registry.rollout.pool import PoolValues
 from tests.simulation.links import Way
 from tests.support.played_etcd import PlayedEtcd, play
 from tests.support.records import KEYS, POOL, record
-from tests.support.residency_world import PENDING, SERVING, Replicas
+from tests.support.residency_world import PENDING, SERVING, Replicas, among, members
 from tests.unit.rollout.test_pool import Forgetful
 
 ADAPTERS = KEYS.adapters(POOL)
@@ -231,7 +236,7 @@ def listed(revision: int, key: bytes) -> Listed:
 async def test_what_was_read_first_counts_until_the_informer_is_as_far():
     """R9: the first view is of one revision; an informer that is behind, or lists later, would mix two."""
     informer = SharedInformer()
-    followed = _FollowedRange(b"/p/", prefix_end(b"/p/"), informer)
+    followed = FollowedRange(b"/p/", prefix_end(b"/p/"), informer)
     assert followed.kvs() == {}
     client = Forgetful(kvs=(stored(b"/p/a", 6),))
     await followed.begin(client, client.revision)  # type: ignore[arg-type]
@@ -324,13 +329,13 @@ def test_nothing_is_told_before_the_records_are_known_as_far_as_they_are_read(ch
 def test_what_is_understood_at_once_costs_no_read_and_no_further_look(monkeypatch):
     """R16 bounded: only a status that speaks of what is not known yet is a reason to ask, and for no values."""
     looks: list[PoolView] = []
-    advanced = hub._advanced
+    advanced = follower._advanced
 
-    def noted(view: PoolView, values: PoolValues) -> tuple[PoolView, frozenset[str]]:
+    def noted(view: PoolView, steps: Sequence[PoolValues]) -> PoolView:
         looks.append(view)
-        return advanced(view, values)
+        return advanced(view, steps)
 
-    monkeypatch.setattr(hub, "_advanced", noted)
+    monkeypatch.setattr(follower, "_advanced", noted)
 
     async def scene(etcd: PlayedEtcd) -> None:
         board = Board(etcd)
@@ -349,5 +354,102 @@ def test_what_is_understood_at_once_costs_no_read_and_no_further_look(monkeypatc
             await asyncio.sleep(5)
             assert board.reads
             assert all(read.keys_only and read.limit == 1 for read in board.reads)
+
+    play(scene)
+
+
+@asynccontextmanager
+async def board_of(etcd: PlayedEtcd) -> AsyncIterator[ResidencyHub]:
+    """A hub with nothing in its memory."""
+    fresh = Board(etcd)
+    yield fresh.hub
+    await fresh.hub.aclose()
+
+
+def served(one: Subscription, name: str) -> dict[str, int]:
+    """The generation that each replica is said to serve."""
+    found = residency(one.view, name_key(name))
+    return {part.replica: part.generation for part in found.replicas if part.state is SERVING} if found else {}
+
+
+@pytest.mark.parametrize("fields", [{}, {"placement": Placement(replicas=1)}, {"load": "lazy"}], ids=str)
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_whoever_comes_amid_publishes_is_told_of_what_replicas_serve_meanwhile(fields, is_compacted):
+    """R24 always-placed: an admin service that has just started knows of no earlier record, and etcd does."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board, lazy = Board(etcd), Lazy(count=1, servable=True)
+
+        def put(generation: int) -> int:
+            made = record("a", generation, source=f"v{generation}", **fields)
+            return etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
+
+        first = put(1)
+        await board.replicas.alive("r1")
+        await board.replicas.says("r1", first, lazy=lazy, **among(members("r1")))
+        if is_compacted:  # a status at rest may be days old
+            etcd.store.compact(etcd.store.put(b"/of/others", b""))
+        put(2)
+        put(3)
+        async with board.hub.look(POOL) as one:
+            await one.look()
+            assert served(one, "a") == {"r1": 1}
+            put(4)
+            second = put(5)
+            await asyncio.sleep(1)
+            assert served(one, "a") == {"r1": 1}
+            await board.replicas.says("r1", second - 1, lazy=lazy, **among(members("r1")))
+            await asyncio.sleep(1)
+            assert served(one, "a") == {"r1": 4}, "of two changes that came at once it knows the first"
+            etcd.store.compact(etcd.store.revision)
+            async with board_of(etcd) as other, other.look(POOL) as fresh:
+                await fresh.look()
+                assert served(fresh, "a") == {}, "nobody can tell any more"
+
+    play(scene)
+
+
+def test_replicas_that_came_and_went_at_once_are_each_understood():
+    """R24: whoever found its share among those that lived in between serves what it says."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        made = record("a", placement=Placement(replicas=9))
+        revision = etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
+        await board.replicas.alive("r1")
+        await board.replicas.says("r1", revision, **among(members("r1")))
+        async with board.hub.look(POOL) as one:
+            await one.look()
+            await asyncio.sleep(1)
+            await board.replicas.alive("r2")
+            await board.replicas.says("r1", revision, **among(members("r1", "r2")))
+            await board.replicas.alive("r3")
+            await asyncio.sleep(1)
+            assert served(one, "a") == {"r1": 1}
+            await board.replicas.gone("r2")
+            async with board_of(etcd) as other, other.look(POOL) as fresh:
+                await fresh.look()
+                assert served(fresh, "a") == {"r1": 1}
+
+    play(scene)
+
+
+def test_no_answer_is_given_between_one_that_leaves_and_one_that_is_not_understood_yet():
+    """R24, R20: a new replica's status speaks of a revision that no record told of."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board, seen = Board(etcd), list[dict[str, int]]()
+        await board.served("a")
+        async with board.hub.look(POOL) as one:
+            updates = one.follow()
+            await anext(updates)
+            await board.replicas.alive("r2")
+            await board.replicas.says("r2", etcd.store.put(b"/of/others", b""))
+            await board.replicas.alive("r1", leaving=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2):
+                    async for _ in updates:
+                        seen.append(served(one, "a"))
+            assert seen == [{"r2": 1}]
 
     play(scene)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,9 @@ from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.replica_state import Expectation, ReplicaState, StatusReading, Verdict
 from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, Resident, Warned
-from registry.residency import derive
+from registry.residency import derive, shares
 from registry.residency.hub import Subscription
-from tests.support.records import kv, record
+from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import World, among, engine_status, members
 
 EVERY = {"a", "b", "lazy", "placed", "tried"}
@@ -141,58 +142,67 @@ def test_a_view_keeps_what_did_not_change(world):
     says(world, pending=[Pending(name="a", generation=1, reason="staging")])
     world.look()
     same = world.view
-    assert (same.records is before.records, same.by_revision is before.by_revision) == (True, True)
+    assert (same.records is before.records, same.order is before.order) == (True, True)
     at = world.update("a", 2, source="v2")
     world.look()
     other = world.view
     assert [key for key in other.records if other.records[key] is not before.records[key]] == ["a"]
-    assert [entry for entry in other.by_revision if entry[1] == "a"] == [(11, "a"), (at, "a")]
+    assert [entry for entry in other.order.steps if entry[1] == "a"] == [(11, "a"), (at, "a")]
     assert other.revision == world.revision
     assert [other.adapter(key) is None for key in ("a", "nothing")] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("before", "is_known"),
-    [
-        ({}, True),
-        ({"load": "lazy"}, False),
-        ({"placement": Placement(selector={"zone": "a"})}, False),
-        ({"placement": Placement(replicas=1)}, False),
-    ],
-)
-def test_the_record_just_before_is_known_where_it_was_on_all_replicas(before, is_known):
-    """R9: a replica that has not received a change goes on with it."""
-    world = World()
-    at = world.put("a", **before)
+def stood(world: World) -> list[tuple[int, int, int]]:
+    """(first, last, generation) of what is known to have stood before."""
     world.look()
-    first = world.view.adapter("a")
-    assert first is not None
-    assert first.earlier is None
-    world.update("a", 2, source="v2")
-    world.look()
-    second = world.view.adapter("a")
-    assert second is not None
-    found = second.earlier
-    assert (found is not None) is is_known
-    if found is not None:
-        assert (found.generation, found.revision, found.pinned) == (1, at, True)
+    return [(one.first, one.last, one.adapter.generation) for one in world.view.records["a"].earlier]
 
 
-def test_of_a_record_that_was_not_just_before_nothing_is_known():
-    """R9: another may have stood in between, or none at all."""
+def test_what_stood_before_is_known_from_when_to_when():
+    """R24: of what was seen, nothing more: another record may have stood in between, or none at all."""
     world = World()
-    world.put("a")
+    one = world.put("a")
+    assert stood(world) == []
+    two = world.update("a", 2, source="v2")
+    assert stood(world) == [(one, two - 1, 1)]
+    world.put("b")
+    seen = world.revision
     world.look()
-    world.update("a", 2, source="v2")
     world.update("a", 3, source="v3")
+    four = world.update("a", 4, source="v4")
+    assert stood(world) == [(one, two - 1, 1), (two, seen, 2)]
+    world.drop("a")
     world.look()
-    after_two = world.view.adapter("a")
-    world.put("a", 4, source="v4")  # made anew
+    world.put("a", 5, source="v5")
+    assert stood(world) == [(one, two - 1, 1), (two, seen, 2), (four, four, 4)]
+    assert world.view.deleted == {}
+
+
+def test_what_no_replica_can_follow_any_more_is_forgotten(world):
+    """R16 bounded: also of names that are gone; what cannot be read is followed by nobody."""
+    for number in range(40):
+        world.update("a", number + 2, source=f"v{number}")
+        world.look()
+    assert len(stood(world)) == 16
+    for name in ("r1", "r2"):
+        says(world, name)
     world.look()
-    anew = world.view.adapter("a")
-    assert after_two is not None
-    assert anew is not None
-    assert (after_two.earlier, anew.earlier) == (None, None)
+    at = world.update("a", 50, source="v50")
+    assert [last for _, last, _ in stood(world)] == [at - 1]
+    broken = replace(world.records[KEYS.adapter(POOL, "a")], value=b"?", mod_revision=at + 1, version=99)
+    world.records[broken.key], world.revision = broken, at + 1
+    assert [last for _, last, _ in stood(world)] == [at - 1, at]
+    world.put("a", 60)
+    assert [last for _, last, _ in stood(world)] == [at - 1, at]
+    world.drop("a")
+    world.look()
+    assert {*world.view.deleted} == {"a"}
+    for name in ("r1", "r2"):
+        says(world, name)
+    world.look()
+    world.drop("b")
+    world.look()
+    assert {*world.view.deleted} == {"b"}
 
 
 def test_who_knows_what_and_who_names_whom(world):
@@ -214,7 +224,7 @@ def test_who_knows_what_and_who_names_whom(world):
     assert len(world.view.observed) == 1
     says(world, "r2", leaving=[Leaving(name="P", generation=1)])
     world.look()
-    assert world.view.leaving == {"p": {"r2"}}
+    assert world.view.answering == {"p": {"r2"}}
 
 
 @pytest.mark.parametrize(
@@ -307,13 +317,13 @@ def test_of_one_replicas_news_no_other_replica_is_looked_at(world, monkeypatch):
     says(world, pending=[Pending(name="a", generation=1, reason="staging")])
     world.look()
     read: list[object] = []
-    evaluate = derive.evaluate
+    evaluate = shares.evaluate
 
     def noted(reading: StatusReading, expected: Expectation) -> Verdict:
         read.append(reading)
         return evaluate(reading, expected)
 
-    monkeypatch.setattr(derive, "evaluate", noted)
+    monkeypatch.setattr(shares, "evaluate", noted)
     assert derive.changed(before, world.view) == {"a"}
     assert read == [view.replicas["r1"].reading for view in (before, world.view)]
 

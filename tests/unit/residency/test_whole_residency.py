@@ -13,10 +13,10 @@ from registry.residency.derive import (
     DerivedResidence,
     DerivedResidency,
     ReplicaStanding,
-    WantedGeneration,
     counted,
     residence_on,
 )
+from registry.residency.shares import WantedGeneration
 from tests.support.records import record
 from tests.support.residency_world import FAILED, PENDING, SERVING, UNKNOWN, World, among, engine_status, members
 

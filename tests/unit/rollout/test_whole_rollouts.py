@@ -26,7 +26,7 @@ from registry.rollout.policy import (
     decide,
     soaking,
 )
-from registry.rollout.pool import Assignments, PoolSnapshot, PoolValues, read_presence, renew
+from registry.rollout.pool import REMEMBERED, Assignments, PoolSnapshot, PoolValues, read_presence, renew
 from registry.rollout.status import (
     Question,
     ReplicaFailure,
@@ -319,17 +319,17 @@ def test_what_did_not_change_is_not_read_again():
     assert list(named.replicas) == ["r3"]
 
 
-def test_the_last_eight_sets_of_replicas_are_known():
+def test_the_last_sets_of_replicas_are_known():
     """R9: a replica that has not seen the newest one is understood, and of those before only so many."""
     pool, digests = PoolSnapshot(POOL), []
     digests.append(next(reversed(pool.known)))
-    for number in range(10):
+    for number in range(REMEMBERED + 2):
         pool = renew(pool, PoolValues(by_key(live(f"r{number}")), {}))
         digests.append(next(reversed(pool.known)))
         assert [one.replica for one in pool.known[digests[-1]]] == [f"r{number}"]
-    assert list(pool.known) == digests[-8:]
-    back = renew(pool, PoolValues(by_key(live("r8")), {}))
-    assert list(back.known) == [*digests[-8:-2], digests[-1], digests[-2]], "the present one is the last"
+    assert list(pool.known) == digests[-REMEMBERED:]
+    back = renew(pool, PoolValues(by_key(live(f"r{REMEMBERED}")), {}))
+    assert list(back.known) == [*digests[-REMEMBERED:-2], digests[-1], digests[-2]], "the present one is the last"
 
 
 def test_a_status_that_is_ahead_waits_where_it_should():
@@ -356,24 +356,25 @@ def test_a_status_that_is_ahead_waits_where_it_should():
     assert renew(known, values).replicas["r1"].status == stale[KEYS.status(POOL, "r1")]
 
 
-def test_room_has_a_number_of_its_own_for_each_of_the_last_eight():
+def test_room_has_a_number_of_its_own_for_each_that_is_known():
     """R9: a replica that reckons with the room of a moment ago is understood."""
     pool, records = PoolSnapshot(POOL), dict[bytes, KeyValue]()
     assert [(one.number, dict(one.everywhere)) for one in pool.rooms] == [(0, {})]
-    for number in range(1, 11):
+    last = REMEMBERED + 2
+    for number in range(1, last + 1):
         records |= by_key(kv(f"a{number}", number))
         changed = frozenset({KEYS.adapter(POOL, f"a{number}")})
         pool = renew(pool, PoolValues({}, {}, records, changed, revision=number))
         assert pool.revision == number
     assert [(one.number, dict(one.everywhere)) for one in pool.rooms] == [
-        (number, {frozenset(): number}) for number in range(3, 11)
+        (number, {frozenset(): number}) for number in range(3, last + 1)
     ]
-    same = renew(pool, PoolValues({}, {}, records, frozenset(), revision=11))
-    assert (same.rooms is pool.rooms, same.revision) == (True, 11)
-    without = renew(pool, PoolValues({}, {}, revision=12))
-    assert (without.rooms is pool.rooms, without.revision) == (True, 10)
-    whole = renew(pool, PoolValues({}, {}, by_key(kv("a1", 1)), None, revision=13))
-    assert [(one.number, dict(one.everywhere)) for one in whole.rooms[-1:]] == [(11, {frozenset(): 1})]
+    same = renew(pool, PoolValues({}, {}, records, frozenset(), revision=last + 1))
+    assert (same.rooms is pool.rooms, same.revision) == (True, last + 1)
+    without = renew(pool, PoolValues({}, {}, revision=last + 2))
+    assert (without.rooms is pool.rooms, without.revision) == (True, last)
+    whole = renew(pool, PoolValues({}, {}, by_key(kv("a1", 1)), None, revision=last + 3))
+    assert [(one.number, dict(one.everywhere)) for one in whole.rooms[-1:]] == [(last + 1, {frozenset(): 1})]
     assert set(whole.taken) == {KEYS.adapter(POOL, "a1")}
 
 

@@ -1,0 +1,181 @@
+"""R24 always-placed: until a replica hears of a change it is told for what it serves, whatever kind of change it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+
+from registry.model.names import name_key
+from registry.model.placement import Assignment, Member
+from registry.model.records import AdapterSpec, Canary, CanaryRollout, Placement, Strategy
+from registry.model.status import Kept, Lazy, Leaving, Pending, Resident
+from registry.residency.derive import residency
+from tests.support.records import POOL, record
+from tests.support.residency_world import SERVING, World, among, assigned
+
+LABELS = {"r1": {"zone": "a"}, "r2": {"zone": "a"}, "r3": {"zone": "b"}}
+MEMBERS = [Member(name, labels) for name, labels in LABELS.items()]
+STRATEGY = Strategy(canary=Canary(replicas=1), promote="manual")
+# What a record may ask for; of a rollout the phase.
+KINDS: Mapping[str, tuple[dict[str, Any], str | None]] = {
+    "all": ({}, None),
+    "one": ({"placement": Placement(replicas=1)}, None),
+    "two": ({"placement": Placement(replicas=2)}, None),
+    "zone a": ({"placement": Placement(selector={"zone": "a"})}, None),
+    "zone b": ({"placement": Placement(selector={"zone": "b"})}, None),
+    "one of zone a": ({"placement": Placement(replicas=1, selector={"zone": "a"})}, None),
+    "lazy": ({"load": "lazy"}, None),
+    "canary": ({"strategy": STRATEGY}, ""),
+    "halted canary of two": ({"strategy": STRATEGY, "placement": Placement(replicas=2)}, "they refuse it"),
+}
+
+
+class Fleet:
+    """Replicas that serve what they are to serve by the record that they know, and etcd."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.generation = 0
+        self.records: dict[int, tuple[AdapterSpec, CanaryRollout | None, int]] = {}
+        for name, labels in LABELS.items():
+            self.world.alive(name, labels=labels)
+
+    def publish_anew(self) -> None:
+        """Makes the adapter again, for all."""
+        self.generation += 1
+        revision = self.world.put("a", self.generation)
+        self.records[revision] = record("a", self.generation).spec, None, self.generation
+
+    def publish(self, kind: str) -> int:
+        """Publishes the next generation."""
+        fields, halted = KINDS[kind]
+        spec = fields | {"source": f"v{self.generation}"}
+        rollout = None
+        if halted is not None and self.generation:
+            stable = record("a", self.generation, source=f"v{self.generation - 1}").spec
+            rollout = CanaryRollout(stable_generation=self.generation, stable_spec=stable, halted=halted)
+        self.generation += 1
+        put = self.world.put if self.generation == 1 else self.world.update
+        revision = put("a", self.generation, rollout=rollout, **spec)
+        self.records[revision] = record("a", self.generation, **spec).spec, rollout, self.generation
+        return revision
+
+    def served(self, name: str, revision: int) -> int | None:
+        """The generation that a replica serves that knows the record of a revision; None: none."""
+        spec, rollout, generation = self.records[revision]
+        shares: Assignment = assigned(POOL, name_key("a"), spec, MEMBERS, self._everywhere(spec))
+        if name not in shares.serving:
+            return None
+        return rollout.stable_generation if rollout and name not in shares.canaries else generation
+
+    def hears(self, name: str, revision: int, **fields: Any) -> None:
+        """Has a replica tell that it follows the record of a revision."""
+        spec = self.records[revision][0]
+        lazy = Lazy(count=1, servable=True)
+        self.world.says(name, revision, **({"lazy": lazy} | among(MEMBERS, self._everywhere(spec)) | fields))
+
+    @staticmethod
+    def _everywhere(spec: AdapterSpec) -> dict[frozenset[tuple[str, str]], int]:
+        takes_room = spec.load == "eager" and spec.placement.replicas == "all"
+        return {frozenset(spec.placement.selector.items()): 1} if takes_room else {}
+
+    def told(self) -> dict[str, int]:
+        """The generation that each replica is said to serve."""
+        self.world.look()
+        found = residency(self.world.view, "a")
+        assert found is not None
+        return {one.replica: one.generation for one in found.replicas if one.state is SERVING}
+
+    def expected(self, known: Mapping[str, int]) -> dict[str, int]:
+        found = {name: self.served(name, revision) for name, revision in known.items()}
+        return {name: generation for name, generation in found.items() if generation is not None}
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(KINDS, KINDS)))
+def test_each_replica_is_told_for_what_it_serves_as_it_hears_of_changes(before, after):
+    """R24, R9: one replica after the other, and one of them only when another change is made already."""
+    fleet = Fleet()
+    known = dict.fromkeys(LABELS, fleet.publish(before))
+    for name, revision in known.items():
+        fleet.hears(name, revision)
+    assert fleet.told() == fleet.expected(known)
+    second = fleet.publish(after)
+    assert fleet.told() == fleet.expected(known)
+    for name in ("r3", "r1"):
+        known[name] = second
+        fleet.hears(name, second)
+        assert fleet.told() == fleet.expected(known)
+    third = fleet.publish(before)
+    assert fleet.told() == fleet.expected(known), "r2 is two records behind"
+    for name in ("r1", "r2", "r3"):
+        known[name] = third
+        fleet.hears(name, third)
+        assert fleet.told() == fleet.expected(known)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_former_life_of_an_adapter_is_served_until_its_end_is_heard_of(kind):
+    """R24: whether its end and its beginning are seen each by itself, or at once."""
+    for is_seen in (True, False):
+        fleet = Fleet()
+        known = dict.fromkeys(LABELS, fleet.publish(kind))
+        for name, revision in known.items():
+            fleet.hears(name, revision)
+        fleet.told()
+        fleet.world.drop("a")
+        if is_seen:
+            fleet.world.look()
+        fleet.publish_anew()
+        assert fleet.told() == fleet.expected(known)
+
+
+def test_what_a_status_says_by_the_name_counts_whatever_record_it_follows():
+    """R24, R9: a hub that has just started knows no earlier records; and the share of a replica may be unknown."""
+    world = World()
+    world.alive("r1", "r2")
+    world.put("a", 3, placement=Placement(replicas=1))
+    resident = Lazy(resident=[Resident(name="a", generation=2, last_used="")])
+    for said in (
+        {"kept": [Kept(name="A", generation=2)]},
+        {"leaving": [Leaving(name="a", generation=2)]},
+        {"omitted": 1, "serves": [("a", 2)]},
+        {"lazy": resident},
+    ):
+        for name in ("r1", "r2"):
+            world.says(name, 1, **said)
+        found = world.where("a").replicas
+        assert {(one.generation, one.state) for one in found} == {(2, SERVING)}
+        world.says("r1", 1, **said, stale=True)
+        world.says("r2", 1)
+        assert {one.state for one in world.where("a").replicas} & {SERVING} == set()
+
+
+def test_what_is_kept_though_others_are_to_serve_it_is_told():
+    """R24: new weights elsewhere; it keeps the old ones until others serve the new ones."""
+    world = World()
+    world.alive("r1", labels={"zone": "a"})
+    world.alive("r2", labels={"zone": "b"})
+    world.put("a", 2, placement=Placement(selector={"zone": "b"}))
+    world.says("r1", kept=[Kept(name="a", generation=1)])
+    world.says("r2", pending=[Pending(name="a", generation=2, reason="staging")])
+    told = {one.replica: (one.generation, one.state, one.reason) for one in world.where("a").replicas}
+    assert told["r1"] == (1, SERVING, "leaving")
+    world.alive("r1", labels={"zone": "a"}, leaving=True)
+    assert [one.replica for one in world.where("a").replicas] == ["r1", "r2"], "it drains, and keeps it still"
+    world.says("r2")
+    assert [one.replica for one in world.where("a").replicas] == ["r2"], "r1 is about to unload it"
+
+
+def test_a_lazy_adapter_that_is_loaded_is_told_though_its_replica_can_load_no_other():
+    """R24: its engine answers to the name."""
+    world = World()
+    world.alive("r1")
+    world.put("a", 2, load="lazy")
+    for generation in (2, 1):
+        resident = [Resident(name="a", generation=generation, last_used="t")]
+        world.says("r1", lazy=Lazy(count=9, servable=False, reason="no_room", resident=resident))
+        (one,) = world.where("a").replicas
+        assert (one.state, one.generation, one.loaded) == (SERVING, generation, True)
