@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from registry.model.errors import FailedPrecondition, Reason, RegistryError, Unavailable
+from registry.model.replica_reasons import RETRY_RULES
 from registry.v1 import registry_pb2 as pb
 
 
@@ -179,6 +181,18 @@ def strategy_of(canaries: Canaries) -> pb.Strategy:
         max_failures=canaries.max_failures,
         soak_seconds=canaries.soak_seconds,
     )
+
+
+def has_failed(replica: pb.RolloutReplica) -> bool:
+    """True if the replica could not serve the generation when it tried, and may try it again later."""
+    is_tried_again = bool(replica.message) and replica.reason in RETRY_RULES
+    is_pending = replica.state == pb.RolloutReplica.PENDING
+    return replica.state == pb.RolloutReplica.FAILED or (is_pending and is_tried_again)
+
+
+def retry_id(request_id: str) -> str:
+    """The id of the request for another try that one upsert may lead to, so that it too is made once."""
+    return f"retry-{uuid.uuid5(uuid.NAMESPACE_OID, request_id)}"
 
 
 def not_served(awaited: Published | RegisteredAdapter, last: pb.Rollout | None) -> RegistryError | None:

@@ -7,7 +7,7 @@ import os
 import uuid
 import warnings
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +19,12 @@ from registry.client.adapters import (
     Published,
     RegisteredAdapter,
     adapter_of,
+    has_failed,
     history_of,
     listing_of,
     not_served,
     published_of,
+    retry_id,
     strategy_of,
 )
 from registry.client.address import Tls
@@ -34,6 +36,7 @@ from registry.v1 import registry_pb2 as pb
 
 CALL_SECONDS = 30.0
 WAIT_SECONDS = 300.0
+LOOK_SECONDS = 5.0
 _PAGE_SIZE = 1000
 _Change = pb.ApplyAdaptersRequest | pb.RollbackAdapterRequest
 
@@ -83,6 +86,8 @@ class AsyncRegistry:
     ) -> Published:
         """Makes an adapter what `source` holds; returns once every replica that should serve it does.
 
+        Where all is as it was and replicas refuse it, they try it anew, and what comes of that is waited for.
+
         With `canaries` that are promoted by hand, it returns once they serve it. What cannot be given here has its
         default afterwards: an adapter that was placed by number or is lazy comes to all replicas, as by a manifest
         that does not say so.
@@ -128,6 +133,43 @@ class AsyncRegistry:
             change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
         return await self._rolled_out("ApplyAdapters", request, timeout_seconds, wait=is_waiting)
+
+    async def retry(
+        self,
+        name: str,
+        pool: str,
+        *,
+        replica: str = "",
+        wait: bool = True,
+        timeout_seconds: float = WAIT_SECONDS,
+        request_id: str = "",
+    ) -> Published:
+        """Has replicas try at once what failed there; returns once every replica that should serve it does.
+
+        The adapter stays what it is, in the same generation.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            replica: the only one that is to try; empty: all.
+            wait: False: return once they are asked.
+            timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
+                call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Conflict: the adapter was changed meanwhile.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            Unavailable: no answer, or not served in time; see `publish`.
+            RegistryError: as the registry refused it otherwise.
+        """
+        with _fitting("name, pool or replica"):
+            asked = pb.GetAdapterRequest(pool=pool, name=name)
+            request = pb.ApplyAdaptersRequest(pool=pool, request_id=request_id, retry=True, retry_replica=replica)
+        adapter = await self._calls.unary("GetAdapter", asked, pb.Adapter)
+        request.changes.append(pb.AdapterChange(upsert=adapter, etag=adapter.etag))
+        return await self._rolled_out("ApplyAdapters", request, timeout_seconds, wait=wait)
 
     async def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Returns once every replica that should serve this generation does.
@@ -312,9 +354,29 @@ class AsyncRegistry:
         end = now() + timeout_seconds
         response = await self._changed(method, request, min(timeout_seconds, self._calls.timeout_seconds))
         published = published_of(response)
+        is_same = response.results[0].outcome == pb.AdapterResult.UNCHANGED
+        if is_same and isinstance(request, pb.ApplyAdaptersRequest) and await self._is_refused(published):
+            again = pb.ApplyAdaptersRequest(
+                pool=request.pool, changes=request.changes, request_id=retry_id(published.request_id), retry=True
+            )
+            left_seconds = max(0.0, end - now())
+            response = await self._changed(method, again, min(left_seconds, self._calls.timeout_seconds))
+            published = published_of(response)
         if wait:
             await self.wait(published, timeout_seconds=max(0.0, end - now()))
         return published
+
+    async def _is_refused(self, published: Published) -> bool:
+        """Whether a replica that should serve this generation has failed to; False where that is not heard soon."""
+        request = pb.WatchRolloutRequest(pool=published.pool, name=published.name, generation=published.generation)
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(LOOK_SECONDS),
+                aclosing(self._calls.follow("WatchRollout", request, pb.Rollout)) as rollouts,
+            ):
+                async for rollout in rollouts:
+                    return any(map(has_failed, rollout.replicas))
+        return False
 
     async def _changed(self, method: str, request: _Change, timeout_seconds: float | None) -> pb.ApplyAdaptersResponse:
         request.request_id = request.request_id or str(uuid.uuid4())

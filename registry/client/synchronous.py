@@ -67,6 +67,8 @@ class Registry:
     ) -> Published:
         """Makes an adapter what `source` holds; returns once every replica that should serve it does.
 
+        Where all is as it was and replicas refuse it, they try it anew, and what comes of that is waited for.
+
         With `canaries` that are promoted by hand, it returns once they serve it. What cannot be given here has its
         default afterwards: an adapter that was placed by number or is lazy comes to all replicas, as by a manifest
         that does not say so.
@@ -109,6 +111,46 @@ class Registry:
             canaries=canaries,
             expect=expect,
             wait=is_waiting,
+            timeout_seconds=timeout_seconds,
+            request_id=request_id,
+        )
+
+    def retry(
+        self,
+        name: str,
+        pool: str,
+        *,
+        replica: str = "",
+        wait: bool = True,
+        timeout_seconds: float = WAIT_SECONDS,
+        request_id: str = "",
+    ) -> Published:
+        """Has replicas try at once what failed there; returns once every replica that should serve it does.
+
+        The adapter stays what it is, in the same generation.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            replica: the only one that is to try; empty: all.
+            wait: False: return once they are asked.
+            timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
+                call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Conflict: the adapter was changed meanwhile.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            Unavailable: no answer, or not served in time; see `publish`.
+            RegistryError: as the registry refused it otherwise.
+        """
+        return self._loop.run(
+            self._registry.retry,
+            name,
+            pool,
+            replica=replica,
+            wait=wait,
             timeout_seconds=timeout_seconds,
             request_id=request_id,
         )

@@ -57,6 +57,26 @@ async def test_published_is_served_by_every_replica(registry, replicas, tmp_path
         await registry.withdraw("acme/policy", POOL)
 
 
+async def test_files_that_were_refused_are_served_once_they_are_mended(registry, replicas, tmp_path):
+    """S3, S5: by the same publish, by a retry, and by themselves."""
+    weights = "adapter_model.safetensors"
+    for name in ("again", "asked", "seen"):
+        source = tmp_path / "sources" / name
+        write_adapter(source)
+        (source / weights).rename(source / "adapter_model.bin")
+        with pytest.raises(FailedPrecondition, match=r"adapter_model\.bin"):
+            await registry.publish(source.as_uri(), name, POOL, timeout_seconds=120)
+        (source / "adapter_model.bin").rename(source / weights)
+    again = await registry.publish((tmp_path / "sources/again").as_uri(), "again", POOL, timeout_seconds=120)
+    asked = await registry.retry("asked", POOL, timeout_seconds=120)
+    assert (again.generation, asked.generation) == (1, 1)
+
+    async def is_served() -> bool:
+        return all([{"again", "asked", "seen"} <= (await engine.listing()).keys() for engine in replicas])
+
+    await eventually(is_served, timeout_seconds=120)
+
+
 async def test_replicas_that_refuse_are_named(registry, replicas, tmp_path):
     """R9 status-truth: publish does not return where a replica refused."""
     outside = tmp_path / "elsewhere"

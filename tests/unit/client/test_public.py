@@ -12,7 +12,7 @@ import loraplane
 from loraplane import AsyncRegistry, Registry, RegistryError
 from registry.model import errors
 
-METHODS = ["get", "history", "list", "publish", "residency", "rollback", "wait", "wait_served", "withdraw"]
+METHODS = ["get", "history", "list", "publish", "residency", "retry", "rollback", "wait", "wait_served", "withdraw"]
 # How the connection itself is ended differs, as it does in the standard library.
 OWN = {"aclose", "close"}
 

@@ -137,3 +137,50 @@ def test_a_fault_of_ours_is_not_told_as_one_of_the_folder(registry, admin, tmp_p
     with pytest.raises(ZeroDivisionError):
         registry.publish(tmp_path, "a", "p")
     assert admin.asked("ApplyAdapters") == []
+
+
+def unchanged(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+    """The answer of a service that has all of it already, unless it is asked to write it anew."""
+    answer = applied(request)
+    answer.results[0].outcome = pb.AdapterResult.UPDATED if request.retry else pb.AdapterResult.UNCHANGED
+    return answer
+
+
+REFUSING = pb.RolloutReplica(
+    replica="r1", state=pb.RolloutReplica.FAILED, reason="weights_not_safetensors", message="convert it"
+)
+FAILING = pb.RolloutReplica(
+    replica="r1", state=pb.RolloutReplica.PENDING, reason="source_missing", message="HOST answered 404"
+)
+STAGING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.PENDING, reason="staging")
+BEHIND = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.PENDING, reason="not_seen", message="at revision 3")
+
+
+@pytest.mark.parametrize(
+    ("replica", "is_tried"), [(REFUSING, True), (FAILING, True), (STAGING, False), (BEHIND, False)]
+)
+def test_what_replicas_refuse_is_tried_anew_when_it_is_published_again(registry, admin, replica, is_tried):
+    """S5: and what comes of that is waited for, not what came of the first."""
+    before = pb.Rollout(name="a", generation=1, done=True, failure="replicas_failed", replicas=[replica])
+    admin.answers |= {"ApplyAdapters": [unchanged], "WatchRollout": [[before], [SERVED]]}
+    published = registry.publish("s3://b/a", "a", "p", request_id="mine")
+    asked = admin.asked("ApplyAdapters")
+    assert [one.retry for one in asked] == [False, True][: 1 + is_tried]
+    assert asked[-1].changes == asked[0].changes
+    assert len({one.request_id for one in asked}) == len(asked)
+    assert published.request_id == asked[-1].request_id
+    assert len(admin.asked("WatchRollout")) == 2
+
+
+def test_a_retry_asks_for_the_same_again_of_one_replica_or_all(registry, admin):
+    """S5: it changes nothing, and takes nothing away that was changed meanwhile."""
+    spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"), priority=7)
+    admin.answers |= {"GetAdapter": [pb.Adapter(name="a", pool="p", generation=1, spec=spec, etag="5")]}
+    for replica in ("", "r1"):
+        assert registry.retry("A", "p", replica=replica).name == "a"
+        (change,) = admin.asked("ApplyAdapters")[-1].changes
+        request = admin.asked("ApplyAdapters")[-1]
+        assert (request.retry, request.retry_replica, change.etag, change.upsert.spec) == (True, replica, "5", spec)
+    assert len(admin.asked("WatchRollout")) == 2
+    registry.retry("a", "p", wait=False)
+    assert len(admin.asked("WatchRollout")) == 2
