@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -59,7 +60,7 @@ class StatusCache:
         self._troubles = troubles
         self._leave = leave
         self._report = RoundReport(_BEFORE, 0)
-        self._heard_at = clock.monotonic()
+        self._heard_at = math.inf
         self._status: ReplicaStatus | None = None
         self._was_old = False
         self._store: ReportedStore | None = None
