@@ -123,7 +123,7 @@ async def test_the_plugin_tells_what_it_can(asker):
     about = (await asker.client.get("/v1/loraplane/plugin")).json()
     assert about["schema"] == 1
     asked = set(about["capabilities"]) - {"coverage", "proof", "expect"}
-    assert asked == {"swap", "unload", "state", "uses", "changes"}
+    assert asked == {"swap", "unload", "state", "uses", "changes", "base"}
     assert about["limits"] == {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 16}
     assert about["incarnation"] == (await asker.client.get("/v1/loraplane/state")).json()["incarnation"]
 
