@@ -203,7 +203,7 @@ async def ports_of(folder: Path, **changes: Any) -> AsyncIterator[Ports]:
     chosen = settings(folder, **changes)
     store, lock, listener = module._open(chosen, folder / "state")
     listener.close()
-    ports = module._ports(chosen, store, lock.owner, folder / "state")
+    ports = module._ports(chosen, store, lock.owner, "a seat", folder / "state")
     yield ports
     await ports.client.aclose()
     await ports.engine.aclose()
