@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from registry.lora.base_directory import BaseUnreadable, read_base
+from registry.lora.base_directory import BaseUnreadable, UnknownArchitecture, base_of_files, read_base
+from registry.lora.safetensors import Tensor
 from tests.corpus.drafts import LLAMA, Values, safetensors
 
 WIDTHS = {"F16": 2, "F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "I32": 4, "U32": 4, "I64": 8}
@@ -222,3 +223,15 @@ def test_the_quantizer_is_named_where_config_json_names_it(tmp_path):
     with pytest.raises(BaseUnreadable, match=re.escape("is packed (hqq)")):
         read_base(write(tmp_path, {"a": {"W_q": zeros("U8", 8, 8)}}, config))
     assert read_base(write(tmp_path / "b", {"a": awq(*SHAPE)}, None)).modules == {"a": SHAPE}
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+def test_of_headers_alone_config_json_says_how_many_bits_there_are(bits):
+    """Who is told of a base by its engine has no numbers of it."""
+    tensors = [Tensor(f"a.{name}", one.dtype, one.shape, 0, len(one.data)) for name, one in compressed(*SHAPE).items()]
+    config = UNKNOWN | {"quantization_config": {"bits": bits}}
+    if bits:
+        assert base_of_files(tensors, config).modules == {"a": SHAPE}
+        return
+    with pytest.raises(UnknownArchitecture, match="before it was quantized"):
+        base_of_files(tensors, config)
