@@ -121,7 +121,7 @@ async def test_a_sidecar_without_etcd_and_engine_answers_and_ends_when_it_is_tol
     assert [await started.get(path) for path in ("/livez", "/readyz", "/metrics")] == [200, 503, 200]
     assert await ask(short / "s") == {"schema": 1, "path": None, "reason": "not_ready"}
     parts = {"watcher", "status writer", "handoff watch", "drain orders", "reconciler", "resolver"}
-    parts |= {"engine watch", "engine pulse", "changes watch", "lease collector", "scrub"}
+    parts |= {"engine watch", "engine pulse", "changes watch", "files watch", "lease collector", "scrub"}
     assert parts <= {task.get_name() for task in asyncio.all_tasks()}
     twin = started.lock()
     assert not twin.try_acquire()
@@ -335,7 +335,16 @@ def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readab
     assert did[: len(wanted)] == wanted
     assert ("watcher.forget" in did) is not is_readable
     names = {call.kwargs["name"] for call in world.tasks.create_task.call_args_list}
-    serving = {"engine watch", "engine pulse", "changes watch", "reconciler", "resolver", "lease collector", "scrub"}
+    serving = {
+        "engine watch",
+        "engine pulse",
+        "changes watch",
+        "reconciler",
+        "resolver",
+        "files watch",
+        "lease collector",
+        "scrub",
+    }
     assert names == {"watcher", "status writer", "handoff watch", "last good finder", "drain orders"} | serving
     kept = {call.args[0] for call in world.supervisor.keep.call_args_list}
     assert kept == names - {"watcher"}, "which keeps itself, and what it has read"
