@@ -1,4 +1,4 @@
-"""Residency held against what engines list: no answer leaves out whoever serves."""
+"""Residency held against what engines list: no answer leaves out whoever serves (R24)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ SECONDS = float(os.environ.get("SECONDS", "0"))
 
 
 async def test_a_days_mix_leaves_no_adapter_without_its_places(three, tmp_path):
-    """R3, R13, R16, and all that loraplane-verify checks. `make soak` plays it for longer."""
+    """R24 always-placed, R3, R13, R16, and all that loraplane-verify checks. `make soak` plays it for longer."""
     async with fleet(tmp_path, three, SEED) as day:
         try:
             await play(day, faults=FAULTS, seconds=SECONDS)

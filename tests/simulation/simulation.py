@@ -20,6 +20,7 @@ from tests.simulation.goal import converge, let_go, stay
 from tests.simulation.lazy import ask_for_lazy
 from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name
 from tests.simulation.operator import Operator
+from tests.simulation.places import Places
 from tests.simulation.plugin import playing
 from tests.simulation.replay import Logs
 from tests.simulation.traffic import send
@@ -149,6 +150,7 @@ async def _watch_nothing(*_: object) -> None:
 
 async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     loop = asyncio.get_running_loop()
+    world.store.on_commit.append(Places(world).on_commit)
     expiry, overseer = loop.create_task(expire_leases(world)), loop.create_task(_oversee(world))
     for admin in world.admins:
         admin.start()

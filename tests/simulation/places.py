@@ -1,0 +1,116 @@
+"""What residency answers after each commit, held against what engines serve: nobody who serves is left out (R24)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.keys import last_part
+from registry.model.replica_state import ReplicaState
+from registry.model.status import Presence
+from registry.residency.derive import DerivedResidency, residency
+from registry.residency.view import PLAIN, PoolView, renew_view
+from registry.rollout.pool import PoolSnapshot, PoolValues
+from tests.simulation.history import POOL
+from tests.simulation.loop import State
+from tests.simulation.world import KEYS, ReplicaHost, World
+
+# The process of an engine, the lease of its sidecar, and since when both were seen to serve it.
+Spell = tuple[str, int, float]
+
+
+@dataclass
+class Places:
+    """A reader of residency that sees each moment.
+
+    Attributes:
+        held: how many places were held against an engine.
+    """
+
+    world: World
+    held: int = 0
+    _view: PoolView = field(default_factory=lambda: PoolView(PoolSnapshot(POOL)))
+    _named: dict[tuple[str, str], Spell] = field(default_factory=dict)
+    _restores: int = 0
+
+    def on_commit(self, revision: int, _events: tuple[Event, ...]) -> None:
+        """Each revision of etcd."""
+        if self._restores != self.world.restores:
+            self._restores = self.world.restores
+            self._view = PoolView(PoolSnapshot(POOL))
+            self._named.clear()
+        self._view = renew_view(self._view, self._values(revision))
+        answers = {key: found for key in self._view.records if (found := residency(self._view, key)) is not None}
+        told = {key: _told(answer) for key, answer in answers.items()}
+        for (key, replica), spell in list(self._named.items()):
+            if key not in answers or not self._still(answers[key].name, replica, spell):
+                del self._named[key, replica]
+                continue
+            self.held += 1
+            if not self._is_placed(key, answers[key], replica, told[key][0] | told[key][1]):
+                names = {one.replica: f"{one.state.value} {one.reason}" for one in answers[key].replicas}
+                self.world.checks.violated(f"R24 {key} is served by {replica}, and residency names {names}")
+        for key, answer in answers.items():
+            for replica in told[key][0]:
+                self._note(key, answer.name, replica)
+
+    def _values(self, revision: int) -> PoolValues:
+        kvs = self.world.store.kvs
+        return PoolValues(
+            presences=_below(kvs.values(), KEYS.replicas(POOL)),
+            statuses=_below(kvs.values(), KEYS.statuses(POOL)),
+            records=_below(kvs.values(), KEYS.adapters(POOL)),
+            revision=revision,
+            holds_back=True,
+            spec=kvs.get(KEYS.pool(POOL)),
+            members=kvs.get(KEYS.members(POOL)),
+        )
+
+    def _host(self, replica: str) -> tuple[ReplicaHost, KeyValue] | None:
+        """Who owns a replica's id; None: nobody, or one who drains."""
+        kv = self.world.store.kvs.get(KEYS.replica(POOL, replica))
+        presence = None if kv is None else Presence.parse(kv.value)
+        if kv is None or presence is None or presence.leaving:
+            return None
+        hosts = (*self.world.replicas, *self.world.rivals)
+        host = next((one for one in hosts if one.place.owner == presence.owner), None)
+        return None if host is None or host.engine.process.state is not State.RUNS else (host, kv)
+
+    def _note(self, key: str, name: str, replica: str) -> None:
+        found = self._host(replica)
+        if found is None or name not in found[0].engine.listing:
+            return
+        spell = found[0].engine.process.name, found[1].lease
+        if self._named.get((key, replica), ("", 0, 0.0))[:2] != spell:
+            self._named[key, replica] = *spell, asyncio.get_running_loop().time()
+
+    def _still(self, name: str, replica: str, spell: Spell) -> bool:
+        """Whether the same engine has listed it ever since."""
+        found = self._host(replica)
+        if found is None or (found[0].engine.process.name, found[1].lease) != spell[:2]:
+            return False
+        if name not in found[0].engine.listing:
+            return False
+        samples = reversed(self.world.checks.samples[found[0].place.store.replica])
+        return all(name in sample.listing for sample in samples if sample.at > spell[2])
+
+    def _is_placed(self, key: str, answer: DerivedResidency, replica: str, named: set[str]) -> bool:
+        """A replica may be let go of where others serve what is placed by number, or chosen."""
+        adapter = self._view.adapter(key)
+        if replica in named or adapter is None or answer.lazy:
+            return True
+        others = ((one, self._host(one)) for one in named)
+        return adapter.spec is not PLAIN and any(host and answer.name in host[0].engine.listing for _, host in others)
+
+
+def _below(kvs: Iterable[KeyValue], prefix: bytes) -> dict[bytes, KeyValue]:
+    return {kv.key: kv for kv in kvs if kv.key.startswith(prefix) and last_part(kv.key)}
+
+
+def _told(answer: DerivedResidency) -> tuple[set[str], set[str]]:
+    """Who serves it, and of whom it is told that they cannot be asked at the moment."""
+    states = (ReplicaState.SERVING, ReplicaState.UNKNOWN)
+    serving, unknown = ({one.replica for one in answer.replicas if one.state is state} for state in states)
+    return serving, unknown
