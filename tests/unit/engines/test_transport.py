@@ -202,20 +202,19 @@ def encoded(name: str, body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("piece", "found"),
     [
-        (encoded("gzip", gzip.compress(b"ok")), "ok"),
-        (encoded("X-Gzip", gzip.compress(b"ok")), "ok"),
-        (encoded("deflate", zlib.compress(b"ok")), "ok"),
-        (encoded("identity", b"ok"), "ok"),
-        (encoded("br", b""), ""),
-        (encoded("br", b"??"), "encoded by 'br', which nobody asked for"),
-        (encoded("gzip, br", b"??"), "encoded by 'gzip, br', which nobody asked for"),
-        (encoded("gzip", b"ok"), "not encoded as it says, by gzip"),
-        (encoded("gzip", gzip.compress(b"ok")[:-1]), "not encoded as it says, by gzip"),
-        (encoded("gzip", gzip.compress(b"ok") * 2), "not encoded as it says, by gzip"),
-        (encoded("gzip", gzip.compress(b"0" * 1_000_000)), "more than 100 bytes"),
-        (encoded("gzip", gzip.compress(b"") * 9), "more than 100 bytes"),
+        pytest.param(encoded("gzip", gzip.compress(b"ok")), "ok", id="gzip"),
+        pytest.param(encoded("X-Gzip", gzip.compress(b"ok")), "ok", id="its old name"),
+        pytest.param(encoded("deflate", zlib.compress(b"ok")), "ok", id="deflate"),
+        pytest.param(encoded("identity", b"ok"), "ok", id="none, by name"),
+        pytest.param(encoded("br", b""), "", id="another, of nothing"),
+        pytest.param(encoded("br", b"??"), "encoded by 'br', which nobody asked for", id="another"),
+        pytest.param(encoded("gzip, br", b"??"), "encoded by 'gzip, br', which nobody asked for", id="two"),
+        pytest.param(encoded("gzip", b"ok"), "not encoded as it says, by gzip", id="plain"),
+        pytest.param(encoded("gzip", gzip.compress(b"ok")[:-1]), "not encoded as it says, by gzip", id="cut"),
+        pytest.param(encoded("gzip", gzip.compress(b"ok") * 2), "not encoded as it says, by gzip", id="more behind"),
+        pytest.param(encoded("gzip", gzip.compress(b"0" * 1_000_000)), "more than 100 bytes", id="bomb"),
+        pytest.param(encoded("gzip", gzip.compress(b"") * 9), "more than 100 bytes", id="many of nothing"),
     ],
-    ids=str,
 )
 async def test_encodings_that_nobody_asked_for_are_undone_or_named(piece, found):
     """R17, X2: within the bounds of a plain body, however much it says to be."""
