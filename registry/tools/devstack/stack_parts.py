@@ -180,7 +180,8 @@ def engine_command(folder: Folder, kind: EngineKind, port: int) -> Command:
             return Command(arguments, vllm_environment(plugin=plugin_folder(folder.plugin)))
         case EngineKind.SIM:
             flags = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", BASE_MODEL)
-            arguments = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
+            base = ("--model", str(folder.model))  # which the plugin reads, so that it can be compared
+            arguments = [sys.executable, "-m", "sidecar.engines.simulated", *flags, *base]
             return Command(arguments, {**our_environment(), **PLUGIN_VARIABLES, RUNTIME_LORA_VARIABLE: "1"})
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
+from immutables import Map
 
 from registry.etcd3.ops import Event, KeyValue
-from sidecar.desired.informer import Informer
+from sidecar.desired.informer import DesiredState, Informer
 from tests.support.records import KEYS, POOL, record
 
 NAMES = ["a", "b", "acme/c", "text"]
@@ -37,6 +40,12 @@ def event(name: str, what, revision: int) -> Event:
     return Event(key, revision, KeyValue(key, value, 1, revision, 1))
 
 
+def recorded(state: DesiredState) -> DesiredState:
+    """A state by its records alone, without what a process saw of their way."""
+    adapters = {key: replace(one, last_good=None, former=None) for key, one in state.adapters.items()}
+    return replace(state, adapters=Map(adapters))
+
+
 @given(histories, st.data())
 def test_events_lists_and_snapshots_lead_to_the_same_state(history, data):
     """R2 replay-equal: however the history arrives, in events or with lists and restarts in between."""
@@ -56,7 +65,7 @@ def test_events_lists_and_snapshots_lead_to_the_same_state(history, data):
             restarted.restore(mixed.state.revision, mixed.raw)
             mixed = restarted
     assert mixed.state.state_hash == by_events.state.state_hash
-    assert mixed.state == by_events.state
+    assert recorded(mixed.state) == recorded(by_events.state)
     good = by_events.state.adapters.values()
     assert by_events.state.order == tuple(sorted((-adapter.priority, adapter.key) for adapter in good))
     assert not set(by_events.state.adapters) & set(by_events.state.lazy)

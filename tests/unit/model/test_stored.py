@@ -182,6 +182,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "engine_url": "",
         "declines": {},
         "seat": "",
+        "ephemeral": False,
     },
     "status": {
         "schema": 1,

@@ -45,11 +45,11 @@ def test_generations_of_this_life_that_say_which_files_are_meant_may_be_served()
         ({"kept": [Kept(name="a", generation=0)]}, 0),
         ({"kept": []}, 0),
         ({"kept": [Kept(name="a", generation=10)], "stale": True}, 0),
-        ({"kept": [Kept(name="a", generation=10)], "revision": 80}, 0),
+        ({"kept": [Kept(name="a", generation=10)], "revision": 80}, 10),
     ],
 )
 def test_a_generation_is_proven_by_a_replica_that_answers_with_it(said, proven):
-    """R9, R14: by a status that proves anything at all, of the same record."""
+    """R9, R14: by a status that proves anything at all, whichever record it follows."""
     failed = [Failed(name="a", generation=12, reason="not_finite", message="", attempts=1, retry_at=None)]
     status = replica_status("r2", said.pop("revision", 95), **({"failed": failed} | said))
     reading = parse_status(KeyValue(b"", status.to_bytes(), 1, 1, 1))
