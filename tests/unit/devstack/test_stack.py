@@ -393,6 +393,7 @@ def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, mo
     assert commands["engine-r1"].arguments[1:] == [
         *("-m", "sidecar.engines.simulated", "--host", "127.0.0.1"),
         *("--port", str(stack.layout.ports["engine-r1"]), "--served-model-name", "tiny"),
+        *("--model", str(root / "model")),
     ]
     socket = root / "sockets" / "r1"
     engine = commands["engine-r1"].environment
