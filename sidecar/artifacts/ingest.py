@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+import structlog
+
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
 from registry.runtime.failpoints import Point, hit
@@ -23,11 +25,12 @@ from sidecar.artifacts.examiner import Examiner
 from sidecar.artifacts.files import SharedSync, sync_directory
 from sidecar.artifacts.layout import StoreLayout, open_like
 from sidecar.artifacts.preparation import prepare
-from sidecar.artifacts.proof import ProofOutcome, Proofs, Signatures
+from sidecar.artifacts.proof import ProofOutcome, Proofs, Signatures, hash_file, missing_files
 from sidecar.artifacts.reports import ArtifactReport, Reports, make_report, staged_by
 from sidecar.artifacts.requests import StageRequest, mismatch
 from sidecar.artifacts.types import Staged
 
+_log = structlog.get_logger()
 # Large enough that handing it to a thread costs nothing; two of them are in memory at a time.
 PIECE_BYTES = 1 << 20
 Piece = list[bytes]
@@ -313,7 +316,8 @@ class Ingest:
             ArtifactError: ``staging_stopped``.
             OSError: the store failed.
         """
-        report, size_bytes = self._prepare(arriving, order, arrived, stop)
+        report, prepared = self._prepare(arriving, order, arrived, stop)
+        size_bytes = sum(entry.size for entry in prepared)
         self._reports.write(report)
         hit(Point.REPORTED)
         arriving.place(self._layout.adapter(report.id), self._index.adding(report.id, size_bytes))
@@ -325,14 +329,35 @@ class Ingest:
     def vouch(self, arriving: Incoming, order: StageRequest, arrived: Ingested, stop: Stop) -> bool:
         """Whether what stands there is what comes of the source; if so it gets a report that says it.
 
+        Files that are missing there are put back: an engine ends that has to read them.
         The caller holds the artifact's lock.
 
         Raises:
             ArtifactError: ``staging_stopped``.
             OSError: the store failed.
         """
-        report, _ = self._prepare(arriving, order, arrived, stop)
+        report, prepared = self._prepare(arriving, order, arrived, stop)
+        if missing := missing_files(self._layout.adapter(report.id)):
+            self._put_back(missing, arriving.directory, report, prepared, stop)
         return self._certify(report, stop)
+
+    def _put_back(
+        self, missing: list[str], arrived: Path, report: ArtifactReport, prepared: list[FileEntry], stop: Stop
+    ) -> None:
+        """Moves these into their place, unless what is beside them is not of the same artifact to the last byte."""
+        directory, had = self._layout.adapter(report.id), self._reports.read(report.id)
+        if had is not None and had.prepared != report.prepared:
+            return
+        try:
+            there = [hash_file(directory / one.path, stop) for one in prepared if one.path not in missing]
+        except OSError:  # as a link that leads elsewhere
+            return
+        if not all(one in prepared for one in there):
+            return
+        for name in missing:
+            (arrived / name).rename(directory / name)
+        sync_directory(directory)
+        _log.warning("artifact_put_back", artifact=report.id, files=missing)
 
     def adopt(self, order: StageRequest, digest: str, stop: Stop) -> bool:
         """The same where what stands there is the source, as it would be taken if it came now.
@@ -356,9 +381,9 @@ class Ingest:
 
     def _prepare(
         self, arriving: Incoming, order: StageRequest, arrived: Ingested, stop: Stop
-    ) -> tuple[ArtifactReport, int]:
-        """The report of what then stands in `arriving`, and its bytes."""
+    ) -> tuple[ArtifactReport, list[FileEntry]]:
+        """The report of what then stands in `arriving`, and its files."""
         prepared = prepare(arriving.directory, arrived.examination, arriving.entries, stop)
         hit(Point.PREPARED)
         report = make_report(order, arrived.digest, arrived.examination, manifest_digest(prepared))
-        return report, sum(entry.size for entry in prepared)
+        return report, prepared

@@ -107,7 +107,8 @@ class Scrub:
         if outcome is ProofOutcome.DAMAGED:
             self.found(artifact)
         elif outcome is not ProofOutcome.CHANGED:  # it may have been removed and fetched meanwhile
-            # Without a report that can be believed it is proven by its source, before an engine is given it.
+            # Without a report that can be believed it is proven by its source, before an engine is given it. What is
+            # missing is put back by whoever wants it.
             self._note_look(artifact)
 
     def _note_look(self, artifact: str) -> None:

@@ -42,6 +42,7 @@ class ProofOutcome(Enum):
     SOURCE = "its bytes are those of its source, and nothing proves that they need not be changed for the base"
     UNKNOWN = "its bytes are not those of its source, and nothing proves that they were made of it"
     DAMAGED = "its bytes are not those that a sidecar of this store wrote"
+    MISSING = "a file of it is not there"
     CHANGED = "somebody changed it while it was read"
 
 
@@ -120,6 +121,9 @@ class Proofs:
         bytes_per_second: float = 0.0,
     ) -> ProofOutcome:
         """The same by a report that was just read. Raises ArtifactError."""
+        if missing_files(self._layout.adapter(artifact)):
+            self.forget({artifact})
+            return ProofOutcome.MISSING
         before = self.identity(artifact)
         found = hash_directory(self._layout.adapter(artifact), stop, bytes_per_second)
         outcome = _outcome(found, source, report)
@@ -134,6 +138,13 @@ class Proofs:
             expected = report.prepared if report else source
             _log.error("artifact_damaged", artifact=artifact, found=found, expected=expected, why=outcome.value)
         return outcome
+
+
+def missing_files(directory: Path) -> list[str]:
+    """Names of an artifact's files that are not there. Of what is no directory nothing is."""
+    if directory.is_symlink() or not directory.is_dir():
+        return []
+    return [name for name in FILES if not os.path.lexists(directory / name)]
 
 
 def size_of(identity: Identity) -> int:
@@ -156,12 +167,18 @@ def hash_directory(directory: Path, stop: Stop, bytes_per_second: float = 0.0) -
     try:
         if strangers := set(os.listdir(directory)) - set(FILES):  # noqa: PTH208 - names are all it takes
             return f"files that are no part of an artifact: {sorted(strangers)[:3]}"
-        return manifest_digest(_entry(directory / name, stop, bytes_per_second) for name in FILES)
+        return manifest_digest(hash_file(directory / name, stop, bytes_per_second) for name in FILES)
     except OSError as error:
         return f"{error.strerror}: {error.filename}"
 
 
-def _entry(path: Path, stop: Stop, bytes_per_second: float) -> FileEntry:
+def hash_file(path: Path, stop: Stop, bytes_per_second: float = 0.0) -> FileEntry:
+    """The entry of one file in a manifest.
+
+    Raises:
+        ArtifactError: ``staging_stopped``.
+        OSError: it cannot be read, or is no regular file.
+    """
     digest, size_bytes = hashlib.sha256(), 0
     with os.fdopen(os.open(path, _READ), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())

@@ -380,7 +380,7 @@ class LocalStore:
             self._damage.refresh()
             return None
         found = self._stored.find(order, digest, stop, is_new=is_new)
-        if found is None or found is ProofOutcome.UNKNOWN:
+        if found in {None, ProofOutcome.UNKNOWN, ProofOutcome.MISSING}:
             with self._ingest.incoming(artifact, stop) as arriving:
                 arrived = self._ingest.receive(source, arriving, order, digest, stop)
                 if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from tests.support.adapters import digest_of
 from tests.support.rig import Keeping, Rig, running, running_rig
 from tests.support.waiting import eventually
-from tests.unit.artifacts.conftest import flip
+from tests.unit.artifacts.conftest import WEIGHTS, flip
 
 
 def paths_given(engine: SimulatedVllm) -> set[str]:
@@ -78,15 +79,22 @@ def warned(rig: Rig) -> set[str]:
     return {one.name for one in rig.status.warnings if one.reason == "files_touched"}
 
 
-@pytest.mark.parametrize("folder", ["", "../.."])
-async def test_files_that_somebody_removes_while_they_are_served_are_told_and_put_back(tmp_path, folder):
+REMOVALS: dict[str, Callable[[Path], None]] = {
+    "folder": shutil.rmtree,
+    "store": lambda directory: shutil.rmtree(directory.parents[1]),
+    "weights": lambda directory: (directory / WEIGHTS).unlink(),
+}
+
+
+@pytest.mark.parametrize("remove", REMOVALS.values(), ids=REMOVALS)
+async def test_files_that_somebody_removes_while_they_are_served_are_told_and_put_back(tmp_path, remove):
     """R4, R7, R9: an engine that has to read them again would end; nothing is unloaded for that, or loaded."""
     async with running_rig(tmp_path) as rig:
         rig.desire(1, a="v1", b="v2")
         await rig.served(1, "a", "b")
         path, calls = rig.engine.cards["a"].path, len(rig.engine.calls)
         aside = (rig.sources / "v1").rename(tmp_path / "aside")
-        shutil.rmtree((Path(path) / folder).resolve())
+        remove(Path(path))
         await eventually(lambda: "a" in warned(rig) and "a" in rig.reasons())
         assert rig.engine.cards["a"].path == path
         aside.rename(rig.sources / "v1")

@@ -236,19 +236,34 @@ async def test_a_clock_that_was_set_back_keeps_nothing_from_being_read(store, so
     assert read == [staged.path]
 
 
+def stands_at(path: str, descriptor: int) -> bool:
+    return os.path.samestat(os.fstat(descriptor), Path(path).stat())
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
-async def test_a_torn_directory_makes_room_for_a_new_copy_unless_another_engine_reads_it(
+async def test_a_torn_directory_makes_room_for_a_whole_one_unless_another_engine_reads_it(
     open_store, sources, is_shared
 ):
-    """R4, R7: the lease is new, so our own engine does not read it."""
+    """R4, R7: the lease is new, so our own engine does not read it. What another reads is made whole where it is."""
     adapter = write_adapter(sources / "s")
     staged = await open_store("r2").ensure(pinned(adapter))
     if not is_shared:
         release(open_store("r2"), staged)
     (Path(staged.path) / WEIGHTS).unlink()
-    store = open_store("r1")
-    found = await store.ensure(pinned(adapter))
-    assert (found == staged) is not is_shared
-    assert digest_of(Path(found.path)) == adapter.digest
-    assert is_shared or found.path == staged.path
-    assert store.leased() == {found.id}
+    store, torn = open_store("r1"), os.open(staged.path, os.O_PATH)
+    assert await store.ensure(pinned(adapter)) == staged
+    assert stands_at(staged.path, torn) is is_shared
+    os.close(torn)
+    assert digest_of(Path(staged.path)) == adapter.digest
+    assert store.leased() == {staged.id}
+
+
+async def test_a_torn_directory_is_not_taken_for_a_damaged_one(store, sources):
+    """R7: whoever has it read may have it put back, which marking it would prevent."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    (Path(staged.path) / WEIGHTS).unlink()
+    os.utime(store._layout.report(staged.id), (0, 0))
+    look_after(store)
+    assert store._damage.ids == frozenset()
+    assert await store.ensure(pinned(adapter)) == staged

@@ -15,6 +15,7 @@ from sidecar.artifacts.store import LocalStore
 from tests.support.adapters import digest_of, write_adapter
 from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned
 
+CONFIG = "adapter_config.json"
 Deed = Callable[[Path], None]
 
 
@@ -32,10 +33,25 @@ def remove_store(directory: Path) -> None:
     shutil.rmtree(directory.parent.parent)
 
 
-REMOVALS: dict[str, Deed] = {"its folder": shutil.rmtree, "all of the store": remove_store}
-CHANGES: dict[str, Deed] = {
+def remove_both(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+
+
+def lose_one_and_flip(directory: Path) -> None:
+    flip(directory)
+    (directory / CONFIG).unlink()
+
+
+REMOVALS: dict[str, Deed] = {
+    "its folder": shutil.rmtree,
+    "all of the store": remove_store,
     "one file": lambda directory: (directory / WEIGHTS).unlink(),
-    "the other file": lambda directory: (directory / "adapter_config.json").unlink(),
+    "the other file": lambda directory: (directory / CONFIG).unlink(),
+    "both files": remove_both,
+}
+CHANGES: dict[str, Deed] = {
+    "one file, and the other one changed": lose_one_and_flip,
     "emptied": empty,
     "a bit flipped": flip,
     "linked elsewhere": lambda directory: (
@@ -81,6 +97,36 @@ async def test_what_was_changed_is_told_and_no_engine_is_given_it_anew(store, so
     copy = await store.ensure(pinned(adapter))
     assert copy.path != staged.path
     assert digest_of(Path(copy.path)) == adapter.digest
+
+
+async def test_what_is_missing_is_put_back_though_nothing_else_tells_what_stood_there(store, sources):
+    """R21: its report went with it; what is beside it is what comes of the source."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    (Path(staged.path) / WEIGHTS).unlink()
+    (Path(staged.path).parents[1] / "reports" / f"{staged.id}.json").unlink()
+    look(store)
+    assert (await store.ensure(pinned(adapter))).path == staged.path
+    assert digest_of(Path(staged.path)) == adapter.digest
+
+
+async def test_nothing_is_put_beside_what_was_prepared_otherwise(store, sources):
+    """R21: bytes that were never in the directory stay out of it, and a file is never looked for through a link."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    report = store._reports.read(staged.id)
+    assert report is not None
+    store._reports.write(report.model_copy(update={"prepared": f"sha256:{'0' * 64}", "mac": ""}))
+    (Path(staged.path) / WEIGHTS).unlink()
+    look(store)
+    copy = await store.ensure(pinned(adapter))
+    (Path(copy.path) / WEIGHTS).unlink()
+    (Path(copy.path) / CONFIG).unlink()
+    (Path(copy.path) / CONFIG).symlink_to(sources / "s" / CONFIG)
+    look(store)
+    last = await store.ensure(pinned(adapter))
+    assert len({staged.path, copy.path, last.path}) == 3
+    assert [(Path(one.path) / WEIGHTS).exists() for one in (staged, copy, last)] == [False, False, True]
 
 
 async def test_what_is_right_all_the_same_is_proven_again_and_told_no_more(store, sources):
