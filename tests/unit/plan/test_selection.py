@@ -228,6 +228,13 @@ def test_what_a_leaving_adapter_may_still_be_loaded_from_is_known_to_whoever_kee
         assert plan(state, engine, handing).chosen.uses == {("a", path_of("v1"))}
 
 
+def test_another_spelling_of_what_leaves_is_not_what_leaves():
+    """R11: a name is what its record says, to the letter."""
+    state = desired(kv("a", 7, placement=placed_at(2)))
+    facts = replace(known(state, "v1"), share=share(state, without(FLEET, "r1")))
+    assert plan(state, observed({"A": "v1"}), facts).chosen.leaving == ()
+
+
 @pytest.mark.parametrize("past", [{"a": "v1"}, {}])
 def test_a_swap_is_refused_by_what_is_listed_as_well_as_by_what_was(past):
     """R4: where the engine answers from what it remembers by name."""
