@@ -86,7 +86,7 @@ def make_plan(
     wanted = zip(chosen.wanted, (*eager, *residents), strict=True)
     instead = [_fall_back(one, *said, chosen, observed, known, now) for one, said in wanted if one.key in chosen.good]
     lost = lost_by_engine(desired, chosen, kept, observed, known)
-    again = [action for one in lost if (action := _decide(one, chosen, observed, known, now)[1]) is not None]
+    again = [step for one in lost if (step := _decide_lost(one, chosen, observed, known, now)) is not None]
     planned = in_turn([*(action for _, action in (*decided, *instead) if action is not None), *again], desired, known)
     coming = len(known.in_progress.loads - observed.adapters.keys())
     actions = overlap.within(planned, chosen.limits.capacity, going=len(gone) + coming)
@@ -323,11 +323,22 @@ def _fall_back(
     if not is_failing and (good.ref not in chosen.staged or observed.facts.swap == "refused"):
         return None, None
     condition, step = _decide(good, chosen, observed, known, now)
+    return condition, _under_its_key(good, step)
+
+
+def _decide_lost(
+    adapter: DesiredAdapter, chosen: Selection, observed: Observed, known: PlanContext, now: float
+) -> Action | None:
+    """What to do about what the engine has lost before others serve it; it may be of an earlier generation."""
+    step = _decide(adapter, chosen, observed, known, now)[1]
+    return step if adapter.key == name_key(adapter.name) else _under_its_key(adapter, step)
+
+
+def _under_its_key(good: DesiredAdapter, step: Action | None) -> Action | None:
+    """A step for an earlier generation, so that what fails of it hides nothing of the newest."""
     if isinstance(step, Stage):
-        step = replace(step, name=f"{good.name}{SEPARATOR}{good.generation}")
-    elif isinstance(step, Load):
-        step = replace(step, key=good.key)
-    return condition, step
+        return replace(step, name=f"{good.name}{SEPARATOR}{good.generation}")
+    return replace(step, key=good.key) if isinstance(step, Load) else step
 
 
 def _hindrance(

@@ -80,7 +80,8 @@ def stay(known: LazyCandidates, *, room: int, now: float) -> frozenset[str]:
 
 def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> Selection:
     """With what is in the store. It is looked up once, so that whatever is called was among the uses before."""
-    good = {one.key: fallback for one in chosen.wanted if (fallback := one.fallback) is not None}
+    handed = (desired.adapters[one.key] for one in chosen.leaving if one.name in known.handing)
+    good = {one.key: fallback for one in (*chosen.wanted, *handed) if (fallback := one.fallback) is not None}
     former = (one.former for one in chosen.wanted if one.former is not None)
     refs = {adapter.ref for adapter in (*chosen.wanted, *good.values(), *former)}
     refs |= {ref for one in chosen.leaving for _, ref in desired.adapters[one.key].versions}
@@ -136,13 +137,25 @@ def lost_by_engine(
     desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], observed: Observed, known: PlanContext
 ) -> tuple[DesiredAdapter, ...]:
     """What of this the engine has lost, as by a restart, and others do not serve yet; as much as there is room for."""
-    names = chosen.limits.names
     lost = [one for one in kept if one.name not in observed.adapters and one in known.handed]
-    versions = [found for one in lost if (found := _left_as(desired, one, names)) is not None]
+    versions = [found for one in lost if (found := _lost_version(desired, one, chosen, known)) is not None]
     fitting = [one for one in versions if one.ref in chosen.staged]
     limit = chosen.limits.capacity
     room = len(fitting) if limit is None else max(0, limit - len(chosen.wanted))
     return tuple(sorted(fitting, key=lambda one: one.rank)[:room])
+
+
+def _lost_version(
+    desired: DesiredState, leaving: Handoff, chosen: Selection, known: PlanContext
+) -> DesiredAdapter | None:
+    """What is to be loaded of it: as it is followed, or the last good generation where that is not there or fails."""
+    names, failure = chosen.limits.names, known.failures.get(leaving.key)
+    found, good = _left_as(desired, leaving, names), chosen.good.get(leaving.key)
+    is_fit = found is not None and found.ref in chosen.staged and (failure is None or failure.ref != found.ref)
+    is_busy = leaving.key in known.in_progress.keys | known.unsettled
+    if is_fit or is_busy or good is None or engine_name(good, names) != leaving.name:
+        return found
+    return found if found is not None and found.ref == good.ref else good
 
 
 def still_served(
@@ -174,9 +187,10 @@ def still_answered(
     `told` has the name keys of what is served as desired, or reported as leaving; `gone` names that are to be unloaded.
     """
     is_versioned = chosen.limits.names == "versioned"
+    residents = {one.key: one for one in chosen.lazy.residents}
     for name, path in observed.adapters.items():
         plain, separator, number = name.partition(SEPARATOR)
-        adapter = desired.of(name_key(plain))
+        adapter = residents.get(name_key(plain)) or desired.of(name_key(plain))
         if adapter is None or adapter.name != plain or bool(separator) != is_versioned:
             continue
         if name_key(plain) not in told and name not in gone and known.owns(path) is not None:

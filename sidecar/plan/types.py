@@ -207,7 +207,7 @@ class Selection:
         leaving: what the engine lists and others are to serve.
         room: for how many lazy adapters there is room beside the eager ones.
         lazy: those.
-        good: of what it is to hold, what is served while that cannot be, by name key.
+        good: of what it is to hold, and of what it hands over, what is served while that cannot be, by name key.
         staged: what is in the store of all these, by ref.
         uses: what a plan made of this may load.
     """

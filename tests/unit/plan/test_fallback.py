@@ -11,10 +11,12 @@ from sidecar.artifacts.types import Stage
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
+from sidecar.plan.handoff import Waiting
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import InProgress, KeptAdapter, LazyCandidates, Load, Plan, PlanContext, Swap
 from tests.support.records import POOL, kv, put
-from tests.support.worlds import desired, known, observed, path_of, pool, rolling, staged
+from tests.support.worlds import desired, fleet, known, observed, path_of, placed_at, pool, rolling, staged, without
+from tests.unit.desired.test_assignment import share
 
 NOT_FINITE = "not_finite"
 
@@ -186,3 +188,52 @@ def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_
     made = plan(state, observed({"a": "v1"}), replace(known(state), lookup=found.get))
     assert made.kept == (KeptAdapter("a", 1),)
     assert plan(state, observed(), replace(known(state), lookup=found.get)).calls == (), "it may not be right"
+
+
+def test_a_lazy_adapter_that_the_engine_has_of_before_is_told_with_its_generation():
+    """R13: beside what failed, though this process never saw it served."""
+    good = desired(kv("a", 1)).adapters["a"]
+    newest = replace(good, generation=2, ref=replace(good.ref, uri="file:///a/v2"), last_good=good.earlier(1, good.ref))
+    state = desired(kv("a", 2, generation=2, source="v2", load="lazy"))
+    lazy = LazyCandidates(used_at={"a": 1000.0}, whole={"a": newest}, idle_seconds=60.0)
+    failures = {"a": Failure(newest.ref, None, NOT_FINITE, "", 1, None)}
+    found = staged(desired(kv("a", 1)), "v1")
+    made = plan(state, observed({"a": "v1"}), replace(known(state), lookup=found.get, lazy=lazy, failures=failures))
+    assert (made.kept, made.calls) == ((KeptAdapter("a", 1),), ())
+    assert [(one.name, one.generation, one.reason) for one in made.failed] == [("a", 2, NOT_FINITE)]
+
+
+@pytest.mark.parametrize(("names", "name"), [("plain", "a"), ("versioned", "a@1")])
+@pytest.mark.parametrize("failure", [NOT_FINITE, "engine_refused", ""])
+def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generation(names, name, failure):
+    """R13, R20: until they serve it, which they cannot while its newest generation is refused."""
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1, placement=placed_at(2))])
+    informer.note_served([("a", 1)])
+    informer.apply(2, [put("a", 2, generation=2, source="v2", placement=placed_at(2))])
+    state = informer.state
+    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    failed = refused(state, failure) if failure else {}
+    there = ("v1", "v2") if failure == "engine_refused" else ("v1",)
+    facts = context(state, *there, failures=failed, share=others, handing=frozenset({name}))
+    listed = plan(state, observed({name: "v1"}), facts, names)
+    assert listed.kept == (KeptAdapter("a", 1),)
+    (leaving,) = listed.leaving
+    made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}), names)
+    assert made.calls == (Load(name, path_of("v1"), good_ref(state), "req-a-2", key="a@1"),)
+    assert (name, path_of("v1")) in made.chosen.uses
+    away = replace(facts, handed={leaving: Waiting()}, lookup=lambda _: None)
+    assert plan(state, observed(), away, names).calls == ()
+
+
+def test_what_others_are_to_take_over_is_loaded_again_as_it_is_followed_if_that_can_be_had():
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1, placement=placed_at(2))])
+    informer.note_served([("a", 1)])
+    informer.apply(2, [put("a", 2, generation=2, source="v2", placement=placed_at(2))])
+    state = informer.state
+    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    facts = context(state, "v1", "v2", share=others, handing=frozenset({"a"}))
+    (leaving,) = plan(state, observed({"a": "v1"}), facts).leaving
+    made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}))
+    assert [(call.path, call.key) for call in made.calls if isinstance(call, Load)] == [(path_of("v2"), "")]
