@@ -211,7 +211,7 @@ def assemble(ports: Ports) -> Sidecar:
     finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
     drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
     collector = _collector(ports, status, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
-    demand = ResidentSet(Catalogue(pool, watcher.record), idle_seconds=ports.idle_seconds)
+    demand = ResidentSet(Catalogue(pool, watcher.record, watcher.with_last_good), idle_seconds=ports.idle_seconds)
     resolver = Resolver(Means(mailbox, store, writer), demand, clock, collector.expect)
     sharing = Assigner(pool, replica, ports.presence.labels)
     share, declines = ShareGuard(writer, clock, ports.give_up_seconds), DeclineTeller(writer, ports.state)

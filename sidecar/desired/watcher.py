@@ -35,7 +35,7 @@ from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, Meta
 from registry.runtime.clock import Clock
 from registry.runtime.supervisor import Keep, keep_once
-from sidecar.desired.informer import DesiredState, Informer
+from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
 from sidecar.desired.journal import Journal, Restored
 from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.mailbox import Mailbox, Snapshot
@@ -126,6 +126,10 @@ class Watcher:
     def record(self, key: str) -> AnyRecord | None:
         """The raw record under a name key. It may already be newer than what the mailbox says of it."""
         return self._informer.record(key)
+
+    def with_last_good(self, key: str, adapter: DesiredAdapter) -> DesiredAdapter:
+        """The adapter under a name key, with what this replica served of it before."""
+        return self._informer.with_last_good(key, adapter)
 
     @property
     def placed(self) -> AbstractSet[str]:

@@ -116,15 +116,15 @@ class ResidentSet:
         self._crowded.add(key)
         return False
 
-    def tell(self, key: str, told: Answered) -> None:
-        """Notes an answer, just before it is given."""
+    def tell(self, key: str, told: Answered, *, is_newest: bool = True) -> None:
+        """Notes an answer, just before it is given; not the newest: that is refused still."""
         self._told[key] = told
         self._expected.add(key)
         self._used_at[key] = max(told.at, self._used_at.get(key, told.at))
         self._in_vain[key] = told.path, self._incarnation
         self._crowded.discard(key)
         failure = self._troubles.get(key)
-        if failure is not None and not failure.is_engines:
+        if is_newest and failure is not None and not failure.is_engines:
             del self._troubles[key]
 
     def refusal(self, adapter: DesiredAdapter, path: str, now: float) -> Failure | None:
@@ -200,6 +200,8 @@ class ResidentSet:
         self.is_paused = bool(plan.paused)
         self.terms = None if plan.blocked else ServingLimits(chosen.limits, chosen.room, owns)
         self._residents = {one.key: one for one in chosen.lazy.residents}
+        for one in plan.residents:
+            self._troubles.pop(name_key(one.name), None)
         self._due_at = min(self._changes(chosen.room), default=math.inf)
 
     def suspend(self) -> None:
@@ -259,10 +261,11 @@ class ResidentSet:
     def _standing_troubles(self, state: DesiredState) -> Iterator[tuple[DesiredAdapter, Failure]]:
         """Those of adapters that are still desired as they were when they were refused."""
         for key, failure in list(self._troubles.items()):
-            adapter = self.catalogue.whole(state, key)
+            adapter = self.catalogue.version(state, key)
             is_same = adapter is not None and adapter.ref == failure.ref
             if adapter is not None and is_same and self._asked.setdefault(key, adapter.retry) == adapter.retry:
-                yield adapter, failure
+                if key == name_key(adapter.name):  # of an earlier generation nothing is told
+                    yield adapter, failure
             else:
                 del self._troubles[key]
         self._asked = {key: retry for key, retry in self._asked.items() if key in self._troubles}

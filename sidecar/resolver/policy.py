@@ -16,6 +16,7 @@ from sidecar.desired.informer import DesiredAdapter, DesiredState, parse_whole
 from sidecar.desired.packing import AnyRecord
 from sidecar.plan.backoff import Failure
 from sidecar.plan.limits import rejection_of
+from sidecar.plan.names import SEPARATOR
 from sidecar.plan.types import ReplicaLimits
 from sidecar.vllm_plugin.protocol import Unresolved
 
@@ -93,10 +94,22 @@ MAX_REMEMBERED = 1024
 class Catalogue:
     """Reads raw records, never for a state that they are not of."""
 
-    def __init__(self, pool: str, record: Callable[[str], AnyRecord | None]) -> None:
-        """`record`: the raw record under a name key as it stands now, which may be newer than a state."""
+    def __init__(
+        self,
+        pool: str,
+        record: Callable[[str], AnyRecord | None],
+        with_last_good: Callable[[str, DesiredAdapter], DesiredAdapter],
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            pool: name of the pool.
+            record: the raw record under a name key as it stands now, which may be newer than a state.
+            with_last_good: an adapter under a name key, with what this replica served of it before.
+        """
         self._pool = pool
         self._record = record
+        self._with_last_good = with_last_good
         self._read: OrderedDict[str, tuple[bytes, DesiredAdapter]] = OrderedDict()
 
     def whole(self, state: DesiredState, key: str) -> DesiredAdapter | None:
@@ -107,7 +120,16 @@ class Catalogue:
         value, revision = record.good or (record.value, record.revision)
         adapter = self._whole(key, value, revision)
         is_of_state = adapter is not None and (adapter.name, adapter.generation) == (lazy.name, lazy.generation)
-        return adapter if is_of_state else None
+        return self._with_last_good(key, adapter) if adapter is not None and is_of_state else None
+
+    def version(self, state: DesiredState, key: str) -> DesiredAdapter | None:
+        """The same, also of what is answered with while that fails, which has a key of its own."""
+        plain = key.partition(SEPARATOR)[0]
+        adapter = self.whole(state, plain)
+        if adapter is None or key == plain:
+            return adapter
+        good = adapter.fallback
+        return good if good is not None and good.key == key else None
 
     def _whole(self, key: str, value: bytes, revision: int) -> DesiredAdapter | None:
         known = self._read.get(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -16,12 +17,13 @@ from registry.model.names import name_key
 from registry.runtime.clock import Clock
 from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.staging import Staging
-from sidecar.artifacts.types import ArtifactStore, Stage
+from sidecar.artifacts.types import ArtifactStore, Stage, Staged
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.observed import Use
 from sidecar.ownership import Ownership
 from sidecar.plan.backoff import Failure, after_staging
+from sidecar.plan.names import SEPARATOR
 from sidecar.resolver.demand import Answered, ResidentSet
 from sidecar.resolver.policy import Fetch, Reject, Serve, ServingLimits, decide, find
 from sidecar.vllm_plugin.protocol import Answer, NoReason, Resolved, Unresolved
@@ -36,6 +38,7 @@ CROWDED = (
     "more replicas"
 )
 MAX_STAGING = 64
+NO_ROOM: Final = "no_room"
 # Anybody can cause these with any name, so that they are counted and not logged.
 _SAID_OF_ANY_NAME = frozenset({"unknown_adapter", "not_lazy", "not_ready"})
 
@@ -54,6 +57,10 @@ class _NotYet:
     """No answer yet; `reason` is what is said if there is none in time."""
 
     reason: NoReason
+
+
+def _resolved(adapter: DesiredAdapter, staged: Staged, terms: ServingLimits) -> Resolved:
+    return Resolved(staged.path, terms.rules.proves, adapter.ref.expect if terms.rules.expects else "")
 
 
 class Resolver:
@@ -118,7 +125,7 @@ class Resolver:
         while isinstance(answer, _NotYet):
             left = until - self._clock.monotonic()
             if left <= 0:
-                if answer.reason == "no_room":
+                if answer.reason == NO_ROOM:
                     self._note_crowded(name)
                 return Unresolved(answer.reason)
             await self._look_out(min(left, LOOK_SECONDS))
@@ -130,7 +137,7 @@ class Resolver:
         desired, key, now = self._means.mailbox.snapshot.desired, name_key(name), self._clock.monotonic()
         adapter = None if desired is None else self._demand.catalogue.whole(desired, key)
         if adapter is not None:
-            self._demand.note_trouble(key, Failure(adapter.ref, None, "no_room", CROWDED, 1, now, since=now))
+            self._demand.note_trouble(key, Failure(adapter.ref, None, NO_ROOM, CROWDED, 1, now, since=now))
 
     async def _look_out(self, timeout_seconds: float) -> None:
         """Returns when something was staged, or after the time."""
@@ -149,24 +156,41 @@ class Resolver:
         if isinstance(key, Unresolved):
             return key
         if not terms.room:
-            return Unresolved("no_room")
+            return Unresolved(NO_ROOM)
         adapter = self._demand.catalogue.whole(desired, key)
         if adapter is None:
             return _NotYet("not_ready")
         return self._judge(adapter, terms)
 
     def _judge(self, adapter: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet:
+        answer, good = self._offer(adapter, terms), adapter.fallback
+        failure = self._demand.trouble(adapter.key)
+        is_failing = failure is not None and failure.ref == adapter.ref and failure.reason != NO_ROOM
+        if isinstance(answer, Resolved) or good is None or not is_failing:
+            return answer
+        return self._fall_back(good, terms) or answer
+
+    def _fall_back(self, good: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet | None:
+        """The same of the generation that was served before one that fails; None: it is not fit either."""
+        staged, now = self._means.store.lookup(good.ref), self._clock.monotonic()
+        verdict = decide(good, staged, terms, self._demand.trouble(good.key), now=now)
+        if isinstance(verdict, Reject):
+            return None
+        if isinstance(verdict, Fetch) or not self._means.store.is_intact(verdict.staged.path):
+            return self._bring(good, f"{good.name}{SEPARATOR}{good.generation}")
+        return self._tell(good, _resolved(good, verdict.staged, terms), now, is_newest=False)
+
+    def _offer(self, adapter: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet:
         staged, now = self._means.store.lookup(adapter.ref), self._clock.monotonic()
         match decide(adapter, staged, terms, self._demand.trouble(adapter.key), now=now):
             case Reject(failure):
                 return self._refuse(adapter, failure)
             case Fetch():
-                return self._bring(adapter)
+                return self._bring(adapter, adapter.name)
             case Serve(staged):
                 if not self._means.store.is_intact(staged.path):
-                    return self._bring(adapter)
-                expect = adapter.ref.expect if terms.rules.expects else ""
-                return self._serve(adapter, Resolved(staged.path, terms.rules.proves, expect), now)
+                    return self._bring(adapter, adapter.name)
+                return self._serve(adapter, _resolved(adapter, staged, terms), now)
 
     def _refuse(self, adapter: DesiredAdapter, failure: Failure) -> Answer | _NotYet:
         if failure != self._demand.trouble(adapter.key):
@@ -178,24 +202,28 @@ class Resolver:
         if self._demand.refusal(adapter, told.path, now) is not None:
             self._means.mailbox.wake()  # so that the status names it
             return Unresolved("refused")
-        was_expecting = self._demand.is_expecting
-        if not self._demand.has_place(adapter.key, now):
+        return self._tell(adapter, told, now, is_newest=True)
+
+    def _tell(self, adapter: DesiredAdapter, told: Resolved, now: float, *, is_newest: bool) -> Answer | _NotYet:
+        key, was_expecting = name_key(adapter.name), self._demand.is_expecting
+        if not self._demand.has_place(key, now):
             if not was_expecting:
                 self._means.mailbox.wake()
-            return _NotYet("no_room")
+            return _NotYet(NO_ROOM)
         self._expect((adapter.name, told.path))
-        self._demand.tell(adapter.key, Answered(adapter.name, told.path, now))
+        self._demand.tell(key, Answered(adapter.name, told.path, now), is_newest=is_newest)
         if not was_expecting:
             self._means.mailbox.wake()  # from now on the engine is looked at more often
         return told
 
-    def _bring(self, adapter: DesiredAdapter) -> Answer | _NotYet:
+    def _bring(self, adapter: DesiredAdapter, name: str) -> Answer | _NotYet:
+        """Fetches it; what fails of it is remembered under the key of `name`."""
         staging = self._staging
         if staging is None:
             return Unresolved("not_ready")
         if adapter.ref not in staging.in_progress and len(staging.in_progress) >= MAX_STAGING:
             return Unresolved("staging")
-        staging.start([Stage(adapter.name, adapter.ref, adapter.request_id)])
+        staging.start([Stage(name, adapter.ref, adapter.request_id)])
         return _NotYet("staging")
 
     def _staging_failed(self, stage: Stage, error: ArtifactError | SourceUnchanged) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import shutil
 import struct
@@ -126,3 +127,10 @@ def _changed(part: str, adapter: Path, folder: Path, change: Callable[[bytes, in
             content[begin:end] = change(bytes(content[begin:end]), entry["shape"][0])
     weights.write_bytes(content)
     return str(folder)
+
+
+def spoil(folder: Path) -> Path:
+    """Writes what is no number over the last weight of an adapter."""
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + struct.pack("<f", math.nan))
+    return folder

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,9 @@ import pytest
 from registry.etcd3.ops import Put
 from registry.model.keys import Keys
 from registry.model.records import RetiredRecord
-from tests.support.adapters import digest_of
+from tests.support.adapters import digest_of, spoil
 from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine, serves
 from tests.support.waiting import eventually
-
-
-def spoil(folder: Path) -> Path:
-    """Writes what is no number over the last weight of an adapter."""
-    weights = folder / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + struct.pack("<f", math.nan))
-    return folder
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ async def running(
         reports.append,
         notice,
         sharing=sharing or Assigner(POOL, "r1", labels),
-        demand=demand or ResidentSet(Catalogue(POOL, lambda _key: None)),
+        demand=demand or ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one)),
         probes=probes or EngineProbes(engine, Clock(random.Random(0))),
         **more,
     )

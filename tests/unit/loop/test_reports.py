@@ -118,7 +118,7 @@ def test_files_that_were_refused_are_looked_at_anew_by_other_terms_and_by_no_oth
 
     async def body() -> None:
         nonlocal taken
-        mailbox, demand = wanting(1, "missing-a"), ResidentSet(Whole(POOL, lambda _key: None))
+        mailbox, demand = wanting(1, "missing-a"), ResidentSet(Whole(POOL, lambda _key: None, lambda _key, one: one))
         async with running(Odd(), mailbox, demand=demand):
             await asyncio.sleep(30.0)
             assert len(fetched) == 1

@@ -301,7 +301,7 @@ def test_a_name_that_is_asked_about_amid_a_plan_is_left_alone():
             return await super().load(name, path, request_id=request_id)
 
     async def body() -> None:
-        engine, demand = Slow(), ResidentSet(Catalogue(POOL, lambda _key: None))
+        engine, demand = Slow(), ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one))
         async with running(engine, wanting(1, "good-a", "good-b"), demand=demand):
             await asyncio.sleep(0.8)
             assert (engine.called, engine.adapters) == ([], {})
@@ -465,7 +465,7 @@ def test_no_question_is_answered_while_the_engine_cannot_be_looked_at():
     """R9, R18: what it would be told of could be gone by then; the status says that there is no room."""
 
     async def body() -> None:
-        engine, demand = Odd(), ResidentSet(Catalogue(POOL, lambda _key: None))
+        engine, demand = Odd(), ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one))
         async with running(engine, wanting(1, "good-a"), demand=demand) as reports:
             await asyncio.sleep(2.0)
             assert demand.terms is not None
@@ -500,7 +500,11 @@ def test_an_engine_that_was_told_of_an_adapter_is_looked_at_until_it_lists_it():
     """R9 status-truth, R19: nobody tells that it has loaded it; what it never lists is not looked for without end."""
 
     async def body() -> None:
-        engine, mailbox, demand = Odd(), wanting(1, "good-a"), ResidentSet(Catalogue(POOL, lambda _key: None))
+        engine, mailbox, demand = (
+            Odd(),
+            wanting(1, "good-a"),
+            ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one)),
+        )
         async with running(engine, mailbox, demand=demand):
             await asyncio.sleep(2.0)
             looks = engine.looks

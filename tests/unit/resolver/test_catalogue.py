@@ -16,7 +16,7 @@ from tests.support.records import POOL, deletion, kv, put
 def informed(*kvs) -> tuple[Informer, Catalogue]:
     informer = Informer(POOL)
     informer.replace(10, kvs)
-    return informer, Catalogue(POOL, informer.record)
+    return informer, Catalogue(POOL, informer.record, informer.with_last_good)
 
 
 def test_a_lazy_record_is_read_whole_packed_or_not():
@@ -50,8 +50,8 @@ def test_what_no_state_could_follow_is_not_read():
     informer, _ = informed(kv("a", 1, load="lazy"))
     broken = Informer(POOL)
     broken.replace(11, [kv("a", 11, b"{}")])
-    assert Catalogue(POOL, broken.record).whole(informer.state, "a") is None
-    assert Catalogue("other", informer.record).whole(informer.state, "a") is None
+    assert Catalogue(POOL, broken.record, broken.with_last_good).whole(informer.state, "a") is None
+    assert Catalogue("other", informer.record, informer.with_last_good).whole(informer.state, "a") is None
 
 
 def test_it_remembers_so_many_and_no_more(monkeypatch):
@@ -72,9 +72,11 @@ def test_what_was_read_anew_is_remembered_as_the_newest(monkeypatch):
     for name in "ab":
         catalogue.whole(informer.state, name)
     informer.apply(11, [put("a", 11, generation=2, load="lazy")])
-    newer = catalogue.whole(informer.state, "a")
+    catalogue.whole(informer.state, "a")
+    newer = catalogue._read["a"]
     catalogue.whole(informer.state, "c")
-    assert catalogue.whole(informer.state, "a") is newer
+    catalogue.whole(informer.state, "a")
+    assert catalogue._read["a"] is newer
 
 
 def test_a_thousand_are_remembered(monkeypatch):
@@ -88,7 +90,9 @@ def test_a_thousand_are_remembered(monkeypatch):
     monkeypatch.setattr(module, "parse_whole", parse)
     keys = [f"k{number}" for number in range(1025)]
     state = SimpleNamespace(lazy={key: SimpleNamespace(name=key, generation=1) for key in keys})
-    catalogue = Catalogue(POOL, lambda key: SimpleNamespace(good=None, value=key.encode(), revision=1))
+    catalogue = Catalogue(
+        POOL, lambda key: SimpleNamespace(good=None, value=key.encode(), revision=1), lambda _, one: one
+    )
     for key in [*keys[:1024], keys[0]]:
         assert catalogue.whole(state, key) is not None
     assert len(read) == 1024

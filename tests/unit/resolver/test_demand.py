@@ -35,7 +35,9 @@ class World:
     def __init__(self, room: int = 9, idle_seconds: float = 600.0) -> None:
         self.informer = Informer(POOL)
         self.informer.replace(10, [kv(name, 1, load="lazy") for name in "abc"] + [kv("e", 2)])
-        self.demand = ResidentSet(Catalogue(POOL, self.informer.record), idle_seconds=idle_seconds)
+        self.demand = ResidentSet(
+            Catalogue(POOL, self.informer.record, self.informer.with_last_good), idle_seconds=idle_seconds
+        )
         self.room = room
 
     def review(self, *listed: str, now: float, **kwargs):

@@ -15,6 +15,7 @@ from registry.sources.base import ArtifactError
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.informer import Informer
 from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.plan.planner import make_plan
 from sidecar.resolver import resolver as module
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
@@ -22,7 +23,7 @@ from sidecar.resolver.resolver import Means, Resolver
 from sidecar.vllm_plugin.protocol import Resolved, Unresolved, expected_key
 from tests.support.records import POOL, deletion, kv, put
 from tests.support.waiting import eventually
-from tests.support.worlds import observed, path_of, pool, review
+from tests.support.worlds import known, observed, owns, path_of, pool, review
 
 
 class Store:
@@ -63,7 +64,7 @@ class Scene:
         lazy = [kv(name, 1, source=f"of-{name}", load="lazy", **spec) for name in "abcd"]
         self.informer.replace(10, [*lazy, kv("e", 2)])
         self.mailbox, self.store, self.owner = Mailbox(), Store(), Owner()
-        self.demand = ResidentSet(Catalogue(POOL, self.informer.record))
+        self.demand = ResidentSet(Catalogue(POOL, self.informer.record, self.informer.with_last_good))
         self.told: list[tuple[str, str]] = []
         self.resolver = Resolver(
             Means(self.mailbox, self.store, self.owner),  # type: ignore[arg-type]
@@ -340,3 +341,120 @@ async def test_who_finds_all_places_in_use_is_refused_and_named():
         assert await scene.resolver.ask("a") == Unresolved("no_room")
         assert scene.demand.trouble("a").reason == "no_room"
         assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+
+
+class Refusing(Scene):
+    """As `Scene`, and of ``a`` generation 1 was served before generation 2, whose files are not as they should be."""
+
+    def __init__(self, **spec: object) -> None:
+        super().__init__(**spec)
+        self.informer.note_served([("a", 1)])
+        self.publish(2, "bad")
+        self.store.errors["bad"] = [ArtifactError("not_finite", "one of its numbers is none")] * 9
+
+    def publish(self, generation: int, source: str) -> None:
+        change = put("a", 10 + generation, generation=generation, source=source, load="lazy")
+        self.informer.apply(10 + generation, [change])
+        self.post()
+        self.look()
+
+
+async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_the_last_good_one():
+    """R13, R21: its files are proven by this process first, and held; and it goes on as refused."""
+    async with Refusing().open() as scene:
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.told == [("a", path_of("of-a"))]
+        assert scene.store.asked == 2
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.store.asked == 2
+        scene.look()
+        ((adapter, failure),) = scene.demand.candidates(scene.informer.state, observed(), owns, now=0.0).troubles
+        assert (adapter.generation, failure.reason) == (2, "not_finite")
+
+
+async def test_a_right_generation_is_told_instead_of_the_last_good_one():
+    async with Refusing().open() as scene:
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        scene.publish(3, "right")
+        assert await scene.resolver.ask("a") == Resolved(path_of("right"))
+
+
+async def test_the_newest_is_waited_for_until_it_is_known_to_fail():
+    """R4: nobody is answered with what was replaced before only because the newest takes its time."""
+    scene = Refusing()
+    scene.store.gates["bad"] = asyncio.Event()
+    async with scene.open():
+        asking = asyncio.create_task(scene.resolver.ask("a"))
+        await eventually(lambda: scene.store.asked)
+        assert not asking.done()
+        scene.store.gates["bad"].set()
+        assert await asking == Resolved(path_of("of-a"))
+
+
+async def test_a_newest_that_cannot_be_had_now_has_the_last_good_one_told_meanwhile():
+    scene = Refusing()
+    scene.store.errors["bad"] = [ArtifactError("source_io", "not now")]
+    async with scene.open():
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        await eventually(lambda: scene.resolver._clock.monotonic() > (scene.demand.trouble("a").retry_at or 0.0))
+        await scene.resolver.ask("a")
+        await eventually(lambda: any(ref.uri.endswith("bad") for ref in scene.store.staged))
+        assert await scene.resolver.ask("a") == Resolved(path_of("bad"))
+        assert scene.demand.trouble("a") is None
+
+
+async def test_a_last_good_generation_that_is_not_fit_either_is_not_told():
+    """R4, R5: it is held to what holds now; and what fails of it is asked for no oftener than anything."""
+    scene = Refusing()
+    scene.store.errors["of-a"] = [ArtifactError("signature_missing", "nobody signed it")] * 9
+    async with scene.open():
+        for _ in range(2):
+            assert await scene.resolver.ask("a") == Unresolved("refused")
+            scene.look()
+        assert scene.store.asked == 2
+        assert scene.demand.trouble("a@1") is not None
+        scene.publish(3, "bad")
+        assert scene.demand.trouble("a@1") is not None, "it is still what was served last"
+        assert await scene.resolver.ask("a") == Unresolved("refused")
+
+
+@pytest.mark.parametrize("how", ["deleted", "made anew"])
+async def test_what_was_deleted_has_no_last_good_generation(how):
+    """R6: the name may be another tenant's now."""
+    async with Refusing().open() as scene:
+        scene.informer.apply(20, [deletion("a", 20)])
+        if how == "made anew":
+            scene.publish(12, "bad")
+        scene.post()
+        refusal = "unknown_adapter" if how == "deleted" else "refused"
+        assert await scene.resolver.ask("a") == Unresolved(refusal)
+        assert scene.told == []
+
+
+async def test_what_is_damaged_in_the_store_is_proven_anew_before_it_is_told(monkeypatch):
+    async with Refusing().open() as scene:
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        damaged = iter([False])
+        monkeypatch.setattr(scene.store, "is_intact", lambda _path: next(damaged, True))
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.store.asked == 3
+
+
+async def test_that_there_was_no_room_is_no_failure_of_the_newest():
+    scene = Refusing()
+    scene.store.errors["bad"] = []
+    async with scene.open():
+        scene.resolver._note_crowded("a")
+        assert await scene.resolver.ask("a") == Resolved(path_of("bad"))
+
+
+async def test_a_refusal_is_over_once_the_newest_is_served():
+    """R9: though it was not asked for again."""
+    async with Refusing().open() as scene:
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        state, engine = scene.informer.state, observed({"a": "bad"})
+        newest = scene.demand.catalogue.whole(state, "a")
+        found = {newest.ref: Staged("bad", path_of("bad"), "", 8)}
+        facts = replace(known(state), lookup=found.get, lazy=scene.demand.candidates(state, engine, owns, now=0.0))
+        scene.demand.follow(make_plan(state, pool(), engine, facts, now=0.0), owns)
+        assert scene.demand.trouble("a") is None

@@ -26,7 +26,7 @@ class World:
     def __init__(self, room: int = 9) -> None:
         self.informer = Informer(POOL)
         self.informer.replace(10, [kv(name, 1, load="lazy") for name in "abcd"])
-        self.demand = ResidentSet(Catalogue(POOL, self.informer.record))
+        self.demand = ResidentSet(Catalogue(POOL, self.informer.record, self.informer.with_last_good))
         self.room = room
 
     def adapter(self, name: str) -> DesiredAdapter:
