@@ -23,6 +23,9 @@ _REFUSE_SWAPS = frozenset({"rust_frontend", "kv_connector"})
 REMEDIES = {
     "source_not_allowed": "start the sidecar with --allow-source for that place, or apply another source",
     "source_missing": "put the files where the source says, or apply another one: loraplane apply",
+    "other_format": "put an adapter in PEFT's form where the source says, or apply the source of one: loraplane apply",
+    "weights_not_safetensors": "load it with PEFT and save it again: save_pretrained writes safetensors",
+    "rate_limited": "wait, it is asked again after the source's pause; or name credentials for the source",
     "signature_keys_missing": "start the sidecar with --signature-keys",
     "signature_missing": "sign the adapter with loraplane sign and apply it again",
     "unknown_credential": "define the credential in the sidecar's --credentials",
@@ -40,6 +43,10 @@ REMEDIES = {
     "rust_frontend": "loraplane pool update POOL --engine-names versioned, or unset VLLM_USE_RUST_FRONTEND",
     "etcd_proxy": "give the sidecar's --etcd the addresses of etcd's own members, not a grpc-proxy's",
     "base_unproven": "run vLLM with the plugin of this release, or give the sidecar --base-model DIR",
+    "files_touched": "put its source back if it is gone, then loraplane retry adapter NAME; leave --store to sidecars",
+    "without_effect": "loraplane apply it saved anew, with weights gathered under FSDP; unless no step was trained",
+    "modules_missing": "save it again with all modules, or take both files of one training, and loraplane apply it",
+    "unknown_field": "take the field, which engines pass over, out of adapter_config.json, and loraplane apply it",
     "base_unknown": "give the pool its base model: loraplane pool update POOL --from DIR",
 }
 

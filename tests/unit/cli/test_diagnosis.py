@@ -268,6 +268,19 @@ def test_remedies_are_for_reasons_that_sidecars_give():
     assert [reason for reason in replica_findings.REMEDIES if f'"{reason}"' not in given] == []
 
 
+@pytest.mark.parametrize("reason", ["files_touched", "without_effect", "modules_missing", "unknown_field"])
+def test_what_replicas_warn_of_has_a_remedy(reason):
+    (finding,) = diagnose(pool(replica(warnings=[Warned(name="a", generation=1, reason=reason, message="")])), NOW)
+    check(finding, reason, W)
+    assert "says why" not in finding.remedy
+
+
+@pytest.mark.parametrize("reason", ["other_format", "weights_not_safetensors", "rate_limited"])
+def test_what_is_wrong_with_a_source_has_a_remedy(reason):
+    (finding,) = diagnose(pool(replica(failed=failed(reason, "a"))), NOW)
+    assert "says why" not in finding.remedy
+
+
 def test_reasons_have_remedies_of_their_own():
     (finding,) = diagnose(pool(replica(failed=failed("source_not_allowed", "a"))), NOW)
     assert "--allow-source" in finding.remedy
