@@ -17,6 +17,8 @@ from sidecar.vllm_plugin.protocol import expected_key
 
 # A status must stay small; more pending names than this are counted only.
 MAX_OVER_CAPACITY_LISTED = 200
+# The reason of what a replica may have to serve or not: it does not know yet which replicas live.
+REPLICAS_UNKNOWN = "replicas_unknown"
 # The reason why an adapter is pending while no call may be made to the engine.
 ENGINE_PAUSED = "engine_paused"
 # What an engine breaks only where the weights behind a name are replaced.
@@ -79,7 +81,7 @@ def not_now(desired: DesiredState, chosen: Selection) -> Iterator[PendingAdapter
     for _, key in chosen.over[:MAX_OVER_CAPACITY_LISTED]:
         yield pending(desired.adapters[key], OVER_CAPACITY, is_settled=True)
     for _, key in chosen.undecided[:MAX_OVER_CAPACITY_LISTED]:
-        yield pending(desired.adapters[key], "replicas_unknown")
+        yield pending(desired.adapters[key], REPLICAS_UNKNOWN)
 
 
 def count_omitted(chosen: Selection) -> int:

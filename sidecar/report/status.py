@@ -32,7 +32,7 @@ from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Moment, rfc3339
 from sidecar.engines.observed import EngineFacts
 from sidecar.plan.backoff import TRIES_UNTIL_READY
-from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED
+from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED, REPLICAS_UNKNOWN
 from sidecar.plan.handoff import OVER_CAPACITY
 from sidecar.plan.types import (
     FailedAdapter,
@@ -135,6 +135,16 @@ def says_the_same(one: ReplicaStatus, other: ReplicaStatus, *, with_tries: bool 
         return True
     is_same_room = not _is_other_room(one.store, other.store)
     return is_same_room and _essence(one, with_tries=with_tries) == _essence(other, with_tries=with_tries)
+
+
+def tells_what_is_served(status: ReplicaStatus) -> bool:
+    """True if a process that has just begun knows what its engine serves, or that it is away.
+
+    Before, it has not heard all of etcd that it is to follow, or has made no plan by that.
+    """
+    if status.stale or not status.engine.incarnation:
+        return not status.stale
+    return status.observed_revision > 0 and all(one.reason != REPLICAS_UNKNOWN for one in status.pending)
 
 
 def _essence(status: ReplicaStatus, *, with_tries: bool) -> ReplicaStatus:

@@ -6,6 +6,7 @@ Writes are coalesced, and happen only while the replica id is ours.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from datetime import timedelta
@@ -35,7 +36,7 @@ from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.failpoints import Point, hit
 from sidecar.ownership import ReplicaTaken
 from sidecar.plan.types import RoundReport
-from sidecar.report.status import says_the_same
+from sidecar.report.status import says_the_same, tells_what_is_served
 
 _log = structlog.get_logger()
 LEASE_TTL_SECONDS = 10
@@ -48,6 +49,8 @@ LOOK_SECONDS = 5.0
 # Of what was settled before only the tries move on: that is told so late.
 TRIES_SECONDS = 300.0
 RETRY_SECONDS = 1.0
+# So long a process lets stand what the one before it said, until it knows itself what its engine serves.
+TAKE_OVER_SECONDS = 2.0
 LOSSES_UNTIL_STOP = 2
 # So long after its death a sidecar's lease is over, with what etcd takes to notice.
 DEAD_SECONDS = LEASE_TTL_SECONDS + 2.0
@@ -73,11 +76,12 @@ class StatusWriter:
         self._presence_key = keys.replica(presence.pool, presence.replica)
         self._status_key = keys.status(presence.pool, presence.replica)
         self._left_key = keys.left(presence.pool, presence.replica)
-        self._lease = 0
+        self._under = 0  # the lease of what stands of this replica, by us or the process before; 0: it may be another's
         self._clock = clock
         self._on_change = on_change
         self._written: Presence | None = None
         self._newest: Callable[[], ReplicaStatus] | None = None
+        self._first: ReplicaStatus | None = None
         self._news = asyncio.Event()
         self._losses = 0
         self._known_at, self._end = math.inf, ""
@@ -119,7 +123,7 @@ class StatusWriter:
 
         To be called just before `run` is cancelled. If etcd does not take it, the replica counts as lost.
         """
-        if self._written is None:
+        if not self._under:
             return
         told = LeftReplica(
             pool=self._presence.pool,
@@ -130,7 +134,7 @@ class StatusWriter:
         try:
             lease = await self._client.lease_grant(LEFT_TTL_SECONDS, timeout_seconds=_LEFT_SECONDS)
             changes = Delete(self._presence_key), Put(self._left_key, told.to_bytes(), lease)
-            await self._client.txn(Txn((self._held_by(self._lease),), changes), timeout_seconds=_LEFT_SECONDS)
+            await self._client.txn(Txn((self._held_by(self._under),), changes), timeout_seconds=_LEFT_SECONDS)
         except EtcdError as error:
             _log.warning("leave_not_told", replica=self._presence.replica, error=str(error))
 
@@ -147,13 +151,14 @@ class StatusWriter:
         # What we made under the lease before went with it. In a store that was set back, another key may have been made
         # at the same revision since.
         self._created = 0
-        self._lease = lease
         while True:
-            self._written = None
+            self._written, self._under = None, 0
             try:
                 if await self._claim(lease):
-                    self._written = self._claimed
+                    self._written, self._under = self._claimed, lease
                     hit(Point.PRESENCE_WRITTEN)
+                    if self._first is not None:
+                        self._note_written(self._first, self._stands_at)
                     await self._write_statuses(lease)
             except LeaseExpired:
                 raise  # the session gets a new lease, and everything is written again
@@ -162,9 +167,9 @@ class StatusWriter:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _claim(self, lease: int) -> bool:
-        """Writes presence under our lease unless a living twin has the id."""
-        read = Range(self._presence_key)
-        result = await self._client.txn(Txn((absent(self._presence_key),), (self._put(lease),), (read,)))
+        """Writes presence under our lease unless a living twin has the id, and with it what is known by then."""
+        read, until = Range(self._presence_key), asyncio.get_running_loop().time() + TAKE_OVER_SECONDS
+        result = await self._client.txn(Txn((absent(self._presence_key),), self._puts(lease), (read,)))
         created = result.revision
         while not result.succeeded:
             holder = _only(result)
@@ -175,9 +180,11 @@ class StatusWriter:
                 self._lose(before, holder.lease)
                 return False
             self._take_after(before, holder)
+            self._under = holder.lease
+            await self._look_first(before, until)
             created = holder.create_revision
             unchanged = mod_is(self._presence_key, holder.mod_revision)
-            result = await self._client.txn(Txn((unchanged,), (self._put(lease),), (read,)))
+            result = await self._client.txn(Txn((unchanged,), self._puts(lease), (read,)))
         self._created, self._stands_at = created, result.revision
         self._refuse("")
         return True
@@ -190,9 +197,39 @@ class StatusWriter:
         """
         return not holder.lease or holder.create_revision == self._created
 
-    def _put(self, lease: int) -> Put:
+    async def _look_first(self, before: Presence | None, until: float) -> None:
+        """Waits until it is known what the engine serves, as long as others see the same replica as before.
+
+        With the new presence the status of the process before counts no more: routers would lose an engine that serves
+        on (guarantee R24). Its presence keeps the id meanwhile, for as long as its lease lasts.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while before is not None and self._looks_like(before) and not self._knows_what_is_served:
+                    self._news.clear()
+                    await self._news.wait()
+
+    def _looks_like(self, before: Presence) -> bool:
+        """True if nothing is placed or asked for elsewhere by our presence than by the one before."""
+        one, other = (
+            (found.labels, found.capacity, found.leaving, found.declines, found.engine_url)
+            for found in (before, self._presence)
+        )
+        return one == other
+
+    @property
+    def _knows_what_is_served(self) -> bool:
+        return self._newest is not None and tells_what_is_served(self._newest())
+
+    def _puts(self, lease: int) -> tuple[Put, ...]:
+        """Presence, and the newest status if there is one: no reader finds the one without the other."""
         self._claimed = self._presence
-        return Put(self._presence_key, self._claimed.to_bytes(), lease)
+        put = Put(self._presence_key, self._claimed.to_bytes(), lease)
+        if self._newest is None:
+            return (put,)
+        self._news.clear()
+        self._first = self._newest()
+        return put, Put(self._status_key, self._first.to_bytes(), lease)
 
     def _take_after(self, before: Presence | None, holder: KeyValue) -> None:
         """Until the engine was looked at, it can hold what it could before: others share adapters out by that."""
@@ -232,7 +269,7 @@ class StatusWriter:
 
     async def _write_statuses(self, lease: int) -> None:
         """Writes each new status until the id is lost; the lease in the compare makes a late write harmless."""
-        written: ReplicaStatus | None = None
+        written = self._first
         while (status := await self._next(written, lease)) is not None:
             written, presence = status, self._presence
             puts = [Put(self._status_key, written.to_bytes(), lease)]
@@ -243,9 +280,12 @@ class StatusWriter:
                 return
             if len(puts) > 1:
                 self._stands_at = result.revision
-            _log.info("status_written", revision=result.revision, updated_at=written.updated_at)
             self._claimed = self._written = presence
-            hit(Point.STATUS_WRITTEN)
+            self._note_written(written, result.revision)
+
+    def _note_written(self, status: ReplicaStatus, revision: int) -> None:
+        _log.info("status_written", revision=revision, updated_at=status.updated_at)
+        hit(Point.STATUS_WRITTEN)
 
     async def _next(self, written: ReplicaStatus | None, lease: int) -> ReplicaStatus | None:
         """The newest status once it says something new; None: the id is not ours."""

@@ -17,8 +17,8 @@ from tests.simulation.history import POOL
 from tests.simulation.loop import State
 from tests.simulation.world import KEYS, ReplicaHost, World
 
-# The process of an engine, the lease of its sidecar, and since when both were seen to serve it.
-Spell = tuple[str, int, float]
+# The process of an engine, and since when it was seen to serve it.
+Spell = tuple[str, float]
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Places:
             members=kvs.get(KEYS.members(POOL)),
         )
 
-    def _host(self, replica: str) -> tuple[ReplicaHost, KeyValue] | None:
+    def _host(self, replica: str) -> ReplicaHost | None:
         """Who owns a replica's id; None: nobody, or one who drains."""
         kv = self.world.store.kvs.get(KEYS.replica(POOL, replica))
         presence = None if kv is None else Presence.parse(kv.value)
@@ -76,25 +76,23 @@ class Places:
             return None
         hosts = (*self.world.replicas, *self.world.rivals)
         host = next((one for one in hosts if one.place.owner == presence.owner), None)
-        return None if host is None or host.engine.process.state is not State.RUNS else (host, kv)
+        return None if host is None or host.engine.process.state is not State.RUNS else host
 
     def _note(self, key: str, name: str, replica: str) -> None:
         found = self._host(replica)
-        if found is None or name not in found[0].engine.listing:
+        if found is None or name not in found.engine.listing:
             return
-        spell = found[0].engine.process.name, found[1].lease
-        if self._named.get((key, replica), ("", 0, 0.0))[:2] != spell:
-            self._named[key, replica] = *spell, asyncio.get_running_loop().time()
+        process = found.engine.process.name
+        if self._named.get((key, replica), ("", 0.0))[0] != process:
+            self._named[key, replica] = process, asyncio.get_running_loop().time()
 
     def _still(self, name: str, replica: str, spell: Spell) -> bool:
         """Whether the same engine has listed it ever since."""
         found = self._host(replica)
-        if found is None or (found[0].engine.process.name, found[1].lease) != spell[:2]:
+        if found is None or found.engine.process.name != spell[0] or name not in found.engine.listing:
             return False
-        if name not in found[0].engine.listing:
-            return False
-        samples = reversed(self.world.checks.samples[found[0].place.store.replica])
-        return all(name in sample.listing for sample in samples if sample.at > spell[2])
+        samples = reversed(self.world.checks.samples[found.place.store.replica])
+        return all(name in sample.listing for sample in samples if sample.at > spell[1])
 
     def _is_placed(self, key: str, answer: DerivedResidency, replica: str, named: set[str]) -> bool:
         """A replica may be let go of where others serve what is placed by number, or chosen."""
@@ -102,7 +100,7 @@ class Places:
         if replica in named or adapter is None or answer.lazy:
             return True
         others = ((one, self._host(one)) for one in named)
-        return adapter.spec is not PLAIN and any(host and answer.name in host[0].engine.listing for _, host in others)
+        return adapter.spec is not PLAIN and any(host and answer.name in host.engine.listing for _, host in others)
 
 
 def _below(kvs: Iterable[KeyValue], prefix: bytes) -> dict[bytes, KeyValue]:

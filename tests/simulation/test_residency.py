@@ -34,6 +34,7 @@ from registry.transactions.changes import (
 from tests.simulation.artifacts import GOOD, MISSING, ROOT, source_of
 from tests.simulation.engines import BASE
 from tests.simulation.history import POOL
+from tests.simulation.places import Places
 from tests.simulation.simulation import expire_leases, play_by_hand
 from tests.simulation.world import KEYS, World
 
@@ -250,6 +251,40 @@ async def publish_all_kinds(world: World) -> None:
     assert [one for one in done if not isinstance(one, asyncio.CancelledError)] == []
     assert watcher.answers > RUN_SECONDS / POLL_SECONDS / 2
     assert not watcher.faults, f"{len(watcher.faults)} of {watcher.answers}:\n" + "\n".join(watcher.faults[:20])
+
+
+async def restart_sidecars(world: World) -> None:
+    """Sidecars that are killed and come back within their leases, while their engines serve on."""
+    places, expiring = Places(world), asyncio.create_task(expire_leases(world))
+    world.store.on_commit.append(places.on_commit)
+    world.admins[0].start()
+    publisher = Publisher(world)
+    await publisher.change(CreatePool(POOL, (BASE,), PoolLimits()))
+    for host in world.replicas:
+        host.engine.start()
+        world.start(host)
+    for name, replicas in (("a", "all"), ("b", 1), ("c", 2)):
+        source = SourceSpec(uri=f"{ROOT}{GOOD}{name}")
+        spec = AdapterSpec(source=source, placement=Placement.model_validate({"replicas": replicas}))
+        await publisher.change(ApplyAdapters(POOL, (Upsert(name, spec),)))
+    await asyncio.sleep(10)
+    for away_seconds in (0.1, 1.0, 4.0):
+        for host in world.replicas:
+            before = world.store.kvs[KEYS.status(POOL, host.name)].lease
+            world.kill(host)
+            await asyncio.sleep(away_seconds)
+            world.start(host)
+            await asyncio.sleep(5)
+            assert world.store.kvs[KEYS.status(POOL, host.name)].lease != before
+    assert places.held > 0
+    expiring.cancel()
+    assert world.checks.violations == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_sidecar_that_begins_anew_leaves_no_gap(seed: int) -> None:
+    """R24 always-placed: what it said before it was killed stands until it can say it itself."""
+    play_by_hand(seed, restart_sidecars)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -17,7 +17,7 @@ from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Clock, Moment
 from sidecar.desired.placement import MembershipDigest
 from sidecar.engines.observed import EngineFacts, EngineLimits
-from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED
+from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED, REPLICAS_UNKNOWN
 from sidecar.plan.types import (
     FailedAdapter,
     KeptAdapter,
@@ -31,7 +31,14 @@ from sidecar.plan.types import (
     WarnedAdapter,
 )
 from sidecar.report.cache import SILENT_SECONDS, StatusCache
-from sidecar.report.status import MAX_RESIDENT, ReplicaIdentity, derive_status, says_the_same, served_hash
+from sidecar.report.status import (
+    MAX_RESIDENT,
+    ReplicaIdentity,
+    derive_status,
+    says_the_same,
+    served_hash,
+    tells_what_is_served,
+)
 from tests.simulation.loop import VirtualLoop
 from tests.support.worlds import observed, staged, wants
 
@@ -183,6 +190,23 @@ def test_statuses_that_differ_in_time_alone_say_the_same():
     assert early != late
     assert says_the_same(early, late)
     assert not says_the_same(early, derive_status(REPLICA, situation(plan(), stale=True), MOMENT))
+
+
+@pytest.mark.parametrize(
+    ("told", "is_known"),
+    [
+        (situation(plan()), True),
+        (situation(plan(), stale=True), False),
+        (situation(revision=0), False),
+        (situation(observed=None), True),
+        (situation(observed=None, revision=0, stale=True), False),
+        (situation(plan(pending=(PendingAdapter("a", 1, "loading", ""),))), True),
+        (situation(plan(pending=(PendingAdapter("a", 1, REPLICAS_UNKNOWN, ""),))), False),
+    ],
+)
+def test_a_process_that_has_just_begun_tells_what_is_served_once_it_knows(told, is_known):
+    """R24: what the one before it said stands until then; an engine that is away serves nothing."""
+    assert tells_what_is_served(derive_status(REPLICA, told, MOMENT)) is is_known
 
 
 def test_one_more_try_of_what_was_refused_before_is_no_news():

@@ -402,7 +402,7 @@ def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
         client.store.txn(Txn((), (Put(PRESENCE, presence_of("a").to_bytes(), 1),)))
         client.after = lambda _: client.store.txn(Txn((), (Delete(PRESENCE),)))
         async with publishing(writer(client, "a"), 2):
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(module.TAKE_OVER_SECONDS + 3.0)
             assert (client.after, client.store.kvs[PRESENCE].lease) == (None, 2)
 
     play(body)
@@ -416,6 +416,7 @@ async def test_who_has_the_seat_of_the_one_before_needs_not_wait_for_its_lease(t
         client, StatusWriter(client, KEYS, presence_of("a").model_copy(update={"seat": theirs}), *ARGUMENTS), 1
     )
     one = StatusWriter(client, KEYS, presence_of("b").model_copy(update={"seat": ours}), *ARGUMENTS)
+    one.offer(status)
     await claims(client, one, 2)
     assert (holder(client), one.refusal == "") == (("b", True) if taken else ("a", False))
 
@@ -608,12 +609,12 @@ def test_what_is_said_again_costs_nothing():
         one.offer(newest)
         async with publishing(one, 1):
             await asyncio.sleep(2.0)
-            assert (len(derived), client.answered, presence(client).capacity) == (1, 2, 5)
+            assert (len(derived), client.answered, presence(client).capacity) == (1, 1, 5)
             for _ in range(5):
                 one.hold(5)
                 one.leave(leaving=False)
                 await asyncio.sleep(0.5)
-            assert (len(derived), client.answered, one.is_leave_known) == (1, 2, False)
+            assert (len(derived), client.answered, one.is_leave_known) == (1, 1, False)
             one.offer(newest)
             await asyncio.sleep(10.0)
             assert 1 <= client.looks <= 4, "that the presence still stands"
@@ -712,5 +713,90 @@ def test_the_tries_of_what_was_refused_before_are_told_now_and_then():
                 one.offer(newest)
             assert 2 <= client.store.revision - written <= 4
             assert read(client).failed[0].attempts > 30
+
+    play(body)
+
+
+def begins() -> ReplicaStatus:
+    """The status of a process that knows nothing yet."""
+    return status(0).model_copy(update={"stale": True})
+
+
+def restarted(**before: object) -> Client:
+    """Presence and status of the process before stand, and its lease lasts."""
+    client, stood = Client(), presence_of("a").model_copy(update={"incarnation": "before", **before})
+    client.store.txn(Txn((), (Put(PRESENCE, stood.to_bytes(), 1), Put(STATUS, status(7).to_bytes(), 1))))
+    return client
+
+
+def leases(client: Client) -> list[int]:
+    return [client.store.kvs[key].lease if key in client.store.kvs else 0 for key in (PRESENCE, STATUS)]
+
+
+def test_what_the_process_before_said_stands_until_it_is_known_what_is_served():
+    """R24: else routers lose an engine that serves on; and no reader finds presence without a status that counts."""
+
+    async def body() -> None:
+        client = restarted()
+        one = writer(client, "a")
+        one.offer(begins)
+        async with publishing(one, 2):
+            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+            assert (leases(client), one.refusal) == ([1, 1], "")
+            one.offer(lambda: status(8))
+            await asyncio.sleep(0.1)
+            assert (leases(client), read(client).observed_revision) == ([2, 2], 8)
+            assert len({client.store.kvs[key].mod_revision for key in (PRESENCE, STATUS)}) == 1
+
+    play(body)
+
+
+@pytest.mark.parametrize(
+    ("before", "waits"), [({}, True), ({"labels": {"zone": "b"}}, False), ({"leaving": True}, False)]
+)
+def test_a_presence_is_not_waited_for_for_long_nor_where_it_says_something_else(before, waits):
+    """R3: others place adapters by it."""
+
+    async def body() -> None:
+        client = restarted(**before)
+        one = writer(client, "a")
+        one.offer(begins)
+        async with publishing(one, 2):
+            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+            assert leases(client) == ([1, 1] if waits else [2, 2])
+            await asyncio.sleep(module.TAKE_OVER_SECONDS)
+            assert leases(client) == [2, 2]
+
+    play(body)
+
+
+def test_who_waits_to_say_what_is_served_has_no_id_that_another_took():
+    """R10: the lease of the process before ended meanwhile."""
+
+    async def body() -> None:
+        client = restarted()
+        one = writer(client, "a")
+        async with publishing(one, 2):
+            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+            client.expire(1)
+            client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 3),)))
+            one.offer(lambda: status(8))
+            await asyncio.sleep(3.0)
+            assert (holder(client), leases(client), "held by another" in one.refusal) == ("twin", [3, 0], True)
+
+    play(body)
+
+
+def test_who_ends_in_order_before_it_could_say_anything_is_not_waited_for():
+    """R20: what stands then is of the process before."""
+
+    async def body() -> None:
+        client = restarted()
+        one = writer(client, "a")
+        async with publishing(one, 2):
+            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+            await one.say_left()
+        assert PRESENCE not in client.store.kvs
+        assert LeftReplica.parse(client.store.kvs[LEFT].value).incarnation == "a"
 
     play(body)
