@@ -32,7 +32,8 @@ _NAMED = 8
 _EVENTS_WITHIN, _MOST_EVENTS = timedelta(days=1), 10
 _EVENT_COLUMNS = ("TIME", "EVENT", "GENERATION", "BY", "WHY")
 # Of a status, what has a place of its own above the rest.
-_PLACED = {"schema", "replica", "pool", "pending", "failed", "found", "kept", "serves", "ready", "note", "leaving"}
+_PLACED = {"schema", "replica", "pool", "pending", "failed", "found", "kept", "warnings", "serves", "ready"}
+_PLACED |= {"note", "leaving"}
 
 
 def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
@@ -43,7 +44,7 @@ def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str
     match printer.form:
         case Format.TABLE:
             _adapter_fields(printer, AdapterRow(adapter, where[0] if where else None))
-            _wrong(printer, rollout)
+            _wrong(printer, rollout, _warned(client, printer, pool, adapter.name))
             _where(printer, where)
             _last_events(client, printer, pool, lambda one: one.is_about(adapter.name, None))
         case Format.NAME:
@@ -80,8 +81,30 @@ def _adapter_fields(printer: Printer, row: AdapterRow) -> None:
     )
 
 
-def _wrong(printer: Printer, rollout: pb.Rollout | None) -> None:
-    """Who does not serve what it is to serve, and why; of a rollout with canaries, everybody."""
+def _warned(client: AdminClient, printer: Printer, pool: str, name: str) -> dict[tuple[str, str], list[str]]:
+    """Replicas by what they warn of it, as reason and message. What cannot be read is said, no more."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    try:
+        replicas = replica_views(pool, client.all_replicas(pool))
+    except CliError as error:
+        printer.lines(["", f"Warnings could not be read: {error.failure.message}"])
+        return alike
+    for replica in replicas:
+        for one in replica.items("warnings"):
+            if one.get("name") == name:
+                alike.setdefault((str(one.get("reason")), str(one.get("message"))), []).append(replica.name)
+    return alike
+
+
+def _wrong(printer: Printer, rollout: pb.Rollout | None, warned: dict[tuple[str, str], list[str]]) -> None:
+    """Who does not serve what it is to serve, and why; of a rollout with canaries, everybody. Then warnings."""
+    _standings(printer, rollout, is_well=not warned)
+    if warned:
+        printer.lines(["", "Warnings:"])
+        printer.table(("REPLICA", "REASON", "MESSAGE"), ((_several(names), *why) for why, names in warned.items()))
+
+
+def _standings(printer: Printer, rollout: pb.Rollout | None, *, is_well: bool) -> None:
     if rollout is None:
         printer.lines(["", "How the replicas stand to it could not be seen in time."])
         return
@@ -92,7 +115,8 @@ def _wrong(printer: Printer, rollout: pb.Rollout | None) -> None:
     elif states - {pb.RolloutReplica.SERVING}:
         title = "What is awaited:"
     elif not rollout.HasField("canary"):
-        printer.lines(["", *(told or ["Nothing is wrong with it."])])
+        told = told or ["Nothing is wrong with it."] * is_well
+        printer.lines(["", *told] if told else [])
         return
     else:
         title = "Its canaries:"
@@ -191,6 +215,7 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
     for title in ("pending", "failed"):
         _table(printer, title.capitalize(), _EXCEPTION_KEYS, replica.items(title))
     _table(printer, "Answered all the same, with another generation", ("name", "generation"), replica.items("kept"))
+    _table(printer, "Warnings", _EXCEPTION_KEYS[:4], replica.items("warnings"))
     _table(printer, f"Serves {len(serves)}", ("name", "generation", "model", "last_used"), serves)
     _table(printer, "Lazy, asked for and loaded", ("name", "generation", "last_used"), replica.resident())
     _table(printer, "Found, where records have no digest", ("name", "generation", "digest"), replica.items("found"))

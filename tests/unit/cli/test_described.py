@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import pytest
 
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS
@@ -13,7 +14,7 @@ from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import missing_view, replica_view
 from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin
+from tests.unit.cli.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.test_followed import LATE, SERVING, rollout
 
 DAY = "2026-01-01"
@@ -254,6 +255,32 @@ def test_what_is_to_be_known_first_stands_first(cli, store, of, title):
     store.answers["WatchRollout"] = [[of]]
     found = lines(cli("describe", "adapter", "sql").out)
     assert found[found.index("Spec labels.team: x") + 2] == title
+
+
+def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, store):
+    """Nothing is wrong with it, and still somebody should know: a table, as of what failed."""
+    warned = {"warnings": [{"name": "sql", "generation": 4, "reason": "without_effect", "message": "zeros"}]}
+    others = {"warnings": [{"name": "law", "generation": 1, "reason": "modules_missing", "message": "lost"}]}
+    replicas = [
+        pb.Replica(name=name, pool="dev", status_json=json.dumps({**STATUS, **said}))
+        for name, said in (("r1", warned), ("r2", warned), ("r3", others))
+    ]
+    store.answers |= {"WatchRollout": [[rollout(SERVING)]], "GetReplica": [replicas[0]]}
+    store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=replicas)]
+    told = lines(cli("describe", "adapter", "sql").out)
+    start = told.index("Warnings:")
+    assert told[start + 1 : start + 4] == ["REPLICA REASON MESSAGE", "r1, r2 without_effect zeros", ""]
+    assert "Nothing is wrong with it." not in told
+    told = lines(cli("describe", "replica", "r1").out)
+    start = told.index("Warnings:")
+    assert told[start + 1 : start + 4] == ["NAME GENERATION REASON MESSAGE", "sql 4 without_effect zeros", ""]
+    assert not any(line.startswith("Status warnings") for line in told)
+
+
+def test_without_the_replicas_an_adapter_is_described_all_the_same(cli, store):
+    store.answers["ListReplicas"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yours")]
+    ran = cli("describe", "adapter", "sql")
+    assert (ran.code, "Warnings could not be read: " in ran.out, "Where it is" in ran.out) == (0, True, True)
 
 
 def test_a_rollout_that_cannot_be_seen_is_no_reason_to_say_nothing(cli, store, monkeypatch):
