@@ -80,8 +80,10 @@ def stay(known: LazyCandidates, *, room: int, now: float) -> frozenset[str]:
 
 def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> Selection:
     """With what is in the store. It is looked up once, so that whatever is called was among the uses before."""
-    handed = (desired.adapters[one.key] for one in chosen.leaving if one.name in known.handing)
-    good = {one.key: fallback for one in (*chosen.wanted, *handed) if (fallback := one.fallback) is not None}
+    good = {one.key: fallback for one in chosen.wanted if (fallback := one.fallback) is not None}
+    handed = ((one, desired.adapters[one.key].fallback) for one in chosen.leaving if one.name in known.handing)
+    names = chosen.limits.names
+    good |= {one.key: fallback for one, fallback in handed if fallback and engine_name(fallback, names) == one.name}
     former = (one.former for one in chosen.wanted if one.former is not None)
     refs = {adapter.ref for adapter in (*chosen.wanted, *good.values(), *former)}
     refs |= {ref for one in chosen.leaving for _, ref in desired.adapters[one.key].versions}
@@ -149,11 +151,11 @@ def _lost_version(
     desired: DesiredState, leaving: Handoff, chosen: Selection, known: PlanContext
 ) -> DesiredAdapter | None:
     """What is to be loaded of it: as it is followed, or the last good generation where that is not there or fails."""
-    names, failure = chosen.limits.names, known.failures.get(leaving.key)
-    found, good = _left_as(desired, leaving, names), chosen.good.get(leaving.key)
+    failure = known.failures.get(leaving.key)
+    found, good = _left_as(desired, leaving, chosen.limits.names), chosen.good.get(leaving.key)
     is_fit = found is not None and found.ref in chosen.staged and (failure is None or failure.ref != found.ref)
     is_busy = leaving.key in known.in_progress.keys | known.unsettled
-    if is_fit or is_busy or good is None or engine_name(good, names) != leaving.name:
+    if is_fit or is_busy or good is None:
         return found
     return found if found is not None and found.ref == good.ref else good
 
