@@ -63,7 +63,8 @@ def open_store(
         proxy: URL of the one to use; None: none but what the environment names.
 
     Raises:
-        ArtifactError: ``credential_unavailable``, also where its secret is not of the form that the store takes.
+        ArtifactError: ``credential_unavailable``, also where its secret is not of the form that the store takes;
+            ``unknown_credential``: the store needs one, and there is none.
     """
     options = held.store if held is not None else StoreOptions()
     secret = held.secret() if held is not None else None
@@ -146,7 +147,7 @@ def _check_base_url(url: str) -> None:
 def _azure(container: str, options: StoreOptions, fields: _Fields, client: ClientConfig) -> AzureStore:
     if options.account is None:
         message = "az:// needs a credential (of kind none, if it is public) whose store names the account"
-        raise ArtifactError("credential_unavailable", message)
+        raise ArtifactError("unknown_credential", message)
     config: AzureConfig = {"account_name": options.account, "skip_signature": fields is None}
     if options.endpoint is not None:
         config["endpoint"] = options.endpoint

@@ -88,7 +88,7 @@ async def test_what_is_written_answers_also_after_restarts_of_both(hand, server,
     first = await server.answer()
     assert first != base
     assert (status["engine"]["kind"], status["engine"]["swap"], status["served"]["count"]) == ("axolotl", "unproven", 1)
-    assert [one["reason"] for one in status["warnings"]] == ["adapter_unproven"]
+    assert [one["reason"] for one in status["warnings"]] == ["base_unproven", "adapter_unproven"]
     sidecar.program.kill()
     sidecar.program.start()
     assert (await settled(sidecar, revision))["served"] == status["served"]

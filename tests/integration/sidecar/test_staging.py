@@ -18,10 +18,10 @@ async def test_a_fault_of_ours_over_one_adapter_ends_nothing_else(tmp_path, monk
     async with running_rig(tmp_path) as rig:
         ensure = rig.store.ensure
 
-        async def breaking(ref: ArtifactRef) -> Staged:
+        async def breaking(ref: ArtifactRef, refused: str | None = None) -> Staged:
             if ref.uri.endswith("/bad"):
                 raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
-            return await ensure(ref)
+            return await ensure(ref, refused)
 
         monkeypatch.setattr(rig.store, "ensure", breaking)
         rig.desire(1, bad="bad", good="good")

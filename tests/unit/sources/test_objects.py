@@ -217,7 +217,7 @@ def test_azure_needs_an_account_to_be_asked(tmp_path):
     uri = parse_source("az://container/a")
     with pytest.raises(ArtifactError) as refused:
         open_store(uri, None)
-    assert (refused.value.reason, refused.value.permanent) == ("credential_unavailable", False)
+    assert (refused.value.reason, refused.value.permanent) == ("unknown_credential", True)
     file = tmp_path / "credentials.yaml"
     file.write_text("team: {kind: none, prefixes: ['az://container/'], store: {account: acme}}\n")
     held = Credentials(read_credentials(file)).hold("team", uri)

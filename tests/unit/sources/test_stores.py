@@ -88,7 +88,7 @@ def test_what_anybody_may_read_is_asked_for_without_a_signature(hold, scheme, ki
 def test_a_container_needs_the_name_of_its_account(hold):
     for held in (None, hold(None), hold('{"token": "t"}')):
         error = refusal("az", held)
-        assert (error.reason, error.permanent) == ("credential_unavailable", False)
+        assert (error.reason, error.permanent) == ("unknown_credential", True)
     assert opened("az", hold(None, account="acme")).config == {"account_name": "acme", "skip_signature": True}
 
 
