@@ -61,6 +61,7 @@ class Checks:
     samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
     calls: int = 0
     removals_confirmed: bool = False
+    blank: set[str] = field(default_factory=set)
     replicas: set[str] = field(default_factory=set)
     owned: dict[str, float] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)
@@ -100,6 +101,19 @@ class Checks:
             self._presence[key] = Presence.parse(event.kv.value).owner.removeprefix("host of ")
             self.owned[self._presence[key]] = float("inf")
 
+    def on_lost_disk(self, replica: str, revision: int) -> None:
+        """Each loss of all that a replica knows, until it follows something again; `revision` is the store's."""
+        self.blank.add(replica)
+        self.on_store(revision)
+
+    def on_store(self, revision: int) -> None:
+        """Each store that stands at a revision below what was applied, maybe: R1 asks no more of who knows nothing.
+
+        Where no store was set back, what was applied counts over the loss too: a first list must not be an old one.
+        """
+        for replica in self.blank:
+            self.applied[replica] = min(self.applied[replica], revision)
+
     def on_log(self, process: str, event: str) -> None:
         """Each line of a log."""
         if event == "part_failed":
@@ -114,6 +128,7 @@ class Checks:
         if desired is None:
             return
         self.followed[replica] = desired.count
+        self.blank.discard(replica)
         if desired.revision < self.applied[replica] and not self.removals_confirmed:
             self.violated(f"R1 {replica} went back from {self.applied[replica]} to {desired.revision}")
         self.applied[replica] = desired.revision

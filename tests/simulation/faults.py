@@ -40,6 +40,7 @@ def lose_disk(world: World, rng: random.Random) -> Heal:
     host.place.store.wipe()
     for file in host.place.state.glob("*"):
         file.unlink()
+    world.checks.on_lost_disk(host.name, world.store.revision)
 
     def heal() -> None:
         heal_engine()

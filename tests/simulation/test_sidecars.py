@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
+from functools import partial
 
 import pytest
 
@@ -11,6 +13,7 @@ from registry.model.records import PoolLimits, PoolSpec
 from registry.model.status import Presence, ReplicaStatus
 from sidecar.loop.observer import STALLED
 from tests.simulation.engines import BASE
+from tests.simulation.faults import lose_disk
 from tests.simulation.history import POOL
 from tests.simulation.simulation import play_by_hand
 from tests.simulation.world import KEYS, World
@@ -72,3 +75,32 @@ def status(world: World) -> ReplicaStatus:
 def test_an_engine_that_answers_and_generates_nothing_is_told_of(seed):
     """R18 readiness-follows: with the plugin and without."""
     play_by_hand(seed, core_stands_still)
+
+
+async def lose_disks(world: World, emptied: str) -> None:
+    world.store.put(KEYS.pool(POOL), PoolSpec(name=POOL, base_models=[BASE]).to_bytes())
+    for admin in world.admins:
+        admin.start()
+    for _ in range(20):  # more revisions than a store has that has just been emptied
+        world.store.put(KEYS.adapter(POOL, "a"), b"{}")
+    for host in world.replicas:
+        host.engine.start()
+        world.start(host)
+    await asyncio.sleep(SECONDS)
+    applied = dict(world.checks.applied)
+    if emptied == "before":
+        world.replace_store(0, bump=0)
+        await asyncio.sleep(SECONDS)
+    heal = lose_disk(world, random.Random(0))
+    if emptied == "after":
+        world.replace_store(0, bump=0)
+    heal()
+    await asyncio.sleep(SECONDS)
+    back = {name for name, revision in world.checks.applied.items() if revision < applied[name]}
+    assert (len(back), world.checks.violations) == (emptied != "never", [])
+
+
+@pytest.mark.parametrize("emptied", ["before", "after", "never"])
+def test_a_replica_that_lost_its_disk_goes_back_with_the_store_alone(emptied):
+    """R1 monotonic: it knows nothing of before, so that nothing can hold the list of a store that was set back."""
+    play_by_hand(0, partial(lose_disks, emptied=emptied))

@@ -165,6 +165,7 @@ class World:
         self.hand_written = {number for number in self.hand_written if number <= revision}
         self.answers = [answer for answer in self.answers if answer.revision <= revision]
         self.checks.oracle.restore(self.store.history)
+        self.checks.on_store(self.store.revision)
         self.conduct.restore()
         for link in self.links.values():
             link.cut()
