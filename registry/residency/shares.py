@@ -167,10 +167,8 @@ class Shares:
     def note(self) -> str:
         """A note if fewer replicas take it than it asks for, who declines it, or that none match; or empty."""
         adapter, placement = self._adapter, self._adapter.spec.placement
-        if placement.replicas == "all":
+        if self._now is None or placement.replicas == "all":
             return "" if self._has_somebody() else _NOBODY if placement.selector else _NOBODY_ALIVE
-        if self._now is None:
-            return ""
         generation = declinable(adapter.generation, adapter.rollout)
         members = (one.member for one in self._inputs.now.candidates)
         declined = decline_note(decliners(adapter.key, adapter.spec, generation, members))

@@ -42,8 +42,11 @@ def told_in(path: Path) -> Iterator[str]:
 
 def constants(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield from ((one.id, node.value.value) for one in node.targets if isinstance(one, ast.Name))
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from ((one.id, node.value.value) for one in targets if isinstance(one, ast.Name))
 
 
 def mentions(target: ast.AST, name: str) -> bool:
