@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import grpc
@@ -154,14 +156,20 @@ class Watcher:
         """Holds an answer against what engines listed before it was asked for and after it came."""
         self.records.catch_up()
         steady = self.steady(before, after)
-        for (name, replica), (_, lease, since) in self.missing(steady, places).items():
+        lists = {one: before[one][1].keys() & after[one][1].keys() for one in before.keys() & after.keys()}
+        for (name, replica), (_, lease, since) in self.missing(steady, lists, places).items():
             if await self.records.hold(name, replica, lease, since):
                 told = f"it lists it, and the answer names {places.told(name)}"
                 self.found.append(f"{self.source} at revision {places.revision}: {name} at {replica}: {told}")
         self._note(steady, places)
 
-    def missing(self, steady: Steady, places: Places) -> dict[tuple[str, str], Standing]:
-        """Adapters and replicas that an answer leaves out, and when these were named before."""
+    def missing(
+        self, steady: Steady, lists: Mapping[str, AbstractSet[str]], places: Places
+    ) -> dict[tuple[str, str], Standing]:
+        """Adapters and replicas that an answer leaves out, and when these were named before.
+
+        `lists`: what each engine listed both before the answer and after it, whoever it was.
+        """
         missing = {}
         for (name, replica), then in self._named.items():
             spell, listed = steady.get(replica, ((0, 0), set()))
@@ -170,7 +178,7 @@ class Watcher:
                 continue
             self.held += 1
             named = places.serving(name) | places.unknown(name)
-            others = name in self.by_number and any(name in steady[one][1] for one in named & steady.keys())
+            others = name in self.by_number and any(name in lists[one] for one in named & lists.keys())
             if replica not in named and not others:
                 missing[name, replica] = then
         return missing
