@@ -125,8 +125,8 @@ async def test_one_that_is_deleted_right_after_the_answer_does_not_stay(tmp_path
         await rig.served(1)
         tell = rig.demand.tell
 
-        def delete_then_tell(*told) -> None:
-            tell(*told)
+        def delete_then_tell(*told, **fields) -> None:
+            tell(*told, **fields)
             rig.desire(2)
 
         rig.demand.tell = delete_then_tell
