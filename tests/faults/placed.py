@@ -136,6 +136,11 @@ Steady = dict[str, tuple[Spell, set[str]]]
 Standing = tuple[Spell, int, int]
 
 
+def listed_twice(before: Listings, after: Listings) -> dict[str, AbstractSet[str]]:
+    """By replica the names that its engine listed both times, whichever process it was."""
+    return {one: before[one][1].keys() & after[one][1].keys() for one in before.keys() & after.keys()}
+
+
 @dataclass
 class Watcher:
     """One reader's memory: who was named for what, and by which processes it was served then.
@@ -156,8 +161,7 @@ class Watcher:
         """Holds an answer against what engines listed before it was asked for and after it came."""
         self.records.catch_up()
         steady = self.steady(before, after)
-        lists = {one: before[one][1].keys() & after[one][1].keys() for one in before.keys() & after.keys()}
-        for (name, replica), (_, lease, since) in self.missing(steady, lists, places).items():
+        for (name, replica), (_, lease, since) in self.missing(steady, listed_twice(before, after), places).items():
             if await self.records.hold(name, replica, lease, since):
                 told = f"it lists it, and the answer names {places.told(name)}"
                 self.found.append(f"{self.source} at revision {places.revision}: {name} at {replica}: {told}")
@@ -249,6 +253,6 @@ class Follower:
             return
         before, after = self.before, self.last
         self._watcher.records.catch_up()
-        if self._watcher.missing(self._watcher.steady(before, after), places):
+        if self._watcher.missing(self._watcher.steady(before, after), listed_twice(before, after), places):
             before, after = after, await self._watcher.pods.listings(self._client)
         await self._watcher.hold(before, places, after)
