@@ -75,16 +75,18 @@ async def test_without_the_plugin_failures_are_counted_and_nothing_is_mixed(vllm
     """
     await vllm.ensure(flags)
     load = SwapLoad([vllm.url], versions_of(tiny))
-    async with by_driver(vllm.url) as swapper:
-        verdict = await load.run(
-            swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
-        )
+    try:
+        async with by_driver(vllm.url) as swapper:
+            verdict = await load.run(
+                swapper, swaps=SWAPS, requests_per_second=REQUESTS_PER_SECOND, swaps_per_second=SWAPS_PER_SECOND
+            )
+    finally:
+        if load.ended_by is not None:
+            vllm.stop()
     ended = "the engine ended" if load.ended_by is not None else "the engine lives"
     print(f"{verdict.line()}, {len(load.swap_seconds)} of {SWAPS} swaps, {ended}")
     assert (verdict.mixed, verdict.stale) == (0, 0)
     assert load.ended_by is None or "KeyError" in vllm.log()
-    if load.ended_by is not None:
-        vllm.stop()
 
 
 @pytest.mark.engine

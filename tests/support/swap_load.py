@@ -168,7 +168,9 @@ class SwapLoad:
             ended = time.monotonic()
             if isinstance(outcome, EngineGone | Unknown):
                 self.ended_by = outcome
-                current[name] = (new, started)
+                # Nobody knows whether it was carried out.
+                self.eras += [Era(name, old, current[name][1], float("inf")), Era(name, new, started, float("inf"))]
+                del current[name]
                 break
             assert outcome == Done(), outcome
             self.swap_seconds.append(ended - started)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import grpc
+import pytest
 
 from registry.cli.client import WatchAnswer
+from registry.cli.failure import CliError, usage
 from registry.cli.views.columns import ADAPTERS
 from registry.cli.views.get import Kind, Query
+from registry.cli.views.output import Format, Printer
 from registry.cli.views.residency_view import AdapterRow, state
 from registry.cli.watching import (
     AdapterFeed,
@@ -19,9 +23,10 @@ from registry.cli.watching import (
     LiveTable,
     RowFeed,
     SelectedFeed,
+    watch,
 )
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import Hold, Refusal
+from tests.unit.cli.fake_admin import Refusal
 
 ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
 
@@ -248,13 +253,27 @@ def test_the_command_tells_what_begins_and_what_ceases_to_have_a_label(cli, admi
     assert changes(ran.out) == told
 
 
-def test_the_command_tells_which_adapters_come_to_a_state_and_leave_it(cli, admin):
-    admin.answers["WatchAdapters"] = [[answer(5, put("a"), put("b"), snapshot=True), Hold()]]
-    admin.answers["WatchResidency"] = [
-        [where("a", "b", snapshot=True), where("a", serving=0, pending=1), where("a"), ENOUGH]
-    ]
-    ran = cli("get", "adapters", "-w", "--field-selector", "state=progressing")
-    assert [line.split()[:3] for line in ran.out.splitlines()[1:]] == [["a", "dev", "Progressing"], ["a", "unmatched"]]
+class PlayedWatch:
+    """A client whose two streams bring what a test lays down, in its order; real ones come in any."""
+
+    def __init__(self, *batches: list[WatchAnswer]) -> None:
+        self._batches = batches
+
+    def watch_pool(self, *_asked: object) -> Iterator[list[WatchAnswer]]:
+        yield from self._batches
+        raise usage("enough")
+
+
+def test_which_adapters_come_to_a_state_and_leave_it_is_told(capsys):
+    client = PlayedWatch(
+        [answer(5, put("a"), put("b"), snapshot=True), where("a", "b", snapshot=True)],
+        [where("a", serving=0, pending=1)],
+        [where("a")],
+    )
+    with pytest.raises(CliError, match="enough"):
+        watch(client, WITH_STATE, ["state=progressing"], Printer(Format.TABLE))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[:3] for line in lines] == [["a", "dev", "Progressing"], ["a", "unmatched"]]
 
 
 def test_the_command_tells_which_replicas_no_longer_match(cli, admin):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from sidecar.engines.observed import EngineGone, Outcome
+from tests.support.swap_load import SwapLoad
 from tests.support.swap_verdict import Answer, Era, Sequenced, judge
 
 OLD = Sequenced(("1", "2", "3"), (-1.0, -2.0, -3.0))
@@ -34,3 +38,22 @@ def test_each_kind_is_told(sent_at, ended_at, said, kind):
     assert (verdict.failed, verdict.mixed, verdict.stale) == tuple(kind == one for one in ("failed", "mixed", "stale"))
     assert verdict.spanning == (sent_at < 10 and ended_at >= 9)
     assert "1 answers" in verdict.line()
+
+
+class Ends:
+    """An engine that ends amid a swap."""
+
+    async def begin(self, name: str, version: str) -> None:
+        raise AssertionError(name, version)
+
+    async def swap(self, _name: str, _old: str, _new: str) -> Outcome:
+        return EngineGone("all connections were refused")
+
+
+async def test_of_a_swap_that_found_the_engine_gone_either_version_may_be_seen():
+    load = SwapLoad([], {"x": ("/old", "/new")})
+    await load._swap_on(Ends(), 1, 0.0)
+    before, after = (Answer("x", "p", 1.0, 2.0, said) for said in (OLD, NEW))
+    late = Answer("x", "p", time.monotonic(), time.monotonic(), NEW)
+    assert judge([before, late], load.eras, REFERENCES).stale == 0
+    assert judge([after], load.eras, REFERENCES).stale == 1
