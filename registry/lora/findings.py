@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -113,8 +114,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def shown(value: object) -> str:
     """A value from somebody's file, cut to a length that can be printed."""
-    try:
+    text = f"a {type(value).__name__}"
+    with suppress(RecursionError):
         text = repr(value)
-    except RecursionError:
-        return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
