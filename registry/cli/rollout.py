@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.messages import meanwhile, state_name
+from registry.client.adapters import commands_of
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
@@ -135,7 +136,11 @@ def check_served(followed: Iterable[FollowedRollout]) -> None:
 
 
 def _told(followed: Sequence[FollowedRollout]) -> str:
-    return "; ".join(describe(one) for one in followed)
+    return "; ".join(part for one in followed for part in (describe(one), _commands(one)) if part)
+
+
+def _commands(followed: FollowedRollout) -> str:
+    return commands_of(followed.rollout, followed.target.pool) if followed.rollout else ""
 
 
 def describe(followed: FollowedRollout) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from registry.model.errors import FailedPrecondition, Reason, RegistryError, Unavailable
-from registry.model.replica_reasons import RETRY_RULES
+from registry.model.replica_reasons import RETRY_RULES, RetryClass, retry_rule, told_commands
 from registry.v1 import registry_pb2 as pb
 
 
@@ -190,6 +190,17 @@ def has_failed(replica: pb.RolloutReplica) -> bool:
     return replica.state == pb.RolloutReplica.FAILED or (is_pending and is_tried_again)
 
 
+def commands_of(rollout: pb.Rollout, pool: str) -> str:
+    """What helps those that failed to serve a generation, for messages; empty: nobody did."""
+    behind = [one for one in rollout.replicas if one.reason and has_failed(one) and not _goes_on(one)]
+    return told_commands({one.reason: one.replica for one in reversed(behind)}, rollout.name, pool)
+
+
+def _goes_on(replica: pb.RolloutReplica) -> bool:
+    is_under_way = retry_rule(replica.reason).retry is RetryClass.AT_ONCE
+    return is_under_way and replica.state == pb.RolloutReplica.PENDING
+
+
 def retry_id(request_id: str) -> str:
     """The id of the request for another try that one upsert may lead to, so that it too is made once."""
     return f"retry-{uuid.uuid5(uuid.NAMESPACE_OID, request_id)}"
@@ -211,10 +222,12 @@ def not_served(awaited: Published | RegisteredAdapter, last: pb.Rollout | None) 
     counted = [one for one in last.replicas if one.canary or not last.HasField("canary")]
     behind = {one.replica: _why(one) for one in counted if one.state != pb.RolloutReplica.SERVING}
     told = "; ".join(f"{replica}: {why}" for replica, why in sorted(behind.items()))
+    commands = commands_of(last, awaited.pool)
+    remedy = f"; {commands}" if commands else ""
     if last.done:
         message = " - ".join(part for part in (f"{what}: {last.failure}", last.canary.halted, told) if part)
-        return FailedPrecondition(Reason.ROLLOUT_FAILED, message, metadata=behind)
-    message = f"{what} is not served in time: {told or last.waiting}"
+        return FailedPrecondition(Reason.ROLLOUT_FAILED, message + remedy, metadata=behind)
+    message = f"{what} is not served in time: {told or last.waiting}{remedy}"
     return Unavailable(Reason.DEADLINE_EXCEEDED, message, metadata=behind | repeat)
 
 

@@ -11,6 +11,7 @@ The one table of what is tried again and when. Sidecars pace their tries by it, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -134,7 +135,7 @@ RETRY_RULES: Mapping[str, RetryRule] = MappingProxyType(
             *("another engine, or other limits of it or of the pool", _REPLICA),
             *("name_conflict", "name_remembered", "target_modules_mismatch"),
         ),
-        **_change("room in the engine", "`loraplane pool update --max-adapters N`", "no_room", "over_capacity"),
+        **_change("room in the engine", "`loraplane pool update P --max-adapters N`", "no_room", "over_capacity"),
         **_change("the engine to go on", _REPLICA, "engine_paused"),
         # Ours, and what is under way.
         **_at_once("nothing: a fault of ours, whose log has more", "`loraplane doctor`", "internal_error", "store_io"),
@@ -150,3 +151,31 @@ _UNKNOWN = RetryRule(RetryClass.LATER, "what its message says", _DESCRIBE)
 def retry_rule(reason: str) -> RetryRule:
     """What becomes of an adapter for a reason, also for one that is not known here."""
     return RETRY_RULES.get(reason, _UNKNOWN)
+
+
+_PLACEHOLDER = re.compile(r"\b(NAME|P|R)\b")
+
+
+def told_commands(replicas: Mapping[str, str], name: str, pool: str) -> str:
+    """What helps an adapter that failed, for messages: the commands of its reasons, then another try.
+
+    Args:
+        replicas: a replica that gave it, by reason; empty: nothing failed.
+        name: of the adapter.
+        pool: its pool.
+    """
+    by_command: dict[str, list[str]] = {}
+    for reason, replica in sorted(replicas.items()):
+        command = retry_rule(reason).command
+        if command != _NOTHING:
+            by_command.setdefault(_filled(command, name, pool, replica), []).append(reason)
+    told = [f"{', '.join(reasons)}: {command}" for command, reasons in by_command.items()]
+    again = f"loraplane retry adapter {name} --pool {pool}"
+    is_told = not told or any(again in one for one in told)
+    return "; ".join(told if is_told else [*told, f"once it is mended: {again}"])
+
+
+def _filled(command: str, name: str, pool: str, replica: str) -> str:
+    """A command with what is known in place of its capitals."""
+    known = {"NAME": f"{name} --pool {pool}", "P": pool, "R": f"{replica} --pool {pool}"}
+    return _PLACEHOLDER.sub(lambda found: known[found[0]], command).replace("`", "")

@@ -149,6 +149,26 @@ def test_the_worst_of_several_rollouts_is_the_exit_code(followed, code, told):
     assert "generation 4: 1 of 1" not in raised.value.failure.message, "what is served is no reason"
 
 
+@pytest.mark.parametrize(
+    ("of", "remedy"),
+    [
+        (
+            rollout(SERVING, (FAILED, "not_finite"), done=True, failure="replicas_failed"),
+            "loraplane check URI --pool dev",
+        ),
+        (rollout(SERVING, (FAILED, "not_finite")), "loraplane check URI --pool dev"),
+        (rollout((FAILED, "not_finite"), (PENDING, "over_capacity")), "loraplane check URI --pool dev"),
+        (rollout((FAILED, "disk_full"), done=True, failure="replicas_failed"), "loraplane describe replica r0"),
+    ],
+)
+def test_a_wait_that_fails_names_the_command_of_each_reason(of, remedy):
+    """R8 isolation: what waits for a change is never tried again by the same command, and the message names the one."""
+    with pytest.raises(CliError) as raised:
+        check_served([FollowedRollout(target(), of)])
+    assert f": {remedy}" in raised.value.failure.message
+    assert "loraplane retry adapter sql --pool dev" in raised.value.failure.message
+
+
 def test_what_is_served_needs_no_more():
     check_served([])
     check_served([FollowedRollout(target(), DONE), FollowedRollout(target(1), rollout(SERVING, LATE))])

@@ -48,7 +48,8 @@ def test_a_rollout_that_is_refused_names_replica_reason_and_message(cli, admin):
     ran = cli("rollout", "sql")
     assert ran.code == 7
     assert ran.err == (
-        "error: ROLLOUT_FAILED: sql generation 2: replicas_failed (r2 failed: digest_mismatch - sha256 differs)\n"
+        "error: ROLLOUT_FAILED: sql generation 2: replicas_failed (r2 failed: digest_mismatch - sha256 differs); "
+        "digest_mismatch: loraplane digest URI, then loraplane retry adapter sql --pool dev\n"
     )
 
 

@@ -23,6 +23,8 @@ REFUSES = replica("r2", "FAILED", reason="digest_mismatch", message="m", serving
 LOADS = replica("r3", "PENDING", reason="staging", serving_generation=0)
 SILENT = replica("r4", "UNKNOWN")
 REFUSAL = "failed - digest_mismatch - m - serving generation 3"
+REMEDY = "; digest_mismatch: loraplane digest URI, then loraplane retry adapter acme/a --pool p"
+OF_X = "; x: loraplane describe adapter acme/a --pool p; once it is mended: loraplane retry adapter acme/a --pool p"
 LOADING = "pending - staging - serving an earlier generation"
 
 
@@ -43,7 +45,7 @@ def test_what_is_done_without_a_failure_is_served(last):
         (rollout(SERVING, waiting="for room"), "acme/a generation 4 is not served in time: for room", {}),
         (
             rollout(SILENT, LOADS, SERVING, REFUSES, waiting="for room"),
-            f"acme/a generation 4 is not served in time: r2: {REFUSAL}; r3: {LOADING}; r4: unknown",
+            f"acme/a generation 4 is not served in time: r2: {REFUSAL}; r3: {LOADING}; r4: unknown{REMEDY}",
             {"r2": REFUSAL, "r3": LOADING, "r4": "unknown"},
         ),
     ],
@@ -62,7 +64,7 @@ def test_who_is_late_is_named_with_what_it_serves_meanwhile(last, message, told)
         (rollout(done=True, failure="superseded"), "acme/a generation 4: superseded", {}),
         (
             rollout(SERVING, REFUSES, done=True, failure="replicas_failed"),
-            f"acme/a generation 4: replicas_failed - r2: {REFUSAL}",
+            f"acme/a generation 4: replicas_failed - r2: {REFUSAL}{REMEDY}",
             {"r2": REFUSAL},
         ),
         (
@@ -73,13 +75,13 @@ def test_who_is_late_is_named_with_what_it_serves_meanwhile(last, message, told)
                 failure="halted",
                 canary=pb.CanaryRollout(halted="1 of 1 canaries refuse it"),
             ),
-            "acme/a generation 4: halted - 1 of 1 canaries refuse it - r1: failed - x",
+            f"acme/a generation 4: halted - 1 of 1 canaries refuse it - r1: failed - x{OF_X}",
             {"r1": "failed - x"},
         ),
     ],
 )
 def test_who_refuses_is_named(last, message, told):
-    """Of canaries these alone: the others are not meant to serve it."""
+    """R8: with the command that helps. Of canaries these alone: the others are not meant to serve it."""
     error = not_served(PUBLISHED, last)
     assert isinstance(error, FailedPrecondition)
     assert (error.reason, error.message, error.metadata) == (Reason.ROLLOUT_FAILED, message, told)

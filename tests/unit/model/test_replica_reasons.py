@@ -14,7 +14,7 @@ from registry.lora.coverage.table import UnappliedReason
 from registry.lora.findings import FindingReason
 from registry.lora.signatures import SignatureReason
 from registry.model.errors import Reason
-from registry.model.replica_reasons import RETRY_RULES, RetryClass, retry_rule
+from registry.model.replica_reasons import RETRY_RULES, RetryClass, retry_rule, told_commands
 from registry.sources.base import ArtifactError, SourceReason
 
 ROOT = Path(__file__).parents[3]
@@ -99,3 +99,27 @@ def test_only_what_may_be_whole_later_is_found_for_the_time_being():
     assert set(passing) == {
         reason for reason in get_args(FindingReason) if retry_rule(reason).retry is RetryClass.LATER
     }
+
+
+AGAIN = "loraplane retry adapter a --pool p"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "told"),
+    [
+        ({}, ""),
+        ({"rate_limited": "r1"}, ""),
+        (
+            {"not_finite": "r1", "other_base": "r2"},
+            f"not_finite, other_base: loraplane check URI --pool p; once it is mended: {AGAIN}",
+        ),
+        ({"source_missing": "r1"}, f"source_missing: {AGAIN}, once it is mended"),
+        (
+            {"store_full": "r2", "source_denied": "r1"},
+            f"source_denied: {AGAIN}, once it is mended; store_full: loraplane describe replica r2 --pool p",
+        ),
+    ],
+)
+def test_who_waits_is_told_the_commands_of_the_table(replicas, told):
+    """R8: the same words as in the table, with the names in their places."""
+    assert told_commands(replicas, "a", "p") == told
