@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
 from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
+from registry.cli.views.get import Note, note
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
 from registry.cli.views.replica_view import ReplicaView, cell, disagreements, groups_told, replica_view, replica_views
@@ -23,9 +25,10 @@ from registry.cli.views.residency_view import (
     serving_cell,
     state,
 )
-from registry.model.messages import Plain, adapter_dict, spec_dict
+from registry.model.messages import Plain, spec_dict
 from registry.v1 import registry_pb2 as pb
 
+Read = TypeVar("Read")
 _EXCEPTION_KEYS = ("name", "generation", "reason", "message", "attempts", "retry_at")
 # So many names of replicas stand in one cell.
 _NAMED = 8
@@ -39,19 +42,42 @@ _PLACED |= {"note", "leaving"}
 def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
     """What an adapter is, what is wrong with it, where it is, and what was done to it."""
     adapter = client.get_adapter(pool, name)
+    if printer.form is Format.NAME:
+        printer.item(ADAPTERS, AdapterRow(adapter))
+        return
     rollout = look(client, RolloutTarget(pool, adapter.name, adapter.generation))
     where = client.residency(pool, adapter.name, pb.WatchResidencyRequest.REPLICAS_AND_COUNTS)
-    match printer.form:
-        case Format.TABLE:
-            _adapter_fields(printer, AdapterRow(adapter, where[0] if where else None))
-            _wrong(printer, rollout, _warned(client, printer, pool, adapter.name))
-            _where(printer, where)
-            _last_events(client, printer, pool, lambda one: one.is_about(adapter.name, None))
-        case Format.NAME:
-            printer.item(ADAPTERS, AdapterRow(adapter))
-        case _:
-            told = {"rollout": rollout_dict(rollout) if rollout else None}
-            printer.plain({**adapter_dict(adapter), **told, "residency": [residency_dict(one) for one in where]})
+    row, unread = AdapterRow(adapter, where[0] if where else None), list[str]()
+    warned = _readable("Warnings", lambda: _warned(client, pool, adapter.name), unread.append)
+    events = _last_events(client, pool, lambda one: one.is_about(adapter.name, None), unread.append)
+    if printer.is_table:
+        _adapter_fields(printer, row)
+        _wrong(printer, rollout, warned or {})
+        _where(printer, where)
+        _event_table(printer, events, unread)
+        return
+    told = {
+        "rollout": rollout_dict(rollout) if rollout else None,
+        "warnings": None if warned is None else [_warning_dict(*why, names) for why, names in warned.items()],
+        "residency": [residency_dict(one) for one in where],
+    }
+    _plain(printer, {**ADAPTERS.plain(row), **told}, events, unread)
+
+
+def _plain(printer: Printer, told: Plain, events: Sequence[ShownEvent] | None, unread: Sequence[str]) -> None:
+    """The same for programs; what cannot be read is null, and said beside it."""
+    for text in unread:
+        note(text)
+    printer.plain({**told, "events": None if events is None else [dict(EVENTS.plain(one)) for one in events]})
+
+
+def _readable(what: str, read: Callable[[], Read], say: Note) -> Read | None:
+    """What is read; None: it cannot be, which is said, no more."""
+    try:
+        return read()
+    except CliError as error:
+        say(f"{what} could not be read: {error.failure.message}")
+        return None
 
 
 def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plain]) -> None:
@@ -81,19 +107,18 @@ def _adapter_fields(printer: Printer, row: AdapterRow) -> None:
     )
 
 
-def _warned(client: AdminClient, printer: Printer, pool: str, name: str) -> dict[tuple[str, str], list[str]]:
-    """Replicas by what they warn of it, as reason and message. What cannot be read is said, no more."""
+def _warned(client: AdminClient, pool: str, name: str) -> dict[tuple[str, str], list[str]]:
+    """Replicas by what they warn of it, as reason and message. Raises CliError."""
     alike: dict[tuple[str, str], list[str]] = {}
-    try:
-        replicas = replica_views(pool, client.all_replicas(pool))
-    except CliError as error:
-        printer.lines(["", f"Warnings could not be read: {error.failure.message}"])
-        return alike
-    for replica in replicas:
+    for replica in replica_views(pool, client.all_replicas(pool)):
         for one in replica.items("warnings"):
             if one.get("name") == name:
                 alike.setdefault((str(one.get("reason")), str(one.get("message"))), []).append(replica.name)
     return alike
+
+
+def _warning_dict(reason: str, message: str, replicas: list[str]) -> Plain:
+    return {"reason": reason, "message": message, "replicas": replicas}
 
 
 def _wrong(printer: Printer, rollout: pb.Rollout | None, warned: dict[tuple[str, str], list[str]]) -> None:
@@ -169,25 +194,33 @@ def _where(printer: Printer, where: list[pb.AdapterResidency]) -> None:
 
 def _last_events(
     client: AdminClient,
-    printer: Printer,
     pool: str,
     is_about: Callable[[ShownEvent], bool],
+    say: Note,
     others: Iterable[ShownEvent] = (),
-) -> None:
-    """The newest changes of a day, and other events that are known already. What cannot be read is said, no more."""
+) -> list[ShownEvent] | None:
+    """The newest changes of a day, and other events that are known already; None: they cannot be read."""
     since = (datetime.now(UTC) - _EVENTS_WITHIN).isoformat().replace("+00:00", "Z")
-    try:
-        changes = [change_event(one) for page in client.change_pages(pool, since) for one in page.changes]
-    except CliError as error:
-        printer.lines(["", f"What was done to it could not be read: {error.failure.message}"])
-        return
-    found = sorted(filter(is_about, [*changes, *others]), key=lambda one: one.at)[-_MOST_EVENTS:]
-    if not found:
+    changes = _readable("What was done to it", lambda: _changes(client, pool, since), say)
+    if changes is None:
+        return None
+    return sorted(filter(is_about, [*changes, *others]), key=lambda one: one.at)[-_MOST_EVENTS:]
+
+
+def _changes(client: AdminClient, pool: str, since: str) -> list[ShownEvent]:
+    return [change_event(one) for page in client.change_pages(pool, since) for one in page.changes]
+
+
+def _event_table(printer: Printer, events: Sequence[ShownEvent] | None, unread: Sequence[str]) -> None:
+    """Events, and what could not be read."""
+    if events:
+        printer.lines(["", "Last events:"])
+        columns = [EVENTS.columns[title] for title in _EVENT_COLUMNS]
+        printer.table(_EVENT_COLUMNS, ([shown(one) for shown in columns] for one in events))
+    elif events is not None:
         printer.lines(["", "Last events: none within a day"])
-        return
-    printer.lines(["", "Last events:"])
-    columns = [EVENTS.columns[title] for title in _EVENT_COLUMNS]
-    printer.table(_EVENT_COLUMNS, ([shown(one) for shown in columns] for one in found))
+    for text in unread:
+        printer.lines(["", text])
 
 
 def flat(value: Plain, prefix: str = "") -> dict[str, str]:
@@ -208,8 +241,11 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
         printer.item(REPLICAS, replica)
         return
     serves = _served_there(client, pool, replica.name)
-    if printer.form is not Format.TABLE:
-        printer.plain({**replica.as_dict(), "serves": serves})
+    started = [one for one in replica_events(replica, with_pending=False) if not one.current]
+    unread: list[str] = []
+    events = _last_events(client, pool, lambda one: one.is_about(None, replica.name), unread.append, started)
+    if not printer.is_table:
+        _plain(printer, {**replica.as_dict(), "serves": serves}, events, unread)
         return
     _replica_fields(printer, replica)
     for title in ("pending", "failed"):
@@ -219,8 +255,7 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
     _table(printer, f"Serves {len(serves)}", ("name", "generation", "model", "last_used"), serves)
     _table(printer, "Lazy, asked for and loaded", ("name", "generation", "last_used"), replica.resident())
     _table(printer, "Found, where records have no digest", ("name", "generation", "digest"), replica.items("found"))
-    started = [one for one in replica_events(replica, with_pending=False) if not one.current]
-    _last_events(client, printer, pool, lambda one: one.is_about(None, replica.name), started)
+    _event_table(printer, events, unread)
     _rest_of_status(printer, replica)
 
 

@@ -100,6 +100,7 @@ class ReplicaView:
             "started_at": self.started_at,
             "version": self.version or None,
             "leaving": self.leaving,
+            "engine_url": None if self.router_url == "-" else self.router_url,
             "withheld_engine_url": self.withheld_engine_url or None,
             "status": self.status or None,
             **({"missing": True, "last_seen": self.last_seen or None} if self.missing else {}),

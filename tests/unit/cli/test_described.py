@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS
 from registry.cli.views.events import ShownEvent, change_event, replica_events, ring_events
@@ -271,16 +272,31 @@ def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, st
     start = told.index("Warnings:")
     assert told[start + 1 : start + 4] == ["REPLICA REASON MESSAGE", "r1, r2 without_effect zeros", ""]
     assert "Nothing is wrong with it." not in told
+    (said,) = cli("-o", "json", "describe", "adapter", "sql").json["warnings"]
+    assert said == {"reason": "without_effect", "message": "zeros", "replicas": ["r1", "r2"]}
     told = lines(cli("describe", "replica", "r1").out)
     start = told.index("Warnings:")
     assert told[start + 1 : start + 4] == ["NAME GENERATION REASON MESSAGE", "sql 4 without_effect zeros", ""]
     assert not any(line.startswith("Status warnings") for line in told)
 
 
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_programs_are_told_what_people_are(cli, store, form):
+    """R9 status-truth: state, events and the address of the engine stand in every form."""
+    adapter = yaml.safe_load(cli("-o", form, "describe", "adapter", "sql").out)
+    assert (adapter["status"]["state"], adapter["status"]["serving"], adapter["warnings"]) == ("Progressing", 1, [])
+    assert [(one["event"], one["name"], one["by"]) for one in adapter["events"]] == [("updated", "sql", "me")]
+    replica = yaml.safe_load(cli("-o", form, "describe", "replica", "r1").out)
+    assert replica["engine_url"] == "http://out"
+    assert [one["event"] for one in replica["events"]] == ["drain", "started"]
+
+
 def test_without_the_replicas_an_adapter_is_described_all_the_same(cli, store):
     store.answers["ListReplicas"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yours")]
     ran = cli("describe", "adapter", "sql")
     assert (ran.code, "Warnings could not be read: " in ran.out, "Where it is" in ran.out) == (0, True, True)
+    ran = cli("-o", "json", "describe", "adapter", "sql")
+    assert (ran.json["warnings"], "Warnings could not be read: " in ran.err) == (None, True)
 
 
 def test_a_rollout_that_cannot_be_seen_is_no_reason_to_say_nothing(cli, store, monkeypatch):

@@ -148,10 +148,12 @@ def test_a_replica_as_programs_see_it(cli, admin):
         "started_at": "2026-01-01T00:00:00Z",
         "version": "1.2.3",
         "leaving": True,
+        "engine_url": STATUS["engine"]["url"],
         "withheld_engine_url": "http://e:8000",
         "status": STATUS,
     }
-    nothing = {"incarnation": "", "started_at": "", "version": None, "leaving": False, "withheld_engine_url": None}
+    nothing = {"incarnation": "", "started_at": "", "version": None, "leaving": False}
+    nothing |= {"engine_url": None, "withheld_engine_url": None}
     assert second == {"name": "r2", "pool": "dev", "labels": {}, "status": None, **nothing}
     assert third == second | {"name": "r3", "labels": {"zone": "c"}, "missing": True, "last_seen": None}
     assert fourth["last_seen"] == "2026-01-02"

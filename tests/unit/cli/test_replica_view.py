@@ -194,6 +194,7 @@ def test_a_replica_as_programs_get_it():
         "started_at": "t",
         "version": "1",
         "leaving": True,
+        "engine_url": None,
         "withheld_engine_url": None,
         "status": {"ready": True},
     }
