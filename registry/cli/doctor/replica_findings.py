@@ -20,6 +20,7 @@ _LAZY = {
 _OTHER_KINDS = frozenset({"sglang", "pegainfer", "dynamo"})
 # Why an engine that could replace the weights behind a name must not.
 _REFUSE_SWAPS = frozenset({"rust_frontend", "kv_connector"})
+_DEGRADED = "see the engine's log and memory; it is tried again by itself, or at once: loraplane retry adapter NAME"
 REMEDIES = {
     "source_not_allowed": "start the sidecar with --allow-source for that place, or apply another source",
     "source_missing": "put the files where the source says, or apply another one: loraplane apply",
@@ -90,30 +91,46 @@ def _as_a_whole(replica: ReplicaView) -> Iterator[DoctorFinding]:
         yield _warning(replica, "draining", note or "it drains", remedy)
     elif not status.get("ready"):
         remedy = f"loraplane describe replica {replica.name} --pool {replica.pool}"
-        yield _error(replica, "not_ready", f"it is not ready: {note}", remedy)
-    if status.get("degraded"):
-        remedy = (
-            "see the engine's log and memory; it is tried again by itself, or at once: loraplane retry adapter NAME"
-        )
-        yield _error(replica, "degraded", f"it serves less than it should: {replica.text('degraded')}", remedy)
+        remedies = [REMEDIES[one] for one in _causes(replica) if one in REMEDIES]
+        told = [*remedies, _DEGRADED if note == status.get("degraded") else remedy]
+        yield _error(replica, "not_ready", f"it is not ready: {note}", told[0])
+    if status.get("degraded") and note != status["degraded"]:  # else said above
+        yield _error(replica, "degraded", f"it serves less than it should: {replica.text('degraded')}", _DEGRADED)
+
+
+def _causes(replica: ReplicaView) -> list[str]:
+    """Reasons of what it warns of as a whole that its note gives for not being ready: one cause is one finding."""
+    if replica.status.get("ready") or replica.leaving:
+        return []
+    messages = {str(one.get("reason")): str(one.get("message") or "") for one in _of_all(replica)}
+    return [reason for reason, message in messages.items() if message and replica.text("note").startswith(message)]
+
+
+def _of_all(replica: ReplicaView) -> list[Plain]:
+    """What it warns of that concerns all of its adapters."""
+    return [one for one in replica.items("warnings") if not one.get("name")]
 
 
 def _names(replica: ReplicaView) -> Iterator[DoctorFinding]:
     for reason, names in _by_reason(replica.items("failed")):
         remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         yield _error(replica, "adapters_failed", f"it cannot serve {named(names)}: {reason}", remedy)
-    for reason, names in _by_reason(replica.items("pending")):
+    waiting, of_all = _by_reason(replica.items("pending")), {str(one.get("reason")) for one in _of_all(replica)}
+    for reason, names in waiting:
         if reason == "over_capacity":
             remedy = f"raise the engine's --max-cpu-loras, or loraplane pool update {replica.pool} --max-adapters"
             yield _error(replica, reason, f"there is no room for {named(names)}", remedy)
-        else:
+        elif reason not in of_all:  # which is said below, or above
             remedy = f"wait, or follow one with loraplane rollout {names[0]} --pool {replica.pool}"
             yield _warning(replica, "adapters_pending", f"it does not serve {named(names)} yet: {reason}", remedy)
     if replica.status.get("omitted"):
         finding = f"its status leaves out {replica.text('omitted')} names that it does not serve"
         remedy = f"mend those that loraplane describe replica {replica.name} --pool {replica.pool} names first"
         yield _error(replica, "names_omitted", finding, remedy)
+    told = {*_causes(replica), *({"over_capacity"} & {reason for reason, _ in waiting})}
     for reason, names in _by_reason(replica.items("warnings")):
+        if reason in told:
+            continue
         remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         say = _error if reason == "kv_shared" else _warning  # no answer of such an engine can be trusted
         yield say(replica, reason, f"it warns of {named(names)}: {reason}", remedy)

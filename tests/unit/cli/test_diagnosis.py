@@ -301,6 +301,48 @@ def test_lazy_adapters_have_the_remedy_of_what_they_lack(reason, says):
     assert says in finding.remedy
 
 
+def of_all(reason: str, message: str) -> list[Warned]:
+    return [Warned(name="", generation=0, reason=reason, message=message)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "remedy"),
+    [
+        ({"warnings": of_all("blocked", "another base"), "note": "another base"}, "not_ready", "describe replica r1"),
+        (
+            {
+                "warnings": of_all("engine_paused", "it sleeps"),
+                "note": "it sleeps",
+                "pending": pending("engine_paused"),
+            },
+            "not_ready",
+            "POST /wake_up",
+        ),
+        ({"degraded": "9 of 9 refused", "note": "9 of 9 refused"}, "not_ready", "loraplane retry adapter NAME"),
+        (
+            {"warnings": of_all("over_capacity", "for 1"), "pending": pending("over_capacity"), "ready": True},
+            "over_capacity",
+            "--max-adapters",
+        ),
+        (
+            {"warnings": of_all("engine_paused", "it sleeps"), "pending": pending("engine_paused"), "ready": True},
+            "engine_paused",
+            "POST /wake_up",
+        ),
+    ],
+)
+def test_one_cause_is_one_finding(seen, reason, remedy):
+    """R18 readiness-follows: who reads what hinders a replica reads it once, with the remedy of that cause."""
+    (finding,) = diagnose(pool(replica(**{"ready": False, **seen})), NOW)
+    assert finding.reason == reason
+    assert remedy in finding.remedy
+
+
+def test_a_warning_of_something_else_stands_beside_what_hinders_a_replica():
+    found = diagnose(pool(replica(ready=False, note="another base", warnings=of_all("etcd_proxy", "by a proxy"))), NOW)
+    assert [one.reason for one in found] == ["not_ready", "etcd_proxy"]
+
+
 def test_lazy_adapters_of_a_replica_that_is_not_ready_are_no_finding_of_their_own():
     (finding,) = diagnose(pool(replica(ready=False, lazy=Lazy(count=1, servable=False, reason="not_ready"))), NOW)
     check(finding, "not_ready", E)
