@@ -13,6 +13,7 @@ from registry.model.status import ReplicaStatus
 
 DESIRED_ADAPTERS = Gauge("loraplane_desired_adapters", "Eager adapters that this replica is to serve")
 SERVED_ADAPTERS = Gauge("loraplane_served_adapters", "Adapters that the engine lists as desired")
+KEPT_ADAPTERS = Gauge("loraplane_kept_adapters", "Adapters that the engine answers with other weights than desired")
 FAILED_ADAPTERS = Gauge("loraplane_failed_adapters", "Adapters refused or not loadable here", ["reason"])
 OBSERVED_REVISION = Gauge("loraplane_observed_revision", "Revision of etcd up to which the pool is followed")
 RECONCILE_SECONDS = Histogram("loraplane_reconcile_seconds", "One round: look, plan, calls")
@@ -69,6 +70,7 @@ def show_status(status: ReplicaStatus, desired: int, served: Iterable[str], resi
     LAZY_RESIDENT.set(resident)
     DESIRED_ADAPTERS.set(desired)
     SERVED_ADAPTERS.set(status.served.count)
+    KEPT_ADAPTERS.set(status.kept_count)
     LIST_HELD.set(bool(status.held))
     STALE.set(status.stale)
     READY.set(status.ready)

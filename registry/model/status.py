@@ -313,3 +313,13 @@ class ReplicaStatus(Stored):
     store: ReportedStore | None = None
     last_request_id: str = ""
     updated_at: str
+
+    @property
+    def answered(self) -> int:
+        """How many names the engine answers to, those of `kept` too."""
+        return self.served.count + self.kept_count
+
+    @property
+    def kept_count(self) -> int:
+        """How many of these have other weights than they should."""
+        return sum(not one.counted for one in self.kept)

@@ -69,10 +69,11 @@ def _readiness(status: ReplicaStatus) -> dict[str, object]:
         "held": status.held,
         "degraded": status.degraded,
         "observed_revision": status.observed_revision,
-        "served": status.served.count,
+        "served": status.answered,
+        "served_not_as_desired": status.kept_count,
         "served_seen_at": status.served.seen_at,
-        "pending": len(status.pending),
-        "failed": len(status.failed),
+        "pending": status.pending_count or 0,
+        "failed": status.failed_count or 0,
     }
 
 

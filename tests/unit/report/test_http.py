@@ -7,10 +7,21 @@ from dataclasses import replace
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from registry.cli.views.columns import REPLICAS
+from registry.cli.views.replica_view import replica_view
 from registry.model.status import ReplicaStatus
 from registry.runtime.clock import Clock
 from registry.runtime.supervisor import Trouble
-from sidecar.plan.types import FailedAdapter, LastSeen, LazySituation, PendingAdapter, RoundReport, ServedAdapter
+from registry.v1 import registry_pb2 as pb
+from sidecar.plan.types import (
+    FailedAdapter,
+    KeptAdapter,
+    LastSeen,
+    LazySituation,
+    PendingAdapter,
+    RoundReport,
+    ServedAdapter,
+)
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
@@ -97,6 +108,7 @@ async def test_each_page_tells_of_the_newest_round():
         "degraded": "it refuses",
         "observed_revision": 7,
         "served": 1,
+        "served_not_as_desired": 0,
         "served_seen_at": "",
         "pending": 1,
         "failed": 1,
@@ -151,3 +163,16 @@ async def test_a_status_is_old_once_a_part_that_it_comes_from_has_failed_for_a_w
     assert await told(NOW + 30.0, reconciler=NOW + 29.0, pool=NOW) == (True, ["pool", "reconciler"])
     assert await told(NOW + 30.0, scrub=NOW) == (False, ["scrub"])
     assert await told(NOW + 30.0) == (False, [])
+
+
+async def test_what_is_answered_with_other_weights_is_counted_as_served():
+    """R13, R9: a last good generation is served; of what did not fit into the status the numbers stay."""
+    scene = Scene()
+    kept = (KeptAdapter("b", 1), KeptAdapter("c", 0), KeptAdapter("a", 1, is_counted=True))
+    scene.cache.take(RoundReport(situation(plan(served=(SERVED,), failed=(LOST,), kept=kept, omitted=7)), 3))
+    told = (await scene.get("/readyz")).json()
+    assert (told["served"], told["served_not_as_desired"], told["pending"], told["failed"]) == (3, 2, 7, 1)
+    figures = await scene.figures()
+    assert (figures["served_adapters"], figures["kept_adapters"]) == (1, 2)
+    shown = replica_view(pb.Replica(name="r", pool="p", status_json=scene.cache.status.to_bytes().decode()))
+    assert REPLICAS.columns["SERVED"](shown) == "3 (2 not as desired)"
