@@ -107,10 +107,16 @@ def _uses_of(call: Call) -> Iterator[Use]:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What became of a plan: the calls that have ended, and whether the rest was left because it is old by now."""
+    """What became of a plan.
+
+    Attributes:
+        attempts: the calls that have ended.
+        again_seconds: after so long there is to be another plan, since the rest of this one had to wait; None: as the
+            plan itself says.
+    """
 
     attempts: tuple[Attempt, ...]
-    is_overtaken: bool
+    again_seconds: float | None = None
 
 
 class Executor:
@@ -158,7 +164,8 @@ class Executor:
     async def carry_out(self, plan: Plan, incarnation: str, *, is_serving: bool) -> Carried:
         """Makes calls until the plan is done or out of date, something has to be looked at first, or it may not.
 
-        After a rest, or a slow call, nothing is called any more: the plan was made before it.
+        Nothing is called beside a slow call, nor while the engine is to rest from the last load: the plan would be old
+        by then, and what the calls before came to is to be told at once.
 
         Args:
             plan: what to do.
@@ -172,17 +179,17 @@ class Executor:
                 break
             if not self._has_room(call):
                 continue
-            if is_serving and not isinstance(call, Unload) and await self._has_rested():
-                return Carried(tuple(attempts), is_overtaken=True)
+            if is_serving and not isinstance(call, Unload) and (rest_seconds := await self._rest_seconds()) > 0:
+                return Carried(tuple(attempts), rest_seconds)
             if not self._may_call(call):
                 continue
             attempt = await self._make(call, incarnation)
             if attempt is None:
-                return Carried(tuple(attempts), is_overtaken=True)
+                return Carried(tuple(attempts), 0.0)
             attempts.append(attempt)
             if isinstance(attempt.outcome, EngineGone | EnginePaused | Unknown):
                 break
-        return Carried(tuple(attempts), is_overtaken=False)
+        return Carried(tuple(attempts))
 
     def _is_over(self, plan: Plan, started: float) -> bool:
         desired = self._mailbox.snapshot.desired
@@ -199,13 +206,12 @@ class Executor:
         is_free = self.in_progress.keys.isdisjoint(_keys_of(call))
         return is_free and sum(type(one) is type(call) for one in others) < MOST_AT_ONCE[type(call)]
 
-    async def _has_rested(self) -> bool:
-        """Lets running requests have the engine for a while after the last load; True if that took time."""
+    async def _rest_seconds(self) -> float:
+        """How long running requests are still to have the engine after the last load; 0: no longer."""
         rest_seconds = self._rest_until - self._clock.monotonic()
         if rest_seconds <= 0 or not await self._engine.is_busy():
-            return False
-        await asyncio.sleep(rest_seconds)
-        return True
+            return 0.0
+        return rest_seconds
 
     async def _make(self, call: Call, incarnation: str) -> Attempt | None:
         """Makes a call and waits for its end, but not for long; None: it goes on."""

@@ -204,7 +204,8 @@ class Reconciler:
         carried = await workers.executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
         attempts = carried.attempts
         if not attempts:
-            return 0.0 if carried.is_overtaken else self._pause(plan)
+            pause = self._pause(plan)
+            return pause if carried.again_seconds is None else min(pause, carried.again_seconds)
         self._take_up(attempts)
         is_calm = self._ready_in == incarnation and all(isinstance(one.outcome, Done) for one in attempts)
         return SETTLE_SECONDS if is_calm and len(attempts) == len(plan.calls) else 0.0

@@ -79,11 +79,11 @@ class Engine:
         await asyncio.sleep(HANG_SECONDS if what.split()[1] in self.hanging else LOAD_SECONDS)
         return Done()
 
-    async def carry_out(self, *calls: Call) -> tuple[int, bool]:
-        """How many of a plan's calls were made, and whether the plan was left because it is old."""
+    async def carry_out(self, *calls: Call) -> tuple[int, float | None]:
+        """How many of a plan's calls were made, and after how many seconds the rest is due; None: as the plan says."""
         plan = Plan(DesiredState().revision, (), calls, (), (), (), None)
         carried = await self.executor.carry_out(plan, "e1", is_serving=True)
-        return len(carried.attempts), carried.is_overtaken
+        return len(carried.attempts), carried.again_seconds
 
 
 def _now() -> float:
@@ -107,11 +107,14 @@ def test_after_a_rest_the_engine_and_what_is_desired_are_looked_at_anew():
 
     async def body() -> None:
         engine, start = Engine(), _now()
-        assert await engine.carry_out(A) == (1, False)
-        assert await engine.carry_out(C, B) == (1, True)
-        rested = LOAD_SECONDS * (1 + REST_FACTOR)
-        assert _now() - start == rested
-        assert await engine.carry_out(B) == (1, False), "it has rested"
+        assert await engine.carry_out(A) == (1, None)
+        rest = LOAD_SECONDS * REST_FACTOR
+        assert await engine.carry_out(C, B) == (1, rest)
+        assert await engine.carry_out(B) == (0, rest)
+        assert _now() - start == LOAD_SECONDS, "what was called meanwhile can be told at once"
+        await asyncio.sleep(rest)
+        rested = LOAD_SECONDS + rest
+        assert await engine.carry_out(B) == (1, None), "it has rested"
         assert [(what, at - start) for what, at in engine.called] == [
             ("load a", 0.0),
             ("unload c", LOAD_SECONDS),
@@ -128,8 +131,9 @@ def test_who_loses_the_replica_id_during_a_rest_makes_no_call():
         engine = Engine()
         await engine.carry_out(A)
         engine.on_question = lambda: setattr(engine, "may_call", False)
-        assert await engine.carry_out(B) == (0, True)
-        assert await engine.carry_out(B) == (0, False)
+        _, rest = await engine.carry_out(B)
+        await asyncio.sleep(rest or 0.0)
+        assert await engine.carry_out(B) == (0, None)
         assert [what for what, _ in engine.called] == ["load a"]
 
     run(body())
@@ -142,7 +146,7 @@ def test_who_loses_it_while_the_engine_is_asked_for_requests_makes_none_either()
         engine = Engine(is_busy=False)
         await engine.carry_out(A)
         engine.on_question = lambda: setattr(engine, "may_call", False)
-        assert await engine.carry_out(B) == (0, False)
+        assert await engine.carry_out(B) == (0, None)
 
     run(body())
 
@@ -150,7 +154,7 @@ def test_who_loses_it_while_the_engine_is_asked_for_requests_makes_none_either()
 def test_an_engine_without_requests_needs_no_rest():
     async def body() -> None:
         engine, start = Engine(is_busy=False), _now()
-        assert await engine.carry_out(A, B) == (2, False)
+        assert await engine.carry_out(A, B) == (2, None)
         assert _now() - start == 2 * LOAD_SECONDS
 
     run(body())
@@ -162,8 +166,9 @@ def test_while_requests_run_loads_have_a_small_part_of_the_engines_time():
     async def body() -> None:
         engine, start, left = Engine(), _now(), loads("abcdefghij")
         while left:
-            made, _ = await engine.carry_out(*left)
+            made, rest = await engine.carry_out(*left)
             left = left[made:]
+            await asyncio.sleep(rest or 0.0)
         assert 0.1 < 10 * LOAD_SECONDS / (_now() - start) < 0.35
 
     run(body())
@@ -179,11 +184,11 @@ def test_a_slow_call_is_left_behind_and_others_are_made_beside_it():
     async def body() -> None:
         engine, start = Engine(is_busy=False), _now()
         engine.hanging = {"a"}
-        assert await engine.carry_out(A, B) == (0, True), "the engine is looked at again first"
+        assert await engine.carry_out(A, B) == (0, 0.0), "the engine is looked at again first"
         assert _now() - start == SLOW_SECONDS
-        assert await engine.carry_out(C, B) == (2, False)
+        assert await engine.carry_out(C, B) == (2, None)
         assert [what for what, _ in engine.called] == ["load a", "unload c", "swap b"]
-        assert await engine.carry_out(A, Unload("a", "/a")) == (0, False), "never two calls for one name"
+        assert await engine.carry_out(A, Unload("a", "/a")) == (0, None), "never two calls for one name"
         assert engine.executor.collect() == ()
         await asyncio.sleep(HANG_SECONDS)
         assert engine.executor.in_progress.keys == {"a"}, "no look since tells of it"
@@ -212,11 +217,11 @@ def test_a_plan_is_left_after_the_call_during_which_something_else_was_desired()
     async def body() -> None:
         engine, state = Engine(is_busy=False), DesiredState()
         engine.mailbox.post(Snapshot(desired=state))
-        assert await engine.carry_out(A, B) == (2, False)
+        assert await engine.carry_out(A, B) == (2, None)
         newer = Snapshot(desired=replace(state, revision=state.revision + 1))
         asyncio.get_running_loop().call_later(LOAD_SECONDS / 2, engine.mailbox.post, newer)
-        assert await engine.carry_out(A, B) == (1, False)
-        assert await engine.carry_out(B) == (1, False), "the first call is made in any case"
+        assert await engine.carry_out(A, B) == (1, None)
+        assert await engine.carry_out(B) == (1, None), "the first call is made in any case"
 
     run(body())
 
@@ -253,7 +258,7 @@ def test_few_calls_of_each_kind_are_under_way_at_once():
         for _ in range(6):
             await engine.carry_out(*loads("abcdefgh"))
         assert len(engine.called) == MOST_AT_ONCE[Load]
-        assert await engine.carry_out(*loads("gh"), Swap("x", "/x", "/y", REF, ""), Unload("y", "/y")) == (2, False)
+        assert await engine.carry_out(*loads("gh"), Swap("x", "/x", "/y", REF, ""), Unload("y", "/y")) == (2, None)
 
     run(body())
 
@@ -264,11 +269,11 @@ def test_an_engine_that_takes_one_call_at_a_time_gets_no_other():
         engine.is_concurrent = False
         engine.hanging = {"a"}
         await engine.carry_out(A)
-        assert await engine.carry_out(B, C) == (0, False)
+        assert await engine.carry_out(B, C) == (0, None)
         await asyncio.sleep(HANG_SECONDS)
-        assert await engine.carry_out(B) == (0, False), "it was not looked at since"
+        assert await engine.carry_out(B) == (0, None), "it was not looked at since"
         assert len(engine.executor.collect()) == 1
-        assert await engine.carry_out(B, C) == (2, False)
+        assert await engine.carry_out(B, C) == (2, None)
 
     run(body())
 
@@ -296,8 +301,8 @@ def test_a_generation_with_a_name_of_its_own_keeps_all_of_its_adapter_busy():
         engine.hanging = {"A@2"}
         await engine.carry_out(Load("A@2", "/a", REF, ""))
         assert engine.executor.in_progress.keys == {"a", "a@2"}
-        assert await engine.carry_out(Load("A@3", "/a", REF, "")) == (0, False)
-        assert await engine.carry_out(Unload("A@1", "/old")) == (1, False)
+        assert await engine.carry_out(Load("A@3", "/a", REF, "")) == (0, None)
+        assert await engine.carry_out(Unload("A@1", "/old")) == (1, None)
 
     run(body())
 
@@ -310,9 +315,8 @@ def test_what_took_very_long_is_not_rested_from_for_a_multiple_of_it():
         engine.hanging = {"a"}
         await engine.carry_out(A)
         await asyncio.sleep(HANG_SECONDS)
-        start = _now()
-        assert await engine.carry_out(B) == (0, True)
-        assert 1.0 < _now() - start < 15.0
+        made, rest = await engine.carry_out(B)
+        assert (made, 1.0 < (rest or 0.0) < 15.0) == (0, True)
 
     run(body())
 
@@ -327,7 +331,7 @@ def test_beside_a_swap_that_must_be_alone_nothing_is_loaded():
         await engine.carry_out(A)
         await engine.carry_out(B)
         assert [what for what, _ in engine.called] == ["load a", "swap b"]
-        assert await engine.carry_out(*loads("xy"), Swap("z", "/z", "/y", REF, ""), C) == (1, False)
+        assert await engine.carry_out(*loads("xy"), Swap("z", "/z", "/y", REF, ""), C) == (1, None)
         assert [what for what, _ in engine.called][2:] == ["unload c"]
 
     run(body())
@@ -340,7 +344,7 @@ def test_a_call_that_is_not_sent_yet_is_waited_for():
         engine, start = Engine(is_busy=False), _now()
         engine.hanging, engine.is_deciding = {"a"}, True
         asyncio.get_running_loop().call_later(5.0, setattr, engine, "is_deciding", False)  # noqa: FBT003 - its value
-        assert await engine.carry_out(A, B) == (0, True)
+        assert await engine.carry_out(A, B) == (0, 0.0)
         assert 4.9 < _now() - start < 5.5
 
     run(body())
@@ -355,7 +359,7 @@ def test_what_has_no_effect_is_never_bound_to_a_name(call, is_without):
     async def body() -> None:
         engine = Engine(is_busy=False)
         engine.hanging = {path} if is_without else set()
-        assert await engine.carry_out(call) == (1, False)
+        assert await engine.carry_out(call) == (1, None)
         assert engine.called[0][0] == f"prove {path} what is expected"
         made = [what.split()[0] for what, _ in engine.called]
         assert made == (["prove"] if is_without else ["prove", type(call).__name__.lower()])
@@ -393,7 +397,7 @@ def test_a_call_after_which_the_engine_has_to_be_looked_at_is_the_last_of_its_pl
 
     async def body() -> None:
         engine = Saying(outcome)
-        assert await engine.carry_out(*loads("abc")) == (made, False)
+        assert await engine.carry_out(*loads("abc")) == (made, None)
         assert len(engine.called) == made
 
     run(body())
@@ -432,7 +436,7 @@ def test_what_is_called_is_in_progress_from_its_beginning():
         carrying = asyncio.create_task(engine.carry_out(A))
         await asyncio.sleep(LOAD_SECONDS / 2)
         assert (engine.executor.in_progress.keys, engine.executor.uses) == ({"a"}, {("a", "/a")})
-        assert await carrying == (1, False)
+        assert await carrying == (1, None)
         assert (engine.executor.in_progress.keys, engine.executor.uses) == (set(), set())
 
     run(body())
@@ -465,6 +469,6 @@ def test_a_call_that_has_ended_is_not_waited_for_whatever_else_is_decided():
     async def body() -> None:
         engine = Engine(is_busy=False)
         engine.is_deciding = True
-        assert await engine.carry_out(A, B) == (2, False)
+        assert await engine.carry_out(A, B) == (2, None)
 
     run(body())

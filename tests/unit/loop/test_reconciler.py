@@ -28,7 +28,7 @@ from sidecar.desired.placement import Members
 from sidecar.desired.pool import PoolWatcher
 from sidecar.engines.driver import USUAL, EngineUnreachable
 from sidecar.engines.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown, Use
-from sidecar.loop.executor import Attempt
+from sidecar.loop.executor import REST_FACTOR, Attempt
 from sidecar.loop.observer import EngineProbes
 from sidecar.loop.reconciler import Notice, Reconciler
 from sidecar.loop.rounds import Backlog
@@ -323,6 +323,44 @@ async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made
     async with running(engine, mailbox, notice=notice, lease_file=tmp_path / "leases"):
         await eventually(lambda: len(engine.were_known) == 2)
     assert engine.were_known == [True, True]
+
+
+class Busy(Loading):
+    """Runs requests all the time, and takes its time for a load."""
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        await asyncio.sleep(BUSY_SECONDS)
+        return await super().load(name, path, request_id=request_id)
+
+    async def is_busy(self) -> bool:
+        return True
+
+
+BUSY_SECONDS = 1.5
+
+
+def test_what_is_served_is_told_before_the_engine_has_rested_from_it():
+    """R9, R19: nobody waits for one adapter's status since another one waits for its turn; nor for what needs none."""
+
+    async def body() -> None:
+        engine, mailbox, now = Busy(), Mailbox(), asyncio.get_running_loop().time
+        mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", load="eager")))
+        async with running(engine, mailbox) as reports:
+            await eventually(lambda: reports and reports[-1].situation.ready)
+            wanted = ("good-a", "good-b", "good-c")
+            mailbox.post(replace(mailbox.snapshot, desired=desired(2, *wanted, load="eager")))
+            await eventually(lambda: len(engine.adapters) == 2)
+            loaded_at = now()
+            await eventually(lambda: len(reports[-1].situation.plan.served) == 2)
+            assert now() - loaded_at < 1.0
+            mailbox.post(replace(mailbox.snapshot, desired=desired(3, *wanted[1:], load="eager")))
+            await eventually(lambda: "good-a" not in engine.adapters)
+            assert now() - loaded_at < 2.0
+            await eventually(lambda: len(engine.adapters) == 2)
+            assert now() - loaded_at >= BUSY_SECONDS * (1 + REST_FACTOR) - 0.1
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(body())
 
 
 class Frozen(Loading):
