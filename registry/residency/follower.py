@@ -5,6 +5,9 @@ It begins with one revision, and goes on by informers.
 A status speaks of a moment: of the records at its revision, and of the replicas that lived then. What is told at once
 to readers may have happened in several steps, so the view takes each step by itself: a replica is understood wherever
 between them it is (guarantee R24). For the same reason a view begins a little in the past, where statuses do.
+
+Presences and statuses come by two watches, and a sidecar writes both by one transaction. So no answer is made while one
+of them may lack what the other has.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from itertools import groupby
 from registry.etcd3.client import Client
 from registry.etcd3.errors import Compacted, EtcdError
 from registry.etcd3.informer import EventTap, SharedInformer, SharedInformerFactory
-from registry.etcd3.ops import Event, KeyValue, Range, SortTarget, prefix_end
+from registry.etcd3.ops import Event, KeyValue, Range, SortTarget
 from registry.etcd3.stream import Changed, Listed
 from registry.residency.derive import changed
-from registry.residency.view import PoolView, is_held_back, known_to, not_understood, renew_view
+from registry.residency.view import PoolView, is_apart, is_held_back, known_to, not_understood, renew_view
 from registry.rollout.pool import PoolSnapshot, PoolValues
 
 # Changes within this time are told together: one change of an adapter is followed by a status of each replica.
@@ -49,6 +52,7 @@ class FollowedRange:
         self.informer = informer
         self.tap = EventTap()
         self._first: tuple[int, dict[bytes, KeyValue]] | None = None
+        self._seen = self._proven = self._read = 0
 
     async def begin(self, client: Client, revision: int) -> None:
         """Reads the range as it was at a revision.
@@ -57,10 +61,46 @@ class FollowedRange:
             EtcdError: etcd does not answer.
         """
         read = await client.range(Range(self.prefix, self.end, revision=revision))
-        self._first = revision, {kv.key: kv for kv in read.kvs}
+        self._first, self._read = (revision, {kv.key: kv for kv in read.kvs}), revision
+
+    async def prove(self, client: Client) -> int:
+        """A revision at which the informer has the values; 0: it does not yet.
+
+        An informer alone does not know how far it is while nothing changes. An equal number of keys and an equal newest
+        change prove it: what is created or changed is newer, and what is deleted is missing.
+
+        Raises:
+            EtcdError: etcd does not answer.
+        """
+        newest = Range(self.prefix, self.end, limit=1, keys_only=True, descending_by=SortTarget.MOD)
+        found, informer = await client.range(newest), self.informer
+        if not informer.is_listed or len(informer.kvs) != found.count:
+            return 0
+        last = max((kv.mod_revision for kv in informer.kvs.values()), default=0)
+        if any(kv.mod_revision != last for kv in found.kvs):
+            return 0
+        self._proven = found.revision
+        return found.revision
+
+    @property
+    def revision(self) -> int:
+        """Up to which the newest values are known."""
+        self._notice()
+        return max(self.informer.revision, self._proven, self._first[0] if self._first else 0)
+
+    def _notice(self) -> None:
+        """Forgets what was read and proven of a store that was set back."""
+        if self.informer.revision < self._seen:
+            self._first, self._proven, self._read = None, 0, 0
+        self._seen = self.informer.revision
+
+    def events(self) -> list[Event]:
+        """What happened since the last call, but for what was read before it was heard of."""
+        return [event for event in self.tap.take() if event.mod_revision > self._read]
 
     def kvs(self) -> dict[bytes, KeyValue]:
         """The newest values."""
+        self._notice()
         informer = self.informer
         if self._first is not None and (not informer.is_listed or informer.revision < self._first[0]):
             return self._first[1]
@@ -80,7 +120,6 @@ class PoolFollower:
         self._post = post
         self._view = self._told = PoolView(PoolSnapshot(pool))
         self._values = PoolValues({}, {})
-        self._seen = self._proven = 0
         self._version = -1
 
     async def run(self, wake: asyncio.Event) -> None:
@@ -95,12 +134,14 @@ class PoolFollower:
     async def _begin(self) -> bool:
         """The first view, of one revision; False: the informers are not there yet."""
         try:
-            revision = await self._prove()
+            revision = await self._records.prove(self._client)
             if not revision:
                 return False
             for read in (self._presences, self._statuses, self._spec, self._members):
                 await read.begin(self._client, revision)
         except EtcdError:
+            return False
+        if not await self._is_together():
             return False
         self._take_values()
         blank = self._view
@@ -113,15 +154,41 @@ class PoolFollower:
         return True
 
     async def _step(self) -> bool:
-        """Takes over what the informers have; False: some status cannot be understood yet."""
+        """Takes over what the informers have; False: it cannot be yet, or some status cannot be understood yet."""
+        if not await self._is_together():
+            return False
         await self._advance(self._take_values())
         if is_held_back(self._view, self._values):
             with suppress(EtcdError, TimeoutError):
                 async with asyncio.timeout(_PROOF_SECONDS):
-                    await self._prove()
-            await self._advance(self._take_values())
+                    await self._records.prove(self._client)
+            if await self._is_together():
+                await self._advance(self._take_values())
         await self._tell()
         return not is_held_back(self._view, self._values)
+
+    async def _is_together(self) -> bool:
+        """True if no presence is known without the status that was written with it, nor the other way round.
+
+        Where one informer is behind the other for longer than it takes to prove that it is not, both ranges are read.
+        """
+        both = self._presences, self._statuses
+        try:
+            async with asyncio.timeout(_PROOF_SECONDS):
+                if self._is_apart():
+                    for one in both:
+                        await one.prove(self._client)
+                if self._is_apart():
+                    revision = (await self._client.range(Range(self._statuses.prefix, keys_only=True))).revision
+                    for one in both:
+                        await one.begin(self._client, revision)
+        except (EtcdError, TimeoutError):
+            return False
+        return not self._is_apart()
+
+    def _is_apart(self) -> bool:
+        known = min(self._presences.revision, self._statuses.revision)
+        return is_apart(self._presences.kvs(), self._statuses.kvs(), known)
 
     async def _advance(self, steps: Sequence[PoolValues]) -> None:
         # In a thread, since a view of very many adapters takes long and other calls are to be answered meanwhile.
@@ -132,33 +199,10 @@ class PoolFollower:
         self._told = self._view
         self._post(self._view, keys)
 
-    async def _prove(self) -> int:
-        """A revision at which the informer has the records; 0: it does not yet.
-
-        An informer alone does not know how far it is while nothing changes. An equal number of keys and an equal newest
-        change prove it: what is created or changed is newer, and what is deleted is missing.
-
-        Raises:
-            EtcdError: etcd does not answer.
-        """
-        prefix, informer = self._records.prefix, self._records.informer
-        newest = Range(prefix, prefix_end(prefix), limit=1, keys_only=True, descending_by=SortTarget.MOD)
-        found = await self._client.range(newest)
-        if not informer.is_listed or len(informer.kvs) != found.count:
-            return 0
-        last = max((kv.mod_revision for kv in informer.kvs.values()), default=0)
-        if any(kv.mod_revision != last for kv in found.kvs):
-            return 0
-        self._proven = found.revision
-        return found.revision
-
     def _take_values(self) -> Sequence[PoolValues]:
         """Takes the newest values, and gives those in between: all are to be advanced by."""
         before, informer = self._values, self._records.informer
-        events = [*self._records.tap.take(), *self._presences.tap.take()]
-        if informer.revision < self._seen:  # the store was set back
-            self._proven = 0
-        self._seen = informer.revision
+        events = [*self._records.events(), *self._presences.events()]
         changed_keys = informer.changed_since(self._version)
         is_new = self._version != informer.version  # there may be very many
         self._version = informer.version
@@ -167,7 +211,7 @@ class PoolFollower:
             self._statuses.kvs(),
             dict(informer.kvs) if is_new else before.records,
             changed_keys,
-            max(informer.revision, self._proven),
+            self._records.revision,
             holds_back=True,
             spec=next(iter(self._spec.kvs().values()), None),
             members=next(iter(self._members.kvs().values()), None),

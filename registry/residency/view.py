@@ -254,6 +254,17 @@ def is_held_back(view: PoolView, values: PoolValues) -> bool:
     )
 
 
+def is_apart(presences: Mapping[bytes, KeyValue], statuses: Mapping[bytes, KeyValue], revision: int) -> bool:
+    """True if some replica has no status, and one of the two is newer than the revision up to which both are known.
+
+    Both are written by one transaction, of which one half may have come first.
+    """
+    known = {last_part(kv.key): kv for kv in statuses.values()}
+    pairs = ((kv, known.get(last_part(kv.key))) for kv in presences.values())
+    lacking = (pair for pair in pairs if status_of(*pair) is None)
+    return any(one.mod_revision > revision for pair in lacking for one in pair if one is not None)
+
+
 def not_understood(view: PoolView) -> int | None:
     """The revision below which that happened by which some status is to be understood; None: all of them are.
 

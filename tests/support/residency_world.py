@@ -224,6 +224,13 @@ class Replicas:
         status = replica_status(name, revision, self._pool, **fields)
         await self._commit(Put(self._keys.status(self._pool, name), status.to_bytes(), await self._lease()))
 
+    async def restarts(self, name: str, revision: int, **fields: Any) -> None:
+        """Its next process has a lease of its own, and says all at once."""
+        self._held = await self._client.lease_grant(LEASE_SECONDS)
+        status = replica_status(name, revision, self._pool, **fields)
+        put = Put(self._keys.status(self._pool, name), status.to_bytes(), self._held)
+        await self._commit(self._alive(name, {}, self._held), put)
+
     def _alive(self, name: str, fields: Mapping[str, Any], lease: int) -> Put:
         return Put(self._keys.replica(self._pool, name), presence(name, self._pool, **fields).to_bytes(), lease)
 

@@ -200,6 +200,37 @@ def test_a_status_that_speaks_of_what_is_not_known_yet_waits_for_it(change):
     play(scene)
 
 
+@pytest.mark.parametrize("late", [KEYS.replicas(POOL), KEYS.statuses(POOL)])
+def test_a_sidecar_that_restarts_keeps_its_places_though_one_of_its_keys_is_heard_of_late(late):
+    """R24 always-placed: its presence and its status are of one transaction, and never told of by halves."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        async with board.hub.look(POOL) as one:
+            seen = list[list[Any]]()
+            post = one.post
+
+            def noted(view: PoolView, keys: frozenset[str]) -> None:
+                post(view, keys)
+                seen.append(state(one, "a"))
+
+            one.post = noted  # type: ignore[method-assign] # each answer, though nobody asks
+            await one.look()
+            [watch] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == late]
+            unmute = watch.mute()
+            board.put("b")
+            await board.replicas.restarts("r1", etcd.store.revision)
+            await asyncio.sleep(1)
+            assert state(one, "b") == [SERVING], "it is read before it is heard of"
+            unmute()
+            await asyncio.sleep(1)
+        assert len(seen) > 1
+        assert all(found == [SERVING] for found in seen), seen
+
+    play(scene)
+
+
 def test_a_store_that_was_set_back_is_followed_as_it_is():
     """R3: nothing that was proven of what it was before counts for it."""
 
