@@ -163,16 +163,25 @@ def _lost_version(
 def still_served(
     desired: DesiredState, kept: Iterable[Handoff], observed: Observed, chosen: Selection, known: PlanContext
 ) -> Iterator[ServedAdapter]:
-    """What of this nobody took over, and the engine has as somebody is to serve it, and not as it was before."""
+    """What of this nobody took over, of whichever generation the engine has it."""
     for one in kept:
-        if isinstance(known.handed.get(one), Taken):
-            continue
-        adapter = desired.adapters[one.key]
-        for generation, ref in adapter.versions:
-            staged, names = chosen.staged.get(ref), {adapter.name, f"{adapter.name}{SEPARATOR}{generation}"}
-            if staged is not None and staged.path == observed.adapters.get(one.name) and one.name in names:
-                yield ServedAdapter(adapter.name, generation, staged.digest, ref.digest is not None)
-                break
+        path = observed.adapters.get(one.name)
+        if path is not None and not isinstance(known.handed.get(one), Taken):
+            found = _served_as(desired.adapters[one.key], one.name, path, chosen)
+            if found is not None:
+                yield found
+            elif generation := known.generations.get((one.name, path), 0):
+                yield ServedAdapter(desired.adapters[one.key].name, generation, "", is_pinned=True)
+
+
+def _served_as(adapter: DesiredAdapter, name: str, path: str, chosen: Selection) -> ServedAdapter | None:
+    """The generation of an adapter that has these files, the newest first; None: it is not one that is known."""
+    good = chosen.good.get(adapter.key)
+    for generation, ref in (*adapter.versions, *([(good.generation, good.ref)] if good is not None else [])):
+        staged, names = chosen.staged.get(ref), {adapter.name, f"{adapter.name}{SEPARATOR}{generation}"}
+        if staged is not None and staged.path == path and name in names:
+            return ServedAdapter(adapter.name, generation, staged.digest, ref.digest is not None)
+    return None
 
 
 def still_answered(

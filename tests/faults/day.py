@@ -44,6 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lazy": {"load": "lazy"},
 }
 NAMES = {f"{kind}{number}/x": kind for kind in KINDS for number in range(3)}
+BY_NUMBER = {name: 2 for name, kind in NAMES.items() if kind == "two"}
 VERSIONS = ("v1", "v2", "v3")
 REFUSED = "refused"
 PAUSE_SECONDS = 0.5
@@ -202,8 +203,7 @@ async def clients(day: Day) -> None:
 
 async def poller(day: Day) -> None:
     """Asks each admin service in turn, and holds its answer against the engines before and after."""
-    by_number = frozenset(name for name, kind in NAMES.items() if kind == "two")
-    watcher = Watcher("an answer", day.records, day.pods, by_number)
+    watcher = Watcher("an answer", day.records, day.pods, BY_NUMBER)
     day.watchers.append(watcher)
     async with http_client(timeout=10) as client:
         while not day.stop.is_set():
@@ -216,8 +216,7 @@ async def poller(day: Day) -> None:
 
 
 async def follower(day: Day) -> None:
-    by_number = frozenset(name for name, kind in NAMES.items() if kind == "two")
-    watcher = Watcher("the stream", day.records, day.pods, by_number)
+    watcher = Watcher("the stream", day.records, day.pods, BY_NUMBER)
     day.watchers.append(watcher)
     async with http_client(timeout=10) as client:
         await Follower(day.stubs, watcher, client).run(day.stop)

@@ -77,6 +77,11 @@ async def ask(stub: object, timeout_seconds: float = 10.0) -> Places | None:
     return None
 
 
+def _key(name: str) -> str:
+    """As etcd's key of its record ends."""
+    return name.lower().replace("/", "%2F")
+
+
 @dataclass
 class Records:
     """Which adapters stood at which revision, and under which leases replicas live, by the checker's own watch."""
@@ -88,6 +93,7 @@ class Records:
     _begun: dict[str, float] = field(default_factory=dict)
     _read: int = 0
     _stands: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    _lives: dict[str, float] = field(default_factory=dict)
 
     def catch_up(self) -> None:
         """Takes in what came since."""
@@ -97,7 +103,10 @@ class Records:
                 if event.key.startswith(prefix):
                     key = event.key.removeprefix(prefix).decode()
                     name = read_json(event.kv.value)["name"] if event.kv else ""
-                    self._stands.setdefault(key, []).append((step.revision, name))
+                    story = self._stands.setdefault(key, [])
+                    if not story or not story[-1][1]:
+                        self._lives[key] = time.monotonic()
+                    story.append((step.revision, name))
                 elif event.key.startswith(presences):
                     self._note(event.key.removeprefix(presences).decode(), event.kv.lease if event.kv else 0)
         self._read = len(self.history.steps)
@@ -116,14 +125,18 @@ class Records:
         presence, record = [(await self.client.range(Range(key))).kvs for key in keys]
         return bool(presence and record) and (presence[0].lease, record[0].create_revision) == (lease, since)
 
+    def is_old(self, name: str) -> bool:
+        """Whether it has stood for so long that what engines have is of this life of the name, not of one before."""
+        return self.stands(name) and time.monotonic() - self._lives[_key(name)] > CALM_SECONDS
+
     def stands(self, name: str) -> bool:
         """Whether there is a record of it now, as far as was heard."""
-        story = self._stands.get(name.lower().replace("/", "%2F"), [])
+        story = self._stands.get(_key(name), [])
         return bool(story) and bool(story[-1][1])
 
     def since(self, name: str, revision: int) -> int:
         """Since when the adapter stands that stood at a revision; 0: none stood."""
-        story = [one for one in self._stands.get(name.lower().replace("/", "%2F"), []) if one[0] <= revision]
+        story = [one for one in self._stands.get(_key(name), []) if one[0] <= revision]
         began = 0
         for at, stood in story:
             began = (began or at) if stood else 0
@@ -145,13 +158,13 @@ def listed_twice(before: Listings, after: Listings) -> dict[str, AbstractSet[str
 class Watcher:
     """One reader's memory: who was named for what, and by which processes it was served then.
 
-    `by_number`: adapters that a replica may be let go of for, while others serve them.
+    `by_number`: adapters that are placed on so many replicas; once so many others serve one, a replica lets go of it.
     """
 
     source: str
     records: Records
     pods: Pods
-    by_number: frozenset[str]
+    by_number: Mapping[str, int]
     found: list[str] = field(default_factory=list)
     held: int = 0
     _named: dict[tuple[str, str], Standing] = field(default_factory=dict)
@@ -178,16 +191,26 @@ class Watcher:
         for (name, replica), then in self._named.items():
             spell, listed = steady.get(replica, ((0, 0), set()))
             now = (spell, self.records.leases.get(replica, 0), self.records.since(name, places.revision))
-            if name not in listed or then != now or not now[2]:
+            if name not in listed or then != now or not self.records.is_old(name):
                 continue
             self.held += 1
             named = places.serving(name) | places.unknown(name)
-            others = name in self.by_number and any(name in lists[one] for one in named & lists.keys())
-            if replica not in named and not others:
+            others = [one for one in named if one not in lists or name in lists[one] or not self.is_calm(one)]
+            enough = self.by_number.get(name)
+            if replica not in named and (enough is None or len(others) < enough):
                 missing[name, replica] = then
         return missing
 
+    def is_calm(self, replica: str) -> bool:
+        """Whether its processes have lived for long: of a new one it may not be known yet that it has nothing."""
+        began = self._begun.get(replica, (None, time.monotonic()))[1]
+        return self.records.is_calm(replica) and time.monotonic() - began > CALM_SECONDS
+
     def _note(self, steady: Steady, places: Places) -> None:
+        """Notes who is named and lists it. What an engine no longer has it may get again at any request (lazy)."""
+        gone = [(name, one) for name, one in self._named if one in steady and name not in steady[one][1]]
+        for pair in gone:
+            del self._named[pair]
         for name in places.states:
             for replica in places.serving(name) & steady.keys():
                 spell, listed = steady[replica]

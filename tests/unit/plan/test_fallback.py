@@ -217,7 +217,7 @@ def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generatio
     there = ("v1", "v2") if failure == "engine_refused" else ("v1",)
     facts = context(state, *there, failures=failed, share=others, handing=frozenset({name}))
     listed = plan(state, observed({name: "v1"}), facts, names)
-    assert listed.kept == (KeptAdapter("a", 1),)
+    assert [(one.name, one.generation) for one in listed.still_served] == [("a", 1)], "R24: routers go on to ask here"
     (leaving,) = listed.leaving
     made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}), names)
     assert made.calls == (Load(name, path_of("v1"), good_ref(state), "req-a-2", key="a@1"),)
@@ -237,3 +237,14 @@ def test_what_others_are_to_take_over_is_loaded_again_as_it_is_followed_if_that_
     (leaving,) = plan(state, observed({"a": "v1"}), facts).leaving
     made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}))
     assert [(call.path, call.key) for call in made.calls if isinstance(call, Load)] == [(path_of("v2"), "")]
+
+
+@pytest.mark.parametrize(("generation", "told"), [(1, [("a", 1)]), (0, [])])
+def test_what_others_are_to_take_over_is_told_as_it_was_before_a_publish(generation, told):
+    """R24: the engine has the generation before until others serve the newest; of which it is, it was seen to serve."""
+    state = desired(kv("a", 7, generation=2, source="v2", placement=placed_at(2)))
+    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    facts = replace(known(state), share=others, generations={("a", path_of("v1")): generation})
+    made = plan(state, observed({"a": "v1"}), facts)
+    assert [(one.name, one.generation) for one in made.still_served] == told
+    assert [one.name for one in made.kept] == ([] if told else ["a"])
