@@ -66,6 +66,7 @@ class SimStore:
     Its budget is nothing: whatever no lease protects is removed in the next round.
 
     Attributes:
+        failing: sources that could not be had when the sidecar that runs tried it last.
         on_removal: is told each path as its files vanish.
     """
 
@@ -74,6 +75,7 @@ class SimStore:
     lease_file: Path
     is_out: bool = False
     staged: dict[ArtifactRef, Staged] = field(default_factory=dict)
+    failing: set[str] = field(default_factory=set)
     on_removal: Callable[[str], None] = lambda _path: None
     leases: ArtifactLeases = field(init=False)
 
@@ -83,6 +85,7 @@ class SimStore:
     def take_over(self) -> None:
         """What the next sidecar process begins with: what its predecessor left in the file."""
         self.leases = ArtifactLeases(self.lease_file, lambda: {one.id for one in self.staged.values()})
+        self.failing.clear()
 
     @property
     def reads(self) -> str:
@@ -123,18 +126,20 @@ class SimStore:
     async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
         await asyncio.sleep(self.rng.choice((0.001, 0.02, 0.3)))
         source = ref.uri.removeprefix(ROOT)
-        if source.startswith(MISSING):
-            raise self._refusal(refused)
-        if self.is_out:
-            raise ArtifactError("source_io", "the source is out of reach")
+        if self.is_out or source.startswith(MISSING):
+            self.failing.add(source)
+            raise self._refusal(source, refused)
+        self.failing.discard(source)
         staged = self._staged(source)
         with self.leases.held(staged.id):
             await asyncio.sleep(self.rng.choice((0.0, 0.02)))
             self.staged[ref] = staged
         return staged
 
-    def _refusal(self, refused: str | None) -> Exception:
-        """Files that are wrong for good, and stay there."""
+    def _refusal(self, source: str, refused: str | None) -> Exception:
+        """Files that are wrong for good and stay there, or that nobody can read now."""
+        if not source.startswith(MISSING):
+            return ArtifactError("source_io", "the source is out of reach")
         if refused == VERSION:
             return SourceUnchanged()
         error = ArtifactError("weights_not_safetensors", "there are others")

@@ -15,7 +15,7 @@ from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.transport import PostRequest
 from sidecar.plan.types import Plan, RoundReport
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
-from tests.simulation.artifacts import is_refused, source_of
+from tests.simulation.artifacts import is_good, is_refused, source_of
 from tests.simulation.engines import BASE, EngineHost
 from tests.simulation.history import Members, Moment, Oracle, served_hashes
 from tests.simulation.sidecars import GRACE_SECONDS, IDLE_SECONDS
@@ -38,9 +38,10 @@ REFUSED_RECORD = {"unreadable_record", "future_schema", "key_mismatch"}
 
 @dataclass(frozen=True)
 class Sample:
-    """What an engine listed from a moment on."""
+    """What an engine listed from a moment on, after what happened to it."""
 
     at: float
+    what: str
     incarnation: str
     listing: dict[str, str]
 
@@ -147,39 +148,53 @@ class Checks:
 
     def _note_served(self, replica: str, plan: Plan) -> None:
         """The sources that a replica served last, each with the life of its name."""
-        for one in plan.served:
+        for one in (*plan.served, *plan.residents):
             key, found = name_key(one.name), set()
             for moment in self.oracle.at(plan.revision):
-                version = moment.share(replica, self.live[replica]).get(one.name)
+                version = (moment.share(replica, self.live[replica]) | moment.lazy()).get(one.name)
                 if version is not None and version.generation == one.generation:
                     found.add((version.source, moment.made[key]))
             self._served[replica][one.name] = found
 
     def _is_last_good(self, host: EngineHost, name: str, source: str, moments: list[Moment]) -> bool:
         """True if this replica served that last of a name that has lived since, or all but its canaries serve it."""
-        key, known, lives = name_key(name), self._served[host.replica].get(name, set()), self._lives(host, name)
+        lives = self._lives(host, name)
         for moment in moments:
-            wanted = moment.wanted.get(key)
+            wanted = moment.wanted.get(name_key(name))
             is_due = any(name in moment.share(host.replica, among) for among in lives)
             stable = wanted.stable.source if wanted is not None and wanted.stable is not None else ""
-            if is_due and (source == stable or (source, moment.made.get(key)) in known):
+            if is_due and (source == stable or source in self.last_good(host.replica, name, moment)):
                 return True
         return False
 
-    def on_answer(self, replica: str, mailbox: Mailbox, name: str, answer: Answer) -> None:
-        """Each answer to an engine's question, as it is given: R4, R6, by the state that the replica follows."""
-        path = answer.path if isinstance(answer, Resolved) else ""
+    def last_good(self, replica: str, name: str, moment: Moment) -> set[str]:
+        """The sources that a replica served last under a name, of the life that the name has at a moment."""
+        made = moment.made.get(name_key(name))
+        return {source for source, life in self._served[replica].get(name, ()) if life == made}
+
+    def on_answer(self, host: EngineHost, mailbox: Mailbox, name: str, answer: Answer) -> None:
+        """Each answer to an engine's question, as it is given: R4, R6, R13, by the state that the replica follows."""
+        replica, path = host.replica, answer.path if isinstance(answer, Resolved) else ""
         self.log(f"{replica} asked for {name}: {source_of(path) or answer}")
         desired = mailbox.snapshot.desired
         if desired is None:
             return
-        lazy = [moment.lazy().get(name) for moment in self.oracle.at(desired.revision)]
-        if path and all(version is None or version.source != source_of(path) for version in lazy):
+        moments = self.oracle.at(desired.revision)
+        lazy = [moment.lazy().get(name) for moment in moments]
+        if path and not any(self._may_answer(host, name, source_of(path), moment) for moment in moments):
             self.violated(f"R4 {replica} tells that {name} is {source_of(path)}, at {desired.revision} {lazy}")
         elif answer in {Unresolved("unknown_adapter"), Unresolved("not_lazy")} and all(
             version is not None for version in lazy
         ):
             self.violated(f"R3 {replica} tells {answer} of {name}, which is lazy at {desired.revision}")
+
+    def _may_answer(self, host: EngineHost, name: str, source: str, moment: Moment) -> bool:
+        """True if it is what a lazy adapter is to be, or while that fails what this replica served of it last."""
+        newest = moment.lazy().get(name)
+        if newest is None or newest.source == source:
+            return newest is not None
+        is_failing = not is_good(newest.source, host.replica) or newest.source in host.store.failing
+        return is_failing and source in self.last_good(host.replica, name, moment)
 
     def on_call(self, host: EngineHost, request: PostRequest) -> None:
         """Each request to an engine as it is sent: R5, R6, no wrong unload, no second load while one is unsettled."""
@@ -297,7 +312,7 @@ class Checks:
             self.log(f"{host.replica} engine {what}")
         elif what == "load":
             self.log(f"{host.replica} loaded {name} {source_of(path)}")
-        self.samples[host.replica].append(Sample(_now(), host.incarnation, host.listing))
+        self.samples[host.replica].append(Sample(_now(), what, host.incarnation, host.listing))
 
     def on_removal(self, host: EngineHost, path: str) -> None:
         """R7: what vanishes is read by nobody, and nobody saw it listed for the grace."""

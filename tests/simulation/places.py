@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -10,15 +11,19 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import last_part
 from registry.model.replica_state import ReplicaState
 from registry.model.status import Presence
-from registry.residency.derive import DerivedResidency, residency
+from registry.residency.derive import DerivedResidence, DerivedResidency, residency
 from registry.residency.view import PLAIN, PoolView, renew_view
 from registry.rollout.pool import PoolSnapshot, PoolValues
-from tests.simulation.history import POOL
+from tests.simulation.artifacts import source_of
+from tests.simulation.goal import DRIFT_SECONDS
+from tests.simulation.history import POOL, read_wanted
 from tests.simulation.loop import State
 from tests.simulation.world import KEYS, ReplicaHost, World
 
 # The process of an engine, and since when it was seen to serve it.
 Spell = tuple[str, float]
+# What takes an adapter from an engine without its sidecar.
+BY_OTHERS = {"stop", "foreign"}
 
 
 @dataclass
@@ -33,10 +38,12 @@ class Places:
     held: int = 0
     _view: PoolView = field(default_factory=lambda: PoolView(PoolSnapshot(POOL)))
     _named: dict[tuple[str, str], Spell] = field(default_factory=dict)
+    _sources: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     _restores: int = 0
 
-    def on_commit(self, revision: int, _events: tuple[Event, ...]) -> None:
+    def on_commit(self, revision: int, events: tuple[Event, ...]) -> None:
         """Each revision of etcd."""
+        self._note_records(events)
         if self._restores != self.world.restores:
             self._restores = self.world.restores
             self._view = PoolView(PoolSnapshot(POOL))
@@ -53,8 +60,8 @@ class Places:
                 names = {one.replica: f"{one.state.value} {one.reason}" for one in answers[key].replicas}
                 self.world.checks.violated(f"R24 {key} is served by {replica}, and residency names {names}")
         for key, answer in answers.items():
-            for replica in told[key][0]:
-                self._note(key, answer.name, replica)
+            for one in answer.replicas:
+                self._note(key, answer.name, one)
 
     def _values(self, revision: int) -> PoolValues:
         kvs = self.world.store.kvs
@@ -78,13 +85,26 @@ class Places:
         host = next((one for one in hosts if one.place.owner == presence.owner), None)
         return None if host is None or host.engine.process.state is not State.RUNS else host
 
-    def _note(self, key: str, name: str, replica: str) -> None:
-        found = self._host(replica)
-        if found is None or name not in found.engine.listing:
+    def _note_records(self, events: Iterable[Event]) -> None:
+        """What each generation is made of; of several stores, one may be made of several things."""
+        for event in events:
+            is_record = event.kv is not None and event.key.startswith(KEYS.adapters(POOL))
+            wanted = read_wanted(event.kv.value) if event.kv is not None and is_record else None
+            for version in wanted.versions if wanted is not None else ():
+                self._sources[last_part(event.key), version.generation].add(version.source)
+
+    def _note(self, key: str, name: str, told: DerivedResidence) -> None:
+        """Notes whom residency names for what its engine lists: no other generation, which it may not know of yet."""
+        found = self._host(told.replica) if told.state is ReplicaState.SERVING else None
+        path = None if found is None else found.engine.listing.get(name)
+        if found is None or path is None or not self._is_of(key, told.generation, path):
             return
         process = found.engine.process.name
-        if self._named.get((key, replica), ("", 0.0))[0] != process:
-            self._named[key, replica] = process, asyncio.get_running_loop().time()
+        if self._named.get((key, told.replica), ("", 0.0))[0] != process:
+            self._named[key, told.replica] = process, asyncio.get_running_loop().time()
+
+    def _is_of(self, key: str, generation: int, path: str) -> bool:
+        return not generation or source_of(path) in self._sources[key, generation]
 
     def _still(self, name: str, replica: str, spell: Spell) -> bool:
         """Whether the same engine has listed it ever since."""
@@ -99,8 +119,18 @@ class Places:
         adapter = self._view.adapter(key)
         if replica in named or adapter is None or answer.lazy:
             return True
-        others = ((one, self._host(one)) for one in named)
-        return adapter.spec is not PLAIN and any(host and answer.name in host.engine.listing for _, host in others)
+        others = [host for one in named if (host := self._host(one)) is not None]
+        return adapter.spec is not PLAIN and any(self._serves(host, answer.name) for host in others)
+
+    def _serves(self, host: ReplicaHost, name: str) -> bool:
+        """True if an engine lists a name, or lost it to others so lately that its sidecar may not know of that."""
+        lost = None
+        for sample in reversed(self.world.checks.samples[host.place.store.replica]):
+            if name in sample.listing:
+                break
+            lost = sample
+        is_news = lost is not None and lost.at > asyncio.get_running_loop().time() - DRIFT_SECONDS
+        return name in host.engine.listing or (lost is not None and is_news and lost.what in BY_OTHERS)
 
 
 def _below(kvs: Iterable[KeyValue], prefix: bytes) -> dict[bytes, KeyValue]:

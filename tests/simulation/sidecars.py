@@ -31,7 +31,7 @@ KEEP_SECONDS = 2.0
 # What is lazy goes so soon after its last use.
 IDLE_SECONDS = 8.0
 OnReport = Callable[[str, Mailbox, RoundReport], None]
-OnAnswer = Callable[[str, Mailbox, str, Answer], None]
+OnAnswer = Callable[[Mailbox, str, Answer], None]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Heard:
 
     async def ask(self, name: str) -> Answer:
         answer = await self.resolver.ask(name)
-        self.place.on_answer(self.place.replica, self.mailbox, name, answer)
+        self.place.on_answer(self.mailbox, name, answer)
         return answer
 
 

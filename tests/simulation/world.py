@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from registry.model.keys import Keys
@@ -139,7 +140,7 @@ class World:
         store.on_removal = lambda path: self.checks.on_removal(engine, path)
         place = Place(
             *(POOL, name, url, self._endpoints(name), self._folder / name, store, KEYS, self.wall),
-            *(self.checks.on_report, self.checks.on_answer, f"host of {name}", engine.socket),
+            *(self.checks.on_report, partial(self.checks.on_answer, engine), f"host of {name}", engine.socket),
         )
         return ReplicaHost(place, engine)
 
@@ -190,7 +191,7 @@ class World:
             state=self._folder / name,
             store=store,
             on_report=lambda _replica, _mailbox, _report: None,
-            on_answer=lambda _replica, _mailbox, _name, _answer: None,
+            on_answer=lambda _mailbox, _name, _answer: None,
             socket=engine.socket,
             owner=f"host of {name}",
         )
