@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from registry.model.names import matches
 from registry.model.replica_state import BLOCKED, ParsedStatus, ReplicaState, compare_digests
-from registry.model.status import ReplicaStatus
+from registry.model.status import ReplicaStatus, Resident
 from registry.residency.shares import ReplicaPart, Shares, WantedGeneration
 from registry.residency.view import PLAIN, AdapterEntry, AdapterView, PoolView
 from registry.rollout.status import NOT_ALIVE
@@ -65,7 +65,7 @@ def _residency(view: PoolView, adapter: AdapterView) -> DerivedResidency:
     shares = Shares(view, adapter)
     parts = _compared([part for name in shares.names() if (part := shares.part(name)) is not None])
     note = shares.note()
-    if not any(part.is_serving for part in parts) and (last := _compared(list(shares.last_parts()))):
+    if not any(_has_it(view, adapter, part) for part in parts) and (last := _compared(list(shares.last_parts()))):
         parts, note = sorted([*parts, *last], key=lambda part: part.replica), _ONLY_LEAVING
     replicas = tuple(_residence(view, adapter, part) for part in parts)
     halted = adapter.rollout.halted if adapter.rollout is not None else ""
@@ -153,7 +153,28 @@ def residence_on(view: PoolView, adapter: AdapterView, name: str) -> DerivedResi
 def _serving(view: PoolView, adapter: AdapterView) -> bool:
     """True if a replica that stays serves it, in whichever generation."""
     shares = Shares(view, adapter)
-    return any((part := shares.part(name)) is not None and part.is_serving for name in shares.names())
+    return any((part := shares.part(name)) is not None and _has_it(view, adapter, part) for name in shares.names())
+
+
+def _has_it(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> bool:
+    """True if the replica serves it, and goes on with that once it knows the newest record.
+
+    What it could load as long as it was lazy, it refuses from then on until it is loaded.
+    """
+    return part.is_serving and (adapter.lazy or _is_loaded(view, adapter, part))
+
+
+def _is_loaded(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> bool:
+    if not part.lazy:
+        return part.is_serving
+    resident = _resident(view, adapter, part)
+    return part.is_serving and resident is not None and resident.generation == part.generation
+
+
+def _resident(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> Resident | None:
+    """What its replica tells of a lazy adapter that is loaded."""
+    reading = view.everybody[part.replica].reading
+    return reading.resident.get(adapter.key) if isinstance(reading, ParsedStatus) else None
 
 
 def _compared(parts: Sequence[ReplicaPart]) -> Sequence[ReplicaPart]:
@@ -167,10 +188,7 @@ def _compared(parts: Sequence[ReplicaPart]) -> Sequence[ReplicaPart]:
 def _residence(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> DerivedResidence:
     replica = view.everybody[part.replica]
     status = replica.reading.status if isinstance(replica.reading, ParsedStatus) else None
-    resident = replica.reading.resident.get(adapter.key) if isinstance(replica.reading, ParsedStatus) else None
-    is_loaded = part.is_serving
-    if part.lazy:
-        is_loaded = is_loaded and resident is not None and resident.generation == part.generation
+    is_loaded, resident = _is_loaded(view, adapter, part), _resident(view, adapter, part)
     is_versioned = status is not None and status.engine.names == "versioned"
     residence = DerivedResidence(
         part.replica,

@@ -179,3 +179,21 @@ def test_a_lazy_adapter_that_is_loaded_is_told_though_its_replica_can_load_no_ot
         world.says("r1", lazy=Lazy(count=9, servable=False, reason="no_room", resident=resident))
         (one,) = world.where("a").replicas
         assert (one.state, one.generation, one.loaded) == (SERVING, generation, True)
+
+
+@pytest.mark.parametrize("after", ["one", "two", "zone a", "one of zone a", "halted canary of two"])
+def test_what_could_be_loaded_while_it_was_lazy_stands_in_for_nobody_who_has_it(after):
+    """R24: once its replicas hear that it is lazy no more, they refuse it until it is loaded."""
+    fleet = Fleet()
+    lazy = fleet.publish("lazy")
+    for name in LABELS:
+        fleet.hears(name, lazy)
+    fleet.told()
+    newest = fleet.publish(after)
+    owners = [name for name in LABELS if fleet.served(name, newest) is not None]
+    for name in LABELS.keys() - {*owners}:
+        fleet.hears(name, newest, kept=[Kept(name="a", generation=1)])
+    assert fleet.told() == dict.fromkeys(LABELS, 1)
+    resident = [Resident(name="a", generation=1, last_used="t")]
+    fleet.hears(owners[0], lazy, lazy=Lazy(count=1, servable=True, resident=resident))
+    assert fleet.told() == dict.fromkeys(owners, 1), "one of those that are to serve it has it"
