@@ -76,14 +76,17 @@ class Places:
         )
 
     def _host(self, replica: str) -> ReplicaHost | None:
-        """Who owns a replica's id; None: nobody, or one who drains."""
+        """Who owns a replica's id; None: nobody, one who drains, or one whose engine does not run."""
+        host = self._owner(replica)
+        return None if host is None or host.engine.process.state is not State.RUNS else host
+
+    def _owner(self, replica: str) -> ReplicaHost | None:
         kv = self.world.store.kvs.get(KEYS.replica(POOL, replica))
         presence = None if kv is None else Presence.parse(kv.value)
         if kv is None or presence is None or presence.leaving:
             return None
         hosts = (*self.world.replicas, *self.world.rivals)
-        host = next((one for one in hosts if one.place.owner == presence.owner), None)
-        return None if host is None or host.engine.process.state is not State.RUNS else host
+        return next((one for one in hosts if one.place.owner == presence.owner), None)
 
     def _note_records(self, events: Iterable[Event]) -> None:
         """What each generation is made of; of several stores, one may be made of several things."""
@@ -119,7 +122,7 @@ class Places:
         adapter = self._view.adapter(key)
         if replica in named or adapter is None or answer.lazy:
             return True
-        others = [host for one in named if (host := self._host(one)) is not None]
+        others = [host for one in named if (host := self._owner(one)) is not None]
         return adapter.spec is not PLAIN and any(self._serves(host, answer.name) for host in others)
 
     def _serves(self, host: ReplicaHost, name: str) -> bool:
