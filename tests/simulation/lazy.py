@@ -49,7 +49,7 @@ async def _request(world: World, replica: ReplicaHost, name: str) -> None:
         return
     expected = _expected(world, replica.name, name, version)
     asked_at = asyncio.get_running_loop().time()
-    path = await _served(replica, name)
+    path = await served(replica, name)
     if path not in expected:
         world.checks.violated(f"R3 a request for {name} to {replica.name} is served {path}, expected {expected}")
     elif version is None and asyncio.get_running_loop().time() - asked_at > AT_ONCE_SECONDS:
@@ -66,7 +66,7 @@ def _expected(world: World, replica: str, name: str, version: Version | None) ->
     return {path_of(replica, source) for source in good if is_good(source, replica)} or {None}
 
 
-async def _served(replica: ReplicaHost, name: str) -> str | None:
+async def served(replica: ReplicaHost, name: str) -> str | None:
     """Path of what a request for a name is served by; None: it is refused."""
     engine = replica.engine.engine
     assert engine is not None

@@ -39,11 +39,12 @@ class Places:
     _view: PoolView = field(default_factory=lambda: PoolView(PoolSnapshot(POOL)))
     _named: dict[tuple[str, str], Spell] = field(default_factory=dict)
     _sources: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    _said_at: dict[str, float] = field(default_factory=dict)
     _restores: int = 0
 
     def on_commit(self, revision: int, events: tuple[Event, ...]) -> None:
         """Each revision of etcd."""
-        self._note_records(events)
+        self._note_events(events)
         if self._restores != self.world.restores:
             self._restores = self.world.restores
             self._view = PoolView(PoolSnapshot(POOL))
@@ -88,9 +89,11 @@ class Places:
         hosts = (*self.world.replicas, *self.world.rivals)
         return next((one for one in hosts if one.place.owner == presence.owner), None)
 
-    def _note_records(self, events: Iterable[Event]) -> None:
-        """What each generation is made of; of several stores, one may be made of several things."""
+    def _note_events(self, events: Iterable[Event]) -> None:
+        """What each generation is made of, in several stores of several things; and when each replica spoke."""
         for event in events:
+            if event.key.startswith(KEYS.statuses(POOL)):
+                self._said_at[last_part(event.key)] = asyncio.get_running_loop().time()
             is_record = event.kv is not None and event.key.startswith(KEYS.adapters(POOL))
             wanted = read_wanted(event.kv.value) if event.kv is not None and is_record else None
             for version in wanted.versions if wanted is not None else ():
@@ -102,6 +105,8 @@ class Places:
         path = None if found is None else found.engine.listing.get(name)
         if found is None or path is None or not self._is_of(key, told.generation, path):
             return
+        if not self._has_listed(found, name, self._said_at.get(told.replica, 0.0)):
+            return  # it was lost since the status was written, and has come back
         process = found.engine.process.name
         if self._named.get((key, told.replica), ("", 0.0))[0] != process:
             self._named[key, told.replica] = process, asyncio.get_running_loop().time()
@@ -114,8 +119,11 @@ class Places:
         found = self._host(replica)
         if found is None or found.engine.process.name != spell[0] or name not in found.engine.listing:
             return False
-        samples = reversed(self.world.checks.samples[found.place.store.replica])
-        return all(name in sample.listing for sample in samples if sample.at > spell[1])
+        return self._has_listed(found, name, spell[1])
+
+    def _has_listed(self, host: ReplicaHost, name: str, since: float) -> bool:
+        samples = reversed(self.world.checks.samples[host.place.store.replica])
+        return all(name in sample.listing for sample in samples if sample.at > since)
 
     def _is_placed(self, key: str, answer: DerivedResidency, replica: str, named: set[str]) -> bool:
         """A replica may be let go of where others serve what is placed by number, or chosen."""
@@ -126,14 +134,16 @@ class Places:
         return adapter.spec is not PLAIN and any(self._serves(host, answer.name) for host in others)
 
     def _serves(self, host: ReplicaHost, name: str) -> bool:
-        """True if an engine lists a name, or lost it to others so lately that its sidecar may not know of that."""
+        """True if an engine lists a name, swaps it by two calls, or lost it to others so lately that nobody heard."""
+        if name in host.engine.listing:
+            return True
         lost = None
         for sample in reversed(self.world.checks.samples[host.place.store.replica]):
             if name in sample.listing:
                 break
             lost = sample
         is_news = lost is not None and lost.at > asyncio.get_running_loop().time() - DRIFT_SECONDS
-        return name in host.engine.listing or (lost is not None and is_news and lost.what in BY_OTHERS)
+        return lost is not None and (name in host.engine.busy or (is_news and lost.what in BY_OTHERS))
 
 
 def _below(kvs: Iterable[KeyValue], prefix: bytes) -> dict[bytes, KeyValue]:

@@ -14,10 +14,10 @@ from tests.simulation.simulation import Outcome, simulate
 
 # What has to happen within so few seeds, as their traces tell it.
 SEEDS_LOOKED_AT = range(12)
-# The others; `make soak` plays thousands.
-SEEDS = range(12, 60)
+# The others, and some in which something was once found; `make soak` plays thousands.
+SEEDS = (*range(12, 61), 68, 82, 155, 176)
 # In so small pieces that each has time enough on a slow machine that has much else to do.
-PIECE = 24
+PIECE = 18
 SEEDS_WITHOUT_NETS = range(16)
 PLAYED = (
     r"rollout_conducted .*'verb': 'promote'",
@@ -47,7 +47,7 @@ def traces(outcomes) -> str:
     return "\n".join(line for outcome in outcomes for line in outcome.trace)
 
 
-@pytest.mark.parametrize("first", SEEDS[::PIECE])
+@pytest.mark.parametrize("first", range(0, len(SEEDS), PIECE))
 def test_converges_through_everything(first):
     """R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R14, R16, W1, W2, W3, W4, W5, W6, W7, W8: none found."""
     assert list(failures(SEEDS[first : first + PIECE])) == []
