@@ -212,7 +212,7 @@ def assemble(ports: Ports) -> Sidecar:
     drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
     collector = _collector(ports, status, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
     demand = ResidentSet(Catalogue(pool, watcher.record, watcher.with_last_good), idle_seconds=ports.idle_seconds)
-    resolver = Resolver(Means(mailbox, store, writer), demand, clock, collector.expect)
+    resolver = Resolver(Means(mailbox, store, writer, engine.incarnation), demand, clock, collector.expect)
     sharing = Assigner(pool, replica, ports.presence.labels)
     share, declines = ShareGuard(writer, clock, ports.give_up_seconds), DeclineTeller(writer, ports.state)
     ring = EventRing(clock, lambda key: watcher.record(key) is not None)

@@ -121,7 +121,7 @@ class ResidentSet:
         self._told[key] = told
         self._expected.add(key)
         self._used_at[key] = max(told.at, self._used_at.get(key, told.at))
-        self._in_vain[key] = told.path, self._incarnation
+        self._in_vain[key] = told.path, self.incarnation
         self._crowded.discard(key)
         failure = self._troubles.get(key)
         if is_newest and failure is not None and not failure.is_engines:
@@ -133,21 +133,22 @@ class ResidentSet:
         It holds a lock on the name from its question until the adapter is loaded or not. So if it asks again though no
         listing showed what it was told of, it has refused that.
         """
-        if self._in_vain.pop(adapter.key, None) == (path, self._incarnation):
+        if self._in_vain.pop(adapter.key, None) == (path, self.incarnation):
             self._count_refusal(adapter, now)
         failure = self._troubles.get(adapter.key)
         if failure is None or not failure.is_engines or failure.attempts < TOLD_IN_VAIN:
             return None
-        return failure if failure.forbids(adapter.ref, self._incarnation, now) else None
+        return failure if failure.forbids(adapter.ref, self.incarnation, now) else None
 
     def _count_refusal(self, adapter: DesiredAdapter, now: float) -> None:
         before, refused = self._troubles.get(adapter.key), Refused(REFUSED)
-        failure = after_call(refused, adapter.ref, self._incarnation, before, now=now, uniform=_longest)
+        failure = after_call(refused, adapter.ref, self.incarnation, before, now=now, uniform=_longest)
         if failure is not None:  # pragma: no branch - a refusal always is one
             self.note_trouble(adapter.key, failure)
 
     @property
-    def _incarnation(self) -> str:
+    def incarnation(self) -> str:
+        """The process of the engine that was seen last, of which `terms` are; empty: none was."""
         return self._seen.facts.incarnation if self._seen is not None else ""
 
     @property
@@ -255,7 +256,7 @@ class ResidentSet:
         for key in listed:
             self._in_vain.pop(key, None)
         for key, failure in list(self._troubles.items()):
-            if failure.is_engines and (key in listed or failure.incarnation != self._incarnation):
+            if failure.is_engines and (key in listed or failure.incarnation != self.incarnation):
                 del self._troubles[key]
 
     def _standing_troubles(self, state: DesiredState) -> Iterator[tuple[DesiredAdapter, Failure]]:

@@ -1,13 +1,14 @@
 """Resolves names for an engine, at once or after staging.
 
 An engine that asks holds a lock on the name until it is answered, and our own calls for that name wait for the same
-lock. So nothing here waits for an engine call, nor for the loop that makes them.
+lock. So nothing here waits for an engine call, nor for the loop that makes them. The engine is asked who it is alone,
+which takes no lock: what the loop found out of the process before it, as which base model it has, is no answer to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ from sidecar.artifacts.staging import Staging
 from sidecar.artifacts.types import ArtifactStore, Stage, Staged
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.desired.mailbox import Mailbox
+from sidecar.engines.driver import EngineError
 from sidecar.engines.observed import Use
 from sidecar.ownership import Ownership
 from sidecar.plan.backoff import Failure, after_staging
@@ -45,11 +47,19 @@ _SAID_OF_ANY_NAME = frozenset({"unknown_adapter", "not_lazy", "not_ready"})
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """State that the resolver shares with the loop: the newest snapshot, the store, and who owns the replica id."""
+    """What the resolver shares with the loop.
+
+    Attributes:
+        mailbox: the newest snapshot.
+        store: of the host.
+        ownership: who owns the replica id.
+        incarnation: asks the engine for its present process, and raises EngineError.
+    """
 
     mailbox: Mailbox
     store: ArtifactStore
     ownership: Ownership
+    incarnation: Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,12 @@ class Resolver:
         return answer
 
     async def _settle(self, name: str) -> Answer:
-        answer = self._consider(name)
+        until = self._clock.monotonic() + self._answer_seconds
+        found = self._find(name)
+        if isinstance(found, Unresolved):
+            return found  # whoever asks
+        asker = await self._asker()
+        answer = self._consider(name, asker)
         if not isinstance(answer, _NotYet):
             return answer
         if self._waiting >= MAX_WAITING:
@@ -115,13 +130,19 @@ class Resolver:
         self._waiting += 1
         try:
             with self._demand.asking(name_key(name)):
-                return await self._wait(name, answer)
+                return await self._wait(name, asker, answer, until)
         finally:
             self._waiting -= 1
             self._means.mailbox.wake()  # what was not called while the question was open may be now
 
-    async def _wait(self, name: str, answer: Answer | _NotYet) -> Answer:
-        until = self._clock.monotonic() + self._answer_seconds
+    async def _asker(self) -> str:
+        """The process of the engine that asks; empty: it does not say it now."""
+        try:
+            return await self._means.incarnation()
+        except EngineError:
+            return ""
+
+    async def _wait(self, name: str, asker: str, answer: Answer | _NotYet, until: float) -> Answer:
         while isinstance(answer, _NotYet):
             left = until - self._clock.monotonic()
             if left <= 0:
@@ -129,7 +150,8 @@ class Resolver:
                     self._note_crowded(name)
                 return Unresolved(answer.reason)
             await self._look_out(min(left, LOOK_SECONDS))
-            answer = self._consider(name)
+            asker = asker or await self._asker()
+            answer = self._consider(name, asker)
         return answer
 
     def _note_crowded(self, name: str) -> None:
@@ -147,8 +169,17 @@ class Resolver:
         except TimeoutError:
             return
 
-    def _consider(self, name: str) -> Answer | _NotYet:
+    def _consider(self, name: str, asker: str) -> Answer | _NotYet:
         """In one step of the event loop: what is found right here is still right when it is told."""
+        found = self._find(name)
+        if not isinstance(found, tuple):
+            return found
+        if asker != self._demand.incarnation:
+            return _NotYet("not_ready")  # the loop has not looked at that process yet
+        return self._judge(*found)
+
+    def _find(self, name: str) -> tuple[DesiredAdapter, ServingLimits] | Unresolved | _NotYet:
+        """The lazy adapter of that name, and what it is judged by."""
         desired, terms = self._means.mailbox.snapshot.desired, self._demand.terms
         if desired is None or terms is None or self._demand.is_paused or self._means.ownership.refusal:
             return Unresolved("not_ready")
@@ -158,9 +189,7 @@ class Resolver:
         if not terms.room:
             return Unresolved(NO_ROOM)
         adapter = self._demand.catalogue.whole(desired, key)
-        if adapter is None:
-            return _NotYet("not_ready")
-        return self._judge(adapter, terms)
+        return _NotYet("not_ready") if adapter is None else (adapter, terms)
 
     def _judge(self, adapter: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet:
         answer, good = self._offer(adapter, terms), adapter.fallback

@@ -15,6 +15,7 @@ from registry.sources.base import ArtifactError
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.informer import Informer
 from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.engines.driver import EngineUnreachable
 from sidecar.plan.planner import make_plan
 from sidecar.resolver import resolver as module
 from sidecar.resolver.demand import ResidentSet
@@ -66,8 +67,9 @@ class Scene:
         self.mailbox, self.store, self.owner = Mailbox(), Store(), Owner()
         self.demand = ResidentSet(Catalogue(POOL, self.informer.record, self.informer.with_last_good))
         self.told: list[tuple[str, str]] = []
+        self.process: str | None = "e1"
         self.resolver = Resolver(
-            Means(self.mailbox, self.store, self.owner),  # type: ignore[arg-type]
+            Means(self.mailbox, self.store, self.owner, self.incarnation),  # type: ignore[arg-type]
             self.demand,
             Clock(random.Random(0)),
             self.told.append,
@@ -79,8 +81,13 @@ class Scene:
     def post(self) -> None:
         self.mailbox.post(Snapshot(desired=self.informer.state))
 
-    def look(self, room: int = 9, paused: str = "") -> None:
-        engine = replace(observed(), paused=paused)
+    async def incarnation(self) -> str:
+        if self.process is None:
+            raise EngineUnreachable("it is busy")
+        return self.process
+
+    def look(self, room: int = 9, paused: str = "", incarnation: str = "e1") -> None:
+        engine = replace(observed(incarnation=incarnation), paused=paused)
         review(self.demand, self.informer.state, engine, now=0.0, spec=pool(max_adapters=room + 1))
 
     async def was_woken(self) -> bool:
@@ -168,6 +175,32 @@ async def test_unknown_eager_and_unready_are_told_at_once():
     before = Scene()
     before.mailbox.post(Snapshot())
     assert await before.resolver.ask("a") == Unresolved("not_ready")
+
+
+async def test_a_process_that_was_not_looked_at_is_not_answered_by_what_the_one_before_was():
+    """R23 same-base: it may have another base; the question waits for the look, and is never answered without one."""
+    scene = Scene(answer_seconds=0.05)
+    async with scene.open():
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        scene.process = "e2"
+        assert await scene.resolver.ask("a") == Unresolved("not_ready")
+        assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter"), "whoever asks"
+        scene.resolver._answer_seconds = 60.0
+        asking = asyncio.create_task(scene.resolver.ask("a"))
+        await eventually(lambda: scene.demand.is_asked("a"))
+        scene.look(incarnation="e2")
+        assert await asking == Resolved(path_of("of-a"))
+
+
+async def test_an_engine_that_does_not_say_who_it_is_is_asked_again():
+    """R23: until it does, as far as the question may wait; others are answered meanwhile."""
+    scene = Scene()
+    async with scene.open():
+        scene.process = None
+        asking = asyncio.create_task(scene.resolver.ask("a"))
+        await eventually(lambda: scene.demand.is_asked("a"))
+        scene.process = "e1"
+        assert await asking == Resolved(path_of("of-a"))
 
 
 async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
