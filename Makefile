@@ -3,8 +3,8 @@
 .DELETE_ON_ERROR:
 PYTHON ?= python3.11
 BIN := .venv/bin
-PODMAN_COMPOSE := podman-compose==1.6.0
-PROTO_TOOLS := grpcio-tools==1.71.2 # newer tools emit code that fails on older protobuf runtimes
+# A lock is whole. Wheels alone: to build one, pip would fetch what nobody locked.
+LOCKED := pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement
 # Where it is set, as in many images, each of the hundreds of processes that tests start compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -14,29 +14,40 @@ help: ## Show this help
 
 .venv/.installed: pyproject.toml requirements/dev.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --requirement requirements/dev.txt
-	$(BIN)/pip install --quiet --no-deps --editable .
+	$(BIN)/$(LOCKED) requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 .PHONY: install
 install: .venv/.installed ## Install the control plane's environment (.venv)
 
-.venv-proto/.installed: Makefile
-	$(PYTHON) -m venv .venv-proto
-	.venv-proto/bin/pip install --quiet "$(firstword $(PROTO_TOOLS))" "setuptools<81"
+.venv-containers/.installed .venv-proto/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/$(LOCKED) $<
 	touch $@
 
 .venv-oldest/.installed: requirements/oldest.txt .venv/.installed
 	rm -rf .venv-oldest
-	$(BIN)/pip install --quiet --no-deps --target .venv-oldest --requirement requirements/oldest.txt
+	$(BIN)/$(LOCKED) $< --target .venv-oldest
 	touch $@
 
-.venv-engine/.installed: requirements/engine.txt registry/tools/devstack/engine_install.py
+.venv-engine/.installed: requirements/engine.txt requirements/torch-cpu.txt registry/tools/devstack/engine_install.py
 	$(PYTHON) -m registry.tools.devstack.engine_install --folder .venv-engine
 	touch $@
 
 .PHONY: engine
 engine: .venv-engine/.installed ## Install the engine's environment: vLLM's CPU build (.venv-engine, 2 GB)
+
+# What stands in a lock stays, unless it no longer fits or UPGRADE=yes asks for the newest.
+LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal --python-version 3.11 --fork-strategy fewest \
+	--generate-hashes --no-build --no-annotate --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) --output-file
+
+.PHONY: lock
+lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
+	for name in build containers oldest proto tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
+	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
+	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
 
 # ENGINE=sim plays on simulated engines, without the engine environment.
 ENGINE ?= vllm
@@ -85,11 +96,6 @@ WORKERS ?= 4
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered
-
-.venv-containers/.installed: Makefile
-	$(PYTHON) -m venv .venv-containers
-	.venv-containers/bin/pip install --quiet "$(PODMAN_COMPOSE)"
-	touch $@
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

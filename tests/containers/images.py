@@ -96,12 +96,14 @@ def _engine() -> None:
 def _wheels() -> None:
     """What pip installs in our images, fetched by the host's pip: a build then needs no network and no settings."""
     folder, pip = FOLDER / "wheels", COMPOSE.with_name("pip")
-    wanted = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "requirements/dev.txt")))
+    locks = ("requirements/build.txt", "requirements/control-plane.txt")
+    wanted = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in locks))
     mark = folder / wanted.hexdigest()
     if mark.exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
-    arguments = ["--quiet", "--dest", str(folder), "--constraint", "requirements/dev.txt", str(ROOT), "setuptools>=77"]
+    named = [word for name in locks for word in ("--requirement", name)]
+    arguments = ["--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--dest", str(folder), *named]
     run([str(pip), "download", *arguments], timeout=1200)
     mark.touch()
 

