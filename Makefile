@@ -49,6 +49,16 @@ lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=y
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
 
+.PHONY: sbom
+sbom: .venv-tools/.installed ## Write what the control plane and the engine consist of, as CycloneDX, to build/sbom
+	mkdir -p build/sbom
+	for name in control-plane engine; do .venv-tools/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml \
+		--output-reproducible --output-file build/sbom/$$name.cdx.json requirements/$$name.txt || exit; done
+
+.PHONY: audit
+audit: .venv-tools/.installed ## Look for known vulnerabilities in all that is locked
+	.venv-tools/bin/python -m tests.support.audit
+
 # ENGINE=sim plays on simulated engines, without the engine environment.
 ENGINE ?= vllm
 ENGINE_ENV := $(if $(filter vllm,$(ENGINE)),engine)
