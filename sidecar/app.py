@@ -51,7 +51,7 @@ from sidecar.loop.lease_collector import KEEP_SECONDS, LeaseCollector, LeasedSto
 from sidecar.loop.observer import EngineProbes, watch_changes
 from sidecar.loop.reconciler import Reconciler
 from sidecar.loop.rounds import ServedNews
-from sidecar.metrics import INTERNAL_ERRORS
+from sidecar.metrics import CONNECTIONS_CLOSED, INTERNAL_ERRORS
 from sidecar.ownership import HostLock, ReplicaTaken, Seat, place_of
 from sidecar.plan.readiness import USUAL_RULE, ReadyRule
 from sidecar.plan.types import RoundReport
@@ -321,7 +321,8 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             app = make_app(sidecar.status, ports.insecure, sidecar.drain, sidecar.events, sidecar.activity)
-            tasks.create_task(HttpServer(app, listener).run(), name="http")
+            http = HttpServer(app, listener, lambda reason: CONNECTIONS_CLOSED.labels("http", reason).inc())
+            tasks.create_task(http.run(), name="http")
             tasks.create_task(_end(stop, sidecar.drain, settings.drain_timeout), name="stop")
             await lock.acquire(settings.replica)
             sidecar.start(tasks)

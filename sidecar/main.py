@@ -14,7 +14,7 @@ import structlog
 from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import spare_collector
+from registry.runtime.program import raise_descriptor_limit, spare_collector
 from sidecar.app import StoreUnusable, run
 from sidecar.ownership import ReplicaTaken
 from sidecar.resolver.server import SocketUnusable
@@ -49,6 +49,7 @@ def main() -> None:
         SidecarSettings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ
     )
     spare_collector()
+    raise_descriptor_limit()
     configure_logging()
     supervise(PROGRAM, _until_signalled(settings), EXITS)
 

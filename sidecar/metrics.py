@@ -41,6 +41,9 @@ STORE_TOUCHED = Gauge(
 STORE_REMOVED = Counter("loraplane_store_removed", "Artifacts that this sidecar removed from the store")
 LAZY_RESIDENT = Gauge("loraplane_lazy_resident", "Lazy adapters that the engine lists as desired")
 LAZY_QUESTIONS = Counter("loraplane_lazy_questions", "Questions of the engine, by what it was told", ["answer"])
+CONNECTIONS_CLOSED = Counter(
+    "loraplane_connections_closed", "Connections that this sidecar ended by itself, by why", ["port", "reason"]
+)
 SWAP_STRATEGY = Gauge("loraplane_engine_swap", "1 for how weights behind a name are replaced", ["strategy"])
 SYNCER_STATUS = Gauge(
     "lora_syncer_adapter_status",

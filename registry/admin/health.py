@@ -136,6 +136,12 @@ class AdminMetrics:
             ["part"],
             registry=self.registry,
         )
+        self.closed = Counter(
+            "loraplane_admin_connections_closed",
+            "Connections to the HTTP port that this service ended by itself, by why.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.missing = Gauge(
             "loraplane_admin_missing_replicas",
             "Replicas that a pool expects and that do not live.",
@@ -153,6 +159,10 @@ class AdminMetrics:
     def count_conducted(self, verb: str) -> None:
         """Counts a rollout that was ended."""
         self.conducted.labels(verb).inc()
+
+    def count_closed(self, reason: str) -> None:
+        """Counts a connection that was closed."""
+        self.closed.labels(reason).inc()
 
     def count_internal_error(self, part: str) -> None:
         """Counts a failure of a part, which may be one of many pools: ``rollouts of POOL`` counts as ``rollouts``."""

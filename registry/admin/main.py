@@ -17,7 +17,7 @@ from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
 from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import spare_collector
+from registry.runtime.program import raise_descriptor_limit, spare_collector
 
 _log = structlog.get_logger()
 PROGRAM = "loraplane-admin"
@@ -40,6 +40,7 @@ def main() -> None:
         AdminSettings, program=PROGRAM, summary=SUMMARY, arguments=sys.argv[1:], environment=os.environ
     )
     spare_collector()
+    raise_descriptor_limit()
     configure_logging()
     supervise(PROGRAM, _serve(settings), EXITS)
 

@@ -39,6 +39,7 @@ from registry.rollout.controller import RolloutController, Shared
 from registry.rollout.expected import MembersKeeper, forget
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
+from registry.runtime.program import most_connections
 from registry.runtime.supervisor import Supervisor
 from registry.store.reader import Reader
 from registry.store.txn import Retention
@@ -99,6 +100,10 @@ def make_app(
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 GRACE_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
+# Connections of the API. None of its callers is known before it has said something, so it has no more than a time for
+# that, and a place: whoever has one, and no call, gives it back.
+MAX_CONNECTIONS = 2000
+HANDSHAKE_SECONDS, IDLE_SECONDS = 10.0, 30.0
 # A client whose certificate is no longer taken stays no longer than this, give or take a tenth; calls on their way
 # have the grace to end.
 CONNECTION_AGE_SECONDS = 300.0
@@ -133,6 +138,7 @@ class _ServerParts:
     health: health.aio.HealthServicer
     handlers: grpc.GenericRpcHandler
     app: Starlette
+    metrics: AdminMetrics
     stopping: asyncio.Event
 
 
@@ -147,7 +153,7 @@ async def running(settings: AdminSettings, *, drain_seconds: float = DRAIN_SECON
     parts = _assembled(settings)
     server, port = _grpc_server(settings, parts)
     listener = listen_as_told("--http", settings.http)
-    http = HttpServer(parts.app, listener)
+    http = HttpServer(parts.app, listener, parts.metrics.count_closed)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(http.run(), name="http")
@@ -203,7 +209,8 @@ def _assembled(settings: AdminSettings) -> _ServerParts:
         lambda: sorted(supervisor.troubles),
     )
     return _ServerParts(
-        *(client, supervisor, informers, hub, probe, controller, members, servicer, handlers, app, stopping)
+        *(client, supervisor, informers, hub, probe, controller, members, servicer),
+        *(handlers, app, metrics, stopping),
     )
 
 
@@ -219,7 +226,12 @@ def _grpc_server(settings: AdminSettings, parts: _ServerParts) -> tuple[grpc.aio
         ("grpc.max_connection_age_ms", int(CONNECTION_AGE_SECONDS * 1000)),
         ("grpc.max_connection_age_grace_ms", int(CONNECTION_GRACE_SECONDS * 1000)),
     )
-    server = grpc.aio.server(options=(*_OPTIONS, *age))
+    limits = (
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),  # TLS, and HTTP/2's own
+        ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
+        ("grpc.max_allowed_incoming_connections", most_connections(MAX_CONNECTIONS, thirds=2)),
+    )
+    server = grpc.aio.server(options=(*_OPTIONS, *age, *limits))
     server.add_generic_rpc_handlers((parts.handlers,))
     health_pb2_grpc.add_HealthServicer_to_server(parts.health, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+import time
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from threading import Timer
 from typing import Any
 
 import structlog
@@ -24,14 +28,108 @@ _TRACEBACKS = structlog.processors.ExceptionRenderer(
 )
 
 
+# What comes again is worth no line before.
+QUIET_SECONDS = 60.0
+# Of more causes at once than this all others are one, whatever makes them differ.
+_MAX_CAUSES = 100
+
+
+@dataclass(slots=True)
+class _Cause:
+    told_at: float = -math.inf
+    untold: int = 0
+    last: Any = None
+
+
+class Repeats:
+    """Which of events that come again and again are worth a line: the first of each cause in a minute."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._causes: dict[Hashable, _Cause] = {}
+
+    def count(self, cause: Hashable, event: object = None) -> int:
+        """How often it came since its last line, this time included; 0: that line is less than a minute old."""
+        if cause not in self._causes and len(self._causes) >= _MAX_CAUSES:
+            self._causes = {kept: one for kept, one in self._causes.items() if one.untold or not self._is_over(one)}
+            cause = cause if len(self._causes) < _MAX_CAUSES else None
+        found = self._causes.setdefault(cause, _Cause())
+        found.untold, found.last = found.untold + 1, event
+        return self._take(found)
+
+    def rest(self) -> Iterator[tuple[Any, int]]:
+        """The last event of each cause whose last line is a minute old, and how often it came since."""
+        for one in self._causes.values():
+            if one.untold and (times := self._take(one)):
+                yield one.last, times
+
+    @property
+    def is_behind(self) -> bool:
+        """True while something came of which no line tells."""
+        return any(one.untold for one in self._causes.values())
+
+    def _is_over(self, one: _Cause) -> bool:
+        return self._now() - one.told_at >= QUIET_SECONDS
+
+    def _take(self, one: _Cause) -> int:
+        if not self._is_over(one):
+            return 0
+        times, one.told_at, one.untold = one.untold, self._now(), 0
+        return times
+
+
 class _Libraries(logging.Handler):
-    """Passes on what libraries log in Python's own way, which would stand between the lines of JSON otherwise."""
+    """Passes on what libraries log in Python's own way, which would stand between the lines of JSON otherwise.
+
+    What callers can bring about many times a second, as that no descriptor is left, is a line a minute.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._repeats = Repeats()
+        self._is_waiting = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tells it as an event of ours; of the levels only those that Python shows by itself come here."""
-        log = structlog.get_logger()
-        tell = log.error if record.levelno >= logging.ERROR else log.warning
-        tell("library_log", logger=record.name, message=_message(record), exc_info=record.exc_info)
+        told = record.levelno, record.name, _message(record)  # and no traceback: it holds what was called
+        if times := self._repeats.count(_cause(record), told):
+            _tell(*told, times, record.exc_info)
+        else:
+            self._tell_later()
+
+    def _tell_later(self) -> None:
+        if not self._is_waiting:
+            self._is_waiting = True
+            timer = Timer(QUIET_SECONDS, self._tell_rest)
+            timer.daemon = True
+            timer.start()
+
+    def _tell_rest(self) -> None:
+        self.acquire()
+        try:
+            self._is_waiting = False
+            for (level, name, message), times in self._repeats.rest():
+                _tell(level, name, message, times)
+            if self._repeats.is_behind:
+                self._tell_later()
+        finally:
+            self.release()
+
+
+def _tell(level: int, logger: str, message: str, times: int, exc_info: object = None) -> None:
+    log = structlog.get_logger()
+    tell = log.error if level >= logging.ERROR else log.warning
+    tell("library_log", logger=logger, message=message, times=times, exc_info=exc_info)
+
+
+def _cause(record: logging.LogRecord) -> Hashable:
+    """What a record has in common with others that say no more: its words without values, and where an error began."""
+    words = _message(record) if record.msg == "%s" else str(record.msg)
+    kind, _, trace = record.exc_info or (None, None, None)
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
+    return record.name, words.partition("\n")[0], kind, place
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -52,7 +150,7 @@ def _json(event: object, **options: Any) -> str:  # noqa: ANN401 - what structlo
 
 def configure_logging() -> None:
     """Sets structlog up for this process. Event names are constant, everything else is a key."""
-    logging.basicConfig(handlers=[_Libraries(logging.WARNING)], force=True)
+    logging.basicConfig(handlers=[_Libraries()], force=True)
     logging.captureWarnings(capture=True)
     on_terminal = sys.stderr.isatty()
     as_json = structlog.processors.JSONRenderer(serializer=_json)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import resource
+from contextlib import suppress
 from functools import cache
 
 # What is young is looked at more rarely than Python does by itself. What has survived that is looked at soon all the
@@ -14,6 +16,29 @@ def spare_collector() -> None:
     """Makes Python look for cyclic garbage less often: records and modules are many objects without cycles."""
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+
+
+# Kept back for our own work: etcd, engines, files, and connections that are not judged yet.
+_OWN_DESCRIPTORS = 256
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process open as many descriptors as it may: the lower limit is for programs that call ``select``."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # some systems have a limit of their own below
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def most_connections(wanted: int, *, thirds: int = 1) -> int:
+    """How many connections a port may have at once, at most `wanted`.
+
+    All ports of a process together have no more than three thirds of what is left beside our own work.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return wanted
+    left = max(limit - _OWN_DESCRIPTORS, limit // 2)
+    return min(wanted, left * thirds // 3)
 
 
 def variable_of(flag: str) -> str:

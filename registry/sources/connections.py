@@ -155,6 +155,8 @@ def check_leads(host: str, port: int) -> None:
 MAX_HEAD_BYTES = 64 << 10
 # More than a client has whose requests are those of a host's stagings; whoever else finds the port gets no more either.
 MAX_FORWARDED = 64
+# Whoever finds the port and says nothing has a place for no longer.
+FIRST_REQUEST_SECONDS = 10.0
 _ABSOLUTE = re.compile(rb"http://[^/ ]*")
 
 
@@ -206,6 +208,7 @@ class Forwarder:
 
 def _ask(ours: socket.socket, theirs: socket.socket) -> None:
     """Passes requests on as they are for the host itself: to a proxy their first lines name it."""
+    ours.settimeout(FIRST_REQUEST_SECONDS)
     with ours.makefile("rb") as requests:
         while (first := requests.readline(MAX_HEAD_BYTES)).startswith(b"GET "):
             lines = [_ABSOLUTE.sub(b"", first, count=1)]
@@ -214,6 +217,7 @@ def _ask(ours: socket.socket, theirs: socket.socket) -> None:
                 if sum(map(len, lines)) > MAX_HEAD_BYTES:
                     return
             theirs.sendall(b"".join(lines))
+            ours.settimeout(None)  # either side ends a connection that rests
 
 
 def _answer(theirs: socket.socket, ours: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """Unix socket server of the resolver.
 
 The socket is made where the operator says, and never taken from a process that lives. Each question has a connection
-of its own.
+of its own. Whoever may open the socket may open it as often as they like: who says nothing gives way to who asks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ import contextlib
 import os
 import socket
 import stat
+import struct
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
-from sidecar.metrics import LAZY_QUESTIONS
+from registry.runtime.connection_table import ConnectionTable, NoPlace
+from registry.runtime.process import Repeats
+from registry.runtime.program import most_connections
+from sidecar.metrics import CONNECTIONS_CLOSED, LAZY_QUESTIONS
 from sidecar.resolver.resolver import Resolver
 from sidecar.vllm_plugin.protocol import (
     MAX_QUESTION_BYTES,
@@ -30,7 +35,7 @@ from sidecar.vllm_plugin.protocol import (
 
 # The engine may run as another user of the same group (see docs/operations.md).
 MODE = 0o660
-BACKLOG = 128
+BACKLOG = 1024
 
 
 class SocketUnusable(Exception):
@@ -110,7 +115,9 @@ def _clear(path: Path) -> None:
 _log = structlog.get_logger()
 # A question comes in one piece right after the connection, and its answer is taken at once.
 TRANSFER_SECONDS = 2.0
-MAX_CONNECTIONS = 256
+# Of these one process has no more than the second. All of another container are one where its processes are not seen,
+# so an engine of three that serve, each with as many questions as it may have, has enough.
+MAX_CONNECTIONS, MAX_OF_PROCESS = 256, 192
 ACCEPT_AGAIN_SECONDS = 0.5
 
 
@@ -128,7 +135,9 @@ class ResolverServer:
     def __init__(self, listener: socket.socket, answers: Answers) -> None:
         self._listener = listener
         self._answers = answers
-        self._connections = 0
+        self._table = ConnectionTable[socket.socket](most_connections(MAX_CONNECTIONS), MAX_OF_PROCESS)
+        self._serving: dict[socket.socket, asyncio.Task[None]] = {}
+        self._repeats = Repeats()
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -138,26 +147,54 @@ class ResolverServer:
                 try:
                     connection, _ = await loop.sock_accept(self._listener)
                 except OSError as error:  # no descriptor is left: some will be
-                    _log.warning("question_not_accepted", error=str(error))
+                    if times := self._repeats.count("question_not_accepted"):
+                        _log.warning("question_not_accepted", error=str(error), times=times)
                     await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                     continue
-                if self._connections >= MAX_CONNECTIONS:
-                    connection.close()
-                    continue
-                self._connections += 1
-                tasks.create_task(self._serve(connection), name="question")
+                self._take(connection, tasks)
+                await asyncio.sleep(0)  # to read what it says before the next comes
+
+    def _take(self, connection: socket.socket, tasks: asyncio.TaskGroup) -> None:
+        """Has a connection served, or refuses it."""
+        try:
+            replaced = self._table.enter(connection, _process_of(connection))
+        except NoPlace as full:
+            self._note("process_limit" if full.of == "peer" else "port_limit")
+            connection.close()
+            return
+        if replaced is not None:
+            self._note("replaced")
+            self._serving[replaced].cancel()
+        task = self._serving[connection] = tasks.create_task(self._serve(connection), name="question")
+        task.add_done_callback(partial(self._end, connection))
+
+    def _end(self, connection: socket.socket, _task: asyncio.Task[None]) -> None:
+        del self._serving[connection]
+        self._table.leave(connection)
+        connection.close()
+
+    def _note(self, reason: str) -> None:
+        CONNECTIONS_CLOSED.labels("resolver", reason).inc()
+        if times := self._repeats.count(reason):
+            _log.warning("connections_closed", port="resolver", reason=reason, times=times)
 
     async def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection:
-                answer = await self._answer(await _line(connection))
-                LAZY_QUESTIONS.labels("path" if isinstance(answer, Resolved) else answer.reason).inc()
-                async with asyncio.timeout(TRANSFER_SECONDS):
-                    await asyncio.get_running_loop().sock_sendall(connection, write_answer(answer))
+            answer = await self._answer(await self._question(connection))
+            LAZY_QUESTIONS.labels("path" if isinstance(answer, Resolved) else answer.reason).inc()
+            async with asyncio.timeout(TRANSFER_SECONDS):
+                await asyncio.get_running_loop().sock_sendall(connection, write_answer(answer))
         except OSError as error:  # a TimeoutError is one too
             _log.debug("question_broken_off", error=repr(error))
-        finally:
-            self._connections -= 1
+
+    async def _question(self, connection: socket.socket) -> bytes:
+        try:
+            line = await _line(connection)
+        except TimeoutError:
+            self._note("no_request")
+            raise
+        self._table.answer(connection)
+        return line
 
     async def _answer(self, line: bytes) -> Answer:
         name = read_question(line)
@@ -174,6 +211,15 @@ async def _line(connection: socket.socket) -> bytes:
                 break
             line += piece
     return line.partition(b"\n")[0]
+
+
+def _process_of(connection: socket.socket) -> str:
+    """Who has the other end, as far as the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return ""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process, user, _ = struct.unpack("3i", credentials)
+    return f"{process} of {user}"
 
 
 async def answer_questions(path: Path, resolver: Resolver) -> None:

@@ -26,13 +26,14 @@ def test_it_reads_its_settings_before_anything_else_and_is_supervised(monkeypatc
     monkeypatch.setattr(program.sys, "argv", ["loraplane-admin", "--etcd", "x"])
     monkeypatch.setattr(program, "read_settings", read)
     monkeypatch.setattr(program, "spare_collector", lambda: told.append("spared"))
+    monkeypatch.setattr(program, "raise_descriptor_limit", lambda: told.append("descriptors"))
     monkeypatch.setattr(program, "configure_logging", lambda: told.append("logs"))
     monkeypatch.setattr(program, "_serve", lambda given: ("serves", given))
     monkeypatch.setattr(program, "supervise", lambda *given: told.append(given))
     program.main()
     (first, *between, (name, work, exits)) = told  # type: ignore[misc]
     assert first == (AdminSettings, "loraplane-admin", ["--etcd", "x"])
-    assert set(between) == {"spared", "logs"}
+    assert set(between) == {"spared", "descriptors", "logs"}
     assert (name, work) == ("loraplane-admin", ("serves", settings))
     assert exits == {CannotListen: 2, TlsFailed: 2, EtcdUnauthenticated: 2}
 

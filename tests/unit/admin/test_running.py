@@ -111,7 +111,8 @@ class Stage:
         self.grpc = GrpcPort(self.notes, options)
         return self.grpc
 
-    def _http(self, app: Starlette, listener: object) -> HttpPort:
+    def _http(self, app: Starlette, listener: object, count: Callable[[str], None]) -> HttpPort:
+        count("replaced")
         assert listener is self.listened[-1][1]
         self.http = HttpPort(self.notes, app)
         return self.http
@@ -158,7 +159,9 @@ def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first():
             assert {told.what for told in stage.notes} == {"grpc begins", "http begins"}
             ready = (await stage.page("/readyz")).json()
             assert ready == {"ready": True, "reason": "", "insecure": [], "failing": []}
-            assert "loraplane_admin_etcd_up 1.0" in (await stage.page("/metrics")).text
+            metrics = (await stage.page("/metrics")).text
+            assert "loraplane_admin_etcd_up 1.0" in metrics
+            assert 'loraplane_admin_connections_closed_total{reason="replaced"} 1.0' in metrics
             assert (await stage.page("/v1/residency")).status_code == 400
             [client] = stage.clients
             stage.notes.clear()
@@ -214,8 +217,9 @@ def test_what_is_served_beside_the_registry_is_health_and_what_there_is():
     on_stage(scene)
 
 
-def test_what_grpc_is_told_bounds_what_a_client_can_take():
-    """R16 bounded, X1: a taken port is an error, and a client's certificate is asked for again after a while."""
+def test_what_grpc_is_told_bounds_what_a_client_can_take(monkeypatch):
+    """R16 bounded, X1, X3: a taken port is an error, and a client's certificate is asked for again after a while."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1024))
 
     async def scene(stage: Stage) -> None:
         async with running(settings(), drain_seconds=0):
@@ -226,6 +230,9 @@ def test_what_grpc_is_told_bounds_what_a_client_can_take():
         assert told["grpc.so_reuseport"] == 0
         assert told["grpc.max_connection_age_ms"] == 300_000, "a certificate that is no longer taken is seen by then"
         assert told["grpc.max_connection_age_grace_ms"] == 30_000
+        assert told["grpc.server_handshake_timeout_ms"] == 10_000, "who says nothing has a place for so long"
+        assert told["grpc.max_connection_idle_ms"] == 30_000
+        assert told["grpc.max_allowed_incoming_connections"] == 512, "of 1024 descriptors two thirds of what is left"
 
     on_stage(scene)
 

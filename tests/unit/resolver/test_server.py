@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.metrics import LAZY_QUESTIONS
+from sidecar.metrics import CONNECTIONS_CLOSED, LAZY_QUESTIONS
 from sidecar.resolver import server as module
 from sidecar.resolver.server import ResolverServer, SocketFile
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
+from tests.support.silent import silent_connections
 from tests.support.waiting import eventually
 
 QUESTION = b'{"schema":1,"name":"a","base_model":"/m"}\n'
@@ -90,16 +91,13 @@ async def test_who_says_nothing_is_cut_off_and_holds_nobody_up(asker, monkeypatc
         writer.close()
 
 
-async def test_more_connections_than_there_are_places_for_are_closed_at_once(asker, monkeypatch):
-    """R16 bounded."""
-    monkeypatch.setattr(module, "MAX_CONNECTIONS", 2)
-    asker.answers.gate.clear()
-    waiting = [asyncio.create_task(asker.ask(QUESTION)) for _ in range(2)]
-    await asyncio.sleep(0)
-    while await asker.ask(QUESTION) is not None:
-        raise AssertionError("it took a third one")
-    asker.answers.gate.set()
-    assert await asyncio.gather(*waiting) == [{"schema": 1, "path": "/store/a"}] * 2
+async def test_those_who_say_nothing_give_way_to_who_asks(asker):
+    """X3 given-back: 300 silent connections of the same process, and all questions are answered."""
+    before = CONNECTIONS_CLOSED.labels("resolver", "replaced")._value.get()
+    async with silent_connections(asker.path, 300):
+        for _ in range(20):
+            assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
+    assert CONNECTIONS_CLOSED.labels("resolver", "replaced")._value.get() >= before + 300 - module.MAX_OF_PROCESS
 
 
 async def test_who_leaves_before_the_answer_leaves_nothing_behind(asker):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.metrics import CONNECTIONS_CLOSED
 from sidecar.resolver.server import ResolverServer
 from sidecar.vllm_plugin.protocol import Answer, Resolved
 from tests.simulation.loop import VirtualLoop
@@ -20,20 +22,19 @@ FOUND = b'{"schema":1,"path":"/store/a"}\n'
 LONGEST, TOO_LONG = (QUESTION % (b"m" * (size - len(QUESTION) + 2)) for size in (4096, 4097))
 
 
-@dataclass
+@dataclass(eq=False)
 class PlayedConnection:
     """A connection whose other end sends these pieces, and then nothing; `takes`: whether it takes an answer."""
 
     pieces: list[bytes] = field(default_factory=list)
     takes: bool = True
+    process: int = 1
     got: bytes = b""
     closed_at: float | None = None
 
-    def __enter__(self) -> None:
-        """It is the server's now."""
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def getsockopt(self, *_: int) -> bytes:
+        """Who has the other end."""
+        return struct.pack("3i", self.process, 1000, 1000)
 
     def close(self) -> None:
         self.closed_at = asyncio.get_running_loop().time()
@@ -142,12 +143,23 @@ def test_a_host_without_descriptors_is_asked_again_in_half_a_second():
 
 def test_256_are_served_at_once_and_others_again_when_these_have_ended():
     """R16 bounded."""
-    askers = [PlayedConnection([QUESTION % b"m" + b"\n"]) for _ in range(257)]
-    late = [PlayedConnection([QUESTION % b"m" + b"\n"]) for _ in range(256)]
+    askers = [PlayedConnection([QUESTION % b"m" + b"\n"], process=number) for number in range(257)]
+    late = [PlayedConnection([QUESTION % b"m" + b"\n"], process=number) for number in range(256)]
     loop_errors = [OSError(24, "Too many open files")] * 4
     serve(*askers, *loop_errors, *late, seconds=1.0)
     assert [one.closed_at for one in askers] == [pytest.approx(1.0)] * 256 + [pytest.approx(0.0)]
     assert [one.got for one in late] == [FOUND] * 256
+
+
+def test_one_process_has_192_questions_and_leaves_the_other_places_to_others():
+    """X3 given-back: an engine is answered whatever another process has open; what is refused is counted."""
+    before = CONNECTIONS_CLOSED.labels("resolver", "process_limit")._value.get()
+    greedy = [PlayedConnection([QUESTION % b"m" + b"\n"], process=7) for _ in range(300)]
+    engine = [PlayedConnection([QUESTION % b"m" + b"\n"], process=8) for _ in range(64)]
+    serve(*greedy, *engine, seconds=1.0)
+    assert [one.got for one in greedy] == [FOUND] * 192 + [b""] * 108
+    assert [one.got for one in engine] == [FOUND] * 64
+    assert CONNECTIONS_CLOSED.labels("resolver", "process_limit")._value.get() == before + 108
 
 
 def test_a_fault_of_ours_is_no_broken_connection():

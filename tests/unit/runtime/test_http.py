@@ -53,7 +53,7 @@ async def test_a_page_is_served_until_it_is_told_to_stop_and_then_its_socket_is_
     """R18, R16: what has its own signals keeps them; the socket is given back."""
     listener = listen("127.0.0.1", 0)
     port, before = listener.getsockname()[1], signal.getsignal(signal.SIGINT)
-    server = HttpServer(Starlette(routes=[Route("/page", _slow)]), listener)
+    server = HttpServer(Starlette(routes=[Route("/page", _slow)]), listener, lambda _: None)
     running = asyncio.create_task(server.run())
     async with asyncio.timeout(60), http_client(base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/page")).text == "here"

@@ -6,20 +6,28 @@ import asyncio
 import io
 import json
 import logging
+import resource
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from importlib import metadata
+from unittest.mock import Mock
 
 import pytest
 import structlog
 import structlog.testing
 
 from registry.runtime import process, program
-from registry.runtime.process import configure_logging, on_stop_signal, supervise
-from registry.runtime.program import spare_collector, variable_of, version_line
+from registry.runtime.process import Repeats, configure_logging, on_stop_signal, supervise
+from registry.runtime.program import (
+    most_connections,
+    raise_descriptor_limit,
+    spare_collector,
+    variable_of,
+    version_line,
+)
 
 
 class Usage(Exception):
@@ -195,6 +203,52 @@ def test_what_libraries_say_is_a_line_of_ours(configured, level, told):
     )
 
 
+def test_what_a_library_says_again_is_a_line_a_minute_with_how_often_it_came(configured, monkeypatch):
+    """X3: a thousand callers, or descriptors that are gone, fill no disk; what differs is told all the same."""
+    started: list[float] = []
+    monkeypatch.setattr(process.Timer, "start", lambda timer: started.append(timer.interval))
+    now = 1000.0
+    written, library = configured(Terminal(is_one=False)), logging.getLogger("a.library")
+    handler = logging.root.handlers[0]
+    assert isinstance(handler, process._Libraries)
+    handler._repeats = Repeats(lambda: now)
+
+    def flood() -> None:
+        for number in range(1150):
+            library.error("socket.accept() out of system resource\nsocket: %s", number)
+        try:
+            sending("x")
+        except ValueError:
+            library.exception("socket.accept() out of system resource")
+
+    flood()
+    flood()
+    assert started == [60.0]
+    handler._tell_rest()
+    assert started == [60.0] * 2, "no minute is over: it is told later"
+    now += 60
+    library.error("socket.accept() out of system resource")
+    handler._tell_rest()
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [(one["times"], "exception" in one) for one in lines] == [
+        *((1, False), (1, True)),  # the two causes at once, and a minute later
+        *((2300, False), (1, False)),
+    ]
+    assert started == [60.0] * 2
+
+
+def test_of_very_many_causes_the_rest_is_one():
+    """R16 bounded: whoever words each line in another way has a line a minute, too."""
+    now = 0.0
+    repeats = Repeats(lambda: now)
+    assert sum(repeats.count(number) for number in range(1000)) == 101
+    assert not any(repeats.count("one more") for _ in range(9))
+    now = 60.0
+    assert (repeats.count("another"), repeats.is_behind) == (1, True)
+    assert [times for _, times in repeats.rest()] == [899 + 9]
+    assert not repeats.is_behind
+
+
 class Raising:
     """An argument of a library's line that cannot be shown."""
 
@@ -276,6 +330,28 @@ def test_garbage_is_looked_for_less_often_than_python_does_by_itself(monkeypatch
     assert young > 10 * 700
     assert young * older < 50_000
     assert young * older * all_of_them < 500_000
+
+
+def test_a_process_may_open_what_it_is_allowed_to(monkeypatch):
+    """X3: a shell's 1024 are for programs of another time; and a system that grants less ends nothing."""
+    monkeypatch.setattr(program.resource, "getrlimit", lambda _: (1024, 524288))
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(program.resource, "setrlimit", lambda _, limits: told.append(limits))
+    raise_descriptor_limit()
+    assert told == [(524288, 524288)]
+    for error in (ValueError, OSError):
+        monkeypatch.setattr(program.resource, "setrlimit", Mock(side_effect=error))
+        raise_descriptor_limit()
+
+
+@pytest.mark.parametrize(
+    ("limit", "a_third", "two"),
+    [(resource.RLIM_INFINITY, 900, 900), (65536, 900, 900), (1024, 256, 512), (300, 50, 100)],
+)
+def test_descriptors_are_kept_back_for_our_own_work(monkeypatch, limit, a_third, two):
+    """X3: etcd, engine and files have 256, or half of what there is, whatever the ports have."""
+    monkeypatch.setattr(program.resource, "getrlimit", lambda _: (limit, limit))
+    assert (most_connections(900), most_connections(900, thirds=2)) == (a_third, two)
 
 
 def test_exit_codes_are_those_that_are_promised():

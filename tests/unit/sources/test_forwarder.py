@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPConnection
 
 import pytest
 
+from registry.sources import connections
 from registry.sources.base import SourceLimits
 from registry.sources.connections import MAX_HEAD_BYTES, Forwarder
 from tests.support.web import Site, serving
@@ -61,6 +63,16 @@ def test_nothing_else_passes(site, asked, head):
     asked.sock.sendall(f"{head}\r\n\r\n".encode())
     assert asked.sock.recv(1) == b""
     assert site.seen == []
+
+
+def test_those_who_say_nothing_keep_no_place(site, asked, monkeypatch):
+    """X3 given-back: as many as there are places for, and a request comes through."""
+    monkeypatch.setattr(connections, "FIRST_REQUEST_SECONDS", 0.5)
+    with ExitStack() as silent:
+        for _ in range(connections.MAX_FORWARDED):
+            silent.enter_context(socket.create_connection((asked.host, asked.port), timeout=60))
+        asked.request("GET", "http://store.test/a", headers={"Host": "store.test"})
+        assert asked.getresponse().read() == b"content"
 
 
 def test_where_nobody_listens_the_client_hears_of_it(site, asked, monkeypatch):

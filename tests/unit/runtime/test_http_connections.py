@@ -1,0 +1,182 @@
+"""How long, and how many, connections of the HTTP port may be of those who say or take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import structlog.testing
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from registry.runtime import http
+from registry.runtime.http import HttpServer, listen
+from tests.support.silent import silent_connections
+from tests.support.waiting import eventually
+
+GET = b"GET /page HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+POST = b"POST /page HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where it is, and what it closed by itself."""
+
+    address: str
+    closed: Counter[str]
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = self.address.partition(":")
+        return await asyncio.open_connection(host, int(port))
+
+    async def say(self, words: bytes) -> bytes:
+        """All that comes until the connection ends."""
+        async with asyncio.timeout(60):
+            reader, writer = await self.open()
+            writer.write(words)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):  # of what was said, not all was read
+                while piece := await reader.read(4096):
+                    answer += piece
+            writer.close()
+        return answer
+
+
+async def page(_: Request) -> Response:
+    return PlainTextResponse("here")
+
+
+@contextlib.asynccontextmanager
+async def served(routes: list[Route] | None = None) -> AsyncIterator[Port]:
+    """A port with a ``/page``, or with these, while the context is open."""
+    listener, closed = listen("127.0.0.1", 0), Counter[str]()
+    app = Starlette(routes=routes or [Route("/page", page)])
+    server = HttpServer(app, listener, lambda reason: closed.update([reason]))
+    running = asyncio.create_task(server.run())
+    port = Port(f"127.0.0.1:{listener.getsockname()[1]}", closed)
+    try:
+        yield port
+    finally:
+        server.stop()
+        await running
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [
+        (b"", []),
+        (b"GE", [b"408"]),
+        (GET[:-2], [b"408"]),
+        (GET.replace(b"connection: close\r\n", b"") + b"GET /pa", [b"200", b"408"]),
+        (POST, [b"200"]),
+        (POST + b"123", [b"200"]),
+        (POST.replace(b"page", b"takes"), [b"408"]),
+    ],
+    ids=["nothing", "two letters", "no end", "a second request", "no body", "half a body", "a body that is read"],
+)
+async def test_who_does_not_end_a_request_in_time_is_told_so_and_cut_off(monkeypatch, said, answers):
+    """X3 given-back: the head and, whether or not anybody reads it, the body."""
+    left = asyncio.Event()
+
+    async def takes(request: Request) -> Response:
+        with contextlib.suppress(ClientDisconnect):
+            return PlainTextResponse(await request.body())
+        left.set()
+        return PlainTextResponse("nobody reads this")
+
+    monkeypatch.setattr(http, "TURN_SECONDS", 0.5)
+    pages = [Route("/page", page, methods=["GET", "POST"]), Route("/takes", takes, methods=["POST"])]
+    async with served(pages) as port:
+        told = await port.say(said)
+        assert re.findall(rb"HTTP/1.1 (\d+)", told) == answers
+        assert port.closed == {"no_request": 1}
+        if b"takes" in said:
+            await left.wait()
+
+
+async def test_a_connection_ends_that_rests_after_a_request(monkeypatch):
+    monkeypatch.setattr(http, "KEPT_SECONDS", 0)
+    async with served() as port:
+        assert (await port.say(GET.replace(b"connection: close\r\n", b""))).endswith(b"here")
+        assert not port.closed
+
+
+async def test_those_who_say_nothing_give_way_to_who_asks():
+    """X3 given-back: of an address 20 are connected at once, and each of its requests is answered all the same."""
+    async with served() as port, silent_connections(port.address, 100):
+        for _ in range(20):
+            assert (await port.say(GET)).endswith(b"here")
+        assert port.closed == {"replaced": 81}
+
+
+@pytest.mark.parametrize(("most", "reason", "status"), [(200, "address_limit", b"429"), (5, "port_limit", b"503")])
+async def test_where_all_are_answered_who_comes_is_refused_at_once(monkeypatch, most, reason, status):
+    """X3, R16: and is served again as soon as one of them has its answer."""
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", most)
+    gate, came = asyncio.Event(), list[Request]()
+
+    async def waits(request: Request) -> Response:
+        came.append(request)
+        await gate.wait()
+        return PlainTextResponse("here")
+
+    async with served([Route("/page", waits), Route("/", page)]) as port:
+        with structlog.testing.capture_logs() as logged:
+            waiting = [asyncio.create_task(port.say(GET)) for _ in range(min(most, 20))]
+            await eventually(lambda: len(came) == len(waiting))
+            refused = await port.say(GET)
+            assert refused[9:12] == status
+            assert b"ask again later" in refused
+            gate.set()
+            assert {answer[-4:] for answer in await asyncio.gather(*waiting)} == {b"here"}
+        assert (await port.say(GET)).endswith(b"here")
+    assert [(one["event"], one["reason"]) for one in logged if one["log_level"] == "warning"] == [
+        ("connections_closed", reason)
+    ]
+
+
+async def test_who_takes_no_answer_is_cut_off(monkeypatch):
+    """X3 given-back: what was made for them as well."""
+    monkeypatch.setattr(http, "TURN_SECONDS", 0.5)
+
+    async def large(_: Request) -> Response:
+        return PlainTextResponse("x" * (32 << 20))
+
+    async with served([Route("/page", large)]) as port:
+        _, writer = await port.open()
+        writer.write(GET)
+        await eventually(lambda: port.closed == {"not_taken": 1})
+        writer.close()
+
+
+class Taking(asyncio.Transport):
+    """A connection to who takes its answers slowly."""
+
+    left, is_aborted = 100, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_who_takes_an_answer_slowly_may():
+    """As long as something of it is taken in each of its turns."""
+    transport = Taking()
+    connection = http._HttpConnection(uvicorn.Config(Starlette()), http._Port(lambda _: None), {})
+    connection.connection_made(transport)
+    for transport.left in (60, 20, 19):
+        connection._turn_over()
+        assert not transport.is_aborted
+    connection._turn_over()
+    assert transport.is_aborted
+    connection.connection_lost(ConnectionResetError())
