@@ -206,9 +206,11 @@ class Watcher:
                     self._pool_watcher.take(value)
                 case MembersChanged():
                     self._members_watcher.fold(entry)
-                case GenerationsServed(_, generations):
+                case GenerationsServed(revision, generations):
+                    self._informer.advance(revision)
                     self._informer.note_served(generations)
-                case GoodAdopted(_, key, good):
+                case GoodAdopted(revision, key, good):
+                    self._informer.advance(revision)
                     self._informer.adopt(key, good)
 
     async def _act_upon_snapshot(self) -> None:
@@ -221,6 +223,7 @@ class Watcher:
             await asyncio.sleep(CATCH_UP_SECONDS)
         except TimeoutError:
             _log.warning("acting_upon_snapshot", revision=self._informer.state.revision)
+        self._journal.append(AdaptersChanged(self._informer.state.revision, ()))  # etcd may have told of progress
         self._post(self._mailbox.snapshot)
 
     async def _follow_adapters(self) -> None:

@@ -14,6 +14,7 @@ from registry.etcd3.reflector import Connected, Progressed, Reflection, Resume
 from registry.model.records import PoolSpec
 from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
+from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.packing import RawRecord
 from sidecar.desired.snapshot import AdaptersChanged, MembersChanged, PoolChanged, SnapshotBase
 from sidecar.desired.watcher import BOOT_WAIT_SECONDS, CATCH_UP_SECONDS, Booting, Following, Relisting
@@ -134,6 +135,44 @@ def test_once_connected_what_changed_since_has_the_time_to_come(tmp_path):
 
     written(tmp_path)
     played(script, tmp_path)
+
+
+async def hears_of_progress(scene: Scene) -> None:
+    boot = asyncio.create_task(scene.watcher._act_upon_snapshot())
+    await scene.watcher._take(Connected("etcd-1"))
+    await scene.watcher._take(Progressed(20))
+    await boot
+
+
+async def serves_after_progress(scene: Scene) -> None:
+    await hears_of_progress(scene)
+    await scene.watcher._take_events(31, (put("a", 31, generation=2),))
+    await scene.watcher._take(Progressed(40))
+    scene.watcher.note_served([("a", 2)])
+
+
+async def adopts_after_progress(scene: Scene) -> None:
+    await hears_of_progress(scene)
+    await scene.watcher._take_events(31, (put("a", 31, generation=2),))
+    await scene.watcher._take(Progressed(50))
+    scene.watcher.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
+
+
+@pytest.mark.parametrize("script", [hears_of_progress, serves_after_progress, adopts_after_progress])
+def test_a_restart_goes_on_from_the_revision_that_was_acted_upon(tmp_path, script):
+    """R1 monotonic: also from one up to which etcd merely said that nothing changed, when there is no etcd any more."""
+    written(tmp_path)
+    acted_upon: list[int] = []
+
+    async def note(scene: Scene) -> None:
+        await script(scene)
+        assert scene.mailbox.snapshot.desired is not None
+        acted_upon.append(scene.mailbox.snapshot.desired.revision)
+
+    played(note, tmp_path)
+    again = booted(tmp_path)
+    again.journal.close()
+    assert [again.watcher._informer.state.revision] == acted_upon
 
 
 def test_a_boot_without_a_snapshot_waits_for_the_first_list(tmp_path):
