@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from registry.transactions.changes import ApplyAdapters, Remove
 from sidecar.engines.simulated.engine import Rejection
-from tests.simulation.artifacts import is_good, path_of
+from tests.simulation.artifacts import is_good, is_refused, path_of
 from tests.simulation.engines import SimEngine
 from tests.simulation.history import POOL, Version
 from tests.simulation.operator import NAMES, Operator
@@ -57,13 +57,17 @@ async def _request(world: World, replica: ReplicaHost, name: str) -> None:
 
 
 def _expected(world: World, replica: str, name: str, version: Version | None) -> set[str | None]:
-    """What a request may be served by: the newest, or what this replica served last if it cannot serve that."""
+    """What a request may be served by: the newest, or what this replica served last if it cannot serve that.
+
+    What an engine refuses it has to be told of, each process anew, before anybody knows: then there is no answer.
+    """
     if version is None:
         return {None}
     if is_good(version.source, replica):
         return {path_of(replica, version.source)}
     good = world.checks.last_good(replica, name, world.checks.oracle.newest)
-    return {path_of(replica, source) for source in good if is_good(source, replica)} or {None}
+    found: set[str | None] = {path_of(replica, source) for source in good if is_good(source, replica)}
+    return found | {None} if is_refused(version.source, replica) else found or {None}
 
 
 async def served(replica: ReplicaHost, name: str) -> str | None:
