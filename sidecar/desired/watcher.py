@@ -159,8 +159,7 @@ class Watcher:
 
     def restore(self) -> None:
         """Takes up the snapshot, without acting upon it yet."""
-        restored = self._journal.restore(self._pool)
-        if restored is None:
+        if (restored := self._journal.restore(self._pool)) is None:
             _log.info("snapshot_absent", pool=self._pool)
             return
         self._fold_restored(restored)
