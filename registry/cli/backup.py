@@ -11,17 +11,28 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
+from typing import TypeVar
 
 from registry.cli.failure import refused
+from registry.lora.text import printable
 from registry.model.errors import FailedPrecondition, Reason
-from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, RetiredRecord, TenantRecord
+from registry.model.names import name_key
+from registry.model.records import (
+    MAX_RESTORED_STEP,
+    AdapterRecord,
+    AdapterSpec,
+    PoolSpec,
+    RetiredRecord,
+    TenantRecord,
+)
 from registry.model.stored import Stored, read_json
 from registry.v1 import registry_pb2 as pb
 
 FORMAT = "loraplane-backup/1"
 # Of a rollout that only canaries have, what all others serve is restored.
-_STABLE = ("source", "base_model", "prepare", "credentials")
+_STABLE = ("source", "base_model", "prepare", "credentials", "expect")
 Name = tuple[str, str]
+RecordT = TypeVar("RecordT", bound=Stored)
 
 
 def backup_text(records: Iterable[pb.StoredRecord], revision: int, created_at: str) -> bytes:
@@ -72,7 +83,10 @@ def _record(line: Mapping[str, str]) -> pb.StoredRecord:
 
 @dataclass(slots=True)
 class StoredState:
-    """Desired state at one revision. Keys of what cannot be read are in `unreadable`; `etags` are by key."""
+    """Desired state at one revision. Keys of what cannot be read are in `unreadable`; `etags` are by key.
+
+    `misplaced`: of these, what stands under another key than its own, with the field that says so.
+    """
 
     pools: dict[str, PoolSpec] = field(default_factory=dict)
     tenants: dict[str, TenantRecord] = field(default_factory=dict)
@@ -81,27 +95,64 @@ class StoredState:
     values: dict[str, bytes] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
+    misplaced: dict[str, str] = field(default_factory=dict)
 
     def take(self, one: pb.StoredRecord) -> None:
         """Takes one value in."""
         kind, *rest = one.key.split("/")
+        if one.key in self.etags:
+            self._note_misplaced(one.key, "key")
+            return
         self.etags[one.key] = one.etag
         self.values[one.key] = one.value
         try:
             match kind, rest:
                 case "pools", [pool]:
-                    self.pools[pool] = PoolSpec.parse(one.value)
+                    self.pools[pool] = _own(PoolSpec.parse(one.value), name=pool)
                 case "tenants", [tenant]:
-                    self.tenants[tenant] = TenantRecord.parse(one.value)
+                    self.tenants[tenant] = _own(TenantRecord.parse(one.value), name=tenant)
                 case "adapters", [pool, key]:
-                    self.adapters[pool, key] = AdapterRecord.parse(one.value)
-                case "history", [pool, key, _generation]:
-                    RetiredRecord.parse(one.value)
+                    self.adapters[pool, key] = _own(AdapterRecord.parse(one.value), pool=pool, name=key)
+                case "history", [pool, key, generation]:
+                    _own(RetiredRecord.parse(one.value), pool=pool, name=key, generation=generation)
                     self.history.setdefault((pool, key), []).append(one.value)
                 case _:
                     self.unreadable.append(one.key)
         except FailedPrecondition:
             self.unreadable.append(one.key)
+        except _Misplaced as error:
+            self._note_misplaced(one.key, str(error))
+
+    def _note_misplaced(self, key: str, field_name: str) -> None:
+        self.misplaced[key] = field_name
+        self.unreadable.append(key)
+
+
+class _Misplaced(Exception):
+    """A record says something else than its key; the message is the field that does."""
+
+
+def _own(record: RecordT, **told: str) -> RecordT:
+    """The record, if it says in each of these fields what its key says. Raises _Misplaced."""
+    for name, of_key in told.items():
+        said = str(getattr(record, name))
+        if of_key != (name_key(said) if name == "name" and isinstance(record, AdapterRecord) else said):
+            raise _Misplaced(name)
+    return record
+
+
+def check_places(state: StoredState, records: Iterable[pb.StoredRecord], file: str) -> None:
+    """Refuses a backup that has a record under another key than its own: restored would be what nobody reviewed.
+
+    Raises:
+        CliError: with the line and the field.
+    """
+    for line, one in enumerate(records, start=2):  # the first is the header
+        if (wrong := state.misplaced.get(one.key)) is not None:
+            key = printable(one.key)
+            what = f"two lines have {key}" if wrong == "key" else f"the record under {key} is of another one"
+            message = f"{what}; nothing was restored: use a backup as loraplane backup wrote it"
+            raise refused(Reason.UNREADABLE_RECORD, message, field=f"{file}: line {line}: {wrong}")
 
 
 def state_of(records: Iterable[pb.StoredRecord]) -> StoredState:
@@ -147,6 +198,7 @@ class RestorePlan:
         histories: names of adapters that do not exist, whose generations are put into history.
         others: adapters that the backup does not have, with their etags.
         canaries: those of which only canaries had the newest generation: what all others served is restored.
+        too_high: names whose history is left out, since it begins too far above what is known of them now.
     """
 
     create_pools: Sequence[PoolSpec]
@@ -158,6 +210,7 @@ class RestorePlan:
     same: int
     others: Sequence[tuple[str, str, str]]
     canaries: Sequence[str]
+    too_high: Sequence[str]
 
 
 def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
@@ -171,6 +224,12 @@ def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
             creates.append(RestoredAdapter(pool, record.name, wanted, "0"))
         elif found is None or _differs(found, record):
             updates.append(RestoredAdapter(pool, found.name if found else record.name, wanted, now.etags[stored]))
+    lacking = [
+        name
+        for name in sorted({*backup.adapters, *backup.history})
+        if f"adapters/{name[0]}/{name[1]}" not in now.etags and _lacks(name, backup, now)
+    ]
+    too_high = [name for name in lacking if _is_too_high(name, backup, now)]
     return RestorePlan(
         create_pools=[one for name, one in backup.pools.items() if f"pools/{name}" not in now.etags],
         update_pools=[
@@ -179,11 +238,7 @@ def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
             if f"pools/{name}" in now.etags and _pool(one) != _pool(now.pools.get(name))
         ],
         tenants=_quotas(backup, now),
-        histories=[
-            name
-            for name in sorted({*backup.adapters, *backup.history})
-            if f"adapters/{name[0]}/{name[1]}" not in now.etags and _lacks(name, backup, now)
-        ],
+        histories=[name for name in lacking if name not in too_high],
         creates=creates,
         updates=updates,
         same=len(backup.adapters) - len(creates) - len(updates),
@@ -193,6 +248,7 @@ def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
             if f"adapters/{pool}/{key}" not in backup.etags
         ],
         canaries=[f"{one.pool}/{one.name}" for one in backup.adapters.values() if one.rollout is not None],
+        too_high=[f"{pool}/{key}" for pool, key in too_high],
     )
 
 
@@ -207,12 +263,21 @@ def _quotas(backup: StoredState, now: StoredState) -> list[RestoredQuota]:
 
 def _lacks(name: Name, backup: StoredState, now: StoredState) -> bool:
     """True if the backup has later generations of that name than history now has."""
-    present = backup.adapters.get(name)
-    return max(_newest(name, backup), present.generation if present else 0) > _newest(name, now)
+    return max(_generations(name, backup)) > max(_generations(name, now))
 
 
-def _newest(name: Name, state: StoredState) -> int:
-    return max((RetiredRecord.parse(value).generation for value in state.history.get(name, ())), default=0)
+def _is_too_high(name: Name, backup: StoredState, now: StoredState) -> bool:
+    """True if the admin service would not believe the backup, by what history now has."""
+    known = max(_generations(name, now))
+    later = min(one for one in _generations(name, backup) if one > known)
+    return known > 0 and later > known + MAX_RESTORED_STEP
+
+
+def _generations(name: Name, state: StoredState) -> list[int]:
+    """Those of a name, and 0."""
+    present = state.adapters.get(name)
+    earlier = [RetiredRecord.parse(value).generation for value in state.history.get(name, ())]
+    return [0, *earlier, *([present.generation] if present else [])]
 
 
 def _spec(record: AdapterRecord) -> AdapterSpec:

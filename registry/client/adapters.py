@@ -34,6 +34,9 @@ class RegisteredAdapter:
         request_id: of the request that made it.
         stable_generation: what all replicas but the canaries serve; None: this generation is for all replicas.
         halted: why the rollout to more replicas than the canaries was halted; empty: it was not.
+        restored_by: of an earlier generation, the principal that put it into history from a backup; empty: this store
+            had it itself. Of one that was restored everything else is what that principal said.
+        restored_at: when, RFC 3339; empty: it was not restored.
     """
 
     name: str
@@ -52,6 +55,8 @@ class RegisteredAdapter:
     request_id: str
     stable_generation: int | None
     halted: str
+    restored_by: str = ""
+    restored_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,8 @@ def adapter_of(wire: pb.Adapter) -> RegisteredAdapter:
         request_id=wire.request_id,
         stable_generation=wire.rollout.stable_generation if wire.HasField("rollout") else None,
         halted=wire.rollout.halted,
+        restored_by=wire.restored_by.principal,
+        restored_at=wire.restored_by.at,
     )
 
 

@@ -205,6 +205,7 @@ class AsyncRegistry:
         pool: str,
         *,
         to_generation: int = 0,
+        restored: bool = False,
         etag: str = "",
         wait: bool = True,
         timeout_seconds: float = WAIT_SECONDS,
@@ -216,6 +217,7 @@ class AsyncRegistry:
             name: of the adapter, which may have been deleted; case does not count.
             pool: its pool.
             to_generation: the earlier generation; 0: the one before the present one.
+            restored: go back also to a generation that somebody restored from a backup, see `history`.
             etag: refuse unless the adapter has it; empty: no condition.
             wait: False: return once it is registered.
             timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
@@ -225,13 +227,14 @@ class AsyncRegistry:
         Raises:
             NotFound: there is no such adapter, or the generation is not kept.
             Conflict: `etag` is stale.
-            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            FailedPrecondition: with reason GENERATION_RESTORED, the generation was restored; see `restored`. With
+                reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
             Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
         """
-        with _fitting("name, to_generation or etag"):
+        with _fitting("name, to_generation, restored or etag"):
             request = pb.RollbackAdapterRequest(
-                pool=pool, name=name, to_generation=to_generation, etag=etag, request_id=request_id
+                pool=pool, name=name, to_generation=to_generation, restored=restored, etag=etag, request_id=request_id
             )
         return await self._rolled_out("RollbackAdapter", request, timeout_seconds, wait=wait)
 

@@ -176,6 +176,7 @@ class Registry:
         pool: str,
         *,
         to_generation: int = 0,
+        restored: bool = False,
         etag: str = "",
         wait: bool = True,
         timeout_seconds: float = WAIT_SECONDS,
@@ -187,6 +188,7 @@ class Registry:
             name: of the adapter, which may have been deleted; case does not count.
             pool: its pool.
             to_generation: the earlier generation; 0: the one before the present one.
+            restored: go back also to a generation that somebody restored from a backup, see `history`.
             etag: refuse unless the adapter has it; empty: no condition.
             wait: False: return once it is registered.
             timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
@@ -196,7 +198,8 @@ class Registry:
         Raises:
             NotFound: there is no such adapter, or the generation is not kept.
             Conflict: `etag` is stale.
-            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            FailedPrecondition: with reason GENERATION_RESTORED, the generation was restored; see `restored`. With
+                reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
             Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
         """
@@ -205,6 +208,7 @@ class Registry:
             name,
             pool,
             to_generation=to_generation,
+            restored=restored,
             etag=etag,
             wait=wait,
             timeout_seconds=timeout_seconds,

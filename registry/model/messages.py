@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Expect,
         PoolLimits,
         PoolSpec,
+        RetiredRecord,
         Strategy,
         TenantRecord,
     )
@@ -128,6 +129,14 @@ def adapter_message(record: AdapterRecord, revision: int) -> pb.Adapter:
     )
 
 
+def retired_message(record: RetiredRecord) -> pb.Adapter:
+    """An earlier generation, with who restored it."""
+    message, by = adapter_message(record, 0), record.restored_by
+    if by is not None:
+        message.restored_by.MergeFrom(pb.Restoration(principal=by.principal, at=by.at))
+    return message
+
+
 def adapter_dict(adapter: pb.Adapter) -> Plain:
     """An adapter in the form of its record."""
     return {
@@ -141,7 +150,13 @@ def adapter_dict(adapter: pb.Adapter) -> Plain:
         "updated_by": adapter.updated_by,
         "request_id": adapter.request_id,
         "canaries": canary_dict(adapter.rollout) if adapter.HasField("rollout") else None,
+        "restored_by": restored_dict(adapter.restored_by) if adapter.HasField("restored_by") else None,
     }
+
+
+def restored_dict(restored: pb.Restoration) -> Plain:
+    """Who restored a generation, and when."""
+    return {"principal": restored.principal, "at": restored.at}
 
 
 def canary_message(rollout: CanaryRollout) -> pb.CanaryRollout:

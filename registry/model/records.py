@@ -46,6 +46,8 @@ MAX_EXPECTED_PROMPTS, MAX_EXPECTED_PROMPT_TOKENS, MAX_EXPECTED_TOKENS = 4, 64, 1
 # By measurement, see docs/decisions/0043-expected-answers.md.
 EXPECT_TOLERANCE = 0.2
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
+# How far a restored generation may be above the one before it; and the first, as of one a second for 30 years.
+MAX_RESTORED_STEP, MAX_RESTORED_FIRST = 1000, 1_000_000_000
 
 
 class SourceSpec(Part):
@@ -205,11 +207,22 @@ class AdapterRecord(Stored):
     retry: AskedRetry | None = None
 
 
+class Restoration(Part):
+    """Who put a generation into history from a backup, and when (RFC 3339)."""
+
+    principal: str
+    at: str
+
+
 class RetiredRecord(AdapterRecord):
-    """An earlier generation, as history keeps it, with the request that replaced or deleted it."""
+    """An earlier generation, as history keeps it, with the request that replaced or deleted it.
+
+    `restored_by` None: this store had the generation itself. Otherwise all else in it is somebody's word.
+    """
 
     retired_by_request: str
     deleted: bool
+    restored_by: Restoration | None = None
 
 
 class ReplicaGroup(Part):

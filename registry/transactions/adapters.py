@@ -10,10 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 from registry.etcd3.ops import Compare, Range, mod_is, none_between, prefix_end
+from registry.lora.text import printable
 from registry.model.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.keys import Keys, last_part
 from registry.model.names import name_of_key, tenant_of
-from registry.model.records import AdapterRecord, AdapterSpec, AskedRetry, ChangeReply, PoolSpec
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    AskedRetry,
+    ChangeReply,
+    PoolSpec,
+    Restoration,
+    RetiredRecord,
+)
 from registry.transactions.builder import Planned, TxnBuilder, finish, fits, request_reads
 from registry.transactions.canaries import check_enough_replicas, looks_at_replicas
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
@@ -230,8 +239,20 @@ def _earlier_spec(
     if kv is None:
         raise _no_generation(change)
     earlier = retired_record(kv)
+    if earlier.restored_by is not None and not change.restored:
+        raise _not_from_here(earlier, earlier.restored_by)
     # What canaries alone have served, and perhaps refused, is given to all only by its number.
     return earlier.rollout.stable_spec if earlier.rollout is not None and not wanted else earlier.spec
+
+
+def _not_from_here(earlier: RetiredRecord, by: Restoration) -> FailedPrecondition:
+    return FailedPrecondition(
+        Reason.GENERATION_RESTORED,
+        f"generation {earlier.generation} of {earlier.name!r} is not of this store: {printable(by.principal)} restored "
+        f"it at {printable(by.at)}; look at it in the history, and give --restored to go back to it",
+        field="restored",
+        metadata={"generation": str(earlier.generation), "restored_by": by.principal, "restored_at": by.at},
+    )
 
 
 def _no_generation(change: RollbackAdapter) -> NotFound:

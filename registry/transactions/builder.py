@@ -15,8 +15,8 @@ from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.context import Context, TxnLimits
 from registry.transactions.decode import ReadSet, named
 
-# What a record gets besides when it goes into history, which must be readable too.
-_RETIRED_BYTES = 256
+# What a record gets besides when it goes into history, also that of another store, which must be readable too.
+_RETIRED_BYTES = 512
 _OVERHEAD_BYTES = 32  # of one compare or operation on the wire, generously
 
 

@@ -56,12 +56,16 @@ class ApplyAdapters:
 
 @dataclass(frozen=True, slots=True)
 class RollbackAdapter:
-    """A new generation with the spec of an earlier one; `to_generation` 0: what all but canaries served before."""
+    """A new generation with the spec of an earlier one; `to_generation` 0: what all but canaries served before.
+
+    `restored`: also of one that was put into history from a backup.
+    """
 
     pool: str
     name: str
     to_generation: int = 0
     etag: int | None = None
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from registry.etcd3.ops import Compare, KeyValue, Put, Range, absent, mod_is, prefix_end
-from registry.model.errors import AlreadyExists, FailedPrecondition, Reason
+from registry.etcd3.ops import Compare, Delete, KeyValue, Put, Range, absent, mod_is, prefix_end
+from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason
 from registry.model.keys import Keys, last_part
 from registry.model.names import name_key, name_of_key, tenant_of
 from registry.model.records import (
+    MAX_RESTORED_FIRST,
+    MAX_RESTORED_STEP,
     AdapterOutcome,
     AdapterRecord,
     AuditChange,
     AuditRecord,
     ChangeReply,
+    Restoration,
     RetiredRecord,
     TenantRecord,
 )
+from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.builder import Planned, TxnBuilder, check_fits, finish, fits, put_record
 from registry.transactions.changes import RepairTenant, RestoreHistory
 from registry.transactions.context import Context
@@ -163,18 +167,21 @@ def restore_reads(change: RestoreHistory, keys: Keys) -> tuple[Range, ...]:
     return (
         Range(keys.pool(change.pool)),
         Range(keys.adapter(change.pool, change.name)),
-        Range(history, prefix_end(history)),
+        Range(history, prefix_end(history), keys_only=True),
     )
 
 
 def plan_restore(change: RestoreHistory, view: ReadSet, context: Context) -> Planned:
     """The transaction that puts generations into history behind those that stand there; no more than history keeps.
 
-    The newest goes in alone, after all others: readers find it by its revision, so that a name goes on from it.
+    The newest goes in alone, after all others: readers find it by its revision, so that a name goes on from it. What
+    is written says who restored it, whatever it said before.
 
     Raises:
         NotFound: there is no such pool.
         AlreadyExists: the adapter exists, and has a history of its own.
+        FailedPrecondition: a generation is too far above those that are known.
+        InvalidArgument: a record becomes too large.
     """
     keys = context.keys
     present_pool(view, keys, change.pool, field="pool")
@@ -183,25 +190,68 @@ def plan_restore(change: RestoreHistory, view: ReadSet, context: Context) -> Pla
             Reason.ADAPTER_EXISTS, f"adapter {change.name!r} exists, and has a history of its own", field="name"
         )
     standing = {generation_of_key(kv) for kv in view.all_below(keys.history_of(change.pool, change.name))}
+    _check_reach(change, max(standing, default=0))
     wanted = {one.generation: one for one in (*change.generations, *_as_deleted(change.last, context))}
     newest, last = max([*standing, *wanted], default=0), max(standing, default=0)
     taken = [one for number, one in sorted(wanted.items()) if number > max(last, newest - HISTORY_KEPT)]
     taken = taken[:-1] or taken
-    records = [(keys.history(change.pool, change.name, one.generation), one) for one in taken]
-    audit = [AuditChange(kind="history", name=change.name, before=None, after=shown(one)) for one in taken]
+    by = Restoration(principal=context.caller.principal, at=context.at)
+    records = [one.model_copy(update={"restored_by": by}) for one in taken]
+    compare = [absent(keys.history(change.pool, change.name, one.generation)) for one in records]
     draft = TxnBuilder(
         scope=change.pool,
         method="RestoreHistory",
-        compare=(absent(keys.adapter(change.pool, change.name)), *(absent(key) for key, _ in records)),
-        success=tuple(Put(key, one.to_bytes()) for key, one in records),
-        audit=tuple(audit),
-        reply=ChangeReply(etag=None if taken else 0),
+        compare=(absent(keys.adapter(change.pool, change.name)), *compare),
+        success=(*_restored_puts(change, records, keys), *_outdated(change, records, standing, context)),
+        audit=tuple(AuditChange(kind="history", name=change.name, before=None, after=shown(one)) for one in records),
+        reply=ChangeReply(etag=None if records else 0),
     )
     return check_fits(finish(draft, view, context), context.limits)
+
+
+def _check_reach(change: RestoreHistory, known: int) -> None:
+    """Refuses a generation so high that its name could soon have no further one: nobody can tell whether it was so.
+
+    Each may be a thousand above the one before it, of those that stand and those that are given. Of a name without any,
+    the first may be any that somebody can have come to.
+    """
+    told = {one.generation: f"generations[{at}].generation" for at, one in enumerate(change.generations)}
+    if change.last is not None:
+        told[change.last.generation] = "last.generation"
+    for generation in sorted(told):
+        most = known + MAX_RESTORED_STEP if known else MAX_RESTORED_FIRST
+        if generation > most:
+            above = f"{known}, the newest that is known of it" if known else "0, since none is known of it"
+            raise FailedPrecondition(
+                Reason.GENERATION_TOO_HIGH,
+                f"generation {generation} of {change.name!r} is more than {most - known:,} above {above}; leave it out",
+                field=told[generation],
+                metadata={"known": str(known)},
+            )
+        known = max(known, generation)
+
+
+def _restored_puts(change: RestoreHistory, records: Sequence[RetiredRecord], keys: Keys) -> Iterator[Put]:
+    for one in records:
+        value = one.to_bytes()
+        if len(value) > MAX_RECORD_BYTES:
+            message = f"generation {one.generation} would have {len(value)} bytes, more than a record may; leave it out"
+            raise InvalidArgument(Reason.TOO_LARGE, message, field="generations")
+        yield Put(keys.history(change.pool, change.name, one.generation), value)
+
+
+def _outdated(
+    change: RestoreHistory, records: Sequence[RetiredRecord], standing: Collection[int], context: Context
+) -> Iterator[Delete]:
+    """What is then too old for history, so that it does not grow with each restoration."""
+    newest = records[-1].generation if records else 0
+    old = [number for number in sorted(standing) if number <= newest - HISTORY_KEPT]
+    for number in old[: context.limits.max_ops // 2]:
+        yield Delete(context.keys.history(change.pool, change.name, number))
 
 
 def _as_deleted(last: AdapterRecord | None, context: Context) -> tuple[RetiredRecord, ...]:
     if last is None:
         return ()
-    retired = {"retired_by_request": context.caller.request_id, "deleted": True}
+    retired = {"retired_by_request": context.caller.request_id, "deleted": True, "restored_by": None}
     return (RetiredRecord.model_validate(last.model_dump(by_alias=True) | retired),)

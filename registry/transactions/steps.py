@@ -31,7 +31,7 @@ HISTORY_KEPT = 10
 def retire_record(record: AdapterRecord, context: Context, *, deleted: bool) -> tuple[Op, ...]:
     """Puts a record into history, and takes the one that is too old out of it."""
     values = record.model_dump(by_alias=True)
-    retired = {"retired_by_request": context.caller.request_id, "deleted": deleted}
+    retired = {"retired_by_request": context.caller.request_id, "deleted": deleted, "restored_by": None}
     value = RetiredRecord.model_validate(values | retired).to_bytes()
     return retire_value(record.pool, record.name, record.generation, value, context)
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from registry.lora.base import fingerprint_of_patterns
-from registry.lora.text import first_unfit
+from registry.lora.text import first_unfit, printable
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
-from registry.model.names import check_adapter_name, check_segment, name_key
+from registry.model.names import check_adapter_name, check_request_id, check_segment, name_key, tenant_of
 from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, PoolSpec, RetiredRecord
 from registry.model.stored import Part, fields_at
 from registry.transactions.canaries import check_strategy
@@ -32,12 +32,20 @@ from registry.transactions.changes import (
     UpdatePool,
     Upsert,
 )
+from registry.transactions.steps import HISTORY_KEPT
 from registry.transactions.supported import check_supported
 
 PartT = TypeVar("PartT", bound=Part)
 KeptT = TypeVar("KeptT", bound=AdapterRecord)
 Fingerprinter = Callable[[Mapping[str, tuple[int, int]]], str]
 NO_ENGINES: Mapping[str, str] = {}
+# What history keeps, and as much again that is left of gaps; more values would only be thrown away.
+MAX_GENERATIONS = 64
+MAX_TOLD_CHARACTERS = 1024
+_TIME = re.compile(
+    r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9](\.[0-9]{1,9})?(Z|[+-][0-2][0-9]:[0-5][0-9])",
+    re.ASCII,
+)
 _ETAG = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -64,9 +72,13 @@ def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str)
     """An upsert; `field` is the path of the change, e.g. ``changes[2]``. Raises InvalidArgument."""
     check_adapter_name(name, field=f"{field}.upsert.name")
     made = _validated(AdapterSpec, spec, field=f"{field}.upsert.spec")
-    check_supported(made, field=f"{field}.upsert.spec")
-    check_strategy(made, field=f"{field}.upsert.spec")
+    _check_spec(made, field=f"{field}.upsert.spec")
     return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
+
+
+def _check_spec(spec: AdapterSpec, *, field: str) -> None:
+    check_supported(spec, field=field)
+    check_strategy(spec, field=field)
 
 
 def make_remove(name: str, etag: str, *, field: str) -> Remove:
@@ -98,15 +110,15 @@ def make_apply(
     return ApplyAdapters(pool, tuple(changes), retry, retry_replica)
 
 
-def make_rollback(pool: str, name: str, to_generation: int, etag: str) -> RollbackAdapter:
-    """A rollback. Raises InvalidArgument."""
+def make_rollback(pool: str, name: str, to_generation: int, etag: str, *, restored: bool = False) -> RollbackAdapter:
+    """A rollback; `restored` as in `RollbackAdapter`. Raises InvalidArgument."""
     check_segment(pool, field="pool")
     check_adapter_name(name)
     if to_generation < 0:
         raise InvalidArgument(
             Reason.INVALID_FIELD, "generations start at 1; 0 means the one before", field="to_generation"
         )
-    return RollbackAdapter(pool, name, to_generation, make_etag(etag, field="etag"))
+    return RollbackAdapter(pool, name, to_generation, make_etag(etag, field="etag"), restored)
 
 
 RolloutT = TypeVar("RolloutT", PromoteRollout, AbortRollout)
@@ -204,28 +216,74 @@ def make_drain_replica(pool: str, name: str, *, drain: bool) -> DrainReplica:
 
 
 def make_restore_history(pool: str, name: str, generations: Sequence[bytes], last: bytes) -> RestoreHistory:
-    """A restored history.
+    """A restored history. Each of its records fulfils what a change that makes it has to.
 
     Raises:
-        InvalidArgument: there is no such name, or a value is no record of that adapter.
+        InvalidArgument: there is no such name, there are too many, or a value is no record of that adapter.
     """
     check_segment(pool, field="pool")
     check_adapter_name(name, field="name")
-    found = [_of(RetiredRecord, pool, name, one, f"generations[{at}]") for at, one in enumerate(generations)]
-    if len({one.generation for one in found}) < len(found):
-        raise InvalidArgument(Reason.INVALID_FIELD, "a generation stands twice; leave one out", field="generations")
-    present = _of(AdapterRecord, pool, name, last, "last") if last else None
+    if len(generations) > MAX_GENERATIONS:
+        message = f"history keeps {HISTORY_KEPT} generations; give the newest, and at most {MAX_GENERATIONS}"
+        raise InvalidArgument(Reason.TOO_LARGE, message, field="generations")
+    found = [_restored(RetiredRecord, pool, name, one, f"generations[{at}]") for at, one in enumerate(generations)]
+    _check_once(found, field="generations")
+    present = _restored(AdapterRecord, pool, name, last, "last") if last else None
+    if present is not None:
+        _check_once([*found, present], field="last.generation")
     return RestoreHistory(pool, name, tuple(found), present)
 
 
-def _of(kind: type[KeptT], pool: str, name: str, value: bytes, field: str) -> KeptT:
-    try:
-        record = kind.parse(value)
-    except FailedPrecondition as error:
-        raise InvalidArgument(error.reason, error.message, field=field) from error
+def _check_once(records: Sequence[AdapterRecord], *, field: str) -> None:
+    if len({one.generation for one in records}) < len(records):
+        raise InvalidArgument(Reason.INVALID_FIELD, "a generation stands twice; leave one out", field=field)
+
+
+def _restored(kind: type[KeptT], pool: str, name: str, value: bytes, field: str) -> KeptT:
+    record = _read(kind, value, field)
     if (record.pool, name_key(record.name)) != (pool, name_key(name)):
-        raise InvalidArgument(Reason.INVALID_FIELD, f"it is a record of {record.pool}/{record.name}", field=field)
+        where = printable(f"{record.pool}/{record.name}"[:300])
+        raise InvalidArgument(Reason.INVALID_FIELD, f"it is a record of {where}", field=field)
+    check_adapter_name(record.name, field=f"{field}.name")
+    _check_fit(record, field=field)
+    _check_told(record, field=field)
+    _check_spec(record.spec, field=f"{field}.spec")
+    if record.rollout is not None:
+        _check_spec(record.rollout.stable_spec, field=f"{field}.rollout.stable_spec")
+        if record.rollout.stable_generation >= record.generation:
+            message = f"what others serve than canaries came before generation {record.generation}"
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.rollout.stable_generation")
     return record
+
+
+def _read(kind: type[KeptT], value: bytes, field: str) -> KeptT:
+    try:
+        return kind.parse(value)
+    except FailedPrecondition as error:
+        if isinstance(error.__cause__, ValidationError):
+            raise _refused(kind, error.__cause__, field) from error
+        raise InvalidArgument(error.reason, error.message, field=field) from error
+
+
+def _check_told(record: AdapterRecord, *, field: str) -> None:
+    """What the admin service itself writes into a record: nobody else may write there what it would not."""
+    if record.tenant != tenant_of(record.name):
+        message = f"the tenant of {record.name!r} is {tenant_of(record.name)!r}"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.tenant")
+    if not _TIME.fullmatch(record.updated_at):
+        message = "write a time such as 2026-01-31T12:00:00Z"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.updated_at")
+    told = {"updated_by": record.updated_by, "rollout.halted": record.rollout.halted if record.rollout else ""}
+    for name, text in told.items():
+        if len(text) > MAX_TOLD_CHARACTERS:
+            message = f"write at most {MAX_TOLD_CHARACTERS} characters"
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.{name}")
+    requests = {"request_id": record.request_id, "retry.request_id": record.retry.request_id if record.retry else ""}
+    if isinstance(record, RetiredRecord):
+        requests["retired_by_request"] = record.retired_by_request
+    for name, request_id in requests.items():
+        if request_id:  # there was none before releases gave each change one
+            check_request_id(request_id, field=f"{field}.{name}")
 
 
 def make_repair_tenant(name: str) -> RepairTenant:
@@ -261,11 +319,15 @@ def _validated(kind: type[PartT], values: Mapping[str, object], *, field: str) -
         made = kind.model_validate(values)
     except ValidationError as error:
         raise _refused(kind, error, field) from error
+    _check_fit(made, field=field)
+    return made
+
+
+def _check_fit(made: Part, *, field: str) -> None:
     # Not a rule of the stored form: what stands in etcd already goes on being served, and is shown in escapes.
     if not _is_plainly_fit(made) and (unfit := first_unfit(made.model_dump())) is not None:
         message = "write it without control characters, line breaks and marks that turn the direction of text"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.{unfit}")
-    return made
 
 
 def _is_plainly_fit(made: Part) -> bool:

@@ -117,8 +117,16 @@ class CanaryRollout(_message.Message):
     halted: str
     def __init__(self, stable_generation: _Optional[int] = ..., stable_spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., halted: _Optional[str] = ...) -> None: ...
 
+class Restoration(_message.Message):
+    __slots__ = ("principal", "at")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    at: str
+    def __init__(self, principal: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
+
 class Adapter(_message.Message):
-    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout")
+    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout", "restored_by")
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +137,7 @@ class Adapter(_message.Message):
     UPDATED_BY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_BY_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     tenant: str
@@ -139,7 +148,8 @@ class Adapter(_message.Message):
     updated_by: str
     request_id: str
     rollout: CanaryRollout
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ...) -> None: ...
+    restored_by: Restoration
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ...) -> None: ...
 
 class AdapterChange(_message.Message):
     __slots__ = ("upsert", "delete", "etag")
@@ -276,20 +286,22 @@ class ListAdapterHistoryResponse(_message.Message):
     def __init__(self, generations: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., unreadable: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RollbackAdapterRequest(_message.Message):
-    __slots__ = ("pool", "name", "to_generation", "etag", "validate_only", "request_id")
+    __slots__ = ("pool", "name", "to_generation", "etag", "validate_only", "request_id", "restored")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TO_GENERATION_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     name: str
     to_generation: int
     etag: str
     validate_only: bool
     request_id: str
-    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., to_generation: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+    restored: bool
+    def __init__(self, pool: _Optional[str] = ..., name: _Optional[str] = ..., to_generation: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: bool = ..., request_id: _Optional[str] = ..., restored: bool = ...) -> None: ...
 
 class WatchRolloutRequest(_message.Message):
     __slots__ = ("pool", "name", "generation")

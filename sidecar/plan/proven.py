@@ -1,8 +1,8 @@
 """Generations that other replicas prove, for one that has served none. Pure.
 
-A generation counts if history has its record, nothing was deleted since, the record says which files are meant by their
-digest, and another replica's status proves that its engine answers with it. Nobody's word is taken for the files: they
-are fetched, hashed and checked here as any others.
+A generation counts if history has its record, nothing was deleted since, it was not restored from elsewhere, the record
+says by its digest which files are meant, and another replica's status proves that its engine answers with it. Nobody's
+word is taken for the files: they are fetched, hashed and checked here as any others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def earlier_of(adapter: DesiredAdapter, history: Iterable[KeyValue]) -> Earlier:
         {
             record.generation: GoodRecord(kv.value, kv.mod_revision, record.generation)
             for record, kv in found
-            if record.generation > deleted and record.spec.source.digest is not None
+            if record.generation > deleted and record.restored_by is None and record.spec.source.digest is not None
         },
     )
 

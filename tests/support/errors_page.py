@@ -42,6 +42,8 @@ MEANING: Mapping[Reason, str] = {
     Reason.LOST_RACE: "Others changed the same records again and again. Nothing was changed; repeat it.",
     Reason.POOL_NOT_EMPTY: "The pool has adapters. Delete them first.",
     Reason.POOL_FULL: "The pool's engines have one adapter at a time, and that is `name`. Delete it first, or use another pool.",
+    Reason.GENERATION_RESTORED: "Somebody (`restored_by`, at `restored_at`) put that generation into history from a backup; this store never had it. Look at it in the history, and give --restored (`restored` in the API) to go back to it.",
+    Reason.GENERATION_TOO_HIGH: "A restored generation is more than 1,000 above the newest that is known of its name (`known`), or above a billion where none is. Its name could soon have no further generation. Leave it out.",
     Reason.GENERATION_MISMATCH: "The rollout that was meant is of another generation than the adapter's present one; `generation` tells that. Look at it and decide anew.",
     Reason.NO_ROLLOUT: "All replicas serve the adapter's generation, or come to: there is nothing to promote or to abort.",
     Reason.CANARY_TOO_LARGE: "A strategy asks for more canaries (`canaries`) than live replicas of the pool match (`replicas`). Ask for fewer, or for a share such as 25%.",
@@ -93,7 +95,10 @@ AGAIN: Mapping[Reason, RetryRule] = {
         *(RetryClass.CHANGE, "what it names to be there", "`loraplane get adapters|replicas|pools|tenants`"),
         *(Reason.ADAPTER_NOT_FOUND, Reason.POOL_NOT_FOUND, Reason.REPLICA_NOT_FOUND, Reason.TENANT_NOT_FOUND),
     ),
-    **_again(RetryClass.CHANGE, "another generation", "`loraplane history NAME`", Reason.GENERATION_NOT_FOUND),
+    **_again(
+        *(RetryClass.CHANGE, "another generation", "`loraplane history NAME`"),
+        *(Reason.GENERATION_NOT_FOUND, Reason.GENERATION_RESTORED, Reason.GENERATION_TOO_HIGH),
+    ),
     **_again(
         *(RetryClass.CHANGE, "what is in its way to be gone", "`loraplane get adapters|replicas|pools`"),
         *(Reason.REPLICA_LIVES, Reason.POOL_EXISTS, Reason.ADAPTER_EXISTS, Reason.POOL_NOT_EMPTY, Reason.POOL_FULL),

@@ -46,7 +46,9 @@ def _change(change: pb.AdapterChange, index: int) -> Upsert | Remove:
 
 def rollback_adapter(request: pb.RollbackAdapterRequest) -> RollbackAdapter:
     """The rollback that a request asks for."""
-    return validate.make_rollback(request.pool, request.name, request.to_generation, request.etag)
+    return validate.make_rollback(
+        request.pool, request.name, request.to_generation, request.etag, restored=request.restored
+    )
 
 
 def promote_rollout(request: pb.PromoteRolloutRequest) -> PromoteRollout:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from registry.model.keys import last_part
-from registry.model.messages import adapter_message, pool_message, tenant_message
+from registry.model.messages import adapter_message, pool_message, retired_message, tenant_message
 from registry.model.names import is_engine_allowed
 from registry.model.records import AdapterOutcome, AdapterRecord
 from registry.model.status import host_of, presence_of
@@ -82,7 +82,7 @@ def backup(page: Page, prefix: str, token: str) -> pb.ReadBackupResponse:
 def history(found: History) -> pb.ListAdapterHistoryResponse:
     """An adapter's generations, the newest first."""
     now = [present_adapter(found.present)] if found.present else []
-    earlier = [adapter_message(record, 0) for record in found.retired]
+    earlier = [retired_message(record) for record in found.retired]
     return pb.ListAdapterHistoryResponse(generations=[*now, *earlier], unreadable=found.unreadable)
 
 

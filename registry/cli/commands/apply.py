@@ -300,6 +300,9 @@ def rollback(
             help="Generation to go back to; 0: the one before that was not for canaries alone.",
         ),
     ] = 0,
+    restored: Annotated[
+        bool, options.flag("--restored", help="Go back also to a generation that somebody restored from a backup.")
+    ] = False,
     etag: options.Etag = _UNCONDITIONAL,
     dry_run: options.DryRun = False,
     wait: options.Wait = False,
@@ -308,7 +311,7 @@ def rollback(
     request_id: options.RequestId = None,
 ) -> None:
     """Make a new generation that equals an earlier one."""
-    request = pb.RollbackAdapterRequest(name=name, to_generation=to, etag=etag)
+    request = pb.RollbackAdapterRequest(name=name, to_generation=to, restored=restored, etag=etag)
     order = ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
     apply_change(session_of(context), request, pool, order)
 

@@ -18,6 +18,7 @@ from registry.cli.backup import (
     RestorePlan,
     StoredState,
     backup_text,
+    check_places,
     plan_restore,
     records_of,
     state_of,
@@ -56,7 +57,12 @@ def backup(
         raise usage(f"{file} is there already; choose another name, or give --force")
     with session.client(timeout or READ_SECONDS) as client:
         pages = list(client.backup_pages())
-    records = [one for page in pages for one in page.records]
+    found = [one for page in pages for one in page.records]
+    misplaced = state_of(found).misplaced
+    if misplaced:
+        told = ", ".join([*misplaced][:10])
+        note(f"left out, since they stand under another key than their own: {told}; apply or delete them")
+    records = [one for one in found if one.key not in misplaced]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     _write(file, backup_text(records, pages[0].revision, now))
     counts = _counts(state_of(records))
@@ -131,7 +137,9 @@ def _read(file: Path) -> StoredState:
         text = file.read_bytes()
     except OSError as error:
         raise usage(f"cannot read {file}: {error.strerror}; name one that loraplane backup wrote") from error
-    saved = state_of(records_of(text, str(file))[1])
+    records = records_of(text, str(file))[1]
+    saved = state_of(records)
+    check_places(saved, records, str(file))
     if saved.unreadable:
         note(f"values of the backup that cannot be read, and are left out: {', '.join(saved.unreadable[:10])}")
     return saved
@@ -153,6 +161,9 @@ def _tell_plan(session: Session, saved: StoredState, plan: RestorePlan) -> None:
     printer, lines = session.printer(), _lines(plan)
     if plan.canaries:
         note(f"only canaries had the newest generation of {', '.join(plan.canaries)}; restored is what all others had")
+    if plan.too_high:
+        told = ", ".join(plan.too_high)
+        note(f"the history of {told} is left out: it begins more than 1,000 generations above the newest known here")
     if printer.is_plain:
         printer.plain({"plan": lines, "summary": {**counts, "unchanged": plan.same}, "backup": _counts(saved)})
     else:

@@ -43,6 +43,12 @@ def _for(one: pb.Adapter) -> str:
     return "canaries, halted" if one.rollout.halted else "canaries"
 
 
+def restored_cell(one: pb.Adapter) -> str:
+    """Who put a generation into history from a backup, and when."""
+    by = one.restored_by
+    return cell(f"{by.principal} at {by.at}") if one.HasField("restored_by") else "-"
+
+
 def _manifest(one: AdapterRow) -> Plain:
     from registry.cli.manifest import manifest_dict  # noqa: PLC0415 - pydantic and yaml, for this form alone
 
@@ -107,6 +113,7 @@ GENERATIONS: OutputView[pb.Adapter] = OutputView(
         "UPDATED": lambda one: one.updated_at,
         "BY": lambda one: one.updated_by,
         "REQUEST": lambda one: one.request_id,
+        "RESTORED BY": restored_cell,
     },
 )
 

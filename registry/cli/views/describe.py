@@ -9,7 +9,7 @@ from typing import TypeVar
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
-from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age
+from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age, restored_cell
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
 from registry.cli.views.get import Note, note
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
@@ -25,7 +25,7 @@ from registry.cli.views.residency_view import (
     serving_cell,
     state,
 )
-from registry.model.messages import Plain, spec_dict
+from registry.model.messages import Plain, restored_dict, spec_dict
 from registry.v1 import registry_pb2 as pb
 
 Read = TypeVar("Read")
@@ -50,8 +50,10 @@ def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str
     row, unread = AdapterRow(adapter, where[0] if where else None), list[str]()
     warned = _readable("Warnings", lambda: _warned(client, pool, adapter.name), unread.append)
     events = _last_events(client, pool, lambda one: one.is_about(adapter.name, None), unread.append)
+    history = _readable("History", lambda: client.history(pool, adapter.name).generations, unread.append)
+    restored = [one for one in history or () if one.HasField("restored_by")]
     if printer.is_table:
-        _adapter_fields(printer, row)
+        _adapter_fields(printer, row, restored)
         _wrong(printer, rollout, warned or {})
         _where(printer, where)
         _event_table(printer, events, unread)
@@ -60,8 +62,13 @@ def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str
         "rollout": rollout_dict(rollout) if rollout else None,
         "warnings": None if warned is None else [_warning_dict(*why, names) for why, names in warned.items()],
         "residency": [residency_dict(one) for one in where],
+        "restored": None if history is None else list(map(_restored_dict, restored)),
     }
     _plain(printer, {**ADAPTERS.plain(row), **told}, events, unread)
+
+
+def _restored_dict(one: pb.Adapter) -> Plain:
+    return {"generation": one.generation, **restored_dict(one.restored_by)}
 
 
 def _plain(printer: Printer, told: Plain, events: Sequence[ShownEvent] | None, unread: Sequence[str]) -> None:
@@ -88,7 +95,7 @@ def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plai
         printer.table(titles, ([str(one.get(key) or "-") for key in keys] for one in items))
 
 
-def _adapter_fields(printer: Printer, row: AdapterRow) -> None:
+def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Adapter]) -> None:
     """What it is, and how it is; of its spec what is said, not what is so by default."""
     adapter = row.record
     usual = flat(spec_dict(pb.AdapterSpec()))
@@ -101,6 +108,7 @@ def _adapter_fields(printer: Printer, row: AdapterRow) -> None:
             "Generation": f"{adapter.generation}, {age(row)} old, {made}",
             "Etag": adapter.etag,
             **_canaries(adapter),
+            **_restored(restored),
             "Load": adapter.spec.load or "eager",
             **{f"Spec {path}": value for path, value in said.items() if path != "load"},
         }
@@ -159,6 +167,14 @@ def _canaries(adapter: pb.Adapter) -> dict[str, str]:
         "Halted": rollout.halted or "no",
         "Others' source": rollout.stable_spec.source.uri,
     }
+
+
+def _restored(generations: Sequence[pb.Adapter]) -> dict[str, str]:
+    """Which earlier generations are not of this store, the newest first, and who said that they were."""
+    by = dict.fromkeys(restored_cell(one) for one in generations)
+    told = {cell: [str(one.generation) for one in generations if restored_cell(one) == cell] for cell in by}
+    lines = [f"generation {', '.join(numbers)} by {cell}" for cell, numbers in told.items()]
+    return {"Restored": f"{'; '.join(lines)}; rollback takes them with --restored"} if lines else {}
 
 
 def _replica_table(printer: Printer, rollout: pb.Rollout) -> None:

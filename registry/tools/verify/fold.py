@@ -151,9 +151,8 @@ class Fold:
             if kind == "pools":
                 self.pools[rest[0]].append((kv.mod_revision, document(kv.value)))
             if kind in {"adapters", "history"} and (record := document(kv.value)):
-                # What was replaced, and not deleted, was followed by a generation more.
-                followed = int(kind == "history" and record.get("deleted") is False)
-                self._knows_generation((rest[0], rest[1]), count_of(record, "generation") + followed)
+                used = _used_by(record) if kind == "history" else count_of(record, "generation")
+                self._knows_generation((rest[0], rest[1]), used)
                 self.retired[rest[0], rest[1]][count_of(record, "generation")] = record
             if kind == "tenants":
                 self._removals.off_at_start[rest[0]] += count_of(document(kv.value), "adapters")
@@ -272,8 +271,8 @@ class Fold:
             kind, rest = self._kind(key)
             if kind != "history" or new is None:
                 continue
-            self._restored[key] = document(new) or {}
-            self._knows_generation((rest[0], rest[1]), count_of(self._restored[key], "generation"))
+            self._restored[key] = record = document(new) or {}
+            self._knows_generation((rest[0], rest[1]), _used_by(record))
             standing = "/".join((f"{self._prefix}adapters", *rest[:2])).encode() in self._stored
             if old is not None or standing:
                 self._find("W6", revision, key, "history of what exists was written anew")
@@ -369,6 +368,11 @@ class Fold:
         for key in retired.keys() & expected.keys():
             if not expected[key].items() <= retired[key].items():
                 self._find("W2", revision, key, "history has another record than the one that was replaced")
+
+
+def _used_by(retired: Document) -> int:
+    """The last generation that is used: what was replaced, and not deleted, was followed by a generation more."""
+    return count_of(retired, "generation") + int(retired.get("deleted") is False)
 
 
 def _at(story: Story, revision: int) -> Document | None:

@@ -15,6 +15,7 @@ from registry.model.records import (
     ChangeReply,
     PoolSpec,
     ReplicaGroup,
+    Restoration,
     RetiredRecord,
     TenantRecord,
 )
@@ -136,6 +137,13 @@ def test_history_has_the_present_generation_first_if_there_is_one():
     assert [(one.generation, one.etag) for one in told.generations] == [(2, "8"), (1, "")]
     assert list(told.unreadable) == [5]
     assert [one.generation for one in encode.history(History(None, (retired,), ())).generations] == [1]
+    theirs = retired.model_copy(update={"restored_by": Restoration(principal="mallory", at="then")})
+    mine, other = encode.history(History(None, (retired, theirs), ())).generations
+    assert (mine.HasField("restored_by"), other.restored_by.principal, other.restored_by.at) == (
+        False,
+        "mallory",
+        "then",
+    )
 
 
 def test_of_what_may_be_very_many_twenty_are_named():

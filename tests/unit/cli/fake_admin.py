@@ -63,6 +63,7 @@ class FakeAdmin(AdapterRegistryServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         self.answers: dict[str, list[Answer | Script]] = {
             "ListPools": [pb.ListPoolsResponse(pools=[pb.Pool(name="dev", base_models=["tiny"])])],
+            "ListAdapterHistory": [pb.ListAdapterHistoryResponse()],
             "ListChanges": [pb.ListChangesResponse()],
             "ListReplicas": [pb.ListReplicasResponse()],
             "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True), Hold()]],

@@ -11,7 +11,16 @@ import pytest
 
 from registry.cli.backup import StoredState, backup_text, plan_restore, records_of, state_of
 from registry.cli.failure import CliError
-from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, PoolSpec, SourceSpec, TenantRecord
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    CanaryRollout,
+    Expect,
+    ExpectedAnswer,
+    PoolSpec,
+    SourceSpec,
+    TenantRecord,
+)
 from registry.model.stored import Stored
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.fake_admin import Refusal, applied
@@ -158,6 +167,84 @@ def test_a_record_that_cannot_be_read_now_is_replaced():
     assert [(one.name, one.etag) for one in plan.updates] == [("a", "9")]
     assert [(etag, is_readable) for _, etag, is_readable in plan.update_pools] == [("8", False)]
     assert [(one.tenant, one.found, one.wanted, one.etag) for one in plan.tenants] == [("t", None, 5, "0")]
+
+
+@pytest.mark.parametrize("expected", [None, Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])])])
+def test_of_canaries_the_others_answers_are_expected(expected):
+    """W6 one-digest: other files answer otherwise, and would be refused for what the new ones should answer."""
+    stable = AdapterSpec(source=SourceSpec(uri="s3://b/old"), expect=expected)
+    spec = AdapterSpec(
+        source=SourceSpec(uri="s3://b/new"), expect=Expect(answers=[ExpectedAnswer(prompt=[3], tokens=[4])])
+    )
+    record = adapter("a", rollout=CanaryRollout(stable_generation=2, stable_spec=stable)).model_copy(
+        update={"spec": spec}
+    )
+    [made] = plan_restore(state_of([stored("adapters/dev/a", record)]), StoredState()).creates
+    assert made.spec.expect == expected
+
+
+def past(name: str, generation: int, **fields: object) -> bytes:
+    kept = {"retired_by_request": "r", "deleted": True, **fields}
+    return json.dumps(adapter(name, generation=generation).model_dump(by_alias=True) | kept).encode()
+
+
+MISPLACED: dict[str, tuple[pb.StoredRecord, str]] = {
+    "an adapter of another name": (stored("adapters/dev/a", adapter("b")), "name"),
+    "an adapter of another pool": (stored("adapters/ops/a", adapter("a")), "pool"),
+    "a generation of another": (stored("history/dev/a/4", past("a", 5)), "generation"),
+    "a generation of another name": (stored("history/dev/a/4", past("b", 4)), "name"),
+    "a generation of another pool": (stored("history/dev/a/4", past("a", 4, pool="ops")), "pool"),
+    "a generation with a number that is none": (stored("history/dev/a/04", past("a", 4)), "generation"),
+    "a pool of another name": (stored("pools/dev", PoolSpec(name="ops", base_models=["tiny"])), "name"),
+    "a tenant of another name": (stored("tenants/t", TenantRecord(name="victim", max_adapters=1)), "name"),
+    "a key that stands twice": (stored("pools/first", PoolSpec(name="first", base_models=["other"])), "key"),
+}
+
+
+@pytest.mark.parametrize(("one", "field"), MISPLACED.values(), ids=MISPLACED)
+def test_a_record_under_another_key_than_its_own_is_refused_whole(cli, store, tmp_path, one, field):
+    """X2 unbreakable: what is written by its name was shown by its key. Line and field are told, nothing is written."""
+    first = stored("pools/first", PoolSpec(name="first", base_models=["tiny"]))
+    (tmp_path / "b.jsonl").write_bytes(text([first, one]))
+    ran = cli("restore", "b.jsonl", "--yes")
+    line = 2 if field == "key" else 3
+    assert (ran.code, f"b.jsonl: line {line}: {field}: " in ran.err, store.requests) == (4, True, [])
+    error = cli("-o", "json", "restore", "b.jsonl", "--yes")
+    assert json.loads(error.err)["error"]["field"] == f"b.jsonl: line {line}: {field}"
+
+
+def test_what_stands_under_another_key_is_no_part_of_a_backup_nor_of_a_plan(cli, admin, tmp_path):
+    """R14 nack: a backup can be restored, whatever somebody put into the store by hand; the rest is all there."""
+    odd = stored("adapters/dev/b", adapter("a"), "9")
+    admin.answers["ReadBackup"] = [pb.ReadBackupResponse(records=[odd, *WHOLE], revision=12)]
+    ran = cli("backup", "b.jsonl")
+    assert (ran.code, "left out, since they stand under another key than their own: adapters/dev/b" in ran.err) == (
+        0,
+        True,
+    )
+    records = records_of((tmp_path / "b.jsonl").read_bytes(), "f")[1]
+    assert [one.key for one in records] == [one.key for one in WHOLE]
+    plan = plan_restore(state_of([stored("adapters/dev/b", adapter("b")), POOL]), state_of([odd, POOL]))
+    assert [(one.name, one.etag) for one in plan.updates] == [("b", "9")]
+
+
+@pytest.mark.parametrize(("known", "is_told"), [(0, False), (3999, False), (3000, False), (2999, True)])
+def test_history_that_would_not_be_believed_is_left_out_and_told(known, is_told):
+    """X3 given-back: the service takes no generation far above what it knows; the adapter comes back all the same."""
+    now = [stored(f"history/dev/a/{known}", past("a", known))] if known else []
+    saved = [stored("history/dev/a/4000", past("a", 4000)), stored("adapters/dev/a", adapter("a", generation=4001))]
+    plan = plan_restore(state_of(saved), state_of(now))
+    assert (plan.histories, plan.too_high) == (([], ["dev/a"]) if is_told else ([("dev", "a")], []))
+    assert [one.name for one in plan.creates] == ["a"]
+
+
+def test_which_history_is_left_out_is_told(cli, store, tmp_path):
+    saved = [*WHOLE[1:], stored("adapters/dev/a", adapter("a", generation=4001))]
+    (tmp_path / "b.jsonl").write_bytes(text(saved))
+    now = [stored("history/dev/a/1", past("a", 1)), POOL, stored("tenants/t", TenantRecord(name="t"), "22")]
+    store.answers["ReadBackup"] = [pb.ReadBackupResponse(records=now, revision=30)]
+    ran = cli("restore", "b.jsonl", "--yes")
+    assert (ran.code, "the history of dev/a is left out" in ran.err, store.asked("RestoreHistory")) == (0, True, [])
 
 
 @pytest.fixture

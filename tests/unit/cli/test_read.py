@@ -460,6 +460,30 @@ def test_history_lists_generations(cli, admin):
     assert cli("-o", "name", "history", "sql").out == "2\n1\n"
 
 
+def test_who_restored_a_generation_is_told_wherever_it_is_shown(cli, admin):
+    """W7 audit-complete: in the history, in what is said of the adapter, and for programs."""
+    by = pb.Restoration(principal="mallory\n", at="2026-01-01T00:00:00Z")
+    old = [pb.Adapter(name="sql", pool="dev", generation=number, restored_by=by) for number in (3, 2)]
+    mine = pb.Adapter(name="sql", pool="dev", generation=1)
+    admin.answers |= {"GetAdapter": [SQL], "WatchRollout": [[pb.Rollout(name="sql", generation=2, done=True)]]}
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[SQL, *old, mine])]
+    header, present, *rows = cli("history", "sql").out.splitlines()
+    assert header.endswith("RESTORED BY")
+    assert [row.split("  ")[-1].strip() for row in (present, *rows)] == [
+        "-",
+        "mallory\\n at 2026-01-01T00:00:00Z",
+        "mallory\\n at 2026-01-01T00:00:00Z",
+        "-",
+    ]
+    told = cli("-o", "json", "history", "sql").json["items"]
+    assert [one["restored_by"] for one in told] == [None, *[{"principal": "mallory\n", "at": by.at}] * 2, None]
+    shown = cli("describe", "adapter", "sql").out
+    line = "generation 3, 2 by mallory\\n at 2026-01-01T00:00:00Z; rollback takes them with --restored"
+    assert line in shown
+    of_adapter = cli("-o", "json", "describe", "adapter", "sql").json
+    assert [one["generation"] for one in of_adapter["restored"]] == [3, 2]
+
+
 def test_watch_resumes_after_the_last_revision_seen(cli, admin):
     """R2 replay-equal, for who watches from outside: nothing twice, nothing lost when the stream breaks."""
     first = pb.WatchAdaptersResponse(revision=5, events=[pb.AdapterEvent(put=SQL)], snapshot=True)

@@ -145,6 +145,7 @@ SENT: dict[str, Message] = {
     "rollback sql --to 2 --etag 5 --dry-run --pool other": pb.RollbackAdapterRequest(
         pool="other", name="sql", to_generation=2, etag="5", request_id="q1", validate_only=True
     ),
+    "rollback sql --restored": pb.RollbackAdapterRequest(pool="dev", name="sql", restored=True, request_id="q1"),
     "rollout promote sql": pb.PromoteRolloutRequest(pool="dev", name="sql", request_id="q1"),
     "rollout promote sql --generation 4 --etag 5 --dry-run": pb.PromoteRolloutRequest(
         pool="dev", name="sql", generation=4, etag="5", request_id="q1", validate_only=True

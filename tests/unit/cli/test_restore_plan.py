@@ -100,12 +100,13 @@ def test_the_whole_plan_of_a_restoration():
         same=1,
         others=[("dev", "extra", "34"), ("dev", "Z", "33")],
         canaries=[],
+        too_high=[],
     )
 
 
 def test_what_stands_as_it_was_needs_no_change():
     plan = plan_restore(NOW, NOW)
-    assert plan == RestorePlan([], [], [], [], [], [], same=4, others=[], canaries=[])
+    assert plan == RestorePlan([], [], [], [], [], [], same=4, others=[], canaries=[], too_high=[])
 
 
 def test_an_adapter_whose_record_the_backup_could_not_read_is_none_of_the_others():

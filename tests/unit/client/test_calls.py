@@ -105,15 +105,19 @@ def test_history_has_the_newest_first(registry, admin):
     admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[ADAPTER], unreadable=[2])]
     history = registry.history("acme/a", "p")
     assert ([one.generation for one in history.generations], history.unreadable) == ([3], (2,))
+    told = pb.Adapter(name="a", restored_by=pb.Restoration(principal="mallory", at="then"))
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[ADAPTER, told])]
+    mine, theirs = registry.history("acme/a", "p").generations
+    assert [(one.restored_by, one.restored_at) for one in (mine, theirs)] == [("", ""), ("mallory", "then")]
 
 
 def test_a_rollback_returns_once_it_is_served(registry, admin):
     result = pb.AdapterResult(outcome=pb.AdapterResult.UPDATED, adapter=ADAPTER)
     admin.answers["RollbackAdapter"] = [pb.ApplyAdaptersResponse(results=[result], revision=17, request_id="r")]
     admin.answers["WatchRollout"] = [[SERVED]]
-    assert registry.rollback("acme/a", "p", to_generation=1, etag="16").generation == 3
+    assert registry.rollback("acme/a", "p", to_generation=1, restored=True, etag="16").generation == 3
     (asked,) = admin.asked("RollbackAdapter")
-    assert (asked.to_generation, asked.etag, bool(asked.request_id)) == (1, "16", True)
+    assert (asked.to_generation, asked.restored, asked.etag, bool(asked.request_id)) == (1, True, "16", True)
     assert [one.generation for one in admin.asked("WatchRollout")] == [3]
     registry.rollback("acme/a", "p", wait=False)
     assert len(admin.asked("WatchRollout")) == 1

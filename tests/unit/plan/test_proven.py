@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from registry.etcd3.ops import KeyValue
-from registry.model.records import RetiredRecord
+from registry.model.records import Restoration, RetiredRecord
 from registry.model.replica_state import parse_status
 from registry.model.status import Failed, Kept
 from sidecar.plan.backoff import Failure
@@ -18,9 +18,16 @@ from tests.support.residency_world import replica_status
 from tests.support.worlds import desired, known, observed, pool, staged
 
 
-def retired(generation: int, *, deleted: bool = False, pinned: bool = True, value: bytes | None = None) -> KeyValue:
+def retired(
+    generation: int,
+    *,
+    deleted: bool = False,
+    pinned: bool = True,
+    value: bytes | None = None,
+    by: Restoration | None = None,
+) -> KeyValue:
     fields = record("a", generation, source=f"v{generation}", pinned=pinned).model_dump()
-    made = RetiredRecord(**fields, retired_by_request="", deleted=deleted).to_bytes()
+    made = RetiredRecord(**fields, retired_by_request="", deleted=deleted, restored_by=by).to_bytes()
     return KeyValue(KEYS.history(POOL, "a", generation), value or made, 1, 50 + generation, 1)
 
 
@@ -35,6 +42,9 @@ def test_generations_of_this_life_that_say_which_files_are_meant_may_be_served()
     assert sorted(found.records) == [9, 10]
     assert (found.newest, found.records[9].revision) == (10, 59)
     assert earlier_of(newest(), [retired(3, value=b"?"), retired(11, deleted=True)]).newest == 0
+    theirs = Restoration(principal="mallory", at="then")
+    assert earlier_of(newest(), [retired(9), retired(10, by=theirs)]).newest == 9
+    assert earlier_of(newest(), [retired(9), retired(10, deleted=True, by=theirs)]).newest == 0
 
 
 @pytest.mark.parametrize(

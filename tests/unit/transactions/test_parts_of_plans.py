@@ -225,9 +225,8 @@ def test_the_record_of_a_backup_goes_into_history_as_deleted():
     kept = RetiredRecord.parse(other.etcd.kvs[KEYS.history(POOL, "a", 1)].value)
     assert (kept.generation, kept.deleted, kept.retired_by_request, kept.spec) == (1, True, "q", last.spec)
     written = json.loads(other.etcd.kvs[KEYS.history(POOL, "a", 1)].value)
-    assert {key: told for key, told in written.items() if key not in {"deleted", "retired_by_request"}} == json.loads(
-        last.to_bytes()
-    )
+    added = {"deleted", "retired_by_request", "restored_by"}
+    assert {key: told for key, told in written.items() if key not in added} == json.loads(last.to_bytes())
     other.change(applying(upsert("a")))
     assert record(other, "a").generation == 2
     assert refused(other, RestoreHistory(POOL, "a", (), last)).reason is Reason.ADAPTER_EXISTS

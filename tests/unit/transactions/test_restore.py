@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from registry.etcd3.ops import Put, Txn
 from registry.model.errors import InvalidArgument, Reason
-from registry.model.records import AdapterRecord, RetiredRecord
-from registry.transactions.changes import Remove, RestoreHistory, tenants_of
+from registry.model.records import AdapterRecord, Restoration, RetiredRecord
+from registry.model.stored import MAX_RECORD_BYTES
+from registry.transactions.changes import Remove, RestoreHistory, RollbackAdapter, tenants_of
 from registry.transactions.validate import make_restore_history
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
@@ -84,6 +88,193 @@ def test_the_replay_finds_history_that_was_written_over(author, saved, standing)
         check_history(KEYS, author.etcd.history)
 
 
+def restoring(*generations: int, name: str = NAME) -> RestoreHistory:
+    """A history of these generations, as somebody gives it."""
+    values = [
+        {
+            "name": name,
+            "pool": POOL,
+            "tenant": "acme",
+            "generation": one,
+            "spec": {"source": {"uri": f"file:///theirs/{one}"}},
+            "updated_at": "2020-01-01T00:00:00Z",
+            "updated_by": "carol",
+            "retired_by_request": "",
+            "deleted": False,
+        }
+        for one in generations
+    ]
+    return make_restore_history(POOL, name, [json.dumps(one).encode() for one in values], b"")
+
+
+@pytest.mark.parametrize(
+    ("standing", "told", "field"),
+    [
+        (0, [2**53 - 1], "generations[0].generation"),
+        (0, [1_000_000_001], "generations[0].generation"),
+        (0, [5, 1006], "generations[1].generation"),
+        (3, [4, 2**53 - 1], "generations[1].generation"),
+        (3, [1004], "generations[0].generation"),
+        (3, [1003], ""),
+        (0, [*range(49_991, 50_001)], ""),
+        (0, [1_000_000_000], ""),
+    ],
+)
+def test_no_name_is_used_up_by_what_somebody_restores(author, standing, told, field):
+    """X3 given-back: a generation is at most 1,000 above the newest known, so that its name has a next one."""
+    for priority in range(standing):
+        author.change(applying(upsert(NAME, f"v{priority}")))
+    if standing:
+        author.change(applying(Remove(NAME)))
+    change = restoring(*told)
+    if field:
+        error = refused(author, change)
+        assert (error.reason, error.field) == (Reason.GENERATION_TOO_HIGH, field)
+    else:
+        while author.change(change).reply.etag is None:
+            pass
+        author.change(applying(upsert(NAME)))
+        # What was never deleted was followed by a generation that is lost.
+        assert record_of(author, NAME).generation == told[-1] + 2
+    last = restoring(2**53 - 1, name="acme/other").generations[0]
+    error = refused(author, RestoreHistory(POOL, "acme/other", (), last))
+    assert (error.reason, error.field) == (Reason.GENERATION_TOO_HIGH, "last.generation")
+
+
+def test_a_past_that_somebody_else_tells_is_served_only_where_it_is_asked_for(author):
+    """W7 audit-complete: who restored a generation stands in it, whatever it says itself, and in its audit record."""
+    mallory = replace(author, principal="mallory")
+    change = restoring(1, 2)
+    claimed = Restoration(principal="alice", at="2020-01-01T00:00:00Z")
+    faked = [one.model_copy(update={"restored_by": claimed}) for one in change.generations]
+    while mallory.change(replace(change, generations=tuple(faked))).reply.etag is None:
+        pass
+    marks = [
+        RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, NAME, number)].value).restored_by for number in (1, 2)
+    ]
+    assert [one.principal for one in marks if one is not None] == ["mallory", "mallory"]
+    assert claimed.at not in {one.at for one in marks if one is not None}
+    for wanted in (0, 1, 2):
+        error = refused(author, RollbackAdapter(POOL, NAME, wanted))
+        assert (error.reason, error.field) == (Reason.GENERATION_RESTORED, "restored")
+        assert "mallory restored it at 2026-01-01T" in error.message
+        assert "--restored" in error.message
+    author.change(RollbackAdapter(POOL, NAME, 1, restored=True))
+    assert record_of(author, NAME).spec.source.uri == "file:///theirs/1"
+    check_history(KEYS, author.etcd.history)
+
+
+def test_what_this_store_had_itself_needs_no_word(author):
+    """W6 one-digest: a generation that was retired here is rolled back to as ever, the one that a rollback made too."""
+    author.change(restoring(1))
+    author.change(RollbackAdapter(POOL, NAME, 1, restored=True))
+    author.change(applying(upsert(NAME, "mine")))
+    author.change(RollbackAdapter(POOL, NAME))
+    assert record_of(author, NAME).spec.source.uri == "file:///theirs/1"
+
+
+def test_history_does_not_grow_with_each_restoration(author):
+    """R16 bounded: what is older than history keeps goes, as it does with a change."""
+    for first in range(1, 60_001, 1000):
+        change = restoring(*range(first, first + 10))
+        while author.change(change).reply.etag is None:
+            pass
+    assert kept(author) == list(range(59_001, 59_011))
+
+
+def test_a_record_that_would_be_too_large_with_its_mark_is_refused(author):
+    """R14 nack: nobody could read it."""
+    (one,) = restoring(1).generations
+    room = MAX_RECORD_BYTES - len(one.to_bytes())
+    long = one.model_copy(update={"spec": one.spec.model_copy(update={"x": "y" * (room - 8)})})
+    assert len(long.to_bytes()) <= MAX_RECORD_BYTES
+    error = refused(author, RestoreHistory(POOL, NAME, (long,), None))
+    assert (error.reason, error.field) == (Reason.TOO_LARGE, "generations")
+
+
+def test_fields_that_only_a_later_release_knows_are_restored_too(author):
+    """R14 nack: of the record, of its spec, and of who restored it before."""
+    more = {"signed": 1, "restored_by": {"principal": "x", "at": "t", "why": "y"}}
+    (one,) = restoring(1).generations
+    value = one.model_dump(by_alias=True) | more
+    value["spec"] |= {"quantized": True}
+    author.change(make_restore_history(POOL, NAME, [json.dumps(value).encode()], b""))
+    stands = json.loads(author.etcd.kvs[KEYS.history(POOL, NAME, 1)].value)
+    assert (stands["signed"], stands["spec"]["quantized"]) == (1, True)
+    assert stands["restored_by"]["principal"] == "alice"
+
+
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "no generation": ({"generation": 0}, "generation"),
+    "a generation that is no number": ({"generation": "4"}, "generation"),
+    "no uri": ({"spec": {"source": {"uri": "nonsense"}}}, "spec.source.uri"),
+    "a scheme of nobody": ({"spec": {"source": {"uri": "ftp://x/y"}}}, "spec.source.uri"),
+    "a line break in a label": ({"spec": {"source": {"uri": "s3://b/x"}, "labels": {"a": "b\nc"}}}, "spec.labels.a"),
+    "a line break in a text": (
+        {"spec": {"source": {"uri": "s3://b/x"}, "description": "a\nb"}},
+        "spec.description",
+    ),
+    "lazy, and placed": (
+        {"spec": {"source": {"uri": "s3://b/x"}, "load": "lazy", "placement": {"replicas": 1}}},
+        "spec.placement",
+    ),
+    "more canaries than replicas": (
+        {
+            "spec": {
+                "source": {"uri": "s3://b/x"},
+                "placement": {"replicas": 1},
+                "strategy": {"canary": {"replicas": 2}},
+            }
+        },
+        "spec.strategy.canary.replicas",
+    ),
+    "a priority without end": ({"spec": {"source": {"uri": "s3://b/x"}, "priority": 10**9}}, "spec.priority"),
+    "another letter that is read as the same": ({"name": "acme/\u212a"}, "name"),
+    "another tenant": ({"tenant": "victim"}, "tenant"),
+    "no time": ({"updated_at": "yesterday"}, "updated_at"),
+    "a line break in an author": ({"updated_by": "a\nb"}, "updated_by"),
+    "an author without end": ({"updated_by": "a" * 1025}, "updated_by"),
+    "no request": ({"request_id": "a b"}, "request_id"),
+    "no request that replaced it": ({"retired_by_request": "a/b"}, "retired_by_request"),
+    "no request for a retry": ({"retry": {"request_id": "a b"}}, "retry.request_id"),
+    "what others serve, refused": (
+        {"rollout": {"stable_generation": 1, "stable_spec": {"source": {"uri": "ftp://x"}}}},
+        "rollout.stable_spec.source.uri",
+    ),
+    "what others serve, later": (
+        {"rollout": {"stable_generation": 4, "stable_spec": {"source": {"uri": "s3://b/x"}}}},
+        "rollout.stable_generation",
+    ),
+    "a halt without end": (
+        {"rollout": {"stable_generation": 1, "stable_spec": {"source": {"uri": "s3://b/x"}}, "halted": "a" * 1025}},
+        "rollout.halted",
+    ),
+    "nobody who restored it": ({"restored_by": 5}, "restored_by"),
+}
+
+
+@pytest.mark.parametrize(("fields", "at"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_no_change_could_make_is_not_restored(fields, at, is_last):
+    """X2 unbreakable: each field is what a change has to have there, and is named as one names it."""
+    if is_last and at in {"retired_by_request", "restored_by"}:
+        pytest.skip("a present record has no such field of ours")
+    name = "acme/k" if at == "name" else NAME
+    (one,) = restoring(3, name=name).generations
+    value = json.dumps(one.model_dump(by_alias=True) | fields).encode()
+    with pytest.raises(InvalidArgument) as told:
+        make_restore_history(POOL, name, [] if is_last else [value], value if is_last else b"")
+    assert told.value.field == ("last." if is_last else "generations[0].") + at
+    assert "\n" not in told.value.message
+
+
+def test_no_more_generations_than_history_could_have():
+    """X2 unbreakable: they are refused before any is read."""
+    with pytest.raises(InvalidArgument) as told:
+        make_restore_history(POOL, NAME, [b"?"] * 65, b"")
+    assert (told.value.reason, told.value.field) == (Reason.TOO_LARGE, "generations")
+
+
 def test_only_records_of_that_adapter(saved):
     retired, last = saved
     value = retired[0].to_bytes()
@@ -91,7 +282,8 @@ def test_only_records_of_that_adapter(saved):
     assert (made.generations, made.last) == (retired[:1], last)
     assert make_restore_history(POOL, NAME, [], b"").last is None
     for told, arguments in {
-        "stands twice": (POOL, NAME, [value, value], b""),
+        "generations: a generation stands twice": (POOL, NAME, [value, value], b""),
+        "last.generation: a generation stands twice": (POOL, NAME, [value], value),
         "is a record of": (POOL, "acme/z", [value], b""),
         "Field required": (POOL, NAME, [], b"{}"),
     }.items():

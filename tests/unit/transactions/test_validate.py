@@ -306,7 +306,7 @@ RECORD = AdapterRecord(
     tenant="acme",
     generation=3,
     spec=AdapterSpec(source=SourceSpec(uri="file:///a")),
-    updated_at="then",
+    updated_at="2026-01-31T12:00:00.123Z",
     updated_by="alice",
     request_id="q",
 )
