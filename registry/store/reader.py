@@ -36,6 +36,10 @@ from registry.transactions.repair import AuditTrail, is_of_tenant
 _SCANNED_AT_MOST = 5000
 _SCAN_PAGE = 500
 _SHRINK = 16
+# Of a backup: so little that no other call waits long while a page is made. Its values may have 64 KiB, and those that
+# others than us wrote more, so that it is read in pieces, of which each may be some times as long as the one before.
+_BACKUP_PAGE_BYTES = 1 << 20
+_FIRST_PIECE, _PIECE_GROWTH = 8, 4
 # A status may have 256 KiB, and a message 64 MiB.
 # Audit records may be as large as a transaction.
 _AUDITS_AT_MOST = 100
@@ -159,14 +163,28 @@ class Reader:
         return Sieve(read_tenant, _anything, size).pass_through(page)
 
     async def stored(self, size: int, token: PageToken | None, deadline: Deadline) -> Page:
-        """A page of desired state as it is stored, all at one revision.
+        """A page of desired state as it is stored, all at one revision; it ends early where its values are large.
 
         Raises:
             FailedPrecondition: etcd no longer keeps the revision that the first page was of.
         """
+        kvs: list[KeyValue] = []
+        size_bytes = 0
+        count = min(size, _FIRST_PIECE)
+        while True:
+            piece = await self._stored_piece(count, token, deadline)
+            token = piece.token
+            kvs += piece.kvs
+            size_bytes += sum(len(kv.value) for kv in piece.kvs)
+            if token is None or len(kvs) >= size or size_bytes >= _BACKUP_PAGE_BYTES:
+                return Page(piece.revision, tuple(kvs), token)
+            fitting = (_BACKUP_PAGE_BYTES - size_bytes) * len(kvs) // max(1, size_bytes)
+            count = min(size - len(kvs), _PIECE_GROWTH * count, max(1, fitting))
+
+    async def _stored_piece(self, count: int, token: PageToken | None, deadline: Deadline) -> Page:
         prefixes = self._keys.backed_up()
         left = [one for one in prefixes if token is None or prefix_end(one) > token.after]
-        page = await self._page(left[0], size, token, deadline)
+        page = await self._page(left[0], count, token, deadline)
         if page.token is None and len(left) > 1:
             return replace(page, token=PageToken(page.revision, left[1]))
         return page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -23,6 +24,8 @@ DESCRIPTOR = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
 SERVICE: str = DESCRIPTOR.full_name
 
 
+# Pages of backups at once: more would hold the event loop one after another, and others would wait for all of them.
+BACKUPS_AT_ONCE = 2
 # A request has at most 4 MiB, and is read only when its call is taken: so those in flight have 512 MiB at most.
 CALLS_AT_ONCE = 128
 
@@ -42,6 +45,7 @@ def make_handlers(
         "WatchResidency": streams.residency.watch_residency,
     }
     shared = CallLimits(FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True), Batcher(), stopping)
+    own = {"ReadBackup": replace(shared, working=FairLimiter(BACKUPS_AT_ONCE))}
     prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in DESCRIPTOR.methods:
@@ -50,7 +54,8 @@ def make_handlers(
             serve_stream = supervised_stream(method.name, stream[method.name], parse, metrics, shared)
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve_stream, None, _serializer(method))
         else:
-            serve = supervised_unary(method.name, unary[method.name], parse, metrics, shared, prepare.get(method.name))
+            limited = own.get(method.name, shared)
+            serve = supervised_unary(method.name, unary[method.name], parse, metrics, limited, prepare.get(method.name))
             handlers[method.name] = grpc.stream_unary_rpc_method_handler(serve, None, _serializer(method))
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 

@@ -184,7 +184,28 @@ async def test_a_backup_has_each_value_once_and_of_one_revision(store, reader, s
 
 async def test_a_backup_of_nothing():
     store = Store()
-    assert [page.kvs for page in await pages_of_stored(Reader(store, KEYS), 5)] == [()] * 4
+    assert [page.kvs for page in await pages_of_stored(Reader(store, KEYS), 5)] == [()]
+
+
+async def test_a_page_of_a_backup_ends_where_its_values_are_large(store, reader):
+    """X3 given-back: it is read in pieces, none of which holds the event loop for long, and then no further."""
+    for number in range(200):
+        store.etcd.put(KEYS.adapter(POOL, f"a{number:03}"), b"x" * 65_536)
+    pages = await pages_of_stored(reader, 1000)
+    assert [kv.key for page in pages for kv in page.kvs] == [
+        key for prefix in KEYS.backed_up() for key in sorted(store.etcd.kvs) if key.startswith(prefix)
+    ]
+    sizes = [sum(len(kv.value) for kv in page.kvs) for page in pages]
+    assert max(sizes) <= (1 << 20) + 65_536
+    assert max(one.limit for one in store.asked) * 65_536 <= 1 << 20
+
+
+async def test_a_page_of_small_values_is_as_large_as_was_asked_for(store, reader):
+    for number in range(2000):
+        store.etcd.put(KEYS.history(POOL, f"a{number:04}", 1), b"{}")
+    page = await reader.stored(1000, None, soon())
+    assert len(page.kvs) == 1000
+    assert len(store.asked) < 10
 
 
 async def test_the_audit_trail_from_an_id_on(store, reader, monkeypatch):
