@@ -119,6 +119,16 @@ def _tied_heads(modules: Mapping[str, Shape]) -> dict[str, Shape]:
     return {f"{prefix}lm_head": modules[name] for name, prefix in ends.items() if prefix in {"", "language_model."}}
 
 
+# The last parts of their names, in all families that are served.
+_OF_TOKENS = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddings", "lm_head"})
+
+
+def vocabulary_of(modules: Mapping[str, Shape]) -> int | None:
+    """How many tokens a base model knows, by its embedding or its head; None: neither is known by its name."""
+    sizes = (rows for name, (rows, _) in modules.items() if name.rpartition(".")[2] in _OF_TOKENS)
+    return max(sizes, default=None)
+
+
 def hub_name(name: str) -> str:
     """A model's name; of a path into a hub's cache, ``…/models--ORGANISATION--NAME/snapshots/COMMIT``, that of the hub.
 

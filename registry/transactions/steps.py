@@ -23,7 +23,7 @@ from registry.transactions.builder import put_record
 from registry.transactions.canaries import rollout_of
 from registry.transactions.context import Context, StepTarget, adapter_key, as_it_stands, check_etag
 from registry.transactions.decode import Absent, Damaged, Present, shown, snapshot_of
-from registry.transactions.supported import check_engine_can
+from registry.transactions.supported import check_engine_can, check_expected
 
 HISTORY_KEPT = 10
 
@@ -70,13 +70,15 @@ def put_step(
 
     Raises:
         Conflict: the etag is stale.
-        InvalidArgument: the name is a base model's, the pool's engines cannot do it, or the record becomes too large.
+        InvalidArgument: the name is a base model's, the pool's engines cannot do it, answers are expected of tokens
+            that its base does not know, or the record becomes too large.
         AlreadyExists: the name differs from an existing one in nothing but case.
         FailedPrecondition: generations are used up, or the pool asks for a digest.
     """
     check_not_base(target.name, target.pool.base_models, field=target.name_field)
     _check_pinned(target, spec)
     check_engine_can(target.pool, spec, field=target.spec_field)
+    check_expected(target.pool, spec, field=target.spec_field)
     check_etag(target.etag, target.state, field=target.etag_field)
     match target.state:
         case Present() as present:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from registry.lora.base import vocabulary_of
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, EngineKind, Placement, PoolSpec
 from registry.model.source_uri import SourceUriError, parse_source, scheme_of
@@ -109,6 +110,26 @@ def check_engine_can(pool: PoolSpec, spec: AdapterSpec, *, field: str) -> None:
         if entry.pools(pool) and entry.asked(spec):
             message = f"the engines of pool {pool.name!r} {entry.remedy.format(pool=pool)}"
             raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.{entry.field}")
+
+
+def check_expected(pool: PoolSpec, spec: AdapterSpec, *, field: str) -> None:
+    """Raises InvalidArgument if answers are expected of tokens that the pool's base model does not know."""
+    if spec.expect is None or pool.base is None or (known := vocabulary_of(pool.base.modules)) is None:
+        return
+    tokens = (
+        (f"{at}.{part}.{index}", token)
+        for at, answer in enumerate(spec.expect.answers)
+        for part, numbers in (("prompt", answer.prompt), ("tokens", answer.tokens))
+        for index, token in enumerate(numbers)
+    )
+    where, token = next(((where, token) for where, token in tokens if token >= known), ("", 0))
+    if where:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD,
+            f"there is no token {token}: the base model of pool {pool.name!r} knows {known}, numbered from 0; let "
+            "loraplane expect DIR --base-model DIR write it, with that base",
+            field=f"{field}.expect.answers.{where}",
+        )
 
 
 def check_engine_names(pool: PoolSpec) -> None:

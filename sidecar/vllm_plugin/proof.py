@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from sidecar.vllm_plugin.protocol import Step, deviation, expected_key, read_expected
+from sidecar.vllm_plugin.protocol import Step, beyond, deviation, expected_key, read_expected
 from sidecar.vllm_plugin.server import ApiServer, EngineAdapter, FilesMissing, Prober
 
 Answer = tuple[float, ...]
@@ -213,6 +213,9 @@ class Prover:
         expected = read_expected(expect)
         if expected is None:
             return None
+        # An engine that checks no prompt would read past the end of its embedding.
+        if unknown := beyond(expected, self._server.vocabulary):
+            return unknown
         asked = (prober(candidate, one.prompt, len(one.tokens)) for one in expected.answers)
         answers = await _answers(candidate.lora_path, *asked)
         if answers is None:

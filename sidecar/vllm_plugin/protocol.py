@@ -23,7 +23,7 @@ MAX_SOCKET_PATH_BYTES = 107
 
 # As the record has them: `registry.model.records.Expect`.
 MAX_EXPECT_CHARACTERS = 8192
-MAX_PROMPTS, MAX_PROMPT_TOKENS, MAX_TOKENS, MAX_TOLERANCE = 4, 64, 16, 10.0
+MAX_PROMPTS, MAX_PROMPT_TOKENS, MAX_TOKENS, MAX_TOLERANCE, MAX_TOKEN = 4, 64, 16, 10.0, (1 << 31) - 1
 
 NoReason = Literal["unknown_adapter", "not_lazy", "staging", "refused", "no_room", "not_ready", "bad_question"]
 
@@ -162,7 +162,7 @@ def read_expected(text: str) -> ExpectedAnswers | None:
 def _answer(told: object) -> PromptedAnswer | None:
     match told:
         case {"prompt": [*prompt], "tokens": [*tokens], "logprobs": [*logprobs]}:
-            numbers = all(type(one) is int and one >= 0 for one in (*prompt, *tokens))
+            numbers = all(type(one) is int and 0 <= one <= MAX_TOKEN for one in (*prompt, *tokens))
             is_whole = all(type(one) in (int, float) and math.isfinite(one) for one in logprobs)
             fits = 0 < len(prompt) <= MAX_PROMPT_TOKENS and 0 < len(tokens) <= MAX_TOKENS
             if numbers and is_whole and fits and len(logprobs) in (0, len(tokens)):
@@ -173,6 +173,19 @@ def _answer(told: object) -> PromptedAnswer | None:
 def expected_key(path: str, expect: str) -> str:
     """The name by which both sides know what was found of the adapter in a directory and what it has to answer."""
     return hashlib.sha256(f"{path}\0{expect}".encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def beyond(expected: ExpectedAnswers, vocabulary: int | None) -> str:
+    """Which number is of no token that the base model knows, in a sentence; empty: none that is known to be."""
+    tokens = (
+        (f"the {part} of answer {number}", token)
+        for number, one in enumerate(expected.answers, start=1)
+        for part, numbers in (("prompt", one.prompt), ("tokens", one.tokens))
+        for token in numbers
+    )
+    strange = (found for found in tokens if vocabulary is not None and found[1] >= vocabulary)
+    where, token = next(strange, ("", 0))
+    return f"token {token} in {where} is none of the {vocabulary} that the base model knows" if where else ""
 
 
 def deviation(expected: PromptedAnswer, found: Iterable[Step], tolerance: float) -> str | None:

@@ -95,6 +95,11 @@ class ApiServer(Protocol):
         """True while so many requests are with the engine that one more may have to wait."""
         ...
 
+    @property
+    def vocabulary(self) -> int | None:
+        """How many tokens the base model knows, numbered from 0; None: not known."""
+        ...
+
     def in_flight(self) -> Iterable[EngineAdapter]:
         """For each request that is with the engine, what it is bound to."""
         ...

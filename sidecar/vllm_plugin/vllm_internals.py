@@ -159,6 +159,13 @@ class VllmServer:
         requests = len(self._engine.output_processor.request_states)
         return requests >= max(1, (most if type(most) is int else USUAL_REQUESTS) // 2)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """See `ApiServer.vocabulary`."""
+        tell = _at(self._engine, "vllm_config", "model_config", "get_vocab_size")
+        size = tell() if callable(tell) else None
+        return size if type(size) is int and size > 0 else None
+
     def in_flight(self) -> Iterable[EngineAdapter]:
         """See `ApiServer.in_flight`."""
         states = self._engine.output_processor.request_states.values()

@@ -298,6 +298,11 @@ class SimulatedServer:
         """See `ApiServer.kv_connectors`."""
         return list(self._engine.options.kv_connectors)
 
+    @property
+    def vocabulary(self) -> None:
+        """See `ApiServer.vocabulary`. It has an answer to every number."""
+        return
+
     def make(self, name: str, path: str, like: EngineAdapter | None) -> EngineAdapter:  # noqa: ARG002 - a card has nothing else
         """See `ApiServer.make`."""
         return self._engine.card(name, path)

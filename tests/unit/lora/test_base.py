@@ -20,6 +20,7 @@ from registry.lora.base import (
     expand,
     fingerprint_of_patterns,
     modules_of,
+    vocabulary_of,
 )
 from registry.lora.base_directory import (
     BaseUnreadable,
@@ -293,6 +294,21 @@ def test_a_head_that_the_checkpoint_has_is_no_tied_one(tmp_path):
     folder = LLAMA.write_base(tmp_path / "base")
     (folder / "config.json").write_text(json.dumps(config))
     assert read_base(folder).is_tied is False
+
+
+@pytest.mark.parametrize(
+    ("modules", "known"),
+    [
+        ({}, None),
+        ({"model.layers.{0-3}.self_attn.q_proj": (64, 32)}, None),
+        ({"model.embed_tokens": (260, 32), "model.layers.0.mlp.up_proj": (512, 32)}, 260),
+        ({"language_model.model.embed_tokens": (256, 32), "language_model.lm_head": (320, 32)}, 320),
+        ({"transformer.wte": (50_257, 768), "transformer.wpe": (1024, 768)}, 50_257),
+    ],
+)
+def test_how_many_tokens_a_base_knows(modules, known):
+    """By the larger where its embedding and its head differ: some are filled up to a round number."""
+    assert vocabulary_of(modules) == known
 
 
 def test_patterns_have_the_fingerprint_of_what_they_stand_for():

@@ -8,7 +8,7 @@ import pytest
 
 from registry.lora.base import fingerprint
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
-from registry.model.records import AdapterSpec, SourceSpec
+from registry.model.records import AdapterSpec, Expect, ExpectedAnswer, SourceSpec
 from registry.transactions import validate
 from registry.transactions.changes import Remove, RollbackAdapter, UpdatePool, Upsert
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
@@ -215,3 +215,38 @@ def test_versioned_names_need_room_for_one_more():
             validate.make_create_pool(POOL, ["b"], {"max_adapters": 1}, None, {"engine_names": "versioned"})
         )
     assert refused.value.field == "pool.engine_names"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "field"),
+    [
+        ([1, 2**31 - 1], [2], "prompt.1"),
+        ([1, 100], [2], "prompt.1"),
+        ([99], [0, 99, 100], "tokens.2"),
+        ([99], [99], ""),
+    ],
+)
+def test_no_answers_are_expected_of_tokens_that_the_base_does_not_know(prompt, tokens, field):
+    """X2 unbreakable: an engine that checks no prompt would end of it. A rollback is no way around it."""
+    shapes = SHAPES | {"model.embed_tokens": (100, 16)}
+    right = ExpectedAnswer(prompt=[1], tokens=[2])
+    spec = AdapterSpec(
+        source=SourceSpec(uri="file:///a"),
+        expect=Expect(answers=[right, ExpectedAnswer(prompt=prompt, tokens=tokens)]),
+    )
+    author = Author()
+    author.change(creating())
+    author.change(applying(Upsert("early", spec), upsert("a")))
+    author.change(applying(Remove("early")))
+    author.change(update({}, {"modules": shapes, "fingerprint": fingerprint(shapes)}))
+    for change, where in (
+        (applying(Upsert("a", spec)), "changes[0].upsert.spec"),
+        (RollbackAdapter(POOL, "early"), "spec"),
+    ):
+        if not field:
+            assert author.change(change).reply.etag is None
+            continue
+        with pytest.raises(InvalidArgument) as told:
+            author.change(change)
+        assert told.value.field == f"{where}.expect.answers.1.{field}"
+        assert "knows 100, numbered from 0" in told.value.message

@@ -39,6 +39,7 @@ class PlayedServer:
     prober: Prober | None = None
     read_base: Callable[[], dict[str, Any]] | None = None
     is_full: bool = False
+    vocabulary: int | None = None
     numbers: Iterable[int] = field(default_factory=lambda: count(1))
 
     def load(self, name: str, path: str) -> None:

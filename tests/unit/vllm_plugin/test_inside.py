@@ -188,6 +188,10 @@ async def test_the_server_is_vllms_own_parts():
         lora_config=SimpleNamespace(max_loras=4, max_cpu_loras=None, max_lora_rank="x")
     )
     assert server.limits == {"max_loras": 4, "max_cpu_loras": None, "max_lora_rank": None}
+    assert server.vocabulary is None
+    for told, known in ((32_000, 32_000), (0, None), (None, None)):
+        engine.vllm_config.model_config = SimpleNamespace(get_vocab_size=lambda told=told: told)
+        assert server.vocabulary == known
     assert await server.resident() == {1, 2}
     await server.add(made)
     await server.remove(1)

@@ -484,6 +484,24 @@ async def test_prompts_that_cannot_be_answered_prove_nothing(tmp_path, found, ex
     assert adapters.expectations() == {"as_expected": [], "unexpected": {}}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "token", "where"), [(2**31 - 1, 7, "prompt of answer 2"), (100, 7, "prompt of"), (99, 100, "tokens of")]
+)
+async def test_an_engine_is_never_asked_for_a_token_that_its_base_does_not_know(tmp_path, prompt, token, where):
+    """X2 unbreakable: the adapter is refused, and the message names the number and how many there are."""
+    asked: list[object] = []
+    server, path = answering(AS_TRAINED, asked), adapter(tmp_path / "a")
+    server.vocabulary = 100
+    adapters = Adapters(server)
+    expect = write_expected(ExpectedAnswers((RIGHT, PromptedAnswer((5, prompt), (token,))), 0.1))
+    told = await adapters.prove(path, expect)
+    assert (told["proof"], asked) == ("not_as_expected", [])
+    assert f"token {max(prompt, token)} in the {where}" in told["message"]
+    assert "none of the 100 that the base model knows" in told["message"]
+    assert adapters.expectations() == {"as_expected": [], "unexpected": {expected_key(path, expect): told["message"]}}
+    assert (await adapters.prove(path, WANTED))["proof"] == "effect"
+
+
 async def test_without_effect_comes_before_what_is_expected(tmp_path):
     adapters, path = Adapters(server_of(BASE)), adapter(tmp_path / "a")
     assert [(await adapters.prove(path, WANTED))["proof"] for _ in range(2)] == ["no_effect"] * 2

@@ -23,6 +23,7 @@ from sidecar.vllm_plugin.protocol import (
     Resolved,
     Step,
     Unresolved,
+    beyond,
     deviation,
     expected_key,
     is_askable,
@@ -140,6 +141,9 @@ def test_the_longest_name_of_a_record_is_asked_for_and_the_longest_path_is_under
     [
         ({"prompt": [1] * 64}, True),
         ({"prompt": [0]}, True),
+        ({"prompt": [2**31 - 1], "tokens": [2**31 - 1], "logprobs": []}, True),
+        ({"prompt": [2**31]}, False),
+        ({"tokens": [10**400], "logprobs": []}, False),
         ({"tokens": [0] * 16, "logprobs": []}, True),
         ({"tokens": [1, 2], "logprobs": [-1, -2.5]}, True),
         ({"tokens": [1, 2], "logprobs": [-1]}, False),
@@ -247,6 +251,21 @@ ONE = {"prompt": [1], "tokens": [2], "logprobs": []}
 )
 def test_anything_else_expects_nothing(told):
     assert read_expected(told) is None
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "told"),
+    [
+        (None, ""),
+        (10, ""),
+        (9, "token 9 in the tokens of answer 2 is none of the 9 that the base model knows"),
+        (2, "token 2 in the prompt of answer 1 is none of the 2 that the base model knows"),
+    ],
+)
+def test_which_token_the_base_does_not_know(vocabulary, told):
+    """X2 unbreakable: the first of them is named."""
+    answers = (PromptedAnswer((1, 2), (1,)), PromptedAnswer((1,), (9, 1)))
+    assert beyond(ExpectedAnswers(answers, 0.1), vocabulary) == told
 
 
 def test_another_path_or_expectation_is_another_question():
