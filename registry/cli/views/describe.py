@@ -171,9 +171,9 @@ def _canaries(adapter: pb.Adapter) -> dict[str, str]:
 
 def _restored(generations: Sequence[pb.Adapter]) -> dict[str, str]:
     """Which earlier generations are not of this store, the newest first, and who said that they were."""
-    by = dict.fromkeys(restored_cell(one) for one in generations)
-    told = {cell: [str(one.generation) for one in generations if restored_cell(one) == cell] for cell in by}
-    lines = [f"generation {', '.join(numbers)} by {cell}" for cell, numbers in told.items()]
+    by = {one.restored_by.principal: restored_cell(one) for one in reversed(generations)}
+    told = {who: [str(one.generation) for one in generations if one.restored_by.principal == who] for who in by}
+    lines = [f"generation {', '.join(told[who])} by {cell}" for who, cell in by.items()]
     return {"Restored": f"{'; '.join(lines)}; rollback takes them with --restored"} if lines else {}
 
 

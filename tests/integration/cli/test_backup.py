@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 
+from registry.cli.backup import backup_text
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.client.address import Tls
@@ -82,9 +83,15 @@ def test_into_an_empty_store(cli, empty, tmp_path):
     items = other.json("history", "a", "--pool", "dev")["items"]
     assert {one["generation"]: one["spec"]["priority"] for one in items} == {6: 4, 5: 4, 4: 3, 3: 2, 2: 1, 1: 0}
     assert [one["generation"] for one in other.json("history", "gone", "--pool", "dev")["items"]] == [1]
-    assert violations(store) == []
     again = other.json("restore", file, "--dry-run")
     assert again["plan"] == []
+    assert {one["restored_by"]["principal"] for one in items[1:]} == {"anonymous"}
+    ran = other("rollback", "a", "--pool", "dev", "--to", "2")
+    assert (ran.code, "GENERATION_RESTORED" in ran.err, "give --restored" in ran.err) == (4, True, True)
+    assert other("rollback", "a", "--pool", "dev", "--to", "2", "--restored").code == 0
+    assert next(one["spec"]["priority"] for one in other.json("history", "a", "--pool", "dev")["items"]) == 1
+    assert "generation 5, 4, 3, 2, 1 by anonymous at" in other("describe", "adapter", "a", "--pool", "dev").out
+    assert violations(store) == []
 
 
 def test_into_a_store_that_went_on(cli, etcd, tmp_path):
@@ -104,6 +111,22 @@ def test_into_a_store_that_went_on(cli, etcd, tmp_path):
     assert cli("restore", file, "--yes", "--delete-others").code == 0
     assert shown(cli) == before
     assert violations(etcd) == []
+
+
+def test_a_name_that_was_published_50000_times_comes_back_from_nothing(cli, empty, tmp_path):
+    """W6 one-digest: nothing in an empty store tells that it was so; what is known of it afterwards bounds the next."""
+    cli.json("apply", "-f", cli.manifest("a"))
+    file, (other, store) = tmp_path / "b.jsonl", empty
+    assert cli("backup", str(file)).code == 0
+    header, *lines, _ = map(json.loads, file.read_text().splitlines())
+    records = [pb.StoredRecord(key=one["key"], value=one["value"].encode()) for one in lines]
+    for one in records:
+        one.value = one.value.replace(b'"generation":1,', b'"generation":50000,')
+    file.write_bytes(backup_text(records, header["revision"], "then"))
+    assert other("restore", str(file), "--yes").code == 0
+    (found,) = other.json("get", "adapters")["items"]
+    assert found["generation"] == 50_001
+    assert violations(store) == []
 
 
 async def _write(etcd: EtcdForTest, key: bytes, value: bytes) -> None:
@@ -139,7 +162,7 @@ def test_the_same_request_restores_once_and_what_stands_is_not_written_anew(cli,
             "is a record of dev/gone": pb.RestoreHistoryRequest(pool="dev", name="z", generations=[value]),
             "stands twice": pb.RestoreHistoryRequest(pool="dev", name="gone", generations=[value, value]),
             "there is no pool": pb.RestoreHistoryRequest(pool="none", name="gone"),
-            "last: name: Field required": pb.RestoreHistoryRequest(pool="dev", name="gone", last=b"{}"),
+            "last.name: Field required": pb.RestoreHistoryRequest(pool="dev", name="gone", last=b"{}"),
         }
         for told, one in wrong.items():
             with pytest.raises(CliError, match=told):
