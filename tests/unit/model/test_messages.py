@@ -15,6 +15,7 @@ from registry.model.messages import (
     limits_dict,
     pool_dict,
     pool_message,
+    retired_message,
     spec_dict,
     spec_message,
     tenant_dict,
@@ -29,6 +30,8 @@ from registry.model.records import (
     PoolLimits,
     PoolSpec,
     ReplicaGroup,
+    Restoration,
+    RetiredRecord,
     SourceSpec,
     Strategy,
     TenantRecord,
@@ -229,9 +232,14 @@ def test_an_adapter_with_its_canaries_in_both_forms():
     assert told == {
         **record.model_dump(exclude={"schema_version", "rollout", "retry"}),
         "canaries": canaries,
+        "restored_by": None,
         "etag": "12",
     }
     assert adapter_dict(adapter_message(record.model_copy(update={"rollout": None}), 12))["canaries"] is None
+    by = Restoration(principal="mallory", at="then")
+    for mark, shown in ((None, None), (by, {"principal": "mallory", "at": "then"})):
+        fields = record.model_dump(by_alias=True) | {"retired_by_request": "q", "deleted": True, "restored_by": mark}
+        assert adapter_dict(retired_message(RetiredRecord.model_validate(fields)))["restored_by"] == shown
 
 
 def test_a_tenant_without_a_quota_in_both_forms():
