@@ -268,6 +268,19 @@ def test_what_no_change_could_make_is_not_restored(fields, at, is_last):
     assert "\n" not in told.value.message
 
 
+def test_a_generation_of_canaries_is_restored_as_it_was():
+    """W6 one-digest: with what all others served; and of a later release's record nothing is guessed."""
+    (one,) = restoring(3).generations
+    stable = {"stable_generation": 2, "stable_spec": {"source": {"uri": "file:///theirs/2"}}}
+    value = one.model_dump(by_alias=True) | {"rollout": stable}
+    (made,) = make_restore_history(POOL, NAME, [json.dumps(value).encode()], b"").generations
+    assert made.rollout is not None
+    assert made.rollout.stable_generation == 2
+    with pytest.raises(InvalidArgument) as told:
+        make_restore_history(POOL, NAME, [json.dumps(value | {"schema": 2}).encode()], b"")
+    assert (told.value.reason, told.value.field) == (Reason.FUTURE_SCHEMA, "generations[0]")
+
+
 def test_no_more_generations_than_history_could_have():
     """X2 unbreakable: they are refused before any is read."""
     with pytest.raises(InvalidArgument) as told:
