@@ -80,6 +80,7 @@ class ResidentSet:
         self._listed: frozenset[str] = frozenset()
         self._residents: dict[str, DesiredAdapter] = {}
         self._troubles: dict[str, Failure] = {}
+        self._fresh: set[str] = set()
         self._asked: dict[str, AskedRetry | None] = {}
         self._seen: Observed | None = None
         self._due_at = math.inf
@@ -170,7 +171,8 @@ class ResidentSet:
 
     def note_trouble(self, key: str, failure: Failure) -> None:
         """Remembers a refusal; the oldest are forgotten."""
-        self._troubles.pop(key, None)
+        if self._troubles.pop(key, None) is None:
+            self._fresh.add(key)
         self._troubles[key] = failure
         if len(self._troubles) > MAX_TROUBLES:
             del self._troubles[next(iter(self._troubles))]
@@ -248,6 +250,7 @@ class ResidentSet:
         self._told = {key: told for key, told in self._told.items() if now - told.at < HOLD_SECONDS}
         recent = {key for key, told in self._told.items() if now - told.at < EXPECT_SECONDS}
         self._expected = (self._expected & recent) - self._listed
+        self._fresh &= self._expected | self._open.keys()
         self._in_vain = {key: told for key, told in self._in_vain.items() if key in self._told}
         self._used_at = {key: at for key, at in self._used_at.items() if key in listed or key in self._told}
 
@@ -260,12 +263,16 @@ class ResidentSet:
                 del self._troubles[key]
 
     def _standing_troubles(self, state: DesiredState) -> Iterator[tuple[DesiredAdapter, Failure]]:
-        """Those of adapters that are still desired as they were when they were refused."""
+        """Those of adapters that are still desired as they were when they were refused.
+
+        Where the engine gets the last good generation instead, it is told with that: routers go on to ask here (R24).
+        """
         for key, failure in list(self._troubles.items()):
             adapter = self.catalogue.version(state, key)
             is_same = adapter is not None and adapter.ref == failure.ref
             if adapter is not None and is_same and self._asked.setdefault(key, adapter.retry) == adapter.retry:
-                if key == name_key(adapter.name):  # of an earlier generation nothing is told
+                is_awaited = key in self._fresh and adapter.fallback is not None
+                if key == name_key(adapter.name) and not is_awaited:  # of an earlier generation nothing is told
                     yield adapter, failure
             else:
                 del self._troubles[key]

@@ -181,6 +181,32 @@ def test_a_trouble_ends_when_somebody_asks_for_another_try():
     assert world.review(now=2.0).troubles
 
 
+def test_what_is_refused_is_told_once_the_engine_has_its_last_good_generation_instead():
+    """R24: a status that tells the refusal alone takes the place from routers although the engine answers."""
+    world = World()
+    world.informer.note_served([("a", 1)])
+    world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
+    newest = world.demand.catalogue.whole(world.informer.state, "a")
+    with world.demand.asking("a"):
+        world.demand.note_trouble("a", Failure(newest.ref, None, "not_finite", "", 1, None))
+        assert world.review(now=0.0).troubles == ()
+        world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
+    assert world.review(now=1.0).troubles == ()
+    assert [one.key for one, _ in world.review("a", now=2.0).troubles] == ["a"]
+    assert [one.key for one, _ in world.review(now=3.0).troubles] == ["a"]
+
+
+def test_what_is_refused_is_told_though_the_engine_never_gets_anything_instead():
+    world = World()
+    world.informer.note_served([("a", 1)])
+    world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
+    newest = world.demand.catalogue.whole(world.informer.state, "a")
+    world.demand.note_trouble("a", Failure(newest.ref, None, "not_finite", "", 1, None))
+    assert [one.key for one, _ in world.review(now=0.0).troubles] == ["a"]
+    world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
+    assert [one.key for one, _ in world.review(now=1.0).troubles] == ["a"]
+
+
 def test_troubles_stand_as_long_as_the_record_and_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_TROUBLES", 2)
     world = World()

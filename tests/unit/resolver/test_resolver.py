@@ -400,8 +400,8 @@ async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_t
         assert scene.store.asked == 2
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
         assert scene.store.asked == 2
-        scene.look()
-        ((adapter, failure),) = scene.demand.candidates(scene.informer.state, observed(), owns, now=0.0).troubles
+        loaded = observed({"a": "of-a"})
+        ((adapter, failure),) = scene.demand.candidates(scene.informer.state, loaded, owns, now=0.0).troubles
         assert (adapter.generation, failure.reason) == (2, "not_finite")
 
 
