@@ -231,8 +231,9 @@ class PoolView:
 def renew_view(view: PoolView, values: PoolValues) -> PoolView:
     """The view of the values that stand in etcd now; `values` have records."""
     if values.revision < view.revision:  # the store was set back: what was remembered is of another history
-        before = view.engine_hosts
-        view, values = PoolView(PoolSnapshot(view.snapshot.pool), engine_hosts=before), replace(values, changed=None)
+        # But which replicas a digest is made of does not depend on it, and theirs still tell of those before.
+        fresh = PoolSnapshot(view.snapshot.pool, known=view.snapshot.known)
+        view, values = PoolView(fresh, engine_hosts=view.engine_hosts), replace(values, changed=None)
     snapshot, hosts = renew(view.snapshot, values), engine_hosts_of(values.spec)
     records, deleted = _records(view, values)
     if hosts is None:  # of a later release, or damaged: what was allowed before still is, and nothing else

@@ -47,7 +47,7 @@ class Places:
         self._note_events(events)
         if self._restores != self.world.restores:
             self._restores = self.world.restores
-            self._view = PoolView(PoolSnapshot(POOL))
+            self._view = PoolView(PoolSnapshot(POOL, known=self._view.snapshot.known))
             self._named.clear()
         self._view = renew_view(self._view, self._values(revision))
         answers = {key: found for key in self._view.records if (found := residency(self._view, key)) is not None}
