@@ -24,6 +24,7 @@ from registry.model.records import EngineKind
 from registry.model.status import Presence
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.http import HttpServer, listen_as_told
+from registry.runtime.page_guard import own_hosts
 from registry.runtime.program import release_version
 from registry.runtime.supervisor import Supervisor
 from registry.sources.allowed import RemoteOptions
@@ -209,13 +210,13 @@ def assemble(ports: Ports) -> Sidecar:
     status = StatusCache(identity, clock, writer.offer, lambda: supervisor.troubles, lambda: drain.why)
     handoffs = HandoffWatch(client, keys, pool, mailbox)
     finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
-    drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, clock)
+    ring = EventRing(clock, lambda key: watcher.record(key) is not None)
+    drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, ring, clock)
     collector = _collector(ports, status, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
     demand = ResidentSet(Catalogue(pool, watcher.record, watcher.with_last_good), idle_seconds=ports.idle_seconds)
     resolver = Resolver(Means(mailbox, store, writer, engine.incarnation), demand, clock, collector.expect)
     sharing = Assigner(pool, replica, ports.presence.labels)
     share, declines = ShareGuard(writer, clock, ports.give_up_seconds), DeclineTeller(writer, ports.state)
-    ring = EventRing(clock, lambda key: watcher.record(key) is not None)
     tell = _telling(ServedNews(watcher), finder, status, share, declines, handoffs, ring, ports.on_round)
     probes = EngineProbes(engine, clock)
     reconciler = Reconciler(
@@ -320,7 +321,15 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
     sidecar = assemble(ports)
     try:
         async with asyncio.TaskGroup() as tasks:
-            app = make_app(sidecar.status, ports.insecure, sidecar.drain, sidecar.events, sidecar.activity)
+            app = make_app(
+                sidecar.status,
+                ports.insecure,
+                sidecar.drain,
+                sidecar.events,
+                sidecar.activity,
+                hosts=own_hosts(*settings.own_names()),
+                token_file=settings.control_token_file,
+            )
             http = HttpServer(app, listener, lambda reason: CONNECTIONS_CLOSED.labels("http", reason).inc())
             tasks.create_task(http.run(), name="http")
             tasks.create_task(_end(stop, sidecar.drain, settings.drain_timeout), name="stop")

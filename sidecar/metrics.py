@@ -31,6 +31,7 @@ ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the 
 INTERNAL_ERRORS = Counter(
     "loraplane_internal_errors", "Failures of a part of this sidecar that nobody foresaw; it is run again", ["part"]
 )
+HTTP_REFUSED = Counter("loraplane_http_refused", "Requests that this port refused, by cause", ["reason"])
 STORE_BYTES = Gauge("loraplane_store_bytes", "Bytes of all artifacts in the host's store")
 STORE_ARTIFACTS = Gauge("loraplane_store_artifacts", "Artifacts in the host's store")
 STORE_LEASED = Gauge("loraplane_store_leased", "Artifacts that this replica's engine may be reading")

@@ -191,6 +191,10 @@ class SidecarSettings(DaemonSettings):
             host = urlsplit(self.advertise_url or "").hostname or ""
         return str(Address(host=host, port=self.http.port)) if host and self.http.port else ""
 
+    def own_names(self) -> tuple[str, ...]:
+        """The names by which --http is asked, as far as the settings tell."""
+        return (self.replica, self.http.host, urlsplit(self.advertise_url or "").hostname or "", *self.http_names)
+
     def is_ephemeral(self) -> bool:
         """Whether nobody is to wait for a replica of this name once it is gone."""
         return looks_generated(self.replica) if self.ephemeral is None else self.ephemeral

@@ -142,6 +142,12 @@ class AdminMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.http_refused = Counter(
+            "loraplane_admin_http_refused",
+            "Requests that the pages beside the API refused, by cause.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.missing = Gauge(
             "loraplane_admin_missing_replicas",
             "Replicas that a pool expects and that do not live.",
@@ -163,6 +169,10 @@ class AdminMetrics:
     def count_closed(self, reason: str) -> None:
         """Counts a connection that was closed."""
         self.closed.labels(reason).inc()
+
+    def count_refused_page(self, reason: str) -> None:
+        """Counts a request that a page refused."""
+        self.http_refused.labels(reason).inc()
 
     def count_internal_error(self, part: str) -> None:
         """Counts a failure of a part, which may be one of many pools: ``rollouts of POOL`` counts as ``rollouts``."""

@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -39,6 +40,7 @@ from registry.rollout.controller import RolloutController, Shared
 from registry.rollout.expected import MembersKeeper, forget
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
+from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, own_hosts
 from registry.runtime.program import most_connections
 from registry.runtime.supervisor import Supervisor
 from registry.store.reader import Reader
@@ -76,10 +78,14 @@ def make_app(
     residency: Page,
     insecure: Sequence[str],
     failing: Callable[[], list[str]],
+    *,
+    hosts: Hosts = NAMELESS,
+    count_refused: Callable[[str], None] = lambda _: None,
 ) -> Starlette:
     """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``.
 
-    ``/readyz`` tells what is `insecure`, and which parts are `failing`.
+    ``/readyz`` tells what is `insecure`, and which parts are `failing`. See `PageGuard` for `hosts`; `count_refused` is
+    told the cause of each refusal.
     """
 
     async def livez(_: Request) -> Response:
@@ -94,7 +100,8 @@ def make_app(
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 
     routes = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
-    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+    guard = Middleware(PageGuard, hosts, Refusals(count_refused))
+    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()], middleware=[guard])
 
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -207,6 +214,8 @@ def _assembled(settings: AdminSettings) -> _ServerParts:
         streams.residency.page,
         insecure,
         lambda: sorted(supervisor.troubles),
+        hosts=own_hosts(*settings.own_names()),
+        count_refused=metrics.count_refused_page,
     )
     return _ServerParts(
         *(client, supervisor, informers, hub, probe, controller, members, servicer),

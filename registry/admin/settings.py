@@ -44,6 +44,10 @@ class AdminSettings(DaemonSettings):
             raise ValueError("--tls-ca checks clients' certificates, so it needs --tls-cert and --tls-key as well")
         return self
 
+    def own_names(self) -> tuple[str, ...]:
+        """The names by which --http is asked, as far as the settings tell."""
+        return (self.listen.host, self.http.host, *self.http_names)
+
     def unprotected(self) -> tuple[str, ...]:
         """See `DaemonSettings`."""
         found = super().unprotected()

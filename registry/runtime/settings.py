@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +14,8 @@ from registry.etcd3.errors import EtcdUnauthenticated
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.model.keys import DEFAULT_PREFIX
 from registry.runtime.flags import Flag
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 class Address(BaseModel):
@@ -64,6 +67,9 @@ class DaemonSettings(BaseModel):
     etcd_tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of etcd's authority")] = None
     etcd_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for etcd")] = None
     etcd_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
+    http_names: Annotated[
+        List, Flag("NAME[,…]", "Names, beside this machine's own, by which --http is asked, as those of a proxy")
+    ] = ()
     insecure: Annotated[
         bool, Flag("", "Bear what is unprotected on the network, which is refused otherwise", switch=True)
     ] = False
@@ -75,6 +81,14 @@ class DaemonSettings(BaseModel):
             if "://" in member:
                 raise ValueError(f"{member!r} is not HOST:PORT: leave the scheme out; --etcd-tls-ca asks for TLS")
             _split_address(member)
+        return value
+
+    @field_validator("http_names")
+    @classmethod
+    def _http_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no host name: leave scheme, port and path out, such as lora.example.com")
         return value
 
     @field_validator("prefix")

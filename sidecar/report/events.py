@@ -30,6 +30,8 @@ class EventKind(StrEnum):
     READY = "ready"
     NOT_READY = "not_ready"
     HELD = "held"
+    DRAIN_BEGUN = "drain_begun"
+    DRAIN_ENDED = "drain_ended"
 
 
 class EventRing:
@@ -71,6 +73,10 @@ class EventRing:
         if situation.plan is not None:
             self._take_plan(situation.plan)
         self._take_state(situation)
+
+    def take_drain(self, why: str) -> None:
+        """Takes in that the replica drains, and why; empty: it serves again."""
+        self._add(EventKind.DRAIN_BEGUN if why else EventKind.DRAIN_ENDED, message=why)
 
     def _compare(self, now: Observed, plan: Plan | None) -> None:
         before, self._observed = self._observed, now

@@ -24,6 +24,7 @@ from sidecar.desired.placement import NOBODY
 from sidecar.plan.handoff import Need, need_of_common, need_of_placed
 from sidecar.plan.types import Plan
 from sidecar.report.cache import StatusCache
+from sidecar.report.events import EventRing
 from sidecar.report.handoff_watch import HandoffWatch
 from sidecar.report.writer import StatusWriter
 
@@ -53,6 +54,7 @@ class ReplicaDrain:
         writer: StatusWriter,
         handoffs: HandoffWatch,
         cache: StatusCache,
+        ring: EventRing,
         clock: Clock,
     ) -> None:
         self._client = client
@@ -62,20 +64,24 @@ class ReplicaDrain:
         self._writer = writer
         self._handoffs = handoffs
         self._cache = cache
+        self._ring = ring
         self._clock = clock
         self._cause: DrainCause | None = None
+        self._by = ""
         self._obeyed: KeyValue | None = None
 
     @property
     def why(self) -> str:
         """Why the replica drains, in one sentence; empty: it does not."""
-        return "" if self._cause is None else self._cause.value
+        if self._cause is None:
+            return ""
+        return f"{self._cause.value}; called by {self._by}" if self._by else self._cause.value
 
-    def begin(self, cause: DrainCause) -> None:
-        """Begins to drain; a drain for a signal stays one."""
+    def begin(self, cause: DrainCause, by: str = "") -> None:
+        """Begins to drain; a drain for a signal stays one. `by`: who asked for it, as far as that is known here."""
         if self._cause not in {cause, DrainCause.SIGNAL}:
-            _log.info("drain_begun", replica=self._replica, cause=cause.name.lower())
-            self._become(cause)
+            _log.info("drain_begun", replica=self._replica, cause=cause.name.lower(), by=by)
+            self._become(cause, by)
 
     def end(self) -> None:
         """Serves again, unless the process is about to end."""
@@ -83,8 +89,9 @@ class ReplicaDrain:
             _log.info("drain_ended", replica=self._replica)
             self._become(None)
 
-    def _become(self, cause: DrainCause | None) -> None:
-        self._cause = cause
+    def _become(self, cause: DrainCause | None, by: str = "") -> None:
+        self._cause, self._by = cause, by
+        self._ring.take_drain(self.why)
         self._writer.leave(leaving=cause is not None)
         self._cache.look_again()
 

@@ -196,9 +196,8 @@ async def _listening(folder: Path) -> AsyncIterator[Run]:
             rig.driver._http._token_file = folder / "token"
             rig.desire(1, good="good")
             await rig.served(1, "good")
-            async with served(
-                make_app(rig.sidecar.status, (), rig.sidecar.drain, rig.sidecar.events, rig.sidecar.activity), listener
-            ):
+            page = rig.sidecar.status, (), rig.sidecar.drain, rig.sidecar.events, rig.sidecar.activity
+            async with served(make_app(*page, token_file=folder / "token"), listener):
                 ports = {
                     "sidecar": listener.getsockname()[1],
                     "admin": int(admin.http.rpartition(":")[2]),

@@ -117,11 +117,11 @@ class Sidecar:
         self.program.module = "tests.support.changed_sidecar"
         self.program.arguments.insert(0, how)
 
-    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+    async def get(self, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON of one of its pages; status 0 while it does not answer."""
         try:
             async with http_client(base_url=self.http, timeout=PATIENCE_SECONDS) as client:
-                reply = await client.get(path)
+                reply = await client.get(path, headers=headers)
         except httpx.TransportError:
             return 0, {}
         return reply.status_code, reply.json()

@@ -33,6 +33,7 @@ _POLL_SECONDS = 2.0
 # Admin services write times of their own clocks, and one change may be stored after a later one.
 _OVERLAP = timedelta(seconds=60)
 _MAX_RING_BYTES = 4 * 1024 * 1024
+_MAX_REFUSAL_BYTES = 4096
 _SPAN = re.compile(r"([0-9]{1,6})([smhd])")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -155,9 +156,18 @@ def ask_sidecar(address: tuple[str, int], path: str, seconds: float) -> Plain:
     finally:
         connection.close()
     if not isinstance(answer, dict):
-        why = f"status {reply.status}, and no {path[1:]}: is it a sidecar, and of this release?"
+        why = _refusal(body) or f"status {reply.status}, and no {path[1:]}: is it a sidecar, and of this release?"
         raise _unreached(host, port, path, why)
     return answer
+
+
+def _refusal(body: bytes) -> str:
+    """What a sidecar says of a request that it refused; empty: nothing."""
+    with suppress(ValueError):
+        match read_json(body[:_MAX_REFUSAL_BYTES]):
+            case {"error": str(message)}:
+                return message
+    return ""
 
 
 @contextmanager

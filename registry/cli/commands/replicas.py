@@ -112,7 +112,8 @@ def _need(replica: ReplicaView) -> tuple[str, str]:
         said = activity_of(replica, READ_SECONDS)
     except CliError as error:
         remedy = (
-            "it drains; what it is needed for says curl '…/drain?wait=600' on its own host, to its sidecar's --http"
+            "it drains; what it is needed for says, on its own host and with the port of its sidecar's --http, "
+            "curl -H 'x-loraplane-control: 1' 'http://127.0.0.1:7602/drain?wait=600' (or the control token)"
         )
         raise CliError(replace(error.failure, message=f"{error.failure.message}; {remedy}")) from error
     match said.get("drain"):

@@ -181,13 +181,19 @@ class VllmHttp:
         Raises:
             EngineUnusable: a file cannot be read, or holds no key.
         """
-        token = _secret("--control-token-file", self._token_file) if self._token_file else WITHOUT_TOKEN
-        key = {"Authorization": f"Bearer {_secret('--engine-api-key-file', self._key_file)}"} if self._key_file else {}
-        return {**key, CONTROL_HEADER: token}
+        token = read_secret("--control-token-file", self._token_file) if self._token_file else WITHOUT_TOKEN
+        if self._key_file is None:
+            return {CONTROL_HEADER: token}
+        key = read_secret("--engine-api-key-file", self._key_file)
+        return {"Authorization": f"Bearer {key}", CONTROL_HEADER: token}
 
 
-def _secret(flag: str, file: Path) -> str:
-    """What the file of a flag holds. Raises EngineUnusable: see `VllmHttp._headers`."""
+def read_secret(flag: str, file: Path) -> str:
+    """The key or token in the file of a flag, read anew each time so that it may change.
+
+    Raises:
+        EngineUnusable: the file cannot be read, or does not hold one line.
+    """
     try:
         secret = file.read_text(errors="replace").strip()
     except OSError as error:

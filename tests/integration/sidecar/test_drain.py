@@ -32,6 +32,7 @@ PACE_SECONDS = 0.05
 STARTED_SECONDS = 180
 # Less than whoever asks for the end of a drain waits for an answer.
 DRAIN_SECONDS = 45
+HOOK = {"x-loraplane-control": "preStop"}
 # Whether a presence leaves, whether its replica is ready, and how many replicas residency names.
 SERVES, DRAINS = (False, True, ""), (True, False, "leaving")
 
@@ -114,7 +115,7 @@ class Pod:
 
     async def drain(self) -> None:
         """What a preStop hook does, in either container."""
-        code, said = await self.sidecar.get(f"/drain?wait={DRAIN_SECONDS}")
+        code, said = await self.sidecar.get(f"/drain?wait={DRAIN_SECONDS}", **HOOK)
         assert (code, said["done"]) == (200, True), said
 
     async def end(self, router: Router) -> None:
@@ -238,12 +239,14 @@ async def test_an_operator_drains_a_replica_and_takes_it_back(etcd, hand: Hand, 
     assert await order(undrain=True)
     await comes_to(SERVES)
 
-    code, answer = await sidecar.get("/drain")
+    code, answer = await sidecar.get("/drain?wait=1")
+    assert (code, "curl -sf -H" in answer["error"], await sidecar.is_ready()) == (403, True, True), "an old hook"
+    code, answer = await sidecar.get("/drain", **HOOK)
     assert (code, answer["draining"], answer["done"]) == (200, True, False)
     assert (await sidecar.get("/readyz"))[0] == 503, "at once"
 
     async def is_alone() -> bool:
-        code, answer = await sidecar.get("/drain?wait=1")
+        code, answer = await sidecar.get("/drain?wait=1", **HOOK)
         assert (code, answer["done"]) == (200, False)
         return answer["needed"] == "no other replica can serve all that it serves"
 
@@ -251,7 +254,7 @@ async def test_an_operator_drains_a_replica_and_takes_it_back(etcd, hand: Hand, 
     await comes_to(DRAINS)
     assert await order(undrain=True), "also of a drain that an operator did not begin"
     await comes_to(SERVES)
-    assert (await sidecar.get("/drain?wait=long"))[0] == 400
+    assert (await sidecar.get("/drain?wait=long", **HOOK))[0] == 400
     assert await sidecar.is_ready()
 
     unknown = await refusal(admin.stub.DrainReplica(pb.DrainReplicaRequest(pool=POOL, name="nobody")))

@@ -125,10 +125,10 @@ class Stage:
         self.clients.append(_real_client(options, **more))  # type: ignore[arg-type]
         return self.clients[-1]
 
-    async def page(self, path: str) -> httpx.Response:
+    async def page(self, path: str, host: str = "admin") -> httpx.Response:
         """What the HTTP port answers."""
         transport = httpx.ASGITransport(self.http.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
             return await client.get(path)
 
 
@@ -152,7 +152,7 @@ def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first():
     """R18: who looks at health goes elsewhere, calls on their way end, then all else."""
 
     async def scene(stage: Stage) -> None:
-        async with running(settings(), drain_seconds=3.0) as ports:
+        async with running(settings(http_names="lora.example.com"), drain_seconds=3.0) as ports:
             assert ports == RunningServer(grpc_port=7001, http_port=7003)
             assert (stage.grpc.bound, [flag for flag, _ in stage.listened]) == ([("127.0.0.1:2", None)], ["--http"])
             await asyncio.sleep(1)
@@ -162,7 +162,9 @@ def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first():
             metrics = (await stage.page("/metrics")).text
             assert "loraplane_admin_etcd_up 1.0" in metrics
             assert 'loraplane_admin_connections_closed_total{reason="replaced"} 1.0' in metrics
-            assert (await stage.page("/v1/residency")).status_code == 400
+            assert (await stage.page("/v1/residency", "lora.example.com")).status_code == 400
+            assert (await stage.page("/v1/residency", "evil.example")).status_code == 421
+            assert 'http_refused_total{reason="host"} 1.0' in (await stage.page("/metrics")).text
             [client] = stage.clients
             stage.notes.clear()
         assert stage.notes == [Told(4.0, "grpc ends within 5"), Told(4.0, "http ends")]

@@ -15,6 +15,7 @@ from registry.admin import server
 from registry.admin.health import AdminMetrics, Readiness
 from registry.admin.rpc.service import SERVICE
 from registry.admin.server import GRACE_SECONDS, make_app
+from registry.runtime.page_guard import hosts_of
 from tests.simulation.loop import VirtualLoop
 
 
@@ -38,6 +39,25 @@ async def test_pages_for_machines(now, status):
         assert "loraplane_admin_etcd_up 0.0" in (await client.get("/metrics")).text
         assert (await client.get("/v1/residency")).json() == {"pool": "p"}
         assert (await client.get("/")).status_code == 404
+
+
+async def test_pages_of_the_service_answer_hosts_that_are_known():
+    """X2: what a web page reads by DNS rebinding is a refusal, which is counted."""
+    metrics, now = AdminMetrics(), Readiness(ready=True, reason="")
+    hosts = hosts_of("admin-1", "", "lora.example.com")
+    count = metrics.count_refused_page
+    app = make_app(lambda: now, metrics.registry, residency, (), list, hosts=hosts, count_refused=count)
+
+    async def ask(host: str, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
+            return await client.get(path)
+
+    for path in ("/metrics", "/v1/residency"):
+        assert (await ask("evil.example", path)).status_code == 421
+        for host in ("10.0.0.1:7601", "lora.example.com", "loraplane-admin.loraplane.svc:7601"):
+            assert (await ask(host, path)).status_code == 200
+    assert list((await ask("evil.example", "/readyz")).json()) == ["note"]
+    assert 'loraplane_admin_http_refused_total{reason="host"} 2.0' in (await ask("localhost", "/metrics")).text
 
 
 class PlayedServer:

@@ -39,6 +39,12 @@ def test_the_admin_service_is_at_home_unless_somebody_says_otherwise():
     assert (str(settings.listen), str(settings.http), settings.max_txn_ops) == ("127.0.0.1:7600", "127.0.0.1:7601", 128)
 
 
+def test_the_names_of_its_pages_are_those_where_it_listens_and_those_that_are_said():
+    values = {"listen": "api.lab.example:1", "http": "pages.lab.example:2", "http_names": "lora.example.com,b"}
+    settings = AdminSettings(etcd="127.0.0.1:1", insecure=True, **values)  # type: ignore[arg-type]
+    assert settings.own_names() == ("api.lab.example", "pages.lab.example", "lora.example.com", "b")
+
+
 @pytest.mark.parametrize(("number", "fits"), [(7, False), (8, True), (100_000, True), (100_001, False)])
 def test_a_transaction_has_room_for_a_change_and_an_end(number, fits):
     """`--max-txn-ops` of etcd is 128 by itself; below 8 no change fits."""

@@ -219,6 +219,8 @@ def test_the_ring_of_a_sidecar(cli, admin):
         (b"no", 200, "Expecting value"),
         (ring(), 404, "status 404, and no events"),
         (b" " * 200, 200, "status 200, and no events"),
+        (b'{"error": "start it with --http-names"}', 421, "start it with --http-names"),
+        (b'{"error": 1}', 421, "status 421, and no events"),
     ],
 )
 def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import structlog
+from prometheus_client import REGISTRY
+from starlette.applications import Starlette
 
 from registry.etcd3.errors import EtcdError, EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue, RangeResult
@@ -18,16 +22,19 @@ from registry.etcd3.stream import Changed, ListCause, Listed, Reflection
 from registry.model.records import DrainOrder
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
+from registry.runtime.http import HttpServer, listen
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.placement import MembershipDigest
 from sidecar.plan.handoff import Handoff, HandoffVerdict, Need, OtherReplica, Stuck, Taken, Waiting
 from sidecar.plan.types import Plan, RoundReport, Selection, ServedAdapter
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
-from sidecar.report.http import make_app
+from sidecar.report.http import MAX_CALLER_CHARACTERS, MAX_DRAIN_WAITERS, make_app
 from sidecar.report.replica_drain import DrainCause, ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
+from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from tests.simulation.loop import VirtualLoop
+from tests.support.http_client import http_client
 from tests.support.records import KEYS, POOL, kv
 from tests.support.waiting import eventually
 from tests.support.worlds import desired, fleet, observed, placed_at
@@ -55,7 +62,8 @@ class Scene:
         identity = ReplicaIdentity("r1", POOL, "vllm", "http://e")
         self.cache = StatusCache(identity, Clock(random.Random(0)), lambda _: None, leave=lambda: self.drain.why)
         presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="")
-        parts: Any = (None, KEYS, presence, self.mailbox, self, self, self.cache, Clock(random.Random(0)))
+        self.ring = EventRing(Clock(random.Random(0)), bool)
+        parts: Any = (None, KEYS, presence, self.mailbox, self, self, self.cache, self.ring, Clock(random.Random(0)))
         self.drain = ReplicaDrain(*parts)
 
     def leave(self, *, leaving: bool) -> None:
@@ -82,15 +90,22 @@ class Scene:
         value = DrainOrder(pool=POOL, replica="r1", drain=drain, at="", by="alice").to_bytes()
         self.drain._obey([KeyValue(b"", value, 1, revision, 1)], is_news=is_news)
 
-    async def get(self, path: str, host: str = "127.0.0.1") -> tuple[int, dict[str, Any]]:
-        """From nobody knows where if `host` is empty."""
-        app, client = (
-            make_app(self.cache, [], self.drain, EventRing(Clock(random.Random(0)), bool), None),
-            (host, 1) if host else None,
-        )
-        transport = httpx.ASGITransport(app, client=client)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
-            reply = await client.get(path)
+    def app(self, token_file: Path | None = None) -> Starlette:
+        return make_app(self.cache, [], self.drain, self.ring, None, token_file=token_file)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def calling(
+        self, app: Starlette, url: str = "http://127.0.0.1:7602", peer: str = "127.0.0.1"
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        """From nobody knows where if `peer` is empty."""
+        transport = httpx.ASGITransport(app, client=(peer, 1) if peer else None)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url=url) as client:
+            yield client
+
+    async def get(self, path: str, peer: str = "127.0.0.1", **asked: Any) -> tuple[int, dict[str, Any]]:
+        """As a preStop hook asks."""
+        async with self.calling(self.app(), peer=peer, **asked) as client:
+            reply = await client.get(path, headers={CONTROL_HEADER: "preStop of the engine"})
         return reply.status_code, reply.json()
 
 
@@ -383,14 +398,13 @@ async def test_only_the_own_host_may_drain_it(scene, host):
 
 async def test_who_comes_past_every_address_may_not_drain_it(scene):
     """R20, X2: a server without an address of its own tells nothing of where somebody is."""
-    inner = make_app(scene.cache, [], scene.drain, EventRing(Clock(random.Random(0)), bool), None)  # type: ignore[arg-type]
+    inner = scene.app()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await inner({**scope, "server": None}, receive, send)
 
-    transport = httpx.ASGITransport(app, client=("10.0.0.1", 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
-        assert (await client.post("/drain")).status_code == 403
+    async with scene.calling(app, peer="10.0.0.1") as client:  # type: ignore[arg-type]
+        assert (await client.post("/drain", headers={CONTROL_HEADER: "1"})).status_code == 403
     assert scene.drain.why == ""
 
 
@@ -409,6 +423,153 @@ async def test_the_page_says_whether_it_is_still_needed(scene):
         {"draining": True, "done": True, "needed": Need.NOTHING.value},
     )
     assert (await scene.get("/readyz"))[0] == 503
-    assert (await scene.get("/drain", "sidecar"))[0] == 200, "from the address at which it listens"
+    own = await scene.get("/drain", "10.0.0.1", url="http://10.0.0.1:7602")
+    assert own[0] == 200, "from the address at which it listens"
     scene.plan(OUT)
     assert (await scene.get("/drain?wait=0.05"))[1]["needed"] == Need.TAKEOVER.value
+
+
+# How a call of /drain differs from that of a hook, the code that it gets, and words of the error.
+REFUSED: dict[str, tuple[dict[str, Any], int, tuple[str, ...]]] = {
+    "a page, or a fetch of a picture": (
+        {"headers": {}},
+        403,
+        ('curl -sf -H "x-loraplane-control: 1"', "http://127.0.0.1:7602/drain?wait=30", "no web page"),
+    ),
+    "a header that says nothing": ({"headers": {CONTROL_HEADER: " "}}, 403, ("x-loraplane-control: 1",)),
+    "DNS rebinding": ({"url": "http://evil.example:7602"}, 421, ("'evil.example:7602'", "IP address")),
+    "a name of one word": ({"url": "http://sidecar:7602"}, 421, ("'sidecar:7602'", "localhost")),
+    "a body": ({"content": b"x" * 5000}, 413, ("body",)),
+}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("how", REFUSED)
+async def test_no_page_and_no_fetch_drains_a_replica(scene, how, method):
+    """R20, X2: one clear error each, which has the right command for the hook of an earlier release."""
+    changed, code, words = REFUSED[how]
+    asked = {"headers": {CONTROL_HEADER: "1"}} | changed
+    url = asked.pop("url", "http://127.0.0.1:7602")
+    counted = REGISTRY.get_sample_value
+    reason = {403: "control", 413: "body", 421: "host"}[code]
+    before = counted("loraplane_http_refused_total", {"reason": reason}) or 0
+    async with scene.calling(scene.app(), url) as client:
+        reply = await client.request(method, "/drain", **asked)
+    assert (reply.status_code, reply.json()["reason"], scene.drain.why) == (code, reason, "")
+    assert all(word in reply.json()["error"] for word in words), reply.text
+    assert counted("loraplane_http_refused_total", {"reason": reason}) == before + 1
+
+
+@pytest.mark.parametrize("url", ["http://localhost:7602", "http://[::1]:7602", "http://127.0.0.1"])
+async def test_who_names_the_host_itself_and_sends_the_header_drains_it(scene, url):
+    assert (await scene.get("/drain", url=url))[0] == 200
+    assert scene.drain.why
+
+
+async def test_a_token_is_asked_for_where_there_is_one(scene, tmp_path):
+    """R20, X1 secret-free: read anew each time; the status says that it was right, and no more."""
+    file = tmp_path / "token"
+    async with scene.calling(scene.app(file)) as client:
+
+        async def answer(said: str | bytes) -> tuple[int, str]:
+            reply = await client.get("/drain", headers={CONTROL_HEADER: said})
+            return reply.status_code, reply.json().get("error", "")
+
+        code, why = await answer("1")
+        assert (code, str(file) in why) == (503, True), "nobody drains it as long as there is none"
+        file.write_text("canary-5a0c\n")
+        for wrong in ("1", "", "canary", b"\xff"):
+            code, why = await answer(wrong)
+            assert (code, f'-H "x-loraplane-control: $(cat {file})"' in why, "canary" in why) == (403, True, False)
+        assert scene.drain.why == ""
+        with structlog.testing.capture_logs() as logged:
+            assert (await answer("canary-5a0c"))[0] == 200
+    assert scene.drain.why.endswith("called by 127.0.0.1, with the control token")
+    assert "canary" not in f"{logged}{scene.ring.as_dict()}{scene.cache.status}"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("preStop of the engine", "127.0.0.1, 'preStop of the engine'"),
+        (b"\x7f\xe9'", '127.0.0.1, "\\x7fé\'"'),
+        ("x" * MAX_CALLER_CHARACTERS, f"127.0.0.1, '{'x' * MAX_CALLER_CHARACTERS}'"),
+        ("0123456789abcdef" * 2, "127.0.0.1"),
+    ],
+)
+async def test_who_drained_a_replica_is_told(scene, said, told):
+    """R20, X1: in status, log and events, in one line; what may be a token is not."""
+    scene.plan(PLAN)
+    with structlog.testing.capture_logs() as logged:
+        async with scene.calling(scene.app()) as client:
+            await client.get("/drain", headers={CONTROL_HEADER: said})
+    assert scene.cache.status.note == scene.drain.why == f"{DrainCause.REQUEST.value}; called by {told}"
+    assert [(one["cause"], one["by"]) for one in logged if one["event"] == "drain_begun"] == [("request", told)]
+    scene.drain.end()
+    events = [(one["event"], one["message"]) for one in scene.ring.as_dict()["events"][1:]]  # type: ignore[index]
+    assert events == [("drain_begun", f"{DrainCause.REQUEST.value}; called by {told}"), ("drain_ended", "")]
+    scene.drain.begin(DrainCause.OPERATOR)
+    assert scene.drain.why == DrainCause.OPERATOR.value, "the next one was not called by the same"
+
+
+@pytest.fixture
+def waiting(scene, monkeypatch) -> list[float]:
+    """For how many seconds each call that waits does."""
+    began, wait = list[float](), scene.drain.wait
+
+    async def noted(seconds: float) -> Need:
+        began.append(seconds)
+        return await wait(seconds)
+
+    monkeypatch.setattr(scene.drain, "wait", noted)
+    return began
+
+
+async def test_many_may_drain_and_eight_may_wait_for_its_end(scene, waiting):
+    """R20, X2: one more is told so at once, the drain has begun, and a place is free once a caller has its answer."""
+    scene.plan(OUT)
+    async with scene.calling(scene.app()) as client:
+        client.headers[CONTROL_HEADER] = "1"
+        calls = [asyncio.create_task(client.get("/drain?wait=3600")) for _ in range(MAX_DRAIN_WAITERS)]
+        await eventually(lambda: len(waiting) == MAX_DRAIN_WAITERS)
+        scene.drain.end()
+        more = await client.get("/drain?wait=1")
+        assert (more.status_code, more.json()["reason"], more.headers["retry-after"]) == (429, "waiters", "5")
+        assert "wait=0" in more.json()["error"]
+        assert scene.drain.why, "what was asked for is done"
+        assert (await client.get("/drain")).status_code == 200, "who does not wait needs no place"
+        scene.verdict = Taken()
+        answers = await asyncio.wait_for(asyncio.gather(*calls), 60)
+        assert {(one.status_code, one.json()["done"]) for one in answers} == {(200, True)}
+        assert (await client.get("/drain?wait=1")).status_code == 200
+
+
+async def test_who_goes_away_gives_the_place_back(scene, waiting):
+    """X3 given-back: a hook that the kubelet ended waits no more."""
+    scene.plan(OUT)
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = HttpServer(scene.app(), listener)
+    running = asyncio.create_task(server.run())
+    lines = ("POST /drain?wait=3600 HTTP/1.1", "Host: 127.0.0.1", f"{CONTROL_HEADER}: 1", "Content-Length: 2", "", "{}")
+    writers = []
+    for _ in range(MAX_DRAIN_WAITERS):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write("\r\n".join(lines).encode())
+        writers.append(writer)
+    await eventually(lambda: len(waiting) == MAX_DRAIN_WAITERS)
+    async with http_client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers={CONTROL_HEADER: "1"}) as client:
+
+        async def code() -> int:
+            return (await client.get("/drain?wait=0.01")).status_code
+
+        assert await code() == 429
+        for writer in writers:
+            writer.close()
+
+        async def has_room() -> bool:
+            return await code() == 200
+
+        await eventually(has_room)
+    server.stop()
+    await asyncio.wait_for(running, 60)

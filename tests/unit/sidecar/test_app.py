@@ -32,6 +32,7 @@ from sidecar.plan.readiness import ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.resolver.server import SocketUnusable
 from sidecar.settings import SidecarSettings
+from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 from tests.unit.report.test_status import plan, situation
@@ -61,11 +62,11 @@ class Started:
     url: str = ""
     task: asyncio.Task[None] | None = None
 
-    async def get(self, path: str) -> int:
+    async def get(self, path: str, **headers: str) -> int:
         """The HTTP status of a page; 0 while nobody answers."""
         with contextlib.suppress(httpx.TransportError):
             async with http_client(base_url=self.url, timeout=60) as client:
-                return (await client.get(path)).status_code
+                return (await client.get(path, headers=headers)).status_code
         return 0
 
     def lock(self) -> HostLock:
@@ -144,6 +145,19 @@ async def test_who_finds_another_of_its_id_on_the_host_says_so_and_drives_nothin
     assert not (short / "s").exists()
     other.close()
     await eventually((short / "s").exists)
+
+
+async def test_its_port_answers_by_its_own_names_and_drains_it_for_who_has_the_token(started, tmp_path):
+    """R20, X2: no web page reads it by a name that was led here, nor takes it out."""
+    (tmp_path / "token").write_text("abc")
+    chosen = settings(tmp_path, http_names="lora.example.com", control_token_file=tmp_path / "token")
+    started.task = asyncio.create_task(run(chosen, started.stop))
+    await eventually(lambda: started.url)
+    await eventually(lambda: started.get("/livez"))
+    hosts = ("evil.example", "lora.example.com", socket.gethostname())
+    assert [await started.get("/status", Host=host) for host in hosts] == [421, 200, 200]
+    for said, code in (("sidecar", 403), ("abc", 200)):
+        assert await started.get("/drain", **{CONTROL_HEADER: said}) == code
 
 
 async def test_who_waits_for_another_of_its_id_ends_when_it_is_told(started, tmp_path):

@@ -54,6 +54,9 @@ def test_files_are_kept_for_ten_minutes_after_an_unload_unless_something_else_is
         ({"--lazy-idle": "-1"}, ["--lazy-idle"]),
         ({"--ready-when": "soon"}, ["--ready-when", "any", "served"]),
         ({"--degraded-share": "2"}, ["--degraded-share"]),
+        ({"--http-names": "a.example,http://b.example"}, ["--http-names", "'http://b.example'", "lora.example.com"]),
+        ({"--http-names": "a.example:7602"}, ["--http-names", "leave scheme, port"]),
+        ({"--http-names": "*.example"}, ["--http-names"]),
         ({"--frob": "x"}, ["unrecognized arguments: --frob x", "--help"]),
     ],
 )
@@ -72,6 +75,17 @@ def test_what_is_not_said_is_as_the_page_of_flags_says():
     assert usual.engine_limits() == EngineLimits()
     flags = {"--engine-max-rank": "8", "--engine-max-cpu-loras": "9", "--engine-target-modules": "q_proj,v_proj"}
     assert read(flags).engine_limits() == EngineLimits(None, 9, 8, ("q_proj", "v_proj"))
+
+
+def test_the_names_of_its_pages_are_those_that_others_have_for_it():
+    """Under which routers reach its host, and what its pod is called."""
+    told = {
+        "--http": "pages.lab.example:1",
+        "--advertise-url": "http://gpu-1.lab.example:8000",
+        "--http-names": "a.b,c",
+    }
+    assert read(told).own_names() == ("r1", "pages.lab.example", "gpu-1.lab.example", "a.b", "c")
+    assert read({}).own_names() == ("r1", "127.0.0.1", "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""Guard of a port's pages: the Hosts that they answer to, and what they refuse.
+
+The pages have no users. A browser keeps them from a web page of another origin, unless the name of that page was led to
+this address meanwhile (DNS rebinding): then the browser takes both for one origin, and shows by the Host alone which
+name it was. So pages answer a Host only if nobody else can give that name away: an address, a name that public name
+servers do not have, or one that is this process' own. Probes go on under any name, as those of load balancers may; an
+unknown one is told the code and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import ip_address
+from pathlib import Path
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_log = structlog.get_logger()
+# Domains that no public name server has: of this host, of its network, of Kubernetes' services.
+_NOT_PUBLIC = frozenset({"internal", "local", "localhost", "svc"})
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/?#@\\\[\]]+))(?::[0-9]*)?")
+_PROBES = frozenset({"/livez", "/readyz"})
+# No page takes a body; what a prober may send along is not read.
+MAX_BODY_BYTES = 4096
+LOG_SECONDS = 60.0
+# Of a Host or a path that is told.
+MAX_SHOWN = 100
+
+
+class RefusedFor(StrEnum):
+    """Why a request was refused. The values are a metric's labels."""
+
+    HOST = "host"
+    BODY = "body"
+    NOT_OWN_HOST = "not_own_host"
+    CONTROL = "control"
+    CONTROL_FILE = "control_file"
+    WAIT = "wait"
+    WAITERS = "waiters"
+
+
+def _name_of(host: str) -> str:
+    """The name or address in a Host, in lower case and without its port; empty: it is none."""
+    found = _HOST.fullmatch(host.lower())
+    return (found[1] or found[2]).rstrip(".") if found else ""
+
+
+def is_literal(host: str) -> bool:
+    """True for a Host that needs no name server: an address or ``localhost``."""
+    name = _name_of(host)
+    try:
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """The Hosts that pages answer to.
+
+    Attributes:
+        names: what the process is called beside its addresses, in lower case.
+        zones: domains of which every name is inside.
+    """
+
+    names: frozenset[str] = frozenset()
+    zones: frozenset[str] = _NOT_PUBLIC
+
+    def knows(self, host: str) -> bool:
+        """True if no web page can have this Host for its own."""
+        name = _name_of(host)
+        return is_literal(host) or (bool(name) and ("." not in name or name in self.names or self._is_inside(name)))
+
+    def _is_inside(self, name: str) -> bool:
+        return any(name.endswith(f".{zone}") for zone in self.zones)
+
+
+# Those that need no name of one's own.
+NAMELESS = Hosts()
+
+
+def hosts_of(machine: str, resolver: str, *names: str) -> Hosts:
+    """The Hosts of a process with `names` on a machine of a name, whose resolv.conf reads so.
+
+    The machine's full name is its name with one of the domains that are searched. In a pod these tell how the services
+    of its cluster are called in full.
+    """
+    searched = [domain.lower().strip(".") for domain in _searched(resolver)]
+    full = [f"{machine}.{domain}" for domain in searched]
+    services = [domain for domain in searched if domain.startswith("svc.")]
+    known = frozenset(name.lower().rstrip(".") for name in (machine, *full, *names))
+    return Hosts(known, _NOT_PUBLIC | frozenset(services))
+
+
+def _searched(resolver: str) -> list[str]:
+    """The domains that names are looked up in; the last line of its kind counts."""
+    lines = [line.split() for line in resolver.splitlines()]
+    found = [words[1:] for words in lines if words and words[0] in {"search", "domain"}]
+    return found[-1] if found else []
+
+
+def own_hosts(*names: str) -> Hosts:
+    """See `hosts_of`, for this machine."""
+    try:
+        resolver = Path("/etc/resolv.conf").read_text(errors="replace")
+    except OSError:
+        resolver = ""
+    return hosts_of(socket.gethostname(), resolver, *names)
+
+
+@dataclass(slots=True)
+class _Logged:
+    """When a cause was logged last (monotonic seconds), and how often it came since."""
+
+    at: float
+    since: int = 0
+
+
+class Refusals:
+    """Answers what is refused with one sentence, counts it, and logs each cause once a minute at most."""
+
+    def __init__(self, count: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`count`: is told the cause of each."""
+        self._count = count
+        self._monotonic = monotonic
+        self._logged: dict[RefusedFor, _Logged] = {}
+
+    def refuse(self, scope: Scope, status: int, cause: RefusedFor, message: str) -> Response:
+        """The answer; 413 ends the connection, 429 says when to ask again."""
+        self._count(cause.value)
+        self._log(scope, status, cause, message)
+        headers = {413: {"Connection": "close"}, 429: {"Retry-After": "5"}}.get(status)
+        return JSONResponse({"error": message, "reason": cause.value}, status, headers)
+
+    def _log(self, scope: Scope, status: int, cause: RefusedFor, message: str) -> None:
+        now, before = self._monotonic(), self._logged.get(cause)
+        if before is not None and now - before.at < LOG_SECONDS:
+            before.since += 1
+            return
+        self._logged[cause] = _Logged(now)
+        peer, repeated = (scope.get("client") or ("",))[0], before.since if before else 0
+        told = {"status": status, "reason": cause.value, "path": scope["path"][:MAX_SHOWN], "peer": peer}
+        _log.warning("http_refused", **told, error=message, not_logged=repeated)
+
+
+class PageGuard:
+    """Middleware of an application whose pages have no users."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, refusals: Refusals) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands on what may be answered."""
+        headers = Headers(scope=scope)
+        host = ", ".join(headers.getlist("host"))
+        if _is_large(headers):
+            message = f"no page of this port takes a body: send none, and no more than {MAX_BODY_BYTES} bytes"
+            await self._refusals.refuse(scope, 413, RefusedFor.BODY, message)(scope, receive, send)
+        elif self._hosts.knows(host):
+            await self._app(scope, receive, send)
+        elif scope["path"] in _PROBES:
+            await self._app(scope, receive, _code_alone(scope, receive, send, host))
+        else:
+            await self._refusals.refuse(scope, 421, RefusedFor.HOST, _unknown(host))(scope, receive, send)
+
+
+def _is_large(headers: Headers) -> bool:
+    length = headers.get("content-length", "0")
+    is_short = length.isascii() and length.isdecimal() and int(length[:20]) <= MAX_BODY_BYTES
+    return not is_short or "transfer-encoding" in headers
+
+
+def _code_alone(scope: Scope, receive: Receive, send: Send, host: str) -> Send:
+    """Sends the code of an answer, and in place of the rest why it is all."""
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await JSONResponse({"note": _unknown(host)}, message["status"])(scope, receive, send)
+
+    return told
+
+
+def _unknown(host: str) -> str:
+    who = f"the Host {host[:MAX_SHOWN]!r} is" if host else "a request without a Host is"
+    return (
+        f"{who} not answered here, so that no web page reads this by a name of its own: use an IP address, the "
+        "machine's name or a name without a dot, or start the process with --http-names NAME"
+    )

@@ -1,0 +1,191 @@
+"""Whose names the pages of a port answer to, and how they refuse others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from registry.runtime import page_guard
+from registry.runtime.page_guard import (
+    MAX_BODY_BYTES,
+    NAMELESS,
+    PageGuard,
+    Refusals,
+    RefusedFor,
+    hosts_of,
+    is_literal,
+    own_hosts,
+)
+
+POD = "# of a pod\nnameserver 10.0.0.10\nsearch ns.svc.lab.example svc.lab.example lab.example\noptions ndots:5\n"
+HOSTS = hosts_of("gpu-1", POD, "lora.example.com", "", "Engine.Example.NET.")
+
+KNOWN = [
+    "127.0.0.1",
+    "10.1.2.3:7602",
+    "[::1]:7602",
+    "[fd00::1]",
+    "localhost",
+    "LOCALHOST.:80",
+    "a.localhost",
+    "admin-1:7601",
+    "gpu-1",
+    "gpu-1.lab.example:7602",
+    "lora.example.com",
+    "Lora.Example.Com.:80",
+    "engine.example.net",
+    "admin.loraplane.svc:7601",
+    "admin.loraplane.svc.cluster.local:7601",
+    "admin.loraplane.svc.lab.example",
+    "gpu-1.local",
+    "ip-10-0-0-1.ec2.internal",
+]
+UNKNOWN = [
+    "",
+    "evil.example",
+    "evil.example:7602",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "evil.lab.example",
+    "gpu-2.lab.example",
+    "notlocal.xlocal.example",
+    "svc.lab.example.evil.example",
+    "gpu-1.lab.example.evil.example",
+    "127.0.0.1, evil.example",
+    "evil.example@127.0.0.1",
+    "127.0.0.1/evil.example",
+    "127.0.0.1#evil.example",
+    "::1",
+    "[::1",
+    "[]",
+    "a b",
+    ".",
+    ":80",
+]
+
+
+@pytest.mark.parametrize("host", KNOWN)
+def test_a_host_is_known_that_no_page_of_others_can_have(host):
+    """X2: an address, a name that is nobody's in public, or one of its own, whatever port is behind it."""
+    assert HOSTS.knows(host)
+
+
+@pytest.mark.parametrize("host", UNKNOWN)
+def test_no_other_host_is_known(host):
+    """X2: nor one that only looks like a known one."""
+    assert not HOSTS.knows(host)
+
+
+def test_what_has_no_names_knows_those_that_are_nobodys():
+    assert [NAMELESS.knows(host) for host in ("10.0.0.1", "admin", "x.svc", "gpu-1.lab.example")] == [True] * 3 + [
+        False
+    ]
+
+
+def test_a_literal_host_needs_no_name_server():
+    """R20: by nothing else a replica is drained."""
+    hosts = ("127.0.0.1:7602", "[::1]:7602", "localhost:1", "10.0.0.1", "sidecar", "a.localhost", "x.svc", "", "[x]")
+    assert [is_literal(host) for host in hosts] == [True] * 4 + [False] * 5
+
+
+def test_this_machine_is_known_with_and_without_a_list_of_domains(monkeypatch, tmp_path):
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-1")
+    (tmp_path / "resolv.conf").write_text(
+        "search old.example\ndomain lab.example\nsearch\nnameserver 1.1.1.1\nsearch lab.example"
+    )
+    monkeypatch.setattr(page_guard, "Path", lambda path: tmp_path / Path(path).name)
+    found = own_hosts("r-1.example")
+    assert [found.knows(host) for host in ("gpu-1.lab.example", "r-1.example", "gpu-1.old.example")] == [
+        True,
+        True,
+        False,
+    ]
+    (tmp_path / "resolv.conf").unlink()
+    assert not own_hosts().knows("gpu-1.lab.example")
+
+
+class Port:
+    """An application behind a guard, and what it counted."""
+
+    def __init__(self) -> None:
+        self.now, self.counted = 0.0, Counter[str]()
+        self.refusals = Refusals(lambda reason: self.counted.update([reason]), lambda: self.now)
+
+        async def page(_: Request) -> Response:
+            return JSONResponse({"secret": "acme/sql"}, 503)
+
+        routes = [Route(path, page, methods=["GET", "POST"]) for path in ("/status", "/readyz", "/livez")]
+        self.app = Starlette(routes=routes, middleware=[Middleware(PageGuard, HOSTS, self.refusals)])
+
+    async def ask(self, path: str, host: str = "127.0.0.1", **request: Any) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=f"http://{host}") as client:
+            return await client.post(path, **request)
+
+    async def ask_by(self, host: str) -> httpx.Response:
+        return await self.ask("/status", headers={"Host": host})
+
+
+async def test_a_page_tells_an_unknown_host_what_to_do_and_nothing_else():
+    """X2: DNS rebinding reads nothing: neither a page that there is nor one that there is not."""
+    port = Port()
+    assert (await port.ask("/status")).json() == {"secret": "acme/sql"}
+    for told in (await port.ask("/status", "evil.example"), await port.ask("/nothing", "evil.example")):
+        assert (told.status_code, told.json()["reason"]) == (421, "host")
+        assert all(one in told.json()["error"] for one in ("'evil.example'", "--http-names", "IP address"))
+    assert "'evil\\\\x1b.example'" in (await port.ask_by("evil\x1b.example")).text
+    assert len((await port.ask_by("x." * 4000)).text) < 600
+    assert port.counted == {"host": 4}
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/livez"])
+async def test_a_probe_under_any_name_gets_its_code_and_no_more(path):
+    """R18 readiness-follows: a load balancer asks by whatever name it has."""
+    port = Port()
+    told = await port.ask(path, "lb.example.com")
+    assert (told.status_code, list(told.json()), "acme" in told.text) == (503, ["note"], False)
+    assert (await port.ask(path)).json() == {"secret": "acme/sql"}
+    assert not port.counted
+
+
+async def endless() -> AsyncIterator[bytes]:
+    yield b"x"
+
+
+@pytest.mark.parametrize("sent", ["large", "of no length", "of a length that is none"])
+async def test_a_body_is_refused_and_ends_the_connection(sent):
+    """X2: no page takes one."""
+    port = Port()
+    content = {"large": b"x" * (MAX_BODY_BYTES + 1), "of no length": endless()}.get(sent)
+    told = await port.ask("/status", content=content, headers={"Content-Length": b"\xb2"} if content is None else {})
+    assert (told.status_code, told.json()["reason"], told.headers["connection"]) == (413, "body", "close")
+    assert (await port.ask("/status", content=b"{}")).status_code == 503, "what a prober sends along does no harm"
+    assert port.counted == {"body": 1}
+
+
+async def test_each_cause_is_logged_once_a_minute_at_most():
+    """X2: whoever is refused a thousand times writes one line, and is counted a thousand times."""
+    port, scope = Port(), {"type": "http", "path": "/x\n", "client": ("10.0.0.1", 1)}
+
+    def refuse(cause: RefusedFor, status: int = 421) -> Response:
+        return port.refusals.refuse(scope, status, cause, "why")
+
+    with structlog.testing.capture_logs() as logged:
+        for port.now in (0, 1, 59.9):
+            refuse(RefusedFor.HOST)
+        assert refuse(RefusedFor.WAITERS, 429).headers["retry-after"]
+        port.now = 60
+        refuse(RefusedFor.HOST)
+    assert [(one["reason"], one["not_logged"]) for one in logged] == [("host", 0), ("waiters", 0), ("host", 2)]
+    assert (logged[0]["path"], logged[0]["peer"], logged[0]["error"]) == ("/x\n", "10.0.0.1", "why")
+    assert port.counted == {"host": 4, "waiters": 1}
