@@ -152,6 +152,7 @@ def _etcd(folder: Folder, layout: StackLayout) -> Command:
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"dev={peer}",
         "max-txn-ops": MAX_TXN_OPS,
+        "enable-grpc-gateway": "false",  # any web page could write by it
         "log-level": "warn",
     }
     arguments = [str(find_etcd().resolve()), *(f"--{name}={value}" for name, value in flags.items())]

@@ -202,6 +202,11 @@ def test_etcd_is_recent_enough_and_bounded():
         assert (member.flags["auto-compaction-mode"], member.flags["auto-compaction-retention"]) == ("periodic", "1h")
 
 
+def test_no_web_page_writes_to_etcd():
+    """X2: its gateway takes text of any page for JSON."""
+    assert {member.flags["enable-grpc-gateway"] for member in ETCD} == {"false"}
+
+
 def test_the_admins_know_how_many_operations_a_transaction_takes():
     """W2 atomic-set: a limit above etcd's would be refused by etcd, in etcd's words."""
     limits = {member.flags["max-txn-ops"] for member in ETCD}

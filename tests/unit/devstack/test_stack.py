@@ -384,6 +384,7 @@ def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, mo
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=dev={peer}",
         "--max-txn-ops=1024",
+        "--enable-grpc-gateway=false",
         "--log-level=warn",
     ]
     assert commands["admin"].arguments[1:] == [
