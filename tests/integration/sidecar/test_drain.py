@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -13,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from loraplane import AsyncRegistry
 from registry.etcd3.ops import Range
@@ -280,3 +286,31 @@ async def comes_to_serve(sidecar: Sidecar, hand: Hand, presence: bytes) -> None:
         return bool(value) and not Presence.parse(value).leaving and await sidecar.is_ready()
 
     await eventually(serves, timeout_seconds=STARTED_SECONDS)
+
+
+def documented_hooks() -> list[list[str]]:
+    """The commands of the preStop hooks in the page for operators."""
+    text = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    blocks = re.findall(r"^ {4}lifecycle:\n(?:(?: {4}.*)?\n)+", text, re.MULTILINE)
+    hooks = [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
+    return [one["lifecycle"]["preStop"]["exec"]["command"] for one in hooks]
+
+
+async def test_the_hooks_that_are_documented_drain_a_replica(hand: Hand, engine, sidecar):
+    """R20 drain: each is obeyed, and tells whose it was; it ends well."""
+    await hand.pool()
+    sidecar.program.start()
+    await eventually(sidecar.is_ready)
+    port, hooks = sidecar.http.rpartition(":")[2], documented_hooks()
+    assert [command[0] for command in hooks] == ["sh", "python"]
+    for command in hooks:
+        if command[0] == "sh" and shutil.which("curl") is None:
+            continue  # as the image of a sidecar
+        changed = [one.replace("7602", port).replace("wait=30", "wait=0").replace("; sleep 5", "") for one in command]
+        program = sys.executable if command[0] == "python" else command[0]
+        await asyncio.to_thread(subprocess.run, [program, *changed[1:]], check=True, timeout=PATIENCE_SECONDS)
+        assert (await sidecar.get("/readyz"))[0] == 503
+    begun = [one for one in sidecar.program.logged() if one["event"] == "drain_begun"]
+    assert [one["cause"] for one in begun] == ["request"], "the second changes nothing"
+    assert begun[0]["by"] in {"127.0.0.1, 'engine'", "127.0.0.1, 'sidecar'"}
+    assert begun[0]["by"] in (await sidecar.status())["note"]
