@@ -31,7 +31,7 @@ _PROBES = frozenset({"/livez", "/readyz"})
 # No page takes a body; what a prober may send along is not read.
 MAX_BODY_BYTES = 4096
 LOG_SECONDS = 60.0
-# Of a Host or a path that is told.
+# Characters of a Host, a path or an address that are told.
 MAX_SHOWN = 100
 
 
@@ -146,9 +146,9 @@ class Refusals:
             before.since += 1
             return
         self._logged[cause] = _Logged(now)
-        peer, repeated = (scope.get("client") or ("",))[0], before.since if before else 0
-        told = {"status": status, "reason": cause.value, "path": scope["path"][:MAX_SHOWN], "peer": peer}
-        _log.warning("http_refused", **told, error=message, not_logged=repeated)
+        peer, _ = scope.get("client") or ("", 0)  # as a proxy of this host may say, in any length
+        told = {"status": status, "reason": cause.value, "path": scope["path"][:MAX_SHOWN], "peer": peer[:MAX_SHOWN]}
+        _log.warning("http_refused", **told, error=message, not_logged=before.since if before else 0)
 
 
 class PageGuard:
