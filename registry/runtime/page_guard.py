@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +22,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from registry.runtime.process import Repeats
+
 _log = structlog.get_logger()
 # Domains that no public name server has: of this host, of its network, of Kubernetes' services.
 _NOT_PUBLIC = frozenset({"internal", "local", "localhost", "svc"})
@@ -30,7 +31,6 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/?#@\\\[\]]+))(?::[0-9]*)?")
 _PROBES = frozenset({"/livez", "/readyz"})
 # No page takes a body; what a prober may send along is not read.
 MAX_BODY_BYTES = 4096
-LOG_SECONDS = 60.0
 # Characters of a Host, a path or an address that are told.
 MAX_SHOWN = 100
 
@@ -116,22 +116,13 @@ def own_hosts(*names: str) -> Hosts:
     return hosts_of(socket.gethostname(), resolver, *names)
 
 
-@dataclass(slots=True)
-class _Logged:
-    """When a cause was logged last (monotonic seconds), and how often it came since."""
-
-    at: float
-    since: int = 0
-
-
 class Refusals:
     """Answers what is refused with one sentence, counts it, and logs each cause once a minute at most."""
 
-    def __init__(self, count: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, count: Callable[[str], None]) -> None:
         """`count`: is told the cause of each."""
         self._count = count
-        self._monotonic = monotonic
-        self._logged: dict[RefusedFor, _Logged] = {}
+        self._repeats = Repeats()
 
     def refuse(self, scope: Scope, status: int, cause: RefusedFor, message: str) -> Response:
         """The answer; 413 ends the connection, 429 says when to ask again."""
@@ -141,14 +132,10 @@ class Refusals:
         return JSONResponse({"error": message, "reason": cause.value}, status, headers)
 
     def _log(self, scope: Scope, status: int, cause: RefusedFor, message: str) -> None:
-        now, before = self._monotonic(), self._logged.get(cause)
-        if before is not None and now - before.at < LOG_SECONDS:
-            before.since += 1
-            return
-        self._logged[cause] = _Logged(now)
-        peer, _ = scope.get("client") or ("", 0)  # as a proxy of this host may say, in any length
-        told = {"status": status, "reason": cause.value, "path": scope["path"][:MAX_SHOWN], "peer": peer[:MAX_SHOWN]}
-        _log.warning("http_refused", **told, error=message, not_logged=before.since if before else 0)
+        if times := self._repeats.count(cause):
+            peer, _ = scope.get("client") or ("", 0)  # as a proxy of this host may say, in any length
+            told = {"status": status, "reason": cause.value, "address": peer[:MAX_SHOWN]}
+            _log.warning("http_refused", **told, path=scope["path"][:MAX_SHOWN], error=message, times=times)
 
 
 class PageGuard:

@@ -549,7 +549,7 @@ async def test_who_goes_away_gives_the_place_back(scene, waiting):
     scene.plan(OUT)
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = HttpServer(scene.app(), listener)
+    server = HttpServer(scene.app(), listener, lambda _: None)
     running = asyncio.create_task(server.run())
     lines = ("POST /drain?wait=3600 HTTP/1.1", "Host: 127.0.0.1", f"{CONTROL_HEADER}: 1", "Content-Length: 2", "", "{}")
     writers = []
