@@ -5,6 +5,7 @@ A message of 4 MiB can hold so many small fields that parsing it holds the event
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from registry.model.errors import InvalidArgument, Reason
+from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.adapters import too_many_changes
 from registry.transactions.context import TxnLimits
 from registry.v1 import registry_pb2 as pb
@@ -22,6 +24,8 @@ SMALL_BYTES = 16 * 1024
 # A pool's base model has at most 4,096 modules of four fields each.
 MAX_FIELDS = 20_000
 _FIELDS_OF_A_CHANGE = 250
+# A whole record has no more. It is refused here, since what is made of it and told of it would be many times its size.
+MAX_VALUE_BYTES = MAX_RECORD_BYTES
 _CHANGES = pb.ApplyAdaptersRequest.CHANGES_FIELD_NUMBER
 _CHANGE: Descriptor = pb.DESCRIPTOR.message_types_by_name["AdapterChange"]
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -61,7 +65,7 @@ def check_changes(raw: bytes, limits: TxnLimits) -> None:
             continue
         if 2 * len(changes) > limits.max_ops:
             raise too_many_changes([_name_in(one) for one in changes], f"more than {len(changes)}", limits)
-        check_fields(content, _CHANGE, MAX_FIELDS)
+        check_fields(content, _CHANGE, MAX_FIELDS, f"changes[{len(changes)}]")
         changes.append(content)
 
 
@@ -70,26 +74,46 @@ def _name_in(raw: bytes) -> str:
     return change.upsert.name or change.delete
 
 
-def check_fields(raw: bytes, message: Descriptor, most: int) -> None:
+def check_fields(raw: bytes, message: Descriptor, most: int, path: str = "") -> None:
     """Refuses a message of more fields than `most`, at whatever depth, after a look at no more of them.
 
+    And one in which a single value is larger than any may be: of that not even a text is made.
+
     Raises:
-        InvalidArgument: it has more.
+        InvalidArgument: it has more; `path` is where the message stands.
         IndexError: the bytes are no message, as far as that is seen here.
     """
-    if len(raw) <= most:
+    if len(raw) <= min(most, MAX_VALUE_BYTES):
         return  # a field has one byte at least that is no other field's
-    left = [(raw, message)]
+    left = [(raw, message, path)]
     count = 0
     while left:
-        content, kind = left.pop()
+        content, kind, path = left.pop()
+        seen: Counter[int] = Counter()
         for number, inner in _fields(content):
             count += 1
             if count > most:
                 raise InvalidArgument(Reason.TOO_LARGE, f"the request has more than {most} fields; make it smaller")
-            field = kind.fields_by_number.get(number) if inner else None
-            if inner and field is not None and field.message_type is not None:
-                left.append((inner, field.message_type))
+            if inner is None:
+                continue
+            field, index = kind.fields_by_number.get(number), seen[number]
+            seen[number] += 1
+            if field is not None and field.message_type is not None:
+                left.append((inner, field.message_type, _path(path, kind, number, index)))
+            elif len(inner) > MAX_VALUE_BYTES:
+                told = f"a value of {len(inner)} bytes is more than the {MAX_VALUE_BYTES} that any may have"
+                where = _path(path, kind, number, index)
+                raise InvalidArgument(Reason.TOO_LARGE, f"{told}; make it smaller", field=where or None)
+
+
+def _path(path: str, kind: Descriptor, number: int, index: int) -> str:
+    """Where a field of a message at `path` stands, as its caller wrote it; of one that nobody knows, its message."""
+    field = kind.fields_by_number.get(number)
+    if field is None or kind.GetOptions().map_entry:
+        return path
+    name = f"{path}.{field.name}" if path else field.name
+    is_list = field.is_repeated and not (field.message_type and field.message_type.GetOptions().map_entry)
+    return f"{name}[{index}]" if is_list else name
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, bytes | None]]:

@@ -191,3 +191,31 @@ def test_a_fault_of_ours_is_not_told_as_bytes_that_are_no_request(monkeypatch):
     monkeypatch.setattr("registry.admin.rpc.wire.check_fields", breaks)
     with pytest.raises(KeyError):
         create(UNKNOWN * SMALL_BYTES)
+
+
+_TOO_LARGE = "x" * (64 * 1024 + 1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (change_set(put("a"), put("b", labels={"team": _TOO_LARGE})), "changes[1].upsert.spec.labels"),
+        (change_set(put("a", labels={_TOO_LARGE: ""})), "changes[0].upsert.spec.labels"),
+        (change_set(put("a"), request_id=_TOO_LARGE), "request_id"),
+        (pb.RestoreHistoryRequest(generations=[b"", _TOO_LARGE.encode()]), "generations[1]"),
+        (pb.UpdatePoolRequest(update_mask={"paths": ["a", _TOO_LARGE]}), "update_mask.paths[1]"),
+        (pb.ListPoolsRequest(page_token=_TOO_LARGE), "page_token"),
+    ],
+)
+def test_a_value_that_is_larger_than_a_record_is_refused_before_anything_is_made_of_it(request_, field):
+    """X3 given-back: neither a text, nor an error that has it."""
+    told = refused(parser_of(request_.DESCRIPTOR, LIMITS), request_.SerializeToString())
+    assert (told.reason, told.field) == (Reason.TOO_LARGE, field)
+    assert len(told.message) < 200
+
+
+def test_a_value_of_a_field_that_nobody_knows_is_bounded_too():
+    """X3 given-back: protobuf would keep it."""
+    large = b"\x7a" + _varint(len(_TOO_LARGE)) + _TOO_LARGE.encode()
+    assert refused(create, large).field is None
+    create(large[:1] + _varint(len(_TOO_LARGE) - 1) + large[4:-1])
