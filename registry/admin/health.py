@@ -113,6 +113,9 @@ class AdminMetrics:
             ["method", "code"],
             registry=self.registry,
         )
+        self.refused = Counter(
+            "loraplane_admin_refused", "Calls that were refused, by reason.", ["reason"], registry=self.registry
+        )
         self.seconds = Histogram(
             "loraplane_admin_request_seconds",
             "Duration of unary calls.",

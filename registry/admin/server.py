@@ -119,6 +119,10 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
     ("grpc.max_concurrent_streams", 100),  # of one connection
+    # A call that this service has not even looked at yet cannot be told apart from others, so that all wait behind it.
+    # Beyond these, ever more of the new ones are cancelled at once; clients try them again.
+    ("grpc.server.max_pending_requests", 256),
+    ("grpc.server.max_pending_requests_hard_limit", 512),
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server that gets half of the calls
 )
 

@@ -19,8 +19,9 @@ _CHUNK = 65536
 class Proxy:
     """Stands before ``127.0.0.1:target_port`` and passes everything on until told otherwise. Use as a context."""
 
-    def __init__(self, target_port: int) -> None:
-        self.target_port = target_port
+    def __init__(self, target_port: int, source: str = "127.0.0.1") -> None:
+        """`source`: the address from which it connects, of the loopback."""
+        self.target_port, self._source = target_port, source
         self.accepted = 0
         # How often a fault struck: chunks that were held, chunks that came late, connections that were reset.
         self.held = self.delayed = self.reset = 0
@@ -125,7 +126,9 @@ class Proxy:
 
     async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            onward_reader, onward = await asyncio.open_connection("127.0.0.1", self.target_port)
+            onward_reader, onward = await asyncio.open_connection(
+                "127.0.0.1", self.target_port, local_addr=(self._source, 0)
+            )
         except OSError:
             return
         limit = next(self._byte_limits, None) if self._byte_limits else None

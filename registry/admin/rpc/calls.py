@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from ipaddress import IPv6Address
+from urllib.parse import unquote
 
 from registry.model.names import check_request_id
 from registry.runtime.clock import Deadline
@@ -30,13 +32,15 @@ def operator(common_name: str) -> Principal:
 class CallContext:
     """One call: its method's name, who makes it, and how long it may take.
 
-    `origin` is whom limits count it to: the principal that a certificate names, or else the connection.
+    `origin` is whom limits count it to: the principal that a certificate names, or else the address. `connection` is
+    as gRPC names it.
     """
 
     method: str
     principal: Principal
     deadline: Deadline
     origin: str
+    connection: str
 
     def caller(self, request_id: str) -> Caller:
         """Who asks for a change; an empty id is replaced by one of ours.
@@ -48,3 +52,18 @@ class CallContext:
             check_request_id(request_id)
         made = request_id or f"auto-{secrets.token_hex(12)}"
         return Caller(self.principal.name, self.principal.role, made, request_id_given=bool(request_id))
+
+
+def address_of(peer: str) -> str:
+    """The address in what gRPC names a peer, without its port: whoever opens another connection is the same caller.
+
+    An IPv4 address is the same on a socket of either kind. All callers of a unix socket are one.
+    """
+    kind, _, rest = unquote(peer).partition(":")
+    if kind == "unix":
+        return kind
+    if kind not in {"ipv4", "ipv6"}:
+        return peer
+    host = rest.rpartition(":")[0].strip("[]")
+    mapped = IPv6Address(host).ipv4_mapped if kind == "ipv6" else None
+    return str(mapped or host)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Never, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -21,8 +22,8 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from registry.admin.health import AdminMetrics
-from registry.admin.rpc.calls import ANONYMOUS, CallContext, operator
-from registry.admin.rpc.limiter import Batcher, FairLimiter
+from registry.admin.rpc.calls import ANONYMOUS, CallContext, address_of, operator
+from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.model.errors import (
     AlreadyExists,
     Conflict,
@@ -63,13 +64,17 @@ class CallLimits:
     Attributes:
         calls: limit of those that are taken, whose requests are here or on their way.
         working: limit of those whose request is here.
+        request_bytes: limit of their requests.
         turns: of those that work.
+        refusals: what is logged of calls that are refused.
         stopping: set when the service stops, at which streams end.
     """
 
     calls: FairLimiter
     working: FairLimiter
+    request_bytes: ByteLimiter
     turns: Batcher
+    refusals: RefusalLog
     stopping: asyncio.Event
 
 
@@ -80,6 +85,30 @@ class Refusal:
     code: StatusCode
     message: str
     details: bytes
+
+
+# What somebody who asks for too much is refused with. Who has mistyped something knows it, and nobody else has to.
+_LOGGED = frozenset({Reason.TOO_MANY_CALLS, Reason.TOO_LARGE, Reason.DEADLINE_EXCEEDED})
+_TOLD_AGAIN_SECONDS = 60.0
+
+
+class RefusalLog:
+    """Logs refused calls of a few reasons, at most once a minute each: many of them are not news."""
+
+    def __init__(self) -> None:
+        self._quiet_until: dict[Reason, float] = {}
+        self._since: Counter[Reason] = Counter()
+
+    def tell(self, error: RegistryError, method: str, peer: str) -> None:
+        """Logs one, with how many there were since the one before."""
+        reason, now = error.reason, asyncio.get_running_loop().time()
+        if reason not in _LOGGED:
+            return
+        self._since[reason] += 1
+        if now >= self._quiet_until.get(reason, now):
+            self._quiet_until[reason] = now + _TOLD_AGAIN_SECONDS
+            calls = self._since.pop(reason)
+            _log.warning("calls_refused", reason=reason, calls=calls, method=method, peer=peer, message=error.message)
 
 
 def refusal_of(error: RegistryError) -> Refusal:
@@ -117,6 +146,10 @@ class RawRequests(Protocol):
 
 
 MAX_UNARY_SECONDS = 10.0
+# A call whose request has not come by then, since it has its place, gives that to another.
+ARRIVAL_SECONDS = 1.0
+_LATE = Reason.DEADLINE_EXCEEDED, "the request did not arrive in time; nothing was done, repeat the call with it"
+_STOPS = Reason.ADMIN_UNAVAILABLE, "the admin service stops; ask another one, or ask again"
 # Kept of the client's time for the way of the answer back.
 _FOR_THE_ANSWER = 0.1
 _log = structlog.get_logger()
@@ -129,22 +162,23 @@ def supervised_unary(
     metrics: AdminMetrics,
     limits: CallLimits,
     prepare: Prepare[Request] | None = None,
-) -> Callable[[RawRequests, Context], Awaitable[Reply]]:
+) -> Callable[[RawRequests, Context], Awaitable[Reply | None]]:
     """The handler as grpc.aio calls it for a stream of requests; so it is asked before the one request is read.
 
     `prepare` does what takes long beside the event loop, and holds up no other call.
     """
     seconds = metrics.seconds.labels(method)
 
-    async def serve(requests: RawRequests, context: Context) -> Reply:
+    async def serve(requests: RawRequests, context: Context) -> Reply | None:
         started = time.monotonic()
         try:
-            with _counted(method, metrics):
+            with _counted(method, context, metrics, limits.refusals):
                 call = _call(method, context)
                 async with _admitted(requests, call, parse, limits, prepare) as request, limits.turns.taken():
                     return await handler(request, call)
         except RegistryError as error:
-            return await _refuse(context, error)
+            await _refuse(context, error)
+            return None
         finally:
             seconds.observe(time.monotonic() - started)
 
@@ -162,7 +196,7 @@ def supervised_stream(
     async def serve(requests: RawRequests, context: Context) -> AsyncIterator[Reply]:
         with metrics.streams.labels(method).track_inprogress():
             try:
-                with _counted(method, metrics):
+                with _counted(method, context, metrics, limits.refusals):
                     call = _call(method, context)
                     async with AsyncExitStack() as beginning:
                         request = await beginning.enter_async_context(_admitted(requests, call, parse, limits))
@@ -188,47 +222,61 @@ async def _admitted(
 
     Raises:
         Unavailable: they had none in time, or the request did not come.
+        ResourceExhausted: too many calls wait, or the request is one of too many bytes.
         InvalidArgument: it is none.
     """
-    async with limits.calls.held(call.origin, timeout_seconds=call.deadline.spend()):
+    caller, connection = call.origin, call.connection
+    async with limits.calls.held(caller, connection, timeout_seconds=call.deadline.spend()):
         raw = await _received(requests, call.deadline)
-        if prepare is not None:
-            await prepare(parse(raw), call)
-        async with limits.working.held(call.origin, timeout_seconds=call.deadline.spend()):
-            yield parse(raw)
+        with limits.request_bytes.held(caller, len(raw)):
+            if prepare is not None:
+                await prepare(parse(raw), call)
+            async with limits.working.held(caller, connection, timeout_seconds=call.deadline.spend()):
+                yield parse(raw)
 
 
 async def _received(requests: RawRequests, deadline: Deadline) -> bytes:
     """The one request of a call. Raises InvalidArgument: there is none; Unavailable: it does not come."""
-    try:
-        # Left open it would end in the event loop one day, and keep what a refused call had until a full collection.
-        async with asyncio.timeout(deadline.spend()), aclosing(aiter(requests)) as messages:
-            raw = await anext(messages, None)
-    except TimeoutError as error:
-        raise Unavailable(Reason.DEADLINE_EXCEEDED, "the request did not arrive in time; nothing was done") from error
+    seconds = min(ARRIVAL_SECONDS, deadline.spend())
+    # Left open it would end in the event loop one day, and keep what a refused call had until a full collection.
+    async with aclosing(aiter(requests)) as messages:
+        raw = await _outcome(_next(messages), _LATE, timeout_seconds=seconds)
     if raw is None:
         raise InvalidArgument(Reason.INVALID_FIELD, "the call holds no request")
     return raw
 
 
+async def _outcome(
+    work: Coroutine[None, None, Result],
+    late: tuple[Reason, str],
+    *,
+    until: Collection[asyncio.Task[None]] = (),
+    timeout_seconds: float | None = None,
+) -> Result:
+    """What comes of some work. What has come of it counts, however late this loop looks.
+
+    Raises:
+        Unavailable: as `late` says: the time was up, or a task of `until` came to its end first.
+    """
+    async with _task(work) as task:
+        try:
+            await asyncio.wait((task, *until), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Unavailable(*late)
+            return task.result()
+        finally:
+            del task  # an error of it leads to this frame: together they would be a cycle
+
+
 async def _until(stopping: asyncio.Event, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
     """The replies, until the service stops."""
     async with aclosing(replies), _task(_event(stopping)) as stop:
-        while True:
-            async with _task(_next(replies)) as following:
-                await asyncio.wait((stop, following), return_when=asyncio.FIRST_COMPLETED)
-                if not following.done():
-                    raise Unavailable(
-                        Reason.ADMIN_UNAVAILABLE, "the admin service stops; ask another one, or ask again"
-                    )
-                reply = following.result()
-            if reply is None:
-                return
+        while (reply := await _outcome(_next(replies), _STOPS, until=(stop,))) is not None:
             yield reply
 
 
-async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
-    return await anext(replies, None)
+async def _next(items: AsyncGenerator[Result, None]) -> Result | None:
+    return await anext(items, None)
 
 
 async def _event(event: asyncio.Event) -> None:
@@ -247,13 +295,15 @@ async def _task(work: Coroutine[None, None, Result]) -> AsyncIterator[asyncio.Ta
 
 
 @contextmanager
-def _counted(method: str, metrics: AdminMetrics) -> Iterator[None]:
+def _counted(method: str, context: Context, metrics: AdminMetrics, refusals: RefusalLog) -> Iterator[None]:
     code = grpc.StatusCode.OK
     try:
         yield
     except RegistryError as error:
         code = refusal_of(error).code
         metrics.no_space.inc(error.reason is Reason.ETCD_NO_SPACE)
+        metrics.refused.labels(error.reason).inc()
+        refusals.tell(error, method, context.peer())
         raise
     except (asyncio.CancelledError, GeneratorExit):
         code = grpc.StatusCode.CANCELLED
@@ -267,9 +317,15 @@ def _counted(method: str, metrics: AdminMetrics) -> Iterator[None]:
         metrics.requests.labels(method, code.name).inc()
 
 
-async def _refuse(context: Context, error: RegistryError) -> Never:
+async def _refuse(context: Context, error: RegistryError) -> None:
+    """Refuses the call; whatever is answered after it, gRPC drops."""
     refusal = refusal_of(error)
-    await context.abort(refusal.code, refusal.message, ((DETAILS_KEY, refusal.details),))
+    try:
+        await context.abort(refusal.code, refusal.message, ((DETAILS_KEY, refusal.details),))
+    except grpc.aio.AbortError as aborted:
+        # The call keeps this error, and raises it again by itself. With its frames, which have the call, it would be a
+        # cycle, and keep all that the call had: the request above all.
+        aborted.__traceback__ = aborted.__context__ = None
 
 
 def _call(method: str, context: Context) -> CallContext:
@@ -278,5 +334,5 @@ def _call(method: str, context: Context) -> CallContext:
     names = context.auth_context().get("x509_common_name", ())
     name = next(iter(names), b"").decode(errors="replace")
     if name:
-        return CallContext(method, operator(name), Deadline.of(seconds), f"operator {name}")
-    return CallContext(method, ANONYMOUS, Deadline.of(seconds), context.peer())
+        return CallContext(method, operator(name), Deadline.of(seconds), f"operator {name}", context.peer())
+    return CallContext(method, ANONYMOUS, Deadline.of(seconds), address_of(context.peer()), context.peer())

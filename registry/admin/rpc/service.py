@@ -13,8 +13,16 @@ from google.protobuf.message_factory import GetMessageClass
 
 from registry.admin.health import AdminMetrics
 from registry.admin.rpc.handlers import Reads, Writes
-from registry.admin.rpc.interceptor import CallLimits, Prepare, Stream, Unary, supervised_stream, supervised_unary
-from registry.admin.rpc.limiter import Batcher, FairLimiter
+from registry.admin.rpc.interceptor import (
+    CallLimits,
+    Prepare,
+    RefusalLog,
+    Stream,
+    Unary,
+    supervised_stream,
+    supervised_unary,
+)
+from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.admin.rpc.streams import Streams
 from registry.admin.rpc.wire import parser_of
 from registry.transactions.context import TxnLimits
@@ -44,7 +52,8 @@ def make_handlers(
         "WatchRollout": streams.watch_rollout,
         "WatchResidency": streams.residency.watch_residency,
     }
-    shared = CallLimits(FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True), Batcher(), stopping)
+    calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
+    shared = CallLimits(calls, working, ByteLimiter(), Batcher(), RefusalLog(), stopping)
     own = {"ReadBackup": replace(shared, working=FairLimiter(BACKUPS_AT_ONCE))}
     prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}

@@ -44,7 +44,7 @@ class ShapesWorker:
         modules = {one.pattern: (one.outputs, one.inputs) for one in request.pool.base.modules}
         if not _is_large(modules) or _key(modules) in self._known:
             return
-        async with self._turns.held(call.origin, timeout_seconds=call.deadline.spend()):
+        async with self._turns.held(call.origin, call.connection, timeout_seconds=call.deadline.spend()):
             self._known[_key(modules)] = await _found(_text(modules), call.deadline.spend())
         if len(self._known) > _KEPT:
             self._known.popitem(last=False)

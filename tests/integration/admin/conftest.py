@@ -29,6 +29,7 @@ async def admin(etcd) -> AsyncIterator[Admin]:
 def unhurried(monkeypatch) -> None:
     """Calls may take a minute: how long they wait for etcd, or for each other, is not what is asked."""
     monkeypatch.setattr(interceptor, "MAX_UNARY_SECONDS", 60.0)
+    monkeypatch.setattr(interceptor, "ARRIVAL_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import Counter
 from collections.abc import Iterator
 
+import grpc
 import httpx
 import pytest
 import structlog
@@ -18,6 +20,7 @@ from registry.admin.rpc import interceptor
 from registry.cli.local_adapters import base_here, base_message
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Put, Txn
+from registry.model.errors import RegistryError
 from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
@@ -304,10 +307,13 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-async def test_what_a_refused_call_had_goes_with_the_youngest_garbage(admin, uncollected):
-    """X3 given-back: nothing of it waits for a collection of all that there is, which comes after hours."""
+async def test_what_a_refused_call_had_goes_with_the_call(admin, uncollected):
+    """X3 given-back: nothing of it, and no request of any size, waits until garbage is collected."""
     for _ in range(50):
         assert (await refusal(admin.stub.ApplyAdapters(change_set(drop("acme/nobody"))))).code is StatusCode.NOT_FOUND
-    gc.collect(0)
-    left = sum(type(one).__name__ == "AbortError" for one in gc.get_objects())
-    assert left < 10, f"{left} of 50 refused calls are there still"
+        assert (await refusal(admin.stub.GetPool(pb.GetPoolRequest(name="?")))).code is StatusCode.INVALID_ARGUMENT
+        watch = admin.stub.WatchRollout(pb.WatchRolloutRequest(pool="p", name="nobody"))
+        assert (await refusal(watch.read())).code is StatusCode.NOT_FOUND
+    kinds = RegistryError | grpc.aio.AbortError
+    left = Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds))
+    assert left.total() < 10, f"of 150 refused calls there are still {left}"

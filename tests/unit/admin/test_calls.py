@@ -13,6 +13,7 @@ import structlog.testing
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
+from registry.admin.rpc.calls import address_of
 from registry.admin.rpc.service import DESCRIPTOR
 from registry.model.records import AuditRecord
 from registry.v1 import registry_pb2 as pb
@@ -156,7 +157,10 @@ def test_a_call_is_answered_within_its_time_also_where_etcd_hangs(remaining, too
     serve(scene)
 
 
-def test_a_request_that_does_not_come_is_waited_for_no_longer_than_the_call():
+@pytest.mark.parametrize(("remaining", "took"), [(60.0, 1.0), (0.5, 0.45)])
+def test_a_request_that_does_not_come_is_waited_for_no_longer_than_a_second(remaining, took):
+    """X3 given-back: then its place is another's. And it is counted, and logged once a minute."""
+
     async def scene(served: Served) -> None:
         async def never() -> AsyncIterator[bytes]:
             await asyncio.Event().wait()
@@ -167,15 +171,110 @@ def test_a_request_that_does_not_come_is_waited_for_no_longer_than_the_call():
                 yield raw
 
         call = served.handler("GetPool").stream_unary
-        with pytest.raises(Aborted) as refused:
-            await call(never(), Context())
-        assert (refused.value.code, refused.value.info.reason) == (StatusCode.UNAVAILABLE, "DEADLINE_EXCEEDED")
-        assert now() == pytest.approx(10.0)
+        for _ in range(3):
+            begun = now()
+            with pytest.raises(Aborted) as refused:
+                await call(never(), Context(remaining))
+            assert (refused.value.code, refused.value.info.reason) == (StatusCode.UNAVAILABLE, "DEADLINE_EXCEEDED")
+            assert now() - begun == pytest.approx(took)
+        await asyncio.sleep(60)
+        with pytest.raises(Aborted):
+            await call(never(), Context(remaining))
+        assert served.metrics.refused.labels("DEADLINE_EXCEEDED")._value.get() == 4
         with pytest.raises(Aborted) as refused:
             await call(nothing(), Context())
         assert refused.value.code is StatusCode.INVALID_ARGUMENT
 
+    with structlog.testing.capture_logs() as logged:
+        serve(scene)
+    told = [(line["reason"], line["calls"]) for line in logged if line["event"] == "calls_refused"]
+    assert told == [("DEADLINE_EXCEEDED", 1), ("DEADLINE_EXCEEDED", 3)]
+
+
+def test_the_request_of_a_stream_has_a_second_too():
+    """X3 given-back."""
+
+    async def scene(served: Served) -> None:
+        async def never() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        with pytest.raises(Aborted) as refused:
+            await anext(served.handler("WatchAdapters").stream_stream(never(), Context()))
+        assert (refused.value.info.reason, now()) == ("DEADLINE_EXCEEDED", pytest.approx(1.0))
+
     serve(scene)
+
+
+def test_a_request_that_has_come_counts_however_late_the_event_loop_looks():
+    """X2: under load the refusal would be of those who did nothing wrong."""
+
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        loop = asyncio.get_running_loop()
+        behind, clock = 0.0, loop.time
+
+        async def comes() -> AsyncIterator[bytes]:
+            nonlocal behind
+            arrived = loop.create_future()
+            loop.call_later(0.5, arrived.set_result, None)
+            behind += 5.0
+            await arrived
+            yield pb.GetPoolRequest(name="p").SerializeToString()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "time", lambda: clock() + behind)
+            assert (await served.handler("GetPool").stream_unary(comes(), Context())).name == "p"
+
+    serve(scene)
+
+
+def test_large_requests_of_one_caller_are_few_at_once():
+    """X3 given-back: 16 MiB together; a fifth of 4 MiB is refused, and a small one is not."""
+
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        served.etcd.links["m0"].set_way(Way.HUNG)
+        large = change_set(put("a", labels={f"k{number}": "x" * 60_000 for number in range(64)}))
+
+        async def hang(_: object, __: object) -> Never:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        small = pb.GetPoolRequest(name="p")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("registry.admin.rpc.decode.apply_adapters", lambda _: None)
+            patch.setattr(served.writes, "_change", lambda *_: hang(None, None))
+            calls = [asyncio.create_task(served.call("ApplyAdapters", large)) for _ in range(4)]
+            await asyncio.sleep(0.1)
+            refused = await served.refusal("ApplyAdapters", large)
+            assert refused.told == (StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", "")
+            served.etcd.links["m0"].set_way(Way.OPEN)
+            assert (await served.call("GetPool", small)).name == "p"
+            for one in calls:
+                one.cancel()
+            await asyncio.wait(calls)
+        assert (await served.refusal("ApplyAdapters", large)).told[0] is StatusCode.INVALID_ARGUMENT
+
+    serve(scene)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.1:4711", "10.0.0.1"),
+        ("ipv6:%5B::1%5D:4711", "::1"),
+        ("ipv6:[2001:db8::1]:4711", "2001:db8::1"),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:4711", "10.0.0.1"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4711", "fe80::1%eth0"),
+        ("unix:", "unix"),
+        ("unix:/run/x.sock", "unix"),
+        ("vsock:1:2", "vsock:1:2"),
+    ],
+)
+def test_a_caller_is_an_address_and_not_a_port(peer, address):
+    """X3 given-back: else each connection would be a caller of its own, with places of its own."""
+    assert address_of(peer) == address
 
 
 def test_who_asks_is_the_name_of_a_certificate_or_nobody_known():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 
 from registry.admin.rpc import limiter as limiter_module
-from registry.admin.rpc.limiter import FIRST_LIMIT, LAG_SECONDS, FairLimiter
-from registry.model.errors import Reason, Unavailable
+from registry.admin.rpc.limiter import FIRST_LIMIT, LAG_SECONDS, MAX_WAITING, ByteLimiter, FairLimiter
+from registry.model.errors import Reason, ResourceExhausted, Unavailable
 from tests.simulation.loop import VirtualLoop
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -23,8 +23,10 @@ def run() -> Iterator[Run]:
         yield loop.run_until_complete
 
 
-async def _call(limiter: FairLimiter, caller: str, begun: list[str], seconds: float = 1.0) -> None:
-    async with limiter.held(caller, timeout_seconds=1000):
+async def _call(
+    limiter: FairLimiter, caller: str, begun: list[str], seconds: float = 1.0, connection: str = ""
+) -> None:
+    async with limiter.held(caller, connection, timeout_seconds=1000):
         begun.append(caller)
         await asyncio.sleep(seconds)
 
@@ -312,3 +314,130 @@ def test_who_gave_up_is_not_waited_for(run, number):
         assert begun == ["a", "b", "c"]
 
     run(scenario())
+
+
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def test_one_connection_leaves_room_for_others_of_its_caller(run):
+    """X2 unbreakable: behind one address there may be many, of whom a few make calls that hang."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(128), list[str]()
+        hanging = [
+            asyncio.create_task(_call(limiter, "proxy", begun, 1000, f"bad{number % 3}")) for number in range(300)
+        ]
+        await asyncio.sleep(1)
+        assert 32 < len(begun) < 64, "of half of the places each holds no more than are left"
+        async with limiter.held("proxy", "good", timeout_seconds=0.5), limiter.held("other", "c", timeout_seconds=0.5):
+            assert asyncio.get_running_loop().time() == 1.0
+        await _end(hanging)
+
+    run(scenario())
+
+
+def test_of_the_connections_of_a_caller_who_used_least_goes_first(run):
+    """X3 given-back: whoever never sends a request uses all of its time, and waits for those who do."""
+
+    async def scenario() -> None:
+        limiter, begun = FairLimiter(4), list[str]()
+
+        async def hang(connection: str) -> None:
+            while True:
+                await _call(limiter, "proxy", begun, 1.0, connection)
+
+        hanging = [asyncio.create_task(hang(f"bad{number}")) for number in range(100)]
+        await asyncio.sleep(70)
+        for _ in range(5):
+            before = asyncio.get_running_loop().time()
+            await _call(limiter, "proxy", begun, 0.01, "good")
+            assert asyncio.get_running_loop().time() - before < 1.1, "as long as one hangs"
+        await _end(hanging)
+
+    run(scenario())
+
+
+async def _waiting(limiter: FairLimiter, caller: str, connections: int) -> list[asyncio.Task[None]]:
+    """As many as may wait, of so many connections, behind those who hold the caller's places."""
+    tasks = [
+        asyncio.create_task(_call(limiter, caller, [], 1000, f"{caller}:{number % connections}"))
+        for number in range(MAX_WAITING + FIRST_LIMIT // 2)
+    ]
+    await asyncio.sleep(1)
+    return tasks
+
+
+def _refused(tasks: Iterable[asyncio.Task[None]]) -> list[BaseException | None]:
+    return [task.exception() for task in tasks if task.done()]
+
+
+def test_of_too_many_that_wait_the_longest_queue_loses_one(run):
+    """X3 given-back, R16 bounded: neither another caller nor another connection is refused for those who have most."""
+
+    async def scenario() -> None:
+        limiter = FairLimiter(FIRST_LIMIT)
+        hanging = await _waiting(limiter, "bad", 10)
+        assert _refused(hanging) == []
+        more = asyncio.create_task(_call(limiter, "bad", [], 1, "bad:0"))
+        beside = asyncio.create_task(_call(limiter, "bad", [], 1, "bad:good"))
+        others = [asyncio.create_task(_call(limiter, f"c{number}", [], 1000)) for number in range(10)]
+        await asyncio.sleep(1)
+        refused = _refused([more, *hanging])
+        assert len(refused) > 5
+        assert {type(one) for one in refused} == {ResourceExhausted}
+        assert {one.reason for one in refused if isinstance(one, ResourceExhausted)} == {Reason.TOO_MANY_CALLS}
+        assert not beside.done()
+        assert _refused(others) == []
+        await _end([one for one in [*hanging, more, beside, *others] if not one.done()])
+        assert not limiter._waiting
+        assert not limiter._held
+        async with limiter.held("bad", timeout_seconds=1):
+            pass
+
+    run(scenario())
+
+
+def test_of_queues_of_one_who_used_most_or_came_last_is_refused(run):
+    """X3 given-back."""
+
+    async def scenario() -> None:
+        limiter = FairLimiter(FIRST_LIMIT)
+        async with limiter.held("bad", "bad:7", timeout_seconds=1):
+            await asyncio.sleep(10)
+        hanging = await _waiting(limiter, "bad", MAX_WAITING + FIRST_LIMIT // 2)
+        first, last = (asyncio.create_task(_call(limiter, "bad", [], 1, one)) for one in ("first", "last"))
+        await asyncio.sleep(1)
+        assert [number for number, task in enumerate(hanging) if task.done()] == [7]
+        assert (first.done(), last.done()) == (False, True)
+        await _end([one for one in [*hanging, first] if not one.done()])
+        assert _refused([last])
+
+    run(scenario())
+
+
+_MIB = 1 << 20
+
+
+def test_the_requests_of_one_caller_have_so_many_bytes_together():
+    """X3 given-back, R16 bounded: four of the largest; what is small is never refused for those that are large."""
+    limiter = ByteLimiter()
+    with ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(limiter.held("bad", 4 * _MIB))
+        with pytest.raises(ResourceExhausted) as told, limiter.held("bad", 4 * _MIB):
+            pytest.fail("it has too many")
+        assert (told.value.reason, "16 MiB" in told.value.message) == (Reason.TOO_MANY_CALLS, True)
+        with limiter.held("bad", 1000), limiter.held("good", 4 * _MIB):
+            pass
+        for number in range(28):
+            held.enter_context(limiter.held(f"c{number % 7}", 4 * _MIB))
+        with pytest.raises(ResourceExhausted), limiter.held("good", 4 * _MIB):
+            pytest.fail("all have too many")
+        with limiter.held("good", 1000):
+            pass
+    with limiter.held("bad", 16 * _MIB):
+        pass
+    assert not limiter._held

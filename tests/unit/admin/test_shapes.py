@@ -92,7 +92,7 @@ def large(number: int = 0) -> str:
 
 
 async def prepare(worker: ShapesWorker, wanted: pb.CreatePoolRequest, seconds: float = 10.0, who: str = "a") -> None:
-    await worker.prepare(wanted, CallContext("CreatePool", ANONYMOUS, Deadline.of(seconds), who))
+    await worker.prepare(wanted, CallContext("CreatePool", ANONYMOUS, Deadline.of(seconds), who, f"{who}:1"))
 
 
 def play(scene: object) -> None:

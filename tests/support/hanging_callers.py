@@ -1,0 +1,89 @@
+"""Callers who begin calls and never send a request, frame by frame: a client of gRPC would cost more than its calls.
+
+``python -m tests.support.hanging_callers HOST:PORT CONNECTIONS CALLS AGAIN`` is them as a process of its own, until it
+is ended. A call that is refused is begun anew, after AGAIN seconds at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.processes import Program
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEADERS, _SETTINGS, _PING = 1, 4, 6
+_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_CALL = {
+    ":method": "POST",
+    ":scheme": "http",
+    ":path": "/registry.v1.AdapterRegistry/GetPool",
+    ":authority": "x",
+    "te": "trailers",
+    "content-type": "application/grpc",
+}
+# Each a literal of a new name, without indexing.
+_BLOCK = b"".join(b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in header) for header in _CALL.items())
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+
+
+class _Connection:
+    """One connection with so many calls that hang."""
+
+    def __init__(self, calls: int, again_seconds: float) -> None:
+        self._missing = calls
+        self._again_seconds = again_seconds
+        self._next = 1
+
+    async def hang(self, host: str, port: int) -> None:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(_PREFACE + _frame(_SETTINGS, 0, 0))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read(reader, writer))
+            while True:
+                for _ in range(self._missing):
+                    writer.write(_frame(_HEADERS, _END_HEADERS, self._next, _BLOCK))
+                    self._next += 2
+                self._missing = 0
+                await writer.drain()
+                await asyncio.sleep(self._again_seconds)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readexactly(9)
+            content = await reader.readexactly(int.from_bytes(head[:3], "big"))
+            kind, flags = head[3:5]
+            if kind in {_SETTINGS, _PING} and not flags & _ACK:
+                writer.write(_frame(kind, _ACK, 0, content if kind == _PING else b""))
+            self._missing += kind == _HEADERS and bool(flags & _END_STREAM)
+
+
+async def _main(address: str, connections: int, calls: int, again_seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(connections):
+            tasks.create_task(_Connection(calls, again_seconds).hang(host, int(port)))
+
+
+@contextmanager
+def hanging_callers(folder: Path, address: str, connections: int, calls: int, again_seconds: float) -> Iterator[None]:
+    """They hang while the context is open; their log is in `folder`."""
+    arguments = [address, str(connections), str(calls), str(again_seconds)]
+    program = Program("tests.support.hanging_callers", arguments, folder / "hanging.log")
+    program.start()
+    try:
+        yield
+        assert program.is_running, program.log.read_text()
+    finally:
+        program.kill()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
