@@ -1,4 +1,4 @@
-"""Admission of calls: a fair limit by caller, a limit of bytes, and turns in groups."""
+"""Admission of calls: limits of places and bytes by caller, and turns in groups."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SERVICE: str = DESCRIPTOR.full_name
 
 # Pages of backups at once: more would hold the event loop one after another, and others would wait for all of them.
 BACKUPS_AT_ONCE = 2
-# A request has at most 4 MiB, and is read only when its call is taken: so those in flight have 512 MiB at most.
+# A request is read only when its call is taken: see also `limiter.MAX_BYTES`.
 CALLS_AT_ONCE = 128
 
 
