@@ -167,6 +167,7 @@ class Sidecar:
         if not self.supervisor.survives("snapshot", self.watcher.restore):
             self.watcher.forget()
         self.declines.restore()
+        self.status.look_again()  # that it starts is said with the presence, which nobody goes by alone
         tasks.create_task(self.watcher.run(), name="watcher")
         self._keep(tasks, "status writer", self.writer.run)
         self._keep(tasks, "handoff watch", self.handoffs.run)

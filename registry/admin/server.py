@@ -37,7 +37,7 @@ from registry.etcd3.tls import TlsReader, TlsUnusable
 from registry.model.keys import Keys
 from registry.residency.hub import ResidencyHub
 from registry.rollout.controller import RolloutController, Shared
-from registry.rollout.expected import MembersKeeper, forget
+from registry.rollout.members import MembersKeeper, forget
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
 from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, own_hosts

@@ -4,6 +4,11 @@ By rendezvous hashing: each replica has a score for each adapter, and the highes
 or goes therefore changes nothing but its own share. Scores grow with the room that a replica has for adapters that are
 placed by number (weighted rendezvous hashing, J. Schindelhauer and G. Schomaker, 2005).
 
+A presence alone says little: anybody may have written it, and its sidecar may never have come as far as to say
+anything. So a replica counts once it reports: a status stands under the lease of its presence; and it has no more room
+than its engine holds by that status. As with what is declined, below, nobody goes by this while one that reports is of
+a release that does not.
+
 A replica that declines an adapter, since it refuses it for good by limits of its own, counts as none for it: the next
 one takes it. Where all decline, they are placed on as if none did, and say why it is not served. Only where all live
 replicas are of releases that know of this do they go by it, so that all of them find the same.
@@ -73,6 +78,8 @@ class Member:
 
     `leaving`: it drains; nothing is placed on it, so no set of members that something is placed among holds it.
     `declines`: by reason; None: its sidecar is of a release that does not know of that.
+    `reports`: a status stands under the lease of its presence; `by_reports`: its sidecar is of a release that leaves
+    out those of whom that is not so. Neither makes it another replica.
     """
 
     replica: str
@@ -80,16 +87,46 @@ class Member:
     capacity: int | None = None
     leaving: bool = False
     declines: Mapping[str, Declined] | None = field(default_factory=dict)
+    reports: bool = field(default=True, compare=False)
+    by_reports: bool = field(default=True, compare=False)
 
     def why_declined(self, adapter: str) -> str:
         """The reason why it declines an adapter of this id; empty: it does not."""
         return next((reason for reason, one in (self.declines or {}).items() if adapter in one.adapters), "")
 
 
-def member_of(replica: str, presence: Presence) -> Member:
-    """The replica of a presence."""
+def member_of(replica: str, presence: Presence, *, reports: bool, held: int | None) -> Member:
+    """The replica of a presence.
+
+    `reports`: as in `Member`; `held`: how many adapters its engine holds by its status; None: that does not say.
+    """
     declines = declined_of(presence.declines) if "declines" in presence.model_fields_set else None
-    return Member(replica, presence.labels, presence.capacity, presence.leaving, declines)
+    capacity = capacity_within(presence.capacity, held)
+    return Member(
+        replica, presence.labels, capacity, presence.leaving, declines, reports=reports, by_reports=presence.by_reports
+    )
+
+
+def capacity_within(told: int | None, held: int | None) -> int | None:
+    """The capacity that a presence tells, as far as its engine holds so many; None: nothing says how many.
+
+    `held`: how many that are; None: it is not known.
+    """
+    if held is None:
+        return told
+    if told is None:
+        return held if held < UNKNOWN_CAPACITY else None
+    return min(told, held)
+
+
+def counted(members: Iterable[Member]) -> tuple[Member, ...]:
+    """The replicas that something is placed among: those that report.
+
+    All of them where one that reports is of a release that does not go by this, so that all find the same.
+    """
+    found = tuple(members)
+    reporting = tuple(one for one in found if one.reports)
+    return reporting if all(one.by_reports for one in reporting) else found
 
 
 def declined_of(declines: Mapping[str, ReportedDeclines]) -> dict[str, Declined]:

@@ -14,6 +14,8 @@ MAX_FOUND = 256
 # What is served is told before what is not: names of usual length for a few thousand fit in a status.
 MAX_SERVES = 4096
 MAX_LEAVING = 256
+# Of an engine, as a pool's `max_adapters`.
+MAX_CAPACITY = 1_000_000
 
 
 class ReportedDeclines(Part):
@@ -47,6 +49,7 @@ class Presence(Stored):
     `declines`: adapters that are placed by number and that it refuses for good by limits of its own, by reason.
     `seat`: what one process of a host or pod has, and only the next has too once it is dead; empty: it has none.
     `ephemeral`: its name is not to come back once it is gone; another replica with its labels takes its place.
+    `by_reports`: its sidecar places adapters among those alone that report, see `registry.model.placement`.
     """
 
     pool: str
@@ -54,7 +57,7 @@ class Presence(Stored):
     incarnation: str
     owner: str
     labels: dict[str, str] = {}
-    capacity: Number | None = None
+    capacity: Annotated[int, Field(ge=0, le=MAX_CAPACITY)] | None = None
     started_at: str
     version: str = ""
     leaving: bool = False
@@ -62,6 +65,7 @@ class Presence(Stored):
     declines: DeclinesByReason = {}
     seat: str = ""
     ephemeral: bool = False
+    by_reports: bool = False
 
 
 def presence_of(value: bytes) -> Presence | None:
@@ -88,8 +92,9 @@ class LeftReplica(Stored):
 
 
 class RememberedReplica(Part):
-    """A replica that lived within the last day; `last_seen` (RFC 3339) is when it was found gone; empty: it lives.
+    """A replica that was ready and lived within the last day.
 
+    `last_seen` (RFC 3339) is when it was found gone; empty: it lives.
     `incarnation`: of its process that lived last; empty: not known. `ephemeral`: as its presence says. `joined_at`
     (RFC 3339): when such a one was found first, as long as it has taken nobody's place; empty: it has, or is none.
     """
@@ -102,7 +107,7 @@ class RememberedReplica(Part):
 
 
 class RememberedReplicas(Stored):
-    """The replicas of a pool that lived within the last day, by name. Written by the admin service alone."""
+    """The replicas of a pool that were ready and lived within the last day, by name. The admin service writes it."""
 
     max_bytes = MAX_STATUS_BYTES
     members: dict[str, RememberedReplica] = {}

@@ -25,7 +25,7 @@ from registry.etcd3.ops import Event, KeyValue, Range, SortTarget
 from registry.etcd3.stream import Changed, Listed
 from registry.residency.derive import changed
 from registry.residency.view import PoolView, is_apart, is_held_back, known_to, not_understood, renew_view
-from registry.rollout.pool import PoolSnapshot, PoolValues
+from registry.rollout.pool import PoolSnapshot, PoolValues, alone
 
 # Changes within this time are told together: one change of an adapter is followed by a status of each replica.
 _COALESCE_SECONDS = 0.1
@@ -222,7 +222,8 @@ class PoolFollower:
         """The values after each revision of some events."""
         revisions = sorted({event.mod_revision for event in events})
         first = revisions[-_MOST_STEPS:][:1]
-        at = before
+        # Statuses are not followed step by step: of who stands now they tell whether it reports; who came and went did.
+        at = replace(before, alone=alone(self._values.presences, self._values.statuses))
         by_revision = sorted(events, key=lambda event: event.mod_revision)
         for revision, group in groupby(by_revision, lambda event: max(event.mod_revision, *first)):
             records, others = list[Event](), list[Event]()
@@ -268,7 +269,9 @@ class PoolFollower:
         """The values from a revision up to now; raises as `_happened`."""
         records, events = await self._happened(self._records, revision, self._values.records or {})
         presences, others = await self._happened(self._presences, revision, self._values.presences)
-        begin = replace(self._values, presences=presences, statuses={}, records=records, revision=revision)
+        silent = alone(self._values.presences, self._values.statuses)
+        past = replace(self._values, presences=presences, statuses={}, records=records, revision=revision)
+        begin = replace(past, alone=silent)
         return [begin, *self._steps(begin, [*events, *others])]
 
     async def _happened(

@@ -1,42 +1,29 @@
-"""Replicas that a pool expects: those of the last day, or as many as it says.
+"""Replicas that a pool expects: those that were ready within the last day, or as many as it says. Pure.
 
-An admin service writes ``members/<pool>``, a key of its own, when a replica joins, goes, or was gone for a day: never
-for a heartbeat. Several admin services write the same, each on the condition that nobody else did meanwhile.
+Expected is who was ready once: a presence alone may be anybody's, and one that never came to serve is missed by nobody
+when it goes. That it was ready is remembered by its being remembered (`registry.rollout.members`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-import structlog
-
-from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdError
-from registry.etcd3.informer import SharedInformer, SharedInformerFactory
-from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn, absent, mod_is, prefix_end
-from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError
-from registry.model.keys import Keys, last_part
+from registry.etcd3.ops import KeyValue
+from registry.model.errors import RegistryError
+from registry.model.keys import last_part
 from registry.model.names import matches
 from registry.model.records import PoolLimits, PoolSpec, ReplicaGroup
-from registry.model.status import LeftReplica, Presence, RememberedReplica, RememberedReplicas, presence_of
-from registry.runtime.clock import Deadline, rfc3339
-from registry.store.failures import refusal
+from registry.model.replica_state import ParsedStatus, parse_status, status_of
+from registry.model.status import Presence, RememberedReplica, RememberedReplicas, presence_of
+from registry.runtime.clock import rfc3339
 
 REMEMBERED_FOR = timedelta(days=1)
 # The lease of one that was killed ends so long after another has taken its place, at most.
 REPLACED_WITHIN = timedelta(seconds=60)
 # Of a pool. Those that live come first, then those that were seen last.
 MAX_REMEMBERED = 1000
-# Changes within this time, give or take a half, make one write: a fleet that starts comes replica by replica.
-_PAUSE_SECONDS = 1.0
-# How often it is looked who was gone for a day.
-_LOOK_SECONDS = 300.0
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +87,7 @@ class PoolExpectation:
     Attributes:
         members: value of ``members/<pool>``; None: there is none.
         pool: value of the pool's record; None: there is none.
-        remembered: replicas that lived within the last day.
+        remembered: replicas that were ready and lived within the last day.
         count: how many replicas the pool says that it has; None: it does not say, so those that are remembered.
         groups: how many it says that have which labels; no replica is of two groups.
     """
@@ -151,10 +138,21 @@ def _presence_of(group: ReplicaGroup, live: Mapping[str, Mapping[str, str]]) -> 
     return GroupPresence(group.labels, group.replicas, found)
 
 
-def labels_of(presences: Iterable[KeyValue]) -> dict[str, Mapping[str, str]]:
-    """The labels of those that live, by name; none of one whose presence cannot be read."""
-    found = {last_part(kv.key): presence_of(kv.value) for kv in presences}
+def labels_of(
+    presences: Iterable[KeyValue], statuses: Iterable[KeyValue], remembered: Collection[str]
+) -> dict[str, Mapping[str, str]]:
+    """The labels of those that live, by name; none of one whose presence cannot be read.
+
+    Who lives reports, or was ready once: is `remembered`, so that its status need not be among `statuses`.
+    """
+    said = _by_name(statuses)
+    here = {name: kv for name, kv in _by_name(presences).items() if name in remembered or status_of(kv, said.get(name))}
+    found = {name: presence_of(kv.value) for name, kv in here.items()}
     return {name: one.labels if one is not None else {} for name, one in found.items()}
+
+
+def _by_name(kvs: Iterable[KeyValue]) -> dict[str, KeyValue]:
+    return {last_part(kv.key): kv for kv in kvs}
 
 
 NOTHING_EXPECTED = PoolExpectation()
@@ -167,12 +165,11 @@ def expectation_of(
     if (before.members, before.pool) == (members, pool):
         return before
     limits = _limits(pool)
-    return PoolExpectation(
-        members, pool, _remembered(members).members, limits.expected_replicas, limits.expected_groups
-    )
+    return PoolExpectation(members, pool, remembered(members).members, limits.expected_replicas, limits.expected_groups)
 
 
-def _remembered(kv: KeyValue | None) -> RememberedReplicas:
+def remembered(kv: KeyValue | None) -> RememberedReplicas:
+    """Who is remembered by a value of etcd; nobody if it cannot be read."""
     try:
         return RememberedReplicas.parse(kv.value) if kv is not None else RememberedReplicas()
     except RegistryError:
@@ -187,24 +184,41 @@ def _limits(kv: KeyValue | None) -> PoolLimits:
 
 
 def remember(
-    before: RememberedReplicas, presences: Iterable[KeyValue], left: Mapping[str, str], now: datetime
+    before: RememberedReplicas,
+    presences: Iterable[KeyValue],
+    statuses: Iterable[KeyValue],
+    left: Mapping[str, str],
+    now: datetime,
 ) -> RememberedReplicas:
-    """Who is to be remembered: all that live and do not leave, and who lived within the last day.
+    """Who is to be remembered: all that live, were ready and do not leave, and who lived so within the last day.
 
-    `left`: the incarnations of those whose processes ended in order, by name.
+    Args:
+        before: who was. They were ready, whatever they say now.
+        presences: of the pool.
+        statuses: of it, those at least of whom nobody remembers.
+        left: the incarnations of those whose processes ended in order, by name.
+        now: in UTC.
     """
-    live = {last_part(kv.key): presence_of(kv.value) for kv in presences}
+    present, said = _by_name(presences), _by_name(statuses)
+    live = {name: presence_of(kv.value) for name, kv in present.items()}
+    new = present.keys() - before.members.keys()
+    ready = before.members.keys() | {name for name in new if _is_ready(present[name], said.get(name))}
     gone: dict[str, RememberedReplica] = {}
     for name, one in before.members.items():
         has_left = bool(one.incarnation) and left.get(name) == one.incarnation
         if name not in live and not has_left and (seen := _seen(one, now)) is not None:
             gone[name] = seen
-    staying = {name: one for name, one in sorted(live.items()) if not _leaves(one, left.get(name))}
+    staying = {name: one for name, one in sorted(live.items()) if name in ready and not _leaves(one, left.get(name))}
     here = {name: _living(before.members.get(name), one, now) for name, one in staying.items()}
     _replace_ephemeral(before, here, gone, now)
     latest = sorted(gone, key=lambda name: (gone[name].last_seen, name), reverse=True)
     members = {**here, **{name: gone[name] for name in latest}}
     return _fitting(before, dict(list(members.items())[:MAX_REMEMBERED]))
+
+
+def _is_ready(presence: KeyValue, status: KeyValue | None) -> bool:
+    reading = parse_status(status_of(presence, status))
+    return isinstance(reading, ParsedStatus) and reading.status.ready and not reading.status.stale
 
 
 def _fitting(before: RememberedReplicas, members: dict[str, RememberedReplica]) -> RememberedReplicas:
@@ -274,148 +288,6 @@ def _leaves(presence: Presence | None, left: str | None) -> bool:
     if presence is None:
         return False
     return presence.leaving or presence.incarnation == left or "leaving" not in presence.model_fields_set
-
-
-def _left(kvs: Iterable[KeyValue]) -> dict[str, dict[str, str]]:
-    """By pool and name, the incarnations that ended in order; what cannot be read says nothing."""
-    found: dict[str, dict[str, str]] = {}
-    for kv in kvs:
-        try:
-            incarnation = LeftReplica.parse(kv.value).incarnation
-        except RegistryError:
-            continue
-        found.setdefault(_pool_of(kv.key), {})[last_part(kv.key)] = incarnation
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Informers:
-    presences: SharedInformer
-    pools: SharedInformer
-    members: SharedInformer
-    left: SharedInformer
-
-    @property
-    def is_true(self) -> bool:
-        informers = self.presences, self.pools, self.members, self.left
-        return all(one.is_listed and one.connected for one in informers)
-
-
-class MembersKeeper:
-    """Remembers who lives in each pool. Each admin service has one.
-
-    Args:
-        tell: is called with how many replicas are missing in each pool, whenever that was looked at.
-        wall: the time, in UTC.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        keys: Keys,
-        informers: SharedInformerFactory,
-        tell: Callable[[Mapping[str, int]], None],
-        *,
-        rng: random.Random,
-        wall: Callable[[], datetime],
-    ) -> None:
-        self._client = client
-        self._keys = keys
-        self._informers = informers
-        self._tell = tell
-        self._rng = rng
-        self._wall = wall
-
-    async def run(self) -> None:
-        """Keeps it until it is cancelled."""
-        wake, keys = asyncio.Event(), self._keys
-        prefixes = keys.all_replicas(), keys.pools(), keys.all_members(), keys.all_left()
-        async with AsyncExitStack() as stack:
-            looks = [self._informers.look(prefix, prefix_end(prefix), wake) for prefix in prefixes]
-            informers = _Informers(*[await stack.enter_async_context(look) for look in looks])
-            while True:
-                await self._next(wake)
-                if informers.is_true:
-                    await self._look(informers)
-
-    async def _next(self, wake: asyncio.Event) -> None:
-        try:
-            async with asyncio.timeout(_LOOK_SECONDS):
-                await wake.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(self._rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
-        wake.clear()
-
-    async def _look(self, informers: _Informers) -> None:
-        """Writes what changed, and tells who is missing."""
-        presences: dict[str, list[KeyValue]] = {}
-        for kv in informers.presences.kvs.values():
-            presences.setdefault(_pool_of(kv.key), []).append(kv)
-        members = {last_part(kv.key): kv for kv in informers.members.kvs.values()}
-        left, missing = _left(informers.left.kvs.values()), dict[str, int]()
-        for key, pool_kv in list(informers.pools.kvs.items()):
-            pool, here = last_part(key), presences.get(last_part(key), [])
-            await self._renew(pool, members.pop(pool, None), here, left.get(pool, {}))
-            known = informers.members.kvs.get(self._keys.members(pool))
-            missing[pool] = expectation_of(known, pool_kv).lacking(labels_of(here)).count
-        for pool, kv in members.items():
-            await self._send(
-                pool, Txn((mod_is(kv.key, kv.mod_revision), absent(self._keys.pool(pool))), (Delete(kv.key),))
-            )
-        self._tell(missing)
-
-    async def _renew(self, pool: str, kv: KeyValue | None, presences: list[KeyValue], left: Mapping[str, str]) -> None:
-        before = _remembered(kv)
-        wanted = remember(before, presences, left, self._wall())
-        if wanted.members == before.members:
-            return
-        key = self._keys.members(pool)
-        unchanged = absent(key) if kv is None else mod_is(key, kv.mod_revision)
-        await self._send(pool, Txn((unchanged,), (Put(key, wanted.to_bytes()),)))
-
-    async def _send(self, pool: str, txn: Txn) -> None:
-        """Somebody who was faster wrote the same, or woke this up again."""
-        try:
-            await self._client.txn(txn)
-        except EtcdError as error:
-            _log.warning("members_not_written", pool=pool, error=str(error))
-
-
-def _pool_of(key: bytes) -> str:
-    return last_part(key.rsplit(b"/", 1)[0])
-
-
-async def forget(client: Client, keys: Keys, pool: str, name: str, deadline: Deadline, *, dry_run: bool) -> None:
-    """Expects a replica no more.
-
-    Raises:
-        NotFound: nobody remembers one of that name.
-        FailedPrecondition: it lives.
-        Conflict: somebody else changed who is remembered at the same time.
-        Unavailable: etcd does not answer.
-    """
-    try:
-        alive = await client.range(Range(keys.replica(pool, name), keys_only=True), timeout_seconds=deadline.spend())
-        found = await client.range(Range(keys.members(pool)), timeout_seconds=deadline.spend())
-        if alive.kvs:
-            message = f"replica {name!r} lives; end its sidecar first"
-            raise FailedPrecondition(Reason.REPLICA_LIVES, message, field="name")
-        kv = next(iter(found.kvs), None)
-        before = _remembered(kv)
-        if kv is None or name not in before.members:
-            message = f"nobody expects a replica {name!r} in pool {pool!r}; see loraplane get replicas"
-            raise NotFound(Reason.REPLICA_NOT_FOUND, message, field="name")
-        others = {one: member for one, member in before.members.items() if one != name}
-        wanted = before.model_copy(update={"members": others})
-        if dry_run:
-            return
-        put = Put(kv.key, wanted.to_bytes())
-        result = await client.txn(Txn((mod_is(kv.key, kv.mod_revision),), (put,)), timeout_seconds=deadline.spend())
-    except EtcdError as error:
-        raise refusal(error) from error
-    if not result.succeeded:
-        raise Conflict(Reason.LOST_RACE, "others of the pool came or went at the same time; try again", field="name")
 
 
 def not_alive(one: AbsentReplica, pool: str) -> str:

@@ -24,6 +24,7 @@ from registry.model.placement import (
     Member,
     Selector,
     assign,
+    counted,
     heeded,
     member_of,
     members_digest,
@@ -33,7 +34,7 @@ from registry.model.placement import (
     weights_digest,
 )
 from registry.model.records import AdapterSpec
-from registry.model.replica_state import ParsedStatus, StatusReading, parse_status, status_of
+from registry.model.replica_state import ParsedStatus, StatusReading, held_by_engine, parse_status, status_of
 from registry.model.status import Presence
 from registry.rollout.expected import (
     NOBODY_LACKS,
@@ -143,26 +144,30 @@ class Stranger(Member):
     """
 
 
-def read_presence(kv: KeyValue) -> tuple[Member, str]:
-    """The live replica of a presence, a `Stranger` if that cannot be read; and its engine's address for routers."""
+def read_presence(kv: KeyValue, *, reports: bool = True, held: int | None = None) -> tuple[Member, str]:
+    """The live replica of a presence, a `Stranger` if that cannot be read; and its engine's address for routers.
+
+    `reports` and `held` as in `registry.model.placement.member_of`.
+    """
     replica = last_part(kv.key)
     try:
         presence = Presence.parse(kv.value)
     except RegistryError:
-        return Stranger(replica, {}), ""
-    return member_of(replica, presence), presence.engine_url
+        return Stranger(replica, {}, reports=reports), ""
+    return member_of(replica, presence, reports=reports, held=held), presence.engine_url
 
 
 def without_strangers(members: Iterable[Member]) -> tuple[Member, ...]:
     """The replicas among which sidecars place adapters, as these find them."""
-    return heeded(one for one in members if not isinstance(one, Stranger))
+    return heeded(counted(one for one in members if not isinstance(one, Stranger)))
 
 
 @dataclass(frozen=True, slots=True)
 class LiveReplica:
     """A live replica: its presence and the status that counts in etcd, and what they were read as.
 
-    `engine_url`: its engine's address for routers, as its presence says it; empty: it does not.
+    `engine_url`: its engine's address for routers, as its presence says it; empty: it does not. `newest`: the status
+    that stands, which may speak of records that are not known yet: then `status` is the one before.
     """
 
     presence: KeyValue
@@ -170,6 +175,7 @@ class LiveReplica:
     status: KeyValue | None
     reading: StatusReading
     engine_url: str = ""
+    newest: KeyValue | None = None
 
     @property
     def router_url(self) -> str:
@@ -190,6 +196,8 @@ class PoolValues:
         holds_back: a status that speaks of later records waits until these are known; the one before it counts.
         spec: the pool's own record; None: there is none, or it does not matter.
         members: value of ``members/<pool>``: who is remembered of the pool; None: nobody.
+        alone: of values of the past, of which statuses are not known, the presences that nothing was reported beside,
+            by key and lease: all others are taken to have reported. None: the statuses tell.
     """
 
     presences: Values
@@ -200,6 +208,14 @@ class PoolValues:
     holds_back: bool = False
     spec: KeyValue | None = None
     members: KeyValue | None = None
+    alone: frozenset[tuple[bytes, int]] | None = None
+
+
+def alone(presences: Values, statuses: Values) -> frozenset[tuple[bytes, int]]:
+    """The presences that nothing is reported beside, by key and lease."""
+    said = {last_part(kv.key): kv for kv in statuses.values()}
+    silent = (kv for kv in presences.values() if status_of(kv, said.get(last_part(kv.key))) is None)
+    return frozenset((kv.key, kv.lease) for kv in silent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +228,7 @@ class PoolSnapshot:
         draining: those that leave, by name, sorted.
         revision: up to which the adapters are known; 0: they were not looked at.
         rooms: the room that adapters take on all replicas, recently and, last, now.
-        known: recent sets of live replicas, without strangers, by their digest, the present one last.
+        known: recent sets of live replicas that adapters are placed among, by their digest, the present one last.
         assignments: which replicas serve what is not everywhere; handed on from snapshot to snapshot.
         taken: the selector of each adapter that takes room on all replicas that match, by etcd's key.
         expected: the replicas that it is to have.
@@ -246,7 +262,8 @@ def renew(snapshot: PoolSnapshot, values: PoolValues) -> PoolSnapshot:
     draining = _kept(snapshot.draining, {name: one for name, one in live.items() if one.member.leaving})
     known = snapshot.known if replicas is snapshot.replicas else _known(snapshot.known, replicas)
     expected = expectation_of(values.members, values.spec, snapshot.expected)
-    lacking = expected.lacking({name: one.member.labels for name, one in live.items()})
+    there = (one.member for name, one in live.items() if one.member.reports or name in expected.remembered)
+    lacking = expected.lacking({one.replica: one.labels for one in there})
     snapshot = replace(snapshot, replicas=replicas, draining=draining, known=known, expected=expected, lacking=lacking)
     return snapshot if values.records is None else _with_room(snapshot, values.records, values)
 
@@ -270,14 +287,17 @@ def _replica(
     before: LiveReplica | None, presence: KeyValue, status: KeyValue | None, values: PoolValues
 ) -> LiveReplica:
     last_status, last_reading = (before.status, before.reading) if before is not None else (None, None)
-    reading = last_reading if status == last_status else parse_status(status)
+    newest, reading = status, last_reading if status == last_status else parse_status(status)
+    held = held_by_engine(reading)
+    reports = newest is not None if values.alone is None else (presence.key, presence.lease) not in values.alone
     if values.holds_back and _is_ahead(reading, values.revision):
         is_its_own = status_of(presence, last_status) is not None
         status, reading = (last_status, last_reading) if is_its_own else (None, None)
-    if before is not None and (before.presence, before.status) == (presence, status):
+    known = (before.presence, before.status, before.newest, before.member.reports) if before is not None else ()
+    if before is not None and known == (presence, status, newest, reports):
         return before
-    member, engine_url = read_presence(presence)
-    return LiveReplica(presence, member, status, reading, engine_url)
+    member, engine_url = read_presence(presence, reports=reports, held=held)
+    return LiveReplica(presence, member, status, reading, engine_url, newest)
 
 
 def _is_ahead(reading: StatusReading, revision: int) -> bool:

@@ -70,11 +70,12 @@ class ReplicaValues:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedValues:
-    """Who is remembered of a pool, its record, and the presences of the replicas that live."""
+    """Who is remembered of a pool, its record, and the presences in it; of the statuses the keys alone."""
 
     members: KeyValue | None
     pool: KeyValue | None
-    live: list[KeyValue]
+    presences: list[KeyValue]
+    statuses: list[KeyValue]
 
 
 class Reader:
@@ -241,11 +242,12 @@ class Reader:
 
     async def expected(self, pool: str, revision: int, deadline: Deadline) -> ExpectedValues:
         """What is expected of a pool, and who lives, at a revision."""
-        prefix = self._keys.replicas(pool)
         members = await self._range(Range(self._keys.members(pool), revision=revision), deadline)
         record = await self._range(Range(self._keys.pool(pool), revision=revision), deadline)
-        live = [kv async for kv in self._everything(prefix, revision, deadline)]
-        return ExpectedValues(next(iter(members.kvs), None), next(iter(record.kvs), None), live)
+        presences = [kv async for kv in self._everything(self._keys.replicas(pool), revision, deadline)]
+        told = self._everything(self._keys.statuses(pool), revision, deadline, keys_only=True)
+        statuses = [kv async for kv in told]
+        return ExpectedValues(next(iter(members.kvs), None), next(iter(record.kvs), None), presences, statuses)
 
     async def replicas_without_pool(self, revision: int, deadline: Deadline) -> dict[str, list[str]]:
         """The names of live replicas by their pool, of pools that do not exist."""

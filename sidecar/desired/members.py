@@ -1,5 +1,10 @@
 """Live replicas of the pool, followed while some adapter's place depends on them.
 
+Presences are watched. Whether a status stands under the lease of one, and how much that says that its engine holds, is
+read once for each lease and each capacity: statuses change all the time, and nobody could follow those of all others. A
+sidecar writes its presence and its first status at once, so what is read when a presence comes is there. Until it was
+read, a replica counts as it did before.
+
 Whoever lost its own lease has lost the way to etcd, and so may all others have: that their presences are gone then says
 nothing of them. So a replica believes in nobody's absence before its own presence has stood for a while. And while it
 is in doubt whether a store may be followed at all (guarantee R15), nothing that it says of replicas is believed.
@@ -10,16 +15,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
 from registry.etcd3.client import Client
-from registry.etcd3.ops import KeyValue, prefix_end
+from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import KeyValue, Range, prefix_end
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys, last_part
-from registry.model.placement import Member, member_of
+from registry.model.placement import Member, counted, member_of
+from registry.model.replica_state import held_by_engine, parse_status, status_of
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
 from sidecar.desired.journal import Journal
@@ -27,8 +34,88 @@ from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.placement import Members
 from sidecar.desired.snapshot import MembersChanged
 
+_log = structlog.get_logger()
 # After a lost lease a presence is there again within 2 s, as a rule.
 BELIEVE_SECONDS = 3.0
+# Between two looks at who does not report, or could not be read; the first grows to the second while nothing is news.
+ASK_SECONDS, ASK_SELDOM_SECONDS = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was read of a presence with this lease and capacity; `held` as in `registry.model.placement.member_of`."""
+
+    lease: int
+    capacity: int | None
+    reports: bool
+    held: int | None
+
+
+class Attendance:
+    """Presences as they stand in etcd, each with what was read of its status.
+
+    Attributes:
+        members: by name, as they were last proven. One that is not proven as it stands now is as it was before.
+    """
+
+    def __init__(self) -> None:
+        self._present: dict[str, tuple[KeyValue, Presence]] = {}
+        self._proofs: dict[str, Proof] = {}
+        self.members: dict[str, Member] = {}
+
+    def call(self, presences: Iterable[KeyValue]) -> None:
+        """Takes in all presences that there are."""
+        here = {last_part(kv.key): kv for kv in presences}
+        for name in {*self._present, *here}:
+            self.note(name, here.get(name))
+
+    def note(self, name: str, kv: KeyValue | None) -> None:
+        """Takes in a presence; None: it is gone. Of one that cannot be read nobody can tell what it is."""
+        presence = None if kv is None else _presence(kv)
+        proof = self._proofs.get(name)
+        if proof is not None and (presence is None or not proof.reports):
+            del self._proofs[name]
+        if kv is None or presence is None:
+            self._present.pop(name, None)
+            self.members.pop(name, None)
+            return
+        self._present[name] = kv, presence
+        self._take(name)
+
+    def presence(self, name: str) -> KeyValue | None:
+        """The presence as it was noted."""
+        found = self._present.get(name)
+        return found[0] if found else None
+
+    def prove(self, name: str, kv: KeyValue | None, status: KeyValue | None) -> None:
+        """Takes in a presence and a status as they were read; None: there was none."""
+        presence = None if kv is None else _presence(kv)
+        if kv is None or presence is None:
+            return
+        reading = parse_status(status_of(kv, status))
+        self._proofs[name] = Proof(kv.lease, presence.capacity, reading is not None, held_by_engine(reading))
+        if name in self._present:
+            self._take(name)
+
+    @property
+    def unproven(self) -> list[str]:
+        """Those of whom nothing was read as they stand now."""
+        return [name for name in self._present if self._proof(name) is None]
+
+    @property
+    def silent(self) -> list[str]:
+        """Those who do not report."""
+        return [name for name in self._present if (proof := self._proof(name)) is not None and not proof.reports]
+
+    def _proof(self, name: str) -> Proof | None:
+        (kv, presence), proof = self._present[name], self._proofs.get(name)
+        is_of_it = proof is not None and (proof.lease, proof.capacity) == (kv.lease, presence.capacity)
+        return proof if is_of_it else None
+
+    def _take(self, name: str) -> None:
+        proof, (_, presence) = self._proof(name), self._present[name]
+        if proof is not None:
+            self.members[name] = member_of(name, presence, reports=proof.reports, held=proof.held)
 
 
 class Membership:
@@ -74,13 +161,10 @@ class Membership:
             self._settle({**self.members, **self._listed})
 
     def _settle(self, members: Mapping[str, Member]) -> None:
-        """Who leaves is left out, also this replica itself: of that its presence is proof enough."""
-        staying = {name: one for name, one in members.items() if not one.leaving}
+        """Who leaves is left out, also this replica itself: of that its presence is proof enough; and who is silent."""
+        staying = {one.replica: one for one in counted(one for one in members.values() if not one.leaving)}
         if staying != self.members:
             self.members = staying
-
-
-_log = structlog.get_logger()
 
 
 class MembersWatcher:
@@ -90,13 +174,15 @@ class MembersWatcher:
         self, client: Client, keys: Keys, pool: str, replica: str, mailbox: Mailbox, journal: Journal, clock: Clock
     ) -> None:
         self._client = client
-        self._prefix = keys.replicas(pool)
+        self._keys = keys
+        self._pool = pool
         self._replica = replica
         self._mailbox = mailbox
         self._journal = journal
         self._clock = clock
         self._roll = Membership(replica)
-        self._listed: dict[str, Member] = {}
+        self._attendance = Attendance()
+        self._heard = asyncio.Event()
         self._kept: Members = {}
         self._is_wanted = False
         self._news = asyncio.Event()
@@ -143,13 +229,16 @@ class MembersWatcher:
 
     async def _follow_while_wanted(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._attendance = Attendance()
             following = tasks.create_task(self._follow(), name="members")
+            calling = tasks.create_task(self._call(), name="roll call")
             while self._is_wanted:
                 await self._until(self._roll.due)
                 self._news.clear()
                 self._roll.look(self._clock.monotonic(), is_doubtful=self._is_doubtful)
                 self._take()
             following.cancel()
+            calling.cancel()
         self._roll = Membership(self._replica)
         self._put_in_force(None)
 
@@ -162,29 +251,62 @@ class MembersWatcher:
             return
 
     async def _follow(self) -> None:
-        reflector = Reflector(self._client, self._prefix, prefix_end(self._prefix), resume=None, rng=self._clock.rng)
+        prefix = self._keys.replicas(self._pool)
+        reflector = Reflector(self._client, prefix, prefix_end(prefix), resume=None, rng=self._clock.rng)
         async with aclosing(reflector.stream()) as reflections:
             async for reflection in reflections:
                 match reflection:
                     case Listed(kvs=kvs):
-                        self._listed = _named(member for kv in kvs if (member := _member(kv)) is not None)
+                        self._attendance.call(kvs)
                     case Changed(events=events):
                         for event in events:
-                            self._note(last_part(event.key), event.kv)
+                            self._attendance.note(last_part(event.key), event.kv)
                     case Disconnected(message):
                         _log.warning("members_not_followed", error=message)
                         continue
                     case Progressed() | Connected():
                         continue
-                self._roll.call(dict(self._listed), self._clock.monotonic(), is_doubtful=self._is_doubtful)
+                self._heard.set()
+
+    async def _call(self) -> None:
+        """Calls the roll whenever somebody comes, goes or changes, once it is known who of the first list reports."""
+        attendance, pause_seconds, is_begun = self._attendance, ASK_SECONDS, False
+        while True:
+            is_news = await self._hear(pause_seconds if attendance.unproven or attendance.silent else None)
+            self._heard.clear()
+            try:
+                for name in attendance.unproven + attendance.silent:
+                    await self._ask(name)
+                is_begun = True
+            except EtcdError as error:
+                _log.warning("members_not_followed", error=str(error))
+            is_open = is_news or bool(attendance.unproven)
+            pause_seconds = ASK_SECONDS if is_open else min(2 * pause_seconds, ASK_SELDOM_SECONDS)
+            if is_begun:
+                self._roll.call(dict(attendance.members), self._clock.monotonic(), is_doubtful=self._is_doubtful)
                 self._news.set()
 
-    def _note(self, replica: str, kv: KeyValue | None) -> None:
-        member = None if kv is None else _member(kv)
-        if member is None:
-            self._listed.pop(replica, None)
-        else:
-            self._listed[replica] = member
+    async def _hear(self, seconds: float | None) -> bool:
+        """True at news of presences, False after so long without any."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._heard.wait()
+        except TimeoutError:
+            return False
+
+    async def _ask(self, name: str) -> None:
+        """Reads whether a replica reports. Raises EtcdError.
+
+        The status first: if it is not under the lease that was noted, there may be a newer presence.
+        """
+        status, presence = await self._read(self._keys.status(self._pool, name)), self._attendance.presence(name)
+        if status_of(presence, status) is None:
+            presence = await self._read(self._keys.replica(self._pool, name))
+        self._attendance.prove(name, presence, status)
+
+    async def _read(self, key: bytes) -> KeyValue | None:
+        # Not by a transaction, which a full etcd refuses.
+        return next(iter((await self._client.range(Range(key))).kvs), None)
 
     def _take(self) -> None:
         """Takes over what the roll says, on disk before anybody acts upon it."""
@@ -205,11 +327,10 @@ def _named(members: Iterable[Member]) -> dict[str, Member]:
     return {one.replica: one for one in members}
 
 
-def _member(kv: KeyValue) -> Member | None:
-    """A replica by its presence; None: nobody can tell what it is."""
+def _presence(kv: KeyValue) -> Presence | None:
+    """A presence; None: nobody can tell what it is."""
     try:
-        presence = Presence.parse(kv.value)
+        return Presence.parse(kv.value)
     except RegistryError as error:
         _log.warning("presence_refused", replica=last_part(kv.key), reason=error.reason, error=error.message)
         return None
-    return member_of(last_part(kv.key), presence)

@@ -92,15 +92,16 @@ class HandoffWatch:
         labels = await self._reader.labels() if any(one.owners is None for one in asked) else {}
         owners = {one: one.owners if one.owners is not None else _fitting(one, labels) for one in asked}
         statuses = await self._reader.statuses({owner for many in owners.values() for owner in many})
+        owners |= {one: _reporting(owners[one], statuses) for one in asked if one.owners is None}
         # After the statuses, so that a record which stands now stood when they were written.
         revisions = await self._revisions(sorted({one.key for one in asked}))
         return {one: evaluate_handoff(one, owners[one], statuses, revisions.get(one.key, 0)) for one in asked}
 
     async def others(self) -> list[OtherReplica]:
-        """The live replicas that do not leave, each with whether it is ready. Raises EtcdError."""
+        """The live replicas that report and do not leave, each with whether it is ready. Raises EtcdError."""
         labels = await self._reader.labels()
         statuses = await self._reader.statuses(labels)
-        return [OtherReplica(of, _is_ready(statuses[replica])) for replica, of in labels.items()]
+        return [OtherReplica(labels[one], _is_ready(statuses[one])) for one in _reporting(labels, statuses)]
 
     async def _revisions(self, keys: list[str]) -> dict[str, int]:
         """Name key to the revision of the record that stands under it."""
@@ -117,6 +118,11 @@ class HandoffWatch:
 
 def _is_ready(reading: StatusReading) -> bool:
     return isinstance(reading, ParsedStatus) and reading.status.ready and not reading.status.stale
+
+
+def _reporting(replicas: Iterable[str], statuses: Mapping[str, StatusReading]) -> tuple[str, ...]:
+    """Those that are no presences alone, which nobody could wait for."""
+    return tuple(one for one in replicas if statuses[one] is not None)
 
 
 def _fitting(leaving: Handoff, labels: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Writes presence and status under the replica's lease.
 
-Writes are coalesced, and happen only while the replica id is ours.
+Writes are coalesced, and happen only while the replica id is ours. Presence is never written without a status, nor with
+more capacity than that says that the engine holds: nobody places anything on a replica by its presence alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,15 @@ from registry.etcd3.ops import (
 )
 from registry.etcd3.session import hold_lease
 from registry.model.keys import Keys
-from registry.model.status import LeftReplica, Presence, ReplicaStatus, ReportedDeclines, presence_of
+from registry.model.placement import capacity_within
+from registry.model.status import (
+    MAX_CAPACITY,
+    LeftReplica,
+    Presence,
+    ReplicaStatus,
+    ReportedDeclines,
+    presence_of,
+)
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.failpoints import Point, hit
 from sidecar.ownership import ReplicaTaken
@@ -42,9 +51,9 @@ _log = structlog.get_logger()
 LEASE_TTL_SECONDS = 10
 # Changes within this time make one write, which usually says what came of a change and not only that it came.
 COALESCE_SECONDS = 0.15
-# How often it is looked whether presence still stands under our lease: without it no status of ours counts. And whether
-# the status is still what would be said now: a status stands for as long as its lease, so what makes it old, as rounds
-# that do not end any more, has to be written though nobody offers it.
+# How often it is looked whether presence and status still stand under our lease: neither counts without the other. And
+# whether the status is still what would be said now: a status stands for as long as its lease, so what makes it old, as
+# rounds that do not end any more, has to be written though nobody offers it.
 LOOK_SECONDS = 5.0
 # Of what was settled before only the tries move on: that is told so late.
 TRIES_SECONDS = 300.0
@@ -81,7 +90,6 @@ class StatusWriter:
         self._on_change = on_change
         self._written: Presence | None = None
         self._newest: Callable[[], ReplicaStatus] | None = None
-        self._first: ReplicaStatus | None = None
         self._news = asyncio.Event()
         self._losses = 0
         self._known_at, self._end = math.inf, ""
@@ -97,6 +105,7 @@ class StatusWriter:
     def hold(self, capacity: int | None) -> None:
         """Says how many adapters the engine can hold; None: nothing says how many."""
         self._has_looked = True
+        capacity = None if capacity is None else min(capacity, MAX_CAPACITY)
         if capacity != self._presence.capacity:
             self._presence = self._presence.model_copy(update={"capacity": capacity})
             self._news.set()
@@ -154,40 +163,42 @@ class StatusWriter:
         while True:
             self._written, self._under = None, 0
             try:
-                if await self._claim(lease):
+                first = await self._claim(lease)
+                if first is not None:
                     self._written, self._under = self._claimed, lease
                     hit(Point.PRESENCE_WRITTEN)
-                    if self._first is not None:
-                        self._note_written(self._first, self._stands_at)
-                    await self._write_statuses(lease)
+                    self._note_written(first, self._stands_at)
+                    await self._write_statuses(first, lease)
             except LeaseExpired:
                 raise  # the session gets a new lease, and everything is written again
             except EtcdError as error:
                 _log.warning("status_not_written", error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _claim(self, lease: int) -> bool:
-        """Writes presence under our lease unless a living twin has the id, and with it what is known by then."""
+    async def _claim(self, lease: int) -> ReplicaStatus | None:
+        """Writes presence under our lease unless a living twin has the id, and with it the status that is returned."""
         read, until = Range(self._presence_key), asyncio.get_running_loop().time() + TAKE_OVER_SECONDS
-        result = await self._client.txn(Txn((absent(self._presence_key),), self._puts(lease), (read,)))
+        first, puts = await self._puts(lease)
+        result = await self._client.txn(Txn((absent(self._presence_key),), puts, (read,)))
         created = result.revision
         while not result.succeeded:
             holder = _only(result)
             if holder is None:
-                return False
+                return None
             before = presence_of(holder.value)  # None: no sidecar of any release stands behind it
             if before is not None and not (self._is_no_claim(holder) or self._is_ours(before)):
                 self._lose(before, holder.lease)
-                return False
+                return None
             self._take_after(before, holder)
             self._under = holder.lease
             await self._look_first(before, until)
             created = holder.create_revision
             unchanged = mod_is(self._presence_key, holder.mod_revision)
-            result = await self._client.txn(Txn((unchanged,), self._puts(lease), (read,)))
+            first, puts = await self._puts(lease)
+            result = await self._client.txn(Txn((unchanged,), puts, (read,)))
         self._created, self._stands_at = created, result.revision
         self._refuse("")
-        return True
+        return first
 
     def _is_no_claim(self, holder: KeyValue) -> bool:
         """True if no second process has the id by this, whoever wrote it: we keep the id.
@@ -221,15 +232,25 @@ class StatusWriter:
     def _knows_what_is_served(self) -> bool:
         return self._newest is not None and tells_what_is_served(self._newest())
 
-    def _puts(self, lease: int) -> tuple[Put, ...]:
-        """Presence, and the newest status if there is one: no reader finds the one without the other."""
-        self._claimed = self._presence
-        put = Put(self._presence_key, self._claimed.to_bytes(), lease)
-        if self._newest is None:
-            return (put,)
+    async def _puts(self, lease: int) -> tuple[ReplicaStatus, tuple[Put, ...]]:
+        """The newest status, and the writes of it and of presence: no reader finds the one without the other."""
         self._news.clear()
-        self._first = self._newest()
-        return put, Put(self._status_key, self._first.to_bytes(), lease)
+        status = await self._say()
+        self._claimed = self._beside(status)
+        presence = Put(self._presence_key, self._claimed.to_bytes(), lease)
+        return status, (presence, Put(self._status_key, status.to_bytes(), lease))
+
+    async def _say(self) -> ReplicaStatus:
+        """The newest status, as soon as there is one."""
+        while (newest := self._newest) is None:
+            self._news.clear()
+            await self._news.wait()
+        return newest()
+
+    def _beside(self, status: ReplicaStatus) -> Presence:
+        """Presence as it may stand beside a status: who reads both finds the capacity that it tells."""
+        capacity = capacity_within(self._presence.capacity, status.engine.limits.max_cpu_loras)
+        return self._presence.model_copy(update={"capacity": capacity, "by_reports": True})
 
     def _take_after(self, before: Presence | None, holder: KeyValue) -> None:
         """Until the engine was looked at, it can hold what it could before: others share adapters out by that."""
@@ -267,13 +288,12 @@ class StatusWriter:
             self.refusal = refusal
             self._on_change()
 
-    async def _write_statuses(self, lease: int) -> None:
+    async def _write_statuses(self, written: ReplicaStatus, lease: int) -> None:
         """Writes each new status until the id is lost; the lease in the compare makes a late write harmless."""
-        written = self._first
         while (status := await self._next(written, lease)) is not None:
-            written, presence = status, self._presence
+            written, presence = status, self._beside(status)
             puts = [Put(self._status_key, written.to_bytes(), lease)]
-            if presence is not self._claimed:
+            if presence != self._claimed:
                 puts.append(Put(self._presence_key, presence.to_bytes(), lease))
             result = await self._client.txn(Txn((self._held_by(lease), self._as_written()), tuple(puts)))
             if not result.succeeded:
@@ -287,10 +307,8 @@ class StatusWriter:
         _log.info("status_written", revision=revision, updated_at=status.updated_at)
         hit(Point.STATUS_WRITTEN)
 
-    async def _next(self, written: ReplicaStatus | None, lease: int) -> ReplicaStatus | None:
-        """The newest status once it says something new; None: the id is not ours."""
-        if written is None:
-            return await self._news_since(None, math.inf)
+    async def _next(self, written: ReplicaStatus, lease: int) -> ReplicaStatus | None:
+        """The newest status once it says something new; None: the id is not ours, or what we wrote is gone."""
         tries_at = asyncio.get_running_loop().time() + TRIES_SECONDS
         while True:
             try:
@@ -309,26 +327,21 @@ class StatusWriter:
         return mod_is(self._presence_key, self._stands_at)
 
     async def _is_held(self, lease: int) -> bool:
-        """True while presence stands under our lease as we wrote it."""
-        found = (await self._client.range(Range(self._presence_key, keys_only=True))).kvs
-        return bool(found) and (found[0].lease, found[0].mod_revision) == (lease, self._stands_at)
+        """True while presence stands under our lease as we wrote it, and a status beside it."""
+        presence, status = [
+            (await self._client.range(Range(key, keys_only=True))).kvs for key in (self._presence_key, self._status_key)
+        ]
+        stands = [(kv.lease, kv.mod_revision) for kv in presence] == [(lease, self._stands_at)]
+        return stands and [kv.lease for kv in status] == [lease]
 
-    async def _news_since(self, written: ReplicaStatus | None, tries_at: float) -> ReplicaStatus:
+    async def _news_since(self, written: ReplicaStatus, tries_at: float) -> ReplicaStatus:
         while True:
-            if written is not None or self._newest is None:
-                await self._news.wait()
-                await asyncio.sleep(COALESCE_SECONDS)
+            await self._news.wait()
+            await asyncio.sleep(COALESCE_SECONDS)
             self._news.clear()
-            if self._newest is None:
-                continue
-            status, is_late = self._newest(), asyncio.get_running_loop().time() >= tries_at
-            if self._is_presence_old or written is None or not says_the_same(status, written, with_tries=is_late):
+            status, is_late = await self._say(), asyncio.get_running_loop().time() >= tries_at
+            if self._beside(status) != self._claimed or not says_the_same(status, written, with_tries=is_late):
                 return status
-
-    @property
-    def _is_presence_old(self) -> bool:
-        """True if presence no longer says how many adapters the engine can hold, or whether the replica drains."""
-        return self._presence is not self._claimed
 
 
 # An engine that is restarted has loaded its model by then, unless that is large.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from registry.etcd3.ops import Event
 from registry.model.keys import Keys
 from registry.model.names import PROOF_PREFIX, name_key
-from registry.model.status import Presence, ReplicaStatus
+from registry.model.status import ReplicaStatus, presence_of
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.transport import PostRequest
 from sidecar.plan.types import Plan, RoundReport
@@ -98,8 +98,9 @@ class Checks:
         former = self._presence.pop(key, "")
         if former:
             self.owned[former] = _now()
-        if event.kv is not None:
-            self._presence[key] = Presence.parse(event.kv.value).owner.removeprefix("host of ")
+        presence = None if event.kv is None else presence_of(event.kv.value)
+        if presence is not None:
+            self._presence[key] = presence.owner.removeprefix("host of ")
             self.owned[self._presence[key]] = float("inf")
 
     def on_lost_disk(self, replica: str, revision: int) -> None:

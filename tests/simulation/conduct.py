@@ -131,8 +131,11 @@ class Conduct:
     def _members(self) -> Iterator[Member]:
         for key, kv in self._store.kvs.items():
             if key.startswith(self._replicas):
-                presence = json.loads(kv.value)
-                if presence["leaving"]:
+                presence, status = (
+                    json.loads(kv.value),
+                    self._store.kvs.get(self._keys.status(self._pool, last_part(key))),
+                )
+                if presence["leaving"] or status is None or status.lease != kv.lease:
                     continue
                 yield Member(last_part(key), presence.get("labels") or {}, presence.get("capacity"))
 

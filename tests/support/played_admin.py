@@ -24,7 +24,7 @@ from registry.admin.rpc.service import DESCRIPTOR, SERVICE, make_handlers
 from registry.admin.rpc.streams import Residency, Streams
 from registry.etcd3.informer import SharedInformerFactory
 from registry.residency.hub import ResidencyHub
-from registry.rollout.expected import forget
+from registry.rollout.members import forget
 from registry.rollout.watching import AdapterStreams
 from registry.store.reader import Reader
 from registry.store.writer import WriteGate, Writer

@@ -124,7 +124,9 @@ class Reads:
         )
         if page.token is None:
             said = await self._reader.expected(request.pool, page.revision, call.deadline)
-            reply.MergeFrom(encode.lacking(expectation_of(said.members, said.pool).lacking(labels_of(said.live))))
+            expected = expectation_of(said.members, said.pool)
+            live = labels_of(said.presences, said.statuses, expected.remembered.keys())
+            reply.MergeFrom(encode.lacking(expected.lacking(live)))
         return reply
 
 

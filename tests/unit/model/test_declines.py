@@ -60,11 +60,11 @@ def test_what_is_declined_counts_once_all_replicas_are_of_releases_that_know_of_
 
 def test_a_presence_tells_it_by_reason():
     said = Presence(pool="p", replica="r", incarnation="i", owner="o", started_at="t")
-    assert member_of("r", said).declines is None, "of an earlier release"
-    assert member_of("r", Presence.parse(said.to_bytes())).declines == {}
+    assert member_of("r", said, reports=True, held=None).declines is None, "of an earlier release"
+    assert member_of("r", Presence.parse(said.to_bytes()), reports=True, held=None).declines == {}
     told = said.model_copy(update={"declines": {"rank_too_high": ReportedDeclines(by="16", adapters=["1"])}})
     assert (
-        member_of("r", Presence.parse(told.to_bytes()))
+        member_of("r", Presence.parse(told.to_bytes()), reports=True, held=None)
         == declining(Member("r", {}), "1")
         == Member("r", {}, declines={"rank_too_high": Declined("16", frozenset({"1"}))})
     )

@@ -183,6 +183,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "declines": {},
         "seat": "",
         "ephemeral": False,
+        "by_reports": False,
     },
     "status": {
         "schema": 1,

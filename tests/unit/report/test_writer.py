@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from registry.etcd3.errors import EtcdUnavailable, LeaseExpired
 from registry.etcd3.ops import Delete, Put, Range, RangeResult, Txn, TxnResult
-from registry.model.status import Failed, LeftReplica, Presence, ReplicaStatus
+from registry.model.status import MAX_CAPACITY, Failed, LeftReplica, Presence, ReplicaStatus, ReportedLimits
 from registry.runtime.clock import Clock
 from sidecar.ownership import ReplicaTaken
 from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
@@ -90,8 +90,11 @@ def presence_of(host: str) -> Presence:
 ARGUMENTS: Any = (Clock(random.Random(0)), lambda: None)
 
 
-def writer(client: Client, host: str) -> StatusWriter:
-    return StatusWriter(client, KEYS, presence_of(host), Clock(random.Random(0)), lambda: None)  # type: ignore[arg-type]
+def writer(client: Client, host: str, **fields: str) -> StatusWriter:
+    """One that has something to say, as every sidecar has from its start."""
+    made = StatusWriter(client, KEYS, presence_of(host).model_copy(update=fields), *ARGUMENTS)  # type: ignore[arg-type]
+    made.offer(status)
+    return made
 
 
 def presence(client: Client) -> Presence:
@@ -298,14 +301,14 @@ def test_what_comes_at_once_is_one_write_and_what_stays_so_is_none():
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.7)
             written = client.store.kvs[STATUS]
-            assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 1)
+            assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 2)
             await asyncio.sleep(10.0)
             one.offer(lambda: status(20))
             await asyncio.sleep(600.0)
-            assert client.store.kvs[STATUS].version == 1, "it says the same"
+            assert client.store.kvs[STATUS].version == 2, "it says the same"
             one.offer(lambda: status(21))
             await asyncio.sleep(0.7)
-            assert client.store.kvs[STATUS].version == 2
+            assert client.store.kvs[STATUS].version == 3
 
     play(body)
 
@@ -378,7 +381,7 @@ def test_a_presence_that_nobody_can_read_is_nobodys():
 
 
 def test_who_lost_the_replica_id_takes_it_once_the_other_has_gone():
-    """R10: there need not be a status yet."""
+    """R10 one-owner: it is alive then."""
 
     async def body() -> None:
         client = Client()
@@ -395,7 +398,7 @@ def test_who_lost_the_replica_id_takes_it_once_the_other_has_gone():
 
 
 def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
-    """R10: of a process before us, whose lease ended just then; there need not be a status yet."""
+    """R10: of a process before us, whose lease ended just then."""
 
     async def body() -> None:
         client = Client()
@@ -412,11 +415,8 @@ def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
 async def test_who_has_the_seat_of_the_one_before_needs_not_wait_for_its_lease(theirs, ours, taken):
     """R10, R13: it came back without its store, and the kernel says that the other is dead; else it may live."""
     client = Client()
-    await claims(
-        client, StatusWriter(client, KEYS, presence_of("a").model_copy(update={"seat": theirs}), *ARGUMENTS), 1
-    )
-    one = StatusWriter(client, KEYS, presence_of("b").model_copy(update={"seat": ours}), *ARGUMENTS)
-    one.offer(status)
+    await claims(client, writer(client, "a", seat=theirs), 1)
+    one = writer(client, "b", seat=ours)
     await claims(client, one, 2)
     assert (holder(client), one.refusal == "") == (("b", True) if taken else ("a", False))
 
@@ -538,19 +538,52 @@ async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
     assert (told.pool, told.replica, told.incarnation) == (POOL, "r", "a")
 
 
-def test_room_that_is_known_before_there_is_a_status_harms_nothing():
-    """R3: nor is it forgotten."""
+def test_presence_is_never_written_without_a_status_and_says_no_more_than_that():
+    """R9 status-truth, R24: nobody places anything by a presence alone; and who reads both finds one capacity."""
 
     async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
+        client, written = Client(), list[tuple[Presence, bool]]()
+
+        def note(txn: Txn) -> bool:
+            values = {op.key: op.value for op in txn.success if isinstance(op, Put)}
+            if PRESENCE in values:
+                written.append((Presence.parse(values[PRESENCE]), STATUS in values))
+            return False
+
+        client.after = note
+        one = StatusWriter(client, KEYS, presence_of("a"), *ARGUMENTS)  # type: ignore[arg-type]
         async with publishing(one, 1):
             await asyncio.sleep(1.0)
             one.hold(5)
             await asyncio.sleep(1.0)
+            assert written == []
             one.offer(status)
             await asyncio.sleep(1.0)
-            assert (presence(client).capacity, STATUS in client.store.kvs) == (5, True)
+            one.hold(5_000_000)
+            await asyncio.sleep(1.0)
+            small = status().engine.model_copy(update={"limits": ReportedLimits(max_cpu_loras=3)})
+            one.offer(lambda: status().model_copy(update={"engine": small}))
+            await asyncio.sleep(1.0)
+        assert [(one.capacity, one.by_reports, both) for one, both in written] == [
+            (5, True, True),
+            (MAX_CAPACITY, True, True),
+            (3, True, True),
+        ]
+
+    play(body)
+
+
+def test_a_status_that_somebody_removed_is_written_again():
+    """R3 converge: without it the replica counts for nobody who starts, and nothing is placed on it."""
+
+    async def body() -> None:
+        client = Client()
+        async with publishing(writer(client, "a"), 1):
+            await asyncio.sleep(1.0)
+            for take in (Delete(STATUS), Put(STATUS, client.store.kvs[STATUS].value, 9)):
+                client.store.txn(Txn((), (take,)))
+                await asyncio.sleep(module.LOOK_SECONDS + 2.0)
+                assert client.store.kvs[STATUS].lease == client.store.kvs[PRESENCE].lease == 1
 
     play(body)
 
@@ -625,7 +658,7 @@ def test_what_is_said_again_costs_nothing():
 
 
 def test_that_it_drains_is_known_as_soon_as_its_presence_says_so():
-    """R20: a drain that began before the id was taken needs no status to be told, and no second write."""
+    """R20: a drain that began before the id was taken is told with the first status, and by no second write."""
 
     async def body() -> None:
         client = Client()
@@ -776,6 +809,7 @@ def test_who_waits_to_say_what_is_served_has_no_id_that_another_took():
     async def body() -> None:
         client = restarted()
         one = writer(client, "a")
+        one.offer(begins)
         async with publishing(one, 2):
             await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
             client.expire(1)
@@ -793,6 +827,7 @@ def test_who_ends_in_order_before_it_could_say_anything_is_not_waited_for():
     async def body() -> None:
         client = restarted()
         one = writer(client, "a")
+        one.offer(begins)
         async with publishing(one, 2):
             await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
             await one.say_left()

@@ -302,13 +302,15 @@ def declining(name: str, adapter: str, generation: int = 1) -> dict[str, Reporte
 def test_whoever_declines_it_has_no_part_in_it_and_the_note_says_why(world):
     """R24: what the next one serves is told of it alone."""
     world.alive("r1", "r2")
-    world.put("a", placement=Placement(replicas=1))
+    revision = world.put("a", placement=Placement(replicas=1))
+    for name in ("r1", "r2"):
+        world.says(name, revision - 1)
     world.look()
     first = next(iter(world.states("a")))
     second = "r2" if first == "r1" else "r1"
     world.alive(first, declines=declining(first, "a"))
     world.look()
-    assert world.states("a") == {second: (PENDING, "no_status")}
+    assert world.states("a") == {second: (PENDING, "not_seen")}
     fleet = [read_presence(kv)[0] for kv in world.presences.values()]
     for name in ("r1", "r2"):
         world.says(name, **among(fleet))

@@ -440,21 +440,23 @@ def test_whoever_comes_amid_publishes_is_told_of_what_replicas_serve_meanwhile(f
     play(scene)
 
 
-def test_replicas_that_came_and_went_at_once_are_each_understood():
-    """R24: whoever found its share among those that lived in between serves what it says."""
+@pytest.mark.parametrize("by_reports", [True, False])
+def test_replicas_that_came_and_went_at_once_are_each_understood(by_reports):
+    """R24: whoever found its share among those that lived in between serves what it says; r3 is a presence alone."""
 
     async def scene(etcd: PlayedEtcd) -> None:
         board = Board(etcd)
         made = record("a", placement=Placement(replicas=9))
         revision = etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
-        await board.replicas.alive("r1")
+        await board.replicas.alive("r1", by_reports=by_reports)
         await board.replicas.says("r1", revision, **among(members("r1")))
         async with board.hub.look(POOL) as one:
             await one.look()
             await asyncio.sleep(1)
-            await board.replicas.alive("r2")
+            await board.replicas.alive("r2", by_reports=by_reports)
+            await board.replicas.says("r2", revision)
             await board.replicas.says("r1", revision, **among(members("r1", "r2")))
-            await board.replicas.alive("r3")
+            await board.replicas.alive("r3", by_reports=by_reports)
             await asyncio.sleep(1)
             assert served(one, "a") == {"r1": 1}
             await board.replicas.gone("r2")

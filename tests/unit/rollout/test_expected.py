@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from pydantic import ValidationError
 
 from registry.etcd3.ops import KeyValue
+from registry.model.keys import last_part
 from registry.model.placement import Placement
 from registry.model.records import PoolLimits, PoolSpec, ReplicaGroup
 from registry.model.status import RememberedReplica, RememberedReplicas
@@ -36,6 +38,17 @@ def lives(name: str, value: bytes | None = None, **fields) -> KeyValue:
     return KeyValue(KEYS.replica(POOL, name), value or presence(name, **fields).to_bytes(), 1, 1, 1, LEASE)
 
 
+def remembering(
+    before: RememberedReplicas, here: list[KeyValue], left: dict[str, str], now: datetime
+) -> RememberedReplicas:
+    """Who is remembered, where all that live are ready."""
+    return remember(before, here, [says(last_part(kv.key)) for kv in here], left, now)
+
+
+def says(name: str, **fields) -> KeyValue:
+    return KeyValue(KEYS.status(POOL, name), replica_status(name, 50, **fields).to_bytes(), 1, 1, 1, LEASE)
+
+
 def members(**seen: str) -> RememberedReplicas:
     return RememberedReplicas(members={name: RememberedReplica(last_seen=when) for name, when in seen.items()})
 
@@ -45,47 +58,72 @@ def ago(**span: float) -> str:
 
 
 def test_who_lives_is_remembered_with_its_labels_and_no_heartbeat_changes_that():
-    now = remember(NOBODY, [lives("r1", labels={"zone": "a"}), lives("r2", b"?")], {}, NOW)
+    now = remembering(NOBODY, [lives("r1", labels={"zone": "a"}), lives("r2", b"?")], {}, NOW)
     assert now.members == {
         "r1": RememberedReplica(labels={"zone": "a"}, incarnation="i"),
         "r2": RememberedReplica(),
     }
     later = NOW + timedelta(hours=1)
-    assert remember(now, [lives("r1", labels={"zone": "a"}), lives("r2", b"?")], {}, later) == now
-    assert remember(now, [lives("r1", b"?"), lives("r2", b"?")], {}, later) == now
+    assert remembering(now, [lives("r1", labels={"zone": "a"}), lives("r2", b"?")], {}, later) == now
+    assert remembering(now, [lives("r1", b"?"), lives("r2", b"?")], {}, later) == now
+
+
+def test_who_was_never_ready_is_not_remembered_and_who_was_once_is_whatever_it_says_now():
+    """X3 given-back: a presence that anybody wrote was expected for a day after it was deleted."""
+    here = [lives("alone"), lives("other"), lives("starts"), lives("stale"), lives("broken"), lives("ready")]
+    other = replace(says("other"), lease=LEASE + 1)
+    broken = replace(says("broken"), value=b"?")
+    said = [other, says("starts", ready=False), says("stale", stale=True), broken, says("ready")]
+    now = remember(NOBODY, here, said, {}, NOW)
+    assert {*now.members} == {"ready"}
+    assert remember(now, here, [], {}, NOW) == now
+    assert {*labels_of(here, said, now.members)} == {"starts", "stale", "broken", "ready"}
+    gone = remember(now, [], [], {}, NOW)
+    assert {*gone.members} == {"ready"}
+    assert {*labels_of([lives("ready")], [], gone.members)} == {"ready"}, "what it says is on its way"
+
+
+def test_a_presence_alone_takes_no_lost_pods_place():
+    """R3 converge: else nobody would hear of the one that is lost."""
+    lost = remembering(remembering(NOBODY, pods("a", "b"), {}, NOW), pods("a"), {}, seconds(600))
+    ghost = remember(lost, pods("a", "ghost"), [says("a")], {}, seconds(700))
+    assert told(ghost) == {"a": True, "b": False}
+    assert told(remembering(ghost, pods("a", "ghost"), {}, seconds(900))) == {"a": True, "ghost": True}
 
 
 def test_who_is_gone_is_remembered_for_a_day_since_it_was_found():
     """One write when it goes, and one when it is forgotten."""
-    gone = remember(members(r1=""), [], {}, NOW)
+    gone = remembering(members(r1=""), [], {}, NOW)
     assert gone == members(r1=ago(hours=0))
-    assert remember(gone, [], {}, NOW + timedelta(hours=23)) == gone
-    assert remember(gone, [], {}, NOW + timedelta(hours=24)) == NOBODY
-    assert remember(gone, [lives("r1")], {}, NOW).members["r1"] == RememberedReplica(incarnation="i")
-    assert remember(members(r1="?", r2="2026-01-01T23:00:00"), [], {}, NOW) == NOBODY
+    assert remembering(gone, [], {}, NOW + timedelta(hours=23)) == gone
+    assert remembering(gone, [], {}, NOW + timedelta(hours=24)) == NOBODY
+    assert remembering(gone, [lives("r1")], {}, NOW).members["r1"] == RememberedReplica(incarnation="i")
+    assert remembering(members(r1="?", r2="2026-01-01T23:00:00"), [], {}, NOW) == NOBODY
 
 
 def test_who_leaves_is_not_waited_for():
-    assert remember(members(r1=""), [lives("r1", leaving=True)], {}, NOW) == NOBODY
+    assert remembering(members(r1=""), [lives("r1", leaving=True)], {}, NOW) == NOBODY
 
 
 def test_who_ended_in_order_is_not_waited_for_and_who_dies_later_is():
     """The mark is of one process: whoever has the name after it is another, whichever is heard of first."""
-    alive = remember(NOBODY, [lives("r1")], {}, NOW)
-    assert remember(alive, [lives("r1")], {"r1": "i"}, NOW) == NOBODY, "the end of its presence comes to be known later"
-    assert remember(alive, [], {"r1": "i"}, NOW) == NOBODY
-    dead = remember(alive, [], {}, NOW)
+    alive = remembering(NOBODY, [lives("r1")], {}, NOW)
+    assert remembering(alive, [lives("r1")], {"r1": "i"}, NOW) == NOBODY, (
+        "the end of its presence comes to be known later"
+    )
+    assert remembering(alive, [], {"r1": "i"}, NOW) == NOBODY
+    dead = remembering(alive, [], {}, NOW)
     assert dead.members["r1"].last_seen
-    assert remember(dead, [], {"r1": "i"}, NOW) == NOBODY, "also if its end was known first"
-    assert remember(alive, [lives("r1")], {"r1": "h"}, NOW) == alive
-    assert remember(alive, [], {"r1": "h"}, NOW) == dead
-    assert remember(members(r1=""), [], {"r1": ""}, NOW).members["r1"].last_seen
+    assert remembering(dead, [], {"r1": "i"}, NOW) == NOBODY, "also if its end was known first"
+    assert remembering(alive, [lives("r1")], {"r1": "h"}, NOW) == alive
+    assert remembering(alive, [], {"r1": "h"}, NOW) == dead
+    assert remembering(members(r1=""), [], {"r1": ""}, NOW).members["r1"].last_seen
 
 
 def test_whose_release_says_nothing_of_its_end_is_not_waited_for():
     """Such a sidecar would be missed for a day whenever it is ended on purpose, as each is by the upgrade."""
     earlier = presence("r1").model_dump(by_alias=True, exclude={"leaving"})
-    assert remember(members(r1=""), [lives("r1", json.dumps(earlier).encode())], {}, NOW) == NOBODY
+    assert remembering(members(r1=""), [lives("r1", json.dumps(earlier).encode())], {}, NOW) == NOBODY
 
 
 def test_a_rollout_waits_for_nobody_who_leaves():
@@ -100,9 +138,9 @@ def test_so_many_are_remembered_at_most_and_those_that_live_first(monkeypatch):
     """R16 bounded: of those that are gone those that were seen last, and as many as a value may hold."""
     monkeypatch.setattr(expected, "MAX_REMEMBERED", 3)
     before = members(a=ago(hours=2), b=ago(hours=1), c=ago(hours=3))
-    assert sorted(remember(before, [lives("y"), lives("z")], {}, NOW).members) == ["b", "y", "z"]
+    assert sorted(remembering(before, [lives("y"), lives("z")], {}, NOW).members) == ["b", "y", "z"]
     monkeypatch.setattr(RememberedReplicas, "max_bytes", 110)
-    assert len(remember(before, [lives("y"), lives("z")], {}, NOW).members) == 1
+    assert len(remembering(before, [lives("y"), lives("z")], {}, NOW).members) == 1
 
 
 def stored(value: RememberedReplicas | bytes) -> KeyValue:
@@ -188,7 +226,7 @@ def test_of_a_total_and_groups_the_larger_counts(count, named, nameless):
 
 
 def test_whose_presence_cannot_be_read_is_of_no_group():
-    live = labels_of([lives("a1", labels={"zone": "a"}), lives("a2", b"?")])
+    live = labels_of([lives("a1", labels={"zone": "a"}), lives("a2", b"?")], [], {"a1", "a2"})
     assert live == {"a1": {"zone": "a"}, "a2": {}}
     assert expectation_of(None, pool_kv(None, *ZONES)).lacking(live).count == 4
 
@@ -258,47 +296,52 @@ def told(now: RememberedReplicas) -> dict[str, bool]:
 
 def test_a_new_pod_takes_the_place_of_one_that_is_gone():
     """Pods of a Deployment never come back under their names: as many as before is all that is waited for."""
-    before = remember(NOBODY, pods("a", "b", "c"), {}, NOW)
-    lost = remember(before, pods("a", "b"), {}, seconds(600))
+    before = remembering(NOBODY, pods("a", "b", "c"), {}, NOW)
+    lost = remembering(before, pods("a", "b"), {}, seconds(600))
     assert told(lost) == {"a": True, "b": True, "c": False}
     assert expectation_of(stored(lost), None).lacking({"a": {}, "b": {}}).named[0].ephemeral
-    again = remember(lost, pods("a", "b", "d"), {}, seconds(900))
+    again = remembering(lost, pods("a", "b", "d"), {}, seconds(900))
     assert told(again) == {"a": True, "b": True, "d": True}
-    assert told(remember(again, pods("a", "b", "d", "e"), {}, seconds(1200))) == dict.fromkeys("abde", True)
+    assert told(remembering(again, pods("a", "b", "d", "e"), {}, seconds(1200))) == dict.fromkeys("abde", True)
 
 
 def test_a_new_pod_may_come_before_the_lease_of_the_old_one_ends():
     """It takes one place, and only of one that went about when it came."""
-    before = remember(NOBODY, pods("a", "b", "c"), {}, NOW)
-    both = remember(before, pods("a", "b", "c", "d"), {}, seconds(600))
-    gone = remember(both, pods("a", "b", "d"), {}, seconds(610))
+    before = remembering(NOBODY, pods("a", "b", "c"), {}, NOW)
+    both = remembering(before, pods("a", "b", "c", "d"), {}, seconds(600))
+    gone = remembering(both, pods("a", "b", "d"), {}, seconds(610))
     assert told(gone) == dict.fromkeys("abd", True)
-    assert told(remember(gone, pods("a", "d"), {}, seconds(615))) == {"a": True, "b": False, "d": True}
-    assert told(remember(both, pods("a", "b", "d"), {}, seconds(700))) == {"a": True, "b": True, "c": False, "d": True}
+    assert told(remembering(gone, pods("a", "d"), {}, seconds(615))) == {"a": True, "b": False, "d": True}
+    assert told(remembering(both, pods("a", "b", "d"), {}, seconds(700))) == {
+        "a": True,
+        "b": True,
+        "c": False,
+        "d": True,
+    }
 
 
 def test_a_pod_takes_the_place_of_none_but_its_own_kind():
     """One with other labels serves other adapters; a StatefulSet's comes back under its name."""
-    zone = remember(NOBODY, pods("a", labels={"zone": "a"}), {}, NOW)
-    gone = remember(zone, [], {}, seconds(600))
-    assert told(remember(gone, pods("b", labels={"zone": "b"}), {}, seconds(700))) == {"a": False, "b": True}
-    stays = remember(remember(NOBODY, [lives("r1")], {}, NOW), [], {}, seconds(600))
-    assert told(remember(stays, pods("b"), {}, seconds(700))) == {"r1": False, "b": True}
-    assert told(remember(gone, [lives("r2", labels={"zone": "a"})], {}, seconds(700))) == {"a": False, "r2": True}
+    zone = remembering(NOBODY, pods("a", labels={"zone": "a"}), {}, NOW)
+    gone = remembering(zone, [], {}, seconds(600))
+    assert told(remembering(gone, pods("b", labels={"zone": "b"}), {}, seconds(700))) == {"a": False, "b": True}
+    stays = remembering(remembering(NOBODY, [lives("r1")], {}, NOW), [], {}, seconds(600))
+    assert told(remembering(stays, pods("b"), {}, seconds(700))) == {"r1": False, "b": True}
+    assert told(remembering(gone, [lives("r2", labels={"zone": "a"})], {}, seconds(700))) == {"a": False, "r2": True}
 
 
 def test_what_a_sidecar_of_an_earlier_release_says_of_its_name():
     """It is expected under it, as ever."""
     earlier = json.dumps(presence("a").model_dump(by_alias=True, exclude={"ephemeral"})).encode()
-    gone = remember(remember(NOBODY, [lives("a", earlier)], {}, NOW), [], {}, seconds(600))
-    assert told(remember(gone, pods("b"), {}, seconds(700))) == {"a": False, "b": True}
+    gone = remembering(remembering(NOBODY, [lives("a", earlier)], {}, NOW), [], {}, seconds(600))
+    assert told(remembering(gone, pods("b"), {}, seconds(700))) == {"a": False, "b": True}
 
 
 def test_a_rollout_is_served_once_as_many_pods_as_before_serve():
     """S7: it waited for a day for the name of a pod that was killed."""
-    lost = remember(remember(NOBODY, pods("r0"), {}, NOW), [], {}, seconds(600))
+    lost = remembering(remembering(NOBODY, pods("r0"), {}, NOW), [], {}, seconds(600))
     assert not rollout(lost).done
-    assert rollout(remember(lost, pods("r1"), {}, seconds(700))).done
+    assert rollout(remembering(lost, pods("r1"), {}, seconds(700))).done
 
 
 def rollout(
@@ -308,9 +351,9 @@ def rollout(
     also: KeyValue | None = None,
     **spec,
 ) -> Rollout:
-    status = KeyValue(KEYS.status(POOL, "r1"), replica_status("r1", 50).to_bytes(), 1, 1, 1, LEASE)
     presences = {kv.key: kv for kv in (lives("r1"), also) if kv is not None}
-    values = PoolValues(presences, {status.key: status}, members=stored(remembered), spec=pool_kv(count, *groups))
+    statuses = {kv.key: kv for kv in (says(last_part(key), ready=key.endswith(b"r1")) for key in presences)}
+    values = PoolValues(presences, statuses, members=stored(remembered), spec=pool_kv(count, *groups))
     written = kv("a", 50, record("a", 2, **spec).to_bytes())
     return derive_rollout(Question(POOL, "a", 0), written, renew(PoolSnapshot(POOL), values))
 

@@ -11,22 +11,33 @@ from typing import Any
 import pytest
 
 from registry.etcd3.informer import SharedInformerFactory
+from registry.etcd3.ops import Put
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError, Unavailable
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.status import LeftReplica, RememberedReplica, RememberedReplicas
-from registry.rollout import expected
-from registry.rollout.expected import MembersKeeper, forget
+from registry.rollout import members
+from registry.rollout.members import MembersKeeper, forget
 from registry.runtime.clock import Deadline, rfc3339
 from tests.simulation.links import Way
 from tests.simulation.store import Refusal
 from tests.support.played_etcd import PlayedEtcd, now, play
 from tests.support.records import KEYS, POOL
-from tests.support.residency_world import Replicas
+from tests.support.residency_world import Replicas, replica_status
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 SOON, WHILE = 3.0, 30.0
 # Within which it is looked again although nothing happens.
 LOOK = 305.0
+
+
+class Ready(Replicas):
+    """Replicas that are ready as soon as they live, as they tell in one transaction."""
+
+    async def alive(self, *names: str, **fields: Any) -> None:
+        lease = await self._lease()
+        told = {KEYS.status(POOL, name): replica_status(name, 1).to_bytes() for name in names}
+        statuses = (Put(key, value, lease) for key, value in told.items())
+        await self._commit(*(self._alive(name, fields, lease) for name in names), *statuses)
 
 
 class Kept:
@@ -41,7 +52,7 @@ class Kept:
     def __init__(self, etcd: PlayedEtcd, *pools: str) -> None:
         self.etcd = etcd
         self.client = etcd.client(1)
-        self.replicas = Replicas(self.client, KEYS)
+        self.replicas = Ready(self.client, KEYS)
         self.told: Mapping[str, int] | None = None
         self.looks = 0
         self.past = timedelta()
@@ -75,7 +86,7 @@ def left(replica: str) -> bytes:
 
 def test_who_comes_is_remembered_and_who_goes_is_missed_for_a_day(monkeypatch):
     """One write for each change, none for anything else."""
-    monkeypatch.setattr(expected, "_LOOK_SECONDS", WHILE / 2)
+    monkeypatch.setattr(members, "_LOOK_SECONDS", WHILE / 2)
 
     async def scene(etcd: PlayedEtcd) -> None:
         kept = Kept(etcd, POOL, "q")
@@ -113,6 +124,47 @@ def test_who_ended_in_order_is_missed_by_nobody_whatever_stands_beside_its_mark(
         await kept.replicas.gone("r1", "r2")
         await asyncio.sleep(SOON)
         assert ({*kept.members()}, kept.told) == ({"r2"}, {POOL: 1})
+
+    play(scene)
+
+
+def test_a_presence_alone_is_nobody_and_who_never_was_ready_is_missed_by_nobody():
+    """X3 given-back: a presence that anybody had written was expected for a day after it was deleted."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd)
+        kept.make_pool(POOL, 2)
+        await kept.replicas.alive("r1")
+        starting = Replicas(kept.client, KEYS)
+        await starting.alive("ghost", "r2")
+        await asyncio.sleep(SOON)
+        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 1})
+        await starting.says("r2", 1, ready=False)
+        await asyncio.sleep(SOON)
+        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0}), "it lives, and was never ready"
+        await starting.says("r2", 1)
+        await asyncio.sleep(SOON)
+        assert (kept.members(), kept.told) == ({"r1": "", "r2": ""}, {POOL: 0})
+        await starting.says("r2", 1, ready=False)
+        await starting.gone("ghost", "r2")
+        await asyncio.sleep(SOON)
+        assert ({*kept.members()}, kept.told) == ({"r1", "r2"}, {POOL: 1}), "it was ready once"
+
+    play(scene)
+
+
+def test_statuses_are_followed_only_while_somebody_lives_who_is_not_remembered():
+    """R16 bounded: they change all the time."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        kept = Kept(etcd, POOL)
+        await kept.replicas.alive("r1")
+        await asyncio.sleep(WHILE)
+        looks = kept.looks
+        for revision in range(20):
+            await kept.replicas.says("r1", revision)
+            await asyncio.sleep(SOON)
+        assert (kept.members(), kept.looks) == ({"r1": ""}, looks)
 
     play(scene)
 

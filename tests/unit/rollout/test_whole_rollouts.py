@@ -222,7 +222,7 @@ def test_who_is_expected_and_does_not_live_is_waited_for_by_what_is_for_all():
     ]
     for of in (canaried(), record(NAME, 2, placement=Placement(replicas=1))):
         found = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, of.to_bytes()), snapshot)
-        assert [one.replica for one in found.replicas] == ["r0"]
+        assert found.replicas == (), "nor is anything asked of a presence alone"
 
 
 SERVED = Rollout(
@@ -324,11 +324,11 @@ def test_the_last_sets_of_replicas_are_known():
     pool, digests = PoolSnapshot(POOL), []
     digests.append(next(reversed(pool.known)))
     for number in range(REMEMBERED + 2):
-        pool = renew(pool, PoolValues(by_key(live(f"r{number}")), {}))
+        pool = renew(pool, PoolValues(by_key(live(f"r{number}")), by_key(says(f"r{number}", 5))))
         digests.append(next(reversed(pool.known)))
         assert [one.replica for one in pool.known[digests[-1]]] == [f"r{number}"]
     assert list(pool.known) == digests[-REMEMBERED:]
-    back = renew(pool, PoolValues(by_key(live(f"r{REMEMBERED}")), {}))
+    back = renew(pool, PoolValues(by_key(live(f"r{REMEMBERED}")), by_key(says(f"r{REMEMBERED}", 5))))
     assert list(back.known) == [*digests[-REMEMBERED:-2], digests[-1], digests[-2]], "the present one is the last"
 
 

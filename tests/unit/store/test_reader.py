@@ -277,9 +277,9 @@ async def test_who_is_expected_and_who_lives_where_there_is_no_pool(store, reade
     found = await reader.expected(POOL, store.etcd.revision, soon())
     assert found.members is not None
     assert found.pool is not None
-    assert [last_part(kv.key) for kv in found.live] == ["r1", "r2", "r3"]
+    assert [last_part(kv.key) for kv in found.presences] == ["r1", "r2", "r3"]
     nobody = await reader.expected("none", store.etcd.revision, soon())
-    assert (nobody.members, nobody.pool, nobody.live) == (None, None, [])
+    assert (nobody.members, nobody.pool, nobody.presences, nobody.statuses) == (None, None, [], [])
     assert await reader.replicas_without_pool(store.etcd.revision, soon()) == {"gone": ["r4", "r5"]}
     assert {one.revision for one in store.asked} == {store.etcd.revision}
 
@@ -431,6 +431,7 @@ async def test_where_only_keys_are_asked_for_no_values_are_read(store, reader):
     await reader.replicas_without_pool(store.etcd.revision, soon())
     assert [one.keys_only for one in store.asked] == [False, True, True, True]
     store.asked.clear()
-    store.lives("r2", says=False)
+    store.lives("r2", says=True)
     found = await reader.expected(POOL, store.etcd.revision, soon())
-    assert [kv.value for kv in found.live] == [presence("r2", POOL).to_bytes()]
+    assert [kv.value for kv in found.presences] == [presence("r2", POOL).to_bytes()]
+    assert [(last_part(kv.key), kv.value) for kv in found.statuses] == [("r2", b"")]
