@@ -1,4 +1,4 @@
-"""Presences that no replica stands behind, in the simulation: they draw nothing, and their coming and going moves nothing."""
+"""Presences that no replica stands behind, in the simulation: they draw nothing, and nothing moves when they go."""
 
 from __future__ import annotations
 

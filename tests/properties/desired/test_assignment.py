@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.placement import Member, canaries, members_digest
-from registry.rollout.pool import PoolSnapshot, PoolValues, read_presence, renew
+from registry.model.status import ReportedLimits
+from registry.rollout.pool import PoolSnapshot, PoolValues, renew
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.informer import DesiredState, Informer
-from sidecar.desired.members import BELIEVE_SECONDS, Membership
+from sidecar.desired.members import BELIEVE_SECONDS, Attendance, Membership
 from tests.support.records import KEYS, POOL, deletion, put
-from tests.support.residency_world import presence
+from tests.support.residency_world import LEASE, engine_status, presence, replica_status
 from tests.support.worlds import rolling
 
 REPLICAS = [f"r{number}" for number in range(5)]
@@ -95,18 +99,61 @@ def test_what_is_remembered_only_saves_work_and_all_replicas_agree(history):
             assert not set(share.order) & set(share.undecided)
 
 
-@given(st.dictionaries(st.sampled_from(REPLICAS[1:]), st.booleans()), st.booleans())
-def test_sidecars_and_the_admin_service_find_the_same_members(others, is_leaving):
-    """R20 drain: who leaves is left out by all alike, so that the digests in statuses agree; also by itself."""
-    leaving = {**others, "r0": is_leaving}
-    presences = {
-        (key := KEYS.replica(POOL, name)): KeyValue(key, presence(name, leaving=leaves).to_bytes(), 1, 1, 1, 7)
-        for name, leaves in leaving.items()
-    }
-    roll = Membership("r0")
-    roll.call({one.replica: one for one in (read_presence(kv)[0] for kv in presences.values())}, 0.0)
+@dataclass(frozen=True)
+class Told:
+    """What stands in etcd of a replica. `lease`: of its status; None: it has none. `held`: what its engine holds."""
+
+    leaving: bool
+    by_reports: bool
+    capacity: int | None
+    lease: int | None
+    held: int | None
+
+
+told = st.builds(
+    Told,
+    leaving=st.booleans(),
+    by_reports=st.sampled_from([True, True, True, False]),
+    capacity=st.sampled_from([None, 0, 4, 200, 1_000_000, 1_000_001]),
+    lease=st.sampled_from([LEASE, LEASE, LEASE, LEASE + 1, None]),
+    held=st.sampled_from([None, 2, 150, 2**62]),
+)
+
+
+def presence_kv(name: str, said: Told) -> KeyValue:
+    document = presence(name, leaving=said.leaving, by_reports=said.by_reports).model_dump(by_alias=True)
+    value = json.dumps(document | {"capacity": said.capacity}).encode()
+    return KeyValue(KEYS.replica(POOL, name), value, 1, 1, 1, LEASE)
+
+
+def status_kv(name: str, said: Told) -> KeyValue | None:
+    engine = engine_status(limits=ReportedLimits(max_cpu_loras=said.held))
+    value = replica_status(name, 1, engine=engine).to_bytes()
+    return None if said.lease is None else KeyValue(KEYS.status(POOL, name), value, 1, 1, 1, said.lease)
+
+
+@given(st.dictionaries(st.sampled_from(REPLICAS[1:]), told), st.booleans(), st.randoms(use_true_random=False))
+def test_sidecars_and_the_admin_service_find_the_same_members(others, is_leaving, rng):
+    """R24, R20, X3: of one state, in whatever order it is heard, releases mixed or not, ghosts and liars among them."""
+    everybody = {**others, "r0": Told(leaving=is_leaving, by_reports=True, capacity=10, lease=LEASE, held=10)}
+    presences = {(kv := presence_kv(name, said)).key: kv for name, said in everybody.items()}
+    statuses = {kv.key: kv for name, said in everybody.items() if (kv := status_kv(name, said)) is not None}
+    attendance, roll, names = Attendance(), Membership("r0"), sorted(everybody)
+    rng.shuffle(names)
+    attendance.call(presences.values())
+    for name in names:
+        kv = attendance.presence(name)
+        attendance.prove(name, kv, statuses.get(KEYS.status(POOL, name)))
+    assert attendance.unproven == []
+    roll.call(dict(attendance.members), 0.0)
     roll.look(BELIEVE_SECONDS)
     assert roll.members is not None
-    assert roll.members.keys() == {name for name, leaves in leaving.items() if not leaves}
-    pool = renew(PoolSnapshot(POOL), PoolValues(presences, {}))
+    pool = renew(PoolSnapshot(POOL), PoolValues(presences, statuses))
     assert pool.inputs_now(by_room=False).members == members_digest(roll.members.values())
+    if all(said.by_reports for said in everybody.values()):
+        reporting = {name for name, said in everybody.items() if said.lease == LEASE and said.capacity != 1_000_001}
+        assert roll.members.keys() == {name for name in reporting if not everybody[name].leaving}
+    for name, one in roll.members.items():
+        said = everybody[name]
+        if said.lease == LEASE and said.held is not None:
+            assert (100 if one.capacity is None else one.capacity) <= said.held

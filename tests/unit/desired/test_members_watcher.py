@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from registry.etcd3.ops import Event, KeyValue
+from registry.etcd3.errors import EtcdUnavailable
+from registry.etcd3.ops import Event, KeyValue, Range, RangeResult
 from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
+from registry.model.keys import last_part
 from registry.model.placement import Member
 from registry.model.records import Placement
+from registry.model.status import ReportedLimits
 from sidecar.desired import members as module
 from sidecar.desired.snapshot import MembersChanged
 from sidecar.desired.watcher import Holding
 from tests.support.records import KEYS, POOL, kv
-from tests.support.residency_world import presence
+from tests.support.residency_world import LEASE, engine_status, presence, replica_status
 from tests.support.waiting import eventually
 from tests.support.worlds import fleet
 from tests.unit.desired.test_watcher import MANY, Scene
@@ -28,7 +33,8 @@ ONE_MORE = kv("z", 53, placement=Placement(replicas=1))
 
 
 def card(replica: str, value: bytes | None = None, **fields: object) -> KeyValue:
-    return KeyValue(KEYS.replica(POOL, replica), value or presence(replica, **fields).to_bytes(), 1, 1, 1)
+    made = value or presence(replica, by_reports=True, **fields).to_bytes()
+    return KeyValue(KEYS.replica(POOL, replica), made, 1, 1, 1, LEASE)
 
 
 def put(replica: str, value: bytes | None = None, **fields: object) -> Changed:
@@ -48,6 +54,23 @@ class Told:
         self._folder = folder
         self.says: asyncio.Queue[Reflection] = asyncio.Queue()
         self.watches = self._copies = 0
+        self.silent: set[str] = set()
+        self.held: dict[str, int] = {}
+        self.is_away = False
+        scene.client.range = self.range  # type: ignore[method-assign]
+
+    async def range(self, op: Range) -> RangeResult:
+        """Of presences none but those that were told; beside them a status of each that is not silent."""
+        if self.is_away:
+            raise EtcdUnavailable("away", maybe_applied=False)
+        name, found = last_part(op.key), tuple[KeyValue, ...]()
+        self.scene.client.reads.append(op.key)
+        if op.key.startswith(KEYS.statuses(POOL)) and name not in self.silent:
+            engine = engine_status(limits=ReportedLimits(max_cpu_loras=self.held.get(name)))
+            found = (KeyValue(op.key, replica_status(name, 1, engine=engine).to_bytes(), 1, 1, 1, LEASE),)
+        if op.key.startswith(KEYS.replicas(POOL)) and name in self.watcher._attendance._present:
+            found = (self.watcher._attendance._present[name][0],)
+        return RangeResult(1, found, more=False, count=len(found))
 
     async def stream(self) -> AsyncGenerator[Reflection, None]:
         self.watches += 1
@@ -124,11 +147,44 @@ async def test_who_comes_goes_or_changes_is_in_force_and_found_after_a_restart(t
 
 
 async def test_a_presence_that_nobody_can_read_is_nobodys(told):
-    """R14: it is left out, in a list as in a change; the others are not."""
+    """R14: it is left out, in a list as in a change; the others are not. No engine holds 2^62 adapters."""
     await told.hear(listed(card("r1"), card("r2"), card("r3", b"?")))
     await told.become(fleet("r1", "r2"))
     await told.hear(put("r2", b"?"))
     await told.become(fleet("r1"))
+    endless = json.dumps(presence("r2").model_dump(by_alias=True) | {"capacity": 2**62})
+    await told.hear(put("r2"), put("r2", endless.encode()))
+    await told.become(fleet("r1"))
+
+
+async def test_who_does_not_report_is_nobody_and_who_does_has_what_its_engine_holds(told, monkeypatch):
+    """X3 given-back, R3: a presence that anybody wrote drew adapters; what is read late counts late, and not never."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    told.silent, told.held = {"ghost"}, {"r2": 2, "r3": 900}
+    fields = {"capacity": 1_000_000}
+    await told.hear(listed(card("r1"), card("r2", **fields), card("r3", capacity=4), card("ghost", **fields)))
+    await told.become(fleet("r1") | fleet("r2", capacity=2) | fleet("r3", capacity=4))
+    told.silent.clear()
+    await told.become(fleet("r1") | fleet("r2", capacity=2) | fleet("r3", capacity=4) | fleet("ghost", **fields))
+    told.scene.client.reads.clear()
+    await told.hear(put("ghost", leaving=True, **fields))
+    await told.become(fleet("r1") | fleet("r2", capacity=2) | fleet("r3", capacity=4))
+    assert told.scene.client.reads == [], "one read for each lease and each capacity"
+
+
+async def test_while_it_cannot_be_read_who_reports_they_are_those_of_before(told, monkeypatch):
+    """R13 static-stable: also at a restart of theirs, under another lease; who goes is gone all the same."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    await told.hear(listed(card("r1"), card("r2", capacity=4), card("r3")))
+    await told.become(fleet("r1", "r3") | fleet("r2", capacity=4))
+    told.is_away = True
+    other = card("r2", capacity=5)
+    await told.hear(Changed(51, (Event(other.key, 51, replace(other, lease=LEASE + 1)),)), put("r4"), gone("r3"))
+    await told.become(fleet("r1") | fleet("r2", capacity=4))
+    told.is_away = False
+    await told.become(fleet("r1", "r4"))
+    await told.hear(Changed(51, (Event(other.key, 51, other),)))
+    await told.become(fleet("r1", "r4") | fleet("r2", capacity=5))
 
 
 async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
@@ -194,7 +250,7 @@ async def test_a_fault_of_our_own_is_not_taken_for_a_presence_that_cannot_be_rea
 
     monkeypatch.setattr(module.Presence, "parse", broken)
     with pytest.raises(RuntimeError):
-        module._member(card("r2"))
+        module.Attendance().note("r2", card("r2"))
 
 
 async def test_nobody_is_waited_for_who_is_not_wanted(told):

@@ -14,6 +14,8 @@ from registry.model.placement import (
     Member,
     canary_count,
     candidate,
+    capacity_within,
+    counted,
     members_digest,
     placed,
     ranks,
@@ -35,6 +37,33 @@ def test_who_has_no_room_gets_next_to_nothing():
     assert rated[0].weight == LEAST_WEIGHT
     first = Counter(placed("p", f"k{number}", Placement(replicas=1), rated)[0] for number in range(1000))
     assert first["full"] < 20
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "counts"),
+    [
+        (None, None, None),
+        (8, None, 8),
+        (8, 8, 8),
+        (8, 900, 8),
+        (1_000_000, 4, 4),
+        (0, 4, 0),
+        (None, 4, 4),
+        (None, 900, None),  # of one that says nothing a hundred are taken
+    ],
+)
+def test_nobody_has_more_room_than_its_engine_holds(told, held, counts):
+    """X3 given-back, R3: a presence that said 2^62 drew every new adapter."""
+    assert capacity_within(told, held) == counts
+
+
+def test_who_does_not_report_is_left_out_once_all_who_do_are_of_releases_that_do_so():
+    """R24: else sidecars of one pool would not find the same. A presence alone has no say in it."""
+    ghost, new = Member("ghost", {}, reports=False, by_reports=False), Member("new", {})
+    old = Member("old", {}, by_reports=False)
+    assert counted([new, ghost]) == (new,)
+    assert counted([new, ghost, old]) == (new, ghost, old)
+    assert counted([ghost]) == ()
 
 
 def test_a_little_less_room_moves_nothing():
