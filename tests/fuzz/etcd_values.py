@@ -31,7 +31,7 @@ from registry.v1 import registry_pb2 as pb
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
-from sidecar.desired.members import BELIEVE_SECONDS, _member
+from sidecar.desired.members import BELIEVE_SECONDS, Attendance
 from sidecar.desired.watcher import Following, Watcher
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
@@ -110,10 +110,11 @@ async def _take(watcher: Watcher, case: Case) -> None:
     else:
         members = watcher._members_watcher
         for replica, one in ((b"r1", _PRESENCE), (name, value)):
-            key = KEYS.replicas(POOL) + replica
-            members._note(replica.decode(errors="replace"), KeyValue(key, one, 2, 2, 1))
+            known, kv = replica.decode(errors="replace"), KeyValue(KEYS.replicas(POOL) + replica, one, 2, 2, 1, 7)
+            members._attendance.note(known, kv)
+            members._attendance.prove(known, kv, replace(kv, key=KEYS.statuses(POOL) + replica))
         for now in (0.0, 2 * BELIEVE_SECONDS):
-            members._roll.call(dict(members._listed), now)
+            members._roll.call(dict(members._attendance.members), now)
         members._take()
 
 
@@ -141,8 +142,13 @@ async def _reconciling(folder: Path) -> AsyncIterator[Run]:
             revision += 1
             kvs = [KeyValue(good, value_of_good, 1, 1, 1), KeyValue(bad, record_, 1, revision, 1)]
             rig._informer.replace(revision, kvs)
-            found = _member(KeyValue(KEYS.replica(POOL, "r1"), member, 1, 1, 1))
-            members = {"r1": found or Member("r1", {}, None), "r2": Member("r2", {"zone": "a"}, 4)}
+            kv, attendance = KeyValue(KEYS.replica(POOL, "r1"), member, 1, 1, 1), Attendance()
+            attendance.note("r1", kv)
+            attendance.prove("r1", kv, None)
+            members = {
+                "r1": attendance.members.get("r1") or Member("r1", {}, None),
+                "r2": Member("r2", {"zone": "a"}, 4),
+            }
             watcher = rig.sidecar.watcher._pool_watcher
             rig.mailbox.post(
                 replace(watcher._with(rig.mailbox.snapshot, pool), desired=rig._informer.state, members=members)

@@ -15,7 +15,7 @@ from registry.runtime.clock import Clock
 from sidecar.desired.informer import Informer
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
-from sidecar.desired.members import _member
+from sidecar.desired.members import Attendance
 from sidecar.desired.pool import PoolWatcher
 from sidecar.desired.watcher import request_of
 from tests.support.hostile import spoiled
@@ -61,5 +61,8 @@ def test_the_pool_and_its_members() -> None:
             assert mailbox.snapshot.pool is not None
             assert 0 <= watcher.confirmed_revision < 1 << 63
     for value in PRESENCES:
-        member = _member(KeyValue(KEYS.replica(POOL, "r1"), value, 1, 1, 1))
+        kv, attendance = KeyValue(KEYS.replica(POOL, "r1"), value, 1, 1, 1), Attendance()
+        attendance.note("r1", kv)
+        attendance.prove("r1", kv, None)
+        member = attendance.members.get("r1")
         assert member is None or member.capacity is None or 0 <= member.capacity < 1 << 63

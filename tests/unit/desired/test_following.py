@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnavailable
-from registry.etcd3.ops import KeyValue, Range, RangeResult
+from registry.etcd3.ops import KeyValue, Put, Range, RangeResult, Txn
 from registry.model.records import Meta, Placement
 from registry.runtime.clock import Clock
 from sidecar.desired import packing
@@ -23,7 +23,7 @@ from sidecar.metrics import OBSERVED_REVISION, RELISTS
 from tests.simulation.links import Way
 from tests.support.played_etcd import PlayedEtcd, now, play
 from tests.support.records import KEYS, POOL, record
-from tests.support.residency_world import presence
+from tests.support.residency_world import presence, replica_status
 from tests.support.worlds import fleet, pool
 from tests.unit.desired.test_watcher import Kept
 
@@ -77,8 +77,13 @@ def test_all_that_etcd_has_of_a_pool_comes_in_force_and_outlives_etcd_and_a_rest
 
     async def scene(etcd: PlayedEtcd) -> None:
         make_registry(etcd, "a", placement=ON_ONE)
+        lease = etcd.store.grant(3600, now())
         for replica in ("r1", "r2"):
-            etcd.store.put(KEYS.replica(POOL, replica), presence(replica).to_bytes())
+            said = presence(replica, by_reports=True).to_bytes(), replica_status(replica, 1).to_bytes()
+            keys = KEYS.replica(POOL, replica), KEYS.status(POOL, replica)
+            puts = (Put(key, value, lease) for key, value in zip(keys, said, strict=True))
+            etcd.store.txn(Txn((), tuple(puts)))
+        etcd.store.put(KEYS.replica(POOL, "ghost"), presence("ghost", by_reports=True).to_bytes())
         first = Sidecar(etcd, tmp_path)
         await asyncio.sleep(1)
         snapshot = first.mailbox.snapshot

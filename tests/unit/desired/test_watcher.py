@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from registry.etcd3.ops import Event, KeyValue, Range, RangeResult
 from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
+from registry.model.keys import last_part
 from registry.model.placement import Member
 from registry.model.records import Meta
 from registry.runtime.clock import Clock
@@ -22,7 +23,7 @@ from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.snapshot import SnapshotBase
 from sidecar.desired.watcher import Booting, Following, Holding, Relisting, Watcher, request_of
 from tests.support.records import KEYS, POOL, deletion, kv, put
-from tests.support.residency_world import presence
+from tests.support.residency_world import LEASE, presence, replica_status
 from tests.support.waiting import eventually
 from tests.support.worlds import pool
 
@@ -30,7 +31,7 @@ MANY = [kv(f"n{number}", 1) for number in range(40)]
 
 
 class Client:
-    """Knows the epoch of the store, and nothing else."""
+    """Knows the epoch of the store, that all replicas report, and nothing else."""
 
     def __init__(self) -> None:
         self.epoch = "first"
@@ -38,6 +39,9 @@ class Client:
 
     async def range(self, op: Range) -> RangeResult:
         self.reads.append(op.key)
+        if op.key.startswith(KEYS.statuses(POOL)):
+            told = KeyValue(op.key, replica_status(last_part(op.key), 1).to_bytes(), 1, 1, 1, LEASE)
+            return RangeResult(1, (told,), more=False, count=1)
         found = KeyValue(op.key, Meta(epoch=self.epoch, created_at="").to_bytes(), 1, 1, 1)
         return RangeResult(1, (found,), more=False, count=1)
 
@@ -200,7 +204,7 @@ async def test_who_left_while_only_the_watch_on_adapters_was_down_is_gone_once_i
     await scene.listed(50, *MANY)
     await scene.watcher._take(Connected("etcd-1"))
     watcher.want(wanted=True)
-    ours, others = (KeyValue(KEYS.replica(POOL, one), presence(one).to_bytes(), 1, 1, 1) for one in ("r1", "r2"))
+    ours, others = (KeyValue(KEYS.replica(POOL, one), presence(one).to_bytes(), 1, 1, 1, LEASE) for one in ("r1", "r2"))
     told.put_nowait(Listed(50, (ours, others), 7, ListCause.FIRST, 1))
     await eventually(lambda: set(scene.mailbox.snapshot.members or ()) == {"r1", "r2"})
     await scene.watcher._take(Disconnected("it is away", denied=False))
