@@ -1,4 +1,4 @@
-"""Replicas that a pool expects: those that were ready within the last day, or as many as it says.
+"""Replicas that a pool expects: who was ready lately, or as many as it says.
 
 Expected is who was ready once: a presence alone may be anybody's, and one that never came to serve is missed by nobody
 when it goes. That it was ready is remembered by its being remembered (`registry.rollout.members`).

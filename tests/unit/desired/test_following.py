@@ -91,9 +91,9 @@ def test_all_that_etcd_has_of_a_pool_comes_in_force_and_outlives_etcd_and_a_rest
         assert snapshot.members is None, "others may be on their way"
         await asyncio.sleep(BELIEVE_SECONDS)
         assert first.mailbox.snapshot.members == fleet("r1", "r2")
+        etcd.store.delete(KEYS.replica(POOL, "r2"))
         write(etcd, ["b", "c"])
         etcd.store.delete(KEYS.adapter(POOL, "b"))
-        etcd.store.delete(KEYS.replica(POOL, "r2"))
         await asyncio.sleep(1)
         assert (first.names, first.mailbox.snapshot.members) == ({"a", "c"}, fleet("r1"))
         assert first.mailbox.snapshot.last_request_id == ""
