@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from registry.model.errors import (
     Unavailable,
 )
 from registry.runtime.clock import Deadline
+from registry.runtime.process import Repeats
 
 DOMAIN = "loraplane"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -66,7 +66,7 @@ class CallLimits:
         working: limit of those whose request is here.
         request_bytes: limit of their requests.
         turns: of those that work.
-        refusals: what is logged of calls that are refused.
+        refusals: of which causes calls were refused lately: many of one are a line a minute.
         stopping: set when the service stops, at which streams end.
     """
 
@@ -74,7 +74,7 @@ class CallLimits:
     working: FairLimiter
     request_bytes: ByteLimiter
     turns: Batcher
-    refusals: RefusalLog
+    refusals: Repeats
     stopping: asyncio.Event
 
 
@@ -89,26 +89,6 @@ class Refusal:
 
 # What somebody who asks for too much is refused with. Who has mistyped something knows it, and nobody else has to.
 _LOGGED = frozenset({Reason.TOO_MANY_CALLS, Reason.TOO_LARGE, Reason.DEADLINE_EXCEEDED})
-_TOLD_AGAIN_SECONDS = 60.0
-
-
-class RefusalLog:
-    """Logs refused calls of a few reasons, at most once a minute each: many of them are not news."""
-
-    def __init__(self) -> None:
-        self._quiet_until: dict[Reason, float] = {}
-        self._since: Counter[Reason] = Counter()
-
-    def tell(self, error: RegistryError, method: str, peer: str) -> None:
-        """Logs one, with how many there were since the one before."""
-        reason, now = error.reason, asyncio.get_running_loop().time()
-        if reason not in _LOGGED:
-            return
-        self._since[reason] += 1
-        if now >= self._quiet_until.get(reason, now):
-            self._quiet_until[reason] = now + _TOLD_AGAIN_SECONDS
-            calls = self._since.pop(reason)
-            _log.warning("calls_refused", reason=reason, calls=calls, method=method, peer=peer, message=error.message)
 
 
 def refusal_of(error: RegistryError) -> Refusal:
@@ -295,7 +275,7 @@ async def _task(work: Coroutine[None, None, Result]) -> AsyncIterator[asyncio.Ta
 
 
 @contextmanager
-def _counted(method: str, context: Context, metrics: AdminMetrics, refusals: RefusalLog) -> Iterator[None]:
+def _counted(method: str, context: Context, metrics: AdminMetrics, refusals: Repeats) -> Iterator[None]:
     code = grpc.StatusCode.OK
     try:
         yield
@@ -303,7 +283,9 @@ def _counted(method: str, context: Context, metrics: AdminMetrics, refusals: Ref
         code = refusal_of(error).code
         metrics.no_space.inc(error.reason is Reason.ETCD_NO_SPACE)
         metrics.refused.labels(error.reason).inc()
-        refusals.tell(error, method, context.peer())
+        if error.reason in _LOGGED and (calls := refusals.count(error.reason)):
+            told = {"method": method, "peer": context.peer(), "message": error.message}
+            _log.warning("calls_refused", reason=error.reason, calls=calls, **told)
         raise
     except (asyncio.CancelledError, GeneratorExit):
         code = grpc.StatusCode.CANCELLED

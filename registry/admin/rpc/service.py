@@ -16,7 +16,6 @@ from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.interceptor import (
     CallLimits,
     Prepare,
-    RefusalLog,
     Stream,
     Unary,
     supervised_stream,
@@ -25,6 +24,7 @@ from registry.admin.rpc.interceptor import (
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.admin.rpc.streams import Streams
 from registry.admin.rpc.wire import parser_of
+from registry.runtime.process import Repeats
 from registry.transactions.context import TxnLimits
 from registry.v1 import registry_pb2 as pb
 
@@ -53,7 +53,7 @@ def make_handlers(
         "WatchResidency": streams.residency.watch_residency,
     }
     calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
-    shared = CallLimits(calls, working, ByteLimiter(), Batcher(), RefusalLog(), stopping)
+    shared = CallLimits(calls, working, ByteLimiter(), Batcher(), Repeats(asyncio.get_running_loop().time), stopping)
     own = {"ReadBackup": replace(shared, working=FairLimiter(BACKUPS_AT_ONCE))}
     prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
