@@ -12,11 +12,12 @@ read to its end and nothing came after it, for that would be taken for the answe
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from threading import BoundedSemaphore, Lock, Thread
 from time import perf_counter
 from typing import Any
@@ -38,8 +39,18 @@ class Watch:
         self.limits = limits
         self.stop = stop
         self.has_answer = False  # a byte has come since somebody last set this to False
+        self._answer_until = math.inf
         self._waited_seconds = 0.0
         self._got_bytes = 0
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """The whole head of an answer comes within the idle time: what only announces one, as a 103 does, is none."""
+        self._answer_until = perf_counter() + self.limits.idle_seconds
+        try:
+            yield
+        finally:
+            self._answer_until = math.inf
 
     def read(self, read: Callable[[float], bytes], timeout_seconds: float) -> bytes:
         """What `read` gives, which waits for at most the seconds that it is told.
@@ -49,7 +60,9 @@ class Watch:
             httpcore.ReadTimeout: too little has come in the time.
         """
         started = perf_counter()
-        content = self._awaited(read, started + timeout_seconds)
+        if started >= self._answer_until:
+            raise httpcore.ReadTimeout("the source announces an answer, and gives none")
+        content = self._awaited(read, min(started + timeout_seconds, self._answer_until))
         self._waited_seconds += perf_counter() - started
         self._got_bytes += len(content)
         self.has_answer = self.has_answer or bool(content)
@@ -247,7 +260,8 @@ class KeptConnection(httpcore.HTTP11Connection):
         """Sends a request, and reads the beginning of its answer under the watch of the staging that asks."""
         self._stream.watch = watch
         watch.has_answer = False
-        return self.handle_request(request)
+        with watch.answering():
+            return self.handle_request(request)
 
     @property
     def may_be_kept(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -444,3 +445,19 @@ def test_a_source_that_fails_when_it_is_asked_for_more_is_said_as_it_was(site, w
     del site.files[NAMES[1]]
     site.answers["/team/a/adapter_model.bin"] = lambda exchange: exchange.send(302, Location="http://10.0.0.1/")
     assert refusal(web, site).reason == "source_missing"
+
+
+@pytest.mark.parametrize("status", [b"103 Early Hints", b"102 Processing"])
+def test_a_source_that_only_announces_an_answer_is_as_silent_as_one_that_says_nothing(site, status):
+    """X3 given-back, R8: informational answers for ever keep no staging."""
+
+    until = time.monotonic() + 30  # where it is no silence, the test fails
+
+    def announces(exchange: Exchange) -> None:
+        while time.monotonic() < until:
+            exchange.wfile.write(b"HTTP/1.1 %s\r\nLink: </%s>\r\n\r\n" % (status, b"x" * 4000))
+
+    site.answers[NAMES[0]] = announces
+    with closing(Web(SourceLimits(connect_seconds=60, idle_seconds=0.5, pace_seconds=60))) as web:
+        assert refusal(web, site).reason == "source_timeout"
+    assert site.paths == [NAMES[0]]
