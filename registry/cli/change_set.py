@@ -8,6 +8,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -23,6 +24,8 @@ from registry.v1 import registry_pb2 as pb
 # The admin service takes messages of 4 MiB.
 _MAX_SENT = 2000
 _MAX_SENT_BYTES = 3 << 20
+# Of one file: the manifests of a hundred thousand adapters.
+_MAX_FILE_CHARACTERS = 64 << 20
 # Between the request id of a set and the number of a part of it.
 _PART = ":part"
 _ENDINGS = (".yaml", ".yml", ".json")
@@ -283,13 +286,16 @@ def _unreadable(error: OSError) -> None:
 
 def _text(file: str) -> str:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        with nullcontext(sys.stdin) if file == "-" else Path(file).open(encoding="utf-8") as opened:
+            text = opened.read(_MAX_FILE_CHARACTERS + 1)
         text.encode()  # where the locale is C, Python takes bytes of standard input that are no UTF-8
     except OSError as error:
         remedy = "name a file or a folder that can be read, or - for standard input"
         raise usage(f"--file: cannot read {file}: {error.strerror}; {remedy}") from error
     except UnicodeError as error:
         raise usage(f"cannot read {file}: it is not text in UTF-8") from error
+    if len(text) > _MAX_FILE_CHARACTERS:
+        raise usage(f"--file: {file} has more than {_MAX_FILE_CHARACTERS} characters; give its manifests in several")
     return text
 
 

@@ -11,6 +11,8 @@ from registry.etcd3.options import TlsFiles
 
 # A replacement may come between two looks at the files; more than this is somebody who writes all the time.
 _LOOKS = 3
+# Of one file; all authorities of the web have a quarter of a megabyte.
+MAX_PEM_BYTES = 16 << 20
 
 
 class Pem(NamedTuple):
@@ -86,9 +88,13 @@ def _content(file: Path | None) -> bytes | None:
     if file is None:
         return None
     try:
-        return file.read_bytes()
+        with file.open("rb") as opened:
+            content = opened.read(MAX_PEM_BYTES + 1)
     except OSError as error:
         raise TlsUnusable(file, f"cannot read {file}: {error.strerror}") from error
+    if len(content) > MAX_PEM_BYTES:
+        raise TlsUnusable(file, f"{file} has more than {MAX_PEM_BYTES} bytes; name a file of certificates, or a key")
+    return content
 
 
 def _check(files: TlsFiles) -> None:

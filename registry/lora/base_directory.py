@@ -278,4 +278,5 @@ def weights_files(directory: Path) -> list[Path]:
 def _json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ValueError(f"{path.name} is larger than {_MAX_JSON_BYTES} bytes")
-    return json_object(path.name, path.read_bytes())
+    with path.open("rb") as file:
+        return json_object(path.name, file.read(_MAX_JSON_BYTES))

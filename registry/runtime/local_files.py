@@ -12,9 +12,10 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 import structlog
 
@@ -24,6 +25,8 @@ _log = structlog.get_logger()
 Content = TypeVar("Content")
 # More than any of these files has.
 MAX_BYTES = 64 << 20
+# Far more than a password or a key has.
+MAX_SECRET_BYTES = 64 << 10
 
 
 class NotAFile(OSError):
@@ -31,7 +34,28 @@ class NotAFile(OSError):
 
 
 def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a file.
+    """The content of a file. Raises what `open_file` raises."""
+    with open_file(path, max_bytes=max_bytes) as file:
+        return file.read(max_bytes)
+
+
+def read_followed(path: Path, *, max_bytes: int) -> bytes:
+    """The content of a file of an operator's, who may name a link or a pipe.
+
+    Raises:
+        NotAFile: it has more than `max_bytes`; no more than these are read.
+        OSError: it is not there, or cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(path, max_bytes)
+    return content
+
+
+@contextmanager
+def open_file(path: Path, *, max_bytes: int) -> Iterator[BinaryIO]:
+    """A file of ours, open to be read. It may grow: whoever reads it has a bound too.
 
     Raises:
         NotAFile: it is none, or larger than `max_bytes`.
@@ -48,11 +72,15 @@ def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise NotAFile(errno.EINVAL, "it is no file", str(path))
         if found.st_size > max_bytes:
-            raise NotAFile(errno.EFBIG, f"it has more than {max_bytes} bytes", str(path))
+            raise _too_large(path, max_bytes)
         with os.fdopen(os.dup(descriptor), "rb") as file:
-            return file.read(max_bytes)
+            yield file
     finally:
         os.close(descriptor)
+
+
+def _too_large(path: Path, max_bytes: int) -> NotAFile:
+    return NotAFile(errno.EFBIG, f"it has more than {max_bytes} bytes", str(path))
 
 
 def make_way(path: Path) -> None:

@@ -14,6 +14,7 @@ from registry.etcd3.errors import EtcdUnauthenticated
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.model.keys import DEFAULT_PREFIX
 from registry.runtime.flags import Flag
+from registry.runtime.local_files import MAX_SECRET_BYTES, read_followed
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -132,7 +133,7 @@ class DaemonSettings(BaseModel):
 
 def _read_password(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return read_followed(file, max_bytes=MAX_SECRET_BYTES).decode().strip()
     except OSError as error:
         raise EtcdUnauthenticated(f"cannot read {file}: {error.strerror}") from error
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 
 from registry.runtime.failpoints import Point, hit
-from registry.runtime.local_files import make_way
+from registry.runtime.local_files import make_way, open_file
 from sidecar.desired.snapshot import (
     Entry,
     SnapshotBase,
@@ -31,6 +33,9 @@ _log = structlog.get_logger()
 _NUMBERED = re.compile(r"(snapshot|journal|tmp)-(\d{1,12})")
 # A journal smaller than this is never worth a new base.
 MIN_JOURNAL_BYTES = 1 << 20
+# More than any pool's records have, and far more than the longest line; what is larger was written by somebody else.
+MAX_FILE_BYTES = 2 << 30
+MAX_LINE_BYTES = 64 << 20
 # What is appended within this time is synced together.
 SYNC_AFTER_SECONDS = 0.1
 
@@ -205,8 +210,8 @@ class Journal:
 
     def _read_base(self, number: int) -> SnapshotBase | None:
         try:
-            with (self._directory / f"snapshot-{number}").open("rb") as file:
-                base = decode_base(file)
+            with open_file(self._directory / f"snapshot-{number}", max_bytes=MAX_FILE_BYTES) as file:
+                base = decode_base(_lines(file))
                 self._base_bytes = file.tell()
         except (OSError, SnapshotDamaged) as error:
             _log.warning("snapshot_damaged", file=f"snapshot-{number}", error=str(error))
@@ -218,15 +223,25 @@ class Journal:
         entries: list[Entry] = []
         try:
             while number in present:
-                data = (self._directory / f"journal-{number}").read_bytes()
-                self._journal_bytes += len(data)
-                for entry in decode_entries(data):
-                    entries.append(entry)  # noqa: PERF402 - what came before the damage is kept
+                with open_file(self._directory / f"journal-{number}", max_bytes=MAX_FILE_BYTES) as file:
+                    for line in _lines(file):
+                        self._journal_bytes += len(line)
+                        entries.extend(decode_entries(line))
                 number += 1
         except (OSError, SnapshotDamaged) as error:
             _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
             self._has_gap = True
         return tuple(entries)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Raises SnapshotDamaged: a line is longer than any that was written, or they do not end."""
+    left_bytes = MAX_FILE_BYTES
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        left_bytes -= len(line)
+        if len(line) > MAX_LINE_BYTES or left_bytes < 0:
+            raise SnapshotDamaged(f"it has more than {MAX_LINE_BYTES} bytes in a line, or {MAX_FILE_BYTES} in all")
+        yield line
 
 
 def _sync(descriptor: int) -> None:

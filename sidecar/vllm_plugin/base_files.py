@@ -92,5 +92,6 @@ def _config(path: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ValueError(f"{path.name} is larger than {_MAX_JSON_BYTES} bytes")
-    found: dict[str, Any] = json.loads(path.read_bytes())
+    with path.open("rb") as file:
+        found: dict[str, Any] = json.loads(file.read(_MAX_JSON_BYTES))
     return found

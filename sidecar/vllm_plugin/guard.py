@@ -23,6 +23,8 @@ TOKEN_VARIABLE = "LORAPLANE_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a va
 # Holds the token; anything, where there is none.
 CONTROL_HEADER = "x-loraplane-control"
 WITHOUT_TOKEN = "sidecar"  # noqa: S105 - says that there is none
+# Far more than a token has.
+_MAX_TOKEN_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,13 @@ def read_token(file: Path) -> bytes:
         Forbidden: there is none.
     """
     try:
-        token = file.read_bytes().strip()
+        with file.open("rb") as opened:
+            token = opened.read(_MAX_TOKEN_BYTES + 1)
     except OSError as error:
         raise Forbidden(f"{TOKEN_VARIABLE} cannot be read in the engine: {error.strerror}") from error
+    if len(token) > _MAX_TOKEN_BYTES:
+        raise Forbidden(f"the file that {TOKEN_VARIABLE} names has more than {_MAX_TOKEN_BYTES} bytes in the engine")
+    token = token.strip()
     if not token:
         raise Forbidden(f"the file that {TOKEN_VARIABLE} names is empty in the engine")
     return token

@@ -20,6 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+# Far more than a file of ours that says what runs where.
+MAX_BYTES = 1 << 20
+
 
 class EtcdNotFound(Exception):
     """There is no etcd to run; the message says how to get one."""
@@ -46,9 +49,10 @@ def _from_environment() -> Path | None:
 def _from_path() -> Path | None:
     found = shutil.which("etcd")
     # Beside the Python package of that name stands a script that starts the binary; the binary itself is quicker.
-    if found is None or Path(found).read_bytes()[:2] == b"#!":
+    if found is None:
         return None
-    return Path(found)
+    with Path(found).open("rb") as file:
+        return None if file.read(2) == b"#!" else Path(found)
 
 
 def _from_package() -> Path:
@@ -248,7 +252,8 @@ def remember(file: Path, process: Process) -> None:
 def recall(file: Path) -> Process | None:
     """The process that was written down, whether it runs or not; None: none was since the machine started."""
     try:
-        found = json.loads(file.read_text())
+        with file.open("rb") as opened:
+            found = json.loads(opened.read(MAX_BYTES))
         return Process(int(found["pid"]), int(found["started"])) if found["boot"] == _boot() else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

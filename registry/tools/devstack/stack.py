@@ -145,8 +145,17 @@ def is_ready(part: StackPart) -> bool:
         return False
 
 
+# Of a log, in which its last line is looked for.
+_END_BYTES = 64 << 10
+
+
 def last_words(log: Path) -> str:
     """The last line of a log, and where the log is."""
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    content = b""
+    if log.exists():
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _END_BYTES))
+            content = file.read(_END_BYTES)
+    lines = content.decode(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
     return f"its log {log} ends with: {last[-300:]}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from registry.tools.devstack.processes import free_ports, recall
+from registry.tools.devstack.processes import MAX_BYTES, free_ports, recall
 
 FILE = "stack.json"
 DEFAULT_FOLDER = Path(".loraplane")
@@ -74,7 +74,8 @@ def save(folder: Path, layout: StackLayout) -> None:
 def load(folder: Path) -> StackLayout | None:
     """The remembered layout; None: there is none, or it cannot be read."""
     try:
-        found = json.loads((folder / FILE).read_text())
+        with (folder / FILE).open("rb") as file:
+            found = json.loads(file.read(MAX_BYTES))
         ports = {str(name): int(port) for name, port in found["ports"].items()}
         layout = StackLayout(EngineKind(found["engine"]), tuple(found["replicas"]), ports)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from registry.runtime.local_files import MAX_SECRET_BYTES, read_followed
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
 from sidecar.engines.transport import (
     Change,
@@ -195,7 +196,7 @@ def read_secret(flag: str, file: Path) -> str:
         EngineUnusable: the file cannot be read, or does not hold one line.
     """
     try:
-        secret = file.read_text(errors="replace").strip()
+        secret = read_followed(file, max_bytes=MAX_SECRET_BYTES).decode(errors="replace").strip()
     except OSError as error:
         raise _bad_file(flag, file, error.strerror or type(error).__name__) from error
     if not secret or not secret.isascii() or not secret.isprintable():

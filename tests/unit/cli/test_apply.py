@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -185,6 +186,15 @@ def test_a_file_that_is_not_there(cli):
 def test_a_file_that_is_no_text(cli, tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
     assert "not text in UTF-8" in cli("apply", "-f", "x").err
+
+
+def test_a_file_of_8_gibibytes_is_not_read_whole(cli, tmp_path):
+    """X3 given-back."""
+    (tmp_path / "x").touch()
+    os.truncate(tmp_path / "x", 8 << 30)
+    ran = cli("apply", "-f", "x")
+    told = "error: USAGE: --file: x has more than 67108864 characters; give its manifests in several\n"
+    assert (ran.code, ran.err) == (2, told)
 
 
 def test_a_request_id_that_cannot_be_one(cli, admin, manifest):

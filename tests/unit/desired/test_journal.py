@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,14 @@ from registry.runtime.failpoints import Point, handling
 from sidecar.desired import journal as journal_module
 from sidecar.desired.journal import Journal
 from sidecar.desired.packing import RawRecord
-from sidecar.desired.snapshot import AdaptersChanged, PoolChanged, SnapshotBase, decode_entries, encode_entry
+from sidecar.desired.snapshot import (
+    AdaptersChanged,
+    PoolChanged,
+    SnapshotBase,
+    SnapshotDamaged,
+    decode_entries,
+    encode_entry,
+)
 from tests.simulation.loop import VirtualLoop
 from tests.unit.desired.test_snapshot import bytes_of, change
 
@@ -128,18 +136,23 @@ async def test_a_damaged_base_gives_way_to_the_one_before(tmp_path):
     assert Journal(tmp_path).restore("p").base == base(1)
 
 
+def breaks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A file stands on a bad sector."""
+    whole = journal_module.open_file
+
+    def broken(path, *, max_bytes):
+        if path.name == name:
+            raise OSError(errno.EIO, "bad sector")
+        return whole(path, max_bytes=max_bytes)
+
+    monkeypatch.setattr(journal_module, "open_file", broken)
+
+
 async def test_a_base_that_the_disk_does_not_give_gives_way_to_the_one_before(tmp_path, monkeypatch):
     """R12 crash-only: as one on a bad sector."""
     for revision in (1, 2):
         (tmp_path / f"snapshot-{revision}").write_bytes(bytes_of(base(revision)))
-    whole = journal_module.decode_base
-
-    def broken(file):
-        if file.name.endswith("snapshot-2"):
-            raise OSError(errno.EIO, "bad sector")
-        return whole(file)
-
-    monkeypatch.setattr(journal_module, "decode_base", broken)
+    breaks(monkeypatch, "snapshot-2")
     journal = Journal(tmp_path)
     assert journal.restore("p").base == base(1)
     journal.close()
@@ -476,7 +489,7 @@ async def test_what_the_disk_refuses_is_no_reason_to_end(tmp_path, monkeypatch):
         assert Journal(blocked).restore("p") is None
     (blocked / "journal-3").write_bytes(encode_entry(change(3)))
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", failing(OSError(errno.EIO, "bad sector")))
+        breaks(patch, "journal-3")
         again = Journal(blocked)
         restored = again.restore("p")
     assert (restored.base, restored.entries, again.wants_base) == (base(2), (), True)
@@ -543,3 +556,45 @@ async def test_entries_are_whole_lines_in_the_order_in_which_they_came(tmp_path)
         journal.append(entry)
     journal.close()
     assert list(decode_entries((tmp_path / "journal-1").read_bytes())) == entries
+
+
+SPARSE_BYTES = 8 << 30
+
+
+@pytest.mark.parametrize("name", ["snapshot-9", "journal-1", "journal-2"])
+async def test_a_file_of_8_gibibytes_is_refused_unread(tmp_path, name):
+    """X3 given-back, R12: sparse, it costs whoever puts it there nothing; what is whole beside it is taken."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    journal.append(change(2))
+    journal.close()
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, SPARSE_BYTES)
+    tracemalloc.start()
+    try:
+        with capture_logs() as logs:
+            restored = Journal(tmp_path).restore("p")
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert restored.base == base(1)
+    assert restored.entries == (() if name == "journal-1" else (change(2),))
+    assert [one["file"] for one in logs if "more than" in one.get("error", "")] == [name]
+    assert peak_bytes < 1 << 20
+
+
+@pytest.mark.parametrize(("bound", "name"), [("MAX_LINE_BYTES", "snapshot-1"), ("MAX_FILE_BYTES", "journal-1")])
+async def test_a_line_or_a_growing_file_is_read_up_to_a_bound(tmp_path, monkeypatch, bound, name):
+    """X3 given-back: what is found small may grow while it is read."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    journal.append(change(2))
+    journal.close()
+    monkeypatch.setattr(journal_module, bound, 10)
+    whole = journal_module.open_file
+    monkeypatch.setattr(journal_module, "open_file", lambda path, *, max_bytes: whole(path, max_bytes=1 << 20))
+    with capture_logs() as logs, (tmp_path / name).open("rb") as file:
+        with pytest.raises(SnapshotDamaged, match=r"more than"):
+            list(journal_module._lines(file))
+        assert Journal(tmp_path).restore("p") is None
+    assert [one["file"] for one in logs] == ["snapshot-1"]

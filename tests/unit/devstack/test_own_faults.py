@@ -37,12 +37,12 @@ def of_a_pool(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def of_a_layout(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(Path, "read_text", fail)
+    monkeypatch.setattr(Path, "open", fail)
     return load(Path("s"))
 
 
 def of_a_pid_file(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(Path, "read_text", fail)
+    monkeypatch.setattr(Path, "open", fail)
     return recall(Path("s"))
 
 

@@ -229,6 +229,10 @@ def test_what_is_not_ready_is_told_with_the_end_of_its_log(played):
         played.wait_ready(["etcd"], 60)
     log.write_text("x" * 999)
     assert last_words(log).endswith(": " + "x" * 300)
+    os.truncate(log, 8 << 30)  # X3 given-back: of a log only the end is read
+    with log.open("a") as file:
+        file.write("\nthe end\n")
+    assert last_words(log).endswith(": the end")
 
 
 @contextmanager

@@ -77,7 +77,7 @@ async def test_of_whether_it_is_paused():
 async def test_of_a_file_with_a_key(tmp_path, monkeypatch):
     """X1, R9: nor is it an engine that cannot be driven."""
     (tmp_path / "key").write_text("key")
-    monkeypatch.setattr(Path, "read_text", fault)
+    monkeypatch.setattr(Path, "open", fault)
     with pytest.raises(FaultOfOurs):
         await VllmHttp("http://e", tmp_path / "key").get(["/metrics"], 1.0)
 

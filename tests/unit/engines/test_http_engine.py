@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -183,6 +184,10 @@ async def test_files_of_keys_are_read_at_each_use_and_never_told(server, tmp_pat
         assert refused.value.reason == "engine_unauthorized"
     key.unlink()
     with pytest.raises(EngineUnusable, match="No such file"):
+        await engine.get(["/a"], 1.0)
+    key.touch()
+    os.truncate(key, 8 << 30)  # X3 given-back: no more of it is read than a key may have
+    with pytest.raises(EngineUnusable, match="more than 65536 bytes"):
         await engine.get(["/a"], 1.0)
     key.write_text("third")
     token.unlink()

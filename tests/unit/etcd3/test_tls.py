@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -13,7 +14,7 @@ from registry.etcd3 import tls
 from registry.etcd3.channel import MemberConnection, tls_reader
 from registry.etcd3.errors import TlsFailed
 from registry.etcd3.options import TlsFiles
-from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
+from registry.etcd3.tls import MAX_PEM_BYTES, Pem, TlsReader, TlsUnusable
 from tests.support.tls import Authority
 
 
@@ -74,6 +75,16 @@ def test_a_file_that_is_being_written_is_not_taken(authority, files, reader, tol
     assert file.name in told[0]
     file.write_bytes(content)
     assert reader.newest() == before
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate", "key"])
+def test_a_tls_file_of_8_gibibytes_is_not_read_whole(authority, files, reader, told, name):
+    """X3 given-back, R13 static-stable: what fitted before is used on."""
+    before = install(authority.issue("old"), files)
+    reader.newest()
+    os.truncate(getattr(files, name), 8 << 30)
+    assert reader.newest() == before
+    assert f"has more than {MAX_PEM_BYTES} bytes" in told[0]
 
 
 def test_a_key_with_a_pass_phrase_asks_nobody(authority, files, reader):
@@ -142,7 +153,7 @@ class Defect(Exception):
     """A fault of ours."""
 
 
-@pytest.mark.parametrize("fails", ["load_cert_chain", "load_verify_locations", "read_bytes"])
+@pytest.mark.parametrize("fails", ["load_cert_chain", "load_verify_locations", "open"])
 def test_a_fault_of_ours_is_no_trouble_with_files(authority, files, reader, told, monkeypatch, fails):
     """R12: it is told as it is, and what fitted last does not hide it."""
     install(authority.issue("old"), files)
@@ -152,7 +163,7 @@ def test_a_fault_of_ours_is_no_trouble_with_files(authority, files, reader, told
     def breaks(*_: object, **__: object) -> None:
         raise Defect
 
-    monkeypatch.setattr(Path if fails == "read_bytes" else ssl.SSLContext, fails, breaks)
+    monkeypatch.setattr(Path if fails == "open" else ssl.SSLContext, fails, breaks)
     with pytest.raises(Defect):
         reader.newest()
     assert told == []

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from registry.runtime import local_files
-from registry.runtime.local_files import FollowedFile, NotAFile, make_folder, make_way, read_file, set_aside
+from registry.runtime.local_files import (
+    FollowedFile,
+    NotAFile,
+    make_folder,
+    make_way,
+    read_file,
+    read_followed,
+    set_aside,
+)
 
 
 def nothing(_: Path) -> None:
@@ -95,6 +103,18 @@ def test_a_file_is_read_whole_up_to_a_bound(tmp_path, size, is_read):
             read_file(file, max_bytes=5)
         assert told.value.errno == errno.EFBIG
     assert is_open_count() == before
+
+
+@pytest.mark.parametrize("endless", ["/dev/zero", "sparse"])
+def test_an_operators_file_is_followed_and_read_up_to_a_bound(tmp_path, endless):
+    """X3 given-back: a link to it, as secrets are mounted; what never ends is refused."""
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 8 << 30)
+    (tmp_path / "link").symlink_to(endless)
+    with pytest.raises(NotAFile, match="more than 5 bytes"):
+        read_followed(tmp_path / "link", max_bytes=5)
+    (tmp_path / "sparse").write_bytes(b"12345")
+    assert read_followed(tmp_path / "sparse", max_bytes=5) == b"12345"
 
 
 def test_a_file_that_grows_while_it_is_read_is_read_up_to_the_bound(tmp_path, monkeypatch):

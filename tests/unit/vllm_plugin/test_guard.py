@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,11 @@ async def test_where_there_is_a_token_nothing_goes_without_it(client, server, tm
     reply = await locked.get("/v1/loraplane/state", headers=OURS)
     assert reason_of(reply) == (403, "forbidden", CONTROL_HEADER)
     assert server.paths() == {"x": "/old/x"}
+    os.truncate(file, 8 << 30)  # X3 given-back: no more of it is read than a token may have
+    reply = await unload(locked, OURS | {CONTROL_HEADER: "s3cret"})
+    assert reason_of(reply) == (403, "forbidden", None)
+    assert "more than 65536 bytes" in reply.text
+    file.write_text("s3cret\n")
     assert (await unload(locked, OURS | {CONTROL_HEADER: "s3cret"})).status_code == 200
 
 
