@@ -195,7 +195,7 @@ class Oracle:
         """Plays a case."""
         self._entries.clear()
         self._records.clear()
-        before = _memory_bytes("VmRSS", forgets_peak=True)
+        before = memory_bytes("VmRSS", forgets_peak=True)
         self._last, self._worst = time.thread_time(), 0.0
         failure: Exception | None = None
         try:
@@ -204,7 +204,7 @@ class Oracle:
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody foresaw it
             failure = error
         self._feel()
-        for place, text in self._complaints(_memory_bytes("VmHWM") - before):
+        for place, text in self._complaints(memory_bytes("VmHWM") - before):
             return Finding(target, case, place, f"{text}\n")  # more to the point than what followed from it
         if failure is not None:
             return Finding(target, case, place_of(failure), "".join(traceback.format_exception(failure)))
@@ -230,7 +230,7 @@ class Oracle:
             yield "memory", f"memory grew by {grown_bytes >> 20} MiB"
 
 
-def _memory_bytes(field: str, *, forgets_peak: bool = False) -> int:
+def memory_bytes(field: str, *, forgets_peak: bool = False) -> int:
     """Memory of this process by its name in /proc/self/status."""
     if forgets_peak:
         Path("/proc/self/clear_refs").write_text("5")

@@ -24,6 +24,7 @@ _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 _NUMBERS = (b"0", b"-1", b"1", b"255", b"65536", b"2147483648", b"9223372036854775807", b"9223372036854775808")
 _ODD_NUMBERS = (b"1" + b"0" * 400, b"9" * 5000, b"1e999", b"-", b".", b"1e", b"nan", b"-0", b"0x10", b"\xd9\xa3")
 _PIECES = (b"\0", b"\x1b[2J", b"\n", b"\r\n", b"\xff", b"\xed\xa0\x80", b"\xe2\x80\xae", b"../", b"[" * 2000, b'"')
+_MOST_STEPS = 30
 _WORDS = ("", "\0", "\ud800", "\u202e", "\x1b[2J\n", "..", "/", "a" * 300, "\u00e9" * 70_000, "{0-99999}", "(a|a)*" * 9)
 
 
@@ -160,6 +161,17 @@ def _other(rng: random.Random, value: Any) -> Any:
     if how < 0.5:
         return rng.choice((_DEEP, [value], {"a": value}, [value] * 50))
     return rng.choice((*SCALARS, *_WORDS))
+
+
+def steps(rng: random.Random, part: bytes) -> bytes:
+    """Lines of words, with one left out, moved, exchanged in a word or number, or done many times."""
+    lines = part.splitlines() or [b""]
+    at, other = rng.randrange(len(lines)), rng.choice(lines)
+    words = lines[at].split() or [b""]
+    words[rng.randrange(len(words))] = rng.choice((*other.split(), b"1", b"7", b"20"))
+    made = ([], [other, lines[at]], [b" ".join(words)], [b" ".join(words)], [lines[at]] * 3)
+    lines[at : at + 1] = rng.choice(made)
+    return b"\n".join(lines[:_MOST_STEPS])
 
 
 def safetensors(rng: random.Random, part: bytes) -> bytes:

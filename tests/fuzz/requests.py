@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.fuzz.fuzzer import SECRET, Run, Target
 from tests.fuzz.mutation import Case, choice, protobuf, raw
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, refused, wait_ready
 from tests.support.etcd import make_cluster
-from tests.support.rig import running_rig
+from tests.support.rig import Rig, running_rig
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
 _METHODS = {method.name: method for method in _SERVICE.methods}
@@ -96,7 +97,8 @@ def _calls() -> tuple[Case, ...]:
 
 
 @asynccontextmanager
-async def _admin(folder: Path) -> AsyncIterator[Admin]:
+async def admin_on_etcd(folder: Path) -> AsyncIterator[Admin]:
+    """The admin service on an etcd of its own, with a pool."""
     cluster = make_cluster(folder / "etcd", flags={"unsafe-no-fsync": "true"})
     cluster.start()
     try:
@@ -113,7 +115,7 @@ async def _admin(folder: Path) -> AsyncIterator[Admin]:
 async def _calling(folder: Path) -> AsyncIterator[Run]:
     """The admin service, called with whatever bytes."""
     metadata = (("authorization", f"Bearer {SECRET}"),)
-    async with _admin(folder) as admin:
+    async with admin_on_etcd(folder) as admin:
 
         async def play(case: Case) -> None:
             name, content = case[0].decode(), case[1]
@@ -137,7 +139,8 @@ async def _calling(folder: Path) -> AsyncIterator[Run]:
         yield play
 
 
-def _request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """A request that is whole."""
     told = {"Host": "127.0.0.1", "Connection": "close", **headers, "Content-Length": str(len(body))}
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in told.items())
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
@@ -149,12 +152,12 @@ def _sent() -> tuple[Case, ...]:
     ours = {CONTROL_HEADER: SECRET, "Content-Type": "application/json"}
     unload = b'{"lora_name":"good"}'
     swap = b'{"lora_name":"other","lora_path":"/a/b","expected_path":"/a/c"}'
-    pages = [(b"sidecar", _request("GET", path)) for path in ("/livez", "/readyz", "/status", "/metrics", "/x")]
-    pages += [(b"admin", _request("GET", path)) for path in ("/livez", "/readyz", "/metrics")]
-    pages += [(b"admin", _request("GET", f"/v1/residency?pool={pool}")) for pool in ("p", "q&name=acme/a", "%ff")]
-    plugin = [_request("GET", f"/v1/loraplane/{page}", **ours) for page in ("plugin", "state", "uses", "changes")]
-    plugin += [_request("POST", "/v1/loraplane/swap", swap, **ours), _request("GET", "/v1/loraplane/state")]
-    plugin += [_request("POST", "/v1/loraplane/unload", unload.replace(b"good", b"x"), **ours)]
+    pages = [(b"sidecar", request("GET", path)) for path in ("/livez", "/readyz", "/status", "/metrics", "/x")]
+    pages += [(b"admin", request("GET", path)) for path in ("/livez", "/readyz", "/metrics")]
+    pages += [(b"admin", request("GET", f"/v1/residency?pool={pool}")) for pool in ("p", "q&name=acme/a", "%ff")]
+    plugin = [request("GET", f"/v1/loraplane/{page}", **ours) for page in ("plugin", "state", "uses", "changes")]
+    plugin += [request("POST", "/v1/loraplane/swap", swap, **ours), request("GET", "/v1/loraplane/state")]
+    plugin += [request("POST", "/v1/loraplane/unload", unload.replace(b"good", b"x"), **ours)]
     questions = [write_question(name, "/models/tiny") for name in ("good", "other", "acme/a")]
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
     return (
@@ -183,50 +186,115 @@ async def _exchanged(
     return answer
 
 
+@dataclass(frozen=True)
+class Ports:
+    """All ports of a pool: of HTTP and gRPC by their names, and the resolver's socket; and what is behind them."""
+
+    numbers: Mapping[str, int]
+    resolver: Path
+    rig: Rig
+    engine: SimulatedVllm
+
+    async def opened(self, name: str) -> Connection:
+        """A connection to one of them."""
+        if name == "resolver":
+            return await asyncio.open_unix_connection(self.resolver)
+        return await asyncio.open_connection("127.0.0.1", self.numbers[name])
+
+
 @asynccontextmanager
-async def _listening(folder: Path) -> AsyncIterator[Run]:
-    """All ports of a pool: a sidecar's page, its resolver, the plugin in its engine, both of the admin service."""
+async def all_ports(folder: Path) -> AsyncIterator[Ports]:
+    """A sidecar's page, its resolver, the plugin in its engine, both of the admin service."""
     sockets = Path(tempfile.mkdtemp(prefix="lp-"))  # a socket's path is short
     (folder / "token").write_text(SECRET)
     guard = Guard(str(folder / "store"), folder / "token")
     engine = SimulatedVllm(Options(plugin=True, resolver=str(sockets / "s"), guard=guard))
     listener = listen("127.0.0.1", 0)
     try:
-        async with _admin(folder) as admin, running_rig(folder, engine) as rig:
+        async with admin_on_etcd(folder) as admin, running_rig(folder, engine) as rig:
             rig.driver._http._token_file = folder / "token"
             rig.desire(1, good="good")
             await rig.served(1, "good")
             page = rig.sidecar.status, (), rig.sidecar.drain, rig.sidecar.events, rig.sidecar.activity
             async with served(make_app(*page, token_file=folder / "token"), listener):
-                ports = {
+                numbers = {
                     "sidecar": listener.getsockname()[1],
                     "admin": int(admin.http.rpartition(":")[2]),
                     "grpc": int(admin.address.rpartition(":")[2]),
                     "plugin": int(rig.driver.url.rpartition(":")[2]),
                 }
-
-                async def play(case: Case) -> None:
-                    port = case[0].decode()
-                    if port == "resolver":
-                        connection = await asyncio.open_unix_connection(sockets / "s")
-                    else:
-                        connection = await asyncio.open_connection("127.0.0.1", ports[port])
-                    answer = await _exchanged(connection, case[1], ends=port == "resolver")
-                    assert SECRET.encode() not in answer, "a secret in an answer"
-                    assert not answer.startswith(b"HTTP/1.1 500"), answer[:500]
-                    for one in ("sidecar", "admin"):
-                        again = await asyncio.open_connection("127.0.0.1", ports[one])
-                        assert b" 200 OK" in await _patient(again, _request("GET", "/livez"))
-                    assert "good" in engine.cards or b"good" in case[1], "what was served stopped"
-                    if "good" not in engine.cards:
-                        await rig.served(1, "good")
-
-                yield play
+                yield Ports(numbers, sockets / "s", rig, engine)
     finally:
         shutil.rmtree(sockets)
 
 
-async def _patient(connection: Connection, content: bytes) -> bytes:
+@asynccontextmanager
+async def _listening(folder: Path) -> AsyncIterator[Run]:
+    async with all_ports(folder) as ports:
+
+        async def play(case: Case) -> None:
+            port = case[0].decode()
+            answer = await _exchanged(await ports.opened(port), case[1], ends=port == "resolver")
+            assert SECRET.encode() not in answer, "a secret in an answer"
+            assert not answer.startswith(b"HTTP/1.1 500"), answer[:500]
+            await _goes_on(ports)
+            assert "good" in ports.engine.cards or b"good" in case[1], "what was served stopped"
+            if "good" not in ports.engine.cards:
+                await ports.rig.served(1, "good")
+
+        yield play
+
+
+async def _goes_on(ports: Ports) -> None:
+    for one in ("sidecar", "admin"):
+        assert b" 200 OK" in await whole_answer(await ports.opened(one), request("GET", "/livez"))
+
+
+_PATHS = ("/drain?wait=0", "/events", "/activity", "/status", "/metrics", "/readyz", "/v1/residency?pool=p")
+_PLUGIN_PATHS = ("/v1/loraplane/prove", "/v1/loraplane/coverage", "/v1/loraplane/state")
+_HOST, _STRANGE_HOST = b"127.0.0.1:80", b"web.example.com"
+_CONTROL = CONTROL_HEADER.encode()
+
+
+@lru_cache
+def _pages() -> tuple[Case, ...]:
+    """Method, path, Host, one more header and body of a request to each page, at each port."""
+    own = [(b"sidecar", b"GET", path.encode(), _HOST, b"Accept: */*", b"") for path in _PATHS[:-1]]
+    strange = [(b"sidecar", b"GET", path.encode(), _STRANGE_HOST, b"Accept: */*", b"") for path in _PATHS[:3]]
+    drains = [
+        (b"sidecar", b"POST", b"/drain?wait=1", _HOST, _CONTROL + b": 1", b""),
+        (*own[0][:4], _CONTROL + b":", b"x"),
+    ]
+    residency = [(b"admin", b"GET", _PATHS[-1].encode(), host, b"Accept: */*", b"") for host in (_HOST, _STRANGE_HOST)]
+    body = b'{"lora_name":"good","lora_path":"/a/b","prompt":[1,2],"max_tokens":3}'
+    json = b"Content-Type: application/json"
+    plugin = [(b"plugin", b"POST", path.encode(), _HOST, json, body) for path in _PLUGIN_PATHS]
+    large = (b"sidecar", b"POST", b"/events", _HOST, b"Transfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n")
+    return (*own, *strange, *drains, *residency, *plugin, large)
+
+
+@asynccontextmanager
+async def _paging(folder: Path) -> AsyncIterator[Run]:
+    """Requests that are such as a rule. No case says the control token, so none may drain the replica."""
+    async with all_ports(folder) as ports:
+
+        async def play(case: Case) -> None:
+            port, method, path, host, header, body = case
+            head = b"%s %s HTTP/1.1\r\nHost: %s\r\n%s\r\nConnection: close\r\n" % (method, path, host, header)
+            length = b"" if b"Transfer" in header else b"Content-Length: %d\r\n" % len(body)
+            answer = await _exchanged(await ports.opened(port.decode()), head + length + b"\r\n" + body, ends=False)
+            assert SECRET.encode() not in answer, "a secret in an answer"
+            assert not answer.startswith(b"HTTP/1.1 500"), answer[:500]
+            assert not ports.rig.sidecar.drain.why, "drained without the control token"
+            if host == _STRANGE_HOST and b"\n" not in header and port != b"plugin":
+                is_told = answer.startswith(b"HTTP/1.1 200") and b'"note"' not in answer
+                assert not is_told, f"told to a Host of anybody's: {answer[:200]!r}"
+            await _goes_on(ports)
+
+        yield play
+
+
+async def whole_answer(connection: Connection, content: bytes) -> bytes:
     """The whole answer, however slow the machine is."""
     reader, writer = connection
     writer.write(content)
@@ -238,4 +306,5 @@ async def _patient(connection: Connection, content: bytes) -> bytes:
 TARGETS = (
     Target("admin-calls", (choice, protobuf), _calls, _calling, runs=150),
     Target("ports", (choice, raw), _sent, _listening, runs=60),
+    Target("pages", (choice, choice, raw, choice, raw, raw), _pages, _paging, runs=5),
 )

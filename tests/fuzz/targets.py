@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tests.fuzz import adapter_files, answers, etcd_values, local_files, requests
+from tests.fuzz import adapter_files, answers, etcd_values, local_files, requests, sequences
 
 TARGETS = {
-    one.name: one for group in (etcd_values, adapter_files, requests, answers, local_files) for one in group.TARGETS
+    one.name: one
+    for group in (etcd_values, adapter_files, requests, sequences, answers, local_files)
+    for one in group.TARGETS
 }

@@ -15,23 +15,39 @@ from pathlib import Path
 
 from tests.support.processes import Program
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEADERS, _SETTINGS, _PING = 1, 4, 6
-_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RESET, SETTINGS, PING = 0, 1, 3, 4, 6
+END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
 _CALL = {
     ":method": "POST",
     ":scheme": "http",
-    ":path": "/registry.v1.AdapterRegistry/GetPool",
     ":authority": "x",
     "te": "trailers",
     "content-type": "application/grpc",
 }
-# Each a literal of a new name, without indexing.
-_BLOCK = b"".join(b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in header) for header in _CALL.items())
 
 
-def _frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+def head(stream: int, method: str, flags: int = 0, **more: str) -> bytes:
+    """The head of a call. Each header is a literal of a new name, without indexing."""
+    told = {**_CALL, ":path": f"/registry.v1.AdapterRegistry/{method}"}
+    told |= {name.replace("_", "-"): value for name, value in more.items()}
+    literals = (b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in one) for one in told.items())
+    return frame(HEADERS, _END_HEADERS | flags, stream, b"".join(literals))
+
+
+def answer_to(kind: int, flags: int, content: bytes) -> bytes:
+    """What has to be said to a frame of a server that asks for it."""
+    is_question = kind in {SETTINGS, PING} and not flags & _ACK
+    return frame(kind, _ACK, 0, content if kind == PING else b"") if is_question else b""
+
+
+def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
     return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+
+
+# The settings are the usual ones.
+BEGINNING = PREFACE + frame(SETTINGS, 0, 0)
 
 
 class _Connection:
@@ -44,12 +60,12 @@ class _Connection:
 
     async def hang(self, host: str, port: int) -> None:
         reader, writer = await asyncio.open_connection(host, port)
-        writer.write(_PREFACE + _frame(_SETTINGS, 0, 0))
+        writer.write(BEGINNING)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read(reader, writer))
             while True:
                 for _ in range(self._missing):
-                    writer.write(_frame(_HEADERS, _END_HEADERS, self._next, _BLOCK))
+                    writer.write(head(self._next, "GetPool"))
                     self._next += 2
                 self._missing = 0
                 await writer.drain()
@@ -60,9 +76,8 @@ class _Connection:
             head = await reader.readexactly(9)
             content = await reader.readexactly(int.from_bytes(head[:3], "big"))
             kind, flags = head[3:5]
-            if kind in {_SETTINGS, _PING} and not flags & _ACK:
-                writer.write(_frame(kind, _ACK, 0, content if kind == _PING else b""))
-            self._missing += kind == _HEADERS and bool(flags & _END_STREAM)
+            writer.write(answer_to(kind, flags, content))
+            self._missing += kind == HEADERS and bool(flags & END_STREAM)
 
 
 async def _main(address: str, connections: int, calls: int, again_seconds: float) -> None:

@@ -1,0 +1,82 @@
+"""Each target that looks at more than one request finds the bug that it is there to find, planted in real code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from registry.admin.rpc import interceptor
+from registry.model.errors import InvalidArgument
+from registry.runtime import page_guard
+from registry.runtime.connection_table import ConnectionTable, NoPlace
+from sidecar.report import http
+from tests.fuzz import fuzzer, sequences
+from tests.fuzz.fuzzer import Bounds, search
+from tests.fuzz.targets import TARGETS
+from tests.fuzz.test_fuzz import PATIENCE
+
+
+def _refused_requests_are_kept(patch: pytest.MonkeyPatch) -> None:
+    kept: list[bytes] = []
+    received = interceptor._received
+
+    async def keep(*arguments: object) -> bytes:
+        # Written to anew, since a copy that nobody reads may have no page of its own.
+        kept.append(bytes(bytearray(await received(*arguments))))  # type: ignore[arg-type]
+        return kept[-1]
+
+    patch.setattr(sequences, "MAX_KEPT_BYTES", 60 << 20)
+    patch.setattr(interceptor, "_received", keep)
+
+
+def _nobody_is_told_of_a_refusal(patch: pytest.MonkeyPatch) -> None:
+    refuse = interceptor._refuse
+
+    async def wait(context: interceptor.Context, error: InvalidArgument) -> None:
+        if "holds no request" not in error.message:
+            return await refuse(context, error)
+        while not context.done():
+            await interceptor.asyncio.sleep(0.1)
+        return None
+
+    patch.setattr(sequences, "ANSWER_SECONDS", 3.0)
+    patch.setattr(interceptor, "_refuse", wait)
+
+
+def _silent_ones_keep_their_places(patch: pytest.MonkeyPatch) -> None:
+    def refuse(table: ConnectionTable[object], peer: str) -> None:
+        if table._counts[peer] >= table._most_of_peer or len(table._peers) >= table._most:
+            raise NoPlace("port")
+
+    patch.setattr(ConnectionTable, "_replaced", refuse)
+
+
+def _any_web_page_drains(patch: pytest.MonkeyPatch) -> None:
+    async def anybody(*_: object) -> str:
+        return "anybody"
+
+    patch.setattr(http.DrainPage, "_caller", anybody)
+
+
+def _any_host_is_known(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(page_guard.Hosts, "knows", lambda *_: True)
+
+
+PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (
+    ("sequences", _refused_requests_are_kept, "are kept of calls"),
+    ("sequences", _nobody_is_told_of_a_refusal, "no answer to"),
+    ("connections", _silent_ones_keep_their_places, "answers nobody beside"),
+    ("pages", _any_web_page_drains, "drained without the control token"),
+    ("pages", _any_host_is_known, "told to a Host of anybody's"),
+)
+
+
+@pytest.mark.parametrize(("name", "plant", "told"), PLANTED, ids=[f"{one[0]}-{one[1].__name__}" for one in PLANTED])
+async def test_a_planted_bug_is_found(name, plant, told, tmp_path, monkeypatch):
+    """X3 given-back, X2: by the valid cases alone, each of which has its bug in mind."""
+    monkeypatch.setattr(fuzzer, "_SMALLER_SECONDS", 0.0)
+    plant(monkeypatch)
+    found = await search(TARGETS[name], tmp_path, random.Random(1), Bounds(runs=0, patience=PATIENCE))
+    assert [one for one in found.findings.values() if told in one.text], [*found.findings]
