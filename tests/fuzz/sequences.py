@@ -66,15 +66,12 @@ def _in_turn(part: bytes) -> Iterator[str]:
 
 
 def _swollen(content: bytes) -> bytes:
-    """The message with the large text wherever its mark stands."""
+    """The message with the large text where its mark stands first."""
     fields = fields_of(content)
-    return message_of([(number, _swollen_value(inner)) for number, inner in fields]) if fields else content
-
-
-def _swollen_value(inner: int | bytes) -> int | bytes:
-    if isinstance(inner, int):
-        return inner
-    return _LARGE.encode() if inner == _MARK else _swollen(inner)
+    for at, (number, inner) in enumerate(fields):
+        if isinstance(inner, bytes) and _MARK in inner:
+            return message_of([*fields[:at], (number, _swollen(inner)), *fields[at + 1 :]])
+    return _LARGE.encode() if content == _MARK else content
 
 
 @lru_cache(maxsize=8)
