@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
+from registry.cli.contexts import load_contexts
+from registry.cli.failure import CliError
 from registry.cli.manifest import read_manifests
 from registry.model.errors import RegistryError
 from registry.model.placement import Member
@@ -180,6 +182,18 @@ def _stack(file: Path) -> None:
         must_say(str(error))
 
 
+def _contexts(file: Path) -> None:
+    try:
+        found = load_contexts(file)
+    except CliError as error:
+        must_say(str(error))
+        return
+    found.save()
+    assert load_contexts(file) == found, "what was saved is read as something else"
+    for name, one in found.contexts.items():
+        assert type(one.protected) is bool, f"nobody can tell whether {name!r} is protected"
+
+
 def _manifest(file: Path) -> None:
     try:
         for placed in read_manifests(file.read_text(errors="replace"), "a.yaml"):
@@ -215,6 +229,7 @@ _MANIFEST = {
         "description": "words",
     },
 }
+_CONTEXT = {"admin": "h:1", "tls_ca": "/ca", "tls_cert": "", "tls_key": "", "pool": "p", "protected": True}
 _PROCESS = {"pid": 1, "started": 2, "boot": "b"}
 
 
@@ -232,6 +247,7 @@ def _samples() -> dict[bytes, tuple[Callable[[Path], object], bytes]]:
         b"slot": (_slot, {"schema": 1, "incarnation": "e1", "last_number": 3, "content": {"kind": "nothing"}}),
         b"stack": (_stack, {"engine": "sim", "replicas": ["r1"], "ports": ports}),
         b"process": (recall, _PROCESS),
+        b"contexts": (_contexts, {"current": "a", "contexts": {"a": _CONTEXT, "b": _CONTEXT}}),
         b"manifest": (_manifest, _MANIFEST),
         b"credentials": (_credentials, credentials),
         b"keys": (_keys, {"team": "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----"}),
@@ -240,7 +256,9 @@ def _samples() -> dict[bytes, tuple[Callable[[Path], object], bytes]]:
 
 
 def _small() -> list[Case]:
-    return [(name, content) for name, (_, content) in _samples().items()]
+    unsure = {"current": "a", "contexts": {"a": _CONTEXT | {"protected": 1}}}
+    samples = [(name, content) for name, (_, content) in _samples().items()]
+    return [*samples, (b"contexts", json.dumps(unsure).encode())]
 
 
 # Read once at start, and the operator's own: PyYAML's time grows with the square of their depth.

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from registry.admin.rpc import interceptor
+from registry.cli import contexts
 from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
 from registry.runtime.connection_table import ConnectionTable, NoPlace
+from registry.transactions import repair
 from sidecar.report import http
 from tests.fuzz import fuzzer, sequences
 from tests.fuzz.fuzzer import Bounds, search
@@ -64,12 +66,22 @@ def _any_host_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(page_guard.Hosts, "knows", lambda *_: True)
 
 
+def _any_generation_is_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(repair, "_check_reach", lambda *_: None)
+
+
+def _any_value_is_protection(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(contexts, "_context", lambda value: contexts.AdminContext(**value))
+
+
 PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (
     ("sequences", _refused_requests_are_kept, "are kept of calls"),
     ("sequences", _nobody_is_told_of_a_refusal, "no answer to"),
     ("connections", _silent_ones_keep_their_places, "answers nobody beside"),
     ("pages", _any_web_page_drains, "drained without the control token"),
     ("pages", _any_host_is_known, "told to a Host of anybody's"),
+    ("backups", _any_generation_is_believed, "uses a name up"),
+    ("small-files", _any_value_is_protection, "is protected"),
 )
 
 
