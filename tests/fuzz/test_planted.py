@@ -12,6 +12,7 @@ from registry.cli import contexts
 from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
 from registry.runtime.connection_table import ConnectionTable, NoPlace
+from registry.sources.http import Getter
 from registry.transactions import repair
 from sidecar.report import http
 from tests.fuzz import fuzzer, sequences
@@ -74,6 +75,14 @@ def _any_value_is_protection(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(contexts, "_context", lambda value: contexts.AdminContext(**value))
 
 
+def _a_credential_follows_a_redirect(patch: pytest.MonkeyPatch) -> None:
+    def anywhere(getter: Getter, *_: object) -> tuple[tuple[str, str | None], ...]:
+        assert getter._held is not None
+        return (("Authorization", getter._held.authorization()),)
+
+    patch.setattr(Getter, "_authorization", anywhere)
+
+
 PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (
     ("sequences", _refused_requests_are_kept, "are kept of calls"),
     ("sequences", _nobody_is_told_of_a_refusal, "no answer to"),
@@ -82,6 +91,7 @@ PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (
     ("pages", _any_host_is_known, "told to a Host of anybody's"),
     ("backups", _any_generation_is_believed, "uses a name up"),
     ("small-files", _any_value_is_protection, "is protected"),
+    ("source-answers", _a_credential_follows_a_redirect, "where a redirect led"),
 )
 
 
