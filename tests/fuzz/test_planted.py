@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from registry.admin.rpc import interceptor
+from registry.admin.rpc.calls import operator
 from registry.cli import contexts
 from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
@@ -83,6 +84,10 @@ def _a_credential_follows_a_redirect(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Getter, "_authorization", anywhere)
 
 
+def _names_differ_by_more_than_case(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(interceptor, "operator", lambda name: operator(name.lower()))
+
+
 PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (
     ("sequences", _refused_requests_are_kept, "are kept of calls"),
     ("sequences", _nobody_is_told_of_a_refusal, "no answer to"),
@@ -92,6 +97,7 @@ PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (
     ("backups", _any_generation_is_believed, "uses a name up"),
     ("small-files", _any_value_is_protection, "is protected"),
     ("source-answers", _a_credential_follows_a_redirect, "where a redirect led"),
+    ("certificate-names", _names_differ_by_more_than_case, "are taken for one"),
 )
 
 
