@@ -31,13 +31,16 @@ class SaidReplicas:
         self._lease = 0
 
     async def alive(self, *names: str, incarnation: str = "i", **labels: str) -> None:
-        """These live from now on."""
+        """These live from now on; of one that comes it is known that it is ready, and that it has seen nothing yet."""
         for name in names:
+            is_new = name not in self.members
             self.members[name] = Member(name, labels)
             presence = Presence(
                 pool=POOL, replica=name, incarnation=incarnation, owner="o", started_at="t", labels=labels
             )
             await self._put(self._keys.replica(POOL, name), presence.to_bytes())
+            if is_new:
+                await self.say(name, 0)
 
     async def gone(self, name: str) -> None:
         """It does not live any more."""

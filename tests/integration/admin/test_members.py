@@ -8,7 +8,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from registry.etcd3.ops import Put, Range, Txn
 from registry.model.status import RememberedReplicas
-from registry.rollout import expected
+from registry.rollout import members
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, put, refusal
 from tests.support.made_up_replicas import SaidReplicas
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    monkeypatch.setattr(expected, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(members, "_PAUSE_SECONDS", 0.05)
 
 
 async def remembered(ledger) -> dict[str, bool]:

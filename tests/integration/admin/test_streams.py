@@ -12,7 +12,7 @@ from grpc import StatusCode
 from registry.admin import server
 from registry.etcd3.ops import Delete, Put, Txn
 from registry.model.status import EngineStatus, Failed, Pending, Presence, ReplicaStatus, Served
-from registry.rollout import expected
+from registry.rollout import members
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
@@ -191,7 +191,7 @@ async def test_rollout_fails(ledger, admin):
 @pytest.fixture
 def forgetful(monkeypatch) -> None:
     """A service that remembers nobody, however long it runs. Ask for it before `admin`."""
-    monkeypatch.setattr(expected, "_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(members, "_PAUSE_SECONDS", 3600.0)
 
 
 async def test_rollout_of_a_dead_replica(forgetful, ledger, admin):

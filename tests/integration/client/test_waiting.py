@@ -55,7 +55,7 @@ async def test_not_before_the_last_of_all(registry, replicas, apply):
     waiting = asyncio.create_task(registry.wait(published, timeout_seconds=60))
     for name in NAMES[:2]:
         await replicas.say(name, published.revision)
-    late = await told(registry, published, "not served in time: r3: pending - no_status")
+    late = await told(registry, published, "not served in time: r3: pending - not_seen")
     assert (late.reason, set(late.metadata)) == (Reason.DEADLINE_EXCEEDED, {"r3", "request_id"})
     assert not waiting.done()
     await replicas.say("r3", published.revision)

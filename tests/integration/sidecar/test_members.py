@@ -12,7 +12,6 @@ from registry.etcd3.ops import Delete, Put
 from registry.model.keys import Keys
 from registry.model.placement import Member
 from registry.model.records import Placement, PoolSpec
-from registry.model.status import Presence
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.members import Membership
@@ -20,18 +19,30 @@ from sidecar.desired.snapshot import SnapshotBase
 from tests.integration.sidecar.feeding import feeding
 from tests.support.etcd import compact
 from tests.support.fleet import POOL, Hand, Sidecar
-from tests.support.residency_world import assigned
+from tests.support.residency_world import LEASE_SECONDS, assigned, presence, replica_status
 from tests.support.waiting import eventually
 
 ONE = Placement(replicas=1)
 NAMES = [f"n{number}" for number in range(10)]
 
 
-def presence(hand: Hand, replica: str, value: bytes | None = None, **labels: str) -> Put:
-    made = Presence(
-        pool=POOL, replica=replica, incarnation="i", owner="o", labels=labels, capacity=8, started_at="2026-01-01"
-    )
-    return Put(hand.keys.replica(POOL, replica), made.to_bytes() if value is None else value)
+def unreadable(hand: Hand, replica: str) -> Put:
+    return Put(hand.keys.replica(POOL, replica), b"{")
+
+
+async def reports(hand: Hand, *replicas: str, **labels: str) -> list[Put]:
+    """Presences and statuses, as sidecars write them: under a lease, and at once."""
+    lease, made = await hand.client.lease_grant(LEASE_SECONDS), list[Put]()
+    for replica in replicas:
+        lives, said = (
+            presence(replica, POOL, labels=labels, capacity=8, by_reports=True),
+            replica_status(replica, 1, POOL),
+        )
+        made += (
+            Put(hand.keys.replica(POOL, replica), lives.to_bytes(), lease),
+            Put(hand.keys.status(POOL, replica), said.to_bytes(), lease),
+        )
+    return made
 
 
 def knows(mailbox: Mailbox, *replicas: str) -> bool:
@@ -40,7 +51,7 @@ def knows(mailbox: Mailbox, *replicas: str) -> bool:
 
 async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_restart(hand, tmp_path):
     """R13 static-stable, R14 nack: a presence that cannot be read is told, and left out."""
-    await hand.commit(presence(hand, "r1"), presence(hand, "r2", zone="x"), presence(hand, "r9", b"{"))
+    await hand.commit(*await reports(hand, "r1"), *await reports(hand, "r2", zone="x"), unreadable(hand, "r9"))
     await hand.put(hand.record("a", "v1"))
     with structlog.testing.capture_logs() as logs, mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.3):
         async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
@@ -50,12 +61,12 @@ async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_re
             await eventually(lambda: knows(mailbox, "r1", "r2"))
             assert mailbox.snapshot.members is not None
             assert mailbox.snapshot.members["r2"] == Member("r2", {"zone": "x"}, 8)
-            await hand.commit(presence(hand, "r3"))
+            await hand.commit(*await reports(hand, "r3"))
             await eventually(lambda: knows(mailbox, "r1", "r2", "r3"))
             await hand.commit(Delete(hand.keys.replica(POOL, "r2")))
             await eventually(lambda: knows(mailbox, "r1", "r3"))
-            await hand.commit(presence(hand, "r1", b"?"), presence(hand, "r4"))
-            await hand.commit(presence(hand, "r1"))
+            await hand.commit(unreadable(hand, "r1"), *await reports(hand, "r4"))
+            await hand.commit(*await reports(hand, "r1"))
             await eventually(lambda: knows(mailbox, "r1", "r3", "r4"))
     assert {line["replica"] for line in logs if line["event"] == "presence_refused"} == {"r1", "r9"}
 
@@ -68,14 +79,14 @@ async def test_replicas_are_known_while_a_place_depends_on_them_and_survive_a_re
 
 
 async def test_nobody_is_followed_any_more_once_no_place_depends_on_them(hand, tmp_path):
-    await hand.commit(presence(hand, "r1"))
+    await hand.commit(*await reports(hand, "r1"))
     await hand.put(hand.record("b", "v1", placement=ONE))
     with mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.0):
         async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
             await eventually(lambda: knows(mailbox, "r1"))
             await hand.delete("b")
             await eventually(lambda: mailbox.snapshot.members is None)
-            await hand.commit(presence(hand, "r2"))
+            await hand.commit(*await reports(hand, "r2"))
             await hand.put(hand.record("b", "v1", placement=ONE))
             await eventually(lambda: knows(mailbox, "r1", "r2"))
 
@@ -88,7 +99,7 @@ async def test_a_store_whose_list_is_held_says_nothing_of_who_lives(own_etcd, tm
     many = [f"m{number}" for number in range(20)]
     try:
         await hand.pool()
-        await hand.commit(presence(hand, "r1"), presence(hand, "r2"))
+        await hand.commit(*await reports(hand, "r1", "r2"))
         await hand.put(*(hand.record(name, "v1", placement=ONE) for name in many))
         with mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.0):
             async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
@@ -98,7 +109,7 @@ async def test_a_store_whose_list_is_held_says_nothing_of_who_lives(own_etcd, tm
             with mock.patch.object(Membership, "call", autospec=True, side_effect=Membership.call) as call:
                 async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
                     await eventually(lambda: mailbox.snapshot.held and mailbox.snapshot.desired is not None)
-                    await hand.commit(presence(hand, "r3"))
+                    await hand.commit(*await reports(hand, "r3"))
                     await eventually(lambda: any("r3" in one.args[1] for one in call.mock_calls))
                     await asyncio.sleep(0)
                     assert knows(mailbox, "r1", "r2")
@@ -133,7 +144,7 @@ async def test_a_list_that_is_confirmed_comes_into_force_with_its_pool_and_its_r
     many, gate = [f"m{number}" for number in range(20)], Gate()
     try:
         await hand.pool()
-        await hand.commit(presence(hand, "r1"), presence(hand, "r2"))
+        await hand.commit(*await reports(hand, "r1", "r2"))
         await hand.put(*(hand.record(name, "v1", placement=ONE) for name in many))
         with mock.patch("sidecar.desired.members.BELIEVE_SECONDS", 0.0), structlog.testing.capture_logs() as logs:
             async with feeding(hand, tmp_path / "state", Mailbox()) as mailbox:
@@ -178,7 +189,7 @@ async def test_without_etcd_a_restart_comes_back_to_its_own_share(hand, engine, 
 
     try:
         await hand.pool()
-        await hand.commit(presence(hand, "r2"), presence(hand, "r3"))
+        await hand.commit(*await reports(hand, "r2", "r3"))
         await hand.put(*records)
         sidecar.program.start()
         await eventually(serves_its_share, timeout_seconds=60)
