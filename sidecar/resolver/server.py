@@ -185,7 +185,8 @@ class ResolverServer:
             async with asyncio.timeout(TRANSFER_SECONDS):
                 await asyncio.get_running_loop().sock_sendall(connection, write_answer(answer))
         except OSError as error:  # a TimeoutError is one too
-            _log.debug("question_broken_off", error=repr(error))
+            if times := self._repeats.count("broken_off"):
+                _log.debug("question_broken_off", error=repr(error), times=times)
 
     async def _question(self, connection: socket.socket) -> bytes:
         try:
