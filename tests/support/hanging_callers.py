@@ -58,8 +58,8 @@ class _Connection:
         self._again_seconds = again_seconds
         self._next = 1
 
-    async def hang(self, host: str, port: int) -> None:
-        reader, writer = await asyncio.open_connection(host, port)
+    async def hang(self, host: str, port: int, source: str) -> None:
+        reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
         writer.write(BEGINNING)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read(reader, writer))
@@ -80,11 +80,12 @@ class _Connection:
             self._missing += kind == HEADERS and bool(flags & END_STREAM)
 
 
-async def _main(address: str, connections: int, calls: int, again_seconds: float) -> None:
+async def hang(address: str, connections: int, calls: int, again_seconds: float, source: str = "127.0.0.1") -> None:
+    """They hang until the task is cancelled, or a connection ends; `source`: where they come from."""
     host, _, port = address.rpartition(":")
     async with asyncio.TaskGroup() as tasks:
         for _ in range(connections):
-            tasks.create_task(_Connection(calls, again_seconds).hang(host, int(port)))
+            tasks.create_task(_Connection(calls, again_seconds).hang(host, int(port), source))
 
 
 @contextmanager
@@ -101,4 +102,4 @@ def hanging_callers(folder: Path, address: str, connections: int, calls: int, ag
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    asyncio.run(hang(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

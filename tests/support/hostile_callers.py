@@ -12,10 +12,11 @@ import grpc
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, put
 
-_PATH = "/registry.v1.AdapterRegistry/"
+PATH = "/registry.v1.AdapterRegistry/"
 # As tests reuse one address, gRPC would share one connection otherwise.
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 DIGEST = "sha256:" + "0" * 64
+_LARGE = "x" * (4 * 1024 * 1024 - 2000)
 
 
 def _patterns() -> Iterator[tuple[str, bytes]]:
@@ -33,10 +34,27 @@ def _large() -> Iterator[tuple[str, bytes]]:
     yield from itertools.cycle([("ApplyAdapters", one.SerializeToString()) for one in (changes, labels)])
 
 
+def refused_requests() -> list[tuple[str, bytes]]:
+    """Methods with requests of nearly 4 MiB, which are 4 KiB on the wire, and are refused for one thing each."""
+    many = {f"k{number}": "x" * 60_000 for number in range(65)}
+    requests = {
+        "ApplyAdapters": [
+            change_set(put("acme/a", labels={"team": _LARGE})),
+            change_set(put("acme/a", labels={_LARGE: "x"})),
+            change_set(put("acme/a", labels=many)),
+            change_set(put("acme/a"), request_id=_LARGE),
+        ],
+        "ListPools": [pb.ListPoolsRequest(page_token=_LARGE)],
+        "RestoreHistory": [pb.RestoreHistoryRequest(pool="p", name="acme/a", generations=[_LARGE.encode()])],
+    }
+    found = [(method, one.SerializeToString()) for method, made in requests.items() for one in made]
+    return [*found, ("ApplyAdapters", b"\xff" * len(_LARGE))]
+
+
 async def _ask(channel: grpc.aio.Channel, requests: Iterator[tuple[str, bytes]]) -> None:
     while True:
         method, raw = next(requests)
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_PATH + method)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(PATH + method)
         with suppress(grpc.aio.AioRpcError):
             await call(raw, timeout=60)
 
@@ -47,7 +65,7 @@ async def _hang(channel: grpc.aio.Channel) -> None:
     async def hang() -> None:
         while True:
             with suppress(grpc.aio.AioRpcError):
-                await channel.stream_unary(_PATH + "GetPool")(timeout=60)
+                await channel.stream_unary(PATH + "GetPool")(timeout=60)
 
     await asyncio.gather(*(hang() for _ in range(20)))
 

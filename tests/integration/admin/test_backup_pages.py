@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
@@ -12,29 +11,22 @@ import grpc
 import pytest
 
 from registry.client.transport import AdminCalls
-from registry.etcd3.ops import Put, Txn
 from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import AdminProgram, admin_program
-from tests.support.hostile_callers import OWN_CONNECTION
+from tests.support.large_backup import PAGE, ask_page, backup_channel, write_large_values
 
-PAGES, VALUES, VALUE_BYTES = 64, 1000, 60_000
+PAGES = 64
 # Of a page with the last of its values.
 PAGE_BYTES = 3 << 20
 # For a machine that has ten times as much to do as it can. Before there were turns it was 11 s on an idle one.
 BOUND_SECONDS = 8.0
-METHOD = "/registry.v1.AdapterRegistry/ReadBackup"
-OPTIONS = (*OWN_CONNECTION, ("grpc.max_receive_message_length", 128 << 20))
 
 
 @pytest.fixture
 async def service(etcd, etcd_client, tmp_path) -> AsyncIterator[AdminProgram]:
     """With 60 MB of adapters with large specs."""
-    keys = Keys(etcd.prefix)
-    value = json.dumps({"x": "y" * VALUE_BYTES}).encode()
-    for start in range(0, VALUES, 16):
-        puts = [Put(keys.adapter("p", f"a{number:03}"), value) for number in range(start, min(VALUES, start + 16))]
-        await etcd_client.txn(Txn((), tuple(puts)))
+    await write_large_values(etcd_client, Keys(etcd.prefix), "p")
     made = admin_program(tmp_path, etcd.endpoints, etcd.prefix)
     made.program.start()
     yield made
@@ -43,15 +35,13 @@ async def service(etcd, etcd_client, tmp_path) -> AsyncIterator[AdminProgram]:
 
 async def test_others_do_not_wait_for_64_pages_at_once(service):
     """X3 given-back: two are made at a time, each is small, and each comes in its turn."""
-    request = pb.ReadBackupRequest(page_size=1000)
     async with AsyncExitStack() as opened:
         calls = await opened.enter_async_context(aclosing(AdminCalls(service.address, None, timeout_seconds=60)))
         await calls.unary("CreatePool", pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])), pb.Pool)
         pages = []
         for _ in range(PAGES):
-            channel = await opened.enter_async_context(grpc.aio.insecure_channel(service.address, options=OPTIONS))
-            ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
-            pages.append(asyncio.ensure_future(ask(request.SerializeToString(), timeout=60)))
+            channel = await opened.enter_async_context(backup_channel(service.address))
+            pages.append(asyncio.ensure_future(ask_page(channel)))
         seconds = []
         while not all(page.done() for page in pages):
             started = time.monotonic()
@@ -59,9 +49,9 @@ async def test_others_do_not_wait_for_64_pages_at_once(service):
             seconds.append(time.monotonic() - started)
             await asyncio.sleep(0.01)
         codes = {error.code() for page in pages if isinstance(error := page.exception(), grpc.aio.AioRpcError)}
-        got = [pb.ReadBackupResponse.FromString(page.result()) for page in pages if page.exception() is None]
+        got = [page.result() for page in pages if page.exception() is None]
         print(f"others' worst of {len(seconds)} calls: {max(seconds):.3f} s; {len(got)} pages came")
-        got.append(await calls.unary("ReadBackup", request, pb.ReadBackupResponse))
+        got.append(await calls.unary("ReadBackup", PAGE, pb.ReadBackupResponse))
     assert max(seconds) < BOUND_SECONDS
     # On a machine that is very slow a turn may not come in time, and the same call is to be made again.
     assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}

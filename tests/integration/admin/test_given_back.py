@@ -16,12 +16,11 @@ from registry.client.transport import AdminCalls
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import AdminProgram, admin_program, change_set, put
 from tests.support.hanging_callers import hanging_callers
-from tests.support.hostile_callers import OWN_CONNECTION
+from tests.support.hostile_callers import OWN_CONNECTION, refused_requests
 from tests.support.http_client import http_client
 from tests.support.proxy import Proxy
 
 _PATH = "/registry.v1.AdapterRegistry/"
-_LARGE = "x" * (4 * 1024 * 1024 - 2000)
 _MIB = 1 << 20
 
 
@@ -41,23 +40,6 @@ def _resident_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def _refused() -> list[tuple[str, bytes]]:
-    """Requests of nearly 4 MiB, which are 4 KiB on the wire, and are refused for one thing each."""
-    many = {f"k{number}": "x" * 60_000 for number in range(65)}
-    requests = {
-        "ApplyAdapters": [
-            change_set(put("acme/a", labels={"team": _LARGE})),
-            change_set(put("acme/a", labels={_LARGE: "x"})),
-            change_set(put("acme/a", labels=many)),
-            change_set(put("acme/a"), request_id=_LARGE),
-        ],
-        "ListPools": [pb.ListPoolsRequest(page_token=_LARGE)],
-        "RestoreHistory": [pb.RestoreHistoryRequest(pool="p", name="acme/a", generations=[_LARGE.encode()])],
-    }
-    found = [(method, one.SerializeToString()) for method, made in requests.items() for one in made]
-    return [*found, ("ApplyAdapters", b"\xff" * len(_LARGE))]
-
-
 async def _refuse(channel: grpc.aio.Channel, method: str, raw: bytes) -> None:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_PATH + method)
     with pytest.raises(grpc.aio.AioRpcError) as told:
@@ -71,7 +53,7 @@ async def test_what_three_hundred_refused_requests_had_is_given_back(service):
     async with grpc.aio.insecure_channel(service.address, options=OWN_CONNECTION) as channel:
         await _refuse(channel, "GetPool", b"\xff")
         before = _resident_bytes(service.program.pid)
-        for method, raw in islice(cycle(_refused()), 300):
+        for method, raw in islice(cycle(refused_requests()), 300):
             await _refuse(channel, method, raw)
         more = _resident_bytes(service.program.pid) - before
     print(f"{more / _MIB:.0f} MiB more")
