@@ -121,10 +121,10 @@ fuzz: install ## Hurt valid samples of whatever strangers can write or send, and
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
 
 .PHONY: soak
-soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a real cluster and a real fleet for ten minutes each (COUNT=n, SEED=n, SECONDS=n)
+soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a real cluster and a real fleet, and attack all that listens, for ten minutes each (COUNT=n, SEED=n, SECONDS=n)
 	$(BIN)/python -m tests.simulation --count $(or $(COUNT),3000)
 	SIDECARS=1000 $(BIN)/pytest --timeout=900 tests/faults/test_herd.py
-	SEED=$(or $(SEED),7) SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -s --timeout=7200 tests/faults/test_schedule.py tests/faults/test_day.py
+	SEED=$(or $(SEED),7) SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -s --timeout=7200 tests/faults/test_schedule.py tests/faults/test_day.py tests/faults/test_attacks.py
 
 .PHONY: proof
 proof: install engine ## Swap 100 versions on two real vLLM under 50 requests a second, and ask for 500 of 20,000 lazy adapters
