@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
+from google.protobuf.message import Message
 
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, put
@@ -37,7 +38,7 @@ def _large() -> Iterator[tuple[str, bytes]]:
 def refused_requests() -> list[tuple[str, bytes]]:
     """Methods with requests of nearly 4 MiB, which are 4 KiB on the wire, and are refused for one thing each."""
     many = {f"k{number}": "x" * 60_000 for number in range(65)}
-    requests = {
+    requests: dict[str, list[Message]] = {
         "ApplyAdapters": [
             change_set(put("acme/a", labels={"team": _LARGE})),
             change_set(put("acme/a", labels={_LARGE: "x"})),
