@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -79,11 +80,13 @@ class Pod:
     async def look(self, client: httpx.AsyncClient) -> EngineListing | None:
         """One look as docs/operations.md has it; None: the status changed meanwhile, or nobody answered."""
         at, before = time.time(), await self._status(client)
-        adapters = await self.listing(client)
+        adapters, began = await self.listing(client), await self._began(client)
         after = await self._status(client)
         same = ("observed_revision", "engine")
         if not before or not after or any(before[key] != after[key] for key in same):
             return None
+        if before["engine"]["incarnation"] != began:
+            return None  # its sidecar has not seen yet that it is another process
         is_settled = before["ready"] and not before["stale"] and not before["pending"] and not before["omitted"]
         return EngineListing(
             replica=self.name,
@@ -95,6 +98,15 @@ class Pod:
             removing=before.get("removing", 0),
             settled=before == after and is_settled,
         )
+
+    async def _began(self, client: httpx.AsyncClient) -> str:
+        """When its engine's process began, as the engine writes it; empty while it does not answer."""
+        try:
+            text = (await client.get(f"{self.engine.url}/metrics")).text
+        except httpx.TransportError:
+            return ""
+        found = re.search(r"^process_start_time_seconds (\S+)$", text, re.MULTILINE)
+        return found[1] if found else ""
 
     async def _status(self, client: httpx.AsyncClient) -> dict[str, Any]:
         try:
