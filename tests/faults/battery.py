@@ -135,7 +135,7 @@ class Scene:
     def _note(self, incarnation: str, adapters: dict[str, str]) -> None:
         """For the check that no status says more than the engine did (R9)."""
         self.listed |= adapters.keys()
-        self._world.checks.samples[self.host.name].append(Sample(now(), incarnation, adapters))
+        self._world.checks.samples[self.host.name].append(Sample(now(), "listed", incarnation, adapters))
 
     @property
     def unloads(self) -> set[tuple[str, str]]:
