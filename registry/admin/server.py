@@ -108,9 +108,9 @@ MAX_REQUEST_BYTES = 4 * 1024 * 1024
 GRACE_SECONDS = 5.0
 DRAIN_SECONDS = 0.5
 # Connections of the API. None of its callers is known before it has said something, so it has no more than a time for
-# that, and a place: whoever has one, and no call, gives it back.
+# that, and a place. One that rests is not ended before its age: gRPC's clients write a line about that.
 MAX_CONNECTIONS = 2000
-HANDSHAKE_SECONDS, IDLE_SECONDS = 10.0, 30.0
+HANDSHAKE_SECONDS = 10.0
 # A client whose certificate is no longer taken stays no longer than this, give or take a tenth; calls on their way
 # have the grace to end.
 CONNECTION_AGE_SECONDS = 300.0
@@ -241,7 +241,6 @@ def _grpc_server(settings: AdminSettings, parts: _ServerParts) -> tuple[grpc.aio
     )
     limits = (
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),  # TLS, and HTTP/2's own
-        ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
         ("grpc.max_allowed_incoming_connections", most_connections(MAX_CONNECTIONS, thirds=2)),
     )
     server = grpc.aio.server(options=(*_OPTIONS, *age, *limits))
