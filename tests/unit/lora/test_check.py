@@ -15,7 +15,7 @@ from registry.lora.base import BaseModules, expand
 from registry.lora.check import examine
 from registry.lora.config import AdapterConfig, read_config
 from registry.lora.directory import check_files, open_directory
-from registry.lora.findings import Finding, UnfitAdapter, shown
+from registry.lora.findings import Finding, UnfitAdapter, leading, shown
 from registry.lora.json_files import json_object
 from registry.lora.modules import Patterns, pattern_findings, renamed_pattern
 from registry.lora.policy import AdapterLimits, Policy, is_served, policy_of
@@ -244,6 +244,13 @@ def test_what_the_base_lacks_is_said_in_time_that_grows_with_the_modules(name):
     found = examine(config, tensors, base, NO_LIMITS, Policy()).findings
     assert time.process_time() - started < 10
     assert {one.reason for one in found} & {"no_such_module", "too_many_layers"}
+
+
+def test_what_is_wrong_for_good_leads():
+    """R14: else a source that may be right later would hide what no new try mends."""
+    later = Finding("source_incomplete", "a", "nothing", "weights", "wait", permanent=False)
+    for_good = Finding("rank_too_high", "r", "64", "at most 16", "train with less")
+    assert leading([later, for_good]) == [for_good, later]
 
 
 def test_a_value_that_is_too_deep_to_be_printed_is_shown_all_the_same():
