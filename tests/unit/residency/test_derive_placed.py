@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -324,3 +325,20 @@ def test_whoever_declines_it_has_no_part_in_it_and_the_note_says_why(world):
     world.alive(first, declines=declining(first, "b"))
     world.look()
     assert world.where("a").note == ""
+
+
+def test_whoever_served_it_among_those_of_before_is_named_also_where_the_store_was_set_back(world):
+    """R24: a status names the live replicas by a digest, and who these were is not the store's to forget."""
+    world.alive("r1", "r2")
+    world.put("a", placement=Placement(replicas=2))
+    for name in ("r1", "r2"):
+        world.says(name, **among(members("r1", "r2")))
+    assert world.states("a") == {"r1": (SERVING, ""), "r2": (SERVING, "")}
+    world.revision -= 1
+    world.records = {key: replace(one, mod_revision=world.revision) for key, one in world.records.items()}
+    world.alive("r3")
+    world.says("r3", **among(members("r1", "r2", "r3")))
+    for name in ("r1", "r2"):
+        world.says(name, **among(members("r1", "r2")))
+    states = world.states("a")
+    assert (states["r1"], states["r2"]) == ((SERVING, ""), (SERVING, ""))
