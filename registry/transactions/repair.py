@@ -172,10 +172,10 @@ def restore_reads(change: RestoreHistory, keys: Keys) -> tuple[Range, ...]:
 
 
 def plan_restore(change: RestoreHistory, view: ReadSet, context: Context) -> Planned:
-    """The transaction that puts generations into history behind those that stand there; no more than history keeps.
+    """The transaction that puts the next generation into history behind those that stand there, if history keeps it.
 
-    The newest goes in alone, after all others: readers find it by its revision, so that a name goes on from it. What
-    is written says who restored it, whatever it said before.
+    Each has a revision of its own: readers find the newest by it, so that a name goes on from it wherever a restoration
+    breaks off. What is written says who restored it, whatever it said before.
 
     Raises:
         NotFound: there is no such pool.
@@ -194,9 +194,8 @@ def plan_restore(change: RestoreHistory, view: ReadSet, context: Context) -> Pla
     wanted = {one.generation: one for one in (*change.generations, *_as_deleted(change.last, context))}
     newest, last = max([*standing, *wanted], default=0), max(standing, default=0)
     taken = [one for number, one in sorted(wanted.items()) if number > max(last, newest - HISTORY_KEPT)]
-    taken = taken[:-1] or taken
     by = Restoration(principal=context.caller.principal, at=context.at)
-    records = [one.model_copy(update={"restored_by": by}) for one in taken]
+    records = [one.model_copy(update={"restored_by": by}) for one in taken[:1]]
     compare = [absent(keys.history(change.pool, change.name, one.generation)) for one in records]
     draft = TxnBuilder(
         scope=change.pool,

@@ -36,8 +36,6 @@ from registry.model.names import name_of_key
 from registry.v1 import registry_pb2 as pb
 
 _POOL_FIELDS = ("base_models", "limits", "base", "engine", "engine_names")
-# The newest generation of a history goes in last, by a call of its own.
-_TURNS = 2
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
 
 
@@ -178,8 +176,7 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
         _set_quota(client, quota, quota.etag, derived_id(f"{request_id}:rise{number}"))
     _restore_pools(client, plan, request_id)
     for number, name in enumerate(plan.histories):
-        for turn in range(_TURNS):
-            client.restore_history(_history(saved, name, derived_id(f"{request_id}:history{number}:{turn}")))
+        _restore_history(client, saved, name, f"{request_id}:history{number}")
     outcomes = [*send(client, _deletions(plan), derived_id(f"{request_id}:others"), order)]
     check_applied(outcomes)
     outcomes += send(client, _upserts(plan), derived_id(f"{request_id}:adapters"), order)
@@ -188,6 +185,14 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
     check_applied(outcomes)
     for number, quota in enumerate(one for one in plan.tenants if not one.rises):
         _set_quota(client, quota, _unchanged(client, quota), derived_id(f"{request_id}:fall{number}"))
+
+
+def _restore_history(client: AdminClient, saved: StoredState, name: Name, request_id: str) -> None:
+    """Each call puts one generation in, and changes nothing once all are there."""
+    generations = len(saved.history.get(name, ())) + (name in saved.adapters)
+    for turn in range(generations):
+        if not client.restore_history(_history(saved, name, derived_id(f"{request_id}:{turn}"))).changed:
+            return
 
 
 def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> None:

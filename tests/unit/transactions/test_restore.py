@@ -37,17 +37,27 @@ def saved(author: Author) -> tuple[tuple[RetiredRecord, ...], AdapterRecord]:
 
 
 def test_names_go_on_from_the_backup(author, saved):
-    """W2, W6, W7: history keeps ten; the newest goes in last; the next generation is one more."""
+    """W2, W6, W7: history keeps ten, each in a revision of its own, the newest last; the next generation is one more."""
     change = RestoreHistory(POOL, NAME, *saved)
     assert tenants_of(change) == ("acme",)
-    assert author.change(change).reply.etag is None
-    assert kept(author) == list(range(3, 12))
-    assert author.change(change).reply.etag is None
-    assert kept(author) == list(range(3, 13))
+    for newest in range(3, 13):
+        assert author.change(change).reply.etag is None
+        assert kept(author) == list(range(3, newest + 1))
     assert RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, NAME, 12)].value).deleted
     assert author.change(change).reply.etag == 0
     author.change(applying(upsert(NAME)))
     assert record_of(author, NAME).generation == 13
+    check_history(KEYS, author.etcd.history)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 9])
+def test_a_name_goes_on_from_wherever_its_restoration_broke_off(author, saved, calls):
+    """W6 one-digest: no generation that history has is given again."""
+    for _ in range(calls):
+        author.change(RestoreHistory(POOL, NAME, *saved))
+    newest = kept(author)[-1]
+    author.change(applying(upsert(NAME)))
+    assert record_of(author, NAME).generation == newest + 2
     check_history(KEYS, author.etcd.history)
 
 
