@@ -13,7 +13,7 @@ is in doubt whether a store may be followed at all (guarantee R15), nothing that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -29,6 +29,7 @@ from registry.model.placement import Member, counted, member_of
 from registry.model.replica_state import held_by_engine, parse_status, status_of
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
+from registry.runtime.process import Repeats
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.placement import Members
@@ -39,6 +40,8 @@ _log = structlog.get_logger()
 BELIEVE_SECONDS = 3.0
 # Between two looks at who does not report, or could not be read; the first grows to the second while nothing is news.
 ASK_SECONDS, ASK_SELDOM_SECONDS = 1.0, 60.0
+# Reads at a time: a replica asks soon whoever is there, and etcd has little to do at once.
+ASKED_AT_A_TIME = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class Attendance:
         members: by name, as they were last proven. One that is not proven as it stands now is as it was before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Repeats) -> None:
+        self._refused = refused
         self._present: dict[str, tuple[KeyValue, Presence]] = {}
         self._proofs: dict[str, Proof] = {}
         self.members: dict[str, Member] = {}
@@ -71,7 +75,7 @@ class Attendance:
 
     def note(self, name: str, kv: KeyValue | None) -> None:
         """Takes in a presence; None: it is gone. Of one that cannot be read nobody can tell what it is."""
-        presence = None if kv is None else _presence(kv)
+        presence = None if kv is None else self._parse(kv)
         proof = self._proofs.get(name)
         if proof is not None and (presence is None or not proof.reports):
             del self._proofs[name]
@@ -89,7 +93,7 @@ class Attendance:
 
     def prove(self, name: str, kv: KeyValue | None, status: KeyValue | None) -> None:
         """Takes in a presence and a status as they were read; None: there was none."""
-        presence = None if kv is None else _presence(kv)
+        presence = None if kv is None else self._parse(kv)
         if kv is None or presence is None:
             return
         reading = parse_status(status_of(kv, status))
@@ -106,6 +110,16 @@ class Attendance:
     def silent(self) -> list[str]:
         """Those who do not report."""
         return [name for name in self._present if (proof := self._proof(name)) is not None and not proof.reports]
+
+    def _parse(self, kv: KeyValue) -> Presence | None:
+        """A presence; None: nobody can tell what it is."""
+        try:
+            return Presence.parse(kv.value)
+        except RegistryError as error:
+            if times := self._refused.count(error.reason):
+                told = {"replica": last_part(kv.key), "reason": error.reason, "error": error.message}
+                _log.warning("presence_refused", **told, times=times)
+            return None
 
     def _proof(self, name: str) -> Proof | None:
         (kv, presence), proof = self._present[name], self._proofs.get(name)
@@ -181,7 +195,8 @@ class MembersWatcher:
         self._journal = journal
         self._clock = clock
         self._roll = Membership(replica)
-        self._attendance = Attendance()
+        self._refused = Repeats(clock.monotonic)
+        self._attendance = Attendance(self._refused)
         self._heard = asyncio.Event()
         self._kept: Members = {}
         self._is_wanted = False
@@ -229,7 +244,7 @@ class MembersWatcher:
 
     async def _follow_while_wanted(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            self._attendance = Attendance()
+            self._attendance = Attendance(self._refused)
             following = tasks.create_task(self._follow(), name="members")
             calling = tasks.create_task(self._call(), name="roll call")
             while self._is_wanted:
@@ -274,17 +289,16 @@ class MembersWatcher:
         while True:
             is_news = await self._hear(pause_seconds if attendance.unproven or attendance.silent else None)
             self._heard.clear()
-            try:
-                for name in attendance.unproven + attendance.silent:
-                    await self._ask(name)
-                is_begun = True
-            except EtcdError as error:
-                _log.warning("members_not_followed", error=str(error))
+            # Those who were found to be silent hold nobody up, however many they are.
+            silent = attendance.silent
+            some = self._clock.rng.sample(silent, min(len(silent), ASKED_AT_A_TIME))
+            for names in (attendance.unproven, some):
+                is_begun = await self._ask_all(names) or is_begun
+                if is_begun:
+                    self._roll.call(dict(attendance.members), self._clock.monotonic(), is_doubtful=self._is_doubtful)
+                    self._news.set()
             is_open = is_news or bool(attendance.unproven)
             pause_seconds = ASK_SECONDS if is_open else min(2 * pause_seconds, ASK_SELDOM_SECONDS)
-            if is_begun:
-                self._roll.call(dict(attendance.members), self._clock.monotonic(), is_doubtful=self._is_doubtful)
-                self._news.set()
 
     async def _hear(self, seconds: float | None) -> bool:
         """True at news of presences, False after so long without any."""
@@ -294,13 +308,27 @@ class MembersWatcher:
         except TimeoutError:
             return False
 
+    async def _ask_all(self, names: Sequence[str]) -> bool:
+        """True if it was read of each whether it reports."""
+        failed = 0
+        try:
+            for start in range(0, len(names), ASKED_AT_A_TIME):
+                async with asyncio.TaskGroup() as tasks:
+                    for name in names[start : start + ASKED_AT_A_TIME]:
+                        tasks.create_task(self._ask(name))
+        except* EtcdError as errors:
+            failed = len(errors.exceptions)
+            _log.warning("members_not_followed", error=str(errors.exceptions[0]), replicas=failed)
+        return not failed
+
     async def _ask(self, name: str) -> None:
         """Reads whether a replica reports. Raises EtcdError.
 
-        The status first: if it is not under the lease that was noted, there may be a newer presence.
+        A status under another lease than that of the presence as it was noted may belong to a newer one.
         """
-        status, presence = await self._read(self._keys.status(self._pool, name)), self._attendance.presence(name)
-        if status_of(presence, status) is None:
+        presence = self._attendance.presence(name)
+        status = await self._read(self._keys.status(self._pool, name))
+        if status is not None and status_of(presence, status) is None:
             presence = await self._read(self._keys.replica(self._pool, name))
         self._attendance.prove(name, presence, status)
 
@@ -325,12 +353,3 @@ class MembersWatcher:
 
 def _named(members: Iterable[Member]) -> dict[str, Member]:
     return {one.replica: one for one in members}
-
-
-def _presence(kv: KeyValue) -> Presence | None:
-    """A presence; None: nobody can tell what it is."""
-    try:
-        return Presence.parse(kv.value)
-    except RegistryError as error:
-        _log.warning("presence_refused", replica=last_part(kv.key), reason=error.reason, error=error.message)
-        return None

@@ -100,7 +100,7 @@ def _now(author: Author) -> StoredState:
 
 
 def _restored(author: Author, saved: StoredState, calls: int) -> Iterator[str]:
-    """Restores what a plan says of histories, each by at most so many calls; gives the names of those that are restored."""
+    """Restores what a plan says of histories, each by at most so many calls; gives the names that are restored."""
     plan = plan_restore(saved, _now(author))
     assert all("\n" not in line for line in _lines(plan)), "a line of the plan is two"
     _upserts(plan)

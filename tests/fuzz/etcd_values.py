@@ -27,6 +27,7 @@ from registry.model.placement import Member
 from registry.model.records import PoolSpec
 from registry.model.status import ReplicaStatus
 from registry.runtime.clock import Clock
+from registry.runtime.process import Repeats
 from registry.v1 import registry_pb2 as pb
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.journal import Journal
@@ -142,7 +143,7 @@ async def _reconciling(folder: Path) -> AsyncIterator[Run]:
             revision += 1
             kvs = [KeyValue(good, value_of_good, 1, 1, 1), KeyValue(bad, record_, 1, revision, 1)]
             rig._informer.replace(revision, kvs)
-            kv, attendance = KeyValue(KEYS.replica(POOL, "r1"), member, 1, 1, 1), Attendance()
+            kv, attendance = KeyValue(KEYS.replica(POOL, "r1"), member, 1, 1, 1), Attendance(Repeats())
             attendance.note("r1", kv)
             attendance.prove("r1", kv, None)
             members = {

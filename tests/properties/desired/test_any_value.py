@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.records import PoolSpec
 from registry.runtime.clock import Clock
+from registry.runtime.process import Repeats
 from sidecar.desired.informer import Informer
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
@@ -61,7 +62,7 @@ def test_the_pool_and_its_members() -> None:
             assert mailbox.snapshot.pool is not None
             assert 0 <= watcher.confirmed_revision < 1 << 63
     for value in PRESENCES:
-        kv, attendance = KeyValue(KEYS.replica(POOL, "r1"), value, 1, 1, 1), Attendance()
+        kv, attendance = KeyValue(KEYS.replica(POOL, "r1"), value, 1, 1, 1), Attendance(Repeats())
         attendance.note("r1", kv)
         attendance.prove("r1", kv, None)
         member = attendance.members.get("r1")

@@ -12,6 +12,7 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.model.placement import Member, canaries, members_digest
 from registry.model.status import ReportedLimits
 from registry.rollout.pool import PoolSnapshot, PoolValues, renew
+from registry.runtime.process import Repeats
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.members import BELIEVE_SECONDS, Attendance, Membership
@@ -138,7 +139,7 @@ def test_sidecars_and_the_admin_service_find_the_same_members(others, is_leaving
     everybody = {**others, "r0": Told(leaving=is_leaving, by_reports=True, capacity=10, lease=LEASE, held=10)}
     presences = {(kv := presence_kv(name, said)).key: kv for name, said in everybody.items()}
     statuses = {kv.key: kv for name, said in everybody.items() if (kv := status_kv(name, said)) is not None}
-    attendance, roll, names = Attendance(), Membership("r0"), sorted(everybody)
+    attendance, roll, names = Attendance(Repeats()), Membership("r0"), sorted(everybody)
     rng.shuffle(names)
     attendance.call(presences.values())
     for name in names:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue, Range, RangeResult
@@ -18,6 +19,7 @@ from registry.model.keys import last_part
 from registry.model.placement import Member
 from registry.model.records import Placement
 from registry.model.status import ReportedLimits
+from registry.runtime.process import Repeats
 from sidecar.desired import members as module
 from sidecar.desired.snapshot import MembersChanged
 from sidecar.desired.watcher import Holding
@@ -55,6 +57,7 @@ class Told:
         self.says: asyncio.Queue[Reflection] = asyncio.Queue()
         self.watches = self._copies = 0
         self.silent: set[str] = set()
+        self.slow: set[str] = set()
         self.held: dict[str, int] = {}
         self.is_away = False
         scene.client.range = self.range  # type: ignore[method-assign]
@@ -64,6 +67,7 @@ class Told:
         if self.is_away:
             raise EtcdUnavailable("away", maybe_applied=False)
         name, found = last_part(op.key), tuple[KeyValue, ...]()
+        await asyncio.sleep(name in self.slow)
         self.scene.client.reads.append(op.key)
         if op.key.startswith(KEYS.statuses(POOL)) and name not in self.silent:
             engine = engine_status(limits=ReportedLimits(max_cpu_loras=self.held.get(name)))
@@ -172,6 +176,25 @@ async def test_who_does_not_report_is_nobody_and_who_does_has_what_its_engine_ho
     assert told.scene.client.reads == [], "one read for each lease and each capacity"
 
 
+async def test_who_is_silent_holds_up_nobody_who_reports(told, monkeypatch):
+    """X3 given-back: however many presences anybody wrote, and however long a read of each takes."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    told.silent = ghosts = {f"ghost{number}" for number in range(64)}
+    await told.hear(listed(card("r1"), *map(card, ghosts)))
+    await told.become(fleet("r1"))
+    told.slow = ghosts
+    await told.hear(put("r2"))
+    await told.become(fleet("r1", "r2"))
+
+
+async def test_presences_that_nobody_can_read_are_one_line_a_minute(told):
+    """X3 given-back: whoever writes one can write it again and again."""
+    with structlog.testing.capture_logs() as lines:
+        await told.hear(listed(card("r1")), *(put(f"r{number}", b"?") for number in range(2, 52)))
+        await told.become(fleet("r1"))
+    assert [line["times"] for line in lines if line["event"] == "presence_refused"] == [1]
+
+
 async def test_while_it_cannot_be_read_who_reports_they_are_those_of_before(told, monkeypatch):
     """R13 static-stable: also at a restart of theirs, under another lease; who goes is gone all the same."""
     monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
@@ -250,7 +273,7 @@ async def test_a_fault_of_our_own_is_not_taken_for_a_presence_that_cannot_be_rea
 
     monkeypatch.setattr(module.Presence, "parse", broken)
     with pytest.raises(RuntimeError):
-        module.Attendance().note("r2", card("r2"))
+        module.Attendance(Repeats()).note("r2", card("r2"))
 
 
 async def test_nobody_is_waited_for_who_is_not_wanted(told):

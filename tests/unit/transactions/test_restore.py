@@ -37,7 +37,7 @@ def saved(author: Author) -> tuple[tuple[RetiredRecord, ...], AdapterRecord]:
 
 
 def test_names_go_on_from_the_backup(author, saved):
-    """W2, W6, W7: history keeps ten, each in a revision of its own, the newest last; the next generation is one more."""
+    """W2, W6, W7: history keeps ten, each put in by itself, the newest last; the next generation is one more."""
     change = RestoreHistory(POOL, NAME, *saved)
     assert tenants_of(change) == ("acme",)
     for newest in range(3, 13):
