@@ -25,11 +25,15 @@ _EVENTS_KEPT = 5000
 
 
 class EventTap:
-    """Every event of a range, in order, for a reader to whom the values in between matter too."""
+    """Every event of a range, in order, for a reader to whom the values in between matter too.
+
+    Attributes:
+        is_whole: False while events may have passed unseen since the last `take`.
+    """
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._is_whole = True
+        self.is_whole = True
 
     def put(self, events: tuple[Event, ...]) -> None:
         """Adds the events of a revision."""
@@ -40,13 +44,13 @@ class EventTap:
     def lose(self) -> None:
         """Says that events may have passed unseen."""
         self._events.clear()
-        self._is_whole = False
+        self.is_whole = False
 
     def take(self) -> tuple[Event, ...]:
         """All since the last call; none if any of them may be lacking."""
-        events = tuple(self._events) if self._is_whole else ()
+        events = tuple(self._events) if self.is_whole else ()
         self._events.clear()
-        self._is_whole = True
+        self.is_whole = True
         return events
 
 

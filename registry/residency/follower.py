@@ -4,7 +4,8 @@ It begins with one revision, and goes on by informers.
 
 A status speaks of a moment: of the records at its revision, and of the replicas that lived then. What is told at once
 to readers may have happened in several steps, so the view takes each step by itself: a replica is understood wherever
-between them it is (guarantee R24). For the same reason a view begins a little in the past, where statuses do.
+between them it is (guarantee R24). For the same reason a view begins a little in the past, where statuses do. Where
+etcd no longer keeps that, nothing is told for a moment: sidecars soon write what can be understood.
 
 Presences and statuses come by two watches, and a sidecar writes both by one transaction. So no answer is made while one
 of them may lack what the other has.
@@ -24,7 +25,15 @@ from registry.etcd3.informer import EventTap, SharedInformer, SharedInformerFact
 from registry.etcd3.ops import Event, KeyValue, Range, SortTarget
 from registry.etcd3.stream import Changed, Listed
 from registry.residency.derive import changed
-from registry.residency.view import PoolView, is_apart, is_held_back, known_to, not_understood, renew_view
+from registry.residency.view import (
+    PoolView,
+    is_apart,
+    is_held_back,
+    is_understood,
+    known_to,
+    not_understood,
+    renew_view,
+)
 from registry.rollout.pool import PoolSnapshot, PoolValues, alone
 
 # Changes within this time are told together: one change of an adapter is followed by a status of each replica.
@@ -35,7 +44,7 @@ _MOST_STEPS = 200
 _PAST_REVISIONS = 2000
 _PAST_SECONDS = 2.0
 # What is known is told after so long, though a status cannot be understood yet.
-_PROOF_SECONDS = 1.0
+_PROOF_SECONDS, _PATIENCE_SECONDS = 1.0, 3.0
 Post = Callable[[PoolView, frozenset[str]], None]
 
 
@@ -121,15 +130,17 @@ class PoolFollower:
         self._view = self._told = PoolView(PoolSnapshot(pool))
         self._values = PoolValues({}, {})
         self._version = -1
+        self._known_since = 0
+        self._unclear_since: float | None = None
 
     async def run(self, wake: asyncio.Event) -> None:
         """Follows until it is cancelled."""
         await _until(self._begin)
         while True:
-            await wake.wait()
-            await asyncio.sleep(_COALESCE_SECONDS)
             wake.clear()
             await _until(self._step)
+            await wake.wait()
+            await asyncio.sleep(_COALESCE_SECONDS)
 
     async def _begin(self) -> bool:
         """The first view, of one revision; False: the informers are not there yet."""
@@ -148,9 +159,8 @@ class PoolFollower:
         await self._advance(())
         since = not_understood(self._view)
         if since is not None and (past := await self._past(max(since, revision - _PAST_REVISIONS))):
-            self._view = blank
+            self._view, self._known_since = blank, past[0].revision
             await self._advance(past)
-        await self._tell()
         return True
 
     async def _step(self) -> bool:
@@ -164,8 +174,19 @@ class PoolFollower:
                     await self._records.prove(self._client)
             if await self._is_together():
                 await self._advance(self._take_values())
+        if not self._is_clear():
+            return False
         await self._tell()
         return not is_held_back(self._view, self._values)
+
+    def _is_clear(self) -> bool:
+        """True if each status can be understood, or none can any more for longer than a sidecar takes to write one."""
+        now = asyncio.get_running_loop().time()
+        if is_understood(self._view, self._known_since):
+            self._unclear_since = None
+        elif self._unclear_since is None:
+            self._unclear_since = now
+        return self._unclear_since is None or now - self._unclear_since >= _PATIENCE_SECONDS
 
     async def _is_together(self) -> bool:
         """True if no presence is known without the status that was written with it, nor the other way round.
@@ -202,10 +223,13 @@ class PoolFollower:
     def _take_values(self) -> Sequence[PoolValues]:
         """Takes the newest values, and gives those in between: all are to be advanced by."""
         before, informer = self._values, self._records.informer
+        is_whole = self._records.tap.is_whole and before.records is not None
         events = [*self._records.events(), *self._presences.events()]
         changed_keys = informer.changed_since(self._version)
         is_new = self._version != informer.version  # there may be very many
         self._version = informer.version
+        if not is_whole:  # what happened before was not heard of
+            self._known_since = max((kv.mod_revision for kv in informer.kvs.values()), default=0)
         self._values = PoolValues(
             self._presences.kvs(),
             self._statuses.kvs(),

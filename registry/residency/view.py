@@ -284,6 +284,17 @@ def not_understood(view: PoolView) -> int | None:
     return min(found, default=None)
 
 
+def is_understood(view: PoolView, since: int) -> bool:
+    """True if each status speaks of records and of live replicas that are known; `since`: from when all records are."""
+    for name, one in view.everybody.items():
+        status = one.reading.status if isinstance(one.reading, ParsedStatus) else None
+        if status is None or status.stale:
+            continue
+        if status.observed_revision < since or (status.members and view.by_room.own[name] is None):
+            return False
+    return True
+
+
 def _records(view: PoolView, values: PoolValues) -> tuple[Mapping[str, AdapterEntry], Mapping[str, Earlier]]:
     """The records, read where they changed, and those of names that are gone."""
     old, found, keys = view.records, values.records or {}, values.changed

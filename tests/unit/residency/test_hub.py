@@ -436,6 +436,48 @@ def test_whoever_comes_amid_publishes_is_told_of_what_replicas_serve_meanwhile(f
             async with board_of(etcd) as other, other.look(POOL) as fresh:
                 await fresh.look()
                 assert served(fresh, "a") == {}, "nobody can tell any more"
+            async with board_of(etcd) as other, other.look(POOL) as fresh:
+                looking = asyncio.create_task(fresh.look())
+                await asyncio.sleep(1)
+                await board.replicas.says("r1", second, lazy=lazy, **among(members("r1")))
+                await looking
+                assert served(fresh, "a") == {"r1": 5}, "nothing was told before its next status"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("fields", [{}, {"placement": Placement(replicas=1)}], ids=str)
+def test_a_router_keeps_its_places_where_etcd_forgot_what_happened(fields):
+    """R24: a list after a compaction says nothing of the steps to it; the next statuses can be understood."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board, seen, link = Board(etcd), list[dict[str, int]](), etcd.links["m0"]
+
+        def put(generation: int) -> int:
+            made = record("a", generation, source=f"v{generation}", **fields)
+            return etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
+
+        async def follow(one: Subscription) -> None:
+            async for _ in one.follow():
+                seen.append(served(one, "a"))
+
+        await board.replicas.alive("r1")
+        await board.replicas.says("r1", put(1), **among(members("r1")))
+        async with board.hub.look(POOL) as one:
+            following = asyncio.create_task(follow(one))
+            await asyncio.sleep(1)
+            link.set_way(Way.REFUSED)
+            put(2)
+            known = put(3)
+            newest = put(4)
+            etcd.store.compact(etcd.store.revision)
+            link.set_way(Way.OPEN)
+            for revision in (known, newest):
+                await asyncio.sleep(1)
+                await board.replicas.says("r1", revision, **among(members("r1")))
+            await asyncio.sleep(10)
+            following.cancel()
+        assert seen == [{"r1": 1}, {"r1": 4}]
 
     play(scene)
 
