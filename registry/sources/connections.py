@@ -13,19 +13,20 @@ read to its end and nothing came after it, for that would be taken for the answe
 from __future__ import annotations
 
 import math
-import re
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from ipaddress import ip_address
 from threading import BoundedSemaphore, Lock, Thread
 from time import perf_counter
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpcore
 
+from registry.model.source_uri import DEFAULT_PORTS
 from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.urls import Reach
+from registry.sources.urls import Reach, named_reach
 
 MAX_ADDRESSES = 4
 STOP_SECONDS = 0.5  # after which a stopped staging waits no more
@@ -156,89 +157,13 @@ def _not_allowed(host: str, address: str, reach: Reach) -> ArtifactError:
 
 
 def check_leads(host: str, port: int) -> None:
-    """Says at once where a name leads that the operator wrote; that it cannot be resolved is said later.
+    """Says at once where a host leads that the operator wrote; that it cannot be resolved is said later.
 
     Raises:
         ArtifactError: ``address_not_allowed``.
     """
     with suppress(httpcore.ConnectError):
-        _addresses(host, port, Reach.NAMED)
-
-
-MAX_HEAD_BYTES = 64 << 10
-# More than a client has whose requests are those of a host's stagings; whoever else finds the port gets no more either.
-MAX_FORWARDED = 64
-# Whoever finds the port and says nothing has a place for no longer.
-FIRST_REQUEST_SECONDS = 10.0
-_ABSOLUTE = re.compile(rb"http://[^/ ]*")
-
-
-class Forwarder:
-    """A port of the loopback that leads to one host alone, whose address is judged for each connection.
-
-    It is the proxy of a client that would resolve the name itself. GETs without a body pass, and nothing else.
-    """
-
-    def __init__(self, host: str, port: int, limits: SourceLimits) -> None:
-        self._place = host, port
-        self._watch = Watch(limits, Stop())
-        self._free = BoundedSemaphore(MAX_FORWARDED)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        Thread(target=self._run, name="forwarder", daemon=True).start()
-
-    def close(self) -> None:
-        """Takes no more connections; those that are there end when either side closes them."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next
-        self._listener.close()
-
-    def _run(self) -> None:
-        with suppress(OSError):
-            while True:
-                ours, _ = self._listener.accept()
-                self._free.acquire()
-                Thread(target=self._forward, args=(ours,), name="forwarding", daemon=True).start()
-
-    def _forward(self, ours: socket.socket) -> None:
-        try:
-            self._forward_all(ours)
-        finally:
-            self._free.release()
-
-    def _forward_all(self, ours: socket.socket) -> None:
-        with ours, suppress(ArtifactError, httpcore.NetworkError, httpcore.TimeoutException, OSError):
-            stream = _connect_tcp(*self._place, Reach.NAMED, self._watch)
-            theirs: socket.socket = stream.get_extra_info("socket")
-            theirs.settimeout(None)  # the client has its deadlines, and hangs up
-            back = Thread(target=_answer, args=(theirs, ours), name="answering", daemon=True)
-            with theirs:
-                back.start()
-                _ask(ours, theirs)
-                theirs.shutdown(socket.SHUT_RDWR)
-                back.join()
-
-
-def _ask(ours: socket.socket, theirs: socket.socket) -> None:
-    """Passes requests on as they are for the host itself: to a proxy their first lines name it."""
-    ours.settimeout(FIRST_REQUEST_SECONDS)
-    with ours.makefile("rb") as requests:
-        while (first := requests.readline(MAX_HEAD_BYTES)).startswith(b"GET "):
-            lines = [_ABSOLUTE.sub(b"", first, count=1)]
-            while lines[-1] not in {b"\r\n", b""}:
-                lines.append(requests.readline(MAX_HEAD_BYTES))
-                if sum(map(len, lines)) > MAX_HEAD_BYTES:
-                    return
-            theirs.sendall(b"".join(lines))
-            ours.settimeout(None)  # either side ends a connection that rests
-
-
-def _answer(theirs: socket.socket, ours: socket.socket) -> None:
-    """Passes answers on until they end; then the client hears of it."""
-    with suppress(OSError):
-        while content := theirs.recv(MAX_HEAD_BYTES):
-            ours.sendall(content)
-        ours.shutdown(socket.SHUT_RDWR)
+        _addresses(host, port, named_reach(host))
 
 
 # Soon, since a name is resolved and judged anew only for a new connection.
@@ -330,7 +255,7 @@ class SourceRequests:
         self._current: tuple[KeptConnection, httpcore.Response] | None = None
 
     def get(self, url: str, reach: Reach, headers: Iterable[tuple[str, str]]) -> httpcore.Response:
-        """Sends a GET; the answer's body has not been read yet.
+        """Sends a GET to a URL with its path; the answer's body has not been read yet.
 
         Raises:
             ArtifactError: ``address_not_allowed``, or the staging was stopped.
@@ -338,8 +263,10 @@ class SourceRequests:
         """
         self.close()
         fields = [(name.encode(), value.encode()) for name, value in headers]
-        timeouts = self._connections.limits.timeouts()
-        request = httpcore.Request("GET", url, headers=fields, extensions={"timeout": timeouts})
+        timeouts, target = self._connections.limits.timeouts(), "/" + url.split("/", 3)[3]
+        # The target as it is: made from the URL, it would lack what follows a semicolon.
+        extensions = {"timeout": timeouts, "target": target.encode()}
+        request = httpcore.Request("GET", url, headers=fields, extensions=extensions)
         origin = request.url.origin
         place = (reach, str(origin))
         answer = self._on_kept(place, request)
@@ -371,3 +298,97 @@ class SourceRequests:
             self._current = None
             answer.close()
             self._connections.give(connection)
+
+
+MAX_HEAD_BYTES = 64 << 10
+# More than a client has whose requests are those of a host's stagings; whoever else finds the port gets no more either.
+MAX_FORWARDED = 64
+# Whoever finds the port and says nothing has a place for no longer.
+FIRST_REQUEST_SECONDS = 10.0
+MAX_DIGITS = 18  # of a length
+_PASSED = frozenset({b"content-length", b"content-range", b"etag", b"last-modified"})
+_WHOLE_OR_PART = frozenset({200, 206})
+
+
+class Forwarder:
+    """A port of the loopback that leads to one host alone, whose address is judged for each connection.
+
+    It is the proxy of a client that would resolve the name itself, follow a redirect anywhere with what it has signed,
+    and make room for whatever length an answer says. GETs of that host without a body pass, and nothing else; and of
+    an answer its status, and where that is a success, what is needed of its head, and its body.
+    """
+
+    def __init__(self, host: str, port: int, limits: SourceLimits, most_bytes: int) -> None:
+        """`most_bytes`: of one answer's body; a longer one does not pass."""
+        shown = f"[{ip_address(host)}]" if ":" in host else host
+        self._origin = f"http://{shown}{'' if port == DEFAULT_PORTS['http'] else f':{port}'}"
+        self._reach = named_reach(host)
+        self._most_bytes = most_bytes
+        self._connections = ConnectionPool(ssl.create_default_context, limits)
+        self._free = BoundedSemaphore(MAX_FORWARDED)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        Thread(target=self._run, name="forwarder", daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no more connections; those that are there end when the client closes them."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next
+        self._listener.close()
+        self._connections.close()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            while True:
+                ours, _ = self._listener.accept()
+                self._free.acquire()
+                Thread(target=self._forward, args=(ours,), name="forwarding", daemon=True).start()
+
+    def _forward(self, ours: socket.socket) -> None:
+        try:
+            with ours, suppress(ArtifactError, httpcore.ProtocolError, httpcore.NetworkError, OSError):
+                self._forward_all(ours)
+        finally:
+            self._free.release()
+
+    def _forward_all(self, ours: socket.socket) -> None:
+        """Passes one request after another, until the client ends the connection or one of them fails."""
+        ours.settimeout(FIRST_REQUEST_SECONDS)
+        requests = SourceRequests(self._connections, Stop())
+        with ours.makefile("rb") as heads, closing(requests), suppress(httpcore.TimeoutException):
+            while (head := _head(heads)) and head[0].startswith(f"GET {self._origin}/"):
+                fields = [(name, value.strip()) for name, _, value in (line.partition(":") for line in head[1:])]
+                answer = requests.get(head[0].split()[1], self._reach, fields)
+                ours.settimeout(self._connections.limits.idle_seconds)
+                self._pass(answer, ours)
+                ours.settimeout(None)  # the client ends a connection that rests
+
+    def _pass(self, answer: httpcore.Response, ours: socket.socket) -> None:
+        """Answers the client; an answer that promises no length, or too much, ends its connection."""
+        if answer.status not in _WHOLE_OR_PART:
+            ours.sendall(b"HTTP/1.1 %d \r\nContent-Length: 0\r\n\r\n" % answer.status)
+            return
+        passed = {name.lower(): value for name, value in answer.headers if name.lower() in _PASSED}
+        size = passed.get(b"content-length", b"")
+        left_bytes = int(size) if size.isdigit() and len(size) <= MAX_DIGITS else self._most_bytes + 1
+        if left_bytes > self._most_bytes:
+            raise httpcore.RemoteProtocolError("an answer does not say how long it is, or is too long")
+        lines = (b"%b: %b\r\n" % field for field in passed.items())
+        ours.sendall(b"HTTP/1.1 %d \r\n%b\r\n" % (answer.status, b"".join(lines)))
+        for chunk in answer.iter_stream():
+            left_bytes -= len(chunk)
+            if left_bytes < 0:
+                break
+            ours.sendall(chunk)
+        if left_bytes != 0:
+            raise httpcore.RemoteProtocolError("an answer is not as long as it says")
+
+
+def _head(requests: BinaryIO) -> list[str]:
+    """The lines of a request's head; none: it has no end, or is too long."""
+    lines: list[bytes] = []
+    while (line := requests.readline(MAX_HEAD_BYTES)).strip():
+        lines.append(line)
+        if sum(map(len, lines)) > MAX_HEAD_BYTES:
+            return []
+    return [one.decode("ascii", "ignore").strip() for one in lines] if line else []

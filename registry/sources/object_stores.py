@@ -4,7 +4,8 @@ Two known names are read; nothing is listed. Stores are opened once and kept, ea
 
 Each file is read in ranges of one and the same version (If-Match), so a broken connection costs one range, and no
 more than one range is ever in memory. The client takes no credential from its surroundings: a record that names none
-is read without a signature. Its own errors are never shown, since they repeat addresses and signatures.
+is read without a signature. Its own errors are never shown, since they repeat addresses and signatures. It would
+follow redirects anywhere, with what it has signed: so an endpoint that the operator wrote is all that it reaches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import obstore
 from obstore.exceptions import (
@@ -34,13 +36,14 @@ from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import Secret, SecretError, StoreOptions, as_header
 from registry.sources.failures import Passing, StartOver, denied, retries, retries_from_start
 from registry.sources.origins import Origins, OriginVisits
-from registry.sources.urls import is_itself, parse_url
+from registry.sources.urls import parse_url
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential
 
 RANGE_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
 CONNECT_TIMEOUT = "10s"
 IDLE_TIMEOUT = "30s"
 KEPT_TIMEOUT = "5s"  # of a connection without a request
@@ -48,6 +51,7 @@ KEPT_TIMEOUT = "5s"  # of a connection without a request
 RANGE_TIMEOUT = "60s"
 DEFAULT_REGION = "us-east-1"
 _Fields = dict[str, str] | None  # of a secret; None: nothing is to be sent
+_NOWHERE = "http://127.0.0.1:0"
 _RETRY: RetryConfig = {"max_retries": 0}  # ours are the only retries, so that their caps hold
 
 
@@ -69,8 +73,7 @@ def open_store(
     options = held.store if held is not None else StoreOptions()
     secret = held.secret() if held is not None else None
     client = _client(options, timeout)
-    if proxy is not None:
-        client["proxy_url"] = proxy
+    client |= _there_alone(options.endpoint or "") if proxy is None else {"proxy_url": proxy}
     if held is None or secret is None:
         return _open(uri, options, "", None, client)
     try:
@@ -100,6 +103,13 @@ def _client(options: StoreOptions, timeout: str) -> ClientConfig:
         "allow_http": (options.endpoint or "").startswith("http://"),
         "user_agent": "loraplane",
     }
+
+
+def _there_alone(endpoint: str) -> ClientConfig:
+    """Sends whatever is not for the endpoint's host to a proxy that there is not; one of the environment stays."""
+    url, named = urlsplit(endpoint), getproxies()
+    is_proxied = not {url.scheme, "all"}.isdisjoint(named) and not proxy_bypass(url.netloc)
+    return {} if url.hostname is None or is_proxied else {"proxy_url": _NOWHERE, "proxy_excludes": url.hostname}
 
 
 def _s3(bucket: str, options: StoreOptions, fields: _Fields, client: ClientConfig) -> S3Store:
@@ -178,7 +188,8 @@ class Stores:
     """The stores that stagings used last, for the next one that comes with the same secret.
 
     Each has connections of its own, and the token that it made with a service account's key. The client resolves names
-    itself. With https a certificate proves where it came to; for http:// a `Forwarder` judges where a name leads.
+    itself. With https a certificate proves where it came to; for http:// a `Forwarder` judges where a host leads, and
+    bounds what it answers.
     """
 
     def __init__(self, origins: Origins | None = None) -> None:
@@ -194,7 +205,7 @@ class Stores:
         Raises:
             ArtifactError: ``address_not_allowed`` too.
         """
-        endpoint = _judged_endpoint(held)
+        endpoint = _plain_endpoint(held)
         if endpoint is not None:
             check_leads(*endpoint)
         key, secret = _key(uri, held), held.secret() if held is not None else None
@@ -207,7 +218,7 @@ class Stores:
 
     def reopened(self, uri: SourceUri, held: HeldCredential | None) -> ObjectStore:
         """The store behind a URI, instead of the one that was kept. Raises as `open_store` does."""
-        key, opened = _key(uri, held), open_store(uri, held, proxy=self._proxy(_judged_endpoint(held)))
+        key, opened = _key(uri, held), open_store(uri, held, proxy=self._proxy(_plain_endpoint(held)))
         with self._mutex:
             self._open[key] = (held.secret() if held is not None else None, opened)
             self._open.move_to_end(key)
@@ -224,20 +235,19 @@ class Stores:
             one.close()
 
     def _proxy(self, endpoint: tuple[str, int] | None) -> str | None:
-        """The way to an endpoint that has to be judged."""
+        """The way to an endpoint without TLS."""
         if endpoint is None:
             return None
         with self._mutex:
             if endpoint not in self._forwarders:
-                self._forwarders[endpoint] = Forwarder(*endpoint, SourceLimits())
+                self._forwarders[endpoint] = Forwarder(*endpoint, SourceLimits(), RANGE_BYTES)
             return self._forwarders[endpoint].url
 
 
-def _judged_endpoint(held: HeldCredential | None) -> tuple[str, int] | None:
-    """Host and port of an endpoint whose name server alone says where it leads."""
+def _plain_endpoint(held: HeldCredential | None) -> tuple[str, int] | None:
+    """Host and port of an endpoint without TLS."""
     url = urlsplit((held.store.endpoint if held is not None else None) or "")
-    host = url.hostname or ""
-    return (host, url.port or 80) if url.scheme == "http" and not is_itself(host) else None
+    return (url.hostname or "", url.port or 80) if url.scheme == "http" else None
 
 
 def _key(uri: SourceUri, held: HeldCredential | None) -> _Key:
@@ -343,7 +353,7 @@ class _Bucket:
             options["if_match"] = tag
         try:
             result = obstore.get(self._store, key, options=options)
-            return _Range(bytes(result.bytes()), result.meta["size"], result.meta["e_tag"])
+            return _Range(self._bytes(result, key), result.meta["size"], result.meta["e_tag"])
         except (PermissionDeniedError, UnauthenticatedError):
             raise
         except FileNotFoundError:  # as the client says it
@@ -353,7 +363,22 @@ class _Bucket:
             message = f"{self.shown(key)} changed while it was read; it is tried again"
             raise StartOver("source_changed", message) from None
         except (BaseError, OSError):
-            raise Passing("source_io", f"{self.shown(key)} cannot be read; it is tried again") from None
+            remedy = "look at the store's endpoint in the file of --credentials if it stays so; it is tried again"
+            raise Passing("source_io", f"{self.shown(key)} cannot be read; {remedy}") from None
+
+    def _bytes(self, result: GetResult, key: str) -> bytes:
+        """The bytes of the range that was announced, of which no more are kept."""
+        (start, end), chunks, got_bytes = result.range, [], 0
+        for chunk in result.stream(CHUNK_BYTES):
+            self._stop.check()
+            chunks.append(chunk)
+            got_bytes += len(chunk)
+            if got_bytes > end - start:
+                break
+        if got_bytes != end - start:
+            message = f"of {self.shown(key)} came another number of bytes than was announced; it is tried again"
+            raise Passing("source_incomplete", message)
+        return b"".join(chunks)
 
     def shown(self, key: str) -> str:
         return f"{self._uri.scheme}://{self._uri.authority}/{key}"
@@ -368,7 +393,7 @@ def _content(bucket: _Bucket, key: str, first: _Range, range_bytes: int) -> Iter
     part, got_bytes = first, 0
     while True:
         got_bytes += len(part.content)
-        if part.size_bytes != first.size_bytes or not part.content:
+        if (part.size_bytes, part.tag) != (first.size_bytes, first.tag) or not part.content:
             raise StartOver("source_changed", "an object changed while it was read; it is tried again")
         yield part.content
         if got_bytes == first.size_bytes:

@@ -65,9 +65,11 @@ def is_literal(host: str) -> bool:
     return True
 
 
-def is_itself(host: str) -> bool:
-    """True if no name server says where a URL's host is: an address, or ``localhost``."""
-    return host == _LOCALHOST or is_literal(host)
+def named_reach(host: str) -> Reach:
+    """How far a URL's host may lead that the operator wrote."""
+    if host == _LOCALHOST:
+        return Reach.LOCALHOST
+    return Reach.LITERAL if is_literal(host) else Reach.NAMED
 
 
 def _embedded(address: _Address) -> _Address:
@@ -134,9 +136,7 @@ class WebUrl:
         """How far it may lead, where `named` is what the operator allowed."""
         if not any(self.is_below(prefix) for prefix in named):
             return Reach.PUBLIC
-        if self.host == _LOCALHOST:
-            return Reach.LOCALHOST
-        return Reach.LITERAL if is_literal(self.host) else Reach.NAMED
+        return named_reach(self.host)
 
     def redirected(self, location: str) -> WebUrl:
         """Where an answer's Location leads.

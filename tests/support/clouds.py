@@ -35,7 +35,7 @@ from tests.support.web import Answer, Exchange, Site
 
 ACCOUNT = "acme"
 KEY = base64.b64encode(b"keyCANARY" * 4).decode()
-_WHEN = "Mon, 05 Jan 2026 00:00:00 GMT"
+WHEN = "Mon, 05 Jan 2026 00:00:00 GMT"
 _MUTEX = threading.Lock()
 _SIGNED_HEADERS = (
     "content-encoding content-language content-length content-md5 content-type date if-modified-since if-match "
@@ -179,7 +179,7 @@ def blob(exchange: Exchange, *, cut_after: int | None = None, **changed: object)
     start, end = _range(exchange, len(body))
     part = body[start:end]
     said = f"bytes {start}-{start + len(part) - 1}/{len(body)}"
-    headers = {"Content_Length": len(part), "Content_Range": said, "ETag": tag, "Last_Modified": _WHEN} | changed
+    headers = {"Content_Length": len(part), "Content_Range": said, "ETag": tag, "Last_Modified": WHEN} | changed
     exchange.start(206 if "Range" in exchange.headers else 200, **headers, x_ms_blob_type="BlockBlob")
     exchange.wfile.write(part[:cut_after])
     if cut_after is not None:
@@ -218,7 +218,7 @@ def _write(exchange: Exchange, scheme: str) -> None:
     elif scheme == "az" and exchange.headers.get("x-ms-blob-type") != "BlockBlob":
         exchange.send(400, b"<Error/>")
     elif _stored(exchange, path, body):
-        headers = {"x_goog_generation": 1} if scheme == "gs" else {"Last_Modified": _WHEN}
+        headers = {"x_goog_generation": 1} if scheme == "gs" else {"Last_Modified": WHEN}
         exchange.send(200 if scheme == "gs" else 201, ETag=_tag(body), **headers)
     else:
         exchange.send(412 if scheme == "gs" else 409, b"<Error/>")

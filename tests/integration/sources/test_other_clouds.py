@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from registry.etcd3.backoff import Backoff
 from registry.model.source_uri import parse_source
-from registry.sources import object_stores
-from registry.sources.base import Stop
+from registry.sources import failures, object_stores
+from registry.sources.base import ArtifactError, Stop
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.object_stores import ObjectSource, Stores
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
-from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, ByPath, Cloud, asked, blob, guarded, plain
+from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, WHEN, ByPath, Cloud, asked, blob, guarded, plain
 from tests.support.web import Exchange, Site, serving
 
 BUCKET = "acme-loras"
@@ -195,6 +196,47 @@ async def test_a_store_that_fails_in_passing_is_asked_again(site, entry, open_st
     staged = await open_store(f"{cloud.scheme}://{BUCKET}", credentials=mine).ensure(ref(uri(cloud), "acme"))
     assert content(staged.path) == (CONFIG, WEIGHTS)
     assert len(asked(site, BLOB)) == 3
+
+
+SESSION = '{"access_key_id": "x", "secret_access_key": "keyCANARY", "session_token": "sessionCANARY"}'
+AMAZON = Cloud("s3", "s3", lambda: SESSION, lambda request: "x-amz-security-token" in request.headers)
+
+
+@pytest.fixture
+def _at_once(monkeypatch) -> None:
+    """Nothing is waited for before it is tried again."""
+    monkeypatch.setattr(failures, "_WAIT", Backoff(base_seconds=0.0, cap_seconds=0.0))
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_redirect_leads_nowhere_else_and_takes_no_secret_along(site, entry, open_store, cloud, host):
+    """X1, fault 28: the client itself would follow it, with a session token, or a signature in its Referer."""
+    mine = entry(cloud)
+    with serving(Site()) as other:
+        elsewhere = other.url.replace("127.0.0.1", host)
+        site.answers[CONFIG_BLOB] = lambda exchange: exchange.send(307, Location=f"{elsewhere}{CONFIG_BLOB}")
+        error = await refusal(open_store(f"{cloud.scheme}://{BUCKET}", credentials=mine), uri(cloud), "acme")
+    assert (error.reason, error.permanent, other.accepted) == ("source_io", False, [])
+    assert "look at the store's endpoint in the file of --credentials" in error.message
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("status", [206, 404, 503])
+def test_room_for_an_answer_is_made_for_no_more_than_was_asked_for(site, entry, tmp_path, status):
+    """X2, R16 bounded: the client itself would, also for an error; its process ends where there is not so much."""
+
+    def endless(exchange: Exchange) -> None:
+        said = {"Content_Range": "bytes 0-9/10", "ETag": '"x"', "Last_Modified": WHEN}
+        exchange.start(status, Content_Length=1 << 59, **said)
+        exchange.site.closing.wait()
+
+    mine = entry(CLOUDS[0])
+    site.answers[CONFIG_BLOB] = endless
+    with pytest.raises(ArtifactError) as refused:
+        got_by_ranges(CLOUDS[0], mine, tmp_path, 50_000)
+    assert refused.value.reason == ("source_missing" if status == 404 else "source_io")
 
 
 WRONG_SECRETS = {

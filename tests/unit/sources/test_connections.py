@@ -291,10 +291,10 @@ def test_a_name_that_nobody_knows_cannot_be_reached_and_is_told_later_of_an_endp
         network.connect("nobody")
     check_leads("nobody", 80)
     check_leads("own", 80)
-    for host in ("mine", "127.0.0.1"):
-        with pytest.raises(ArtifactError) as refused:
-            check_leads(host, 80)
-        assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", True)
+    check_leads("127.0.0.1", 80)
+    with pytest.raises(ArtifactError) as refused:
+        check_leads("mine", 80)
+    assert (refused.value.reason, refused.value.permanent) == ("address_not_allowed", True)
     assert "which no name may lead to" in refused.value.message
     with pytest.raises(ArtifactError, match="which is not a public address"):
         network.connect("own")

@@ -6,14 +6,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http.client import HTTPConnection
+from http.client import HTTPConnection, IncompleteRead, RemoteDisconnected
 
 import pytest
 
 from registry.sources import connections
 from registry.sources.base import SourceLimits
 from registry.sources.connections import MAX_HEAD_BYTES, Forwarder
-from tests.support.web import Site, serving
+from tests.support.web import Exchange, Site, serving
+
+MOST_BYTES = 1000
 
 
 @pytest.fixture
@@ -33,36 +35,86 @@ def asked(site, monkeypatch) -> Iterator[HTTPConnection]:
         return connect(("127.0.0.1", address[1]), *rest, **more)
 
     monkeypatch.setattr("socket.create_connection", connected)
-    forwarder = Forwarder("store.test", port, SourceLimits())
+    forwarder = Forwarder("store.test", port, SourceLimits(), MOST_BYTES)
     connection = HTTPConnection(forwarder.url.removeprefix("http://"), timeout=60)
     yield connection
     connection.close()
     forwarder.close()
 
 
+def url(site: Site, path: str = "/a") -> str:
+    return site.url.replace("127.0.0.1", "store.test") + path
+
+
 def test_requests_follow_each_other_as_the_host_itself_would_get_them(site, asked):
-    for _ in range(2):
-        asked.request("GET", "http://store.test/a", headers={"Host": "store.test"})
-        assert asked.getresponse().read() == b"content"
-    assert [(path, headers["Host"]) for path, headers in site.seen] == [("/a", "store.test")] * 2
+    site.answers["/a%2Fb;c?d=%2B"] = site.serve
+    site.files["/a%2Fb;c"] = b"content"
+    for path in ("/a", "/a%2Fb;c?d=%2B"):
+        asked.request("GET", url(site, path), headers={"Host": "store.test", "X-Signed": "a  b"})
+        answer = asked.getresponse()
+        assert (answer.status, answer.read(), answer.headers["ETag"][:1]) == (200, b"content", '"')
+    assert [(path, headers["Host"], headers["X-Signed"]) for path, headers in site.seen] == [
+        ("/a", "store.test", "a  b"),
+        ("/a%2Fb;c?d=%2B", "store.test", "a  b"),
+    ]
     assert len(site.accepted) == 1
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        "POST http://store.test/a HTTP/1.1",
+        "POST {url} HTTP/1.1",
         "CONNECT evil.test:443 HTTP/1.1",
-        f"GET /a HTTP/1.1\r\nX: {'x' * MAX_HEAD_BYTES}",
+        "GET http://evil.test/a HTTP/1.1",
+        "GET {url}\x7f HTTP/1.1",
+        "GET {url} HTTP/1.1\r\nContent-Length: 9",
+        "GET {url} HTTP/1.1\r\nX: " + "x" * MAX_HEAD_BYTES,
     ],
-    ids=["POST", "CONNECT", "long"],
+    ids=["POST", "CONNECT", "elsewhere", "control character", "body", "long"],
 )
 def test_nothing_else_passes(site, asked, head):
     """X2: whoever on this host finds the port reaches nothing by it but what they could reach before."""
     asked.connect()
-    asked.sock.sendall(f"{head}\r\n\r\n".encode())
+    asked.sock.sendall(head.replace("{url}", url(site)).encode() + b"\r\n\r\n")
     assert asked.sock.recv(1) == b""
     assert site.seen == []
+
+
+@pytest.mark.parametrize("status", [302, 404, 503])
+def test_of_what_is_no_success_only_the_status_passes(site, asked, status):
+    """X1, X2: the client would follow a redirect with what it has signed, and make room for an error of any length."""
+    site.answers["/a"] = lambda exchange: exchange.send(status, b"x" * 5000, Location="http://evil.test/", ETag='"x"')
+    for _ in range(2):
+        asked.request("GET", url(site))
+        answer = asked.getresponse()
+        assert (answer.status, answer.read(), answer.headers.items()) == (status, b"", [("Content-Length", "0")])
+    assert len(site.seen) == 2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content_Length": MOST_BYTES + 1},
+        {"Content_Length": 1 << 62},
+        {"Content_Length": "9" * 20},
+        {"Connection": "close"},
+        {"Transfer_Encoding": "chunked"},
+        {"Transfer_Encoding": "chunked", "Content_Length": 3},
+        {"Transfer_Encoding": "chunked", "Content_Length": 9},
+    ],
+)
+def test_an_answer_of_another_length_than_it_says_or_of_too_much_breaks_off(site, asked, headers):
+    """R16 bounded."""
+
+    def lying(exchange: Exchange) -> None:
+        exchange.start(206, **headers)
+        exchange.wfile.write(b"5\r\nabcde\r\n0\r\n\r\n")
+        exchange.cut()
+
+    site.answers["/a"] = lying
+    asked.request("GET", url(site))
+    with pytest.raises((RemoteDisconnected, IncompleteRead)):
+        asked.getresponse().read()
 
 
 def test_those_who_say_nothing_keep_no_place(site, asked, monkeypatch):
@@ -71,7 +123,7 @@ def test_those_who_say_nothing_keep_no_place(site, asked, monkeypatch):
     with ExitStack() as silent:
         for _ in range(connections.MAX_FORWARDED):
             silent.enter_context(socket.create_connection((asked.host, asked.port), timeout=60))
-        asked.request("GET", "http://store.test/a", headers={"Host": "store.test"})
+        asked.request("GET", url(site), headers={"Host": "store.test"})
         assert asked.getresponse().read() == b"content"
 
 
@@ -79,33 +131,31 @@ def test_where_nobody_listens_the_client_hears_of_it(site, asked, monkeypatch):
     def refused(*_: object, **__: object) -> socket.socket:
         raise ConnectionRefusedError
 
+    asked.connect()
     monkeypatch.setattr("socket.create_connection", refused)
-    with socket.socket() as client:
-        client.settimeout(60)
-        client.connect((asked.host, asked.port))
-        assert client.recv(1) == b""
+    asked.request("GET", url(site))
+    assert asked.sock.recv(1) == b""
 
 
 def test_an_end_of_the_host_is_the_end_of_the_client_s_connection(site, asked):
     """Else it would wait for an answer that never comes."""
     site.answers["/a"] = lambda exchange: exchange.cut()
-    asked.connect()
-    asked.sock.sendall(b"GET http://store.test/a HTTP/1.1\r\nHost: store.test\r\n\r\n")
+    asked.request("GET", url(site))
     assert asked.sock.recv(1) == b""
 
 
-def test_a_client_that_stays_connected_keeps_no_process_from_its_end(asked):
+def test_a_client_that_stays_connected_keeps_no_process_from_its_end(site, asked):
     """R12 crash-only."""
-    asked.request("GET", "http://store.test/a")
+    asked.request("GET", url(site))
     asked.getresponse().read()
-    ours = [one for one in threading.enumerate() if one.name in {"forwarder", "forwarding", "answering"}]
-    assert {one.name for one in ours} == {"forwarder", "forwarding", "answering"}
+    ours = [one for one in threading.enumerate() if one.name in {"forwarder", "forwarding"}]
+    assert {one.name for one in ours} == {"forwarder", "forwarding"}
     assert all(one.daemon for one in ours)
 
 
 def test_a_way_that_is_closed_may_be_closed_again():
     """R12: and nobody gets in any more."""
-    forwarder = Forwarder("store.test", 80, SourceLimits())
+    forwarder = Forwarder("store.test", 80, SourceLimits(), MOST_BYTES)
     for _ in range(2):
         forwarder.close()
     host, _, port = forwarder.url.removeprefix("http://").partition(":")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,15 @@ URI = "gs://bucket/team/a"
 
 @dataclass
 class PlayedObject:
-    """What a client gives for a range."""
+    """What a client gives for a range: in pieces, and in all perhaps not what it announced."""
 
+    range: tuple[int, int]
     content: bytes
     meta: dict[str, Any]
 
-    def bytes(self) -> bytes:
-        return self.content
+    def stream(self, _: int) -> Iterator[bytes]:
+        for start in range(0, len(self.content), 300):
+            yield self.content[start : start + 300]
 
 
 @dataclass
@@ -68,7 +70,8 @@ class PlayedStores:
             raise FileNotFoundError
         if options.get("if_match", self.tag) != self.tag:
             raise PreconditionError("changed")
-        return PlayedObject(content[start:end], {"size": len(content), "e_tag": self.tag})
+        end = min(end, len(content))
+        return PlayedObject((start, end), content[start:end], {"size": len(content), "e_tag": self.tag})
 
 
 @pytest.fixture
@@ -136,6 +139,20 @@ def test_an_object_that_changes_is_begun_anew_once(stores):
     assert len(stores.asked) == 1 + 2 * MAX_STARTS
 
 
+def test_a_store_that_takes_no_condition_gives_no_mixture(stores, monkeypatch):
+    """R4 digest-true: another version's range is none of this one, though the store sends it."""
+    newer, get, asked = WEIGHTS[::-1], stores.get, []
+
+    def unconditional(store: int, key: str, *, options: dict[str, Any]) -> PlayedObject:
+        asked.append(key)
+        if len(asked) == 3:
+            stores.objects["team/a/adapter_model.safetensors"], stores.tag = newer, "t2"
+        return get(store, key, options={"range": options["range"]})
+
+    monkeypatch.setattr(object_stores.obstore, "get", unconditional)
+    assert [*fetch(stores).values()] == [CONFIG, newer]
+
+
 @pytest.mark.parametrize("size", [len(WEIGHTS) + 100, 1500])
 def test_a_length_that_is_not_kept_is_never_taken(stores, size, monkeypatch):
     """R4: whether the first answer lied or a later one."""
@@ -150,6 +167,23 @@ def test_a_length_that_is_not_kept_is_never_taken(stores, size, monkeypatch):
 
     monkeypatch.setattr(object_stores.obstore, "get", lying)
     assert refusal(stores).reason == "source_changed"
+
+
+@pytest.mark.parametrize("change", [lambda content: content[1:], lambda content: content * 1000])
+def test_a_range_is_as_long_as_it_was_announced(stores, change, monkeypatch):
+    """R4, R16 bounded: what is too much is not read on, and what comes by single bytes is not asked for by them."""
+    get, read = stores.get, []
+
+    def lying(store: int, key: str, *, options: dict[str, Any]) -> PlayedObject:
+        found = get(store, key, options=options)
+        found.content, stream = change(found.content), found.stream
+        monkeypatch.setattr(found, "stream", lambda size: (read.append(len(one)) or one for one in stream(size)))
+        return found
+
+    monkeypatch.setattr(object_stores.obstore, "get", lying)
+    assert refusal(stores).reason == "source_incomplete"
+    assert len(stores.asked) == MAX_ATTEMPTS
+    assert sum(read) < MAX_ATTEMPTS * 2 * RANGE
 
 
 @pytest.mark.parametrize(

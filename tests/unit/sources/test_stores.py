@@ -26,6 +26,11 @@ CLIENT = {
 }
 
 
+def alone(host: str) -> dict[str, str]:
+    """The options of a client that reaches one host."""
+    return {"proxy_url": "http://127.0.0.1:0", "proxy_excludes": host}
+
+
 class Opened:
     """In place of a client's store: where it is, and with what it was opened."""
 
@@ -43,6 +48,9 @@ class Opened:
 def _played(monkeypatch) -> None:
     for name in ("S3Store", "GCSStore", "AzureStore"):
         monkeypatch.setattr(module, name, type(name, (Opened,), {}))
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture
@@ -113,7 +121,7 @@ def test_a_bucket_of_s3_is_read_with_a_pair_of_keys(hold, session):
     secret = '{"AccessKeyId": "id", "SecretAccessKey": "key"' + more + "}"
     store = opened("s3", hold(secret, region="eu-west-1", endpoint="http://store.test:9000"))
     assert store.config == {"region": "eu-west-1", "skip_signature": False, "endpoint": "http://store.test:9000"}
-    assert store.options["client_options"] == CLIENT | {"allow_http": True}
+    assert store.options["client_options"] == CLIENT | {"allow_http": True} | alone("store.test")
     given = {"access_key_id": "id", "secret_access_key": "key", "token": session, "expires_at": None}
     assert store.options["credential_provider"]() == given
 
@@ -177,10 +185,31 @@ def test_times_and_the_way_are_the_callers(hold):
     assert options == CLIENT | {"timeout": "2s", "proxy_url": "http://127.0.0.1:1"}
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "expected"),
+    [
+        ("https://store.test:9000", {}, alone("store.test")),
+        ("http://[::1]:9000", {}, alone("::1")),
+        ("https://store.test", {"http_proxy": "http://p"}, alone("store.test")),
+        ("https://store.test", {"https_proxy": "http://p", "no_proxy": "store.test"}, alone("store.test")),
+        ("https://store.test", {"https_proxy": "http://p"}, {}),
+        ("https://store.test", {"ALL_PROXY": "http://p"}, {}),
+        (None, {}, {}),
+    ],
+)
+def test_an_endpoint_is_all_that_is_reached_unless_a_proxy_is(hold, monkeypatch, endpoint, environment, expected):
+    """X1: where a redirect leads there is no credential, though the client would follow it."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    options = opened("s3", hold(None, **({} if endpoint is None else {"endpoint": endpoint}))).options["client_options"]
+    assert options == CLIENT | {"allow_http": endpoint == "http://[::1]:9000"} | expected
+
+
 class PlayedForwarder:
     """A way to one host."""
 
-    def __init__(self, host: str, port: int, _limits: object) -> None:
+    def __init__(self, host: str, port: int, _limits: object, most_bytes: int) -> None:
+        assert most_bytes == module.RANGE_BYTES
         self.url = f"http://way-to-{host}-{port}"
         self.is_open = True
 
@@ -219,16 +248,17 @@ def proxy_of(stores: Stores, held: HeldCredential | None, bucket: str = "bucket"
     [
         (None, None),
         ("https://store.test:9000", None),
-        ("http://127.0.0.1:9000", None),
-        ("http://localhost:9000", None),
+        ("http://127.0.0.1:9000", ("127.0.0.1", 9000)),
+        ("http://localhost:9000", ("localhost", 9000)),
         ("http://store.test:9000", ("store.test", 9000)),
         ("http://store.test", ("store.test", 80)),
     ],
 )
-def test_a_name_without_tls_is_judged_and_led_to_by_us(stores, ways, hold, endpoint, place):
-    """Fault 28: a certificate proves where the others came to, and an address is what it is."""
+def test_an_endpoint_without_tls_is_judged_and_led_to_by_us(stores, ways, hold, endpoint, place):
+    """Fault 28: a certificate proves where the others came to."""
     held = hold(None, **({} if endpoint is None else {"endpoint": endpoint}))
-    assert proxy_of(stores, held) == (None if place is None else f"http://way-to-{place[0]}-{place[1]}")
+    direct = None if endpoint is None else "http://127.0.0.1:0"
+    assert proxy_of(stores, held) == (direct if place is None else f"http://way-to-{place[0]}-{place[1]}")
     assert ways["judged"] == ([] if place is None else [place])
     assert len(ways["made"]) == len(ways["judged"])
 
