@@ -13,6 +13,7 @@ from registry.cli import contexts
 from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
 from registry.runtime.connection_table import ConnectionTable, NoPlace
+from registry.sources import object_stores
 from registry.sources.http import Getter
 from registry.transactions import repair
 from sidecar.report import http
@@ -84,6 +85,16 @@ def _a_credential_follows_a_redirect(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Getter, "_authorization", anywhere)
 
 
+def _a_store_s_client_goes_anywhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(object_stores, "_there_alone", lambda _: {})
+    patch.setattr(object_stores.Stores, "_proxy", lambda *_: None)
+
+
+def _whatever_a_store_sends_is_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(object_stores, "RANGE_BYTES", 1 << 40)
+    patch.setattr(object_stores._Bucket, "_bytes", lambda _bucket, result, _key: bytes(result.bytes()))
+
+
 def _names_differ_by_more_than_case(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interceptor, "operator", lambda name: operator(name.lower()))
 
@@ -97,6 +108,8 @@ PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (
     ("backups", _any_generation_is_believed, "uses a name up"),
     ("small-files", _any_value_is_protection, "is protected"),
     ("source-answers", _a_credential_follows_a_redirect, "where a redirect led"),
+    ("store-answers", _a_store_s_client_goes_anywhere, "where a redirect led"),
+    ("store-answers", _whatever_a_store_sends_is_kept, "was read on"),
     ("certificate-names", _names_differ_by_more_than_case, "are taken for one"),
 )
 
