@@ -168,6 +168,21 @@ def test_a_bucket_or_a_right_that_is_missing_is_said(publish, site, folder, clou
     assert site.files == {}
 
 
+@pytest.mark.parametrize("cloud", CLOUDS, **ids)
+def test_a_redirect_leads_to_no_other_host(publish, site, folder, cloud):
+    """X1: the client itself would follow it with a signature in its Referer."""
+    with serving(Site()) as other:
+        elsewhere = other.url.replace("127.0.0.1", "localhost")
+
+        def moved(exchange: Exchange) -> None:
+            exchange.body()
+            exchange.send(307, Location=f"{elsewhere}{exchange.path}")
+
+        site.answers = ByPath(moved)
+        assert publish(cloud, folder)[::2] == (6, "UPLOAD_UNFINISHED")
+        assert other.accepted == []
+
+
 def test_azure_without_an_account_is_said_before_anything_is_sent(publish, site, folder):
     assert publish(CLOUDS[1], folder, credential=None)[::2] == (4, "SOURCE_REFUSED")
     assert site.seen == []
