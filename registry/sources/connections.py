@@ -361,6 +361,7 @@ class Forwarder:
                 answer = requests.get(head[0].split()[1], self._reach, fields)
                 ours.settimeout(self._connections.limits.idle_seconds)
                 self._pass(answer, ours)
+                requests.close()
                 ours.settimeout(None)  # the client ends a connection that rests
 
     def _pass(self, answer: httpcore.Response, ours: socket.socket) -> None:
