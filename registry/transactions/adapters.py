@@ -24,7 +24,7 @@ from registry.model.records import (
     RetiredRecord,
 )
 from registry.transactions.builder import Planned, TxnBuilder, finish, fits, request_reads
-from registry.transactions.canaries import check_enough_replicas, looks_at_replicas
+from registry.transactions.canaries import check_enough_replicas, replicas_read
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
 from registry.transactions.context import Context, StepTarget, TxnLimits, check_etag
 from registry.transactions.decode import (
@@ -49,7 +49,7 @@ from registry.transactions.tenants import Count, count_all
 def apply_reads(change: ApplyAdapters, keys: Keys) -> tuple[Range, ...]:
     """What an apply is planned from."""
     reads = _reads(change.pool, tenants_of(change), [one.name for one in change.changes], keys)
-    return (*reads, everything_in(keys.replicas(change.pool))) if looks_at_replicas(change) else reads
+    return *reads, *replicas_read(change, keys)
 
 
 def rollback_reads(change: RollbackAdapter, keys: Keys) -> tuple[Range, ...]:
@@ -75,7 +75,7 @@ def check_count(change: ApplyAdapters, context: Context) -> None:
         InvalidArgument: with the number that fits whatever stands in etcd.
     """
     names = [one.name for one in change.changes]
-    needed = len(request_reads(context)) + _reads_needed(names) + looks_at_replicas(change)
+    needed = len(request_reads(context)) + _reads_needed(names) + len(replicas_read(change, context.keys))
     if needed > context.limits.max_ops:
         raise too_many_changes(names, str(len(names)), context.limits)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from registry.etcd3.ops import KeyValue
+from registry.etcd3.ops import KeyValue, Range
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason, RegistryError
-from registry.model.keys import Keys
+from registry.model.keys import Keys, last_part
 from registry.model.names import matches
+from registry.model.placement import Member, counted, member_of
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout
+from registry.model.replica_state import status_of
 from registry.model.status import Presence
 from registry.transactions.changes import ApplyAdapters, Upsert
 from registry.transactions.context import StepTarget
-from registry.transactions.decode import Present, ReadSet
+from registry.transactions.decode import Present, ReadSet, all_keys_in, everything_in
 
 
 def same_weights(one: AdapterSpec, other: AdapterSpec) -> bool:
@@ -51,22 +51,32 @@ def looks_at_replicas(change: ApplyAdapters) -> bool:
     return any(isinstance(one, Upsert) and _canaries(one.spec) > 0 for one in change.changes)
 
 
+def replicas_read(change: ApplyAdapters, keys: Keys) -> tuple[Range, ...]:
+    """What such a change set is planned from too; nothing for another one."""
+    if not looks_at_replicas(change):
+        return ()
+    return everything_in(keys.replicas(change.pool)), all_keys_in(keys.statuses(change.pool))
+
+
 def check_enough_replicas(target: StepTarget, after: AdapterRecord | None, view: ReadSet, keys: Keys) -> None:
-    """Looks, when a strategy is new or a rollout begins, whether as many replicas live as it asks canaries for.
+    """Looks, when a strategy is new or a rollout begins, whether as many replicas count as it asks canaries for.
 
     Raises:
-        FailedPrecondition: some live, but fewer that match than there are to be canaries.
+        FailedPrecondition: some report, but fewer count that match than there are to be canaries.
     """
-    presences = view.all_below(keys.replicas(target.pool.name))
-    if after is None or not presences or _is_known(target, after):
+    if after is None or _is_known(target, after):
+        return
+    members = _members(target.pool.name, view, keys)
+    if not any(one.reports for one in members):
         return
     wanted, selector = _canaries(after.spec), after.spec.placement.selector
-    found = sum(labels is not None and matches(selector, labels) for labels in map(_labels, presences))
+    serving = counted(one for one in members if not one.leaving)
+    found = sum(matches(selector, one.labels) for one in serving)
     if wanted > found:
         raise FailedPrecondition(
             Reason.CANARY_TOO_LARGE,
-            f"{wanted} canaries are more than the {found} live replicas of pool {target.pool.name!r} that match; use "
-            "fewer, or a share such as 25%",
+            f"{wanted} canaries are more than the {found} replicas of pool {target.pool.name!r} that report and match; "
+            "use fewer, or a share such as 25%",
             field=f"{target.spec_field}.strategy.canary.replicas",
             metadata={"canaries": str(wanted), "replicas": str(found)},
         )
@@ -86,10 +96,15 @@ def _canaries(spec: AdapterSpec) -> int:
     return replicas if isinstance(replicas, int) else 0
 
 
-def _labels(kv: KeyValue) -> Mapping[str, str] | None:
-    """Of a presence that cannot be read none: it lives all the same. None: it leaves, so it takes nothing new."""
+def _members(pool: str, view: ReadSet, keys: Keys) -> list[Member]:
+    statuses = {last_part(kv.key): kv for kv in view.all_below(keys.statuses(pool))}
+    presences = view.all_below(keys.replicas(pool))
+    return [_member(kv, reports=status_of(kv, statuses.get(last_part(kv.key))) is not None) for kv in presences]
+
+
+def _member(kv: KeyValue, *, reports: bool) -> Member:
+    """The replica of a presence, without labels if that cannot be read: it lives all the same."""
     try:
-        presence = Presence.parse(kv.value)
+        return member_of(last_part(kv.key), Presence.parse(kv.value), reports=reports, held=None)
     except RegistryError:
-        return {}
-    return None if presence.leaving else presence.labels
+        return Member(last_part(kv.key), {}, reports=reports)

@@ -33,6 +33,11 @@ def some_in(prefix: bytes, count: int) -> Range:
     return Range(prefix, prefix_end(prefix), limit=count, keys_only=True)
 
 
+def all_keys_in(prefix: bytes) -> Range:
+    """Reads all keys below a prefix, without their values."""
+    return Range(prefix, prefix_end(prefix), keys_only=True)
+
+
 def everything_in(prefix: bytes) -> Range:
     """Reads all keys below a prefix, which must be few."""
     return Range(prefix, prefix_end(prefix))
@@ -60,7 +65,7 @@ class ReadSet:
         return self.found.get(key)
 
     def all_below(self, prefix: bytes) -> tuple[KeyValue, ...]:
-        """What `everything_in` or `some_in` found below a prefix."""
+        """What `everything_in`, `all_keys_in` or `some_in` found below a prefix."""
         return self.ranges.get(prefix, ())
 
     def below(self, prefix: bytes) -> KeyValue | None:

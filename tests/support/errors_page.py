@@ -47,7 +47,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.GENERATION_TOO_HIGH: "A restored generation is more than 1,000 above the newest that is known of its name (`known`), or above a billion where none is. Its name could soon have no further generation. Leave it out.",
     Reason.GENERATION_MISMATCH: "The rollout that was meant is of another generation than the adapter's present one; `generation` tells that. Look at it and decide anew.",
     Reason.NO_ROLLOUT: "All replicas serve the adapter's generation, or come to: there is nothing to promote or to abort.",
-    Reason.CANARY_TOO_LARGE: "A strategy asks for more canaries (`canaries`) than live replicas of the pool match (`replicas`). Ask for fewer, or for a share such as 25%.",
+    Reason.CANARY_TOO_LARGE: "A strategy asks for more canaries (`canaries`) than replicas of the pool report and match (`replicas`). Ask for fewer, or for a share such as 25%.",
     Reason.FUTURE_SCHEMA: "A record of a later release. It is left as it is; upgrade the admin service.",
     Reason.UNREADABLE_RECORD: "A record in etcd cannot be read; `key` names it. An upsert, update or delete replaces it; a tenant's has to be repaired by hand.",
     Reason.QUOTA_EXCEEDED: "The tenant would have more adapters than its quota. Delete some, or have the quota raised.",

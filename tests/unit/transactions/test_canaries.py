@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from registry.etcd3.ops import Put, Txn
 from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.records import (
     AdapterRecord,
@@ -43,11 +44,19 @@ def put(author: Author, source: str, **spec) -> AdapterRecord:
     return record(author)
 
 
-def alive(author: Author, *, leaving: bool = False, **labels: str) -> None:
+def alive(
+    author: Author, *, leaving: bool = False, reports: bool = True, by_reports: bool = True, **labels: str
+) -> None:
     name = f"r{author.etcd.revision}"
     about = {"pool": POOL, "replica": name, "incarnation": "i", "owner": "o", "started_at": "t"}
-    presence = Presence(**about, labels=labels, leaving=leaving)
-    author.etcd.put(KEYS.replica(POOL, name), presence.to_bytes())
+    presence = Presence(**about, labels=labels, leaving=leaving, by_reports=by_reports)
+    stands(author, name, presence.to_bytes(), reports=reports)
+
+
+def stands(author: Author, name: str, presence: bytes, *, reports: bool = True) -> None:
+    """A presence, and beside it a status that is under its lease, or is not."""
+    puts = Put(KEYS.replica(POOL, name), presence, 7), Put(KEYS.status(POOL, name), b"{}", 7 if reports else 8)
+    author.etcd.txn(Txn((), puts))
 
 
 def test_new_weights_come_to_canaries_first(author):
@@ -216,7 +225,7 @@ def test_more_canaries_than_live_replicas(author):
     assert put(author, "v1", strategy=three).generation == 2
     alive(author, zone="a")
     alive(author, zone="b")
-    author.etcd.put(KEYS.replica(POOL, "odd"), b"?")
+    stands(author, "odd", b"?")
     assert put(author, "v2", strategy=three).rollout is not None, "three live, one of which cannot be read"
     narrow = Placement(selector={"zone": "a"})
     told = refused(author, applying(upsert(NAME, "v1", strategy=Strategy(canary=Canary(replicas=2)), placement=narrow)))
@@ -228,11 +237,31 @@ def test_more_canaries_than_live_replicas(author):
     assert put(author, "v3", placement=narrow).generation == 4
 
 
+def test_a_presence_alone_is_no_canary(author):
+    """X2: a number that somebody who only writes to etcd makes up for would give new weights to all at once."""
+    two = Strategy(canary=Canary(replicas=2))
+    alive(author, reports=False)
+    assert put(author, "v1", strategy=two).generation == 2, "nobody lives, so nothing can be said"
+    alive(author)
+    stands(author, "ghost", b"?", reports=False)
+    told = refused(author, applying(upsert(NAME, "v2", strategy=two)))
+    assert (told.reason, told.metadata["replicas"]) == (Reason.CANARY_TOO_LARGE, "1")
+    alive(author)
+    assert put(author, "v2", strategy=two).rollout is not None
+
+
+def test_a_sidecar_of_an_earlier_release_counts_every_presence(author):
+    """As it places adapters, and so finds canaries."""
+    alive(author, by_reports=False)
+    alive(author, reports=False)
+    assert put(author, "v2", strategy=Strategy(canary=Canary(replicas=2))).rollout is not None
+
+
 def test_a_replica_that_goes_forbids_no_other_change(author):
     """Only where the number is new, or canaries are about to begin, does it have to be there."""
     two = Strategy(canary=Canary(replicas=2))
     alive(author)
-    author.etcd.put(KEYS.replica(POOL, "other"), b"?")
+    stands(author, "other", b"?")
     put(author, "v1", strategy=two)
     author.etcd.delete(KEYS.replica(POOL, "other"))
     assert put(author, "v1", strategy=two, priority=1).generation == 3
