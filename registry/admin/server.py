@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -100,8 +101,12 @@ def make_app(
         return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
 
     routes = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
-    guard = Middleware(PageGuard, hosts, Refusals(count_refused))
-    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()], middleware=[guard])
+    refusals = Refusals(count_refused)
+    return Starlette(
+        routes=[Route(path, endpoint) for path, endpoint in routes.items()],
+        middleware=[Middleware(PageGuard, hosts, refusals)],
+        exception_handlers={HTTPException: refusals.no_page},
+    )
 
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024

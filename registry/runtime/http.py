@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from registry.runtime.connection_table import ConnectionTable, NoPlace
+from registry.runtime.page_guard import error_body
 from registry.runtime.process import Repeats
 from registry.runtime.program import most_connections
 
@@ -75,15 +77,19 @@ def listen_as_told(flag: str, address: Address) -> socket.socket:
 
 # A request comes within this time, its body too; and a reader takes something of an answer.
 TURN_SECONDS = 10.0
+# So long an answer may be on its way to who takes it bit by bit.
+ANSWER_SECONDS = 60.0
 # A connection rests for so long between two requests.
 KEPT_SECONDS = 5
 MAX_CONNECTIONS, MAX_OF_ADDRESS = 200, 20
+# Of a request's head; and of what is read at a time. What was read and not answered yet is kept as requests.
+MAX_HEAD_BYTES, _READ_BYTES = 32 * 1024, 2048
 # So many are accepted before they are judged, which is in the next turn of the loop; the others wait in the kernel.
 _ACCEPTED_AT_ONCE, _QUEUED = 8, 1024
 
 # Why a connection was closed: its peer was silent, and another came; of its address, or of the port, as many are
-# answered as may be at once; no request came in time; an answer was not taken.
-Closed = Literal["replaced", "address_limit", "port_limit", "no_request", "not_taken"]
+# answered as may be at once; no request came in time, or none of HTTP, or one without end; an answer was not taken.
+Closed = Literal["replaced", "address_limit", "port_limit", "no_request", "bad_request", "head_too_large", "not_taken"]
 _log = structlog.get_logger()
 
 
@@ -108,12 +114,14 @@ class _HttpConnection(HttpToolsProtocol):
 
     server_state: _Port
     _end_of_turn: asyncio.TimerHandle | None = None
-    _untaken_bytes = 0
+    _end_of_answer: asyncio.TimerHandle | None = None
+    _untaken_bytes = _head_bytes = 0
     _is_in_head = _is_full = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Takes a place, or refuses."""
         super().connection_made(transport)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # of all of asyncio's own
         try:
             replaced = self.server_state.table.enter(self, self._address)
         except NoPlace as error:
@@ -128,16 +136,26 @@ class _HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         self.server_state.table.leave(self)
         self._stop_clock()
+        self._stop_clock_of_answer()
 
     def data_received(self, data: bytes) -> None:
         """Looks whether the request is whole."""
         super().data_received(data)
+        self._head_bytes += len(data)
+        if self._is_in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            message = f"the path and the headers of a request are at most {MAX_HEAD_BYTES // 1024} KiB: send fewer"
+            self._close("head_too_large", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
         self._look()
+
+    def send_400_response(self, _: str) -> None:
+        """Refuses what is no request."""
+        message = "this is no HTTP request: send one, such as that of curl http://HOST:PORT/livez"
+        self._close("bad_request", HTTPStatus.BAD_REQUEST, message)
 
     def on_message_begin(self) -> None:
         """Notes that a part of a request is here."""
         super().on_message_begin()
-        self._is_in_head = True
+        self._is_in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
         """Notes that a head is whole."""
@@ -145,8 +163,11 @@ class _HttpConnection(HttpToolsProtocol):
         self._is_in_head = False
 
     def on_response_complete(self) -> None:
-        """Waits for the next request."""
+        """Waits for the next request, or answers one that is here."""
         super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()  # uvicorn reads on, whatever waits
+        self._stop_clock_of_answer()
         self._look()
 
     def pause_writing(self) -> None:
@@ -171,12 +192,15 @@ class _HttpConnection(HttpToolsProtocol):
         return self.client[0] if self.client else ""
 
     def _is_peers_turn(self) -> bool:
-        cycle = self.cycle
-        is_awaited = cycle is None or cycle.response_complete or cycle.more_body
+        is_awaited = self._is_answered() or self.cycle.more_body
         return self._is_full or (is_awaited and not self.flow.read_paused)
 
     def _look(self) -> None:
-        """Sees whose turn it is, after anything that may have changed that."""
+        """Sees whose turn it is and what of answers is not taken, after anything that may have changed that."""
+        if not self.transport.get_write_buffer_size():
+            self._stop_clock_of_answer()
+        elif self._end_of_answer is None and self in self.server_state.connections:
+            self._end_of_answer = self.loop.call_later(ANSWER_SECONDS, self._answer_over)
         if not self._is_peers_turn():
             self.server_state.table.answer(self)
             self._stop_clock()
@@ -193,37 +217,54 @@ class _HttpConnection(HttpToolsProtocol):
             self._end_of_turn.cancel()
             self._end_of_turn = None
 
+    def _stop_clock_of_answer(self) -> None:
+        if self._end_of_answer is not None:
+            self._end_of_answer.cancel()
+            self._end_of_answer = None
+
+    def _answer_over(self) -> None:
+        self._end_of_answer = None
+        if self.transport.get_write_buffer_size():
+            self._give_up()
+
     def _turn_over(self) -> None:
         untaken_bytes = self.transport.get_write_buffer_size()
         if untaken_bytes and untaken_bytes == self._untaken_bytes:
-            self.server_state.note("not_taken", self._address)
-            self.transport.abort()
+            self._give_up()
             return
         if not untaken_bytes:
-            self.server_state.note("no_request", self._address)
-            self._say_late()
-            self.transport.close()
+            late = f"the request did not come within {TURN_SECONDS:.0f} s: send it whole, and at once"
+            has_begun = self._is_in_head or not self._is_answered()
+            self._close("no_request", HTTPStatus.REQUEST_TIMEOUT, late if has_begun else "")
         self._start_clock()  # for what it has yet to take
 
-    def _say_late(self) -> None:
-        cycle = self.cycle
-        is_body_awaited = cycle is not None and cycle.more_body and not cycle.response_started
-        if self._is_in_head or is_body_awaited:
-            self._say(HTTPStatus.REQUEST_TIMEOUT, f"the request did not come within {TURN_SECONDS:.0f} s")
+    def _give_up(self) -> None:
+        self.server_state.note("not_taken", self._address)
+        self.transport.abort()
 
     def _refuse(self, full: NoPlace) -> None:
         if full.of == "peer":
-            self.server_state.note("address_limit", self._address)
             message = f"{MAX_OF_ADDRESS} requests of your address are being answered: ask again later"
-            self._say(HTTPStatus.TOO_MANY_REQUESTS, message)
+            self._close("address_limit", HTTPStatus.TOO_MANY_REQUESTS, message)
         else:
-            self.server_state.note("port_limit", self._address)
-            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests are being answered: ask again later")
+            message = "too many requests are being answered: ask again later"
+            self._close("port_limit", HTTPStatus.SERVICE_UNAVAILABLE, message)
+
+    def _close(self, reason: Closed, status: HTTPStatus, message: str) -> None:
+        """Ends a connection; says why, unless there is no message, or an answer is under way, which it would spoil."""
+        self.server_state.note(reason, self._address)
+        if message and not self.pipeline and (self._is_answered() or self._is_body_awaited()):
+            body = json.dumps(error_body(reason, message)).encode()
+            head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
 
-    def _say(self, status: HTTPStatus, message: str) -> None:
-        head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: text/plain\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(message)}\r\n\r\n{message}".encode())
+    def _is_answered(self) -> bool:
+        """True if nothing was asked that has no whole answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _is_body_awaited(self) -> bool:
+        return self.cycle.more_body and not self.cycle.response_started
 
 
 class HttpServer:

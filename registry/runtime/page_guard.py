@@ -19,7 +19,10 @@ from pathlib import Path
 
 import structlog
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry.runtime.process import Repeats
@@ -33,11 +36,14 @@ _PROBES = frozenset({"/livez", "/readyz"})
 MAX_BODY_BYTES = 4096
 # Characters of a Host, a path or an address that are told.
 MAX_SHOWN = 100
+_NOT_ALLOWED = 405
 
 
 class RefusedFor(StrEnum):
     """Why a request was refused. The values are a metric's labels."""
 
+    PATH = "path"
+    METHOD = "method"
     HOST = "host"
     BODY = "body"
     NOT_OWN_HOST = "not_own_host"
@@ -116,6 +122,11 @@ def own_hosts(*names: str) -> Hosts:
     return hosts_of(socket.gethostname(), resolver, *names)
 
 
+def error_body(reason: str, message: str, field: str = "") -> dict[str, dict[str, str]]:
+    """An error as our HTTP ports tell it, as JSON; `field`: what of the request it is about."""
+    return {"error": {"reason": reason, "message": message, "field": field}}
+
+
 class Refusals:
     """Answers what is refused with one sentence, counts it, and logs each cause once a minute at most."""
 
@@ -124,12 +135,24 @@ class Refusals:
         self._count = count
         self._repeats = Repeats()
 
-    def refuse(self, scope: Scope, status: int, cause: RefusedFor, message: str) -> Response:
-        """The answer; 413 ends the connection, 429 says when to ask again."""
+    def refuse(self, scope: Scope, status: int, cause: RefusedFor, message: str, field: str = "") -> Response:
+        """The answer, see `error_body`; 413 ends the connection, 429 says when to ask again."""
         self._count(cause.value)
         self._log(scope, status, cause, message)
         headers = {413: {"Connection": "close"}, 429: {"Retry-After": "5"}}.get(status)
-        return JSONResponse({"error": message, "reason": cause.value}, status, headers)
+        return JSONResponse(error_body(cause.value, message, field), status, headers)
+
+    async def no_page(self, request: Request, error: Exception) -> Response:
+        """The answer to what no page answers: handler of an application's `HTTPException`."""
+        if isinstance(error, HTTPException) and error.status_code == _NOT_ALLOWED:
+            allowed = (error.headers or {}).get("Allow", "")
+            message = f"the page is not asked by {request.method[:MAX_SHOWN]}: use one of {allowed}"
+            refused = self.refuse(request.scope, _NOT_ALLOWED, RefusedFor.METHOD, message, "method")
+            refused.headers["Allow"] = allowed
+            return refused
+        pages = ", ".join(one.path for one in request.app.routes if isinstance(one, Route))
+        message = f"there is no page {request.url.path[:MAX_SHOWN]!r} here: there are {pages}"
+        return self.refuse(request.scope, 404, RefusedFor.PATH, message, "path")
 
     def _log(self, scope: Scope, status: int, cause: RefusedFor, message: str) -> None:
         if times := self._repeats.count(cause):
@@ -152,13 +175,13 @@ class PageGuard:
         host = ", ".join(headers.getlist("host"))
         if _is_large(headers):
             message = f"no page of this port takes a body: send none, and no more than {MAX_BODY_BYTES} bytes"
-            await self._refusals.refuse(scope, 413, RefusedFor.BODY, message)(scope, receive, send)
+            await self._refusals.refuse(scope, 413, RefusedFor.BODY, message, "body")(scope, receive, send)
         elif self._hosts.knows(host):
             await self._app(scope, receive, send)
         elif scope["path"] in _PROBES:
             await self._app(scope, receive, _code_alone(scope, receive, send, host))
         else:
-            await self._refusals.refuse(scope, 421, RefusedFor.HOST, _unknown(host))(scope, receive, send)
+            await self._refusals.refuse(scope, 421, RefusedFor.HOST, _unknown(host), "host")(scope, receive, send)
 
 
 def _is_large(headers: Headers) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -80,7 +81,8 @@ def make_app(
     refusals = Refusals(lambda reason: HTTP_REFUSED.labels(reason).inc())
     drain_route = Route("/drain", DrainPage(drain, refusals, token_file).answer, methods=["GET", "POST"])
     pages = [*(Route(path, endpoint) for path, endpoint in routes.items()), drain_route]
-    return Starlette(routes=pages, middleware=[Middleware(PageGuard, hosts, refusals)])
+    guard = Middleware(PageGuard, hosts, refusals)
+    return Starlette(routes=pages, middleware=[guard], exception_handlers={HTTPException: refusals.no_page})
 
 
 def _readiness(status: ReplicaStatus) -> dict[str, object]:
@@ -127,7 +129,7 @@ class DrainPage:
             self._drain.begin(DrainCause.REQUEST, by)
             need = await self._need(request, seconds)
         except _Refused as error:
-            return self._refusals.refuse(request.scope, error.status, error.cause, str(error))
+            return self._refusals.refuse(request.scope, error.status, error.cause, str(error), error.field)
         if need is None:
             return Response(status_code=LEFT)
         return JSONResponse({"draining": True, "done": need is Need.NOTHING, "needed": need.value})
@@ -140,15 +142,16 @@ class DrainPage:
             raise _Refused(403, RefusedFor.NOT_OWN_HOST, message)
         if not is_literal(host):
             message = f"/drain is not answered for the Host {host[:MAX_SHOWN]!r}: call it by an IP address or localhost"
-            raise _Refused(421, RefusedFor.HOST, message)
+            raise _Refused(421, RefusedFor.HOST, message, "host")
         peer = request.client.host if request.client else ""
         if self._token_file is None:
             if not said:
-                raise _Refused(403, RefusedFor.CONTROL, _remedy("the header is missing", host, "1"))
+                raise _Refused(403, RefusedFor.CONTROL, _remedy("the header is missing", host, "1"), CONTROL_HEADER)
             return f"{peer}, {said!r}" if len(said) <= MAX_CALLER_CHARACTERS else peer
         if not hmac.compare_digest((await _token(self._token_file)).encode(), said.encode()):
             why = "the header's token is missing, or is not that of --control-token-file"
-            raise _Refused(403, RefusedFor.CONTROL, _remedy(why, host, f"$(cat {self._token_file})"))
+            call = _remedy(why, host, f"$(cat {self._token_file})")
+            raise _Refused(403, RefusedFor.CONTROL, call, CONTROL_HEADER)
         return f"{peer}, with the control token"
 
     async def _need(self, request: Request, seconds: float) -> Need | None:
@@ -180,10 +183,11 @@ class DrainPage:
 class _Refused(Exception):
     """A call of ``/drain`` that is not obeyed; the message says what to do."""
 
-    def __init__(self, status: int, cause: RefusedFor, message: str) -> None:
+    def __init__(self, status: int, cause: RefusedFor, message: str, field: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.cause = cause
+        self.field = field
 
 
 async def _token(file: Path) -> str:
@@ -207,7 +211,7 @@ def _seconds(wait: str) -> float:
         seconds = nan
     if not 0 <= seconds <= MAX_DRAIN_WAIT_SECONDS:
         message = f"wait={wait[:40]!r} is no number of seconds from 0 to {MAX_DRAIN_WAIT_SECONDS:.0f}"
-        raise _Refused(400, RefusedFor.WAIT, message)
+        raise _Refused(400, RefusedFor.WAIT, message, "wait")
     return seconds
 
 

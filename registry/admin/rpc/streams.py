@@ -23,6 +23,7 @@ from registry.residency.hub import ResidencyHub, ResidencyUpdate
 from registry.rollout.status import Question, Rollout
 from registry.rollout.watching import AdapterStreams, WatchBatch
 from registry.runtime.clock import Deadline
+from registry.runtime.page_guard import error_body
 from registry.store.reader import Reader
 from registry.transactions.decode import read_adapter
 from registry.v1 import registry_pb2 as pb
@@ -142,8 +143,8 @@ class Residency:
         try:
             return await self._page(request)
         except RegistryError as error:
-            problem = {"reason": error.reason.value, "message": error.message, "field": error.field}
-            return JSONResponse({"error": problem}, status_code=_HTTP_STATUSES.get(type(error), 500))
+            problem = error_body(error.reason.value, error.message, error.field)
+            return JSONResponse(problem, status_code=_HTTP_STATUSES.get(type(error), 500))
 
     async def _page(self, request: Request) -> Response:
         pool, name = _asked(request)

@@ -246,7 +246,9 @@ async def test_an_operator_drains_a_replica_and_takes_it_back(etcd, hand: Hand, 
     await comes_to(SERVES)
 
     code, answer = await sidecar.get("/drain?wait=1")
-    assert (code, "curl -sf -H" in answer["error"], await sidecar.is_ready()) == (403, True, True), "an old hook"
+    assert (code, "curl -sf -H" in answer["error"]["message"], await sidecar.is_ready()) == (403, True, True), (
+        "an old hook"
+    )
     code, answer = await sidecar.get("/drain", **HOOK)
     assert (code, answer["draining"], answer["done"]) == (200, True, False)
     assert (await sidecar.get("/readyz"))[0] == 503, "at once"

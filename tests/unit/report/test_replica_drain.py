@@ -393,7 +393,7 @@ async def test_only_the_own_host_may_drain_it(scene, host):
     scene.plan(PLAN)
     code, said = await scene.get("/drain", host)
     assert (code, scene.drain.why) == (403, "")
-    assert "loraplane drain" in said["error"]
+    assert "loraplane drain" in said["error"]["message"]
 
 
 async def test_who_comes_past_every_address_may_not_drain_it(scene):
@@ -412,7 +412,7 @@ async def test_who_comes_past_every_address_may_not_drain_it(scene):
 async def test_a_time_that_is_none_is_refused_and_drains_nothing(scene, wait):
     code, said = await scene.get(f"/drain?wait={wait}")
     assert (code, scene.drain.why) == (400, "")
-    assert "wait=" in said["error"]
+    assert "wait=" in said["error"]["message"]
 
 
 async def test_the_page_says_whether_it_is_still_needed(scene):
@@ -455,8 +455,9 @@ async def test_no_page_and_no_fetch_drains_a_replica(scene, how, method):
     before = counted("loraplane_http_refused_total", {"reason": reason}) or 0
     async with scene.calling(scene.app(), url) as client:
         reply = await client.request(method, "/drain", **asked)
-    assert (reply.status_code, reply.json()["reason"], scene.drain.why) == (code, reason, "")
-    assert all(word in reply.json()["error"] for word in words), reply.text
+    error = reply.json()["error"]
+    assert (reply.status_code, error["reason"], scene.drain.why) == (code, reason, "")
+    assert all(word in error["message"] for word in words), reply.text
     assert counted("loraplane_http_refused_total", {"reason": reason}) == before + 1
 
 
@@ -534,8 +535,8 @@ async def test_many_may_drain_and_eight_may_wait_for_its_end(scene, waiting):
         await eventually(lambda: len(waiting) == MAX_DRAIN_WAITERS)
         scene.drain.end()
         more = await client.get("/drain?wait=1")
-        assert (more.status_code, more.json()["reason"], more.headers["retry-after"]) == (429, "waiters", "5")
-        assert "wait=0" in more.json()["error"]
+        assert (more.status_code, more.json()["error"]["reason"], more.headers["retry-after"]) == (429, "waiters", "5")
+        assert "wait=0" in more.json()["error"]["message"]
         assert scene.drain.why, "what was asked for is done"
         assert (await client.get("/drain")).status_code == 200, "who does not wait needs no place"
         scene.verdict = Taken()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from tests.support.silent import silent_connections
 from tests.support.waiting import eventually
 
 GET = b"GET /page HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+KEPT_GET = GET.replace(b"connection: close\r\n", b"")
 POST = b"POST /page HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"
 
 
@@ -36,6 +39,13 @@ class Port:
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.address.partition(":")
         return await asyncio.open_connection(host, int(port))
+
+    async def said(self, words: bytes) -> tuple[int, dict[str, str]]:
+        """The code of the last answer, and the error in it."""
+        answer = await self.say(words)
+        head, _, body = answer[answer.rindex(b"HTTP/1.1") :].partition(b"\r\n\r\n")
+        assert b"application/json" in head
+        return int(head.split()[1]), json.loads(body)["error"]
 
     async def say(self, words: bytes) -> bytes:
         """All that comes until the connection ends."""
@@ -75,7 +85,7 @@ async def served(routes: list[Route] | None = None) -> AsyncIterator[Port]:
         (b"", []),
         (b"GE", [b"408"]),
         (GET[:-2], [b"408"]),
-        (GET.replace(b"connection: close\r\n", b"") + b"GET /pa", [b"200", b"408"]),
+        (KEPT_GET + b"GET /pa", [b"200", b"408"]),
         (POST, [b"200"]),
         (POST + b"123", [b"200"]),
         (POST.replace(b"page", b"takes"), [b"408"]),
@@ -102,10 +112,33 @@ async def test_who_does_not_end_a_request_in_time_is_told_so_and_cut_off(monkeyp
             await left.wait()
 
 
+@pytest.mark.parametrize(
+    ("said", "status", "reason", "words"),
+    [
+        (GET[:-2], 408, "no_request", "did not come within"),
+        (b"GET /" + b"x" * http.MAX_HEAD_BYTES, 431, "head_too_large", "32 KiB"),
+        (GET[:-2] + b"a: b\r\n" * (http.MAX_HEAD_BYTES // 6), 431, "head_too_large", "32 KiB"),
+        (b"EHLO x\r\n\r\n", 400, "bad_request", "curl http"),
+    ],
+    ids=["half", "a long path", "many headers", "another protocol"],
+)
+async def test_what_is_no_request_is_told_why_in_the_form_of_all_errors(monkeypatch, said, status, reason, words):
+    """X3 given-back: no more is kept of a head than any needs; each is counted, and logged once a minute."""
+    monkeypatch.setattr(http, "TURN_SECONDS", 0.5)
+    async with served() as port:
+        with structlog.testing.capture_logs() as logged:
+            for _ in range(2):
+                code, error = await port.said(said)
+                assert (code, error["reason"], error["field"]) == (status, reason, "")
+                assert words in error["message"]
+        assert port.closed == {reason: 2}
+    assert [one["reason"] for one in logged if one["event"] == "connections_closed"] == [reason]
+
+
 async def test_a_connection_ends_that_rests_after_a_request(monkeypatch):
     monkeypatch.setattr(http, "KEPT_SECONDS", 0)
     async with served() as port:
-        assert (await port.say(GET.replace(b"connection: close\r\n", b""))).endswith(b"here")
+        assert (await port.say(KEPT_GET)).endswith(b"here")
         assert not port.closed
 
 
@@ -117,7 +150,7 @@ async def test_those_who_say_nothing_give_way_to_who_asks():
         assert port.closed == {"replaced": 81}
 
 
-@pytest.mark.parametrize(("most", "reason", "status"), [(200, "address_limit", b"429"), (5, "port_limit", b"503")])
+@pytest.mark.parametrize(("most", "reason", "status"), [(200, "address_limit", 429), (5, "port_limit", 503)])
 async def test_where_all_are_answered_who_comes_is_refused_at_once(monkeypatch, most, reason, status):
     """X3, R16: and is served again as soon as one of them has its answer."""
     monkeypatch.setattr(http, "MAX_CONNECTIONS", most)
@@ -132,9 +165,9 @@ async def test_where_all_are_answered_who_comes_is_refused_at_once(monkeypatch, 
         with structlog.testing.capture_logs() as logged:
             waiting = [asyncio.create_task(port.say(GET)) for _ in range(min(most, 20))]
             await eventually(lambda: len(came) == len(waiting))
-            refused = await port.say(GET)
-            assert refused[9:12] == status
-            assert b"ask again later" in refused
+            code, error = await port.said(GET)
+            assert (code, error["reason"]) == (status, reason)
+            assert "ask again later" in error["message"]
             gate.set()
             assert {answer[-4:] for answer in await asyncio.gather(*waiting)} == {b"here"}
         assert (await port.say(GET)).endswith(b"here")
@@ -155,6 +188,58 @@ async def test_who_takes_no_answer_is_cut_off(monkeypatch):
         writer.write(GET)
         await eventually(lambda: port.closed == {"not_taken": 1})
         writer.close()
+
+
+async def test_who_takes_an_answer_by_bits_is_cut_off_once_its_time_is_over(monkeypatch):
+    """X3 given-back: a connection, and what was made for it, are nobody's for ever."""
+    monkeypatch.setattr(http, "ANSWER_SECONDS", 0.5)
+
+    async def large(_: Request) -> Response:
+        return PlainTextResponse("x" * (32 << 20))
+
+    async with served([Route("/page", large)]) as port:
+        reader, writer = await port.open()
+        writer.write(GET)
+        async with asyncio.timeout(60):
+            while not port.closed:
+                assert await reader.read(4096)
+                await asyncio.sleep(0.01)
+        assert port.closed == {"not_taken": 1}
+        writer.close()
+
+
+async def test_who_asks_ahead_and_takes_nothing_is_cut_off_and_costs_little(monkeypatch):
+    """X3 given-back: of 20,000 requests that came at once only a few are in memory (45 MiB they were)."""
+    monkeypatch.setattr(http, "TURN_SECONDS", 2.0)
+
+    async def large(_: Request) -> Response:
+        return PlainTextResponse("x" * (1 << 20))
+
+    async with served([Route("/page", large)]) as port:
+        tracemalloc.start()
+        try:
+            _, writer = await port.open()
+            writer.write(KEPT_GET * 20_000)
+            await eventually(lambda: port.closed == {"not_taken": 1})
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+        writer.close()
+
+
+async def test_who_asks_ahead_is_answered_all_of_it():
+    """In its order, and whatever of it was here at a time."""
+    count = 0
+
+    async def counts(_: Request) -> Response:
+        nonlocal count
+        count += 1
+        return PlainTextResponse(f"<{count}>")
+
+    async with served([Route("/page", counts)]) as port:
+        told = await port.say(KEPT_GET * 1000 + GET)
+        assert [int(one) for one in re.findall(rb"<(\d+)>", told)] == list(range(1, 1002))
+        assert not port.closed
 
 
 class Taking(asyncio.Transport):

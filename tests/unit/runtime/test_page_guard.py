@@ -11,6 +11,7 @@ import httpx
 import pytest
 import structlog
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -126,7 +127,8 @@ class Port:
             return JSONResponse({"secret": "acme/sql"}, 503)
 
         routes = [Route(path, page, methods=["GET", "POST"]) for path in ("/status", "/readyz", "/livez")]
-        self.app = Starlette(routes=routes, middleware=[Middleware(PageGuard, HOSTS, self.refusals)])
+        guard, handlers = Middleware(PageGuard, HOSTS, self.refusals), {HTTPException: self.refusals.no_page}
+        self.app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
 
     async def ask(self, path: str, host: str = "127.0.0.1", **request: Any) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=f"http://{host}") as client:
@@ -141,8 +143,9 @@ async def test_a_page_tells_an_unknown_host_what_to_do_and_nothing_else():
     port = Port()
     assert (await port.ask("/status")).json() == {"secret": "acme/sql"}
     for told in (await port.ask("/status", "evil.example"), await port.ask("/nothing", "evil.example")):
-        assert (told.status_code, told.json()["reason"]) == (421, "host")
-        assert all(one in told.json()["error"] for one in ("'evil.example'", "--http-names", "IP address"))
+        error = told.json()["error"]
+        assert (told.status_code, error["reason"], error["field"]) == (421, "host", "host")
+        assert all(one in error["message"] for one in ("'evil.example'", "--http-names", "IP address"))
     assert "'evil\\\\x1b.example'" in (await port.ask_by("evil\x1b.example")).text
     assert len((await port.ask_by("x." * 4000)).text) < 600
     assert port.counted == {"host": 4}
@@ -158,6 +161,24 @@ async def test_a_probe_under_any_name_gets_its_code_and_no_more(path):
     assert not port.counted
 
 
+async def test_what_no_page_answers_is_told_which_does():
+    """X2: in the form of all errors, and counted as they are."""
+    port = Port()
+    missing = await port.ask("/x" + "y" * 4000)
+    assert (missing.status_code, missing.json()["error"]["reason"], missing.json()["error"]["field"]) == (
+        404,
+        "path",
+        "path",
+    )
+    assert "/status, /readyz, /livez" in missing.json()["error"]["message"]
+    assert len(missing.text) < 400
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(port.app), base_url="http://127.0.0.1") as client:
+        wrong = await client.delete("/status")
+    assert (wrong.status_code, wrong.json()["error"]["reason"]) == (405, "method")
+    assert all("POST" in told for told in (wrong.headers["allow"], wrong.json()["error"]["message"]))
+    assert port.counted == {"path": 1, "method": 1}
+
+
 async def endless() -> AsyncIterator[bytes]:
     yield b"x"
 
@@ -168,7 +189,7 @@ async def test_a_body_is_refused_and_ends_the_connection(sent):
     port = Port()
     content = {"large": b"x" * (MAX_BODY_BYTES + 1), "of no length": endless()}.get(sent)
     told = await port.ask("/status", content=content, headers={"Content-Length": b"\xb2"} if content is None else {})
-    assert (told.status_code, told.json()["reason"], told.headers["connection"]) == (413, "body", "close")
+    assert (told.status_code, told.json()["error"]["reason"], told.headers["connection"]) == (413, "body", "close")
     assert (await port.ask("/status", content=b"{}")).status_code == 503, "what a prober sends along does no harm"
     assert port.counted == {"body": 1}
 
