@@ -122,8 +122,8 @@ def own_hosts(*names: str) -> Hosts:
     return hosts_of(socket.gethostname(), resolver, *names)
 
 
-def error_body(reason: str, message: str, field: str = "") -> dict[str, dict[str, str]]:
-    """An error as our HTTP ports tell it, as JSON; `field`: what of the request it is about."""
+def error_body(reason: str, message: str, field: str | None = None) -> dict[str, dict[str, str | None]]:
+    """An error as our HTTP ports tell it, as JSON; `field`: what of the request it is about; None: nothing alone."""
     return {"error": {"reason": reason, "message": message, "field": field}}
 
 
@@ -135,7 +135,7 @@ class Refusals:
         self._count = count
         self._repeats = Repeats()
 
-    def refuse(self, scope: Scope, status: int, cause: RefusedFor, message: str, field: str = "") -> Response:
+    def refuse(self, scope: Scope, status: int, cause: RefusedFor, message: str, field: str | None = None) -> Response:
         """The answer, see `error_body`; 413 ends the connection, 429 says when to ask again."""
         self._count(cause.value)
         self._log(scope, status, cause, message)

@@ -183,7 +183,7 @@ class DrainPage:
 class _Refused(Exception):
     """A call of ``/drain`` that is not obeyed; the message says what to do."""
 
-    def __init__(self, status: int, cause: RefusedFor, message: str, field: str = "") -> None:
+    def __init__(self, status: int, cause: RefusedFor, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.cause = cause

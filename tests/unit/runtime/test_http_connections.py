@@ -10,6 +10,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -40,7 +41,7 @@ class Port:
         host, _, port = self.address.partition(":")
         return await asyncio.open_connection(host, int(port))
 
-    async def said(self, words: bytes) -> tuple[int, dict[str, str]]:
+    async def said(self, words: bytes) -> tuple[int, dict[str, Any]]:
         """The code of the last answer, and the error in it."""
         answer = await self.say(words)
         head, _, body = answer[answer.rindex(b"HTTP/1.1") :].partition(b"\r\n\r\n")
@@ -129,7 +130,7 @@ async def test_what_is_no_request_is_told_why_in_the_form_of_all_errors(monkeypa
         with structlog.testing.capture_logs() as logged:
             for _ in range(2):
                 code, error = await port.said(said)
-                assert (code, error["reason"], error["field"]) == (status, reason, "")
+                assert (code, error["reason"], error["field"]) == (status, reason, None)
                 assert words in error["message"]
         assert port.closed == {reason: 2}
     assert [one["reason"] for one in logged if one["event"] == "connections_closed"] == [reason]
