@@ -474,7 +474,7 @@ async def test_a_token_is_asked_for_where_there_is_one(scene, tmp_path):
 
         async def answer(said: str | bytes) -> tuple[int, str]:
             reply = await client.get("/drain", headers={CONTROL_HEADER: said})
-            return reply.status_code, reply.json().get("error", "")
+            return reply.status_code, reply.json().get("error", {}).get("message", "")
 
         code, why = await answer("1")
         assert (code, str(file) in why) == (503, True), "nobody drains it as long as there is none"

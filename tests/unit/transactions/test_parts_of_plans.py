@@ -50,9 +50,9 @@ def test_the_number_that_fits_is_the_largest_of_which_each_part_fits():
         assert told.metadata == {"max_changes": str(max(fitting, default=0))}, limit
 
 
-@pytest.mark.parametrize(("canaries", "needed"), [(0, 10), (1, 11)])
+@pytest.mark.parametrize(("canaries", "needed"), [(0, 10), (1, 12)])
 def test_a_set_that_can_never_fit_is_refused_before_anything_is_read(canaries, needed):
-    """Its reads alone are too many: two of the request, the pool, a tenant, two of each adapter, and the replicas."""
+    """Its reads alone are too many: two of the request, the pool, a tenant, two of each adapter, two of replicas."""
     strategy = {"strategy": Strategy(canary=Canary(replicas=canaries))} if canaries else {}
     change = applying(*(upsert(f"acme/{name}", **strategy) for name in "abc"))
     assert looks_at_replicas(change) is bool(canaries)
