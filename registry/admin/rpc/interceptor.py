@@ -166,11 +166,17 @@ def supervised_unary(
 
 
 def supervised_stream(
-    method: str, handler: Stream[Request, Reply], parse: Parse[Request], metrics: AdminMetrics, limits: CallLimits
+    method: str,
+    handler: Stream[Request, Reply],
+    parse: Parse[Request],
+    metrics: AdminMetrics,
+    limits: CallLimits,
+    is_last: Callable[[Reply], bool] | None = None,
 ) -> Callable[[RawRequests, Context], AsyncIterator[Reply]]:
     """The handler as grpc.aio calls it; it ends as soon as the service stops, since streams never end by themselves.
 
-    Within the limit of calls it is only until its first reply.
+    Within the limit of calls it is only until its first reply; or until one was taken that `is_last` of what it keeps,
+    which may be never: not for limits that narrow.
     """
 
     async def serve(requests: RawRequests, context: Context) -> AsyncIterator[Reply]:
@@ -182,8 +188,11 @@ def supervised_stream(
                         request = await beginning.enter_async_context(_admitted(requests, call, parse, limits))
                         async with aclosing(_until(limits.stopping, handler(request, call))) as replies:
                             async for reply in replies:
-                                await beginning.aclose()
+                                if is_last is None:
+                                    await beginning.aclose()
                                 yield reply
+                                if is_last is not None and is_last(reply):
+                                    await beginning.aclose()
             except RegistryError as error:
                 await _refuse(context, error)
 

@@ -34,6 +34,8 @@ SERVICE: str = DESCRIPTOR.full_name
 
 # Pages of backups at once: more would hold the event loop one after another, and others would wait for all of them.
 BACKUPS_AT_ONCE = 2
+# Whole lists of a pool that are being sent to readers; one who reads none of it keeps a place.
+LISTS_AT_ONCE = 8
 # A request is read only when its call is taken: see also `limiter.MAX_BYTES`.
 CALLS_AT_ONCE = 128
 
@@ -54,19 +56,29 @@ def make_handlers(
     }
     calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
     shared = CallLimits(calls, working, ByteLimiter(), Batcher(), Repeats(asyncio.get_running_loop().time), stopping)
-    own = {"ReadBackup": replace(shared, working=FairLimiter(BACKUPS_AT_ONCE))}
+    own = {
+        "ReadBackup": replace(shared, working=FairLimiter(BACKUPS_AT_ONCE)),
+        "WatchAdapters": replace(shared, working=FairLimiter(LISTS_AT_ONCE)),
+    }
+    last = {"WatchAdapters": _ends_list}
     prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in DESCRIPTOR.methods:
         parse = parser_of(method.input_type, limits)
         if method.server_streaming:
-            serve_stream = supervised_stream(method.name, stream[method.name], parse, metrics, shared)
+            serve_stream = supervised_stream(
+                method.name, stream[method.name], parse, metrics, own.get(method.name, shared), last.get(method.name)
+            )
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve_stream, None, _serializer(method))
         else:
             limited = own.get(method.name, shared)
             serve = supervised_unary(method.name, unary[method.name], parse, metrics, limited, prepare.get(method.name))
             handlers[method.name] = grpc.stream_unary_rpc_method_handler(serve, None, _serializer(method))
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _ends_list(reply: pb.WatchAdaptersResponse) -> bool:
+    return not reply.more
 
 
 def _serializer(method: MethodDescriptor) -> Callable[[Any], bytes]:

@@ -45,7 +45,9 @@ class Streams:
         start = _not_negative(request.start_revision, "start_revision")
         async with aclosing(self._watcher.adapters(request.pool, start, call.deadline)) as batches:
             async for batch in batches:
-                for response in _responses(request.pool, batch):
+                responses = _responses(request.pool, batch)
+                del batch  # the next may not come for days, and it may be a whole pool
+                for response in responses:
                     yield response
 
     async def watch_rollout(

@@ -13,12 +13,16 @@ import grpc
 import pytest
 
 from registry.client.transport import AdminCalls
+from registry.etcd3.ops import Put
+from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import AdminProgram, admin_program, change_set, put
+from tests.support.etcd import commit
 from tests.support.hanging_callers import hanging_callers
 from tests.support.hostile_callers import OWN_CONNECTION, refused_requests
 from tests.support.http_client import http_client
 from tests.support.proxy import Proxy
+from tests.support.records import record
 
 _PATH = "/registry.v1.AdapterRegistry/"
 _MIB = 1 << 20
@@ -66,6 +70,41 @@ async def _from_elsewhere(service: AdminProgram) -> AsyncIterator[AdminCalls]:
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(Proxy(int(service.address.rpartition(":")[2]), "127.0.0.2"))
         yield await stack.enter_async_context(aclosing(AdminCalls(proxy.endpoint, None, timeout_seconds=60)))
+
+
+async def _listed(calls: AdminCalls) -> int:
+    """How many adapters the present state of a pool has, as a stream tells it first."""
+    found, request = 0, pb.WatchAdaptersRequest(pool="p")
+    async with aclosing(calls.stream("WatchAdapters", request, pb.WatchAdaptersResponse, 60)) as answers:
+        async for answer in answers:
+            found += len(answer.events)
+            if not answer.more:
+                break
+    return found
+
+
+async def test_lists_that_nobody_reads_are_few_at_once(etcd, etcd_client, service):
+    """X3 given-back, R16 bounded: 95 streams of a pool of 5,000 adapters, over one connection; others get theirs."""
+    keys = Keys(etcd.prefix)
+    for start in range(0, 5000, 100):
+        records = [record(f"acme/a{number}") for number in range(start, start + 100)]
+        await commit(etcd_client, *(Put(keys.adapter("p", one.name), one.to_bytes()) for one in records))
+    request = pb.WatchAdaptersRequest(pool="p").SerializeToString()
+    async with (
+        grpc.aio.insecure_channel(service.address, options=OWN_CONNECTION) as channel,
+        _from_elsewhere(service) as elsewhere,
+    ):
+        assert await _listed(elsewhere) == 5000
+        before = _resident_bytes(service.program.pid)
+        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(_PATH + "WatchAdapters")
+        unread = [watch(request, timeout=600) for _ in range(95)]
+        await asyncio.sleep(5)
+        assert await _listed(elsewhere) == 5000
+        more = _resident_bytes(service.program.pid) - before
+        for call in unread:
+            call.cancel()
+    print(f"{more / _MIB:.0f} MiB more")
+    assert more <= 50 * _MIB
 
 
 async def _asked_anew(address: str) -> None:
