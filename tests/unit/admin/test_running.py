@@ -96,10 +96,11 @@ class Stage:
     Attributes:
         notes: what happened to the ports.
         clients: those of etcd that were made.
+        patch: what the stage replaces is replaced with this once more, so that all of it is put back in order.
     """
 
     def __init__(self, etcd: PlayedEtcd, patch: pytest.MonkeyPatch) -> None:
-        self.etcd, self.notes = etcd, list[Told]()
+        self.etcd, self.patch, self.notes = etcd, patch, list[Told]()
         self.clients: list[server.Client] = []
         self.listened: list[tuple[str, Listener]] = []
         patch.setattr(server.grpc.aio, "server", self._grpc)
@@ -265,11 +266,11 @@ class Refusing(GrpcPort):
         raise KeyError("of ours")
 
 
-def test_an_address_that_cannot_be_had_is_named_with_its_flag(monkeypatch):
+def test_an_address_that_cannot_be_had_is_named_with_its_flag():
     """What gRPC does not say is found by trying; if that finds nothing, its own words are told."""
 
     async def scene(stage: Stage) -> None:
-        monkeypatch.setattr(server.grpc.aio, "server", lambda *, options: Refusing(stage.notes, options))
+        stage.patch.setattr(server.grpc.aio, "server", lambda *, options: Refusing(stage.notes, options))
         with pytest.raises(CannotListen, match=r"^--listen 127\.0\.0\.1:2: in use$"):
             async with running(settings()):
                 pytest.fail("it does not serve")
@@ -279,11 +280,11 @@ def test_an_address_that_cannot_be_had_is_named_with_its_flag(monkeypatch):
         def taken(flag: str, _: Address) -> Listener:
             raise CannotListen(f"{flag}: Address already in use")
 
-        monkeypatch.setattr(server, "listen_as_told", taken)
+        stage.patch.setattr(server, "listen_as_told", taken)
         with pytest.raises(CannotListen, match=r"^--listen: Address already in use$"):
             async with running(settings()):
                 pytest.fail("it does not serve")
-        monkeypatch.setattr(server, "server_credentials", lambda _files: "credentials")
+        stage.patch.setattr(server, "server_credentials", lambda _files: "credentials")
         with pytest.raises(KeyError):
             async with running(settings(tls_cert="c", tls_key="k")):
                 pytest.fail("it does not serve")
