@@ -6,11 +6,9 @@ The certificate is read again for each handshake, so that rotating it needs no r
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 
 import grpc
@@ -40,6 +38,7 @@ from registry.residency.hub import ResidencyHub
 from registry.rollout.controller import RolloutController, Shared
 from registry.rollout.members import MembersKeeper, forget
 from registry.rollout.watching import AdapterStreams
+from registry.runtime.clock import Clock
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
 from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, own_hosts
 from registry.runtime.program import most_connections
@@ -159,14 +158,16 @@ class _ServerParts:
 
 
 @asynccontextmanager
-async def running(settings: AdminSettings, *, drain_seconds: float = DRAIN_SECONDS) -> AsyncIterator[RunningServer]:
-    """Serves while the context is open; at its end calls that run are given a little time.
+async def running(
+    settings: AdminSettings, *, drain_seconds: float = DRAIN_SECONDS, clock: Clock | None = None
+) -> AsyncIterator[RunningServer]:
+    """Serves while the context is open; at its end calls that run are given a little time. `clock` None: the machine's.
 
     Raises:
         CannotListen: an address or a certificate cannot be used.
         registry.etcd3.errors.TlsFailed: a certificate for etcd cannot be read.
     """
-    parts = _assembled(settings)
+    parts = _assembled(settings, clock or Clock())
     server, port = _grpc_server(settings, parts)
     listener = listen_as_told("--http", settings.http)
     http = HttpServer(parts.app, listener, parts.metrics.count_closed)
@@ -196,15 +197,15 @@ async def running(settings: AdminSettings, *, drain_seconds: float = DRAIN_SECON
         await parts.client.aclose()
 
 
-def _assembled(settings: AdminSettings) -> _ServerParts:
+def _assembled(settings: AdminSettings, clock: Clock) -> _ServerParts:
     """The parts, of which none runs yet."""
-    rng = random.Random()  # noqa: S311 - jitter, not a secret
+    rng = clock.rng
     client = Client(settings.client_options(), rng=rng)
     keys, gate, metrics = Keys(settings.prefix), WriteGate(), AdminMetrics()
     limits = TxnLimits(max_ops=settings.max_txn_ops)
     reader = Reader(client, keys)
     retention = Retention(settings.request_retention, settings.audit_retention)
-    writer = Writer(client, keys, limits, gate, rng=rng, retention=retention)
+    writer = Writer(client, keys, limits, gate, rng=rng, now=clock.wall, retention=retention)
     servicer = health.aio.HealthServicer()
     probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
     stopping = asyncio.Event()
@@ -214,7 +215,7 @@ def _assembled(settings: AdminSettings) -> _ServerParts:
     streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
     shared = Shared(client, keys, writer, informers, metrics.count_conducted, rng, supervisor.keep)
     controller = RolloutController(shared)
-    members = MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=lambda: datetime.now(UTC))
+    members = MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall)
     insecure, writes = settings.unprotected(), Writes(writer, reader, partial(forget, client, keys))
     handlers = make_handlers(writes, Reads(reader, insecure), streams, metrics, stopping, limits)
     app = make_app(

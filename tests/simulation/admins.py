@@ -1,136 +1,122 @@
-"""Admin services as processes of the simulation, and an operator who repeats what is not settled."""
+"""Admin services as processes of the simulation: `registry.admin.server` assembles each, over played ports."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
+from unittest import mock
 
-from registry.admin.health import AdminMetrics
-from registry.etcd3.client import Client
-from registry.etcd3.informer import SharedInformerFactory
-from registry.etcd3.options import ClientOptions
-from registry.model.errors import RegistryError, Unavailable
-from registry.model.keys import Keys
-from registry.rollout.controller import RolloutController, Shared
-from registry.runtime.clock import Deadline
-from registry.store.reader import Reader
-from registry.store.writer import WriteGate, Writer
-from registry.transactions.builder import Settled
-from registry.transactions.changes import Change, RepairTenant
-from registry.transactions.context import Caller, TxnLimits
-from tests.simulation.calls import CallerLeft, ask
-from tests.simulation.loop import Process
-from tests.support.cancelling import cancelled_at
+from registry.admin.server import running
+from registry.admin.settings import AdminSettings
+from registry.runtime.clock import Clock
+from tests.simulation.loop import Process, State
+from tests.simulation.serving import ServerCall, SimServer
 
-CALL_SECONDS = 5.0
-# The share of calls whose caller leaves.
-LEAVES = 0.1
+API_PORT = 7600
 
 
-@dataclass(frozen=True)
-class Answer:
-    """How a request ended for its caller; `revision` 0: it was refused.
+class _HttpPort:
+    """In place of the HTTP port, which nobody asks."""
 
-    `was_unsettled`: of an earlier call with the same id the caller knew no outcome; it may have been under way yet.
-    """
+    def __init__(self, *_: object) -> None:
+        self._end = asyncio.Event()
 
-    request_id: str
-    revision: int
-    reason: str = ""
-    was_unsettled: bool = False
+    async def run(self) -> None:
+        await self._end.wait()
+
+    def stop(self) -> None:
+        self._end.set()
+
+
+class _Listener:
+    """In place of a bound socket."""
+
+    def __init__(self, *_: object) -> None:
+        """Nothing is bound."""
+
+    def getsockname(self) -> tuple[str, int]:
+        return ("127.0.0.1", API_PORT + 1)
 
 
 @dataclass(eq=False)
 class Admin:
-    """One admin service, with its conductor; `start` it anew after a kill.
+    """One admin service; `start` it anew once it is gone.
 
     Attributes:
-        on_end: is told of a conductor that ends, which none does by itself.
+        on_server: is told of each server that it opens.
+        on_end: is told of each end: the error, or None after a signal.
+        restarts: how often it was started.
+        server: that of the process that runs.
     """
 
     name: str
     endpoints: tuple[str, ...]
-    keys: Keys
+    prefix: str
     wall: Callable[[], datetime]
     rng: random.Random
-    on_end: Callable[[str], None]
-    process: Process = field(init=False)
-    _metrics: AdminMetrics = field(default_factory=AdminMetrics)
-    _starts: int = 0
+    on_server: Callable[[Admin, SimServer], None]
+    on_end: Callable[[Admin, BaseException | None], None]
+    process: Process = field(default_factory=lambda: Process("none", State.DEAD))
+    restarts: int = 0
+    server: SimServer | None = None
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def address(self) -> str:
+        return f"{self.name}:{API_PORT}"
+
+    @property
+    def listens(self) -> bool:
+        """Whether somebody who connects finds a server."""
+        return self.process.state is not State.DEAD and self.server is not None and self.server.listens
 
     def start(self) -> None:
         """Starts a process with nothing in its memory."""
-        self._starts += 1
-        self.process = Process(f"{self.name}.{self._starts}")
-        self.process.context().run(self._open)
+        self.restarts += 1
+        self.server, self._stop = None, asyncio.Event()
+        self.process = Process(f"{self.name}.{self.restarts}")
+        task = asyncio.get_running_loop().create_task(self._run(self._stop), context=self.process.context())
+        task.add_done_callback(self._ended)
 
-    def _open(self) -> None:
-        client = Client(ClientOptions(self.endpoints), rng=random.Random(self.rng.random()))
-        gate = WriteGate()
-        gate.open()
-        rng = random.Random(self.rng.random())
-        self._reader = Reader(client, self.keys)
-        self._writer = Writer(client, self.keys, TxnLimits(), gate, rng=rng, now=self.wall)
-        shared = Shared(
-            client, self.keys, self._writer, SharedInformerFactory(client, rng=rng), self._metrics.count_conducted, rng
-        )
-        controller = asyncio.get_running_loop().create_task(RolloutController(shared).run())
-        controller.add_done_callback(self._conductor_ended)
+    def stop(self) -> None:
+        """Sends it a signal, as for an update."""
+        self._stop.set()
 
-    def _conductor_ended(self, task: asyncio.Task[None]) -> None:
+    def kill(self) -> None:
+        """Kills it wherever it is."""
+        self.process.kill()
+
+    def opened(self, server: SimServer) -> None:
+        """Its process has made a server."""
+        self.server = server
+        self.on_server(self, server)
+
+    def take(self, call: ServerCall) -> None:
+        """A call comes in; one at a process that is gone is heard of by nobody."""
+        if self.server is not None and self.process.state is not State.DEAD:
+            self.server.take(call)
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        values = {"etcd": "127.0.0.1:1", "prefix": self.prefix, "listen": f"127.0.0.1:{API_PORT}"}
+        settings = AdminSettings.model_validate(values).model_copy(update={"etcd": self.endpoints})
+        async with running(settings, clock=Clock(random.Random(self.rng.random()), self.wall)):
+            await stop.wait()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self.on_end(f"the conductor of {self.name} ended: {task.exception()!r}")
-
-    async def change(self, change: Change, request_id: str, leaves_at: int = 0) -> Settled:
-        """One try; the caller leaves at the n-th wait of the admin service, 0: never.
-
-        Raises:
-            CallerLeft: it did, before the end.
-            ConnectionResetError: the process died.
-            RegistryError: as the writer raises it.
-        """
-        work = self._change(change, request_id)
-        return await ask(self.process, cancelled_at(leaves_at, work) if leaves_at else work)
-
-    async def _change(self, change: Change, request_id: str) -> Settled:
-        caller = Caller("op", "operator", request_id, request_id_given=True)
-        deadline = Deadline.of(CALL_SECONDS)
-        if isinstance(change, RepairTenant):
-            change = replace(change, lost=await self._reader.lost_adapters(change.name, deadline))
-        return await self._writer.change(change, caller, deadline, validate_only=False)
+            self.on_end(self, task.exception())
 
 
-@dataclass(frozen=True)
-class Impatience:
-    """Callers that leave amid a call, now and then; `left` is told of each."""
-
-    rng: random.Random
-    left: Callable[[], None]
-
-    def leaves_at(self) -> int:
-        """The wait at which the next caller leaves; 0: it stays."""
-        return self.rng.randint(1, 12) if self.rng.random() < LEAVES else 0
-
-
-async def settle(
-    admins: list[Admin], change: Change, request_id: str, rng: random.Random, impatience: Impatience
-) -> Answer:
-    """Asks one admin after another, always with the same request id, until the outcome is known."""
-    was_unsettled = False
-    while True:
-        try:
-            async with asyncio.timeout(3 * CALL_SECONDS):
-                settled = await rng.choice(admins).change(change, request_id, impatience.leaves_at())
-        except CallerLeft:
-            was_unsettled = True
-            impatience.left()
-        except (ConnectionResetError, Unavailable, TimeoutError):
-            was_unsettled = True
-            await asyncio.sleep(rng.uniform(0.05, 1.0))
-        except RegistryError as error:
-            return Answer(request_id, 0, error.reason, was_unsettled)
-        else:
-            return Answer(request_id, settled.revision)
+@contextmanager
+def ports_played(open_server: Callable[..., SimServer]) -> Iterator[None]:
+    """Puts played ports in place of those of the admin service."""
+    with (
+        mock.patch("grpc.aio.server", open_server),
+        mock.patch("registry.admin.server.listen_as_told", _Listener),
+        mock.patch("registry.admin.server.HttpServer", _HttpPort),
+    ):
+        yield

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 
-from tests.simulation.members import Member
 
 
 class Way(Enum):
@@ -33,6 +32,18 @@ RESET = ("UNAVAILABLE", "recvmsg:Connection reset by peer")
 CLOSED = ("UNAVAILABLE", "failed to connect to all addresses; last error: Connection refused")
 
 
+class FarSide(Protocol):
+    """What listens at the far end of a link; `restarts` counts those that a message on its way does not survive."""
+
+    restarts: int
+
+    @property
+    def listens(self) -> bool: ...
+
+
+Side = TypeVar("Side", bound=FarSide)
+
+
 class Breakable(Protocol):
     """A connection as a link sees it."""
 
@@ -43,8 +54,8 @@ class Breakable(Protocol):
 
 
 @dataclass(eq=False)
-class Link:
-    """The way from one client to one member.
+class Link(Generic[Side]):
+    """The way from one client to one member, or to one admin service.
 
     Attributes:
         lose: how probably a request or its reply is lost, and the connection with it.
@@ -52,7 +63,7 @@ class Link:
     """
 
     name: str
-    member: Member
+    member: Side
     rng: random.Random
     context: Context = field(default_factory=copy_context)
     way: Way = Way.OPEN
@@ -113,7 +124,7 @@ class Link:
         await asyncio.sleep(self.delay())
         while self.way is Way.HUNG:
             await self._changed.wait()
-        return self.way is Way.OPEN
+        return self.way is Way.OPEN and self.member.listens
 
     def is_unlucky(self) -> bool:
         return self.lose > 0 and self.rng.random() < self.lose

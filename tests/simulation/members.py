@@ -92,6 +92,8 @@ class Watching(Protocol):
 class Member:
     """One server. `applied` is how much of the store it knows; its watchers are told no more."""
 
+    listens = True
+
     def __init__(self, name: str, number: int, cluster: Cluster) -> None:
         self.name = name
         self.lag_seconds = 0.0

@@ -6,7 +6,9 @@ import asyncio
 import random
 import re
 
-from registry.model.errors import Reason
+from google.protobuf.message import Message
+
+from registry.model.errors import Reason, RegistryError
 from registry.model.names import tenant_of
 from registry.model.records import (
     AdapterRecord,
@@ -33,10 +35,12 @@ from registry.transactions.changes import (
     SetTenant,
     Upsert,
 )
-from tests.simulation.admins import Answer, Impatience, settle
+from registry.v1 import registry_pb2 as pb
 from tests.simulation.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY, REFUSED, ROOT
+from tests.simulation.clients import Answer, Clients, Impatience, settle
 from tests.simulation.engines import BASE
 from tests.simulation.history import POOL
+from tests.simulation.requests import request_of
 from tests.simulation.world import KEYS, ReplicaHost, World
 
 NAMES = ("a", "b", "acme/c", "acme/d", "e", "f")
@@ -54,6 +58,7 @@ class Operator:
         self._drains = random.Random(f"drains {world.seed}")
         leaving = random.Random(f"callers that leave {world.seed}")
         self._impatience = Impatience(leaving, lambda: world.log("a caller left amid its call"))
+        self._clients = Clients("operator")
         self._made = 0
         self._sources = 0
 
@@ -77,14 +82,25 @@ class Operator:
         """Settles one change; one that a restored store may have lost is made again."""
         self._made += 1
         request_id, restores = f"req-{self._made}", -1
+        asked = request_of(change, request_id)
         while restores != self._world.restores:
             restores = self._world.restores
-            answer = await settle(self._world.admins, change, request_id, self._rng, self._impatience)
+            told, was_unsettled = await settle(self._clients, self._world.admins, asked, self._rng, self._impatience)
+        answer = self._answer(request_id, told, was_unsettled=was_unsettled)
         self._world.log(f"{request_id} {type(change).__name__}: revision {answer.revision} {answer.reason}")
         self._world.answers.append(answer)
         if answer.reason == Reason.ETCD_NO_SPACE and self._rng.random() < 0.5:
             self._delete_by_hand()
         return answer
+
+    def _answer(self, request_id: str, told: Message | RegistryError, *, was_unsettled: bool) -> Answer:
+        """What its caller knows; a reply that tells no revision is of the one that has its request."""
+        if isinstance(told, RegistryError):
+            return Answer(request_id, 0, told.reason, was_unsettled)
+        if not isinstance(told, pb.Pool | pb.Tenant):
+            return Answer(request_id, told.revision, "", was_unsettled)  # type: ignore[attr-defined]
+        kv = self._world.store.kvs.get(KEYS.request(request_id))
+        return Answer(request_id, -1 if kv is None else kv.mod_revision, "", was_unsettled)
 
     async def prepare(self) -> None:
         """Makes the pool."""

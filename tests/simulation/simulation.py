@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import structlog
 
+from tests.simulation.admins import ports_played
 from tests.simulation.engine_http import http_for
 from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage
 from tests.simulation.goal import converge, let_go, stay
@@ -121,6 +124,11 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
     try:
         with (
             mock.patch("registry.etcd3.channel._open", world.open_channel),
+            mock.patch("registry.client.transport._open", world.open_caller),
+            mock.patch("registry.client.transport.random", random.Random(f"sdk {world.seed}")),
+            mock.patch("registry.client.transport.time", SimpleNamespace(monotonic=world.monotonic)),
+            ports_played(world.open_server),
+            world.services.noted(),
             mock.patch(
                 "sidecar.engines.vllm.driver.VllmHttp",
                 http_for(world.engines, world.checks.on_call, world.checks.on_twice),

@@ -41,6 +41,13 @@ def ask(member: Member, path: str, request: Message) -> Item:
         return rpc_error(refusal.code, refusal.details)
 
 
+class FarEnd(Protocol):
+    """The far end of a stream, once it is reached."""
+
+    def close(self) -> None:
+        """Whoever opened it is gone."""
+
+
 class SimStream:
     """As much of `grpc.aio.StreamStreamCall` as we use, for Watch and LeaseKeepAlive."""
 
@@ -53,7 +60,7 @@ class SimStream:
         self._is_done = self._is_torn = False
         self._at_server = self._at_client = 0.0
         self._number = channel.register(self._broken)
-        self._watch = self._new_watch() if path.endswith("/Watch") else None
+        self._far = self._reached()
         self._deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         try:
             channel.check()
@@ -93,20 +100,23 @@ class SimStream:
             return
         self._is_done, self._end = True, error
         self._inbox.put_nowait(error)
-        if self._watch is not None:
-            self._link.later(self._link.delay(), self._watch.close)
+        if self._far is not None:
+            self._link.later(self._link.delay(), self._far.close)
 
-    def _new_watch(self) -> Watch:
+    def _reached(self) -> FarEnd | None:
+        """What stands at the far end; None: nothing that stays."""
+        if not self._path.endswith("/Watch"):
+            return None
         client = self._link.name.partition("|")[0]
         return Watch(self._link.member, client, self._to_client, lambda: self._broken(rpc_error(*RESET)))
 
     def _arrived(self, message: Message, restarts: int) -> None:
         if self._link.member.restarts != restarts:
             return
-        if self._watch is None:
+        if not isinstance(self._far, Watch):
             self._deliver(ask(self._link.member, self._path, message))
         elif not self._is_done and isinstance(message, rpc.WatchRequest):
-            self._watch.receive(message)
+            self._far.receive(message)
 
     def _to_client(self, response: rpc.WatchResponse) -> None:
         self._deliver(response)

@@ -60,7 +60,7 @@ class Stage:
 
     async def _change(self, change: Change) -> None:
         self._made += 1
-        await self.world.admins[0].change(change, f"req-{self._made}")
+        await self.world.change(change, f"req-{self._made}")
 
     async def _is_remembered(self, source: str) -> bool:
         checks = self.world.checks

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,19 +14,24 @@ from pathlib import Path
 
 from registry.model.keys import Keys
 from registry.model.records import Meta
+from registry.transactions.changes import Change
 from sidecar.desired.journal import Journal
 from sidecar.ownership import ReplicaTaken
-from tests.simulation.admins import Admin, Answer
+from tests.simulation.admins import API_PORT, Admin
 from tests.simulation.artifacts import SimStore
+from tests.simulation.callers import CallerChannel
 from tests.simulation.channels import SimChannel
 from tests.simulation.checks import Checks
+from tests.simulation.clients import Answer, Clients
 from tests.simulation.conduct import Conduct
 from tests.simulation.engines import EngineHost
 from tests.simulation.history import POOL
 from tests.simulation.links import Link
-from tests.simulation.loop import Process, State, current_process_name
+from tests.simulation.loop import Process, State, current_process, current_process_name
 from tests.simulation.members import Cluster, Habits, Member
 from tests.simulation.plugin import Socket
+from tests.simulation.services import Services
+from tests.simulation.serving import SimServer
 from tests.simulation.sidecars import Place, run_sidecar
 from tests.simulation.store import EtcdStore
 
@@ -77,6 +83,7 @@ class World:
         self.on_restore: Callable[[], None] = lambda: None
         self._folder = folder
         self._dead: list[Process] = []
+        self._clients: Clients | None = None
         self._channels = 0
         self.store = EtcdStore()
         self.conduct = Conduct(self.store, KEYS, POOL, self.checks.violated)
@@ -85,7 +92,10 @@ class World:
         for number in range(self.rng.choice((1, 3))):
             Member(f"m{number}", number + 1, self.cluster)
         self.write_meta()
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, Link[Member]] = {}
+        self.ways: dict[str, Link[Admin]] = {}
+        self.services = Services(self.checks.violated)
+        self._context = copy_context()
         self.admins = [self._admin(f"admin{number}") for number in range(2)]
         self.replicas = [self._replica(f"r{number}") for number in range(self.rng.randint(1, 3))]
         self.checks.replicas = {replica.name for replica in self.replicas}
@@ -97,6 +107,10 @@ class World:
     def wall(self) -> datetime:
         """The wall clock, which may be set."""
         return EPOCH + timedelta(seconds=asyncio.get_running_loop().time() + self.skew_seconds)
+
+    def monotonic(self) -> float:
+        """The loop's clock."""
+        return asyncio.get_running_loop().time()
 
     def log(self, text: str) -> None:
         """Adds to the trace."""
@@ -119,7 +133,29 @@ class World:
         self._channels += 1
         return SimChannel(self.links[endpoint], self._channels)
 
-    def links_of(self, client: str) -> list[Link]:
+    def open_caller(self, address: str, _pem: object) -> CallerChannel:
+        """In place of `registry.client.transport._open`; the address names the caller, and the admin service."""
+        self._channels += 1
+        caller, _, name = address.removesuffix(f":{API_PORT}").partition(".")
+        way = f"{caller}|{name}"
+        if way not in self.ways:
+            admin = next(one for one in self.admins if one.name == name)
+            self.ways[way] = Link(way, admin, self._rng(way), self._context)
+        callers = sorted({one.partition("|")[0] for one in self.ways})
+        return CallerChannel(self.ways[way], self._channels, f"10.0.0.{1 + callers.index(caller)}")
+
+    def open_server(self, *, options: Sequence[tuple[str, int]]) -> SimServer:
+        """In place of `grpc.aio.server`."""
+        server = SimServer(options)
+        next(one for one in self.admins if one.process is current_process()).opened(server)
+        return server
+
+    async def change(self, change: Change, request_id: str) -> None:
+        """Makes a change by the first admin service. Raises RegistryError."""
+        self._clients = self._clients or Clients("test")
+        await self._clients.change(self.admins[0], change, request_id)
+
+    def links_of(self, client: str) -> list[Link[Member]]:
         """Its ways to all members."""
         return [link for name, link in self.links.items() if name.startswith(f"{client}|")]
 
@@ -127,11 +163,21 @@ class World:
         return Admin(
             name,
             self._endpoints(name),
-            KEYS,
+            KEYS.prefix,
             self.wall,
             self._rng(name),
-            lambda why: self.checks.violated(f"R12 {why}"),
+            self.services.on_server,
+            self._admin_ended,
         )
+
+    def _admin_ended(self, admin: Admin, error: BaseException | None) -> None:
+        """One ends by itself only after a signal, and is started anew then."""
+        if error is not None:
+            self.checks.violated(f"R12 {admin.name} ended: {error!r}")
+        self.log(f"{admin.name} has ended")
+        self._dead.append(admin.process)
+        self.services.on_end(admin)
+        admin.start()
 
     def _replica(self, name: str) -> ReplicaHost:
         store = self._store_of(name)
@@ -238,8 +284,11 @@ class World:
     def kill_admin(self, admin: Admin) -> None:
         """Kills an admin and starts it anew."""
         self._dead.append(admin.process)
-        admin.process.kill()
+        admin.kill()
         self._cut(admin.name)
+        for link in self.ways.values():
+            if link.member is admin:
+                link.cut()
         admin.start()
 
     async def bury(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from registry.model.errors import Reason
-from tests.simulation.admins import Answer
+from tests.simulation.clients import Answer
 from tests.simulation.world import KEYS, World
 from tests.support.history_check import History, check_history
 

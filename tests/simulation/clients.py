@@ -1,0 +1,100 @@
+"""Who calls the admin services, by the SDK: they repeat what is not settled, and some leave before the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from google.protobuf.message import Message
+
+from registry.client.transport import AdminCalls
+from registry.model.errors import RegistryError, Unavailable
+from registry.transactions.changes import Change
+from tests.simulation.admins import Admin
+from tests.simulation.calls import CallerLeft
+from tests.simulation.requests import Request, request_of
+
+CALL_SECONDS = 5.0
+# The share of calls whose caller leaves, and how soon.
+LEAVES = 0.1
+LEAVES_WITHIN_SECONDS = (0.001, 0.01, 0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a request ended for its caller; `revision` 0: it was refused.
+
+    `was_unsettled`: of an earlier call with the same id the caller knew no outcome; it may have been under way yet.
+    """
+
+    request_id: str
+    revision: int
+    reason: str = ""
+    was_unsettled: bool = False
+
+
+@dataclass(frozen=True)
+class Impatience:
+    """Callers that leave amid a call, now and then; `left` is told of each."""
+
+    rng: random.Random
+    left: Callable[[], None]
+
+    def seconds(self) -> float | None:
+        """When the next caller leaves; None: it stays."""
+        if self.rng.random() >= LEAVES:
+            return None
+        return self.rng.uniform(0.0, self.rng.choice(LEAVES_WITHIN_SECONDS))
+
+
+@dataclass
+class Clients:
+    """One caller's connections, one to each admin service. Made within the loop."""
+
+    caller: str
+    _calls: dict[str, AdminCalls] = field(default_factory=dict)
+
+    def of(self, admin: Admin) -> AdminCalls:
+        """The connection to an admin service."""
+        if admin.name not in self._calls:
+            self._calls[admin.name] = AdminCalls(f"{self.caller}.{admin.address}", None, CALL_SECONDS)
+        return self._calls[admin.name]
+
+    async def ask(self, admin: Admin, asked: Request, *, leaves_after: float | None = None) -> Message:
+        """One call, which the SDK repeats while it is Unavailable.
+
+        Raises:
+            CallerLeft: the caller hung up.
+            RegistryError: as the SDK raises it.
+        """
+        try:
+            async with asyncio.timeout(leaves_after):
+                return await self.of(admin).unary(asked.method, asked.message, asked.reply)
+        except TimeoutError as error:
+            raise CallerLeft("nobody waits for it any more") from error
+
+    async def change(self, admin: Admin, change: Change, request_id: str) -> Message:
+        """Makes a change. Raises RegistryError."""
+        return await self.ask(admin, request_of(change, request_id))
+
+
+async def settle(
+    clients: Clients, admins: list[Admin], asked: Request, rng: random.Random, impatience: Impatience
+) -> tuple[Message | RegistryError, bool]:
+    """Asks one admin after another, always the same, until the outcome is known.
+
+    It comes with whether of an earlier call nobody knew the outcome.
+    """
+    was_unsettled = False
+    while True:
+        try:
+            return await clients.ask(rng.choice(admins), asked, leaves_after=impatience.seconds()), was_unsettled
+        except CallerLeft:
+            impatience.left()
+        except Unavailable:
+            await asyncio.sleep(rng.uniform(0.05, 1.0))
+        except RegistryError as error:
+            return error, was_unsettled
+        was_unsettled = True

@@ -1,0 +1,161 @@
+"""What must hold of each admin service at every step. Each rule is a function that names its guarantee."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from registry.admin import server as assembly
+from registry.admin.rpc import service
+from registry.admin.rpc.interceptor import CallLimits
+from registry.admin.server import DRAIN_SECONDS
+from registry.model.errors import Reason
+from tests.simulation.admins import Admin
+from tests.simulation.loop import Process, current_process
+from tests.simulation.serving import Sent, ServerCall, SimServer
+
+# So long after its last call an admin service has given back all that calls took.
+GIVE_BACK_SECONDS = 0.5
+# So long after its end nothing of a process runs any more.
+END_SECONDS = 1.0
+_API = f"/{service.SERVICE}/"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@dataclass
+class Parts:
+    """What one process is made of.
+
+    Attributes:
+        served: the state of health by service, and since when.
+    """
+
+    assembled: Any = None
+    limits: CallLimits | None = None
+    served: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass
+class Services:
+    """Follows each admin service."""
+
+    violated: Callable[[str], None]
+    calls: int = 0
+    _parts: dict[Process, Parts] = field(default_factory=dict)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Has each process note what it is made of."""
+        with (
+            mock.patch.object(assembly, "_assembled", partial(self._assembled, assembly._assembled)),
+            mock.patch.object(service, "CallLimits", self._limits),
+        ):
+            yield
+
+    def _limits(self, *args: Any) -> CallLimits:
+        made = CallLimits(*args)
+        self._here().limits = made
+        return made
+
+    def _assembled(self, make: Callable[..., Any], *args: Any) -> object:
+        here, made = self._here(), make(*args)
+        here.assembled, show = made, made.health._set
+        here.served = dict.fromkeys(("", service.SERVICE), (_SERVING, _now()))
+
+        async def shown(name: str, status: int) -> None:
+            await show(name, status)
+            if here.served[name][0] != status:
+                here.served[name] = status, _now()
+
+        made.health._set = shown
+        return made
+
+    def _here(self) -> Parts:
+        return self._parts.setdefault(current_process(), Parts())
+
+    def on_server(self, admin: Admin, server: SimServer) -> None:
+        """Each server that is opened."""
+        parts = self._here()
+        server.on_end = partial(self._on_call_end, admin, server, parts)
+        server.on_last = partial(self._on_last, admin, parts)
+        server.on_turned_away = partial(self._on_turned_away, admin, parts)
+
+    def _on_turned_away(self, admin: Admin, parts: Parts, call: ServerCall) -> None:
+        """Each call that an ending server does not take, or cuts."""
+        self._check_health_before(admin, parts, call, DRAIN_SECONDS)
+
+    def _on_last(self, admin: Admin, parts: Parts, call: ServerCall, item: Sent) -> None:
+        """Each answer, or the last of a stream."""
+        if isinstance(item, grpc.aio.AioRpcError) and _reason(item) == Reason.ADMIN_UNAVAILABLE:
+            self._check_health_before(admin, parts, call, 0.0)
+
+    def _on_call_end(
+        self, admin: Admin, server: SimServer, parts: Parts, call: ServerCall, error: BaseException | None
+    ) -> None:
+        """Each handler that has come to its end."""
+        self.calls += 1
+        if error is not None:
+            self.violated(f"X2 a handler of {admin.name} let {error!r} out at {call.path}")
+        if not any(one.path.startswith(_API) for one in server.calls):
+            asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._check_given_back, admin, server, parts)
+
+    def on_end(self, admin: Admin) -> None:
+        """Each end by a signal."""
+        asyncio.get_running_loop().call_later(END_SECONDS, self._check_ended, admin, admin.process)
+
+    def _check_health_before(self, admin: Admin, parts: Parts, call: ServerCall, seconds: float) -> None:
+        """X3, A6 and operations: health stops saying SERVING before calls are refused, long enough to be heard."""
+        for name, (status, since) in parts.served.items():
+            if status == _SERVING or _now() - since < seconds - 0.01:
+                told = f"health of {name!r} is {status} since {_now() - since:.3f} s"
+                self.violated(f"W8 {admin.name} turns {call.path} away, and {told}")
+
+    def _check_given_back(self, admin: Admin, server: SimServer, parts: Parts) -> None:
+        """X3 given-back: after each error, cancellation and late answer, where no call runs nothing is held for any."""
+        if admin.server is not server or any(one.path.startswith(_API) for one in server.calls):
+            return
+        if held := {what: found for what, found in _held(parts) if found}:
+            self.violated(f"X3 {admin.name} has no call, and holds {held}")
+
+    def _check_ended(self, admin: Admin, process: Process) -> None:
+        """X3 given-back: a process that has ended leaves nothing running."""
+        process.kill()
+        asyncio.get_running_loop().call_later(END_SECONDS, self._check_still, admin, process)
+
+    def _check_still(self, admin: Admin, process: Process) -> None:
+        if process.parked:
+            left = [str(handle) for handle, _ in process.parked]
+            self.violated(f"X3 {admin.name} has ended, and goes on with {left}")
+
+
+def _held(parts: Parts) -> Iterator[tuple[str, object]]:
+    """What is held for calls, by what it is; empty where nothing is."""
+    limits, made = parts.limits, parts.assembled
+    if limits is None or made is None:
+        return
+    for name, limiter in (("places of calls", limits.calls), ("places of work", limits.working)):
+        yield name, limiter._running or limiter._queued or dict(limiter._held) or limiter._waiting
+    yield "bytes of requests", dict(limits.request_bytes._held)
+    yield "turns", limits.turns._running
+    yield "locks", made.controller._shared.writer._locks._locks
+    yield "readers", sum(one.readers for one in made.hub._followed.values())
+    streams = made.metrics.streams.collect()[0].samples
+    yield "streams", [one.labels for one in streams if one.value]
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    """The reason that a refusal of ours names."""
+    details = b"".join(value for key, value in error.trailing_metadata() or () if isinstance(value, bytes))
+    return next((reason for reason in Reason if reason.value.encode() in details), "")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
