@@ -361,6 +361,43 @@ async def break_watches(world: World, seconds: float) -> None:
                     tasks.create_task(_keep_down(world, watch.whose, until if how == "down" else loop.time()))
 
 
+async def renew_admins(world: World, seconds: float) -> None:
+    """In half of all worlds: has one admin service after another end by a signal, as an update does."""
+    rng = random.Random(f"updates {world.seed}")
+    if rng.random() < 0.5:
+        return
+    end = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < end:
+        for admin in world.admins:
+            await asyncio.sleep(rng.uniform(0.0, 12.0))
+            world.log(f"fault update {admin.name}")
+            admin.stop()
+
+
+async def trouble_callers(world: World, seconds: float) -> None:
+    """In half of all worlds: hurts the ways from callers to admin services."""
+    rng = random.Random(f"callers {world.seed}")
+    if rng.random() < 0.5:
+        return
+    end = asyncio.get_running_loop().time() + seconds
+    while (left := end - asyncio.get_running_loop().time()) > 0:
+        await asyncio.sleep(rng.uniform(0.0, 4.0))
+        ways = [way for _, way in sorted(world.ways.items())]
+        if not ways:
+            continue
+        way, how = rng.choice(ways), rng.choice(("cut", "hang", "refuse", "lose"))
+        world.log(f"fault {how} the way {way.name}")
+        if how == "cut":
+            way.cut()
+        elif how == "lose":
+            way.lose, way.slow_seconds = rng.choice(((0.2, 0.0), (0.0, 1.5)))
+        else:
+            way.set_way(Way.HUNG if how == "hang" else Way.REFUSED)
+        await asyncio.sleep(min(left, rng.choice((0.5, 8.0))))
+        way.lose = way.slow_seconds = 0.0
+        way.set_way(Way.OPEN)
+
+
 def _watches(world: World) -> list[Watching]:
     return [watch for member in world.cluster.members for watch in member.watches]
 

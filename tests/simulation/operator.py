@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
@@ -38,13 +39,28 @@ from registry.transactions.changes import (
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY, REFUSED, ROOT
 from tests.simulation.clients import Answer, Clients, Impatience, settle
+from tests.simulation.dry_runs import DryRuns
 from tests.simulation.engines import BASE
 from tests.simulation.history import POOL
 from tests.simulation.requests import request_of
 from tests.simulation.world import KEYS, ReplicaHost, World
+from tests.simulation.writes import DRY
 
 NAMES = ("a", "b", "acme/c", "acme/d", "e", "f")
 ODD_NAME = "odd"
+
+
+# So many changes are made only after a look at what would become of them.
+DRY_RUNS = 0.3
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What it came to, and the revision and the store from which on."""
+
+    told: Message | RegistryError
+    since: int
+    restores: int
 
 
 class Operator:
@@ -58,6 +74,9 @@ class Operator:
         self._drains = random.Random(f"drains {world.seed}")
         leaving = random.Random(f"callers that leave {world.seed}")
         self._impatience = Impatience(leaving, lambda: world.log("a caller left amid its call"))
+        self._dry = random.Random(f"dry runs {world.seed}")
+        self.dry_runs = DryRuns(world.checks.violated)
+        world.store.on_commit.append(self.dry_runs.on_commit)
         self._clients = Clients("operator")
         self._made = 0
         self._sources = 0
@@ -83,15 +102,29 @@ class Operator:
         self._made += 1
         request_id, restores = f"req-{self._made}", -1
         asked = request_of(change, request_id)
+        dry = await self._dry_run(change) if self._dry.random() < DRY_RUNS else None
         while restores != self._world.restores:
             restores = self._world.restores
             told, was_unsettled = await settle(self._clients, self._world.admins, asked, self._rng, self._impatience)
         answer = self._answer(request_id, told, was_unsettled=was_unsettled)
         self._world.log(f"{request_id} {type(change).__name__}: revision {answer.revision} {answer.reason}")
         self._world.answers.append(answer)
+        if dry is not None and dry.restores == restores and not was_unsettled:
+            until = answer.revision - 1 if answer.revision else self._world.store.revision
+            self.dry_runs.check_alike(dry.told, told, dry.since, until)
         if answer.reason == Reason.ETCD_NO_SPACE and self._rng.random() < 0.5:
             self._delete_by_hand()
         return answer
+
+    async def _dry_run(self, change: Change) -> DryRun:
+        """Asks what would become of a change."""
+        world, asked = self._world, request_of(change, f"{DRY}{self._made}", validate_only=True)
+        since, restores = world.store.revision, world.restores
+        try:
+            told: Message | RegistryError = await self._clients.ask(self._dry.choice(world.admins), asked)
+        except RegistryError as error:
+            told = error
+        return DryRun(told, since, restores)
 
     def _answer(self, request_id: str, told: Message | RegistryError, *, was_unsettled: bool) -> Answer:
         """What its caller knows; a reply that tells no revision is of the one that has its request."""

@@ -18,6 +18,8 @@ from registry.admin.rpc import service
 from registry.admin.rpc.interceptor import CallLimits
 from registry.admin.server import DRAIN_SECONDS
 from registry.model.errors import Reason
+from registry.residency.hub import Subscription
+from registry.residency.view import PoolView
 from tests.simulation.admins import Admin
 from tests.simulation.loop import Process, current_process
 from tests.simulation.serving import Sent, ServerCall, SimServer
@@ -45,9 +47,10 @@ class Parts:
 
 @dataclass
 class Services:
-    """Follows each admin service."""
+    """Follows each admin service; `on_post` is told of each view that its readers are told of."""
 
     violated: Callable[[str], None]
+    on_post: Callable[[object, PoolView], None] = lambda _subscription, _view: None
     calls: int = 0
     _parts: dict[Process, Parts] = field(default_factory=dict)
 
@@ -57,8 +60,18 @@ class Services:
         with (
             mock.patch.object(assembly, "_assembled", partial(self._assembled, assembly._assembled)),
             mock.patch.object(service, "CallLimits", self._limits),
+            mock.patch.object(Subscription, "post", self._posting(Subscription.post)),
         ):
             yield
+
+    def _posting(self, post: Callable[..., None]) -> Callable[..., None]:
+        """Has each view told of that readers are told of."""
+
+        def posted(subscription: Subscription, view: PoolView, keys: frozenset[str]) -> None:
+            post(subscription, view, keys)
+            self.on_post(subscription, view)
+
+        return posted
 
     def _limits(self, *args: Any) -> CallLimits:
         made = CallLimits(*args)

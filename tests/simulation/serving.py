@@ -39,6 +39,7 @@ class ServerCall:
         self.number = number
         self.task: asyncio.Task[None] | None = None
         self.is_over = False
+        self._is_cancelled = False
         self.serialize: Callable[[Any], bytes] = bytes
         self._peer = peer
         self._seconds = seconds
@@ -88,12 +89,15 @@ class ServerCall:
             self._send(item)
 
     def ended(self) -> None:
-        """Its handler has come to an end."""
+        """Its handler has come to an end: nothing of it is kept, as a cancelled task would by its frames."""
+        self.task = None
         if self._timer is not None:
             self._timer.cancel()
 
     def _cancel(self) -> None:
-        if self.task is not None:
+        """Cancels its handler once, as grpc.aio does, whatever comes together."""
+        if self.task is not None and not self._is_cancelled:
+            self._is_cancelled = True
             self.task.cancel()
 
     def _wake(self) -> None:

@@ -18,13 +18,14 @@ import structlog
 
 from tests.simulation.admins import ports_played
 from tests.simulation.engine_http import http_for
-from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage
+from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage, renew_admins, trouble_callers
 from tests.simulation.goal import converge, let_go, stay
 from tests.simulation.lazy import ask_for_lazy
 from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name
 from tests.simulation.operator import Operator
 from tests.simulation.places import Places
 from tests.simulation.plugin import playing
+from tests.simulation.readers import Readers
 from tests.simulation.replay import Logs
 from tests.simulation.traffic import send
 from tests.simulation.world import World
@@ -158,14 +159,23 @@ async def _watch_nothing(*_: object) -> None:
 
 async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     loop = asyncio.get_running_loop()
-    world.store.on_commit.append(Places(world).on_commit)
-    expiry, overseer = loop.create_task(expire_leases(world)), loop.create_task(_oversee(world))
+    places = Places(world)
+    readers = Readers(world, places)
+    world.store.on_commit += [places.on_commit, readers.on_commit]
+    world.services.on_post = places.on_post
+    around = [loop.create_task(work) for work in (expire_leases(world), _oversee(world), readers.oversee())]
     for admin in world.admins:
         admin.start()
     operator = Operator(world)
     await operator.prepare()
     remade: set[asyncio.Task[None]] = set()
-    world.on_restore = lambda: remade.add(loop.create_task(operator.prepare()))
+
+    def make_anew() -> None:
+        operator.dry_runs.on_restore()
+        remade.add(loop.create_task(operator.prepare()))
+
+    world.on_restore = make_anew
+    readers.start()
     for replica in world.replicas:
         replica.engine.start()
         world.start(replica)
@@ -174,7 +184,10 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
         tasks.create_task(rage(world, faults, CHAOS_SECONDS))
         tasks.create_task(break_watches(world, CHAOS_SECONDS))
         tasks.create_task(send(world, CHAOS_SECONDS))
+        tasks.create_task(renew_admins(world, CHAOS_SECONDS))
+        tasks.create_task(trouble_callers(world, CHAOS_SECONDS))
     _heal(world)
+    readers.calm()
     world.log("healed everything")
     healed_at = loop.time()
     await asyncio.gather(*remade)
@@ -187,8 +200,16 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     await ask_for_lazy(world, operator)
     check_writes(world)
     logs.check(world)
-    expiry.cancel()
-    overseer.cancel()
+    for one in around:
+        one.cancel()
+    logs.compared.update(
+        {
+            "places of readers": places.told,
+            "readers": readers.compared,
+            "calls": world.services.calls,
+            **{f"dry runs {how}": count for how, count in operator.dry_runs.compared.items()},
+        }
+    )
     await world.bury()
     return converged
 

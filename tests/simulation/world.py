@@ -177,7 +177,7 @@ class World:
         self.log(f"{admin.name} has ended")
         self._dead.append(admin.process)
         self.services.on_end(admin)
-        admin.start()
+        self._restart(admin)
 
     def _replica(self, name: str) -> ReplicaHost:
         store = self._store_of(name)
@@ -286,9 +286,13 @@ class World:
         self._dead.append(admin.process)
         admin.kill()
         self._cut(admin.name)
-        for link in self.ways.values():
-            if link.member is admin:
-                link.cut()
+        self._restart(admin)
+
+    def _restart(self, admin: Admin) -> None:
+        """Starts an admin service that is gone, and with it all connections to it."""
+        for way in self.ways.values():
+            if way.member is admin:
+                way.cut()
         admin.start()
 
     async def bury(self) -> None:

@@ -1,4 +1,4 @@
-"""W1 to W8: what callers were told, against etcd's history; and R10: who wrote there for which replica."""
+"""W1 to W9: what callers were told, against etcd's history; and R10: who wrote there for which replica."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tests.simulation.clients import Answer
 from tests.simulation.world import KEYS, World
 from tests.support.history_check import History, check_history
 
+# What the ids of dry runs begin with.
+DRY = "dry-"
 _REQUESTS = f"{KEYS.prefix}/requests/".encode()
 _KINDS = ("adapters", "pools", "tenants", "requests", "replicas", "status", "drains")
 _FOLDED = tuple(f"{KEYS.prefix}/{kind}/".encode() for kind in _KINDS)
@@ -26,6 +28,9 @@ def check_writes(world: World) -> None:
     except AssertionError as error:
         world.checks.violated(str(error))
     applied = _applied(history)
+    for request_id, revisions in applied.items():
+        if request_id.startswith(DRY):
+            world.checks.violated(f"W9 {request_id} was applied at {revisions}")
     for answer in world.answers:
         if wrong := _wrong(answer, applied.get(answer.request_id, [])):
             world.checks.violated(wrong)
