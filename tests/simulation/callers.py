@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -18,18 +18,6 @@ Reply = TypeVar("Reply")
 Serialize = Callable[[Any], bytes]
 
 
-class Service(Protocol):
-    """An admin service as its callers reach it."""
-
-    restarts: int
-
-    @property
-    def listens(self) -> bool: ...
-
-    def take(self, call: ServerCall) -> None:
-        """A call comes in."""
-
-
 class CallerChannel(SimChannel):
     """As much of `grpc.aio.Channel` as the SDK uses.
 
@@ -37,9 +25,7 @@ class CallerChannel(SimChannel):
         left: calls whose client is gone, which their server does not know yet.
     """
 
-    link: Link[Any]
-
-    def __init__(self, link: Link[Service], number: int, address: str) -> None:
+    def __init__(self, link: Link[Any], number: int, address: str) -> None:
         super().__init__(link, number)
         self.peer = f"ipv4:{address}:{number}"
         self.left: set[ServerCall] = set()
@@ -70,14 +56,14 @@ class CallerChannel(SimChannel):
 
     async def connected(self, deadline: float | None) -> None:
         """Connects, unless the connection stands, as gRPC does for a call that comes."""
-        if self._state is grpc.ChannelConnectivity.READY:
+        if self.is_ready:
             return
         try:
             async with asyncio.timeout_at(deadline):
                 await self.wait_for_state_change(self._state)
         except TimeoutError:
             raise rpc_error("DEADLINE_EXCEEDED", "Deadline Exceeded") from None
-        if self._state is not grpc.ChannelConnectivity.READY:
+        if not self.is_ready:
             raise rpc_error(*CLOSED)
 
     async def close(self, _grace: float | None = None) -> None:
@@ -185,7 +171,7 @@ class CallStream(SimStream):
         restarts = member.restarts
         self._at_server = self._in_order(self._at_server, lambda: what() if member.restarts == restarts else None)
 
-    def _took(self, item: Any) -> None:  # noqa: ANN401 - a message, an error or EOF
+    def _took(self, item: Any) -> None:
         if self._is_done:
             return
         super()._took(item)

@@ -16,7 +16,7 @@ from tests.simulation.streams import Item, SimStream, ask
 class SimChannel:
     """As much of `grpc.aio.Channel` as `registry.etcd3.channel` uses."""
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(self, link: Link[Any], number: int) -> None:
         self.link = link
         self.number = number
         self._state = grpc.ChannelConnectivity.IDLE
@@ -33,7 +33,7 @@ class SimChannel:
         is_up = await self.link.connect()
         self._state = grpc.ChannelConnectivity.READY if is_up else grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
-    def unary_unary(self, path: str, _serialize: object, _parse: object) -> Callable[..., Coroutine[Any, Any, Message]]:
+    def unary_unary(self, path: str, _serialize: Any, _parse: Any) -> Callable[..., Coroutine[Any, Any, Message]]:
         """A call with one reply."""
 
         async def call(request: Message, *, timeout: float, metadata: object) -> Message:
@@ -65,11 +65,16 @@ class SimChannel:
         self.link.channels.discard(self)
         self.break_off(None)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the connection stands."""
+        return self._state is grpc.ChannelConnectivity.READY
+
     def check(self) -> None:
         """Raises what gRPC raises for a call that cannot be started."""
         if self._closed:
             raise grpc.aio.UsageError("Channel is closed.")
-        if self._state is not grpc.ChannelConnectivity.READY:
+        if not self.is_ready:
             raise rpc_error(*CLOSED)
 
     def register(self, fail: Callable[[grpc.aio.AioRpcError | None], None]) -> int:

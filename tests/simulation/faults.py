@@ -10,7 +10,7 @@ from registry.model.keys import Keys
 from tests.simulation.engines import EngineHost
 from tests.simulation.links import Link, Way
 from tests.simulation.loop import State
-from tests.simulation.members import Watching
+from tests.simulation.members import Member, Watching
 from tests.simulation.operator import NAMES
 from tests.simulation.world import ReplicaHost, World
 
@@ -165,7 +165,7 @@ def hang_links(world: World, rng: random.Random) -> Heal:
     return _with_links(rng.sample(links, rng.randint(1, len(links))), rng.choice((Way.HUNG, Way.REFUSED)))
 
 
-def _with_links(links: list[Link], way: Way) -> Heal:
+def _with_links(links: list[Link[Member]], way: Way) -> Heal:
     for link in links:
         link.set_way(way)
 

@@ -13,7 +13,6 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 
 
-
 class Way(Enum):
     """What a link does with what is sent over it."""
 

@@ -95,7 +95,7 @@ class Places:
         return next((one for one in hosts if one.place.owner == presence.owner), None)
 
     def _note_events(self, revision: int, events: Iterable[Event]) -> None:
-        """When that was, who was gone then, and what each generation is made of, in several stores of several things."""
+        """When that was, who was gone then, and what each generation is made of: in several stores several things."""
         self._committed_at[revision] = _now()
         for event in events:
             if event.key.startswith(KEYS.replicas(POOL)) and (event.kv is None or _is_leaving(event.kv)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -15,16 +15,12 @@ from registry.transactions.changes import (
     Change,
     ConfirmRemovals,
     CreatePool,
-    DeletePool,
     DrainReplica,
-    HaltRollout,
     PromoteRollout,
     Remove,
     RepairTenant,
-    RestoreHistory,
     RollbackAdapter,
     SetTenant,
-    UpdatePool,
     Upsert,
 )
 from registry.v1 import registry_pb2 as pb
@@ -41,37 +37,48 @@ class Request:
 
 def request_of(change: Change, request_id: str, *, validate_only: bool = False) -> Request:
     """The call that asks for a change."""
-    given = {"request_id": request_id, "validate_only": validate_only}
+    method, message, reply = _of_adapters(change) or _of_others(change)
+    message.request_id, message.validate_only = request_id, validate_only
+    return Request(method, message, reply)
+
+
+# The message has a request id, and can be a dry run.
+_Parts = tuple[str, Any, type[Message]]
+
+
+def _of_adapters(change: Change) -> _Parts | None:
+    applied = pb.ApplyAdaptersResponse
     match change:
         case ApplyAdapters(pool=pool, changes=changes):
-            sent = pb.ApplyAdaptersRequest(pool=pool, changes=[_change(one) for one in changes], **given)
-            return Request("ApplyAdapters", sent, pb.ApplyAdaptersResponse)
-        case RollbackAdapter(pool=pool, name=name, etag=etag):
-            back = pb.RollbackAdapterRequest(pool=pool, name=name, etag=_etag(etag), **given)
-            return Request("RollbackAdapter", back, pb.ApplyAdaptersResponse)
+            return (
+                "ApplyAdapters",
+                pb.ApplyAdaptersRequest(pool=pool, changes=[_change(one) for one in changes]),
+                applied,
+            )
+        case RollbackAdapter(pool=pool, name=name):
+            return "RollbackAdapter", pb.RollbackAdapterRequest(pool=pool, name=name), applied
         case PromoteRollout(pool=pool, name=name, etag=etag):
-            on = pb.PromoteRolloutRequest(pool=pool, name=name, etag=_etag(etag), **given)
-            return Request("PromoteRollout", on, pb.ApplyAdaptersResponse)
+            return "PromoteRollout", pb.PromoteRolloutRequest(pool=pool, name=name, etag=_etag(etag)), applied
         case AbortRollout(pool=pool, name=name, etag=etag):
-            off = pb.AbortRolloutRequest(pool=pool, name=name, etag=_etag(etag), **given)
-            return Request("AbortRollout", off, pb.ApplyAdaptersResponse)
+            return "AbortRollout", pb.AbortRolloutRequest(pool=pool, name=name, etag=_etag(etag)), applied
+    return None
+
+
+def _of_others(change: Change) -> _Parts:
+    match change:
         case CreatePool(name=name, base_models=models, limits=limits):
-            made = pool_message(PoolSpec(name=name, base_models=list(models), limits=limits), 0)
-            return Request("CreatePool", pb.CreatePoolRequest(pool=made, **given), pb.Pool)
+            pool = pool_message(PoolSpec(name=name, base_models=list(models), limits=limits), 0)
+            return "CreatePool", pb.CreatePoolRequest(pool=pool), pb.Pool
         case ConfirmRemovals(name=name, revision=revision):
-            sure = pb.ConfirmRemovalsRequest(name=name, revision=revision, **given)
-            return Request("ConfirmRemovals", sure, pb.Pool)
+            return "ConfirmRemovals", pb.ConfirmRemovalsRequest(name=name, revision=revision), pb.Pool
         case SetTenant(name=name, max_adapters=most):
-            quota = pb.SetTenantRequest(tenant=pb.Tenant(name=name, max_adapters=most), **given)
-            return Request("SetTenant", quota, pb.Tenant)
+            return "SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name=name, max_adapters=most)), pb.Tenant
         case RepairTenant(name=name):
-            return Request("RepairTenant", pb.RepairTenantRequest(name=name, **given), pb.RepairTenantResponse)
+            return "RepairTenant", pb.RepairTenantRequest(name=name), pb.RepairTenantResponse
         case DrainReplica(pool=pool, name=name, drain=drain):
-            order = pb.DrainReplicaRequest(pool=pool, name=name, undrain=not drain, **given)
-            return Request("DrainReplica", order, pb.DrainReplicaResponse)
-        case HaltRollout() | UpdatePool() | DeletePool() | RestoreHistory():
-            raise NotImplementedError(f"nobody in the simulation asks for {change}")
-    assert_never(change)
+            order = pb.DrainReplicaRequest(pool=pool, name=name, undrain=not drain)
+            return "DrainReplica", order, pb.DrainReplicaResponse
+    raise NotImplementedError(f"nobody in the simulation asks for {change}")
 
 
 def _change(one: Upsert | Remove) -> pb.AdapterChange:

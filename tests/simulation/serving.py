@@ -1,4 +1,4 @@
-"""A server of gRPC at the far end of links, in place of `grpc.aio.Server`: its calls run in the process that made it."""
+"""A server of gRPC at the far end of links, in place of `grpc.aio.Server`; its calls run in its process."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class SimServer:
         self.on_end(call, None if task.cancelled() else task.exception())
 
 
-async def _answer(handler: Any, call: ServerCall) -> None:  # noqa: ANN401 - typeshed hides what a handler has
+async def _answer(handler: Any, call: ServerCall) -> None:
     call.serialize = handler.response_serializer
     parse = handler.request_deserializer
     if handler.request_streaming:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
@@ -21,7 +21,7 @@ Item = Message | grpc.aio.AioRpcError
 class Channel(Protocol):
     """What a stream needs of its channel."""
 
-    link: Link
+    link: Link[Any]
 
     def check(self) -> None:
         """Raises what gRPC raises for a call that cannot be started."""
