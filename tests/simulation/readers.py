@@ -70,8 +70,10 @@ class Readers:
     _wanted: tuple[PoolView | None, Adapters] = (None, {})
 
     def start(self) -> None:
-        """Connects one of each kind to admin services."""
+        """In half of all worlds: connects one of each kind to admin services."""
         rng = random.Random(f"readers {self.world.seed}")
+        if rng.random() < 0.5:
+            return
         kinds: tuple[tuple[float | None, float], ...] = ((None, 0.0), (4.0, 0.0), (None, 12.0))
         for number, (stays, rests) in enumerate(kinds):
             admin = rng.choice(self.world.admins)
@@ -100,7 +102,11 @@ class Readers:
     def check_equal(self) -> None:
         """R24 always-placed: who stays connected ends equal to etcd, without any further change."""
         now = asyncio.get_running_loop().time()
-        if self._calm_at is None or now < max(self._calm_at + CALM_SECONDS, self._changed_at + NEWS_SECONDS):
+        if (
+            not self.readers
+            or self._calm_at is None
+            or now < max(self._calm_at + CALM_SECONDS, self._changed_at + NEWS_SECONDS)
+        ):
             return
         wanted = self._wanted_now()
         for number, reader in enumerate(self.readers):

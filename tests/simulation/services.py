@@ -125,11 +125,11 @@ class Services:
         asyncio.get_running_loop().call_later(END_SECONDS, self._check_ended, admin, admin.process)
 
     def _check_health_before(self, admin: Admin, parts: Parts, call: ServerCall, seconds: float) -> None:
-        """X3, A6 and operations: health stops saying SERVING before calls are refused, long enough to be heard."""
+        """R18 readiness-follows: health stops saying SERVING before calls are refused, long enough to be heard."""
         for name, (status, since) in parts.served.items():
             if status == _SERVING or _now() - since < seconds - 0.01:
                 told = f"health of {name!r} is {status} since {_now() - since:.3f} s"
-                self.violated(f"W8 {admin.name} turns {call.path} away, and {told}")
+                self.violated(f"R18 {admin.name} turns {call.path} away, and {told}")
 
     def _check_given_back(self, admin: Admin, server: SimServer, parts: Parts) -> None:
         """X3 given-back: after each error, cancellation and late answer, where no call runs nothing is held for any."""
