@@ -306,10 +306,11 @@ class World:
             host.place.store.on_removal = _unheard  # what is cancelled below may take one more step
         for process in (*self._dead, *engines):
             process.bury()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Generators that are let go of amid a stream are closed by tasks of their own.
+        while tasks := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for journal in self.journals:
             journal.close()
 
