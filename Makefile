@@ -136,8 +136,8 @@ mutants: install ## Put deliberate bugs into copies of the code, show which test
 	$(BIN)/python -m tests.support.mutants $(if $(ONLY),--only $(ONLY))
 
 .PHONY: mutate
-mutate: install ## Change the code at random, count what no test notices (ROOM=sidecar/plan, SINCE=commit, ONLY=id,id, COUNT=n, SEED=n, SECONDS=n, WORKERS=n)
-	$(BIN)/python -m tests.support.mutation $(if $(SINCE)$(ONLY),,--page) $(if $(filter file,$(origin WORKERS)),,--workers $(WORKERS)) $(if $(ROOM),--room $(ROOM)) $(if $(SINCE),--since $(SINCE)) $(if $(ONLY),--only $(ONLY)) \
+mutate: install ## Change the code at random, count what no test notices (ROOM=sidecar/plan, KIND=name,name, SINCE=commit, ONLY=id,id, COUNT=n, SEED=n, SECONDS=n, WORKERS=n)
+	$(BIN)/python -m tests.support.mutation $(if $(SINCE)$(ONLY),,--page) $(if $(filter file,$(origin WORKERS)),,--workers $(WORKERS)) $(if $(ROOM),--room $(ROOM)) $(if $(KIND),--kind "$(KIND)") $(if $(SINCE),--since $(SINCE)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(TESTS),--tests "$(TESTS)")
 
 .PHONY: architectures

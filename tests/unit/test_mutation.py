@@ -67,6 +67,61 @@ def test_what_is_changed():
     assert swapped == ["await self.sleep(f'{one + 1}')\n        self.wake()"]
 
 
+WAITS = """
+async def work(self):
+    async with self._lock, self._turns.held(1), asyncio.timeout(3), self._other as other:
+        if self.closed:
+            return
+        one = await self.first()
+        await self.second(one)
+        two = await self.third()
+    self.news.clear()
+    count(self)
+    async for step in self.steps(two):
+        step()
+    try:
+        await self.end()
+    finally:
+        self.free()
+    self.news.clear()
+    if two is None:
+        raise KeyError
+    count(two)
+    try:
+        if self.closed:
+            return
+        await self.end()
+        self.news.clear()
+    except OSError:
+        self.hurt()
+    finally:
+        self.free()
+"""
+
+
+def test_when_something_happens_is_changed():
+    """Order, wake-ups, locks, what is given back, and checks that are made a moment too early or late."""
+    found = [(one.kind, one.was, " ".join(one.becomes.split())) for one in mutations("a.py", WAITS.encode())]
+    new = {"swapped awaits", "late clear", "unwrapped finally", "dropped lock", "moved guard"}
+    no_lock = '__import__("contextlib").nullcontext()'
+    tried = "try: if self.closed: return await self.end() self.news.clear() except OSError: self.hurt()"
+    taken = ["self._lock", "self._turns.held(1)", "asyncio.timeout(3)", "self._other as other"]
+    inside = "one = await self.first() await self.second(one) two = await self.third()"
+    assert [(kind, text) for kind, _, text in found if kind in new] == [
+        ("moved guard", f"if self.closed: return async with {', '.join(taken)}: {inside}"),
+        ("dropped lock", no_lock),
+        ("dropped lock", no_lock),
+        ("moved guard", "one = await self.first() if self.closed: return"),
+        ("swapped awaits", "two = await self.third() await self.second(one)"),
+        ("late clear", "count(self) async for step in self.steps(two): step() self.news.clear()"),
+        ("unwrapped finally", "await self.end() self.free()"),
+        ("late clear", f"if two is None: raise KeyError count(two) {tried} finally: self.free() self.news.clear()"),
+        ("unwrapped finally", f"{tried} self.free()"),
+        ("moved guard", "await self.end() if self.closed: return"),
+    ]
+    assert [was for kind, was, _ in found if kind == "dropped lock"] == taken[:2]
+
+
 def test_what_nobody_promises_is_left_alone():
     """Log lines, what an error says, text, and what is only for types."""
     changed = [was for kind, was, _ in made(SOURCE) if kind != "swapped effects"]
@@ -75,7 +130,7 @@ def test_what_nobody_promises_is_left_alone():
 
 
 def test_each_change_of_the_product_compiles_and_has_an_id_of_its_own():
-    for path in ("sidecar/plan/planner.py", "sidecar/loop/executor.py", "registry/store/txn.py"):
+    for path in ("sidecar/plan/planner.py", "sidecar/desired/members.py", "registry/store/txn.py"):
         source = (ROOT / path).read_bytes()
         found = mutations(path, source)
         assert len({one.id for one in found}) == len(found) > 50
@@ -95,6 +150,10 @@ def test_the_same_are_drawn_again():
     assert {one.path.rpartition("/")[0] for one in first} == {"sidecar/plan"}
     assert {one.id for one in first} <= {one.id for one in all_of(ROOT, ["sidecar/plan"])}
     assert {one.path for one in all_of(ROOT, ["sidecar/app.py"])} == {"sidecar/app.py"}
+    assert {one.kind for one in drawn(ROOT, ["sidecar/desired"], "", 99, 7, ["late clear", "boundary"])} == {
+        "late clear",
+        "boundary",
+    }
     assert not [path for path in product_files(ROOT) if "pb2" in path]
 
 
@@ -209,6 +268,19 @@ def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
     )
 
 
+def test_seeds_of_the_simulation_have_time_of_their_own(tree, monkeypatch):
+    """Each takes longer than most tests: by what they take, none would ever be asked."""
+    assert (ROOT / trial.SEEDS).is_file()
+    monkeypatch.setattr(trial, "BUDGET_SECONDS", 1.0)
+    quick, seeds = (
+        [f"test_product.py::test_{n}" for n in range(3)],
+        [f"{trial.SEEDS}::test_seed[{n}]" for n in range(9)],
+    )
+    seconds = dict.fromkeys(quick, 0.4) | dict.fromkeys(seeds, 5.0)
+    measured = Executed({"product.py": {5: frozenset(seconds)}}, seconds)
+    assert chosen_tests(found_in(tree, "(a >= b)"), measured) == ([*quick[:2], *seeds[:4]], True)
+
+
 def test_a_constant_is_asked_of_those_too_who_import_it(tree):
     change = found_in(tree, "70")
     lines = {
@@ -257,6 +329,7 @@ def test_what_was_tried_is_kept_and_told(tree, tmp_path):
     assert score(trials, {survived.id: "equivalent: it is"}) == (1, 2)
     told = page(trials, {survived.id: "no promise: of equals"}, "3 changes")
     assert "| `product.py` | 3 | 1 | 1 | 1 | 0 | 0 | 33 % |" in told
+    assert "| comparison | 2 | 1 | 1 | 0 | 0 | 0 | 50 % |" in told
     assert f"| product.py:5 {survived.id} | comparison: `a > b` → `(a >= b)` | no promise: of equals |" in told
     assert killed.id not in told
     assert json.loads(results.trials[killed.id].to_json())["mutation"]["place"] == "larger"

@@ -23,10 +23,10 @@ from tests.support.mutants.copies import ROOT, copy_of_checkout, copy_of_tree
 from tests.support.mutation.executed import Executed, NotMeasured, executed, product_files, state_of, state_with
 from tests.support.mutation.kinds import Mutation, compiles, mutations
 from tests.support.mutation.page import PAGE, kept_reasons, page, room_of, score
-from tests.support.mutation.trial import Copy, Trial, end_all, from_json, try_out
+from tests.support.mutation.trial import SEEDS, Copy, Trial, end_all, from_json, try_out
 
 CACHE = ROOT / ".mutation"
-TESTS = ("tests/unit", "tests/properties", "tests/simulation", "tests/contract", "tests/integration")
+TESTS = ("tests/unit", "tests/properties", "tests/simulation", SEEDS, "tests/contract", "tests/integration")
 _ended = Event()  # somebody wants no more of it
 
 
@@ -36,6 +36,7 @@ def _asked() -> argparse.Namespace:
         "--room", default="", help="folders or files, with commas between them, such as sidecar/plan,sidecar/app.py"
     )
     parser.add_argument("--since", default="", help="a commit: only lines that were changed since")
+    parser.add_argument("--kind", default="", help="kinds of changes, with commas between them; else all")
     parser.add_argument("--only", default="", help="ids, with commas between them: these instead of a drawing")
     parser.add_argument("--count", type=int, default=3000, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=1, help="of the drawing")
@@ -75,9 +76,11 @@ def all_of(root: Path, rooms: Sequence[str] = ()) -> list[Mutation]:
     return [one for path in files for one in mutations(path, (root / path).read_bytes())]
 
 
-def drawn(root: Path, rooms: Sequence[str], since: str, count: int, seed: int) -> list[Mutation]:
-    """So many changes of these rooms (none: of all), the same at each run."""
-    found = all_of(root, rooms)
+def drawn(
+    root: Path, rooms: Sequence[str], since: str, count: int, seed: int, kinds: Sequence[str] = ()
+) -> list[Mutation]:
+    """So many changes of these rooms and kinds (none: of all), the same at each run."""
+    found = [one for one in all_of(root, rooms) if not kinds or one.kind in kinds]
     if since:
         lines = changed_lines(root, since)
         found = [one for one in found if one.line in lines.get(one.path, ())]
@@ -155,7 +158,8 @@ def _chosen(asked: argparse.Namespace, rooms: Sequence[str], original: Path) -> 
         chosen = [one for one in all_of(original, rooms) if one.id in asked.only.split(",")]
     else:
         # A copy has no history, and is the same.
-        chosen = drawn(ROOT if asked.since else original, rooms, asked.since, asked.count, asked.seed)
+        root, kinds = ROOT if asked.since else original, [one for one in asked.kind.split(",") if one]
+        chosen = drawn(root, rooms, asked.since, asked.count, asked.seed, kinds)
     return chosen or sys.exit("nothing to be changed there")
 
 
@@ -191,6 +195,7 @@ def main() -> None:
         _say(f"{room}: {noticed} of {of}")
     if asked.page:
         where = f"of {', '.join(rooms)}" if rooms else "of all rooms"
+        where += f", {', '.join(asked.kind.split(','))}" if asked.kind else ""
         told = f"{len(tried)} changes {where}, drawn with the seed {asked.seed}, were asked of {', '.join(tests)}"
         if more := len(every) - len(tried):
             told += f"; {more} more are those of other runs over the same code, each asked of the tests of its room"

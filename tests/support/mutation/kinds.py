@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import indent
 
 _LOGS = ("_log.", "log.", "hit(")
 _OTHER: dict[type[ast.cmpop], str] = {
@@ -37,6 +38,10 @@ _WRITTEN: dict[type[ast.cmpop], str] = {
 _OPPOSITE: dict[type[ast.operator], str] = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.Div: "*"}
 _ENDS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _BLOCKS = ("body", "orelse", "finalbody")
+_JUMPS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+# By these methods, and by themselves, locks and places are held.
+_HOLDS = {"held", "hold", "taken"}
+_NO_LOCK = '__import__("contextlib").nullcontext()'
 Found = tuple[str, ast.AST, str]
 
 
@@ -161,10 +166,10 @@ def _changes(node: ast.AST, *, is_module: bool) -> Iterator[Found]:
         yield from _of_module_constant(node)
     elif isinstance(node, ast.If | ast.IfExp | ast.While):
         yield from _of_condition(node)
-    elif isinstance(node, ast.ExceptHandler):
-        yield from _of_handler(node)
     elif isinstance(node, ast.expr):
         yield from _of_expression(node)
+    else:
+        yield from _of_scope(node)
 
 
 def _of_block(statements: list[ast.stmt]) -> Iterator[Found]:
@@ -172,10 +177,86 @@ def _of_block(statements: list[ast.stmt]) -> Iterator[Found]:
         if kind := _dropped(one):
             yield kind, one, "pass"
     for first, second in pairwise(statements):
-        are_assigned = isinstance(first, ast.Assign) and isinstance(second, ast.Assign)  # which nobody can tell
-        if _is_effect(first) and _is_effect(second) and not are_assigned and first.lineno != second.lineno:
-            indent = " " * first.col_offset
-            yield "swapped effects", _Run(first, second), f"{ast.unparse(second)}\n{indent}{ast.unparse(first)}"
+        if kind := _exchanged(first, second):
+            yield kind, _Run(first, second), _written(first, second, first)
+    for number, one in enumerate(statements):
+        if _is_clear(one):
+            yield from _of_clear(one, statements[number + 1 :])
+
+
+def _exchanged(first: ast.stmt, second: ast.stmt) -> str:
+    """What kind of change it is to exchange two neighbours; empty: they stay."""
+    both = (first, second)
+    if first.lineno == second.lineno or _names(first, ast.Store) & _names(second, ast.Load):
+        return ""
+    if any(_is_guard(one) and _waits(other) and not isinstance(other, _JUMPS) for one, other in (both, both[::-1])):
+        return "moved guard"
+    if all(isinstance(one, ast.Expr | ast.Assign | ast.AnnAssign) and _waits(one) for one in both):
+        return "swapped awaits"
+    if all(isinstance(one, ast.Assign) for one in both) or (_is_clear(first) and _waits(second)):
+        return ""  # nobody can tell; a kind of its own
+    return "swapped effects" if all(map(_is_effect, both)) else ""
+
+
+def _of_clear(clear: ast.stmt, later: Sequence[ast.stmt]) -> Iterator[Found]:
+    """What comes while the work waits is forgotten."""
+    work = next((number for number, one in enumerate(later) if _waits(one)), None)
+    if work is not None and not isinstance(later[work], _JUMPS):
+        yield "late clear", _Run(clear, later[work]), _written(clear, *later[: work + 1], clear)
+
+
+def _of_scope(node: ast.AST) -> Iterator[Found]:
+    if isinstance(node, ast.ExceptHandler):
+        yield from _of_handler(node)
+    elif isinstance(node, ast.Try):
+        yield from _of_finally(node)
+    elif isinstance(node, ast.AsyncWith):
+        yield from _of_async_with(node)
+
+
+def _of_finally(node: ast.Try) -> Iterator[Found]:
+    if node.finalbody:
+        tried = [ast.Try(**vars(node) | {"finalbody": []})] if node.handlers else node.body
+        yield "unwrapped finally", node, _written(node, *tried, *node.finalbody)
+
+
+def _of_async_with(node: ast.AsyncWith) -> Iterator[Found]:
+    for item in node.items:
+        held = item.context_expr.func if isinstance(item.context_expr, ast.Call) else item.context_expr
+        is_lock = held is item.context_expr or (isinstance(held, ast.Attribute) and held.attr in _HOLDS)
+        if is_lock and not item.optional_vars:
+            yield "dropped lock", item.context_expr, _NO_LOCK
+    guard, *rest = node.body
+    is_bound = any(_names(item, ast.Store) & _names(guard, ast.Load) for item in node.items)
+    if rest and _is_guard(guard) and not is_bound:
+        yield "moved guard", node, _written(node, guard, ast.AsyncWith(**vars(node) | {"body": rest}))
+
+
+def _is_clear(node: ast.stmt) -> bool:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="clear"), args=[])):
+            return True
+    return False
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], _JUMPS)
+
+
+def _waits(node: ast.stmt) -> bool:
+    """Whether others may run meanwhile."""
+    if isinstance(node, _NAMED):
+        return False
+    return any(isinstance(one, ast.Await | ast.AsyncWith | ast.AsyncFor) for one in ast.walk(node))
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}
+
+
+def _written(place: ast.stmt, *statements: ast.stmt) -> str:
+    """The text of statements, where another one stands."""
+    return indent("\n".join(map(ast.unparse, statements)), " " * place.col_offset).lstrip()
 
 
 def _dropped(node: ast.stmt) -> str:

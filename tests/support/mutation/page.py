@@ -1,13 +1,14 @@
-"""docs/mutation.md from what was tried: the score of each room, and each survivor with its reason."""
+"""docs/mutation.md from what was tried: the score of each room and kind, and each survivor with its reason."""
 
 from __future__ import annotations
 
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.support.mutants.copies import ROOT
+from tests.support.mutation.kinds import Mutation
 from tests.support.mutation.trial import Trial
 
 PAGE = ROOT / "docs" / "mutation.md"
@@ -36,11 +37,10 @@ def score(trials: Iterable[Trial], reasons: dict[str, str]) -> tuple[int, int]:
 
 def page(trials: Sequence[Trial], reasons: dict[str, str], drawn: str) -> str:
     """The whole page; `drawn` says how what was tried was drawn."""
-    by_room: defaultdict[str, list[Trial]] = defaultdict(list)
-    for one in sorted(trials, key=lambda one: (one.mutation.path, one.mutation.line)):
-        by_room[room_of(one.mutation.path)].append(one)
-    rows = "\n".join(_row(room, tried, reasons) for room, tried in by_room.items())
-    left = [one for tried in by_room.values() for one in tried if one.outcome != "killed"]
+    tried = sorted(trials, key=lambda one: (one.mutation.path, one.mutation.line))
+    rooms = _rows(tried, lambda one: f"`{room_of(one.path)}`", reasons)
+    kinds = _rows(sorted(tried, key=lambda one: one.mutation.kind), lambda one: one.kind, reasons)
+    left = [one for one in tried if one.outcome != "killed"]
     survivors = "\n".join(_survivor(one, reasons) for one in left)
     noticed, of = score(trials, reasons)
     return f"""# Mutation: which changes of the code no test notices
@@ -54,7 +54,11 @@ the code: a survivor is a line that may be broken without anybody noticing.
 
 | room | tried | noticed | survived | executed by no test | not finished | equivalent | score |
 |---|---|---|---|---|---|---|---|
-{rows}
+{rooms}
+
+| kind of change | tried | noticed | survived | executed by no test | not finished | equivalent | score |
+|---|---|---|---|---|---|---|---|
+{kinds}
 
 ## Survivors
 A reason is written into `tests/support/mutation/reasons.toml`: `equivalent` if no test can tell the change from the
@@ -66,11 +70,18 @@ code, `no promise` if nobody relies on it. One without a reason is a test to be 
 """
 
 
-def _row(room: str, trials: Sequence[Trial], reasons: dict[str, str]) -> str:
+def _rows(trials: Iterable[Trial], of: Callable[[Mutation], str], reasons: dict[str, str]) -> str:
+    found: defaultdict[str, list[Trial]] = defaultdict(list)
+    for one in trials:
+        found[of(one.mutation)].append(one)
+    return "\n".join(_row(name, tried, reasons) for name, tried in found.items())
+
+
+def _row(name: str, trials: Sequence[Trial], reasons: dict[str, str]) -> str:
     found = Counter(one.outcome for one in trials)
     noticed, of = score(trials, reasons)
     counts = (len(trials), found["killed"], found["survived"], found["not run"], found["too long"], len(trials) - of)
-    return f"| `{room}` | {' | '.join(map(str, counts))} | {_percent(noticed, of)} |"
+    return f"| {name} | {' | '.join(map(str, counts))} | {_percent(noticed, of)} |"
 
 
 def _percent(part: int, of: int) -> str:

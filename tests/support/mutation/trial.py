@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -27,6 +28,8 @@ Outcome = Literal["killed", "survived", "not run", "too long"]
 TEST_SECONDS, FACTOR = 8.0, 10.0
 # As much of tests as are asked by what they take without a change; the quickest of them are asked first.
 BUDGET_SECONDS = 20.0
+# Beside them, of those that play the whole for a second each: the quickest would leave them no time.
+SEEDS, SEEDS_SECONDS = "tests/support/mutation/seeds.py", 20.0
 START_SECONDS = 60.0
 # Nobody reads why one failed, and what pytest rewrites for that, hypothesis too, takes half of most trials.
 _PYTEST = (sys.executable, "-B", "-m", "pytest", "-q", "--assert=plain", "-p", "no:cacheprovider")
@@ -65,13 +68,17 @@ def chosen_tests(mutation: Mutation, executed: Executed) -> tuple[list[str], boo
     """The tests to be asked, as far as the budget reaches, and whether they are seen to execute it."""
     lines = range(mutation.line, mutation.line + mutation.was.count("\n") + 1)
     asked = executed.tests(mutation.path, lines)
-    chosen, spent = list[str](), 0.0
-    for test in asked or executed.tests_beside(mutation.path):
-        spent += executed.seconds.get(test, 0.0)
-        if chosen and spent > BUDGET_SECONDS:
-            break
-        chosen.append(test)
-    return chosen, bool(asked)
+    chosen = asked or executed.tests_beside(mutation.path)
+    seeds = [test for test in chosen if test.startswith(SEEDS)]
+    others = [test for test in chosen if test not in seeds]
+    within = _within(others, BUDGET_SECONDS, executed) + _within(seeds, SEEDS_SECONDS, executed)
+    return within, bool(asked)
+
+
+def _within(tests: Sequence[str], seconds: float, executed: Executed) -> list[str]:
+    """The first tests of this time, at least one."""
+    ends = list(accumulate(executed.seconds.get(test, 0.0) for test in tests))
+    return [test for number, test in enumerate(tests) if not number or ends[number] <= seconds]
 
 
 class Copy:
