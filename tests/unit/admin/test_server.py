@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -60,27 +62,22 @@ async def test_pages_of_the_service_answer_hosts_that_are_known():
     assert 'loraplane_admin_http_refused_total{reason="host"} 2.0' in (await ask("localhost", "/metrics")).text
 
 
-class PlayedServer:
-    """Notes when it was stopped, and how healthy the service said to be then."""
-
-    def __init__(self, servicer: health.aio.HealthServicer) -> None:
-        self._servicer = servicer
-        self.stopped: list[tuple[float, float | None, int]] = []
-
-    async def stop(self, grace: float | None) -> None:
-        now = asyncio.get_running_loop().time()
-        self.stopped.append((now, grace, self._servicer._server_status[SERVICE]))
-
-
 def test_who_looks_at_health_has_gone_elsewhere_before_calls_are_cut():
-    """R18: a call on its way when the server ends would be cancelled."""
+    """R18: a call on its way when the server ends would be cancelled. It says so for all of the time before."""
 
     async def scenario() -> None:
-        servicer = health.aio.HealthServicer()
+        servicer, clock = health.aio.HealthServicer(), asyncio.get_running_loop().time
         await servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        played = PlayedServer(servicer)
-        await server._drain(played, servicer, 3.0)  # type: ignore[arg-type]
-        assert played.stopped == [(3.0, GRACE_SECONDS, health_pb2.HealthCheckResponse.NOT_SERVING)]
+        stopped: list[tuple[float, float | None]] = []
+        played = SimpleNamespace(stop=AsyncMock(side_effect=lambda grace: stopped.append((clock(), grace))))
+        draining = asyncio.create_task(server._drain(played, servicer, 3.0))  # type: ignore[arg-type]
+        said = []
+        while not draining.done():
+            await asyncio.sleep(0.25)
+            said.append(servicer._server_status[SERVICE])
+        assert stopped == [(3.0, GRACE_SECONDS)]
+        assert len(said) >= 12
+        assert {*said} == {health_pb2.HealthCheckResponse.NOT_SERVING}
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(scenario())

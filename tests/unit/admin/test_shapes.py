@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +13,6 @@ import pytest
 from registry.admin.rpc import shapes
 from registry.admin.rpc.calls import ANONYMOUS, CallContext
 from registry.admin.rpc.shapes import ShapesWorker
-from registry.lora.base import fingerprint_of_patterns
 from registry.model.errors import Reason, Unavailable
 from registry.runtime.clock import Deadline
 from registry.v1 import registry_pb2 as pb
@@ -91,6 +91,12 @@ def large(number: int = 0) -> str:
     return f"m{number}.{{1-2001}}.q"
 
 
+def expected(part: str, numbers: range) -> str:
+    """The fingerprint of modules with one number, as etcd has it."""
+    modules = {f"{part}.{number}.q": list(SHAPE) for number in numbers}
+    return f"sha256:{hashlib.sha256(json.dumps(modules, sort_keys=True, separators=(',', ':')).encode()).hexdigest()}"
+
+
 async def prepare(worker: ShapesWorker, wanted: pb.CreatePoolRequest, seconds: float = 10.0, who: str = "a") -> None:
     await worker.prepare(wanted, CallContext("CreatePool", ANONYMOUS, Deadline.of(seconds), who, f"{who}:1"))
 
@@ -130,11 +136,17 @@ def test_what_was_found_is_kept_and_the_rest_is_found_now(world):
         for _ in range(2):
             await prepare(worker, request(large()))
         assert len(world.asked) == 1
-        small = {"m.{0-3}.q": SHAPE}
-        assert worker.fingerprint_of(small) == fingerprint_of_patterns(small)
+        assert worker.fingerprint_of({"m.{0-3}.q": SHAPE}) == expected("m", range(4))
         assert world.children[0].ended == []
 
     play(scene())
+
+
+async def test_a_child_finds_what_patterns_stand_for(monkeypatch):
+    worker = ShapesWorker()
+    await prepare(worker, request(large()), 600.0)
+    monkeypatch.delattr(shapes, "fingerprint_of_patterns")  # it is not found once more
+    assert worker.fingerprint_of({large(): SHAPE}) == expected("m0", range(1, 2002))
 
 
 def test_the_oldest_is_forgotten_of_many(world, monkeypatch):
@@ -148,7 +160,7 @@ def test_the_oldest_is_forgotten_of_many(world, monkeypatch):
             await prepare(worker, request(large(number)))
         assert worker.fingerprint_of({large(1): SHAPE}) == "found 2"
         assert worker.fingerprint_of({large(3): SHAPE}) == "found 4"
-        assert worker.fingerprint_of({large(0): SHAPE}) == fingerprint_of_patterns({large(0): SHAPE})
+        assert worker.fingerprint_of({large(0): SHAPE}) == expected("m0", range(1, 2002))
 
     play(scene())
 
