@@ -338,17 +338,17 @@ PAUSE, DEADLINE, LOOK, QUICK = 35.0, 65.0, 20.0, 5.0
 # Until it is believed that one engine alone answers where several did.
 ALONE = 15.0
 # How a page that cannot be read looks from outside: a look is at most 15 s old, and is borne with for 3 s.
-UNREAD = {"stays": 0.1, "told": LOOK, "heals": LOOK}
+UNREAD: dict[str, Any] = {"stays": 0.1, "told": LOOK, "heals": LOOK}
 # What the engine's process is known by is asked for each second.
-UNKNOWN = {"stays": 0.1, "told": AWAY, "heals": QUICK}
-SILENT = {"stays": 0.1, "told": AWAY, "heals": LOOK}
+UNKNOWN: dict[str, Any] = {"stays": 0.1, "told": AWAY, "heals": QUICK}
+SILENT: dict[str, Any] = {"stays": 0.1, "told": AWAY, "heals": LOOK}
 
 
 # So many loads and unloads are a few for each of the adapters.
 FEW = 40
-MISSPELT = {"stays": 0.1, "told": LOOK, "heals": LOOK, "calls": FEW}
+MISSPELT: dict[str, Any] = {"stays": 0.1, "told": LOOK, "heals": LOOK, "calls": FEW}
 # It is no matter at all.
-AS_EVER = {"serves": QUICK, "heals": QUICK, "calls": 12}
+AS_EVER: dict[str, Any] = {"serves": QUICK, "heals": QUICK, "calls": 12}
 
 
 def _calls(*statuses: int, heals: float) -> tuple[Behaviour, ...]:

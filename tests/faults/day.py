@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import grpc
 import httpx
 
 from registry.model.keys import Keys
-from registry.tools.verify.replay import LoggedCall
+from registry.tools.verify.replay import LoggedCall, Outcome
 from registry.tools.verify.replicas import EngineListing
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
@@ -132,7 +133,7 @@ async def fleet(folder: Path, cluster: Cluster, seed: int) -> AsyncIterator[Day]
             stack.callback(admin.program.kill)
             admin.program.start()
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(admin.address))
-            stubs.append(registry_pb2_grpc.AdapterRegistryStub(channel))  # type: ignore[no-untyped-call]
+            stubs.append(registry_pb2_grpc.AdapterRegistryStub(channel))
         client = cluster.patient()
         stack.push_async_callback(client.aclose)
         records = Records(history, client, Keys(PREFIX))
@@ -169,7 +170,8 @@ async def publish(day: Day, name: str, version: str | None, request_id: str) -> 
     if version is not None:
         change = put(name, (day.sources / version).as_uri(), **KINDS[NAMES[name]])
         change.upsert.spec.source.digest = digest_of(day.sources / version)
-    request, outcome, revision = change_set(change, request_id=request_id), "refused", 0
+    request, revision = change_set(change, request_id=request_id), 0
+    outcome: Outcome = "refused"
     try:
         reply = await day.clock.choice(day.stubs).ApplyAdapters(request, timeout=4)
     except grpc.RpcError as error:
@@ -361,7 +363,7 @@ async def _last_versions(day: Day) -> None:
         change = put(name, (day.sources / "v1").as_uri(), **KINDS[NAMES[name]])
         change.upsert.spec.source.digest = digest_of(day.sources / "v1")
         request = change_set(change, request_id=f"last-{number}")
-        reply = await settled(day, lambda stub, request=request: stub.ApplyAdapters(request, timeout=5))
+        reply = await settled(day, methodcaller("ApplyAdapters", request, timeout=5))
         day.calls.append(LoggedCall(request_id=f"last-{number}", outcome="ok", revision=reply.revision))
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from registry.model.keys import Keys
-from registry.tools.verify.replay import LoggedCall, check_calls, check_replicas, replay
+from registry.tools.verify.replay import LoggedCall, Outcome, check_calls, check_replicas, replay
 from registry.tools.verify.replicas import EngineListing
 from registry.v1 import registry_pb2 as pb
 from tests.faults.etcd_link import EtcdLink
@@ -145,7 +145,7 @@ async def _write(
         except grpc.RpcError as error:
             unknown = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
             told = refused(error)
-            outcome = "unknown" if told.code in unknown else "refused"
+            outcome: Outcome = "unknown" if told.code in unknown else "refused"
             story.refusals[request_id] = f"{told.code.name} {told.reason}: {told.message}"
             story.calls.append(LoggedCall(request_id=request_id, outcome=outcome))
         else:
@@ -293,6 +293,6 @@ async def _last_write(admin: Admin) -> int | None:
     return int(reply.revision)
 
 
-def drop_or_put() -> object:
+def drop_or_put() -> pb.AdapterChange:
     """A lazy adapter of its own, which no engine has to load."""
     return put("last/write", "file:///a/v1", load="lazy")

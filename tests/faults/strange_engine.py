@@ -283,8 +283,8 @@ class StrangeEngine:
 
 def cards(adapters: Mapping[str, str]) -> list[dict[str, object]]:
     """The base model's card, and one for each adapter."""
-    base: dict[str, object] = {"id": BASE, "object": "model", "root": "/models/base", "parent": None}
-    return [base, *({"id": name, "object": "model", "root": path, "parent": BASE} for name, path in adapters.items())]
+    places = [(BASE, "/models/base", None), *((name, path, BASE) for name, path in adapters.items())]
+    return [{"id": name, "object": "model", "root": root, "parent": parent} for name, root, parent in places]
 
 
 async def _read(reader: Reader) -> Request | None:

@@ -65,6 +65,8 @@ async def test_a_thousand_sidecars_resume_from_their_snapshots(one, hand: Hand, 
         with patient():
             await herd.start(SIDECARS, revision, timeout_seconds=240)
         assert lists_read() - before <= MOST_LISTS
-        assert {one.mailbox.snapshot.desired.count for one in herd.members} == {RECORDS - 2}
+        assert {one.mailbox.snapshot.desired and one.mailbox.snapshot.desired.count for one in herd.members} == {
+            RECORDS - 2
+        }
     finally:
         await herd.stop()

@@ -56,7 +56,7 @@ async def admin(small) -> AsyncIterator[Admin]:
 
 
 @pytest.fixture
-def sources(tmp_path) -> Path:
+def sources(tmp_path: Path) -> Path:
     for version in ("v1", "v2"):
         write_adapter(tmp_path / "sources" / version, seed=sum(version.encode()))
     return tmp_path / "sources"
@@ -80,7 +80,7 @@ async def make_space(cluster: Cluster, client: Client) -> None:
 
 
 async def counter(admin: Admin) -> int:
-    return (await admin.stub.ListTenants(pb.ListTenantsRequest())).tenants[0].adapters
+    return int((await admin.stub.ListTenants(pb.ListTenantsRequest())).tenants[0].adapters)
 
 
 async def delete_raw(cluster: Cluster, *names: str) -> None:
