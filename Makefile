@@ -111,14 +111,26 @@ test: install engine .venv-oldest/.installed ## Run every test that CI runs, on 
 flaky: install engine .venv-oldest/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
+# What is too long for each change.
+.PHONY: corpus battery
+corpus: install engine ## Load the whole corpus of adapters, sound and with defects, into real vLLM
+	$(BIN)/pytest tests/corpus
+
+battery: install ## Play all of an engine's misbehaviours, at all moments and for all times
+	LORAPLANE_TEST_SEARCH=1 $(BIN)/pytest tests/faults/test_battery.py
+
+.PHONY: nightly
+nightly: ## Play all that is too long for each change: mutants, corpus, 10,000 seeds, battery, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus sim battery flaky COUNT=10000
+
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)
 	.ci/podman
 	CONTAINERS=yes $(BIN)/pytest -s --timeout=3600 tests/containers
 
 .PHONY: sim
-sim: install ## Play one simulation and show its trace (SEED=n, NETS=no: without periodic looks)
-	$(BIN)/python -m tests.simulation --seed $(or $(SEED),$(error SEED=n says which)) $(if $(filter no,$(NETS)),--no-nets)
+sim: install ## Play one simulation and show its trace, or many and tell which fail (SEED=n, NETS=no: without periodic looks; COUNT=n)
+	$(BIN)/python -m tests.simulation $(if $(COUNT),--count $(COUNT),--seed $(or $(SEED),$(error SEED=n says which, or COUNT=n how many)) $(if $(filter no,$(NETS)),--no-nets))
 
 .PHONY: fuzz
 fuzz: install ## Hurt valid samples of whatever strangers can write or send, and look for what breaks (SECONDS=n, TARGET=name,name, SEED=n)
