@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3.ops import Put, Txn
-from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound, Reason
+from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason
 from registry.model.records import (
     AdapterRecord,
     AuditRecord,
@@ -15,13 +15,10 @@ from registry.model.records import (
     Placement,
     Prepare,
     RetiredRecord,
-    SourceSpec,
     Strategy,
 )
 from registry.model.status import Presence
-from registry.transactions.changes import AbortRollout, HaltRollout, PromoteRollout, Remove, RollbackAdapter, tenants_of
-from registry.transactions.plan import may_be_guessed
-from registry.transactions.validate import make_rollout_change, make_upsert
+from registry.transactions.changes import AbortRollout, HaltRollout, PromoteRollout, Remove, RollbackAdapter
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import etag, record, refused
@@ -210,15 +207,6 @@ def test_refusals(author, kind):
     assert refused(author, kind(POOL, NAME)).reason is Reason.UNREADABLE_RECORD
 
 
-def test_what_is_asked_for():
-    made = make_rollout_change(PromoteRollout, POOL, NAME, 3, "7")
-    assert made == PromoteRollout(POOL, NAME, 3, 7)
-    assert tenants_of(made) == ()
-    for wrong in (("p/", NAME, 0, ""), (POOL, "a,b", 0, ""), (POOL, NAME, -1, ""), (POOL, NAME, 0, "0")):
-        with pytest.raises(InvalidArgument):
-            make_rollout_change(AbortRollout, *wrong)
-
-
 def test_more_canaries_than_live_replicas(author):
     """Both numbers are told; a share always fits, and where nobody lives nothing can be said."""
     three = Strategy(canary=Canary(replicas=3))
@@ -277,42 +265,6 @@ def test_two_specs_must_fit_into_one_record(author):
     put(author, "v1", **large)
     told = refused(author, applying(upsert(NAME, "v2", strategy=QUARTER, **large)))
     assert (told.reason, told.field) == (Reason.TOO_LARGE, "changes[0].upsert.spec")
-
-
-def test_a_plan_that_looks_at_replicas_is_not_made_from_a_guess():
-    counted = upsert(NAME, strategy=ONE)
-    assert not may_be_guessed(applying(counted, upsert("b")))
-    assert may_be_guessed(applying(upsert(NAME, strategy=QUARTER), Remove("b")))
-    assert may_be_guessed(PROMOTE)
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"strategy": {}}, "strategy"),
-        ({"strategy": {"canary": {"replicas": 0}}}, "strategy.canary.replicas"),
-        ({"strategy": {"canary": {"replicas": "150%"}}}, "strategy.canary.replicas"),
-        ({"strategy": {"canary": {"replicas": "few"}}}, "strategy.canary.replicas"),
-        ({"strategy": {"canary": {"replicas": 1}, "promote": "soon"}}, "strategy.promote"),
-        ({"strategy": {"canary": {"replicas": 1}, "max_failures": -1}}, "strategy.max_failures"),
-        ({"strategy": {"canary": {"replicas": 1}, "soak_seconds": -1}}, "strategy.soak_seconds"),
-        ({"strategy": {"canary": {"replicas": 3}}, "placement": {"replicas": 2}}, "strategy.canary.replicas"),
-    ],
-    ids=str,
-)
-def test_a_wrong_strategy_is_one_clear_error(values, field, monkeypatch):
-    monkeypatch.setattr("registry.transactions.supported.UNSUPPORTED", ())
-    with pytest.raises(InvalidArgument) as told:
-        make_upsert(NAME, {"source": {"uri": "file:///a"}, **values}, "", field="changes[0]")
-    assert told.value.field.startswith(f"changes[0].upsert.spec.{field}")
-
-
-def test_a_right_strategy(monkeypatch):
-    monkeypatch.setattr("registry.transactions.supported.UNSUPPORTED", ())
-    values = {"source": {"uri": "file:///a"}, "strategy": {"canary": {"replicas": 2}}, "placement": {"replicas": 2}}
-    made = make_upsert(NAME, values, "", field="changes[0]")
-    assert made.spec.strategy == Strategy(canary=Canary(replicas=2))
-    assert made.spec.source == SourceSpec(uri="file:///a")
 
 
 def test_a_replica_that_drains_is_no_canary(author):

@@ -67,26 +67,14 @@ def test_the_last_generation(author):
     assert refused(author, applying(upsert("acme/a"))).reason is Reason.UNREADABLE_RECORD
 
 
-@pytest.mark.parametrize("key", ["x", "1.5", "99999999999999999"])
-def test_a_history_key_that_is_no_number(author, key):
-    author.etcd.put(KEYS.history_of(POOL, "acme/a") + key.encode(), b"?")
-    author.change(applying(upsert("acme/a")))
-    assert record(author, "acme/a").generation == 1
-
-
 FUTURE = b'{"schema":2}'
 
 
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        (KEYS.adapter(POOL, "acme/a"), applying(upsert("acme/a"))),
         (KEYS.adapter(POOL, "acme/a"), applying(Remove("acme/a"))),
-        (KEYS.pool(POOL), applying(upsert("acme/a"))),
-        (KEYS.pool(POOL), UpdatePool(POOL, ("b",), PoolLimits())),
         (KEYS.pool(POOL), DeletePool(POOL)),
-        (KEYS.tenant("acme"), applying(upsert("acme/a"))),
-        (KEYS.tenant("acme"), SetTenant("acme", 5)),
         (KEYS.request("r1", ALICE), applying(upsert("acme/a"))),
     ],
 )
@@ -135,21 +123,7 @@ def test_unknown_fields_survive(author):
     adapter = json.loads(author.etcd.kvs[KEYS.adapter(POOL, "acme/a")].value)
     assert (adapter["new"], adapter["spec"]["source"]["new"], adapter["generation"]) == (1, 2, 2)
     pool = json.loads(author.etcd.kvs[KEYS.pool(POOL)].value)
-    assert (pool["new"], pool["limits"]) == (
-        1,
-        {
-            "max_rank": 8,
-            "max_adapters": None,
-            "target_modules": None,
-            "require_signature": False,
-            "require_digest": False,
-            "engine_hosts": [],
-            "expected_replicas": None,
-            "expected_groups": [],
-            "prove": "effect",
-            "new": 3,
-        },
-    )
+    assert (pool["new"], pool["limits"]) == (1, PoolLimits(max_rank=8).model_dump() | {"new": 3})
     assert json.loads(author.etcd.kvs[KEYS.tenant("acme")].value)["new"] == 1
 
 

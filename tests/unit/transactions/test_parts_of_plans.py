@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from registry.etcd3.ops import Compare, Delete, Range, none_between, prefix_end
@@ -17,7 +15,7 @@ from registry.transactions.context import TxnLimits
 from registry.transactions.plan import reads_beside, reads_of
 from registry.transactions.steps import carry_unknown
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
-from tests.unit.transactions.conftest import record, refused
+from tests.unit.transactions.conftest import record
 
 NAMES = ("ax/a", "ax/b", "bx/a", "bx/b", "ax/c", "cx/a")
 
@@ -211,22 +209,3 @@ def test_generations_that_are_restored(standing, restored, taken):
     stands = [int(key.rsplit(b"/", 1)[-1]) for key in author.etcd.kvs if key.startswith(KEYS.history_of(POOL, "a"))]
     assert sorted(stands) == sorted({*standing, *taken})
     assert settled.reply.etag == (None if taken else 0)
-
-
-def test_the_record_of_a_backup_goes_into_history_as_deleted():
-    """W6: so a name that comes back goes on after it."""
-    author = Author()
-    author.change(creating())
-    author.change(applying(upsert("a")))
-    last = record(author, "a")
-    other = Author()
-    other.change(creating())
-    other.change(RestoreHistory(POOL, "a", (), last), "q")
-    kept = RetiredRecord.parse(other.etcd.kvs[KEYS.history(POOL, "a", 1)].value)
-    assert (kept.generation, kept.deleted, kept.retired_by_request, kept.spec) == (1, True, "q", last.spec)
-    written = json.loads(other.etcd.kvs[KEYS.history(POOL, "a", 1)].value)
-    added = {"deleted", "retired_by_request", "restored_by"}
-    assert {key: told for key, told in written.items() if key not in added} == json.loads(last.to_bytes())
-    other.change(applying(upsert("a")))
-    assert record(other, "a").generation == 2
-    assert refused(other, RestoreHistory(POOL, "a", (), last)).reason is Reason.ADAPTER_EXISTS

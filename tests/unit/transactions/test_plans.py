@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from registry.etcd3.ops import Put, Range, Txn
+from registry.etcd3.ops import Put, Txn
 from registry.model.errors import (
     AlreadyExists,
     Conflict,
@@ -23,10 +23,9 @@ from registry.model.records import (
     Placement,
     PoolLimits,
     RequestRecord,
-    RetiredRecord,
 )
 from registry.model.status import Presence
-from registry.transactions.builder import Commit, Unchanged, fence, replay
+from registry.transactions.builder import fence, replay
 from registry.transactions.changes import (
     ApplyAdapters,
     DeletePool,
@@ -41,7 +40,6 @@ from registry.transactions.changes import (
 )
 from registry.transactions.context import TxnLimits
 from registry.transactions.decode import read_adapter
-from registry.transactions.steps import HISTORY_KEPT
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.unit.transactions.conftest import record, refused
 
@@ -58,33 +56,6 @@ def test_create(author):
     (audit,) = [kv for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audit(POOL, "")) and kv.lease == 2][1:]
     told = AuditRecord.parse(audit.value)
     assert (told.method, told.request_id, told.changes[0].before) == ("ApplyAdapters", "r1", None)
-
-
-def test_update_keeps_what_was(author):
-    author.change(applying(upsert("acme/a")))
-    author.change(applying(upsert("acme/a", "v2")), "r2")
-    retired = RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, "acme/a", 1)].value)
-    assert (retired.spec.source.uri, retired.retired_by_request, retired.deleted) == ("file:///a/v1", "r2", False)
-    assert record(author, "acme/a").generation == 2
-
-
-def test_history_keeps_the_last_ten(author):
-    for version in range(15):
-        author.change(applying(upsert("acme/a", f"v{version}")))
-    kept = [key for key in author.etcd.kvs if key.startswith(KEYS.history_of(POOL, "acme/a"))]
-    assert kept == [KEYS.history(POOL, "acme/a", one) for one in range(5, 15)]
-    assert len(kept) == HISTORY_KEPT
-
-
-def test_unchanged(author):
-    made = author.change(applying(upsert("acme/a")))
-    again = author.plan(applying(upsert("acme/a")))
-    assert isinstance(again, Unchanged)
-    assert again.reply.adapters[0].etag == made.revision
-    remembered = author.plan(applying(upsert("acme/a")), "r1")
-    assert isinstance(remembered, Commit)
-    assert not remembered.changes
-    assert [type(op) for op in remembered.txn.success] == [Put]
 
 
 @pytest.mark.parametrize("replica", ["", "r1"])
@@ -197,12 +168,6 @@ def test_a_record_under_a_key_that_is_not_its_own_is_not_read(author, pool, name
         read_adapter(pool, replace(kv, key=KEYS.adapter(pool, name)))
 
 
-def test_rollback_to_what_cannot_be_read(author):
-    author.change(applying(upsert("acme/a")))
-    author.etcd.put(KEYS.history(POOL, "acme/a", 7), b"?")
-    assert refused(author, RollbackAdapter(POOL, "acme/a", 7)).reason is Reason.UNREADABLE_RECORD
-
-
 def test_request_ids(author):
     """W3 idempotent: the same request gets its first reply, another one with the id is refused."""
     first = author.change(applying(upsert("acme/a")), "r1")
@@ -249,15 +214,6 @@ def test_a_request_of_the_release_before(author):
     assert author.change(applying(upsert("acme/b")), "r1").reply.adapters[0].outcome == "created"
 
 
-def test_a_request_that_the_release_before_carries_out_meanwhile(author):
-    """W3 idempotent: two admin services of two releases do not make one change twice."""
-    change = applying(upsert("acme/a"))
-    planned = author.plan(change, "r1")
-    author.etcd.put(KEYS.request("r1"), b"{}")
-    assert isinstance(planned, Commit)
-    assert not author.etcd.txn(planned.txn).succeeded
-
-
 def test_a_fenced_request_stays_refused(author):
     """W8 no-false-fail: after the fence neither a delayed copy nor the same id again does anything."""
     change = applying(upsert("acme/a"))
@@ -284,17 +240,6 @@ def test_too_many_changes():
     author.change(applying(*(upsert(name, "last") for name in names[:6])))
     told = refused(author, applying(*(upsert(f"t{i}/a") for i in range(10))))
     assert told.metadata == {"max_changes": "4"}
-
-
-def test_what_fits_to_the_last_operation_is_not_split_further():
-    author = Author(limits=TxnLimits(max_ops=20))
-    author.change(creating())
-    changes = [upsert(f"{tenant}/{name}") for _ in range(2) for tenant, name in ("ax", "ay", "bx", "by", "cx")]
-    changes = [upsert(f"{change.name}{place}") for place, change in enumerate(changes)]
-    told = refused(author, applying(*changes))
-    assert told.metadata == {"max_changes": "5"}
-    for start in (0, 5):
-        author.change(applying(*changes[start : start + 5]))
 
 
 @pytest.mark.parametrize("done", [0, 3, 8])
@@ -333,13 +278,6 @@ def test_tenants_and_digests():
     assert payload_digest(one) == payload_digest(applying(upsert("a")))
     assert payload_digest(one) != payload_digest(applying(upsert("a", etag=0)))
     assert payload_digest(DeletePool("x")) != payload_digest(ApplyAdapters("x", ()))
-
-
-def test_reads_need_no_revision(author):
-    """A Range inside a transaction never names a revision."""
-    planned = author.plan(applying(upsert("acme/a")))
-    assert isinstance(planned, Commit)
-    assert all(isinstance(op, Range) and op.revision == 0 for op in planned.txn.failure)
 
 
 def present(author: Author, *, leaving: bool = False, lease: int = 7, name: str = "r1") -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from registry.lora.base import fingerprint
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
-from registry.model.records import AdapterSpec, Expect, ExpectedAnswer, SourceSpec
+from registry.model.records import AdapterSpec, Expect, ExpectedAnswer, PoolLimits, SourceSpec
 from registry.transactions import validate
-from registry.transactions.changes import Remove, RollbackAdapter, UpdatePool, Upsert
+from registry.transactions.changes import ConfirmRemovals, Remove, RollbackAdapter, UpdatePool, Upsert
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (16, 16)}
@@ -88,32 +88,21 @@ def test_names_may_be_left_out_where_they_are_not_replaced(whole):
     assert stored(whole) == before | {"max_rank": 16}
 
 
-@pytest.mark.parametrize("mask", [[], ["name"], ["limits.unknown"], ["base", "etag"]], ids=str)
-def test_a_mask_of_other_fields_is_refused(mask):
-    with pytest.raises(InvalidArgument) as refused:
-        update({}, mask=mask)
-    assert (refused.value.field, refused.value.reason) == ("update_mask", Reason.INVALID_FIELD)
-
-
 def test_no_part_of_what_cannot_be_read_is_kept(whole):
     whole.etcd.put(KEYS.pool(POOL), b"?")
     with pytest.raises(InvalidArgument) as refused:
         whole.change(update({}, mask=["base"]))
     assert refused.value.field == "update_mask"
     whole.change(update({"max_rank": 16}))
-    assert stored(whole) == {
-        "max_rank": 16,
-        "max_adapters": None,
-        "target_modules": None,
-        "require_signature": False,
-        "require_digest": False,
-        "engine_hosts": [],
-        "expected_replicas": None,
-        "expected_groups": [],
-        "prove": "effect",
-        "base": None,
-        "base_models": ["base"],
-    }
+    rest = {"base": None, "base_models": ["base"]}
+    assert stored(whole) == PoolLimits(max_rank=16).model_dump() | rest
+
+
+def test_an_update_of_the_pool_keeps_what_was_confirmed(whole):
+    """R15 brake: removals that somebody vouched for stay confirmed."""
+    whole.change(ConfirmRemovals(POOL, 2))
+    whole.change(update({"max_rank": 16}))
+    assert json.loads(whole.etcd.kvs[KEYS.pool(POOL)].value)["removals_confirmed_revision"] == 2
 
 
 @pytest.mark.parametrize(
@@ -164,13 +153,6 @@ def test_a_pool_says_what_its_engines_are_and_how_they_name_adapters():
     assert engines(author) == ("vllm", "plain")
 
 
-@pytest.mark.parametrize("given", [{"engine": "ollama"}, {"engine_names": "any"}], ids=str)
-def test_unknown_engines_and_ways_to_name_are_refused(given):
-    with pytest.raises(InvalidArgument) as refused:
-        validate.make_create_pool(POOL, ["base"], {}, None, given)
-    assert refused.value.field == f"pool.{next(iter(given))}"
-
-
 def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
     """What one kind serves, another may not; the transaction itself finds a concurrent apply."""
     to_sglang = validate.make_update_pool(POOL, [], {}, "", None, ["engine"], {"engine": "sglang"})
@@ -207,14 +189,6 @@ def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
     with pytest.raises(InvalidArgument) as refused:
         whole.change(RollbackAdapter(POOL, "a", 1))
     assert refused.value.field == "spec.load"
-
-
-def test_versioned_names_need_room_for_one_more():
-    with pytest.raises(InvalidArgument) as refused:
-        Author().change(
-            validate.make_create_pool(POOL, ["b"], {"max_adapters": 1}, None, {"engine_names": "versioned"})
-        )
-    assert refused.value.field == "pool.engine_names"
 
 
 @pytest.mark.parametrize(

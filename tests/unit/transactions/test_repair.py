@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3.ops import Delete, Put, Txn
-from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
+from registry.model.errors import FailedPrecondition, Reason
 from registry.model.records import AdapterRecord, AuditChange, AuditRecord, RetiredRecord, TenantRecord
-from registry.transactions.changes import Remove, RepairTenant, RollbackAdapter, SetTenant, payload_digest, tenants_of
+from registry.transactions.changes import Remove, RepairTenant, RollbackAdapter, SetTenant, payload_digest
 from registry.transactions.context import TxnLimits
-from registry.transactions.plan import may_be_guessed
-from registry.transactions.validate import make_repair_tenant
 from tests.support.changes import KEYS, POOL, Author, applying, creating, lost_records, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import record as record_of
@@ -53,11 +51,6 @@ def test_counter_history_and_audit_are_made_good(author):
     kept = RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, NAME, 2)].value)
     assert (kept.deleted, kept.spec) == (True, stood.spec)
     check_history(KEYS, author.etcd.history)
-
-
-def test_a_repair_is_not_made_from_a_guess(author):
-    """W5: which records are lost is not compared, so it is read first."""
-    assert not may_be_guessed(repair(author))
 
 
 def test_generations_go_on(author):
@@ -211,15 +204,6 @@ def test_an_unreadable_tenant_is_refused(author):
     author.etcd.put(KEYS.tenant("acme"), b"{")
     with pytest.raises(FailedPrecondition):
         author.change(RepairTenant("acme"))
-
-
-def test_it_is_of_the_tenant_whose_counter_it_sets():
-    """W5: no other change of that tenant is made meanwhile."""
-    assert tenants_of(RepairTenant("acme")) == ("acme",)
-    assert make_repair_tenant("Acme") == RepairTenant("acme")
-    with pytest.raises(InvalidArgument) as caught:
-        make_repair_tenant("a/b")
-    assert caught.value.field == "name"
 
 
 def test_a_record_of_an_earlier_release_is_readable(author):

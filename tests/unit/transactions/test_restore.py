@@ -61,19 +61,6 @@ def test_a_name_goes_on_from_wherever_its_restoration_broke_off(author, saved, c
     check_history(KEYS, author.etcd.history)
 
 
-def test_what_stands_is_not_written_over_nor_put_before(author, saved):
-    """W6 one-digest: a name that has gone further than the backup keeps its own history."""
-    for priority in range(3):
-        author.change(applying(upsert(NAME, f"v{priority}")))
-    author.change(applying(Remove(NAME)))
-    before = dict(author.etcd.kvs)
-    retired, _ = saved
-    assert author.change(RestoreHistory(POOL, NAME, retired[:3], None)).reply.etag == 0
-    assert {key: kv for key, kv in author.etcd.kvs.items() if b"/history/" in key} == {
-        key: kv for key, kv in before.items() if b"/history/" in key
-    }
-
-
 def test_an_adapter_that_exists_has_a_history_of_its_own(author, saved):
     author.change(applying(upsert(NAME)))
     assert "has a history of its own" in str(refused(author, RestoreHistory(POOL, NAME, *saved)))
@@ -214,31 +201,25 @@ def test_fields_that_only_a_later_release_knows_are_restored_too(author):
     assert stands["restored_by"]["principal"] == "alice"
 
 
+def spec(uri: str = "s3://b/x", **fields: object) -> dict[str, object]:
+    return {"spec": {"source": {"uri": uri}, **fields}}
+
+
+def rollout(generation: int = 1, uri: str = "s3://b/x", **fields: object) -> dict[str, object]:
+    return {"rollout": {"stable_generation": generation, "stable_spec": {"source": {"uri": uri}}, **fields}}
+
+
+CANARIES = {"placement": {"replicas": 1}, "strategy": {"canary": {"replicas": 2}}}
 WRONG: dict[str, tuple[dict[str, object], str]] = {
     "no generation": ({"generation": 0}, "generation"),
     "a generation that is no number": ({"generation": "4"}, "generation"),
-    "no uri": ({"spec": {"source": {"uri": "nonsense"}}}, "spec.source.uri"),
-    "a scheme of nobody": ({"spec": {"source": {"uri": "ftp://x/y"}}}, "spec.source.uri"),
-    "a line break in a label": ({"spec": {"source": {"uri": "s3://b/x"}, "labels": {"a": "b\nc"}}}, "spec.labels.a"),
-    "a line break in a text": (
-        {"spec": {"source": {"uri": "s3://b/x"}, "description": "a\nb"}},
-        "spec.description",
-    ),
-    "lazy, and placed": (
-        {"spec": {"source": {"uri": "s3://b/x"}, "load": "lazy", "placement": {"replicas": 1}}},
-        "spec.placement",
-    ),
-    "more canaries than replicas": (
-        {
-            "spec": {
-                "source": {"uri": "s3://b/x"},
-                "placement": {"replicas": 1},
-                "strategy": {"canary": {"replicas": 2}},
-            }
-        },
-        "spec.strategy.canary.replicas",
-    ),
-    "a priority without end": ({"spec": {"source": {"uri": "s3://b/x"}, "priority": 10**9}}, "spec.priority"),
+    "no uri": (spec("nonsense"), "spec.source.uri"),
+    "a scheme of nobody": (spec("ftp://x/y"), "spec.source.uri"),
+    "a line break in a label": (spec(labels={"a": "b\nc"}), "spec.labels.a"),
+    "a line break in a text": (spec(description="a\nb"), "spec.description"),
+    "lazy, and placed": (spec(load="lazy", placement={"replicas": 1}), "spec.placement"),
+    "more canaries than replicas": (spec(**CANARIES), "spec.strategy.canary.replicas"),
+    "a priority without end": (spec(priority=10**9), "spec.priority"),
     "another letter that is read as the same": ({"name": "acme/\u212a"}, "name"),
     "another tenant": ({"tenant": "victim"}, "tenant"),
     "no time": ({"updated_at": "yesterday"}, "updated_at"),
@@ -247,18 +228,9 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "no request": ({"request_id": "a b"}, "request_id"),
     "no request that replaced it": ({"retired_by_request": "a/b"}, "retired_by_request"),
     "no request for a retry": ({"retry": {"request_id": "a b"}}, "retry.request_id"),
-    "what others serve, refused": (
-        {"rollout": {"stable_generation": 1, "stable_spec": {"source": {"uri": "ftp://x"}}}},
-        "rollout.stable_spec.source.uri",
-    ),
-    "what others serve, later": (
-        {"rollout": {"stable_generation": 4, "stable_spec": {"source": {"uri": "s3://b/x"}}}},
-        "rollout.stable_generation",
-    ),
-    "a halt without end": (
-        {"rollout": {"stable_generation": 1, "stable_spec": {"source": {"uri": "s3://b/x"}}, "halted": "a" * 1025}},
-        "rollout.halted",
-    ),
+    "what others serve, refused": (rollout(uri="ftp://x"), "rollout.stable_spec.source.uri"),
+    "what others serve, later": (rollout(4), "rollout.stable_generation"),
+    "a halt without end": (rollout(halted="a" * 1025), "rollout.halted"),
     "nobody who restored it": ({"restored_by": 5}, "restored_by"),
 }
 
@@ -296,19 +268,3 @@ def test_no_more_generations_than_history_could_have():
     with pytest.raises(InvalidArgument) as told:
         make_restore_history(POOL, NAME, [b"?"] * 65, b"")
     assert (told.value.reason, told.value.field) == (Reason.TOO_LARGE, "generations")
-
-
-def test_only_records_of_that_adapter(saved):
-    retired, last = saved
-    value = retired[0].to_bytes()
-    made = make_restore_history(POOL, NAME, [value], last.to_bytes())
-    assert (made.generations, made.last) == (retired[:1], last)
-    assert make_restore_history(POOL, NAME, [], b"").last is None
-    for told, arguments in {
-        "generations: a generation stands twice": (POOL, NAME, [value, value], b""),
-        "last.generation: a generation stands twice": (POOL, NAME, [value], value),
-        "is a record of": (POOL, "acme/z", [value], b""),
-        "Field required": (POOL, NAME, [], b"{}"),
-    }.items():
-        with pytest.raises(InvalidArgument, match=told):
-            make_restore_history(*arguments)

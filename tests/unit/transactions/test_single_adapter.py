@@ -97,19 +97,6 @@ def test_what_was_written_past_us_can_be_changed_and_deleted(author):
     assert names(author) == {"c"}
 
 
-def test_other_pools_read_and_compare_nothing_for_it():
-    """A pool may have 100,000 adapters, and counting them takes long."""
-    author = Author()
-    author.change(validate.make_create_pool(POOL, ["base"], {}))
-    author.change(applying(upsert("a"), upsert("b")))
-    change = applying(upsert("c"))
-    context = author.context(change)
-    planned = plan_change(change, author.view(change, context), context)
-    assert isinstance(planned, Commit)
-    assert planned.txn.failure == reads_of(change, context)
-    assert not [one for one in planned.txn.compare if one.key == KEYS.adapters(POOL)]
-
-
 @pytest.mark.parametrize("placement", [Placement(replicas=2), Placement(selector={"zone": "a"})], ids=str)
 def test_a_placement_on_some_replicas_is_refused(author, placement):
     """R5: the others would answer for it from the base model."""
