@@ -41,51 +41,6 @@ def test_what_was_not_listed_for_the_grace_may_go():
     assert swapped(GRACE_SECONDS).check() == ([], {"removals": 1})
 
 
-@pytest.mark.parametrize("idle_seconds", [20.0, GRACE_SECONDS - 10.0])
-def test_what_was_listed_within_the_grace_may_not(idle_seconds):
-    """R7: it was listed when b came, the last time that anything changed before it was gone."""
-    (finding,) = swapped(idle_seconds).found()
-    listed = f"r1's engine had listed it {idle_seconds:.1f} s before; the grace is 600 s"
-    assert str(finding) == f"R7, r1.log: sha256-111111111111… was removed, and {listed}"
-
-
-def test_what_is_listed_before_and_after_was_listed_meanwhile():
-    """R7: looks that showed no change are in no log, so an hour may lie between two that are."""
-    story = Story()
-    story.start()
-    story.look(whole=True, a="1")
-    story.now += 3600.0
-    removed(story)
-    assert story.found() == []
-    story.now += 100.0
-    story.look(b="2")
-    assert "r1's engine listed it before and after" in str(story.found()[0])
-
-
-def test_what_is_listed_only_later_was_staged_anew():
-    """R7: the removal was of what nobody had listed."""
-    story = Story()
-    story.start()
-    story.look(whole=True, b="3")
-    story.now += 10.0
-    removed(story)
-    story.now += 10.0
-    story.look(a="1")
-    assert story.found() == []
-
-
-def test_another_process_of_the_engine_says_nothing_of_the_one_before():
-    """R7: the old one is dead, and what the new one lists was staged since."""
-    story = Story()
-    story.start()
-    story.look(whole=True, a="1")
-    story.now += 3600.0
-    removed(story)
-    story.now += 100.0
-    story.look("e2", whole=True, a="1")
-    assert story.found() == []
-
-
 def test_what_others_saw_counts_if_they_say_when_and_of_which_process():
     """R7: no sidecar's look showed it, so nothing else can tell."""
     story = swapped(GRACE_SECONDS)

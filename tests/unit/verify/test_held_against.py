@@ -28,7 +28,7 @@ def simple() -> Fold:
     return history.fold()
 
 
-ACKED = "acknowledged at revision"
+ACKED, DRY = "acknowledged at revision", ["W9 at revision 2, q2: a dry run made a revision"]
 CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "right": ({"revision": 2}, []),
     "at another revision": ({"revision": 3}, [f"W1 at revision 3, q2: {ACKED} 3, and applied at 2"]),
@@ -41,17 +41,11 @@ CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
         [f"W1 at revision 3, q2: {ACKED} 3, and applied at 2"],
     ),
     "refused": ({"request_id": "x", "outcome": "refused"}, []),
-    "refused and applied": (
-        {"outcome": "refused"},
-        ['W8 at revision 2, q2: answered "not applied", and was applied'],
-    ),
+    "refused and applied": ({"outcome": "refused"}, ['W8 at revision 2, q2: answered "not applied", and was applied']),
     "unknown": ({"outcome": "unknown"}, []),
     "a dry run": ({"request_id": "x", "validate_only": True, "revision": 2}, []),
-    "a dry run that is applied": ({"validate_only": True}, ["W9 at revision 2, q2: a dry run made a revision"]),
-    "a dry run that is refused and applied": (
-        {"validate_only": True, "outcome": "refused"},
-        ["W9 at revision 2, q2: a dry run made a revision"],
-    ),
+    "a dry run that is applied": ({"validate_only": True}, DRY),
+    "a dry run that is refused and applied": ({"validate_only": True, "outcome": "refused"}, DRY),
     "the right etags": ({"request_id": "q3", "revision": 3, "etags": {KEY: 2}}, []),
     "the etag of nothing": ({"revision": 2, "etags": {KEY: 0}}, []),
     "stale etags": (
@@ -119,6 +113,7 @@ def unload(name: str, call: str = "unload") -> dict[str, object]:
 
 EARLIER = "a plan was made from this revision after one from"
 NEVER = "was unloaded, and was never in pool 'p'"
+OTHER_STATE = "R2 at revision {}, r1.log: the sidecar's state is 000000000000…, replayed"
 LOGS: dict[str, tuple[list[dict[str, object]], list[str]]] = {
     "right": ([plan(2), plan(2), plan(3), plan(4)], []),
     "back": ([plan(3), plan(2)], [f"R1 at revision 2, r1.log: {EARLIER} 3"]),
@@ -131,20 +126,9 @@ LOGS: dict[str, tuple[list[dict[str, object]], list[str]]] = {
         [plan(3), {"event": "removals_confirmed", "revision": 2}, plan(1)],
         [f"R1 at revision 1, r1.log: {EARLIER} 2"],
     ),
-    "another state": (
-        [plan(2, 0)],
-        [
-            f"R2 at revision 2, r1.log: the sidecar's state is 000000000000…, replayed {simple().hash_at('p', 2):064x}"[
-                :-52
-            ]
-            + "…"
-        ],
-    ),
+    "another state": ([plan(2, 0)], [f"{OTHER_STATE.format(2)} {simple().hash_at('p', 2):064x}"[:-52] + "…"]),
     "another state of a later history": ([plan(5, 7)], []),
-    "another state at its end": (
-        [plan(4, 7)],
-        ["R2 at revision 4, r1.log: the sidecar's state is 000000000000…, replayed 000000000000…"],
-    ),
+    "another state at its end": ([plan(4, 7)], [f"{OTHER_STATE.format(4)} 000000000000…"]),
     "ours unloaded": ([unload("acme/a"), unload("ACME/A@7"), unload("loraplane-check-x")], []),
     "theirs unloaded": ([plan(3), unload("theirs")], [f"R11 at revision 3, r1.log: 'theirs' {NEVER}"]),
     "theirs unloaded first": ([unload("theirs")], [f"R11, r1.log: 'theirs' {NEVER}"]),
@@ -210,16 +194,10 @@ LISTED: dict[str, tuple[list[EngineListing], list[str]]] = {
         [look(1), look(2, acme_a="1"), look(3, acme_a="1", b="2"), look(4, b="2"), look(5, acme_a="3", b="2")],
         [],
     ),
-    "missing": (
-        [look(3)],
-        [f"R3 at revision 3, r1: '{key}' is desired and not listed" for key in ("acme%2Fa", "b")],
-    ),
+    "missing": ([look(3)], [f"R3 at revision 3, r1: '{key}' is desired and not listed" for key in ("acme%2Fa", "b")]),
     "missing, and not settled": ([busy(3)], []),
     "missing, and failed": ([look(3, ("acme/A", "b@2"))], []),
-    "gone, and listed": (
-        [look(4, acme_a="1", b="2")],
-        ["R6 at revision 4, r1: 'acme%2Fa' is listed and not desired"],
-    ),
+    "gone, and listed": ([look(4, acme_a="1", b="2")], ["R6 at revision 4, r1: 'acme%2Fa' is listed and not desired"]),
     "gone, listed and not settled": ([busy(4, acme_a="1", b="2")], []),
     "gone, listed and failed": ([look(4, ("acme/a",), acme_a="1", b="2")], []),
     "back too early": (
@@ -228,10 +206,7 @@ LISTED: dict[str, tuple[list[EngineListing], list[str]]] = {
     ),
     "back when it is made again": ([look(4, b="2"), look(5, acme_a="3", b="2")], []),
     "not yet made": ([busy(1), look(2, acme_a="1")], []),
-    "of other digests": (
-        [busy(3, acme_a="1", b="1")],
-        [OTHER_DIGEST.format(3, "b")],
-    ),
+    "of other digests": ([busy(3, acme_a="1", b="1")], [OTHER_DIGEST.format(3, "b")]),
     "of the record of then": (
         [look(2, acme_a="1"), look(5, acme_a="1", b="2")],
         [OTHER_DIGEST.format(5, "acme/a")],
@@ -259,57 +234,24 @@ def going(seconds: float, revision: int = 4, /, removing: int = 1, **names: str)
 
 GONE = "R6 at revision 4, r1: 'acme%2Fa' is not desired, and listed for {} s since that is known"
 NOT_DESIRED = "R6 at revision 4, r1: 'acme%2Fa' is listed and not desired"
+AT, LATE = (going(seconds, acme_a="1", b="2") for seconds in (0.0, GONE_SECONDS + 1.0))
+
+
+def other(look: EngineListing, **fields: object) -> EngineListing:
+    return look.model_copy(update=fields)
+
+
 ON_ITS_WAY: dict[str, tuple[list[EngineListing], list[str]]] = {
-    "on its way out": ([going(0.0, acme_a="1", b="2"), going(GONE_SECONDS, acme_a="1", b="2")], []),
-    "more than are on their way": ([going(0.0, removing=0, acme_a="1", b="2")], [NOT_DESIRED]),
-    "another is": (
-        [going(0.0, acme_a="1", b="2", c="3")],
-        [NOT_DESIRED, NOT_DESIRED.replace("acme%2Fa", "c")],
-    ),
-    "it never arrives": (
-        [going(0.0, acme_a="1", b="2"), going(GONE_SECONDS + 1.0, acme_a="1", b="2")],
-        [GONE.format(61)],
-    ),
-    "it never arrives, and that is told": (
-        [
-            going(seconds, acme_a="1", b="2").model_copy(update={"unservable": ["acme/a"]})
-            for seconds in (0.0, GONE_SECONDS + 1.0)
-        ],
-        [],
-    ),
-    "it went and came again": (
-        [
-            going(0.0, acme_a="1", b="2"),
-            going(30.0, removing=0, b="2"),
-            going(GONE_SECONDS + 1.0, 5, acme_a="3", b="2"),
-        ],
-        [],
-    ),
-    "another process of the engine": (
-        [
-            going(0.0, acme_a="1", b="2"),
-            going(GONE_SECONDS + 1.0, acme_a="1", b="2").model_copy(update={"incarnation": "e2"}),
-        ],
-        [],
-    ),
-    "another replica": (
-        [
-            going(0.0, acme_a="1", b="2"),
-            going(GONE_SECONDS + 1.0, acme_a="1", b="2").model_copy(update={"replica": "r2"}),
-        ],
-        [],
-    ),
-    "while others are pending": (
-        [
-            going(0.0, acme_a="1", b="2"),
-            going(GONE_SECONDS + 1.0, acme_a="1", b="2").model_copy(update={"settled": False}),
-        ],
-        [],
-    ),
-    "nobody knows when": (
-        [going(seconds, acme_a="1", b="2").model_copy(update={"at": None}) for seconds in (0.0, GONE_SECONDS + 1.0)],
-        [],
-    ),
+    "on its way out": ([AT, other(LATE, at=GONE_SECONDS)], []),
+    "more than are on their way": ([other(AT, removing=0)], [NOT_DESIRED]),
+    "another is": ([going(0.0, acme_a="1", b="2", c="3")], [NOT_DESIRED, NOT_DESIRED.replace("acme%2Fa", "c")]),
+    "it never arrives": ([AT, LATE], [GONE.format(61)]),
+    "it never arrives, and that is told": ([other(one, unservable=["acme/a"]) for one in (AT, LATE)], []),
+    "it went and came again": ([AT, going(30.0, removing=0, b="2"), going(LATE.at or 0.0, 5, acme_a="3", b="2")], []),
+    "another process of the engine": ([AT, other(LATE, incarnation="e2")], []),
+    "another replica": ([AT, other(LATE, replica="r2")], []),
+    "while others are pending": ([AT, other(LATE, settled=False)], []),
+    "nobody knows when": ([other(one, at=None) for one in (AT, LATE)], []),
     "an older version of what stays": ([going(0.0, 5, acme_a="1", b="2")], []),
 }
 

@@ -7,7 +7,7 @@ import json
 from registry.etcd3.ops import Delete, Op, Put, Txn
 from registry.model.records import AdapterRecord, TenantRecord
 from registry.tools.verify.history import HistoryBase
-from registry.transactions.changes import Remove, RepairTenant
+from registry.transactions.changes import RepairTenant
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.unit.verify.conftest import found, steps_of
 
@@ -73,26 +73,6 @@ def test_a_deletion_before_the_history_begins(author):
     author.change(change)
     author.change(applying(upsert("acme/a", "v9")))
     assert found([base, *steps_of(author)[7:]]) == set()
-
-
-def test_a_name_that_came_back_before_the_repair(author):
-    """W6: the generation that vanished before the history begins is known from the one that it replaced."""
-    removed(author)
-    base = HistoryBase(author.etcd.revision, tuple(author.etcd.kvs.values()))
-    author.change(applying(upsert("acme/a", "v9")))
-    author.change(RepairTenant("acme"))
-    assert found([base, *steps_of(author)[7:]]) == set()
-
-
-def test_a_generation_that_is_given_again_is_found(author):
-    """W6: nothing but the audit trail tells of a generation that follows upon a deletion."""
-    author.change(applying(upsert("acme/b", "v2")))
-    author.change(applying(Remove("acme/b")))
-    author.change(applying(upsert("acme/b", "v3")))
-    author.etcd.delete(KEYS.adapter(POOL, "acme/b"))
-    author.change(applying(upsert("acme/b", "v4")))
-    author.change(RepairTenant("acme"))
-    assert {guarantee for guarantee, _ in found(steps_of(author))} == {"W6"}
 
 
 def test_what_earlier_releases_settled(author):

@@ -62,27 +62,19 @@ def test_a_line_without_a_time_is_not_judged():
     assert [one for one in story.found() if "tried again" in one.message] == []
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        lambda story: load(story, "Transient(message='busy')"),
-        lambda story: load(story, "Done()", name="another"),
-        lambda story: load(story, "Done()", call="unload"),
-        lambda story: story.log("artifact_failed", name="a", reason="internal_error"),
-        lambda story: story.look("e2", whole=True),
-        lambda story: (story.start(), story.look(whole=True)),
-        lambda story: story.log("removals_confirmed", revision=2),
-    ],
-    ids=[
-        "it came otherwise",
-        "another was loaded",
-        "it was unloaded",
-        "its files failed",
-        "another engine",
-        "another sidecar",
-        "a new store",
-    ],
-)
+ANEW = {
+    "it came otherwise": lambda story: load(story, "Transient(message='busy')"),
+    "another was loaded": lambda story: load(story, "Done()", name="another"),
+    "it was unloaded": lambda story: load(story, "Done()", call="unload"),
+    "its files failed": lambda story: story.log("artifact_failed", name="A@1", reason="internal_error"),
+    "it was not staged": lambda story: story.log("staging_broke", name="A@1"),
+    "another engine": lambda story: story.look("e2", whole=True),
+    "another sidecar": lambda story: (story.start(), story.look(whole=True)),
+    "a new store": lambda story: story.log("removals_confirmed", revision=2),
+}
+
+
+@pytest.mark.parametrize("between", ANEW.values(), ids=ANEW)
 def test_what_begins_anew_is_tried_anew(between):
     """R8: refusals count in a row, of one engine's process, as one sidecar remembers them."""
     story = told()
@@ -132,6 +124,7 @@ def waits(seconds_after: str | None, reason: str = "internal_error") -> Failed:
         ("2026-01-01T00:05:01.000Z", REFUSED_REASON, 0, ["R8"]),
         ("2026-01-01T00:05:01.000Z", REFUSED_REASON, 999, []),
         ("2026-01-01T00:01:01", "internal_error", 0, []),
+        ("2026-01-01T00:10:00.000Z", "rate_limited", 0, []),
         ("soon", "internal_error", 0, []),
     ],
 )
@@ -143,18 +136,17 @@ def test_a_retry_is_never_further_away_than_the_cap(retry_at, reason, omitted, f
     assert story.check()[0] == found
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        lambda story: load(story, "Done()", call="unload", name="another"),
-        lambda story: load(story, REFUSED, name="another"),
-        lambda story: story.log("artifact_failed", name="another", reason="internal_error"),
-        lambda story: story.log("staging_broke", name="another"),
-        lambda story: story.look(b="2"),
-        lambda story: story.log("anything"),
-    ],
-    ids=["unloaded", "refused", "no files", "not staged", "a look", "a line"],
-)
+OF_OTHERS = {
+    "unloaded": lambda story: load(story, "Done()", call="unload", name="another"),
+    "refused": lambda story: load(story, REFUSED, name="another"),
+    "no files": lambda story: story.log("artifact_failed", name="another", reason="internal_error"),
+    "not staged": lambda story: story.log("staging_broke", name="another"),
+    "a look": lambda story: story.look(b="2"),
+    "a line": lambda story: story.log("anything"),
+}
+
+
+@pytest.mark.parametrize("between", OF_OTHERS.values(), ids=OF_OTHERS)
 def test_what_is_of_another_adapter_begins_nothing_anew(between):
     """R8: only one that loads tells that the engine does."""
     story = told()
@@ -163,16 +155,6 @@ def test_what_is_of_another_adapter_begins_nothing_anew(between):
     load(story, REFUSED, REFUSED)
     (finding,) = (one for one in story.found() if one.guarantee == "R8")
     assert str(finding) == "R8 at revision 2, r1.log: 'a' was tried again 0.0 s after refusal 3"
-
-
-@pytest.mark.parametrize("broke", ["staging_broke", "artifact_failed"])
-def test_what_is_staged_anew_is_tried_anew(broke):
-    """R8: by whatever name an engine knows it."""
-    story = told()
-    load(story, REFUSED, REFUSED, REFUSED)
-    story.log(broke, name="A@1")
-    load(story, REFUSED, REFUSED, REFUSED)
-    assert story.found() == []
 
 
 @pytest.mark.parametrize("outcome", ["Done()", "AlreadyThere()", "Unknown()", "Transient()"])
@@ -215,10 +197,3 @@ def test_what_many_refused_adapters_wait_for_is_their_turn(retry_at, reason, omi
     at = story.say(1, failed=[waits(None), waits(retry_at, reason)], omitted=omitted)
     whole = f"R8 at revision {at}, r1: 'a' is tried again in {told}"
     assert [str(one) for one in story.found()] == ([whole] if told else [])
-
-
-def test_what_may_pass_waits_for_minutes_and_for_what_its_source_asks():
-    """R8."""
-    story = told()
-    story.say(1, failed=[waits("2026-01-01T00:10:00.000Z", "rate_limited")])
-    assert story.found() == []

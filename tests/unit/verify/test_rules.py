@@ -13,8 +13,13 @@ from tests.support.changes import KEYS
 from tests.unit.verify.written import ONE, POOL_RECORD, TWO, Written, adapter, rollout
 
 CANARY = adapter(generation=2, spec=TWO, **rollout(1, ONE))
+THIRD = {"uri": "3"}
 OTHERS = "was for all replicas, or for others than its canaries to serve another"
-GENERATIONS = {
+SAYS = "generation {} says that others serve {!r}, and they serve another"
+NOT_THE_SAME_GENERATION = "generation 1 follows 1, and is not the same"
+AGAIN = {"retry": {"request_id": "q"}}
+# The newest generation of history, what stood, what is written, and what is found.
+GENERATIONS: dict[str, tuple[int, object, object, list[str]]] = {
     "the first": (0, None, adapter(), []),
     "the first, not from 1 on": (0, None, adapter(generation=2), ["generation 2 follows 0"]),
     "the next": (1, adapter(), adapter(generation=2, spec=TWO), []),
@@ -26,52 +31,20 @@ GENERATIONS = {
     "in the place of what has none": (1, {"spec": TWO}, adapter(generation=2), []),
     "neither has one": (1, {"spec": TWO}, {"spec": ONE}, ["generation None follows 1"]),
     "canaries begin": (1, adapter(), CANARY, []),
-    "canaries go on": (2, CANARY, adapter(generation=3, spec={"uri": "3"}, **rollout(1, ONE)), []),
-    "canaries beside another generation": (
-        1,
-        adapter(),
-        CANARY | rollout(2, ONE),
-        [f"generation 2 says that others serve {(2, ONE)!r}, and they serve another"],
-    ),
-    "canaries beside another spec": (
-        1,
-        adapter(),
-        CANARY | rollout(1, TWO),
-        [f"generation 2 says that others serve {(1, TWO)!r}, and they serve another"],
-    ),
+    "canaries go on": (2, CANARY, adapter(generation=3, spec=THIRD, **rollout(1, ONE)), []),
+    "canaries beside another generation": (1, adapter(), CANARY | rollout(2, ONE), [SAYS.format(2, (2, ONE))]),
+    "canaries beside another spec": (1, adapter(), CANARY | rollout(1, TWO), [SAYS.format(2, (1, TWO))]),
     "canaries beside what only canaries served": (
-        2,
-        CANARY,
-        adapter(generation=3, spec={"uri": "3"}, **rollout(2, TWO)),
-        [f"generation 3 says that others serve {(2, TWO)!r}, and they serve another"],
+        *(2, CANARY, adapter(generation=3, spec=THIRD, **rollout(2, TWO))),
+        [SAYS.format(3, (2, TWO))],
     ),
-    "canaries beside nothing": (
-        0,
-        None,
-        adapter(**rollout(1, ONE)),
-        [f"generation 1 says that others serve {(1, ONE)!r}, and they serve another"],
-    ),
+    "canaries beside nothing": (0, None, adapter(**rollout(1, ONE)), [SAYS.format(1, (1, ONE))]),
     "for all after canaries": (2, CANARY, adapter(generation=3, spec=ONE), []),
     "written twice": (1, adapter(), adapter(), ["generation 1 was written twice"]),
-    "a retry": (1, adapter(), adapter(retry={"request_id": "q"}), []),
-    "a retry that changes more": (
-        1,
-        adapter(),
-        adapter(retry={"request_id": "q"}, labels={}),
-        ["generation 1 follows 1, and is not the same"],
-    ),
-    "a retry that leaves out": (
-        1,
-        adapter(labels={}),
-        adapter(retry={"request_id": "q"}),
-        ["generation 1 follows 1, and is not the same"],
-    ),
-    "another spec": (
-        1,
-        adapter(),
-        adapter(spec=TWO),
-        ["generation 1 follows 1, and is not the same", "generation 1 was written twice"],
-    ),
+    "a retry": (1, adapter(), adapter(**AGAIN), []),
+    "a retry that changes more": (1, adapter(), adapter(**AGAIN, labels={}), [NOT_THE_SAME_GENERATION]),
+    "a retry that leaves out": (1, adapter(labels={}), adapter(**AGAIN), [NOT_THE_SAME_GENERATION]),
+    "another spec": (1, adapter(), adapter(spec=TWO), [NOT_THE_SAME_GENERATION, "generation 1 was written twice"]),
     "halted": (2, CANARY, CANARY | rollout(1, ONE, halted="why"), []),
     "promoted": (2, CANARY, adapter(generation=2, spec=TWO, rollout=None), []),
     "canaries of what all have": (1, adapter(), adapter(**rollout(1, ONE)), [f"generation 1 {OTHERS}"]),
