@@ -62,19 +62,10 @@ def test_numbers_that_do_not_run_through_are_told_one_by_one():
     assert count_modules(expected) == len(modules) == len(expand(expected))
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "a.{0-999999}.b",
-        "{0-999}.{0-999}",
-        "{0-9999999}",
-        "{99999999999999999999-1}",
-        "{1-99999999999999999999}",
-        "{99999999999999999999}",
-        "{1000000}",
-        "a.{0-2,5-4}",
-    ],
-)
+HUGE = "a.{0-999999}.b {0-999}.{0-999} {0-9999999} {99999999999999999999-1} {1-99999999999999999999} {1000000}"
+
+
+@pytest.mark.parametrize("pattern", [*HUGE.split(), "{99999999999999999999}", "a.{0-2,5-4}"])
 def test_a_description_that_would_explode_is_refused_unexpanded(pattern):
     """R16 bounded: whatever stands in a record."""
     with pytest.raises(ValueError, match=r"modules|range"):
@@ -96,12 +87,6 @@ def test_each_pattern_stands_for_all_of_its_numbers():
         **{f"a.{one}.b.{two}.c.7": 9 for one, two in numbers},
         "d": 8,
     }
-
-
-def test_a_base_is_printed_with_its_modules_once():
-    """R16: a large one has thousands of them."""
-    assert repr(BaseModules({"only.q": (1, 2)}, architecture="LlamaForCausalLM")).count("only") == 1
-    assert "Coverage" not in repr(BaseModules({"only.q": (1, 2)}, architecture="LlamaForCausalLM"))
 
 
 def test_the_fingerprint_is_over_names_and_shapes():
@@ -131,12 +116,8 @@ def test_a_family_whose_head_is_its_embedding_need_not_say_so(family):
 
 def test_a_family_with_fused_modules():
     modules = derive(CONFIG | {"model_type": "phi3", "head_dim": 8})
-    assert modules["model.layers.1.self_attn.qkv_proj"] == (64, 32)
-    assert modules["model.layers.0.mlp.gate_up_proj"] == (96, 32)
-    del modules["lm_head"]
     assert {name.removeprefix("model.layers.1."): shape for name, shape in modules.items() if ".0." not in name} == {
-        "model.embed_tokens": (64, 32),
-        "self_attn.qkv_proj": (64, 32),
+        **dict.fromkeys(("model.embed_tokens", "lm_head", "self_attn.qkv_proj"), (64, 32)),
         "self_attn.o_proj": (32, 32),
         "mlp.gate_up_proj": (96, 32),
         "mlp.down_proj": (32, 48),

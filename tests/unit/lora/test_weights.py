@@ -139,33 +139,21 @@ def test_metadata_are_text_by_name(value):
         header_of({"__metadata__": value, "a": tensor()}, 8)
 
 
-@pytest.mark.parametrize(
-    ("start", "size_bytes", "reason"),
-    [
-        (struct.pack("<Q", 20), 28, None),
-        (struct.pack("<Q", 20), 27, "source_incomplete"),
-        (b"\x14\0\0", 3, "source_incomplete"),
-        (b"", 0, "source_incomplete"),
-        (b"\xff" * 7, 7, "source_incomplete"),
-        (b"\0\0\0", 100, "source_incomplete"),
-        (struct.pack("<Q", 16 << 20), 1 << 30, None),
-        (struct.pack("<Q", (16 << 20) + 1), 1 << 30, "not_an_adapter"),
-        (struct.pack("<Q", 1 << 40), 1 << 50, "not_an_adapter"),
-        (b"version ", 130, "not_an_adapter"),
-    ],
-    ids=[
-        "whole",
-        "cut",
-        "cut in its length",
-        "empty",
-        "cut in a large length",
-        "cut while it is read",
-        "as long as may be",
-        "longer",
-        "too long",
-        "a pointer of LFS",
-    ],
-)
+LENGTHS = {
+    "whole": (struct.pack("<Q", 20), 28, None),
+    "cut": (struct.pack("<Q", 20), 27, "source_incomplete"),
+    "cut in its length": (b"\x14\0\0", 3, "source_incomplete"),
+    "empty": (b"", 0, "source_incomplete"),
+    "cut in a large length": (b"\xff" * 7, 7, "source_incomplete"),
+    "cut while it is read": (b"\0\0\0", 100, "source_incomplete"),
+    "as long as may be": (struct.pack("<Q", 16 << 20), 1 << 30, None),
+    "longer": (struct.pack("<Q", (16 << 20) + 1), 1 << 30, "not_an_adapter"),
+    "too long": (struct.pack("<Q", 1 << 40), 1 << 50, "not_an_adapter"),
+    "a pointer of LFS": (b"version ", 130, "not_an_adapter"),
+}
+
+
+@pytest.mark.parametrize(("start", "size_bytes", "reason"), LENGTHS.values(), ids=LENGTHS)
 def test_the_length_of_a_header_is_believed_within_limits(start, size_bytes, reason):
     """R16: whoever reads it takes so much memory."""
     if reason is None:
