@@ -103,14 +103,7 @@ def test_what_a_message_leaves_out_has_the_default_of_the_record(strategy):
     assert told["strategy"] == (Strategy.model_validate(short["strategy"]).model_dump() if strategy else None)
 
 
-def test_an_adapter_a_pool_and_a_tenant():
-    spec = AdapterSpec(source=SourceSpec(uri="file:///a"))
-    canaries = CanaryRollout(stable_generation=1, stable_spec=spec)
-    whole = {"name": "a", "pool": "p", "tenant": "t", "generation": 2, "updated_at": "now", "updated_by": "u"}
-    whole["spec"] = spec
-    adapter = adapter_message(AdapterRecord(**whole, rollout=canaries), 7)
-    assert adapter_dict(adapter)["canaries"] == {"stable_generation": 1, "stable_spec": spec.model_dump(), "halted": ""}
-    assert adapter_dict(adapter_message(AdapterRecord(**whole), 0))["etag"] == ""
+def test_a_pool_there_and_back():
     said = ReportedEvidence(engine="e", architecture="A", applied=["a"], taken=["b"], ends=[("x", "y")])
     base = BaseShapes(modules={"q": (1, 2)}, fingerprint="sha256:" + "0" * 64, names=["b"])
     more = base.model_copy(update={"architecture": "A", "tied": True, "head_size": 8, "evidence": said})
@@ -123,8 +116,6 @@ def test_an_adapter_a_pool_and_a_tenant():
     ):
         pool = PoolSpec(name="p", base_models=["b"], base=shapes, limits=limits)
         assert pool_dict(pool_message(pool, 3)) == {**pool.model_dump(exclude={"schema_version"}), "etag": "3"}
-    tenant = TenantRecord(name="t", max_adapters=5, adapters=2)
-    assert tenant_dict(tenant_message(tenant, 3)) == {"name": "t", "max_adapters": 5, "adapters": 2, "etag": "3"}
 
 
 @pytest.mark.parametrize(
@@ -235,14 +226,17 @@ def test_an_adapter_with_its_canaries_in_both_forms():
         "restored_by": None,
         "etag": "12",
     }
-    assert adapter_dict(adapter_message(record.model_copy(update={"rollout": None}), 12))["canaries"] is None
+    plain = adapter_dict(adapter_message(record.model_copy(update={"rollout": None}), 0))
+    assert (plain["canaries"], plain["etag"]) == (None, "")
     by = Restoration(principal="mallory", at="then")
     for mark, shown in ((None, None), (by, {"principal": "mallory", "at": "then"})):
         fields = record.model_dump(by_alias=True) | {"retired_by_request": "q", "deleted": True, "restored_by": mark}
         assert adapter_dict(retired_message(RetiredRecord.model_validate(fields)))["restored_by"] == shown
 
 
-def test_a_tenant_without_a_quota_in_both_forms():
+def test_a_tenant_in_both_forms():
+    limited = TenantRecord(name="t", max_adapters=5, adapters=2)
+    assert tenant_dict(tenant_message(limited, 3)) == {"name": "t", "max_adapters": 5, "adapters": 2, "etag": "3"}
     assert tenant_message(TenantRecord(name="t"), 0) == pb.Tenant(name="t")
     assert tenant_dict(pb.Tenant(name="t")) == {"name": "t", "max_adapters": None, "adapters": 0, "etag": ""}
 
