@@ -145,20 +145,6 @@ def test_authorities_are_read_again_only_when_their_file_was_replaced(tmp_path):
     assert make.count == made
 
 
-def test_what_may_pass_is_tried_four_times_and_a_whole_twice():
-    """R8, R16: numbers that an operator sees in his server's log."""
-    for retried, error, times in ((retries, PASSING, 4), (retries_from_start, ANEW, 2)):
-        tried: list[int] = []
-
-        def fail(tried: list[int] = tried, error: ArtifactError = error) -> None:
-            tried.append(1)
-            raise error
-
-        with pytest.raises(ArtifactError):
-            retried(Stop())(fail)
-        assert len(tried) == times
-
-
 def test_between_two_tries_it_waits_longer_and_longer(monkeypatch):
     """R8: at most a fifth of a second, then twice as long each time; never more than five."""
     monkeypatch.undo()
