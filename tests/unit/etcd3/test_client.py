@@ -13,11 +13,10 @@ import pytest
 from registry.etcd3.calls import Login
 from registry.etcd3.channel import MemberConnection, call_metadata, translated
 from registry.etcd3.client import Client, MemberDown, MemberStatus
-from registry.etcd3.errors import EtcdError, EtcdInvalidArgument, EtcdUnavailable, LeaseExpired, NoSpace, Timeout
-from registry.etcd3.ops import Put, Range, Txn, prefix_end
+from registry.etcd3.errors import EtcdError, EtcdInvalidArgument, EtcdUnavailable, Timeout
+from registry.etcd3.ops import Put, Range, Txn
 from registry.etcd3.options import ClientOptions
 from tests.simulation.links import Way, rpc_error
-from tests.simulation.members import CLUSTER_ID
 from tests.support.played_etcd import PlayedEtcd, now, play
 
 WRITE = Txn((), (Put(b"a", b"1"),))
@@ -110,21 +109,6 @@ def test_a_member_that_hangs_costs_a_read_half_of_its_time():
     play(scene, members=3)
 
 
-def test_each_member_says_how_it_is_and_one_that_is_down_is_part_of_the_answer():
-    """What `loraplane check` tells of a cluster is most needed when a member is away."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        etcd.links["m1"].set_way(Way.REFUSED)
-        etcd.store.put(b"a", b"1")
-        first, away, last = await etcd.client().status(timeout_seconds=5.0)
-        assert first == MemberStatus("m0", "3.5.30", CLUSTER_ID, 1, 1, 2, first.revision, 0)
-        assert isinstance(away, MemberDown)
-        assert (away.endpoint, type(away.error)) == ("m1", EtcdUnavailable)
-        assert (last.endpoint, last.member_id) == ("m2", 3)
-
-    play(scene, members=3)
-
-
 def test_a_member_that_hangs_says_nothing_for_as_long_as_a_call_may_take():
     """R16 bounded: that of the options, if nobody says otherwise."""
 
@@ -139,42 +123,6 @@ def test_a_member_that_hangs_says_nothing_for_as_long_as_a_call_may_take():
             assert isinstance(hung, MemberDown)
 
     play(scene, members=2)
-
-
-def test_the_life_of_a_lease():
-    async def scene(etcd: PlayedEtcd) -> None:
-        client = etcd.client()
-        lease = await client.lease_grant(30)
-        assert await client.lease_keepalive(lease) == 30
-        await client.txn(Txn((), (Put(b"a", b"1", lease),)))
-        await client.lease_revoke(lease)
-        assert etcd.store.kvs == {}
-        with pytest.raises(LeaseExpired):
-            await client.lease_keepalive(lease)
-        with pytest.raises(LeaseExpired):
-            await client.lease_revoke(lease)
-        etcd.store.is_full = True
-        with pytest.raises(NoSpace):
-            await client.lease_grant(30)
-
-    play(scene)
-
-
-def test_a_list_is_whole_however_small_its_pages_are():
-    async def scene(etcd: PlayedEtcd) -> None:
-        for number in range(5):
-            etcd.store.put(b"/p/%d" % number, b"")
-        etcd.store.put(b"/q", b"")
-        client = etcd.client()
-        for listing in (
-            await client.list_prefix(b"/p/", page_size=2),
-            await client.list_range(b"/p/", prefix_end(b"/p/"), page_size=2),
-        ):
-            assert [kv.key for kv in listing.kvs] == [b"/p/%d" % number for number in range(5)]
-            assert (listing.revision, listing.cluster_id, listing.raft_term) == (7, CLUSTER_ID, 2)
-        assert [kv.key for kv in (await client.list_range(b"/q", b"")).kvs] == [b"/q"]
-
-    play(scene)
 
 
 async def _failing(error: BaseException, *, writes: bool) -> BaseException:

@@ -41,39 +41,20 @@ def test_a_plain_range_sorts_by_nothing():
     assert codec.range_request(Range(b"a")) == rpc.RangeRequest(key=b"a")
 
 
-@pytest.mark.parametrize(
-    ("compare", "message"),
-    [
-        (lambda: mod_is(b"k", 7), rpc.Compare(key=b"k", target="MOD", result="EQUAL", mod_revision=7)),
-        (lambda: absent(b"k"), rpc.Compare(key=b"k", target="CREATE", result="EQUAL", create_revision=0)),
-        (
-            lambda: none_in(b"k/"),
-            rpc.Compare(key=b"k/", range_end=b"k0", target="CREATE", result="EQUAL", create_revision=0),
-        ),
-        (
-            lambda: unwritten_since(b"k/", 7),
-            rpc.Compare(key=b"k/", range_end=b"k0", target="MOD", result="LESS", mod_revision=8),
-        ),
-        (
-            lambda: Compare(b"k", Target.VERSION, Relation.GREATER, 2),
-            rpc.Compare(key=b"k", target="VERSION", result="GREATER", version=2),
-        ),
-        (
-            lambda: Compare(b"k", Target.VALUE, Relation.NOT_EQUAL, b"v"),
-            rpc.Compare(key=b"k", target="VALUE", result="NOT_EQUAL", value=b"v"),
-        ),
-        (
-            lambda: Compare(b"k", Target.LEASE, Relation.LESS, 5),
-            rpc.Compare(key=b"k", target="LEASE", result="LESS", lease=5),
-        ),
-        (
-            lambda: none_between(b"k", b"m"),
-            rpc.Compare(key=b"k", range_end=b"m", target="CREATE", result="EQUAL", create_revision=0),
-        ),
-    ],
-)
+BELOW = {"key": b"k/", "range_end": b"k0"}
+ABSENT = {"target": "CREATE", "result": "EQUAL", "create_revision": 0}
+COMPARES: list[tuple[Compare, dict[str, object]]] = [
+    (mod_is(b"k", 7), {"key": b"k", "target": "MOD", "result": "EQUAL", "mod_revision": 7}),
+    (absent(b"k"), {"key": b"k", **ABSENT}),
+    (none_in(b"k/"), BELOW | ABSENT),
+    (none_between(b"k", b"m"), {"key": b"k", "range_end": b"m", **ABSENT}),
+    (unwritten_since(b"k/", 7), {**BELOW, "target": "MOD", "result": "LESS", "mod_revision": 8}),
+]
+
+
+@pytest.mark.parametrize(("compare", "message"), COMPARES, ids=str)
 def test_compares(compare, message):
-    assert list(codec.txn_request(Txn((compare(),), ())).compare) == [message]
+    assert list(codec.txn_request(Txn((compare,), ())).compare) == [rpc.Compare(**message)]
 
 
 def test_operations_of_both_branches():

@@ -32,7 +32,6 @@ from registry.etcd3.stream import (
     ListCause,
     Listed,
     Mark,
-    Progressed,
     Reflection,
     Resume,
 )
@@ -80,84 +79,6 @@ def values(reflections: Sequence[Reflection]) -> list[tuple[int, list[bytes]]]:
         elif isinstance(one, Changed):
             told.append((one.revision, [event.key for event in one.events]))
     return told
-
-
-def test_all_there_is_first_and_then_each_change_once():
-    """R3 converge: in order; and while nothing changes it is told that nothing does."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        etcd.store.put(b"/p/a", b"1")
-        etcd.store.put(b"/q/a", b"of others")
-        heard = Heard(etcd)
-        await asyncio.sleep(1)
-        etcd.store.put(b"/p/b", b"1")
-        etcd.store.delete(b"/p/a")
-        await asyncio.sleep(1)
-        assert values(heard.of(Listed, Changed)) == [(3, [b"/p/a"]), (4, [b"/p/b"]), (5, [b"/p/a"])]
-        assert (heard.causes, len(heard.of(Connected)), heard.of(Disconnected)) == ([ListCause.FIRST], 1, [])
-        etcd.store.put(b"/q/a", b"of others again")
-        await asyncio.sleep(60)
-        assert heard.of(Progressed)[-1] == Progressed(6)
-        assert (len(heard.of(Listed)), len(heard.of(Connected)), len(etcd.opened)) == (1, 1, 2)
-
-    play(scene)
-
-
-def test_who_has_a_state_hears_only_what_changed_since():
-    """R13 static-stable: a boot from a snapshot reads nothing again."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        for number in range(3):
-            etcd.store.put(b"/p/a", b"%d" % number)
-        heard = Heard(etcd, resume=Resume(2, CLUSTER_ID))
-        await asyncio.sleep(1)
-        assert values(heard.of(Listed, Changed)) == [(3, [b"/p/a"]), (4, [b"/p/a"])]
-
-    play(scene)
-
-
-@pytest.mark.parametrize(
-    ("resume", "cause"),
-    [
-        (Resume(2, CLUSTER_ID), ListCause.COMPACTED),
-        (Resume(9, CLUSTER_ID), ListCause.WENT_BACK),
-        (Resume(2, CLUSTER_ID, raft_term=9), ListCause.WENT_BACK),
-    ],
-)
-def test_a_state_that_etcd_cannot_go_on_from_is_replaced_by_a_whole_one(resume, cause):
-    """R3: revisions that are gone, or that a store which was set back never had."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        for number in range(3):
-            etcd.store.put(b"/p/a", b"%d" % number)
-        etcd.store.compact(4)
-        heard = Heard(etcd, resume=resume)
-        await asyncio.sleep(5)
-        assert (heard.causes, values(heard.of(Listed))) == ([cause], [(4, [b"/p/a"])])
-        kinds = [type(one) for one in heard.of(Listed, Connected, Disconnected)]
-        early = [Connected] if cause is ListCause.COMPACTED else []  # it is the same store, which refuses only then
-        assert kinds == [*early, Listed, Connected]
-
-    play(scene)
-
-
-def test_a_store_that_is_set_back_while_it_is_watched_is_listed():
-    async def scene(etcd: PlayedEtcd) -> None:
-        for number in range(3):
-            etcd.store.put(b"/p/%d" % number, b"")
-        heard = Heard(etcd)
-        await asyncio.sleep(1)
-        etcd.store.restore(2, now())
-        etcd.cluster.restart()
-        etcd.links["m0"].cut()
-        await asyncio.sleep(5)
-        assert heard.causes == [ListCause.FIRST, ListCause.WENT_BACK]
-        assert values(heard.of(Listed))[-1] == (2, [b"/p/0"])
-        etcd.store.put(b"/p/9", b"")
-        await asyncio.sleep(1)
-        assert values(heard.of(Changed)) == [(3, [b"/p/9"])]
-
-    play(scene)
 
 
 def test_one_member_of_another_cluster_is_a_wrong_address_and_all_of_them_are_another_store():
