@@ -201,23 +201,6 @@ def test_without_a_pool_record_the_adapters_are_served_all_the_same():
     assert len(make_plan(state, None, observed(), known(state, "v1"), now=0.0).calls) == 1
 
 
-@pytest.mark.parametrize(
-    ("limits", "spec"), [({"max_lora_rank": 4}, {}), ({}, {"max_rank": 4}), ({"max_lora_rank": 16}, {"max_rank": 4})]
-)
-def test_a_rank_above_the_limit_is_refused(limits, spec):
-    state = wants({"a": "v1"})
-    made = plan(state, observed(**limits), known(state, "v1"), pool(**spec))
-    assert (made.calls, reasons(made.failed)) == ((), {"a": "rank_too_high"})
-
-
-def test_a_rank_that_is_just_the_limit_is_served():
-    state = wants({"a": "v1"})
-    staged = known(state, "v1")
-    (rank,) = {one.rank for one in (staged.lookup(adapter.ref) for adapter in state.adapters.values()) if one}
-    made = plan(state, observed(max_lora_rank=rank), staged, pool(max_rank=rank))
-    assert ([type(call) for call in made.calls], made.failed) == ([Load], ())
-
-
 def test_beyond_the_capacity_the_less_important_wait():
     state = desired(kv("a", 1), kv("b", 2, priority=1), kv("c", 3))
     made = plan(state, observed({"c": "v1"}, max_cpu_loras=3), known(state, "v1"), pool(max_adapters=2))
@@ -244,17 +227,6 @@ def test_names_of_which_too_many_are_undecided_are_counted():
         (f"n{i:04}" for i in range(MAX_OVER_CAPACITY_LISTED)), "replicas_unknown"
     )
     assert made.omitted == 11
-
-
-def test_a_refused_record_keeps_what_is_loaded():
-    """R14 nack: what cannot be read says nothing about what should be served."""
-    state = desired(kv("a", 7, b"?"))
-    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
-    assert made.calls == ()
-    assert made.failed == (
-        FailedAdapter("a", 0, "unreadable_record", made.failed[0].message, 1, None, "", is_settled=True),
-    )
-    assert "revision 7" in made.failed[0].message
 
 
 def test_a_failure_delays_its_own_adapter_and_no_other():
@@ -511,12 +483,6 @@ def test_no_name_gets_other_weights_where_they_would_be_answered_from_outside():
     assert [one.reason for one in made.warnings] == ["kv_shared"]
 
 
-def test_what_may_lose_events_between_us_and_etcd_is_named():
-    state = wants({})
-    made = plan(state, observed(), replace(known(state), proxied="a grpc-proxy"))
-    assert made.warnings == (WarnedAdapter("", 0, "etcd_proxy", "a grpc-proxy"),)
-
-
 def kept(made: Plan) -> dict[str, int]:
     return {one.name: one.generation for one in made.kept}
 
@@ -546,13 +512,6 @@ def test_what_is_not_ours_or_not_by_its_name_is_not_told(engine):
     """R9, R11: nobody's requests for the adapter are answered with its weights by these."""
     state = wants({"a": "v2"}, generation=4)
     assert kept(plan(state, observed(engine), known(state))) == {}
-
-
-def test_a_generation_with_a_name_of_its_own_tells_itself():
-    state = wants({"a": "v2"}, generation=4)
-    listed = {"a@3": "v1", "a@x": "v1", "a@" + "9" * 20: "v1"}
-    made = plan(state, observed(listed), known(state), pool(names="versioned"))
-    assert ("a", 3) in {(one.name, one.generation) for one in made.kept}
 
 
 def test_what_is_about_to_be_unloaded_is_not_told():

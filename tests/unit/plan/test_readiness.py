@@ -28,27 +28,18 @@ def test_what_the_engine_refused_a_few_times_is_counted():
     assert refusals_among(9, [], serves=False) == EngineRefusals(9)
 
 
-@pytest.mark.parametrize(
-    ("refused", "was_serving", "begins"),
-    [
-        (NO_REFUSALS, False, True),
-        (refusals(10, 10, serves=False), False, False),
-        (refusals(1, 0, serves=False), False, False),
-        (refusals(3, 3), False, False),
-        (refusals(2, 2), False, True),
-        (refusals(9, 0), False, True),
-        (refusals(10, 10, serves=False), True, True),
-    ],
-    ids=[
-        "nothing is refused",
-        "all",
-        "nothing is served",
-        "much, and nothing else loads",
-        "little",
-        "others load",
-        "it was ready before this sidecar began",
-    ],
-)
+BEGINS = {
+    "nothing is refused": (NO_REFUSALS, False, True),
+    "all": (refusals(10, 10, serves=False), False, False),
+    "nothing is served": (refusals(1, 0, serves=False), False, False),
+    "much, and nothing else loads": (refusals(3, 3), False, False),
+    "little": (refusals(2, 2), False, True),
+    "others load": (refusals(9, 0), False, True),
+    "it was ready before this sidecar began": (refusals(10, 10, serves=False), True, True),
+}
+
+
+@pytest.mark.parametrize(("refused", "was_serving", "begins"), BEGINS.values(), ids=BEGINS)
 def test_a_replica_begins_to_be_ready_once_what_failed_failed_for_reasons_of_the_adapters(refused, was_serving, begins):
     """R18 readiness-follows."""
     assert ReadyRule().may_begin(refused, was_serving=was_serving) == begins
