@@ -206,12 +206,6 @@ def test_one_tensor_of_another_type_is_work(tmp_path):
     assert bool(task(tmp_path, draft, dtype="F32")) is True
 
 
-def test_the_first_adapter_is_not_at_hand_unless_somebody_says_so(tmp_path):
-    draft = LLAMA.draft()
-    draft.config["init_lora_weights"] = "lora_ga"
-    assert [one.reason for one in task(tmp_path, draft).verdict.findings] == ["unsupported_init"]
-
-
 @pytest.mark.parametrize("init", [None, False])
 def test_a_training_that_began_as_usual_or_at_random_is_plain_lora(tmp_path, init):
     draft = LLAMA.draft()

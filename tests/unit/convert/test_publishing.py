@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 
 import registry.tools.convert
 from registry.lora.base_directory import read_base
-from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import digest_of
 from registry.lora.findings import Finding, UnfitAdapter
 from registry.lora.policy import AdapterLimits, Policy
@@ -72,15 +71,6 @@ def published(
     compared = Compared(read_base(base) if base else None, base, limits or AdapterLimits())
     options = ConversionOptions(has_initial=initial is not None, **wish)
     return publish(source, destination(str(tmp_path / "out")), compared, options, initial, None)
-
-
-def test_what_is_right_as_it_is_is_copied(tmp_path, base, arithmetic):
-    """R4: to the last byte, and the digest is that of both."""
-    first = published(tmp_path, LLAMA.draft(), base)
-    assert {name: (tmp_path / "out" / name).read_bytes() for name in FILES} == LLAMA.draft().files()
-    assert (first.digest, first.outcomes, first.was_there) == (digest_of(tmp_path / "trained"), [], False)
-    assert published(tmp_path, LLAMA.draft(), base).was_there
-    assert arithmetic.asked == []
 
 
 def test_of_what_is_only_shortened_the_base_is_not_read(tmp_path, base, arithmetic, monkeypatch):
@@ -183,11 +173,3 @@ def test_half_an_adapter_is_none(tmp_path, base, arithmetic, missing):
     with pytest.raises(UnfitAdapter) as refused:
         published(tmp_path, draft, base, policy=Policy())
     assert [(one.reason, one.key) for one in refused.value.findings] == [("source_incomplete", missing)]
-
-
-def test_without_torch_there_is_one_remedy(tmp_path, base, monkeypatch):
-    """It is an extra, and only what is computed needs it."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CannotPublish, match=r"needs torch, which is not installed here; .*loraplane\[publish\]"):
-        published(tmp_path, LLAMA.draft(), base, rank=2)
-    assert not (tmp_path / "out").exists()
