@@ -21,7 +21,7 @@ from tests.simulation.places import Places
 from tests.simulation.world import KEYS, World
 
 # A reader that is connected knows after so long what happened last, if nothing else happens.
-NEWS_SECONDS = 3.0
+NEWS_SECONDS = 4.0
 AGAIN_SECONDS = 0.3
 _FOLLOWED = tuple(prefix(POOL) for prefix in (KEYS.adapters, KEYS.replicas, KEYS.statuses, KEYS.pool, KEYS.members))
 Adapters = Mapping[str, AdapterResidency]

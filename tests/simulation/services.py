@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from registry.admin.rpc import service
 from registry.admin.rpc.interceptor import CallLimits
 from registry.admin.server import DRAIN_SECONDS
 from registry.model.errors import Reason
+from registry.residency import follower
 from registry.residency.hub import Subscription
 from registry.residency.view import PoolView
 from tests.simulation.admins import Admin
@@ -28,6 +30,8 @@ from tests.simulation.serving import Sent, ServerCall, SimServer
 GIVE_BACK_SECONDS = 0.5
 # So long after its end nothing of a process runs any more.
 END_SECONDS = 1.0
+# What a thread takes longer at most, in one world or another.
+THREAD_SECONDS = (0.0, 0.01, 0.3)
 _API = f"/{service.SERVICE}/"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -45,11 +49,28 @@ class Parts:
     served: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
+class SlowThreads:
+    """In place of `asyncio` in what follows a pool: a thread has to wait for a processor."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._most_seconds = rng.choice(THREAD_SECONDS)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(asyncio, name)
+
+    async def to_thread(self, func: Callable[..., Any], *args: object) -> object:
+        """As that of `asyncio`."""
+        await asyncio.sleep(self._rng.uniform(0.0, self._most_seconds))
+        return await asyncio.to_thread(func, *args)
+
+
 @dataclass
 class Services:
     """Follows each admin service; `on_post` is told of each view that its readers are told of."""
 
     violated: Callable[[str], None]
+    rng: random.Random
     on_post: Callable[[object, PoolView], None] = lambda _subscription, _view: None
     calls: int = 0
     _parts: dict[Process, Parts] = field(default_factory=dict)
@@ -60,6 +81,7 @@ class Services:
         with (
             mock.patch.object(assembly, "_assembled", partial(self._assembled, assembly._assembled)),
             mock.patch.object(service, "CallLimits", self._limits),
+            mock.patch.object(follower, "asyncio", SlowThreads(self.rng)),
             mock.patch.object(Subscription, "post", self._posting(Subscription.post)),
         ):
             yield

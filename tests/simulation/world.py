@@ -94,7 +94,7 @@ class World:
         self.write_meta()
         self.links: dict[str, Link[Member]] = {}
         self.ways: dict[str, Link[Admin]] = {}
-        self.services = Services(self.checks.violated)
+        self.services = Services(self.checks.violated, self._rng("services"))
         self._context = copy_context()
         self.admins = [self._admin(f"admin{number}") for number in range(2)]
         self.replicas = [self._replica(f"r{number}") for number in range(self.rng.randint(1, 3))]
