@@ -48,7 +48,7 @@ from tests.support.records import put as put_event
 from tests.support.residency_world import Replicas, engine_status, presence, replica_status
 from tests.support.rig import running_rig
 from tests.support.waiting import eventually
-from tests.unit.cli.fake_admin import FakeAdmin, served
+from tests.support.fake_admin import FakeAdmin, connected
 from tests.unit.cli.test_diagnosis import NOW
 
 PLACED = {"placement": {"replicas": 2, "selector": {"zone": "a"}}}
@@ -307,7 +307,7 @@ async def _telling(folder: Path) -> AsyncIterator[Run]:
         assert said is None, f"{said} has power over a terminal"
 
     environment = {"LORAPLANE_TIMEOUT": "60", "LORAPLANE_LOOK_SECONDS": "0", "COLUMNS": "200"}
-    with served(admin) as address, mock.patch.dict(os.environ, environment):
+    with connected(admin) as address, mock.patch.dict(os.environ, environment):
         yield play
 
 

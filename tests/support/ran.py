@@ -25,3 +25,8 @@ class Ran:
     def error(self) -> Any:
         """What it said of its failure."""
         return json.loads(self.err)["error"]
+
+    @property
+    def lines(self) -> list[str]:
+        """What it printed, with each run of spaces as one: columns are as wide as their longest cell."""
+        return [" ".join(line.split()) for line in self.out.splitlines()]

@@ -18,7 +18,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
 from tests.integration.sources.conftest import PATIENT
 from tests.support.web import Exchange, Site
-from tests.unit.cli.fake_admin import FakeAdmin, applied, served
+from tests.support.fake_admin import FakeAdmin, applied, connected
 
 GONE = "sha256:" + "0" * 64
 
@@ -142,7 +142,7 @@ class TestApply:
                 "spec": {"source": source},
             }
             (tmp_path / "m.yaml").write_text(json.dumps(document))
-            with served(admin) as address:
+            with connected(admin) as address:
                 code = run(["--admin", address, "apply", "-f", str(tmp_path / "m.yaml"), *more])
             sent = [change.upsert.spec.source.digest for one in admin.asked("ApplyAdapters") for change in one.changes]
             return int(code), sent[-1] if sent else None, capsys.readouterr().err

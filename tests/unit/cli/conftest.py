@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from registry.cli.client import AdminClient
 from registry.cli.main import run
+from registry.client.address import Tls
+from tests.support.fake_admin import FakeAdmin, connected
 from tests.support.ran import Ran
-from tests.unit.cli.fake_admin import FakeAdmin, served
 
 Cli = Callable[..., Ran]
 
 
-@dataclass
-class Clock:
-    """Seconds that pass when told."""
+class Time:
+    """A clock that goes on when something waits, and with what is heard."""
 
-    seconds: float = 0.0
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
 
     def monotonic(self) -> float:
-        return self.seconds
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
 
     def late(self, answer: object) -> Callable[[object], object]:
-        """In a list of answers: one that comes an hour later."""
+        """An answer that comes an hour later."""
+        return lambda _request: next(self.later((3600.0, answer))(None))
 
-        def give(_request: object) -> object:
-            self.seconds += 3600.0
-            return answer
+    def later(self, *items: tuple[float, object]) -> Callable[[object], Iterator[object]]:
+        """A stream whose items come after so many seconds each."""
 
-        return give
+        def stream(_request: object) -> Iterator[object]:
+            for seconds, item in items:
+                self.now += seconds
+                yield item
+
+        return stream
+
+
+class Terminal(io.StringIO):
+    """Somebody who sits there."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +69,18 @@ def patience(monkeypatch) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
+def clock(monkeypatch) -> Time:
     """What the CLI takes for the time while it repeats a call. What a single call may take is real."""
-    clock = Clock()
+    clock = Time()
     monkeypatch.setattr("registry.client.transport.time", clock)
+    return clock
+
+
+@pytest.fixture
+def time(monkeypatch) -> Time:
+    """What the CLI takes for the time while it follows rollouts."""
+    clock = Time()
+    monkeypatch.setattr("registry.cli.rollout.time", clock)
     return clock
 
 
@@ -64,8 +91,15 @@ def admin() -> FakeAdmin:
 
 @pytest.fixture
 def address(admin) -> Iterator[str]:
-    with served(admin) as address:
+    with connected(admin) as address:
         yield address
+
+
+@pytest.fixture
+def client(address) -> Iterator[AdminClient]:
+    """A connection of the CLI."""
+    with AdminClient(address, Tls(), timeout_seconds=120.0) as client:
+        yield client
 
 
 @pytest.fixture

@@ -1,20 +1,31 @@
-"""loraplane check and digest, and what apply and add see by themselves."""
+"""check, digest, sign and publish: what is looked at, how it is told, and with what it is compared."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from registry.cli.local_adapters import base_message, base_of_pool
+from registry.cli.commands import check, publish
+from registry.cli.local_adapters import Looked, base_message, base_of_pool
 from registry.cli.main import run
 from registry.lora.base_directory import read_base
 from registry.lora.digest import FILES, FileEntry, manifest_digest
 from registry.lora.directory import digest_of
+from registry.lora.ed25519 import read_public_key
+from registry.lora.findings import AdapterWarning, Finding
+from registry.lora.signatures import signer
+from registry.sources.credentials import Credentials
+from registry.tools.convert.destination import Destination
+from registry.tools.convert.options import DEFAULT_MAX_ERROR, ModuleOutcome
+from registry.tools.convert.publishing import PublishedFiles
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Architecture
+from tests.support.signing import make_key
 
 
 @pytest.fixture
@@ -62,51 +73,6 @@ def test_a_policy_may_be_tried_out(capsys, base, tmp_path):
     assert "warning: dora_stripped" in capsys.readouterr().out
 
 
-def test_what_is_typed_goes_before_a_variable_for_other_commands(cli, admin, monkeypatch, base, adapter):
-    monkeypatch.setenv("LORAPLANE_POOL", "some")
-    assert cli("check", str(adapter), "--base-model", str(base)).code == 0
-    admin.answers["GetPool"] = [pb.Pool(name="other")]
-    assert cli("check", str(adapter), "--pool", "other").code == 0
-    assert [one.name for one in admin.asked("GetPool")] == ["other"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["check", "{adapter}", "--base-model", "{base}", "--pool", "p"], 2),
-        (["check", "{adapter}", "--base-model", "{adapter}/.."], 4),
-        (["check", "oci://bucket/a", "--base-model", "{base}"], 4),
-        (["check", "{base}/gone", "--base-model", "{base}"], 3),
-        (["check", "{base}", "--base-model", "{base}"], 4),
-        (["digest", "{base}/gone"], 3),
-        (["digest", "{base}"], 4),
-        (["pool", "create", "p", "--base-model", "m", "--base-name", "n"], 2),
-    ],
-)
-def test_what_cannot_be_looked_at_is_said(capsys, base, adapter, arguments, code):
-    assert run([one.format(adapter=adapter, base=base) for one in arguments]) == code
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_the_digest_is_that_of_a_record(capsys, adapter):
-    assert run(["digest", str(adapter)]) == 0
-    assert capsys.readouterr().out.strip() == digest_of(adapter)
-    hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in adapter.iterdir()}
-    assert digest_of(adapter) == manifest_digest(
-        FileEntry(name, (adapter / name).stat().st_size, hashed[name]) for name in FILES
-    )
-    assert run(["-o", "json", "digest", adapter.as_uri()]) == 0
-    assert json.loads(capsys.readouterr().out)["digest"] == digest_of(adapter)
-
-
-def test_a_base_survives_the_wire(base):
-    read = read_base(base, ("name",))
-    from registry.v1 import registry_pb2 as pb
-
-    assert base_of_pool(pb.Pool(base=base_message(read))) == read
-    assert base_of_pool(pb.Pool()) is None
-
-
 def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_path):
     """R22 applied-whole: the same words in check, in a pool's record, and in a row for each kind of matrix."""
     gate = "model.layers.0.mlp.gate"
@@ -127,22 +93,205 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     assert kept.architecture == "Qwen3MoeForCausalLM"
 
 
-def test_only_what_can_be_opened_is_explained(capsys, base, adapter):
-    (adapter / "adapter_config.json").write_text("{")
-    assert run(["-o", "json", "check", str(adapter), "--base-model", str(base), "--explain"]) == 4
-    assert json.loads(capsys.readouterr().out)["matrices"] == []
-
-
-def test_check_takes_the_only_pool(cli, admin, adapter):
-    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"])]
-    assert cli("check", str(adapter)).code == 0
-    assert admin.asked("GetPool")[0].name == "dev"
-    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
-    ran = cli("check", str(adapter))
-    assert (ran.code, "several pools (dev, ops)" in ran.err) == (2, True)
-
-
 @pytest.mark.parametrize(("engine", "expected"), [("", "vllm"), ("sglang", "sglang")])
 def test_an_adapter_is_compared_as_the_engine_of_its_pool_takes_it(engine, expected):
     read = base_of_pool(pb.Pool(engine=engine, base=pb.BaseShapes(architecture="", head_size=0)))
     assert (read.engine, read.architecture, read.head_size, read.evidence) == (expected, None, None, None)
+
+
+def test_the_signature_is_of_the_files_in_the_folder(capsys, adapter, tmp_path):
+    _, public = make_key(tmp_path)
+    arguments = [str(adapter), "--key", str(tmp_path / "key.pem")]
+    assert run(["sign", *arguments]) == 0
+    signature = capsys.readouterr().out.strip()
+    assert signer(digest_of(adapter), signature, {"mine": read_public_key(public)}) == "mine"
+    assert run(["-o", "json", "sign", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["signature"] == signature
+
+
+NO_BASE = {
+    "reason": "base_unknown",
+    "message": "names and shapes were not compared: the pool has no base; see pool update --from",
+}
+
+OUTCOMES = [
+    ModuleOutcome("q_proj", "rank", 16, 8, 16.0, 0.0123456, 12),
+    ModuleOutcome("k_proj", "kept", 8, 8, 8.0, 0.0),
+]
+
+
+@pytest.fixture
+def published(admin, monkeypatch) -> dict[str, Any]:
+    """Plays the conversion: what it is asked, and (`gives`) what it gives."""
+    seen: dict[str, Any] = {
+        "gives": PublishedFiles("sha256:1", OUTCOMES, [AdapterWarning("odd", "it is odd")], was_there=False)
+    }
+
+    def convert(folder: Path, there: Destination, compared: Any, options: Any, initial: Any, held: Any) -> Any:
+        seen.update(folder=folder, there=there, compared=compared, options=options, initial=initial, held=held)
+        return seen["gives"]
+
+    admin.answers["GetPool"] = [pb.Pool(name="dev")]
+    monkeypatch.setattr(publish, "publish_folder", convert)
+    return seen
+
+
+@pytest.fixture
+def here(tmp_path) -> Path:
+    """A folder of this machine."""
+    (tmp_path / "a").mkdir()
+    return tmp_path / "a"
+
+
+def test_a_conversion_is_asked_for_what_was_said(cli, published, here, monkeypatch):
+    assert cli("publish", "a", "there").code == 0
+    options = published["options"]
+    assert (options.rank, options.dtype, options.max_error, options.has_initial) == (
+        None,
+        None,
+        DEFAULT_MAX_ERROR,
+        False,
+    )
+    assert (published["held"], published["initial"], published["folder"]) == (None, None, Path("a"))
+    flags = "--rank 4 --dtype bfloat16 --max-error 0.5 --initial i --max-rank 9 --remap off --vision drop"
+    assert cli("publish", "a", "there", *flags.split()).code == 0
+    options = published["options"]
+    assert (options.rank, options.dtype, options.max_error, options.has_initial) == (4, "BF16", 0.5, True)
+    assert (published["initial"], published["compared"].limits.max_rank) == (Path("i"), 9)
+    held: list[Any] = []
+    monkeypatch.setattr(Credentials, "hold", lambda _self, name, place: held.append((name, place)) or "it")
+    assert cli("publish", "a", "s3://b/a", "--credential", "mine").code == 0
+    assert (published["held"], held) == ("it", [("mine", published["there"].place)])
+
+
+FINDING = Finding("bad", "k", "1", "2", "change it")
+
+
+@pytest.fixture
+def looked(admin, monkeypatch) -> Any:
+    """Lays down what a look at an adapter shows."""
+    admin.answers["GetPool"] = [pb.Pool(name="dev")]
+
+    def lay_down(*findings: Finding) -> None:
+        monkeypatch.setattr(check, "look", lambda *_: Looked(findings, [AdapterWarning("odd", "it is odd")]))
+
+    return lay_down
+
+
+@pytest.mark.parametrize(
+    ("line", "variables", "pool", "base"),
+    [
+        ("check a --pool p", {}, "p", None),
+        ("check a --base-model b", {"LORAPLANE_POOL": "v"}, None, "b"),
+        ("check a", {"LORAPLANE_POOL": "v"}, "v", None),
+        ("check a", {}, "dev", None),
+    ],
+)
+def test_what_an_adapter_is_compared_with_is_what_was_said(
+    cli, looked, here, admin, monkeypatch, line, variables, pool, base
+):
+    looked()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    bases: list[str] = []
+    monkeypatch.setattr(check, "base_here", lambda folder, flag: bases.append(f"{flag} {folder}"))
+    assert cli(*line.split()).code == 0
+    assert [one.name for one in admin.asked("GetPool")] == ([pool] if pool else [])
+    assert bases == ([f"--base-model {base}"] if base else [])
+
+
+def test_a_rank_that_is_said_goes_before_that_of_the_pool(cli, here, admin, monkeypatch):
+    admin.answers["GetPool"] = [pb.Pool(name="dev", limits=pb.PoolLimits(max_rank=16, target_modules=["q_proj"]))]
+    seen: list[Any] = []
+    monkeypatch.setattr(check, "look", lambda _folder, _base, limits, _policy: seen.append(limits) or Looked(()))
+    assert (cli("check", "a").code, cli("check", "a", "--max-rank", "4").code) == (0, 0)
+    assert [(one.max_rank, one.target_modules) for one in seen] == [(16, ("q_proj",)), (4, ("q_proj",))]
+    admin.answers["GetPool"] = [pb.Pool(name="dev")]
+    assert cli("check", "a").code == 0
+    assert (seen[-1].max_rank, seen[-1].target_modules) == (None, None)
+
+
+@pytest.mark.parametrize("command", ["check s3://b/a --pool dev", "digest s3://b/a", "sign s3://b/a --key k"])
+def test_a_source_of_another_host_is_waited_for_ten_minutes_or_as_long_as_is_said(cli, admin, monkeypatch, command):
+    admin.answers["GetPool"] = [pb.Pool(name="dev")]
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    given: list[float] = []
+    monkeypatch.setattr(check, "look", lambda *_: Looked(()))
+    monkeypatch.setattr(
+        "registry.cli.source_reader.SourceReader.fetched",
+        lambda _self, _uri, _credential, seconds: given.append(seconds) or nullcontext(Path()),
+    )
+    monkeypatch.setattr(
+        "registry.cli.source_reader.SourceReader.digest",
+        lambda _self, _uri, _credential, seconds: given.append(seconds) or "sha256:1",
+    )
+    cli(*command.split())
+    cli(*command.split(), "--timeout", "60")
+    assert given == [600.0, 60.0]
+
+
+def test_what_an_adapter_is_worth_is_told_in_each_form(cli, looked, here):
+    looked()
+    warnings = ["warning: odd: it is odd", f"warning: base_unknown: {NO_BASE['message']}"]
+    ran, named = cli("check", "a"), cli("-o", "name", "check", "a")
+    assert (ran.code, ran.out.splitlines(), named.code, named.out) == (0, [*warnings, "a is right"], 0, "")
+    value = cli("-o", "json", "check", "a").json
+    assert value == {"source": "a", "findings": [], "warnings": [{"reason": "odd", "message": "it is odd"}, NO_BASE]}
+    looked(FINDING)
+    ran, named = cli("check", "a"), cli("-o", "name", "check", "a")
+    assert (ran.code, len(ran.lines), named.code, named.out) == (4, 4, 4, "bad\n")
+    assert ran.lines[:2] == ["REASON KEY FOUND EXPECTED REMEDY", "bad k 1 2 change it"]
+
+
+def test_a_publication_is_told_module_by_module(cli, published, here):
+    """What was there before is told as that."""
+    ran, value = cli("publish", "a", "there"), cli("-o", "json", "publish", "a", "there").json
+    uri = published["there"].uri
+    modules = ["MODULE KIND TRAINED RANK RANK ERROR", "q_proj rank 16 8 1.23e-02", "k_proj kept 8 8 0.00e+00"]
+    warned = ["warning: odd: it is odd", f"warning: base_unknown: {NO_BASE['message']}"]
+    assert (ran.code, ran.lines) == (0, [*modules, *warned, f"{uri} is written", "sha256:1"]), ran.err
+    told = {"uri": uri, "digest": "sha256:1", "warnings": [{"reason": "odd", "message": "it is odd"}, NO_BASE]}
+    assert value == told | {"modules": [one.as_dict() for one in OUTCOMES]}
+    assert cli("-o", "name", "publish", "a", "there").out == "sha256:1\n"
+    published["gives"] = PublishedFiles("sha256:1", [], [], was_there=True)
+    assert cli("publish", "a", "there").out.splitlines()[1:] == [f"{uri} was there already", "sha256:1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("check {adapter} --base-model {base} --pool p", 2),
+        ("check {adapter} --base-model {adapter}/..", 4),
+        ("check oci://bucket/a --base-model {base}", 4),
+        ("check {base} --base-model {base}", 4),
+        ("digest {base}", 4),
+        ("pool create p --base-model m --base-name n", 2),
+        ("sign {base}/gone --key {base}/no.pem", 3),
+        ("sign {adapter} --key {base}/gone.pem", 2),
+        ("sign {adapter} --key {base}", 2),
+        ("sign {adapter} --key {base}/no.pem", 2),
+    ],
+)
+def test_what_cannot_be_looked_at_is_said(capsys, base, adapter, arguments, code):
+    """X1 secret-free: a file that is no key is not shown."""
+    (base / "no.pem").write_text("canary")
+    assert run(arguments.format(adapter=adapter, base=base).split()) == code
+    told = capsys.readouterr().err
+    assert (told.startswith("error: "), "canary" in told) == (True, False)
+
+
+def test_the_digest_is_that_of_a_record(capsys, adapter):
+    hashed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in adapter.iterdir()}
+    files = [FileEntry(name, (adapter / name).stat().st_size, hashed[name]) for name in FILES]
+    assert run(["digest", str(adapter)]) == 0
+    assert capsys.readouterr().out.strip() == digest_of(adapter) == manifest_digest(files)
+    assert run(["-o", "json", "digest", adapter.as_uri()]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == digest_of(adapter)
+
+
+def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(capsys, base, adapter):
+    read = read_base(base, ("name",))
+    assert (base_of_pool(pb.Pool(base=base_message(read))), base_of_pool(pb.Pool())) == (read, None)
+    (adapter / "adapter_config.json").write_text("{")
+    assert run(["-o", "json", "check", str(adapter), "--base-model", str(base), "--explain"]) == 4
+    assert json.loads(capsys.readouterr().out)["matrices"] == []

@@ -1,24 +1,33 @@
-"""The way to the admin service, and wrong command lines."""
+"""The way to the admin service, how a call waits for it, and how streams are joined."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
 import threading
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
-from registry.cli.client import AdminClient
+from registry.cli import client as of_client
+from registry.cli.client import AdminClient, _merged, _while_etcd_answers
+from registry.cli.failure import CliError, Exit
 from registry.cli.main import run
-from registry.client.address import Tls, check_address
+from registry.client.address import Tls
 from registry.etcd3.backoff import Backoff
+from registry.model.errors import Unavailable
 from registry.tools.devstack.processes import Process, remember
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER, EngineKind, make_layout, pid_file, save
 from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import FakeAdmin, Hold, Refusal, applied
 from tests.support.unanswered import nobody_listens
-from tests.unit.cli.fake_admin import Refusal, applied
 
 
 def test_nobody_listens(capsys, monkeypatch):
@@ -31,71 +40,6 @@ def test_nobody_listens(capsys, monkeypatch):
     assert error.count("\n") == 1
     assert error.startswith(f"error: ADMIN_UNAVAILABLE: no connection to the admin service at {address}")
     assert "--admin" in error
-
-
-@pytest.mark.parametrize("address", ["admin", "http://admin:7600", "admin:port", "admin:"])
-def test_an_address_that_is_none(capsys, address):
-    assert run(["--admin", address, "get", "adapters"]) == 2
-    error = capsys.readouterr().err
-    assert error == f"error: USAGE: --admin: {address!r} is not HOST:PORT, such as 127.0.0.1:7600\n"
-
-
-@pytest.mark.parametrize("address", ["dns:///admin:7600", "[::1]:7600", "unix:/run/admin", "admin.svc:7600"])
-def test_an_address_that_is_one(address):
-    check_address(address)
-
-
-def test_an_error_without_details_is_told_all_the_same(cli, admin):
-    admin.answers["ListAdapters"] = [Refusal(grpc.StatusCode.INTERNAL, message="boom")]
-    ran = cli("-o", "json", "get", "adapters")
-    assert (ran.code, ran.error["reason"]) == (1, "INTERNAL")
-    assert "boom" in ran.error["message"]
-
-
-def test_an_older_service_that_lacks_a_call(cli, admin):
-    admin.answers["ListTenants"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED, message="unknown")]
-    ran = cli("get", "tenants")
-    assert ran.code == 4
-    assert ran.err.startswith("error: UNSUPPORTED: ")
-
-
-@pytest.mark.parametrize("line", ["get", "get foos", "nonsense", "get adapters --nonsense", "-o csv get adapters"])
-def test_a_wrong_command_line_is_told_in_one_line(cli, line):
-    ran = cli(*line.split())
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert ran.err.startswith("error: USAGE: ")
-
-
-def test_a_group_without_a_command_shows_its_commands(capsys):
-    assert run(["pool"]) == 2
-    shown = capsys.readouterr()
-    assert "create" in shown.out
-    assert shown.err == "error: USAGE: name a command; see loraplane pool --help\n"
-
-
-def test_a_wrong_command_line_is_told_as_json(cli):
-    assert cli("get", "foos", "-o", "json").error["reason"] == "USAGE"
-
-
-def test_a_form_that_is_typed_goes_before_the_variable_for_errors_too(cli, monkeypatch):
-    monkeypatch.setenv("LORAPLANE_OUTPUT", "json")
-    assert cli("get", "foos").error["reason"] == "USAGE"
-    assert cli("get", "foos", "-o", "table").err.startswith("error: USAGE: ")
-
-
-def test_the_address_comes_from_the_environment(address, admin, monkeypatch, capsys):
-    monkeypatch.setenv("LORAPLANE_ADMIN", address)
-    monkeypatch.setenv("LORAPLANE_OUTPUT", "name")
-    assert run(["get", "pools"]) == 0
-    assert capsys.readouterr().out == "dev\n"
-
-
-def test_a_certificate_needs_its_key(cli, tmp_path):
-    (tmp_path / "cert.pem").write_text("x")
-    ran = cli("get", "pools", "--tls-cert", "cert.pem")
-    assert ran.code == 2
-    assert "belong together" in ran.err
-    assert "cannot read ca.pem" in cli("get", "pools", "--tls-ca", "ca.pem").err
 
 
 @pytest.fixture
@@ -111,32 +55,6 @@ def make_stack(address: str, *, runs: bool) -> None:
     save(DEFAULT_FOLDER, make_layout(EngineKind.SIM, 1, {"admin": int(address.rpartition(":")[2])}))
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     remember(pid_file(DEFAULT_FOLDER, "admin"), Process(os.getpid(), started if runs else started + 1))
-
-
-def test_an_admin_service_that_was_not_named_is_told(unnamed, address, admin, capsys, monkeypatch):
-    """Standard output is what it was; of two calls, one line."""
-    monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
-    assert run(["-o", "name", "get", "pools"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out == "dev\n"
-    assert shown.err == f"admin service: {address} (the default; --admin or LORAPLANE_ADMIN names one)\n"
-    assert run(["--admin", address, "-o", "name", "get", "pools"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_the_stack_of_this_folder_is_told(unnamed, address, admin, capsys):
-    make_stack(address, runs=True)
-    assert run(["-o", "name", "get", "pools"]) == 0
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("dev\n", f"admin service: {address} (of the stack in .loraplane)\n")
-
-
-def test_standard_error_stays_one_object_for_programs(unnamed, capsys, monkeypatch):
-    with nobody_listens() as nobody:
-        monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", nobody)
-        assert run(["-o", "json", "get", "pools", "--timeout", "0.2"]) == 6
-    error = json.loads(capsys.readouterr().err)["error"]
-    assert nobody in error["message"]
 
 
 def test_a_stack_that_is_down_is_an_error_and_no_other_service_is_spoken_to(
@@ -172,45 +90,268 @@ def test_what_needs_no_admin_service_minds_no_stack(unnamed, address, capsys):
     assert "STACK" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", ["10", "30", "60"])
-def test_a_change_ends_as_well_once_etcd_is_known_to_be_away(cli, admin, monkeypatch, given):
-    """W8 no-false-fail: it may have been made, so the error says how that is settled; who gives a time waits."""
-    held = threading.Event()
+CALLS = SimpleNamespace(errors=SimpleNamespace(address="a:1"))
 
-    async def says_so(_calls: object) -> bool:
-        return True
 
-    def slow(request: pb.ApplyAdaptersRequest) -> object:
-        held.wait(60)
-        return applied(request)
+class Says:
+    """What the service says of etcd, in turn: it is there, or away; and how often it was asked."""
 
+    def __init__(self, monkeypatch: Any, *answers: str) -> None:
+        self.asked, self._answers = 0, answers
+        self.is_done = asyncio.Event()
+        monkeypatch.setattr(of_client, "_is_without_etcd", self)
+        monkeypatch.setattr(of_client, "_ASK_AFTER_SECONDS", 0.0)
+
+    async def __call__(self, _calls: object) -> bool:
+        self.asked += 1
+        if self.asked == len(self._answers):
+            self.is_done.set()
+        return self._answers[min(self.asked, len(self._answers)) - 1] == "away"
+
+
+@pytest.mark.parametrize(("request_id", "is_settled"), [("", False), ("q1", True)])
+async def test_a_call_is_given_up_once_etcd_is_known_to_be_away(monkeypatch, request_id, is_settled):
+    """W8 no-false-fail: of a change it says what settles it; and nothing goes on behind it."""
+    says = Says(monkeypatch, "there", "away")
+    ends: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append("cancelled")
+
+    with pytest.raises(Unavailable) as raised:
+        await _while_etcd_answers(CALLS, slow, request_id)
+    assert (says.asked, ends, raised.value.reason) == (2, ["cancelled"], "ETCD_UNAVAILABLE")
+    assert raised.value.message.startswith("the admin service at a:1 answers, but reaches no majority of etcd; ")
+    assert (f"with --request-id {request_id}" in raised.value.message) == is_settled
+
+
+Stream = AsyncGenerator[Any, None]
+
+
+class Source:
+    """A stream that gives what a test puts into it, and says whether it was ended."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.is_ended = False
+
+    async def stream(self) -> Stream:
+        try:
+            while (item := await self.queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self.is_ended = True
+
+
+async def test_streams_are_joined_as_their_answers_come():
+    one, two = Source(), Source()
+    joined = _merged([one.stream(), two.stream()], 60.0)
+    one.queue.put_nowait("a")
+    assert await anext(joined) == ["a"]
+    two.queue.put_nowait("b")
+    assert await anext(joined) == ["b"]
+    for source, item in ((one, "c"), (two, "d")):
+        source.queue.put_nowait(item)
+    both = await anext(joined)
+    both += await anext(joined) if len(both) < 2 else []
+    assert sorted(both) == ["c", "d"]
+    one.queue.put_nowait(None)
+    assert [item async for item in joined] == [[]]
+    assert (one.is_ended, two.is_ended) == (True, True)
+
+
+def test_what_may_change_something_is_told_before_the_first_time_and_once(address, admin):
+    admin.answers["ApplyAdapters"] = [applied]
+    told: list[int] = []
+
+    def note() -> None:
+        told.append(len(admin.requests))
+
+    with AdminClient(address, Tls(), timeout_seconds=60.0, before_change=note) as client:
+        list(client.pool_pages())
+        client.apply(pb.ApplyAdaptersRequest(pool="dev", request_id="q", validate_only=True))
+        assert told == []
+        client.apply(pb.ApplyAdaptersRequest(pool="dev", request_id="q"))
+        client.apply(pb.ApplyAdaptersRequest(pool="dev", request_id="r"))
+    assert told == [2]
+
+
+async def test_a_call_is_waited_for_while_etcd_is_there(monkeypatch):
+    """One that has its answer asks for no more; and its error is its outcome."""
+    ended = asyncio.Event()
+    says = Says(monkeypatch, "there", "there", "there")
+
+    async def slow() -> str:
+        await ended.wait()
+        return "done"
+
+    waiting = asyncio.ensure_future(_while_etcd_answers(CALLS, slow, ""))
+    await says.is_done.wait()
+    ended.set()
+    assert await waiting == "done"
+    before = says.asked
+    assert (await _while_etcd_answers(CALLS, lambda: waiting, ""), says.asked) == ("done", before)
+
+    async def fails() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await _while_etcd_answers(CALLS, fails, "")
+
+
+async def test_a_stream_that_breaks_ends_all_and_what_is_quiet_gives_an_empty_answer():
+    """So that whoever shows ages can go on."""
+    one, two, quiet = Source(), Source(), Source()
+    joined = _merged([one.stream(), two.stream()], 60.0)
+    one.queue.put_nowait(ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        await anext(joined)
+    joined = _merged([quiet.stream()], 0.0)
+    assert await anext(joined) == []
+    await joined.aclose()
+    assert (two.is_ended, quiet.is_ended) == (True, True)
+
+
+HELD = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+@pytest.fixture
+def without_etcd(admin, monkeypatch) -> FakeAdmin:
+    """A service that answers nothing but that it does not reach etcd, which is asked at once."""
+    monkeypatch.setattr(of_client, "_ASK_AFTER_SECONDS", 0.0)
     monkeypatch.delenv("LORAPLANE_TIMEOUT")
-    monkeypatch.setattr("registry.cli.client._ASK_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("registry.cli.client._is_without_etcd", says_so)
-    admin.answers["ApplyAdapters"] = [slow]
+    admin.answers["Check"] = [HELD]
+    return admin
+
+
+@pytest.mark.parametrize("given", ["10", "30", "60"])
+def test_a_change_ends_as_well_once_etcd_is_known_to_be_away(cli, without_etcd, given):
+    """W8 no-false-fail: it may have been made, so the error says how that is settled; who gives a time waits."""
+    without_etcd.answers["ApplyAdapters"] = [Hold(), applied]
     ran = cli("delete", "adapter", "a", "--pool", "dev", "--request-id", "q1")
-    held.set()
-    assert ran.code == 6
-    assert "ETCD_UNAVAILABLE: the admin service at" in ran.err
-    assert "--request-id q1" in ran.err
+    assert (ran.code, "ETCD_UNAVAILABLE: the admin service at" in ran.err, "--request-id q1" in ran.err) == (
+        6,
+        True,
+        True,
+    )
     assert cli("delete", "adapter", "a", "--pool", "dev", "--timeout", given).code == 0
 
 
-def test_an_answer_that_takes_long_is_waited_for_where_nobody_says_that_etcd_is_away(cli, admin, monkeypatch):
-    monkeypatch.delenv("LORAPLANE_TIMEOUT")
-    monkeypatch.setattr("registry.cli.client._ASK_AFTER_SECONDS", 0.0)
-    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a")])]
-    admin.answers["GetPool"] = [pb.Pool(name="a")]
-    assert cli("-o", "name", "get", "pools").out == "a\n"
-    assert cli("-o", "name", "get", "pool", "a").out == "a\n"
+@pytest.mark.parametrize("line", ["get pools", "get pool dev"])
+def test_a_question_is_given_up_as_well_once_etcd_is_known_to_be_away(cli, without_etcd, line):
+    """Unless the user said how long it may take, or nobody says that etcd is away."""
+    pools = without_etcd.answers["ListPools"]
+    without_etcd.answers |= {"ListPools": [Hold()], "GetPool": [Hold()]}
+    ran = cli("-o", "name", *line.split())
+    assert (ran.code, "reaches no majority of etcd" in ran.err) == (6, True)
+    without_etcd.answers |= {"ListPools": pools, "GetPool": [pb.Pool(name="dev")]}
+    assert cli("-o", "name", *line.split(), "--timeout", "60").out == "dev\n"
+    without_etcd.answers["Check"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED)]
+    assert cli("-o", "name", *line.split()).out == "dev\n"
 
 
-def test_clients_have_one_thread_among_them(address):
+PAGED = {
+    "ListPools": lambda client: client.pool_pages(show_unknown=True),
+    "ListAdapters": lambda client: client.adapter_pages("dev"),
+    "ListReplicas": lambda client: client.all_replicas("dev").replicas,
+    "ListTenants": lambda client: client.tenant_pages(),
+    "ReadBackup": lambda client: client.backup_pages(),
+}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("method", PAGED)
+def test_pages_are_read_to_their_end_whether_etcd_is_waited_for_or_not(address, admin, method, waits):
+    """Bounded: a thousand each."""
+    reply = getattr(pb, f"{method}Response")
+    admin.answers[method] = [reply(next_page_token="n"), reply()]  # noqa: S106 - of a listing
+    with AdminClient(address, Tls(), timeout_seconds=60.0, waits=waits) as client:
+        list(PAGED[method](client))
+    assert [(one.page_token, one.page_size) for one in admin.asked(method)] == [("", 1000), ("n", 1000)]
+    assert {getattr(one, "show_unknown", True) for one in admin.asked(method)} == {True}
+
+
+def threads() -> int:
+    return sum(one.name == "loraplane-client" for one in threading.enumerate())
+
+
+def test_clients_have_one_thread_among_them(address, admin, client, monkeypatch):
     """R16 bounded: whoever asks many services, as completion and doctor do, holds nothing that it is done with."""
+    with AdminClient(address, Tls(), timeout_seconds=60.0) as other:
+        assert ([*other.some_adapters("dev", "sql"), *other.some_adapters("dev", "")], threads()) == ([], 1)
+    assert ([one.filter for one in admin.asked("ListAdapters")], threads()) == (["name=sql*", ""], 1)
+    closed: list[bool] = []
+    close = of_client.BackgroundLoop.close
+    monkeypatch.setattr(
+        of_client.BackgroundLoop, "close", lambda self, *last: closed.append(True) or close(self, *last)
+    )
+    with pytest.raises(CliError) as raised:
+        AdminClient("nonsense", Tls(), timeout_seconds=1.0)
+    assert (raised.value.failure.exit, closed) == (Exit.USAGE, [True])
 
-    def threads() -> int:
-        return sum(one.name == "loraplane-client" for one in threading.enumerate())
 
-    with AdminClient(address, Tls(), timeout_seconds=60.0), AdminClient(address, Tls(), timeout_seconds=60.0):
-        assert threads() == 1
-    assert threads() == 1
+@pytest.mark.parametrize(
+    ("refusal", "code", "reason", "told"),
+    [
+        (Refusal(grpc.StatusCode.INTERNAL, message="boom"), 1, "INTERNAL", "boom"),
+        (Refusal(grpc.StatusCode.UNIMPLEMENTED, message="unknown"), 4, "UNSUPPORTED", "of this age?"),
+    ],
+)
+def test_an_error_without_details_is_told_all_the_same(cli, admin, refusal, code, reason, told):
+    """As of an older service that lacks a call."""
+    admin.answers["ListTenants"] = [refusal]
+    ran = cli("-o", "json", "get", "tenants")
+    assert (ran.code, ran.error["reason"], told in ran.error["message"]) == (code, reason, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "--admin http://admin:7600 get pools",
+            "--admin: 'http://admin:7600' is not HOST:PORT, such as 127.0.0.1:7600",
+        ),
+        ("pool", "name a command; see loraplane pool --help"),
+        ("get", ""),
+        ("nonsense", ""),
+        ("get adapters --nonsense", ""),
+        ("-o csv get adapters", ""),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(capsys, monkeypatch, line, told):
+    assert run(line.split()) == 2
+    shown = capsys.readouterr()
+    assert (shown.err.startswith(f"error: USAGE: {told}"), shown.err.count("\n")) == (True, 1)
+    assert line != "pool" or "create" in shown.out
+    monkeypatch.setenv("LORAPLANE_OUTPUT", "json")
+    assert run(["get", "foos"]) == 2
+    assert json.loads(capsys.readouterr().err)["error"]["reason"] == "USAGE"
+    assert run(["get", "foos", "-o", "table"]) == 2
+    assert capsys.readouterr().err.startswith("error: USAGE: "), "what is typed goes before the variable"
+
+
+def test_an_admin_service_that_was_not_named_is_told(unnamed, address, capsys, monkeypatch):
+    """Standard output is what it was, and for programs standard error stays one object."""
+    make_stack(address, runs=True)
+    named = ["-o", "name", "get", "pools"]
+    assert (run(named), capsys.readouterr()) == (
+        0,
+        ("dev\n", f"admin service: {address} (of the stack in .loraplane)\n"),
+    )
+    shutil.rmtree(DEFAULT_FOLDER)
+    monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
+    told = f"admin service: {address} (the default; --admin or LORAPLANE_ADMIN names one)\n"
+    assert (run(named), capsys.readouterr()) == (0, ("dev\n", told))
+    assert (run(["--admin", address, *named]), capsys.readouterr()) == (0, ("dev\n", ""))
+    with nobody_listens() as nobody:
+        monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", nobody)
+        assert run(["-o", "json", "get", "pools", "--timeout", "0.2"]) == 6
+    assert nobody in json.loads(capsys.readouterr().err)["error"]["message"]
+    monkeypatch.setenv("LORAPLANE_ADMIN", address)
+    monkeypatch.setenv("LORAPLANE_OUTPUT", "name")
+    assert (run(["get", "pools"]), capsys.readouterr().out) == (0, "dev\n")

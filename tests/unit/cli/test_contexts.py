@@ -1,22 +1,29 @@
-"""Contexts: which admin service a command talks to, who knows of it, and what is asked in a protected one."""
+"""Whom a command talks to and as whom: contexts, pools, request ids; and what is asked in a protected one."""
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from registry.cli.contexts import context_path
+from registry.cli import main
+from registry.cli.change_set import Change
+from registry.cli.contexts import AdminContext, ContextFile, context_path, load_contexts
+from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.main import run
-from registry.cli.session import GlobalOptions, session_from
+from registry.cli.removal import agree, ask, ask_protected, by_labels, to_prune
+from registry.cli.session import GlobalOptions, Session, pool_or_only, request_id_or_new, session_from
 from registry.cli.views.output import Format, Output
 from registry.client.address import Tls
 from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import FakeAdmin, connected
 from tests.support.ran import Ran
-from tests.unit.cli.fake_admin import FakeAdmin, applied, served
-from tests.unit.cli.test_sets import Terminal
+from tests.unit.cli.conftest import Terminal
 
 
 @pytest.fixture
@@ -38,15 +45,8 @@ def call(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def prod(call, address, admin, tmp_path):
     """The context prod, of the service that answers; its file."""
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse()]
     assert call(f"config set-context prod --admin {address} --pool dev").code == 0
     return tmp_path / "etc/loraplane/config.json"
-
-
-def test_the_file_is_for_its_owner_alone(prod):
-    assert stat.S_IMODE(prod.stat().st_mode) == 0o600
-    assert list(prod.parent.iterdir()) == [prod]
 
 
 def test_its_place(monkeypatch):
@@ -58,95 +58,6 @@ def test_its_place(monkeypatch):
     assert str(context_path()) == "/x/c.json"
 
 
-def test_what_is_set_is_told_with_whether_commands_use_it(call):
-    """The first is used at once; which is used is told of each, however often it is set."""
-    lines = ("config set-context a --admin a:1", "config set-context a --pool p", "config set-context b --admin b:1")
-    assert [call(f"-o json {line}").json["current"] for line in lines] == [True, True, False]
-    shown = call("-o json config get-contexts").json["items"]
-    assert [(one["name"], one["current"]) for one in shown] == [("a", True), ("b", False)]
-
-
-def test_set_use_get_and_delete(call, prod, tmp_path):
-    ran = call("-o json config set-context next --admin n:7600 --protected --tls-ca ca.pem --tls-cert c --tls-key k")
-    assert (ran.code, ran.json["current"]) == (0, False)
-    assert (ran.json["tls_ca"], ran.json["protected"]) == (str(tmp_path / "ca.pem"), True)
-    assert call("config use-context next").code == 0
-    assert call("config set-context next --no-protected").code == 0
-    shown = call("-o json config get-contexts").json["items"]
-    assert [(one["name"], one["current"], one["protected"], one["admin"]) for one in shown[:1]] == [
-        ("next", True, False, "n:7600")
-    ]
-    assert "*" in call("config get-contexts").out
-    assert call("config delete-context next").out == "next\n"
-    assert json.loads(prod.read_text())["current"] == ""
-    assert call("-o name config get-contexts").out == "prod\n"
-    assert call("config delete-context prod").code == 0
-    assert call("get pools --context prod").err.startswith(
-        "error: USAGE: there is no context 'prod' (there is none yet)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("config set-context new", "needs --admin"),
-        ("config set-context new --admin nonsense", "HOST:PORT"),
-        ("config use-context new", "there is no context 'new' (known: prod)"),
-        ("config delete-context new", "there is no context 'new'"),
-        ("--context new get pools", "there is no context 'new'"),
-        ("--context prod --admin a:1 get pools", "name one"),
-    ],
-)
-def test_what_is_no_context(call, prod, line, told):
-    before = prod.read_text()
-    ran = call(line)
-    assert (ran.code, told in ran.err, prod.read_text() == before) == (2, True, True)
-
-
-def test_the_context_names_service_and_pool(call, prod, admin):
-    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
-    ran = call("add sql --source s3://b/sql")
-    assert ran.code == 0
-    assert admin.asked("ApplyAdapters")[0].pool == "dev"
-    assert call("add sql --source s3://b/sql --pool ops").code == 0
-    assert admin.asked("ApplyAdapters")[1].pool == "ops"
-
-
-def test_what_is_changed_without_a_name_is_told(call, prod, address):
-    """Nobody changes production in the belief that it is another."""
-    told = f"context: prod ({address})\n"
-    assert told in call("add sql --source s3://b/sql").err
-    assert told not in call("add sql --source s3://b/sql --context prod").err
-    assert told not in call("add sql --source s3://b/sql --dry-run").err
-    assert told not in call("get adapters").err
-    assert call("-o json add sql --source s3://b/sql").err == ""
-
-
-def test_a_variable_is_no_name_on_the_command_line(call, prod, monkeypatch):
-    call("config set-context other --admin o:1")
-    call("config use-context other")
-    monkeypatch.setenv("LORAPLANE_CONTEXT", "prod")
-    assert "context: prod" in call("add sql --source s3://b/sql").err
-    monkeypatch.setenv("LORAPLANE_ADMIN", "a:1")
-    assert "name one" in call("get pools").err
-    assert call("get pools --context prod").code == 0
-
-
-def test_an_address_that_is_named_is_not_the_context(call, prod, admin, monkeypatch):
-    """Neither its service, nor its pool, certificates or protection."""
-    call("config set-context prod --admin nobody:1 --pool elsewhere --protected --tls-ca nowhere")
-    fresh = FakeAdmin()
-    fresh.answers["ApplyAdapters"] = [applied]
-    with served(fresh) as address:
-        assert call(f"--admin {address} delete sql").code == 0
-        monkeypatch.setenv("LORAPLANE_CONTEXT", "prod")
-        assert call(f"--admin {address} delete sql").code == 0
-        monkeypatch.delenv("LORAPLANE_CONTEXT")
-        monkeypatch.setenv("LORAPLANE_ADMIN", address)
-        assert call("delete sql").code == 0
-    assert [request.pool for request in fresh.asked("ApplyAdapters")] == ["dev"] * 3
-
-
 def test_the_stack_of_this_folder_goes_before_the_current_context(call, prod, tmp_path, admin):
     """A tour in a folder of its own does not change production."""
     (tmp_path / ".loraplane").mkdir(mode=0o700)
@@ -154,12 +65,6 @@ def test_the_stack_of_this_folder_goes_before_the_current_context(call, prod, tm
     ran = call("add sql --source s3://b/sql")
     assert (ran.code, "does not run" in ran.err, admin.asked("ApplyAdapters")) == (6, True, [])
     assert call("add sql --source s3://b/sql --context prod").code == 0
-
-
-def test_typed_certificates_go_before_those_of_the_context(call, prod):
-    call("config set-context prod --tls-ca missing.pem")
-    assert "missing.pem" in call("get pools").err
-    assert "other.pem" in call("get pools --tls-ca other.pem").err
 
 
 @pytest.mark.parametrize("name", ["ca", "cert", "key"])
@@ -171,29 +76,12 @@ def test_each_certificate_that_is_typed_goes_before_its_own_alone(call, prod, na
     assert session_from(given, "get").tls == Tls(**(kept | {name: typed}))
 
 
-@pytest.mark.parametrize("variable", ["LORAPLANE_CONTEXT", "LORAPLANE_ADMIN"])
-def test_a_variable_that_is_empty_names_nothing(call, prod, monkeypatch, admin, variable):
-    """As a shell has it where something was not set."""
-    call("config use-context prod")
-    monkeypatch.setenv(variable, "")
-    assert call("get pools").code == 0
-    assert admin.asked("ListPools")
-
-
-def test_a_context_that_is_typed_empty_is_none(call, prod, address, admin):
-    """As a script has it where its variable was not set."""
-    assert call(f"get pools --admin {address}", "--context", "").code == 0
-    assert admin.asked("ListPools")
-
-
 @pytest.mark.parametrize(
     "line",
     ["delete sql", "delete -f f.yaml", "pool delete dev", "pool confirm-removals dev --revision 5"],
 )
 def test_what_removes_is_asked_about_where_it_is_protected(call, prod, admin, manifest, monkeypatch, line):
     manifest("a", file="f.yaml")
-    admin.answers["DeletePool"] = [pb.DeletePoolResponse(revision=9)]
-    admin.answers["ConfirmRemovals"] = [pb.Pool(name="dev")]
     assert call("config set-context prod --protected").code == 0
     ran = call(line)
     assert (ran.code, "in the protected context prod" in ran.err) == (2, True)
@@ -236,34 +124,415 @@ def test_a_file_that_others_may_write_is_not_believed(call, prod):
     assert call("get pools").code == 4
 
 
-def test_a_file_that_cannot_be_read_or_written(call, tmp_path, monkeypatch):
+CA, CERT, KEY = Path("/c/ca"), Path("/c/cert"), Path("/c/key")
+
+PROD = AdminContext("p:1", str(CA), str(CERT), str(KEY), "dev", protected=True)
+
+BARE = AdminContext("b:1")
+
+TYPED = Tls(Path("/t/ca"), Path("/t/cert"), Path("/t/key"))
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch) -> ContextFile:
+    """Two two, of which prod is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "c/two.json"))
+    ContextFile(tmp_path / "c/two.json", "prod", {"prod": PROD, "bare": BARE}).save()
+    return load_contexts(tmp_path / "c/two.json")
+
+
+def session(
+    admin: str | None = None, context: str | None = None, *typed: str, tls: Tls | None = None, command: str = "get"
+) -> Session:
+    output = Output(Format.JSONPATH, "{.name}")
+    return session_from(GlobalOptions(admin, context, output, tls or Tls(), typed), command)
+
+
+CHOICES = {
+    "nothing is named: the current one": ((None, None), "prod", "p:1"),
+    "a context by a variable": ((None, "bare"), "bare", "b:1"),
+    "a context that is typed": ((None, "bare", "named_context"), "bare", "b:1"),
+    "an address by a variable": (("a:1", None), "", "a:1"),
+    "an address that is typed": (("a:1", None, "admin"), "", "a:1"),
+    "a typed context goes before an address by a variable": (("a:1", "bare", "named_context"), "bare", "b:1"),
+    "a typed address goes before a context by a variable": (("a:1", "bare", "admin"), "", "a:1"),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_what_is_typed_goes_before_variables_and_these_before_the_file(two, case):
+    """So that nobody changes a service that is elsewhere."""
+    given, name, admin = CHOICES[case]
+    found = session(*given)
+    assert (found.context_name, found.named_admin, found.form, found.template) == (
+        name,
+        admin,
+        Format.JSONPATH,
+        "{.name}",
+    )
+    assert found.context == (two.contexts[name] if name else None)
+    assert found.is_context_typed == ("named_context" in given)
+    assert found.is_protected == (name == "prod")
+    assert not found.waits
+
+
+@pytest.mark.parametrize("typed", [(), ("admin", "named_context")])
+def test_an_address_and_a_context_named_alike_are_refused(two, typed):
+    with pytest.raises(CliError, match="name one"):
+        session("a:1", "bare", *typed)
+
+
+@pytest.mark.parametrize("command", ["completion", "config", "dev", "digest", "explain", "schema"])
+def test_commands_that_ask_no_service_read_no_contexts(two, command):
+    two.path.write_text("{")
+    assert session("a:1", "none", "admin", "named_context", command=command).context is None
+    with pytest.raises(CliError):
+        session()
+
+
+def test_certificates_are_those_of_the_context_unless_they_are_typed(two):
+    assert session(tls=TYPED).tls == Tls(CA, CERT, KEY), "a variable is of another service"
+    assert session(None, None, "tls_ca", "tls_cert", "tls_key", tls=TYPED).tls == TYPED
+    assert session(None, "bare", tls=TYPED).tls == Tls(None, None, None)
+
+
+def test_the_context_that_is_changed_is_told_unless_it_was_typed(capsys):
+    named = {"context": PROD, "context_name": "prod"}
+    for form, more, told in (
+        (Format.TABLE, named, "context: prod (p:1)\n"),
+        (Format.TABLE, {"is_context_typed": True, **named}, ""),
+        (Format.JSON, named, ""),
+        (Format.TABLE, {}, ""),
+    ):
+        Session("p:1", form, Tls(), **more)._tell_context()
+        assert capsys.readouterr().err == told
+
+
+def test_request_ids():
+    """W3: one that is given stays; two that are made differ."""
+    assert request_id_or_new("q1") == "q1"
+    assert request_id_or_new(None) != request_id_or_new(None)
+    with pytest.raises(CliError) as raised:
+        request_id_or_new("")
+    assert raised.value.failure.field == "--request-id"
+
+
+PLAIN = Session("a:1", Format.TABLE, Tls())
+
+PROTECTED = Session("a:1", Format.TABLE, Tls(), PROD, "prod")
+
+AS_JSON = Session("a:1", Format.JSON, Tls())
+
+
+def many(count: int) -> list[str]:
+    return [f"dev/a{number}" for number in range(count)]
+
+
+@pytest.fixture
+def says(monkeypatch) -> Any:
+    def lay_down(answer: str | None) -> None:
+        monkeypatch.setattr("sys.stdin", Terminal(answer) if answer is not None else io.StringIO("y\n"))
+
+    return lay_down
+
+
+def test_where_nobody_is_there_nothing_is_removed(says, capsys):
+    says(None)
+    with pytest.raises(CliError) as raised:
+        agree(PLAIN, many(3), yes=False)
+    assert raised.value.failure.message == "this would delete 3, and nobody is here to ask; give --yes"
+    with pytest.raises(CliError, match="this would drop 1 in the protected context prod, and nobody"):
+        agree(PROTECTED, ["x"], yes=False, what="drop")
+
+
+@pytest.mark.parametrize(("count", "more"), [(20, []), (21, ["and 1 more"]), (25, ["and 5 more"])])
+def test_the_first_twenty_are_shown(says, capsys, count, more):
+    says(None)
+    agree(PLAIN, many(count), yes=True)
+    assert capsys.readouterr().err.splitlines() == [*(f"delete {one}" for one in many(20)), *more]
+
+
+def test_standard_error_of_programs_stays_theirs(says, capsys):
+    says(None)
+    agree(AS_JSON, many(2), yes=True)
+    agree(PLAIN, [], yes=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_stands_on_the_command_line_is_asked_about_where_it_is_protected(says, capsys):
+    says(None)
+    ask_protected(PLAIN, ["dev"], yes=False)
+    ask_protected(PROTECTED, ["dev"], yes=True, what="delete pool")
+    assert capsys.readouterr().err == "delete pool dev\n"
+    with pytest.raises(CliError):
+        ask_protected(PROTECTED, ["dev"], yes=False)
+    capsys.readouterr()
+    ask(PLAIN, [Change("dev", pb.AdapterChange(delete="b"), "b")], yes=True)
+    assert capsys.readouterr().err == "delete dev/b\n"
+
+
+@pytest.mark.parametrize(("prune", "selector"), [(True, None), (True, []), (False, ["a=1"])])
+def test_prune_and_labels_go_together(prune, selector):
+    with pytest.raises(CliError, match="go together"):
+        to_prune(PLAIN, [], selector, 10, 1.0, prune=prune)
+    assert to_prune(PLAIN, [], None, 10, 1.0, prune=False) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("-o manifest export", "-o manifest goes with get adapters"),
+        ("-o jsonpath={.a} history a", "-o jsonpath goes with get"),
+        ("-o custom-columns=A:.a describe pool p", "-o custom-columns goes with get"),
+    ],
+)
+def test_forms_that_only_get_has(capsys, monkeypatch, line, told):
+    monkeypatch.setenv("LORAPLANE_ADMIN", "127.0.0.1:1")
+    assert run(line.split()) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_question_is_seen_before_its_answer_is_waited_for(monkeypatch):
+    """A terminal shows what does not end its line only once it is flushed."""
+    shown = ""
+
+    class Err(io.StringIO):
+        def flush(self) -> None:
+            nonlocal shown
+            shown = self.getvalue()
+
+    class Person(Terminal):
+        def readline(self, *_size: int) -> str:
+            return "y" if shown.endswith("delete 1? [y/N] ") else "n"
+
+    monkeypatch.setattr("sys.stderr", Err())
+    monkeypatch.setattr("sys.stdin", Person())
+    agree(PLAIN, ["dev/a"], yes=False)
+
+
+def test_what_is_set_is_told_with_whether_commands_use_it(call, tmp_path):
+    """The first is used at once; which is used is told of each. The file is for its owner alone."""
+    assert [call(f"-o json config set-context {line}").json["current"] for line in ("a --admin a:1", "a --pool p")] == [
+        True,
+        True,
+    ]
+    ran = call("-o json config set-context b --admin b:1 --protected --tls-ca ca.pem --tls-cert c --tls-key k")
+    told = (ran.json["current"], ran.json["tls_ca"], ran.json["protected"])
+    assert told == (False, str(tmp_path / "ca.pem"), True)
+    columns, a, b = "CURRENT NAME ADMIN POOL TLS PROTECTED", "a a:1 p no no", "b b:1 - yes yes"
+    assert call("config get-contexts").lines == [columns, f"* {a}", b]
+    assert call("config use-context b").lines[1] == f"* {b}"
+    assert call("config set-context b --no-protected").code == 0
+    shown = call("-o json config get-contexts").json["items"]
+    assert [(one["name"], one["current"], one["protected"]) for one in shown] == [
+        ("a", False, False),
+        ("b", True, False),
+    ]
+    assert (call("config delete-context b").out, call("-o name config get-contexts").out) == ("b\n", "a\n")
+    file = tmp_path / "etc/loraplane/config.json"
+    assert (json.loads(file.read_text())["current"], [*file.parent.iterdir()]) == ("", [file])
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (file, file.parent)] == [0o600, 0o700]
+    assert call("config delete-context a").code == 0
+    assert call("get pools --context a").err.startswith("error: USAGE: there is no context 'a' (there is none yet)")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("config set-context new", "needs --admin"),
+        ("config set-context new --admin nonsense", "HOST:PORT"),
+        ("config use-context new", "there is no context 'new' (known: prod)"),
+        ("config delete-context new", "there is no context 'new'"),
+        ("--context new get pools", "there is no context 'new'"),
+        ("--context prod --admin a:1 get pools", "name one"),
+        ("get pools --tls-ca other.pem", "other.pem"),
+    ],
+)
+def test_what_is_no_context(call, prod, line, told):
+    before = prod.read_text()
+    ran = call(line)
+    assert (ran.code, told in ran.err, prod.read_text() == before) == (2, True, True)
+
+
+def test_an_address_that_is_named_is_not_the_context(call, prod, admin, address, monkeypatch):
+    """Neither its service, nor its pool, certificates or protection; what is empty, as of a script, names nothing."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
+    for flags, pool in (("", "dev"), (" --pool ops", "ops")):
+        assert call(f"add sql --source s3://b/sql{flags}").code == 0
+        assert admin.asked("ApplyAdapters")[-1].pool == pool
+    for variable in ("LORAPLANE_CONTEXT", "LORAPLANE_ADMIN"):
+        monkeypatch.setenv(variable, "")
+        assert call("get pools").code == 0
+    assert call(f"get pools --admin {address}", "--context", "").code == 0
+    call("config set-context prod --admin nobody:1 --pool elsewhere --protected --tls-ca nowhere")
+    fresh = FakeAdmin()
+    with connected(fresh) as other:
+        assert call(f"--admin {other} delete sql").code == 0
+        monkeypatch.setenv("LORAPLANE_CONTEXT", "prod")
+        assert call(f"--admin {other} delete sql").code == 0
+        monkeypatch.setenv("LORAPLANE_CONTEXT", "")
+        monkeypatch.setenv("LORAPLANE_ADMIN", other)
+        assert call("delete sql").code == 0
+    assert [request.pool for request in fresh.asked("ApplyAdapters")] == ["dev"] * 3
+    assert "nowhere" in call("get pools --context prod").err
+
+
+def test_what_is_changed_without_a_name_is_told(call, prod, address, monkeypatch):
+    """Nobody changes production in the belief that it is another; a variable is no name on the command line."""
+    told, line = f"context: prod ({address})\n", "add sql --source s3://b/sql"
+    assert told in call(line).err
+    for quiet in (f"{line} --context prod", f"{line} --dry-run", "get adapters", f"-o json {line}"):
+        assert told not in call(quiet).err
+    call("config set-context other --admin o:1")
+    call("config use-context other")
+    monkeypatch.setenv("LORAPLANE_CONTEXT", "prod")
+    assert told in call(line).err
+    monkeypatch.setenv("LORAPLANE_ADMIN", "a:1")
+    assert "name one" in call("get pools").err
+    assert call("get pools --context prod").code == 0
+
+
+@pytest.mark.parametrize("line", ["set-context prod --pool x", "use-context prod", "delete-context prod"])
+def test_a_file_that_cannot_be_read_or_written(call, prod, tmp_path, monkeypatch, line):
+    """And what could not be written is not told as done."""
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("registry.cli.contexts.os.open", full)
+        ran = call(f"config {line}")
+        assert (ran.code, ran.out, "No space left on device" in ran.err) == (2, "", True)
     (tmp_path / "folder").mkdir(mode=0o700)
-    monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "folder"))
     tmp_path.chmod(0o700)
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "folder"))
     assert "cannot read" in call("get pools").err
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "file/config.json"))
     assert "cannot write" in call("config set-context prod --admin a:1").err
 
 
-def test_contexts_are_completed(call, prod, monkeypatch, capsys):
-    monkeypatch.setenv("_LORAPLANE_COMPLETE", "complete_bash")
-    for line, word in (("loraplane config use-context p", "3"), ("loraplane get pools --context p", "4")):
-        monkeypatch.setenv("COMP_WORDS", line)
-        monkeypatch.setenv("COMP_CWORD", word)
-        with pytest.raises(SystemExit):
-            run([])
-        assert capsys.readouterr().out == "prod\n"
-
-
-def test_names_are_completed_where_the_context_is_typed_empty(call, prod, address, admin, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("loraplane config use-context p", "prod\n"),
+        ("loraplane get pools --context p", "prod\n"),
+        ("loraplane --admin {} --context '' get adapters s", "sql\n"),
+    ],
+)
+def test_contexts_and_names_are_completed(call, prod, address, admin, monkeypatch, capsys, line, offered):
     """As the command that is typed would be carried out: an empty one beside an address is no second name."""
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="sql", pool="dev")])]
     monkeypatch.setattr("registry.cli.completion.SECONDS", 60.0)
-    monkeypatch.setenv("_LORAPLANE_COMPLETE", "complete_bash")
-    words = ["loraplane", "--admin", address, "--context", "''", "get", "adapters", "s"]
-    monkeypatch.setenv("COMP_WORDS", " ".join(words))
-    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    words = line.format(address)
+    environment = {"_LORAPLANE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit):
         run([])
-    assert capsys.readouterr().out == "sql\n"
+    assert capsys.readouterr().out == offered
+
+
+def page(*names: str, unreadable: tuple[str, ...] = ()) -> pb.ListPoolsResponse:
+    return pb.ListPoolsResponse(pools=[pb.Pool(name=name) for name in names], unreadable=unreadable)
+
+
+@pytest.mark.parametrize(
+    ("found", "pool"),
+    [
+        (page("a"), "a"),
+        (page("a", unreadable=("b",)), "a"),
+        (page(unreadable=("b",)), "b"),
+        (page("a", "b"), None),
+        (page(unreadable=("a", "b")), None),
+    ],
+)
+def test_a_pool_may_be_left_out_where_there_is_one(client, admin, found, pool):
+    empty = pb.ListPoolsResponse(next_page_token="n")  # noqa: S106 - of a listing
+    admin.answers["ListPools"] = [empty, found]
+    if pool:
+        assert (pool_or_only(client, "given"), pool_or_only(client, None)) == ("given", pool)
+    else:
+        with pytest.raises(CliError, match=r"there are several pools \(a, b\); choose one with --pool"):
+            pool_or_only(client, None)
+    admin.answers["ListPools"] = [page()]
+    with pytest.raises(CliError, match="loraplane pool create") as raised:
+        pool_or_only(client, None)
+    assert raised.value.failure.exit is Exit.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("answer", "agrees"),
+    [
+        *((one, True) for one in ("y\n", "Y\n", "yes\n", " YES \n")),
+        *((one, False) for one in ("\n", "n\n", "", "yess\n", "ja\n")),
+    ],
+)
+def test_who_agrees_goes_on_and_who_does_not_changes_nothing(says, capsys, answer, agrees):
+    says(answer)
+    if agrees:
+        agree(PLAIN, ["dev/a"], yes=False)
+        assert capsys.readouterr().err == "delete dev/a\ndelete 1? [y/N] "
+    else:
+        with pytest.raises(typer.Abort):
+            agree(PROTECTED, ["dev/a"], yes=False)
+        told = "delete dev/a\ndelete 1 in the protected context prod? [y/N] note: nothing was changed\n"
+        assert capsys.readouterr().err == told
+
+
+def listed(pool: str, *names: str, unreadable: tuple[str, ...] = (), **labels: str) -> pb.ListAdaptersResponse:
+    spec = pb.AdapterSpec(labels=labels)
+    adapters = [pb.Adapter(name=name, pool=pool, etag=f"{name}7", spec=spec) for name in names]
+    return pb.ListAdaptersResponse(adapters=adapters, unreadable=unreadable)
+
+
+def test_what_has_the_labels_is_removed_at_its_etag_in_each_pool(client, admin, capsys):
+    """W4 etag."""
+    of_p = [listed("p", "A", "b", team="x", more="1"), listed("p", "c", team="y", unreadable=("t", "u"))]
+    of_p[0].next_page_token = "n"  # noqa: S105 - of a listing
+    admin.answers["ListAdapters"] = [*of_p, listed("q", "a", "d", team="x")]
+    found = by_labels(client, ["p", "q"], {"team": "x"}, 3, {("p", "a")})
+    told = [(one.pool, one.wire.delete, one.wire.etag, one.place) for one in found]
+    assert told == [("p", "b", "b7", "b"), ("q", "a", "a7", "a"), ("q", "d", "d7", "d")]
+    assert capsys.readouterr().err == "note: 2 adapters of pool p cannot be read, and stay; see loraplane doctor\n"
+
+
+@pytest.mark.parametrize(("limit", "count"), [(2, 3), (20, 21), (5, 20)])
+def test_no_more_than_the_limit_are_removed_at_once(client, admin, limit, count):
+    names = [f"a{number}" for number in range(count)]
+    admin.answers["ListAdapters"] = [listed("p", *names, team="x")]
+    assert len(by_labels(client, ["p"], {"team": "x"}, count)) == count
+    with pytest.raises(CliError) as raised:
+        by_labels(client, ["p"], {"team": "x"}, limit)
+    failure = raised.value.failure
+    some = ", ".join(names[:20]) + (", …" if count > 20 else "")
+    assert failure.message == (
+        f"{count} adapters would be deleted ({some}), more than {limit}; if all of them are meant, give --delete-limit "
+        f"{count}"
+    )
+    assert (failure.exit, failure.reason, failure.field) == (Exit.REFUSED, "TOO_MANY_CHANGES", "--delete-limit")
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "told"),
+    [
+        (None, 0, ""),
+        (0, 0, ""),
+        (4, 4, ""),
+        (usage("no"), 2, "error: USAGE: no\n"),
+        (CliError(CommandFailure(Exit.CONFLICT, "R", "no", "f", {}, "q")), 5, "error: R: f: no (request id q)\n"),
+        (typer.Abort(), 130, ""),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_how_a_command_ends(monkeypatch, capsys, ends, code, told):
+    class Command:
+        @staticmethod
+        def main(*_arguments: object, **_options: object) -> int | None:
+            if isinstance(ends, BaseException):
+                raise ends
+            return ends
+
+    monkeypatch.setattr(main, "make_command", Command)
+    assert (run(["get", "pools"]), capsys.readouterr()) == (code, ("", told))

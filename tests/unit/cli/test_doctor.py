@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from types import SimpleNamespace
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from registry.cli.doctor import collect, command
-from registry.cli.doctor.collect import look_at_counters
+from registry.cli.doctor.collect import look_at_certificates, look_at_counters
 from registry.cli.doctor.diagnosis import PoolSeen, Survey
 from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, warning
-from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import Session
 from registry.cli.views.output import Format, Printer
 from registry.client.address import Tls
 from registry.etcd3.errors import EtcdError, EtcdUnavailable, NoSpace
-from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import SERVICE, Refusal
+from tests.support.ran import Ran
+from tests.unit.cli.conftest import Cli
+from tests.unit.cli.test_diagnosis import NOW
 
 BAD = error(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale", "restart it")
 ODD = warning(CheckedPart.POOL, "dev", "no_replicas", "it has none", "start some")
 DOWN = error(CheckedPart.ETCD, "e:1", "member_down", "it is down", "start it")
-Seen = tuple[list[DoctorFinding], str, bool]
+HELD = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
 @pytest.fixture
@@ -59,24 +62,20 @@ def test_its_end_says_what_is_to_be_done(cli, world, found, reached, etcd, code)
     assert cli("-o", "name", "doctor", "--etcd", "127.0.0.1:1").out == "".join(f"{one}\n" for one in told)
 
 
-def test_etcd_is_looked_at_only_where_it_is_named(cli, world):
+def test_etcd_is_looked_at_only_where_it_is_named(cli, world, tmp_path):
+    """And whether its password goes unencrypted."""
     world(etcd=([DOWN], False))
     ran = cli("doctor")
-    assert (ran.code, ran.out) == (
-        0,
-        "nothing is wrong; looked at: the admin service, not etcd (--etcd HOST:PORT)\n",
-    )
+    told = "nothing is wrong; looked at: the admin service, not etcd (--etcd HOST:PORT)\n"
+    assert (ran.code, ran.out) == (0, told)
     world(etcd=([], True))
     assert cli("doctor", "--etcd", "127.0.0.1:1").out.endswith("the admin service, etcd\n")
-
-
-def test_that_etcds_password_goes_unencrypted_is_told(cli, world, tmp_path):
-    world(etcd=([], True))
     (tmp_path / "password").write_text("x")
     user = ["--etcd-user", "me", "--etcd-password-file", "password", "--insecure"]
     (one,) = cli("-o", "json", "doctor", "--etcd", "etcd.example:2379", *user).json["findings"]
     assert (one["part"], one["reason"], one["severity"]) == ("etcd", "plain_text", "error")
     assert "--etcd-tls-ca" in one["remedy"]
+    assert command.EtcdOptions().settings() is None
 
 
 @pytest.mark.parametrize(
@@ -96,6 +95,12 @@ def test_that_the_admin_service_is_spoken_to_in_plain_text_is_told(address, tls,
     assert [(one.reason, one.subject) for one in found] == ([("plain_text", address)] if is_told else [])
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "unix:/nowhere", "dns:///a.invalid:1"])
+def test_without_a_handshake_nothing_is_known_of_certificates(address):
+    """What hinders it is told by the connection itself."""
+    assert look_at_certificates(address, Tls(), NOW) == []
+
+
 class Interrupted(Exception):
     """The end of a watch."""
 
@@ -106,7 +111,7 @@ def watched(monkeypatch, capsys) -> Callable[..., list[str]]:
 
     def watch(form: Format, *looks: list[DoctorFinding]) -> list[str]:
         printed: list[str] = []
-        seen: Iterator[Seen] = ((found, "all", True) for found in looks)
+        seen: Iterator[tuple[list[DoctorFinding], str, bool]] = ((found, "all", True) for found in looks)
 
         def pause(_seconds: float) -> None:
             printed.append(capsys.readouterr().out)
@@ -125,40 +130,37 @@ LATER = error(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale for longer", 
 
 
 def test_a_watch_tells_what_comes_and_goes(watched):
-    """Not that it goes on: neither another word for it nor how long it lasts."""
+    """Not that it goes on: neither another word for it nor how long it lasts. Programs get a line for each change."""
     printed = watched(Format.TABLE, [], [], [BAD], [LATER], [BAD, ODD], [])
-    assert [one.splitlines()[1:] != [] for one in printed] == [True, False, True, False, True, True]
-    assert [one.partition("\n")[2].split()[:1] for one in printed] == [
-        ["nothing"],
-        [],
-        ["SEVERITY"],
-        [],
-        ["SEVERITY"],
-        ["nothing"],
-    ]
-
-
-@pytest.mark.parametrize("other", ["severity", "part", "subject", "reason"])
-def test_another_finding_is_told_by_whatever_it_differs(watched, other):
-    fields = {"severity": "error", "part": CheckedPart.REPLICA, "subject": "dev/r1", "reason": "stale"}
-    changed = {"severity": "warning", "part": CheckedPart.POOL, "subject": "dev/r2", "reason": "held"}
-    found = []
-    for one in (fields, fields | {other: changed[other]}):
-        make = error if one["severity"] == "error" else warning
-        found.append([make(one["part"], one["subject"], one["reason"], "it is so", "change it")])
-    assert [bool(one) for one in watched(Format.TABLE, *found)] == [True, True]
-
-
-def test_a_watch_for_programs_is_one_line_for_each_change(watched):
+    heads = [one.partition("\n")[2].split()[:1] for one in printed]
+    assert heads == [["nothing"], [], ["SEVERITY"], [], ["SEVERITY"], ["nothing"]]
     printed = watched(Format.JSON, [], [BAD], [BAD])
     assert [one.count("\n") for one in printed] == [1, 1, 0]
     assert [one["reason"] for one in json.loads(printed[1])["findings"]] == ["stale"]
 
 
-def test_a_watch_on_a_terminal_draws_each_look_anew(watched, monkeypatch):
+@pytest.mark.parametrize(
+    "other",
+    [
+        warning(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale", "restart it"),
+        error(CheckedPart.POOL, "dev/r1", "stale", "it is stale", "restart it"),
+        error(CheckedPart.REPLICA, "dev/r2", "stale", "it is stale", "restart it"),
+        error(CheckedPart.REPLICA, "dev/r1", "held", "it is stale", "restart it"),
+    ],
+)
+def test_another_finding_is_told_by_whatever_it_differs(watched, other):
+    assert [bool(one) for one in watched(Format.TABLE, [BAD], [other])] == [True, True]
+
+
+def test_a_watch_on_a_terminal_draws_each_look_anew_from_its_top(watched, monkeypatch):
+    """And nowhere else: in a file each look follows the last."""
+    cleared: list[bool] = []
+    monkeypatch.setattr(Printer, "console", SimpleNamespace(clear=lambda: cleared.append(True)))
+    watched(Format.JSON, [BAD], [])
+    assert cleared == []
+    monkeypatch.undo()
     monkeypatch.setattr(Printer, "is_live", property(lambda _self: True))
-    printed = watched(Format.TABLE, [BAD], [BAD])
-    assert all("dev/r1" in one for one in printed)
+    assert all("dev/r1" in one for one in watched(Format.TABLE, [BAD], [BAD]))
 
 
 class Leases:
@@ -184,23 +186,7 @@ class Leases:
 async def test_an_etcd_is_full_that_says_so(refusal, is_full):
     """The lease that was asked for to see it is given back."""
     leases = Leases(refusal)
-    assert await collect._is_full(leases) is is_full
-    assert leases.held == set()
-
-
-class Counters:
-    """Of a client: what the admin service answers to repairs, one after the other."""
-
-    def __init__(self, *answers: pb.RepairTenantResponse | CliError) -> None:
-        self._answers = iter(answers)
-        self.asked: list[pb.RepairTenantRequest] = []
-
-    def repair_tenant(self, request: pb.RepairTenantRequest) -> pb.RepairTenantResponse:
-        self.asked.append(request)
-        answer = next(self._answers)
-        if isinstance(answer, CliError):
-            raise answer
-        return answer
+    assert (await collect._is_full(leases), leases.held) == (is_full, set())
 
 
 def survey(counter: int, adapters: int) -> Survey:
@@ -212,85 +198,123 @@ def survey(counter: int, adapters: int) -> Survey:
 GONE = pb.Adapter(name="acme/x", pool="p", generation=3)
 RIGHT = pb.RepairTenantResponse(tenant=pb.Tenant(name="acme", adapters=1))
 WRONG = pb.RepairTenantResponse(tenant=pb.Tenant(name="acme", adapters=1), changed=True, retired=[GONE])
-AWAY = CliError(CommandFailure(Exit.UNAVAILABLE, Reason.ETCD_UNAVAILABLE, "no quorum"))
-
-
-def test_a_counter_that_is_right_is_not_asked_about():
-    client = Counters()
-    assert look_at_counters(client, survey(1, 1), repair=True) == []
-    assert client.asked == []
+DENIED = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not you")
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("counter", "answer", "told"),
     [
-        (WRONG, "its counter says 2, and it has 1 adapters; history lacks generation 3 of acme/x in pool p"),
-        (AWAY, "its counter says 2, and it has 1 adapters; the admin service cannot say more: no quorum"),
-        (RIGHT, None),
+        (1, RIGHT, None),
+        (2, RIGHT, None),
+        (2, WRONG, "its counter says 2, and it has 1 adapters; history lacks generation 3 of acme/x in pool p"),
+        (2, DENIED, "its counter says 2, and it has 1 adapters; the admin service cannot say more: not you"),
     ],
 )
-def test_a_counter_that_differs_is_told(answer, told):
+def test_a_counter_that_differs_is_told(client, admin, counter, answer, told):
     """W5: by the admin service's own count, which changes nothing; a race with a change is none."""
-    client = Counters(answer)
-    found = look_at_counters(client, survey(2, 1), repair=False)
+    admin.answers["RepairTenant"] = [answer]
+    found = look_at_counters(client, survey(counter, 1), repair=False)
     assert [(one.reason, one.severity.value, one.subject, one.finding) for one in found] == (
         [("counter_differs", "error", "acme", told)] if told else []
     )
-    assert [(one.name, one.validate_only, one.request_id) for one in client.asked] == [("acme", True, "")]
+    asked = [pb.RepairTenantRequest(name="acme", validate_only=True)] if counter == 2 else []
+    assert admin.asked("RepairTenant") == asked
 
 
-def test_a_counter_is_repaired_until_nothing_is_left():
+def test_a_counter_is_repaired_until_nothing_is_left(client, admin):
     """W5, W3: each transaction takes so much; each has a request id of its own."""
-    client = Counters(WRONG, WRONG, RIGHT)
+    admin.answers["RepairTenant"] = [WRONG, WRONG, RIGHT]
     (found,) = look_at_counters(client, survey(4, 1), repair=True)
     lacked = "history has generation 3 of acme/x in pool p"
     assert found.finding == f"repaired: its counter said 4, and says 1 now; {lacked}; {lacked}"
     assert (found.reason, found.severity.value) == ("counter_repaired", "warning")
-    assert {one.validate_only for one in client.asked} == {False}
-    assert len({one.request_id for one in client.asked} - {""}) == 3
-    assert look_at_counters(Counters(RIGHT), survey(4, 1), repair=True) == []
+    asked = admin.asked("RepairTenant")
+    assert ({one.validate_only for one in asked}, len({one.request_id for one in asked} - {""})) == ({False}, 3)
+    assert look_at_counters(client, survey(4, 1), repair=True) == []
 
 
-@pytest.mark.parametrize(("tls", "is_looked_at"), [(Tls(), False), (Tls(ca="ca.pem"), True)])
-@pytest.mark.parametrize("repair", [False, True])
-def test_all_that_the_admin_service_shows_is_looked_at(monkeypatch, tls, is_looked_at, repair):
-    """Certificates only where there are any; and what is repaired is what was asked for."""
-    made = {name: error(CheckedPart.ADMIN, "a", name, "it is so", "change it") for name in ("admin", "ends", "counter")}
-    asked: list[object] = []
-
-    class Connected(Session):
-        def client(self, timeout_seconds: float) -> object:
-            asked.append(timeout_seconds)
-            return nullcontext("client")
-
-    seen = Survey((), (), (), ())
-    monkeypatch.setattr(command, "collect", lambda _client: seen)
-    monkeypatch.setattr(command, "look_at_admin", lambda _client: [made["admin"]])
-    monkeypatch.setattr(
-        command, "look_at_certificates", lambda address, of, _now: asked.append((address, of)) or [made["ends"]]
-    )
-    monkeypatch.setattr(
-        command,
-        "look_at_counters",
-        lambda _client, of, *, repair: asked.append((of is seen, repair)) or [made["counter"]],
-    )
-    found, looked, is_reached = command._through_admin(Connected("127.0.0.1:1", Format.TABLE, tls), 7.0, repair=repair)
-    expected = ["admin", "no_pools", *(["ends"] if is_looked_at else []), "counter"]
-    assert [one.reason for one in found] == expected
-    assert asked == [7.0, *([("127.0.0.1:1", tls)] if is_looked_at else []), (True, repair)]
-    assert (looked, is_reached) == (
-        "the admin service at 127.0.0.1:1, 0 pools, 0 replicas, 0 adapters, 0 tenants",
-        True,
-    )
+@pytest.fixture
+def doctor(cli, monkeypatch) -> Cli:
+    """The doctor, of the release of the service."""
+    monkeypatch.setattr("registry.cli.doctor.collect.release_version", lambda: "")
+    return lambda *arguments: cli("-o", "json", "doctor", *arguments)
 
 
-def test_a_watch_on_a_terminal_begins_each_look_at_its_top(watched, monkeypatch):
-    """And nowhere else: in a file each look follows the last."""
-    cleared: list[bool] = []
-    console = SimpleNamespace(clear=lambda: cleared.append(True))
-    monkeypatch.setattr(Printer, "console", console)
-    watched(Format.JSON, [BAD], [])
-    assert cleared == []
-    monkeypatch.setattr(Printer, "is_live", property(lambda _self: True))
-    watched(Format.TABLE, [BAD], [BAD])
-    assert len(cleared) == 2
+def reasons(ran: Ran) -> list[str]:
+    return [one["reason"] for one in ran.json["findings"]]
+
+
+def test_whether_a_service_is_well_and_of_our_release_is_told(doctor, admin, monkeypatch):
+    """By reflection, so that it is known before a call fails."""
+    ran = doctor()
+    assert (ran.code, reasons(ran)) == (0, ["no_replicas"])
+    known = [one.name for one in SERVICE.methods]
+    for here, severity, told in (
+        ([*known, "Newer"], "error", "it has no Newer"),
+        (known[1:], "warning", f"does not know {known[0]}"),
+    ):
+        monkeypatch.setattr("registry.cli.doctor.collect._methods_here", lambda here=here: here)
+        [finding, _] = doctor().json["findings"]
+        assert (finding["reason"], finding["severity"]) == ("version_skew", severity)
+        assert finding["finding"].endswith(told)
+    monkeypatch.setattr("registry.cli.doctor.collect._methods_here", lambda: known)
+    admin.answers["Check"] = [HELD]
+    ran = doctor()
+    assert (ran.code, reasons(ran)) == (4, ["not_serving", "no_replicas"])
+    [first, _] = ran.json["findings"]
+    assert (first["part"], first["severity"], first["subject"].startswith("127.0.0.1:")) == ("admin", "error", True)
+
+
+def test_all_pages_of_all_pools_and_tenants_are_looked_at(doctor, admin):
+    first = pb.ListPoolsResponse(unreadable=["torn"], admin_version="7", admin_insecure=["--listen: anybody"])
+    first.pools.add(name="a").limits.expected_replicas = 3
+    first.next_page_token = "n"  # noqa: S105 - of a listing
+    unknown = [pb.UnknownPool(name="u", replicas=1, names=["r9"])]
+    admin.answers |= {
+        "ListPools": [first, pb.ListPoolsResponse(pools=[pb.Pool(name="b")], unknown=unknown)],
+        "ListAdapters": [pb.ListAdaptersResponse(unreadable=["bad"])],
+        "ListTenants": [pb.ListTenantsResponse(unreadable=["t"])],
+    }
+    live, gone = [pb.Replica(name="r1", pool="a", version="")], [pb.MissingReplica(name="r2")]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=live, missing=gone, lacking=4)]
+    found = [(one["reason"], one["subject"]) for one in doctor().json["findings"]]
+    assert found == [
+        *(("versions_differ", "versions"), ("insecure", "its settings"), ("pool_unknown", "u")),
+        *(("unreadable_record", "torn"), ("unreadable_record", "a"), ("replicas_missing", "a"), ("no_status", "a/r1")),
+        *(("unreadable_record", "b"), ("replicas_missing", "b"), ("no_status", "a/r1"), ("unreadable_record", "t")),
+    ]
+    assert admin.asked("ListPools")[0].show_unknown
+    assert [one.pool for method in ("ListReplicas", "ListAdapters") for one in admin.asked(method)] == [*"abab"]
+
+
+def test_a_counter_is_repaired_only_where_that_is_asked_for(doctor, admin):
+    """And not by a watch."""
+    admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=[pb.Tenant(name="t", adapters=3)])]
+    for flags, reason, is_dry in ((["--repair"], "counter_repaired", False), ([], "counter_differs", True)):
+        changed = pb.RepairTenantResponse(tenant=pb.Tenant(name="t"), changed=True)
+        admin.answers["RepairTenant"] = [changed, pb.RepairTenantResponse(tenant=pb.Tenant(name="t"))]
+        admin.requests.clear()
+        ran = doctor(*flags)
+        assert (ran.code, reasons(ran)) == (4 if is_dry else 0, ["no_replicas", reason])
+        assert {one.validate_only for one in admin.asked("RepairTenant")} == {is_dry}
+    admin.requests.clear()
+    assert (doctor("--watch", "--repair").code, admin.requests) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("health", "reason", "part"),
+    [
+        (HELD, "ADMIN_UNAVAILABLE", "etcd"),
+        (None, "ETCD_UNAVAILABLE", "etcd"),
+        (None, "ADMIN_UNAVAILABLE", "admin"),
+    ],
+)
+def test_who_does_not_answer_is_named(doctor, admin, clock, health, reason, part):
+    """The service says that it has no etcd, or the refusal does; else it is the service itself."""
+    admin.answers["Check"] = [health] if health else admin.answers["Check"]
+    admin.answers["ListPools"] = [clock.late(Refusal(grpc.StatusCode.UNAVAILABLE, reason, "away"))]
+    ran = doctor("--timeout", "1000")
+    assert (ran.code, [(one["part"], one["reason"]) for one in ran.json["findings"]]) == (6, [(part, "unreachable")])
+    admin.answers["ListPools"] = [DENIED]
+    ran = doctor()
+    assert (ran.code, ran.out, ran.error["reason"]) == (4, "", "PERMISSION_DENIED"), "a refusal is an answer"

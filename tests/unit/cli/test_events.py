@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,10 +16,11 @@ import pytest
 
 from registry.cli.commands import events
 from registry.cli.failure import CliError
-from registry.cli.views.events import ShownEvent, change_event
+from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import Format, Printer
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin, Refusal
+from tests.support.fake_admin import FakeAdmin, Refusal
+from tests.unit.cli.conftest import Time
 
 
 def ago(minutes: float) -> str:
@@ -36,6 +37,7 @@ def status(**parts: Any) -> str:
 
 
 FAILED = {"name": "Law", "generation": 2, "reason": "rank_too_high", "message": "64 > 16", "request_id": "q"}
+
 PENDING = {"name": "sql", "generation": "?", "reason": "staging", "message": None}
 
 
@@ -90,22 +92,6 @@ def test_what_happened_in_a_pool_the_oldest_first(cli, world):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["SQL"], [ALL[4], ALL[5], "pending adapter sql r2 staging"]),
-        (["law"], [ALL[9]]),
-        (["--replica", "r1"], [ALL[1], ALL[2]]),
-        (["law", "--replica", "r1"], []),
-        (["--replica", "r3", "--since", "7d"], [ALL[0]]),
-        (["--replica", "r1", "--since", "999999d"], [ALL[1], ALL[2]]),
-        (["--replica", "r1", "--since", "5m"], []),
-    ],
-)
-def test_of_one_adapter_or_replica(cli, world, words, expected):
-    assert shown(cli("-o", "json", "events", *words)) == expected
-
-
-@pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (["--since", "soon"], 2, "--since soon: write a number"),
@@ -120,54 +106,6 @@ def test_what_there_is_not(cli, world, words, code, says):
     ran = cli("events", *words)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
     assert says in ran.err
-
-
-def test_what_cannot_be_read_and_what_is_too_much_is_noted(cli, world, monkeypatch):
-    """X2: no more than a bound is kept, the newest of it; what others wrote has no power over a terminal."""
-    monkeypatch.setattr(events, "MAX_SHOWN", 2)
-    evil = change("updated", "\x1b[31msql", fields=["\u202e"])
-    world.answers["ListChanges"] = [pb.ListChangesResponse(changes=[*[evil] * 5], unreadable=["2026-x"])]
-    world.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[pb.Replica(name="new", pool="dev")])]
-    ran = cli("events")
-    assert "1 audit records cannot be read, and are left out: 2026-x" in ran.err
-    assert "more than the 2 that are shown" in ran.err
-    assert (len(ran.out.splitlines()), "\x1b" in ran.out, "\u202e" in ran.out) == (3, False, False)
-
-
-@pytest.fixture
-def rounds(monkeypatch) -> list[float]:
-    """Ends a watch after three looks."""
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("registry.cli.commands.events.time.sleep", pause)
-    return pauses
-
-
-def test_a_watch_prints_what_is_new_and_survives_an_outage(cli, world, rounds, clock):
-    first, second = world.answers["ListChanges"][0], pb.ListChangesResponse(changes=[change("deleted", minutes=4)])
-    away = Refusal(grpc.StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE")
-    world.answers["ListChanges"] = [first, clock.late(away), second]
-    (later,) = [pb.ListReplicasResponse.FromString(one.SerializeToString()) for one in world.answers["ListReplicas"]]
-    later.replicas[1].status_json = status(ready=False, note="still away", held="13 would go", failed=[FAILED])
-    world.answers["ListReplicas"] = [world.answers["ListReplicas"][0], later]
-    ran = cli("-o", "json", "events", "-w")
-    lines = [json.loads(line)["item"] for line in ran.out.splitlines()]
-    assert (ran.code, [one["event"] for one in lines]) == (130, [*[one.split()[0] for one in ALL], "deleted"])
-    since = [datetime.fromisoformat(one.since) for one in world.asked("ListChanges")]
-    newest = datetime.fromisoformat(first.changes[0].at)
-    assert since[1:] == [newest - timedelta(seconds=60)] * 2
-    assert since[1] > since[0]
-
-
-def test_a_watch_ends_by_an_error_that_will_stay(cli, world, rounds):
-    world.answers["ListReplicas"].append(Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND"))
-    ran = cli("events", "--watch")
-    assert (ran.code, len(ran.out.splitlines()), len(rounds)) == (3, 11, 1)
 
 
 @contextmanager
@@ -212,90 +150,12 @@ def test_the_ring_of_a_sidecar(cli, admin):
     assert admin.requests == []
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "says"),
-    [
-        (b"[]", 200, "status 200, and no events"),
-        (b"no", 200, "Expecting value"),
-        (ring(), 404, "status 404, and no events"),
-        (b" " * 200, 200, "status 200, and no events"),
-        (b'{"error": "start it with --http-names"}', 421, "start it with --http-names"),
-        (b'{"error": 1}', 421, "status 421, and no events"),
-    ],
-)
-def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):
-    monkeypatch.setattr(events, "_MAX_RING_BYTES", 150)
-    with sidecar(body, code) as address:
-        ran = cli("events", "--sidecar", address)
-    assert (ran.code, ran.err.count("\n")) == (6, 1)
-    assert "SIDECAR_UNAVAILABLE" in ran.err
-    assert says in ran.err
-    assert "no events of a sidecar" in cli("events", "--sidecar", address).err, "it is gone"
-
-
-def test_a_ring_without_events_is_empty(cli):
-    with sidecar(b'{"events": 1}') as address:
-        assert cli("-o", "json", "events", "--sidecar", address).json == {"items": []}
-
-
 def test_a_connection_that_the_other_side_ended_is_no_error():
     """Its time may be up at the same moment."""
     one, other = socket.socketpair()
     other.close()
     one.close()
     events._cut(one)
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("r1:1", ("r1", 1)), ("127.0.0.1:65535", ("127.0.0.1", 65535)), ("[::1]:7602", ("::1", 7602))],
-)
-def test_where_a_sidecar_is(text, address):
-    assert events.sidecar_address(text) == address
-
-
-@pytest.mark.parametrize("text", ["r1", "r1:", ":1", "r1:0", "r1:65536", "a b:1", "::1:7602", "r1:123456"])
-def test_what_is_no_place_of_a_sidecar(text):
-    with pytest.raises(CliError, match="write HOST:PORT"):
-        events.sidecar_address(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "span"),
-    [
-        ("90s", timedelta(seconds=90)),
-        ("30m", timedelta(minutes=30)),
-        ("2h", timedelta(hours=2)),
-        ("7d", timedelta(days=7)),
-        ("366d", timedelta(days=366)),
-        ("999999d", timedelta(days=366)),
-        ("0s", timedelta()),
-    ],
-)
-def test_spans(text, span):
-    assert events._span(text) == span
-
-
-@pytest.mark.parametrize("text", ["", "s", "1", "1w", "1.5h", "-1h", "1h ", "1234567s"])
-def test_what_is_no_span(text):
-    with pytest.raises(CliError, match="write a number and s, m, h or d"):
-        events._span(text)
-
-
-def looking(*looks: list[pb.RecordedChange]) -> Callable[[datetime], Iterator[ShownEvent]]:
-    """What each look of a watch finds."""
-    left = iter(looks)
-    return lambda _at: map(change_event, next(left))
-
-
-@pytest.mark.parametrize(("count", "is_noted"), [(3, False), (4, True)])
-def test_of_too_many_events_the_newest_are_shown(monkeypatch, capsys, count, is_noted):
-    monkeypatch.setattr(events, "MAX_SHOWN", 3)
-    found = [pb.RecordedChange(at=f"2026-01-01T00:00:0{at}Z", action=f"a{at}") for at in range(count)]
-    events._show(Printer(Format.JSON), looking(found), datetime.now(UTC), watch=False)
-    told = capsys.readouterr()
-    assert [one["event"] for one in json.loads(told.out)["items"]] == [f"a{at}" for at in range(count)][-3:]
-    assert ("more than the 3" in told.err) == is_noted
 
 
 def test_a_watch_looks_back_a_minute_behind_the_newest_change_and_never_further(monkeypatch, capsys):
@@ -348,16 +208,129 @@ def test_what_is_older_is_left_out_unless_it_still_is_so_or_nobody_knows(at, cur
     assert list(events._Chosen(None, "r2").of([one], start)) == []
 
 
-def test_what_waits_is_told_of_one_adapter_or_replica_alone(cli, world):
-    """Of all of them it would be much, and soon over."""
-    assert "pending" not in cli("-o", "json", "events").out
-    assert '"pending"' in cli("-o", "json", "events", "--replica", "r2").out
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["SQL"], [ALL[4], ALL[5], "pending adapter sql r2 staging"]),
+        (["law"], [ALL[9]]),
+        (["--replica", "r1"], [ALL[1], ALL[2]]),
+        (["--replica", "r2"], [*ALL[6:10], "pending adapter sql r2 staging"]),
+        (["law", "--replica", "r1"], []),
+        (["--replica", "r3", "--since", "7d"], [ALL[0]]),
+        (["--replica", "r1", "--since", "999999d"], [ALL[1], ALL[2]]),
+        (["--replica", "r1", "--since", "5m"], []),
+    ],
+)
+def test_of_one_adapter_or_replica(cli, world, words, expected):
+    """What waits is told of one alone: of all it would be much, and soon over."""
+    assert {*shown(cli("-o", "json", "events", *words))} == {*expected}
 
 
-@pytest.mark.parametrize(("size", "code"), [(150, 0), (151, 6)])
-def test_a_ring_is_read_up_to_a_bound(cli, monkeypatch, size, code):
+@pytest.mark.parametrize(("most", "is_noted"), [(3, False), (2, True)])
+def test_what_cannot_be_read_and_what_is_too_much_is_noted(cli, world, monkeypatch, most, is_noted):
+    """X2: no more than a bound is kept, the newest of it."""
+    monkeypatch.setattr(events, "MAX_SHOWN", most)
+    found = [change(f"a{at}", minutes=9 - at) for at in range(3)]
+    world.answers["ListChanges"] = [pb.ListChangesResponse(changes=found, unreadable=["2026-x"])]
+    world.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[pb.Replica(name="new", pool="dev")])]
+    ran = cli("-o", "json", "events")
+    assert [one["event"] for one in ran.json["items"]] == ["a0", "a1", "a2"][-most:]
+    assert "1 audit records cannot be read, and are left out: 2026-x" in ran.err
+    assert (f"more than the {most} that are shown" in ran.err) == is_noted
+
+
+@pytest.fixture
+def rounds(monkeypatch) -> Time:
+    """Ends a watch after three looks."""
+    clock = Time()
+
+    def pause(seconds: float) -> None:
+        clock.sleep(seconds)
+        if len(clock.pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("registry.cli.commands.events.time.sleep", pause)
+    return clock
+
+
+def test_a_watch_prints_what_is_new_and_survives_an_outage(cli, world, rounds, clock):
+    first, second = world.answers["ListChanges"][0], pb.ListChangesResponse(changes=[change("deleted", minutes=4)])
+    away = Refusal(grpc.StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE")
+    world.answers["ListChanges"] = [first, clock.late(away), second]
+    (later,) = [pb.ListReplicasResponse.FromString(one.SerializeToString()) for one in world.answers["ListReplicas"]]
+    later.replicas[1].status_json = status(ready=False, note="still away", held="13 would go", failed=[FAILED])
+    world.answers["ListReplicas"] = [world.answers["ListReplicas"][0], later]
+    ran = cli("-o", "json", "events", "-w")
+    lines = [json.loads(line)["item"] for line in ran.out.splitlines()]
+    assert (ran.code, [one["event"] for one in lines]) == (130, [*[one.split()[0] for one in ALL], "deleted"])
+    since = [datetime.fromisoformat(one.since) for one in world.asked("ListChanges")]
+    newest = datetime.fromisoformat(first.changes[0].at)
+    assert (since[1:], since[1] > since[0]) == ([newest - timedelta(seconds=60)] * 2, True)
+    world.answers["ListReplicas"].append(Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND"))
+    rounds.pauses.clear()
+    ran = cli("events", "--watch")
+    assert (ran.code, len(rounds.pauses)) == (3, 1), "an error that will stay ends it"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        (b'{"events": []}', 200, None),
+        (b'{"events": 1}', 200, None),
+        (b'{"events": []}' + b" " * 136, 200, None),
+        (b'{"events": []}' + b" " * 137, 200, "status 200, and no events"),
+        (b"[]", 200, "status 200, and no events"),
+        (b"no", 200, "Expecting value"),
+        (ring(), 404, "status 404, and no events"),
+        (b'{"error": "start it with --http-names"}', 421, "start it with --http-names"),
+        (b'{"error": 1}', 421, "status 421, and no events"),
+    ],
+)
+def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):
     """R16 bounded."""
     monkeypatch.setattr(events, "_MAX_RING_BYTES", 150)
-    body = b'{"events": []}'
-    with sidecar(body + b" " * (size - len(body))) as address:
-        assert cli("events", "--sidecar", address).code == code
+    with sidecar(body, code) as address:
+        ran = cli("-o", "json", "events", "--sidecar", address)
+    if says is None:
+        assert (ran.code, ran.json) == (0, {"items": []})
+    else:
+        assert (ran.code, ran.error["reason"], says in ran.error["message"]) == (6, "SIDECAR_UNAVAILABLE", True)
+    assert "no events of a sidecar" in cli("events", "--sidecar", address).err, "it is gone"
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("0s", timedelta()),
+        ("90s", timedelta(seconds=90)),
+        ("30m", timedelta(minutes=30)),
+        ("2h", timedelta(hours=2)),
+        ("7d", timedelta(days=7)),
+        ("366d", timedelta(days=366)),
+        ("999999d", timedelta(days=366)),
+        *((text, None) for text in ("", "s", "1", "1w", "1.5h", "-1h", "1h ", "1234567s")),
+    ],
+)
+def test_spans(text, span):
+    if span is not None:
+        assert events._span(text) == span
+        return
+    with pytest.raises(CliError, match="write a number and s, m, h or d"):
+        events._span(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("r1:1", ("r1", 1)),
+        ("127.0.0.1:65535", ("127.0.0.1", 65535)),
+        ("[::1]:7602", ("::1", 7602)),
+        *((text, None) for text in ("r1", "r1:", ":1", "r1:0", "r1:65536", "a b:1", "::1:7602", "r1:123456")),
+    ],
+)
+def test_where_a_sidecar_is(text, address):
+    if address is not None:
+        assert events.sidecar_address(text) == address
+        return
+    with pytest.raises(CliError, match="write HOST:PORT"):
+        events.sidecar_address(text)

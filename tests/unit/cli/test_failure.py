@@ -1,51 +1,43 @@
-"""Every error has an exit code, and is told in one line."""
+"""Every error has an exit code and one line; and a fault of ours is never told as a mistake of the user's."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import NoReturn
 
 import grpc
 import pytest
 
+from registry.cli import main
+from registry.cli.commands import publish
 from registry.cli.failure import EXIT_OF, CommandFailure, Exit, failure_of
 from registry.client.errors import KIND_OF
+from registry.lora.findings import Finding, UnfitAdapter
 from registry.model.errors import NotFound, Reason, RegistryError
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import FakeAdmin
+
+
+@pytest.fixture
+def store(admin, tmp_path, manifest) -> FakeAdmin:
+    """A service that carries everything out, and files that can be read."""
+    one = pb.Replica(name="r1", pool="dev")
+    admin.answers |= {"GetAdapter": [SQL], "GetReplica": [one]}
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[one])]
+    for name in ("adapter/adapter_config.json", "adapter/adapter_model.safetensors", "base/empty"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    manifest("sql")
+    return admin
 
 
 def _leaves(kind: type[RegistryError]) -> Iterator[type[RegistryError]]:
     for child in kind.__subclasses__():
         yield child
         yield from _leaves(child)
-
-
-def test_every_error_of_the_tree_has_an_exit_code():
-    assert set(EXIT_OF) == set(_leaves(RegistryError))
-
-
-def test_every_status_but_ok_is_one_of_our_errors():
-    assert set(KIND_OF) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
-    assert set(KIND_OF.values()) <= set(EXIT_OF)
-
-
-@pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [
-        (grpc.StatusCode.INVALID_ARGUMENT, 4),
-        (grpc.StatusCode.NOT_FOUND, 3),
-        (grpc.StatusCode.ALREADY_EXISTS, 5),
-        (grpc.StatusCode.ABORTED, 5),
-        (grpc.StatusCode.FAILED_PRECONDITION, 4),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, 4),
-        (grpc.StatusCode.PERMISSION_DENIED, 4),
-        (grpc.StatusCode.UNAUTHENTICATED, 4),
-        (grpc.StatusCode.UNAVAILABLE, 6),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, 6),
-        (grpc.StatusCode.INTERNAL, 1),
-    ],
-)
-def test_exit_codes_are_those_of_the_interface(code, exit_code):
-    assert EXIT_OF[KIND_OF[code]] == exit_code
 
 
 def test_a_failure_is_one_line_whatever_the_message_holds():
@@ -64,3 +56,190 @@ def test_an_error_of_the_tree_keeps_reason_field_and_facts():
         "request_id": None,
         "exit_code": 3,
     }
+
+
+SQL = pb.Adapter(name="sql", pool="dev", generation=3, etag="7", spec=pb.AdapterSpec(source=pb.Source(uri="s3://b/s")))
+
+
+class Bug(Exception):
+    """What nobody foresaw."""
+
+
+def broken(*_arguments: object, **_options: object) -> NoReturn:
+    raise Bug
+
+
+CLIENT, COMMANDS = "registry.cli.client.AdminClient", "registry.cli.commands"
+
+BROKEN = {
+    "apply -f adapters.yaml --look-seconds 0": [
+        f"{CLIENT}.apply",
+        f"{CLIENT}.get_pool",
+        "registry.cli.change_set.read_manifests",
+        "registry.cli.change_set.check_unique",
+        "registry.cli.manifest._WRITTEN.model_validate",
+        "registry.cli.client.BackgroundLoop.run",
+    ],
+    "apply -f adapters.yaml --no-atomic": [f"{CLIENT}.apply"],
+    "add sql --source adapter": [
+        "registry.cli.change_set.manifest_of",
+        "registry.cli.local_adapters.check_files",
+        "registry.cli.source_reader.digest_here",
+        f"{CLIENT}.get_pool",
+    ],
+    "set sql --source adapter": ["registry.cli.source_reader.look"],
+    "add sql --source s3://b/s": [f"{COMMANDS}.apply.apply_changes"],
+    "add sql --source s3://b/s --look-seconds 60": [
+        "registry.cli.source_reader.AllowedSources",
+        "registry.cli.source_reader.SourceReader.fetch",
+    ],
+    "add sql --source s3://b/s --request-id q": ["registry.cli.session.check_request_id"],
+    "digest adapter": ["registry.cli.local_adapters.check_files", "registry.cli.change_set.Path.is_dir"],
+    "digest s3://b/s": ["registry.cli.source_reader.SourceReader.fetch", "registry.cli.source_reader.AllowedSources"],
+    "digest s3://b/s --credentials c": ["registry.cli.source_reader.read_credentials"],
+    "check adapter --base-model base": ["registry.cli.local_adapters.read_base"],
+    "check adapter --pool dev": ["registry.cli.local_adapters.check_files"],
+    "check adapter --pool dev --explain": ["registry.cli.local_adapters.open_directory"],
+    "publish adapter there": [f"{COMMANDS}.publish.destination"],
+    "sign adapter --key adapter/adapter_config.json": ["registry.lora.ed25519.sign"],
+    "backup b.jsonl": [f"{COMMANDS}.backup.os.fsync"],
+    "restore adapters.yaml": [f"{COMMANDS}.backup.records_of", "registry.cli.backup.read_json"],
+    "edit sql": [f"{COMMANDS}.adapters.subprocess.run"],
+    "delete sql": [f"{COMMANDS}.adapters.apply_changes"],
+    "dev up": [f"{COMMANDS}.dev.bring_up"],
+    "dev down": [f"{COMMANDS}.dev.take_down"],
+    "dev status": [f"{COMMANDS}.dev.opened"],
+    "config set-context c": [f"{COMMANDS}.config.check_address", "registry.cli.contexts.json.dumps"],
+    "drain r1 --wait": [f"{CLIENT}.get_replica", f"{COMMANDS}.replicas.activity_of"],
+    "events --sidecar 127.0.0.1:1": [f"{COMMANDS}.events._cut_after"],
+    "pool update dev --max-rank 3": [f"{CLIENT}.get_pool"],
+    "pool create p --base-model tiny --from base": ["registry.cli.local_adapters.read_base"],
+    "top": [f"{COMMANDS}.top.activity_of"],
+    "describe adapter sql": [f"{CLIENT}.change_pages"],
+    "get replicas r1": [f"{CLIENT}.get_replica"],
+    "get pools": ["registry.cli.views.output.printable"],
+    "doctor": ["registry.cli.doctor.command.collect"],
+    "doctor --etcd e:1": ["registry.cli.doctor.command.DaemonSettings.model_validate"],
+}
+
+
+@pytest.mark.parametrize(("line", "place"), [(line, place) for line, places in BROKEN.items() for place in places])
+def test_what_nobody_foresaw_is_no_mistake_of_the_user(cli, store, monkeypatch, tmp_path, line, place):
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "contexts.json"))
+    monkeypatch.setattr(place, broken)
+    with pytest.raises(Bug):
+        cli(*line.split())
+
+
+FINDING = Finding("bad_rank", "k", "1", "2", "change it")
+
+FAILURES = [
+    (UnfitAdapter([FINDING]), Exit.REFUSED, "ADAPTER_UNFIT", "bad_rank"),
+    (publish.CannotPublish("no torch"), Exit.REFUSED, "CANNOT_PUBLISH", "no torch"),
+    (publish.DestinationTaken("s3://b/d"), Exit.CONFLICT, "DESTINATION_TAKEN", "s3://b/d is there with other content"),
+    (publish.Unfinished("half"), Exit.UNAVAILABLE, "UPLOAD_UNFINISHED", "half"),
+    (publish.ArtifactError("away", "no"), Exit.UNAVAILABLE, "SOURCE_UNREADABLE", "away: no"),
+    (
+        OSError(13, "Permission denied", "there/x"),
+        Exit.USAGE,
+        "USAGE",
+        "cannot read or write there/x: Permission denied",
+    ),
+    (OSError(13, "Permission denied"), Exit.USAGE, "USAGE", "cannot read or write adapter: Permission denied"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "reason", "told"), FAILURES, ids=lambda one: type(one).__name__)
+def test_each_way_in_which_a_publication_fails_has_its_code(cli, store, monkeypatch, error, code, reason, told):
+    def fail(_target: str) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(f"{COMMANDS}.publish.destination", fail)
+    ran = cli("-o", "json", "publish", "adapter", "there")
+    assert (ran.code, ran.error["reason"], told in ran.error["message"]) == (code, reason, True)
+
+
+def test_nor_is_it_a_file_of_contexts_that_was_mistyped(cli, monkeypatch, tmp_path):
+    path = tmp_path / "contexts.json"
+    path.write_text('{"current": "", "contexts": {"a": {"admin": "a:1"}}}')
+    path.chmod(0o600)
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(path))
+    assert cli("config", "get-contexts").code == 0
+    for place in ("registry.cli.contexts._context", "registry.cli.contexts.check_own_path"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, broken)
+            with pytest.raises(Bug):
+                cli("config", "get-contexts")
+
+
+def _broken(arguments: list[str]) -> int:
+    return {}[arguments[0]]
+
+
+@pytest.fixture
+def fails(monkeypatch, capsys):
+    """Runs the program, in which something is wrong that nobody foresaw."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["loraplane", *arguments])
+        monkeypatch.setattr(main, "run", _broken)
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        captured = capsys.readouterr()
+        return int(str(ended.value.code)), captured.out, captured.err
+
+    return run
+
+
+def test_what_nobody_foresaw_is_told_with_the_line_that_it_comes_from(fails):
+    code, out, err = fails("get", "pools")
+    line = _broken.__code__.co_firstlineno + 1
+    assert (code, out) == (1, "")
+    assert err == f"error: INTERNAL: KeyError: 'get' (at {__file__}:{line}); please report it\n"
+
+
+def test_programs_are_told_it_as_an_object(fails, monkeypatch):
+    for arguments, variable in ((("-o", "json", "get"), ""), (("get",), "json"), (("get", "-o", "json"), "")):
+        monkeypatch.setenv("LORAPLANE_OUTPUT", variable)
+        code, _, err = fails(*arguments)
+        error = json.loads(err)["error"]
+        assert (code, error["reason"], error["exit_code"]) == (1, "INTERNAL", 1)
+
+
+def test_every_error_of_the_tree_has_the_exit_code_of_the_interface():
+    """And every status but OK is one of our errors."""
+    assert set(EXIT_OF) == set(_leaves(RegistryError))
+    assert set(KIND_OF) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
+    codes = {status.name: int(EXIT_OF[kind]) for status, kind in KIND_OF.items()}
+    expected = {
+        "NOT_FOUND": 3,
+        "ALREADY_EXISTS": 5,
+        "ABORTED": 5,
+        "UNAVAILABLE": 6,
+        "DEADLINE_EXCEEDED": 6,
+        "INTERNAL": 1,
+    }
+    refused = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAUTHENTICATED")
+    expected |= dict.fromkeys(refused, 4)
+    assert {name: codes[name] for name in expected} == expected
+
+
+UNREADABLE = {
+    "digest adapter": "digest_of",
+    "check adapter --pool dev": "examine_directory",
+    "check adapter --pool dev --explain": "open_directory",
+}
+
+
+@pytest.mark.parametrize("line", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_named_with_why(cli, store, monkeypatch, line):
+    def denied(*_arguments: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    examined = SimpleNamespace(verdict=SimpleNamespace(warnings=()))
+    for name, stand_in in (("check_files", None), ("examine_directory", examined)):
+        monkeypatch.setattr(f"registry.cli.local_adapters.{name}", lambda *_, stand_in=stand_in: stand_in)
+    monkeypatch.setattr(f"registry.cli.local_adapters.{UNREADABLE[line]}", denied)
+    ran = cli(*line.split())
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert ("cannot" in ran.err, "Permission denied" in ran.err) == (True, True)

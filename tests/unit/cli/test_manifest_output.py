@@ -18,7 +18,7 @@ from registry.cli.views.residency_view import AdapterRow
 from registry.model.messages import spec_message
 from registry.model.records import AdapterSpec, Canary, Expect, ExpectedAnswer, Placement, Prepare, SourceSpec, Strategy
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import applied
+from tests.support.fake_admin import applied
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)

@@ -1,15 +1,17 @@
-"""What apply and add see of sources that this machine can read."""
+"""What is seen of sources before a change is sent: which are looked at, which paths are doubtful, what is pinned."""
 
 from __future__ import annotations
 
 import errno
 from pathlib import Path
 from threading import Event
+from typing import Any
 
+import grpc
 import pytest
 
 from registry.cli.change_set import Change
-from registry.cli.failure import usage
+from registry.cli.failure import CliError, Exit, usage
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.preflight import Looking, preflight
 from registry.cli.session import Session
@@ -20,38 +22,25 @@ from registry.lora.directory import digest_of
 from registry.sources.base import ArtifactError, Stop
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
-from tests.unit.cli.fake_admin import applied
+from tests.support.fake_admin import Refusal
+
+
+def change(uri: str, pool: str = "dev", *, digest: str = "", is_local: bool = False) -> Change:
+    spec = pb.AdapterSpec(source=pb.Source(uri=uri, digest=digest))
+    return Change(pool, pb.AdapterChange(upsert=pb.Adapter(name="a", spec=spec)), "a.yaml", is_local)
+
+
+DELETION = Change("dev", pb.AdapterChange(delete="s3://b/a"), "b")
 
 
 @pytest.fixture
 def pool(admin, tmp_path) -> None:
     base = base_message(base_here(LLAMA.write_base(tmp_path / "base")))
-    admin.answers |= {"ApplyAdapters": [applied], "GetPool": [pb.Pool(name="dev", base_models=["tiny"], base=base)]}
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["tiny"], base=base)]
 
 
 def sent(admin) -> list[str]:
     return [change.upsert.spec.source.digest for request in admin.asked("ApplyAdapters") for change in request.changes]
-
-
-def test_the_digest_of_what_can_be_read_is_pinned(cli, admin, pool, manifest, tmp_path):
-    """R4: what is served later is what lay here at this moment."""
-    folder = LLAMA.draft().write(tmp_path / "a")
-    assert cli("add", "sql", "--source", str(folder)).code == 0
-    assert cli("apply", "-f", manifest("sql", source={"uri": folder.as_uri()})).code == 0
-    assert cli("apply", "-f", manifest("elsewhere")).code == 0
-    assert sent(admin) == [digest_of(folder), digest_of(folder), ""]
-
-
-def test_what_would_be_refused_everywhere_is_refused_here(cli, admin, pool, manifest, tmp_path):
-    """W9, R8: nothing is sent, and the reason is that of the replicas."""
-    draft = LLAMA.draft()
-    draft.config["lora_alpha"] = 0
-    folder = draft.write(tmp_path / "a")
-    ran = cli("-o", "json", "apply", "-f", manifest("sql", source={"uri": folder.as_uri()}))
-    assert (ran.code, ran.error["reason"]) == (4, "ADAPTER_UNFIT")
-    assert ran.error["metadata"]["finding"] == "zero_alpha"
-    assert "adapters.yaml" in ran.error["field"]
-    assert not admin.asked("ApplyAdapters")
 
 
 @pytest.mark.parametrize("digest", ["sha256:" + "0" * 64, ""])
@@ -75,47 +64,8 @@ def test_a_digest_that_the_files_here_contradict_is_refused(cli, admin, pool, tm
     assert f"serve what has {digest}: the files here have sha256:" in ran.err
 
 
-def test_a_folder_that_is_not_there_is_refused(cli, admin, pool, manifest, tmp_path):
-    """A path is one of this machine, and so is a URI in a folder that is here; of others the replicas may know more."""
-    ran = cli("add", "sql", "--source", "nowhere")
-    assert (ran.code, sent(admin)) == (4, [])
-    assert f"SOURCE_UNREADABLE: add: spec.source.uri: there is no folder {tmp_path}/nowhere here" in ran.err
-    assert cli("add", "sql", "--source", "nowhere", "--force").code == 0
-    assert cli("apply", "-f", manifest("sql", source={"uri": "file:///nowhere"})).code == 0
-    assert cli("apply", "-f", manifest("sql", source={"uri": "file:///nowhere/at/all"})).code == 0
-    missing = manifest("sql", source={"uri": (tmp_path / "missing").as_uri()})
-    ran = cli("apply", "-f", missing)
-    assert (ran.code, f"there is no folder {tmp_path}/missing here" in ran.err) == (4, True)
-    assert cli("apply", "-f", missing, "--force").code == 0
-
-
-@pytest.mark.parametrize("uri", ["file:///a/../b", "s3://b/a/%2E./c"])
-def test_a_path_with_dots_is_refused(cli, admin, pool, manifest, uri):
-    """Every sidecar refuses it."""
-    path = manifest("sql", source={"uri": uri})
-    ran = cli("apply", "-f", path)
-    assert (ran.code, sent(admin)) == (4, [])
-    assert "has .. in it" in ran.err
-    assert cli("apply", "-f", path, "--force").code == 0
-
-
-def test_a_typed_path_with_dots_is_written_without(cli, admin, pool, tmp_path):
-    folder = LLAMA.draft().write(tmp_path / "a")
-    assert cli("add", "sql", "--source", f"{tmp_path}/x/../a".replace("/x/", "/base/")).code == 0
-    assert admin.asked("ApplyAdapters")[0].changes[0].upsert.spec.source.uri == Path(folder).as_uri()
-
-
-def test_a_policy_of_the_manifest_is_that_of_the_look(cli, admin, pool, manifest, tmp_path):
-    draft = LLAMA.draft()
-    draft.config["use_dora"] = True
-    source = {"uri": draft.write(tmp_path / "a").as_uri()}
-    assert cli("apply", "-f", manifest("sql", source=source)).code == 4
-    assert cli("apply", "-f", manifest("sql", source=source, prepare={"dora": "strip"})).code == 0
-
-
 def test_a_pool_is_made_from_its_base_models_directory(cli, admin, tmp_path):
     """The record says names, shapes and fingerprint, in a few lines."""
-    admin.answers["CreatePool"] = [lambda request: request.pool]
     folder = LLAMA.write_base(tmp_path / "base")
     arguments = ["--base-model", "tiny", "--from", str(folder), "--base-name", "org/llama", "--target-module", "q_proj"]
     ran = cli("-o", "json", "pool", "create", "dev", *arguments)
@@ -165,17 +115,6 @@ def test_what_ends_one_look_at_a_source_ends_all(address, admin, monkeypatch, er
     assert stopped == ["staging_stopped"]
 
 
-def test_what_is_fetched_to_be_looked_at_is_there_until_it_was(monkeypatch):
-    def fetch(_: object, uri: str, _credential: str | None, folder: Path, _stop: Stop) -> str:
-        (folder / "said").write_text(uri)
-        return "sha256:0"
-
-    monkeypatch.setattr(SourceReader, "fetch", fetch)
-    with SourceReader(None).fetched("s3://b/a", None, 60.0) as folder:
-        assert (folder / "said").read_text() == "s3://b/a"
-    assert not folder.exists()
-
-
 REMOTE = ["add", "sql", "--source", "s3://b/a", "--look-seconds", "60"]
 
 
@@ -212,24 +151,6 @@ def test_what_another_host_sends_is_pinned(cli, admin, pool, arrives, tmp_path):
     assert len(asked) == 1, "what is pinned is left to the replicas"
 
 
-def test_what_another_host_sends_and_no_replica_would_serve_is_refused(cli, admin, pool, arrives):
-    draft = LLAMA.draft()
-    draft.config["lora_alpha"] = 0
-    arrives(draft)
-    ran = cli("-o", "json", *REMOTE)
-    assert (ran.code, ran.error["reason"], ran.error["field"]) == (4, "ADAPTER_UNFIT", "add: spec.source.uri")
-    assert (ran.error["metadata"]["finding"], sent(admin)) == ("zero_alpha", [])
-
-
-@pytest.mark.parametrize("reason", ["bad_archive", "weights_not_safetensors"])
-def test_what_is_wrong_with_a_source_for_everybody_is_refused_here(cli, admin, pool, arrives, reason):
-    arrives(error=ArtifactError(reason, "no such thing"))
-    ran = cli("-o", "json", *REMOTE)
-    assert (ran.code, ran.error["reason"], ran.error["field"]) == (4, "ADAPTER_UNFIT", "add: spec.source.uri")
-    assert (ran.error["metadata"], sent(admin)) == ({"finding": reason, "findings": "1"}, [])
-    assert f"{reason}: no such thing" in ran.error["message"]
-
-
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -252,6 +173,159 @@ def test_what_is_no_matter_for_others_is_noted_and_left_to_them(cli, admin, pool
     assert ran.err == f"note: add: its digest is not pinned: {told}\n"
 
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@pytest.fixture
+def folders(tmp_path) -> Path:
+    """Folders with both files, with one, with none; and a file."""
+    for name, files in {"whole": (CONFIG, WEIGHTS), "half": (WEIGHTS,), "empty": ()}.items():
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).write_text("x")
+    (tmp_path / "file").write_text("x")
+    return tmp_path
+
+
+@pytest.fixture
+def looks(address, admin, monkeypatch) -> Any:
+    """What is looked at of some changes: folders, or None of what is fetched; by the URIs."""
+
+    def ask(*changes: Change, seconds: float = 60.0, force: bool = False) -> list[tuple[str, Path | None]]:
+        found: list[tuple[str, Path | None]] = []
+
+        def look(seen: Any, pools: Any, _reader: Any, given: float, *, force: bool) -> list[Change]:
+            found.extend((one.wire.upsert.spec.source.uri, folder) for one, folder in seen)
+            assert set(pools) == {one.pool for one, _ in seen}
+            assert (given, force) == (seconds, force)
+            return [Change(one.pool, one.wire, f"looked {one.place}") for one, _ in seen]
+
+        monkeypatch.setattr("registry.cli.source_reader.look_at_all", look)
+        session = Session(address, Format.TABLE, Tls())
+        after = preflight(session, changes, Looking(None, None, seconds, 60.0, force))
+        seen = {uri for uri, _ in found}
+        expected = [f"looked {one.place}" if one.wire.upsert.spec.source.uri in seen else one.place for one in changes]
+        assert [one.place for one in after] == expected, "each keeps its place"
+        return found
+
+    return ask
+
+
+def test_what_is_here_is_looked_at_where_it_is_and_what_is_elsewhere_is_fetched(looks, folders, admin):
+    whole, half, empty = (f"file://{folders}/{name}" for name in ("whole", "half", "empty"))
+    found = looks(
+        change(whole), DELETION, change("s3://b/a"), change(half, "other"), change(empty), change("hf://a/b@c")
+    )
+    assert found == [
+        (whole, folders / "whole"),
+        ("s3://b/a", None),
+        (half, folders / "half"),
+        ("hf://a/b@c", None),
+    ]
+    assert sorted(one.name for one in admin.asked("GetPool")) == ["dev", "other"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_local", "told"),
+    [
+        ("s3://b/../a", False, "has .. in it"),
+        ("s3://b/%2e%2e/a", False, "has .. in it"),
+        ("file://{here}/../a", False, "has .. in it"),
+        ("file://{here}/none", False, "there is no folder"),
+        ("file://{here}/file", False, "there is no folder"),
+        ("file:///none-such/deeper/a", True, "there is no folder"),
+        ("file:///none-such/deeper/a", False, None),
+        ("file:///none-such", False, None),
+        ("s3://b/..a/b..", False, None),
+        ("file://{here}/empty", False, None),
+    ],
+)
+def test_a_path_that_is_certainly_not_meant_is_refused_unless_it_is_forced(looks, folders, uri, is_local, told):
+    """Of a place that is not here at all the replicas know more."""
+    given = change(uri.format(here=folders), digest="sha256:1", is_local=is_local)
+    looks(given, force=True)
+    if told is None:
+        looks(given)
+        return
+    with pytest.raises(CliError) as raised:
+        looks(given)
+    failure = raised.value.failure
+    assert (failure.exit, failure.field) == (Exit.REFUSED, "a.yaml: spec.source.uri")
+    assert told in failure.message
+    assert failure.message.endswith(", or give --force to go on")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "where", "field"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "pool", "a.yaml: metadata.pool"),
+        (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "", None),
+    ],
+)
+def test_a_pool_that_cannot_be_read_is_told_where_it_was_written(looks, folders, admin, code, reason, where, field):
+    admin.answers["GetPool"] = [Refusal(code, reason, "no", where=where)]
+    with pytest.raises(CliError) as raised:
+        looks(change(f"file://{folders}/whole"))
+    assert (raised.value.failure.reason, raised.value.failure.field) == (reason, field)
+
+
+@pytest.mark.parametrize("command", ["add", "set"])
+@pytest.mark.parametrize(("source", "code"), [("/none-such/deeper/a", 4), ("file:///none-such/deeper/a", 0)])
+def test_a_path_of_this_machine_that_is_not_there_was_mistyped(cli, admin, command, source, code):
+    """Who writes a URI may mean the disks of the replicas."""
+    admin.answers["GetAdapter"] = [
+        pb.Adapter(name="sql", pool="dev", spec=pb.AdapterSpec(source=pb.Source(uri="s3://b")))
+    ]
+    ran = cli(command, "sql", "--source", source)
+    assert (ran.code, len(admin.asked("ApplyAdapters"))) == (code, 0 if code else 1)
+    assert cli(command, "sql", "--source", source, "--force").code == 0
+
+
+def test_what_nobody_need_look_at_asks_nobody(looks, admin, folders):
+    """What is pinned, on another host's disk, or deleted. In no time nothing is fetched; what is here is seen."""
+    for given in (change("s3://b/a", digest="sha256:1"), change("file://elsewhere/a"), DELETION):
+        assert (looks(given), admin.requests) == ([], [])
+    whole = f"file://{folders}/whole"
+    assert looks(change("s3://b/a"), change(whole, digest="sha256:1"), seconds=0.0) == [(whole, folders / "whole")]
+
+
+def test_the_digest_of_what_can_be_read_is_pinned(cli, admin, pool, manifest, arrives, tmp_path):
+    """R4: what is served later is what lay here at this moment; W2: each change keeps its place."""
+    folder = LLAMA.draft().write(tmp_path / "a")
+    assert cli("add", "sql", "--source", f"{tmp_path}/base/../a").code == 0
+    paths = [manifest("a", file="1.yaml"), manifest("b", file="2.yaml", source={"uri": folder.as_uri()})]
+    assert cli("apply", "-f", paths[0], "-f", paths[1], "-f", manifest("c", file="3.yaml")).code == 0
+    first, second = admin.asked("ApplyAdapters")
+    assert (first.changes[0].upsert.spec.source.uri, sent(admin)) == (
+        folder.as_uri(),
+        [digest_of(folder), "", digest_of(folder), ""],
+    )
+    assert "".join(one.upsert.name for one in second.changes) == "abc"
+
+
+def test_what_would_be_refused_everywhere_is_refused_here(cli, admin, pool, manifest, arrives, tmp_path):
+    """W9, R8: nothing is sent, and the reason is that of the replicas; by the policy of the manifest."""
+    draft = LLAMA.draft()
+    draft.config["lora_alpha"] = 0
+    arrives(draft)
+    local = ["apply", "-f", manifest("sql", source={"uri": draft.write(tmp_path / "a").as_uri()})]
+    for line, field in ((local, "adapters.yaml"), (REMOTE, "add: spec.source.uri")):
+        ran = cli("-o", "json", *line)
+        assert (ran.code, ran.error["reason"], ran.error["metadata"]["finding"]) == (4, "ADAPTER_UNFIT", "zero_alpha")
+        assert (field in ran.error["field"], sent(admin)) == (True, [])
+    for reason in ("bad_archive", "weights_not_safetensors"):
+        arrives(error=ArtifactError(reason, "no such thing"))
+        ran = cli("-o", "json", *REMOTE)
+        assert (ran.code, ran.error["reason"], ran.error["field"]) == (4, "ADAPTER_UNFIT", "add: spec.source.uri")
+        assert (ran.error["metadata"], sent(admin)) == ({"finding": reason, "findings": "1"}, [])
+        assert f"{reason}: no such thing" in ran.error["message"]
+    draft = LLAMA.draft()
+    draft.config["use_dora"] = True
+    source = {"uri": draft.write(tmp_path / "dora").as_uri()}
+    assert cli("apply", "-f", manifest("sql", source=source)).code == 4
+    assert cli("apply", "-f", manifest("sql", source=source, prepare={"dora": "strip"})).code == 0
+
+
 def test_what_changes_while_it_is_looked_at_is_left_to_the_replicas(cli, admin, pool, monkeypatch, tmp_path):
     """Its files were right a moment later, and nobody knows their digest."""
 
@@ -261,16 +335,3 @@ def test_what_changes_while_it_is_looked_at_is_left_to_the_replicas(cli, admin, 
     monkeypatch.setattr("registry.cli.source_reader.digest_here", torn)
     ran = cli("add", "sql", "--source", str(LLAMA.draft().write(tmp_path / "a")))
     assert (ran.code, ran.err, sent(admin)) == (0, "", [""])
-
-
-def test_each_change_keeps_its_place_among_those_that_are_not_looked_at(cli, admin, pool, manifest, arrives, tmp_path):
-    """W2: what is sent is what was written, in the same order."""
-    folder = LLAMA.draft().write(tmp_path / "a")
-    paths = [manifest("a", file="1.yaml"), manifest("b", file="2.yaml", source={"uri": folder.as_uri()})]
-    assert cli("apply", "-f", paths[0], "-f", paths[1], "-f", manifest("c", file="3.yaml")).code == 0
-    (request,) = admin.asked("ApplyAdapters")
-    assert [(one.upsert.name, bool(one.upsert.spec.source.digest)) for one in request.changes] == [
-        ("a", False),
-        ("b", True),
-        ("c", False),
-    ]

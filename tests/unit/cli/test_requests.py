@@ -1,4 +1,4 @@
-"""What each command sends, whole: with nothing but what it needs, and with everything that may be said."""
+"""What each command sends, whole, and how long it waits for what."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ import pytest
 from google.protobuf.message import Message
 
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin, applied
+from tests.support.fake_admin import FakeAdmin
+
+
+@pytest.fixture
+def store(admin) -> FakeAdmin:
+    """A service that knows one adapter and one replica."""
+    one = pb.Replica(name="r1", pool="dev", status_json="{}")
+    admin.answers |= {"GetAdapter": [ADAPTER], "GetPool": [POOL], "UpdatePool": [POOL], "GetReplica": [one]}
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", pool="dev")])]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[ADAPTER])]
+    return admin
+
+
+READ, WRITE, ROLLOUT = 10, 30, 300
+
 
 ADAPTER = pb.Adapter(
     name="sql",
@@ -24,6 +38,7 @@ ADAPTER = pb.Adapter(
         placement=pb.Placement(selector={"gpu": "a10"}),
     ),
 )
+
 POOL = pb.Pool(
     name="dev",
     base_models=["tiny"],
@@ -35,34 +50,6 @@ POOL = pb.Pool(
         expected_groups=[pb.ReplicaGroup(labels={"zone": "a"}, replicas=2)],
     ),
 )
-
-
-@pytest.fixture
-def store(admin) -> FakeAdmin:
-    """A service that carries everything out."""
-    done = pb.ApplyAdaptersResponse(
-        results=[pb.AdapterResult(outcome=pb.AdapterResult.UPDATED, adapter=ADAPTER)], revision=9
-    )
-    admin.answers |= {
-        "ApplyAdapters": [applied],
-        "RollbackAdapter": [done],
-        "PromoteRollout": [done],
-        "AbortRollout": [done],
-        "GetAdapter": [ADAPTER],
-        "ListAdapterHistory": [pb.ListAdapterHistoryResponse()],
-        "WatchRollout": [lambda request: [pb.Rollout(name=request.name, generation=4, done=True)]],
-        "GetPool": [POOL],
-        "CreatePool": [POOL],
-        "UpdatePool": [POOL],
-        "ConfirmRemovals": [POOL],
-        "DeletePool": [pb.DeletePoolResponse(revision=8)],
-        "SetTenant": [pb.Tenant(name="acme")],
-        "DrainReplica": [pb.DrainReplicaResponse(changed=True, revision=8)],
-        "ForgetReplica": [pb.ForgetReplicaResponse()],
-        "GetReplica": [pb.Replica(name="r1", pool="dev", status_json="{}")],
-        "ListReplicas": [pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", pool="dev")])],
-    }
-    return admin
 
 
 def spec(**more: object) -> pb.AdapterSpec:
@@ -106,7 +93,9 @@ def deleted(*names: str, etag: str = "", dry: bool = False, pool: str = "dev") -
 
 
 DIGEST = "sha256:" + "1" * 64
+
 SIGNATURE = "A" * 86 + "=="
+
 SENT: dict[str, Message] = {
     "add sql --source s3://b/sql": added("0", spec()),
     "add sql --source s3://b/sql --pool other --digest {DIGEST} --signature {SIGNATURE} --lazy --priority 4 "
@@ -203,27 +192,21 @@ SENT: dict[str, Message] = {
 }
 
 
-@pytest.mark.parametrize("line", SENT)
-def test_a_change_is_sent_as_it_was_said_and_nothing_else(cli, store, line):
-    """W7, W9: no flag is lost, and none that was not given is made up."""
-    ran = cli(*line.format(DIGEST=DIGEST, SIGNATURE=SIGNATURE).split(), "--request-id", "q1")
-    assert ran.code == 0, ran.err
-    changes = [one for name, one in store.requests if not name.startswith(("Get", "List", "Watch"))]
-    assert changes == [SENT[line]]
-    followed = store.asked("WatchRollout")
-    assert followed == [], "nothing is waited for without --wait"
-
-
-FORGOTTEN = {
+SENT |= {
     "replica forget r1": pb.ForgetReplicaRequest(pool="dev", name="r1"),
     "replica forget r1 --pool other --dry-run": pb.ForgetReplicaRequest(pool="other", name="r1", validate_only=True),
 }
 
 
-@pytest.mark.parametrize("line", FORGOTTEN)
-def test_a_replica_is_forgotten_where_it_was(cli, store, line):
-    assert cli(*line.split()).code == 0
-    assert store.asked("ForgetReplica") == [FORGOTTEN[line]]
+@pytest.mark.parametrize("line", SENT)
+def test_a_change_is_sent_as_it_was_said_and_nothing_else(cli, store, line):
+    """W7, W9: no flag is lost, and none that was not given is made up."""
+    request_id = [] if line.startswith("replica") else ["--request-id", "q1"]
+    ran = cli(*line.format(DIGEST=DIGEST, SIGNATURE=SIGNATURE).split(), *request_id)
+    assert ran.code == 0, ran.err
+    changes = [one for name, one in store.requests if not name.startswith(("Get", "List", "Watch"))]
+    assert changes == [SENT[line]]
+    assert store.asked("WatchRollout") == [], "nothing is waited for without --wait"
 
 
 UPDATES = {
@@ -268,63 +251,11 @@ WAITED = {
     "rollout abort sql": 3,
 }
 
-
-@pytest.mark.parametrize("line", WAITED)
-def test_what_is_waited_for_is_the_generation_that_was_made(cli, store, line):
-    """A change that is waited for has its own rollout followed; in a dry run there is none."""
-    assert cli(*line.split(), "--dry-run", "--wait").code == 0
-    assert store.asked("WatchRollout") == []
-    assert cli(*line.split(), "--wait").code == 0
-    [asked] = store.asked("WatchRollout")
-    assert asked == pb.WatchRolloutRequest(pool="dev", name="sql", generation=WAITED[line])
-
-
 HALF = pb.Rollout(
     name="sql", generation=3, replicas=[pb.RolloutReplica(state=pb.RolloutReplica.SERVING), pb.RolloutReplica()]
 )
+
 FAILED = pb.Rollout(name="sql", generation=3, done=True, failure="replicas_failed")
-
-
-@pytest.mark.parametrize("line", [*WAITED, "rollout sql"])
-def test_all_replicas_are_waited_for_unless_fewer_suffice(cli, store, line):
-    """R9 status-truth: one that serves it is no reason to say that all do."""
-    wait = [] if line == "rollout sql" else ["--wait"]
-    store.answers["WatchRollout"] = [[HALF, FAILED]]
-    assert cli(*line.split(), *wait).code == 7
-    assert cli(*line.split(), *wait, "--min-ready", "1").code == 0
-
-
-def test_apply_waits_for_all_replicas_unless_fewer_suffice(cli, store, manifest):
-    store.answers["WatchRollout"] = [[HALF, FAILED]]
-    path = manifest("sql")
-    assert cli("apply", "-f", path, "--wait").code == 7
-    assert cli("apply", "-f", path, "--wait", "--min-ready", "1").code == 0
-
-
-@pytest.mark.parametrize(("count", "kept", "is_told"), [(20, 3, True), (21, 3, False), (1, 2, False)])
-def test_of_up_to_twenty_changes_fields_are_told(cli, store, manifest, count, kept, is_told):
-    """Of those whose generation before is still known: no other was replaced."""
-    names = [f"a{number}" for number in range(count)]
-    before = pb.AdapterSpec(source=pb.Source(uri="s3://b/v0"))
-
-    def updated(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
-        reply = applied(request)
-        for one in reply.results:
-            one.outcome, one.adapter.generation = pb.AdapterResult.UPDATED, 4
-        return reply
-
-    store.answers["ApplyAdapters"] = [updated]
-    store.answers["ListAdapterHistory"] = [
-        lambda asked: pb.ListAdapterHistoryResponse(
-            generations=[
-                pb.Adapter(name=asked.name, generation=4),
-                pb.Adapter(name=asked.name, generation=kept, spec=before),
-            ]
-        )
-    ]
-    ran = cli("apply", "-f", manifest(*names))
-    told = ran.out.count("source.uri: s3://b/v0 → file:///adapters/")
-    assert (ran.code, told) == (0, count if is_told else 0)
 
 
 def test_sources_are_looked_at_for_half_a_minute(cli, store, manifest, monkeypatch):
@@ -343,3 +274,77 @@ def test_sources_are_looked_at_for_half_a_minute(cli, store, manifest, monkeypat
         assert cli(*line.split(), "--look-seconds", "0").code == 0
         assert cli(*line.split(), "--look-seconds", "7").code == 0
     assert given == [30.0, 7.0] * 4
+
+
+# Of each command what its connections wait for, in the order in which they are opened.
+WAITS = {
+    "get adapters": [READ],
+    "get pools": [READ],
+    "describe pool dev": [READ],
+    "history sql": [READ],
+    "export": [READ],
+    "events": [READ],
+    "backup b.jsonl": [READ],
+    "doctor": [READ],
+    "add sql --source s3://b/sql --look-seconds 0": [READ, WRITE],
+    "set sql --priority 3 --look-seconds 0": [READ, WRITE],
+    "label sql team=x": [READ, WRITE],
+    "retry adapter sql": [READ, WRITE],
+    "delete sql": [READ, WRITE],
+    "delete sql --ignore-not-found": [READ, READ, WRITE],
+    "rollback sql": [WRITE],
+    "rollout promote sql": [WRITE],
+    "rollout abort sql": [WRITE],
+    "apply -f adapters.yaml": [WRITE],
+    "diff -f adapters.yaml": [WRITE],
+    "pool create dev --base-model tiny": [WRITE],
+    "pool update dev --max-rank 8": [WRITE],
+    "pool confirm-removals dev --revision 7": [WRITE],
+    "pool delete dev": [WRITE],
+    "tenant set acme --max-adapters 3": [WRITE],
+    "replica forget r1": [WRITE],
+    "drain r1": [WRITE],
+    "undrain r1": [WRITE],
+    "rollout sql": [READ, ROLLOUT],
+    "add sql --source s3://b/sql --look-seconds 0 --wait": [READ, WRITE, ROLLOUT],
+    "rollback sql --wait": [WRITE, ROLLOUT],
+}
+
+
+@pytest.mark.parametrize("line", [*WAITED, "rollout sql", "apply -f adapters.yaml"])
+def test_all_replicas_are_waited_for_unless_fewer_suffice(cli, store, manifest, line):
+    """R9 status-truth: one that serves it is no reason to say that all do. In a dry run nothing is waited for."""
+    manifest("sql")
+    wait = [] if line == "rollout sql" else ["--wait"]
+    if line in WAITED:
+        assert (cli(*line.split(), "--dry-run", *wait).code, store.asked("WatchRollout")) == (0, [])
+        assert cli(*line.split(), *wait).code == 0
+        expected = pb.WatchRolloutRequest(pool="dev", name="sql", generation=WAITED[line])
+        assert store.asked("WatchRollout") == [expected], "of the generation that was made"
+    store.answers["WatchRollout"] = [[HALF, FAILED]]
+    assert cli(*line.split(), *wait).code == 7
+    assert cli(*line.split(), *wait, "--min-ready", "1").code == 0
+
+
+def waits(admin: FakeAdmin) -> list[int]:
+    """How long each connection waits, and then what is left for a rollout; a little of it may be gone already."""
+    found: list[int] = []
+    for channel in admin.channels:
+        whole = [READ, WRITE, ROLLOUT, 1000]
+        given = [next(one for one in whole if seconds <= one) for seconds in channel.timeouts if seconds != 5.0]
+        found += dict.fromkeys(given)
+    admin.channels.clear()
+    return found
+
+
+@pytest.mark.parametrize("line", WAITS)
+def test_what_only_reads_gives_up_sooner_than_what_changes(cli, store, manifest, monkeypatch, line):
+    """A change waits 30 s, a rollout 300 s, what is only asked 10 s: so long an outage is passed over."""
+    monkeypatch.setattr("registry.client.transport.TRY_SECONDS", 10_000.0)
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    manifest("sql")
+    ran = cli(*line.split())
+    assert (ran.code, waits(store)) == (4 if line == "doctor" else 0, WAITS[line]), ran.err
+    ran = cli(*line.replace("b.jsonl", "c.jsonl").split(), "--timeout", "1000")
+    assert ran.code == (4 if line == "doctor" else 0), ran.err
+    assert {*waits(store)} == {1000}, "who says how long is waited for so long by every call"

@@ -1,262 +1,376 @@
-"""Waiting for replicas: what is told, and how it ends."""
+"""Rollouts: what counts as served, what cannot come, how they are followed, told, and ended by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import Event
+from typing import Any
 
 import grpc
 import pytest
 
-from registry.cli.failure import usage
-from registry.cli.rollout import RolloutTarget, follow_all
-from registry.cli.views.report import summary
+from registry.cli.client import AdminClient
+from registry.cli.failure import CliError
+from registry.cli.rollout import FollowedRollout, RolloutTarget, cannot_come, check_served, describe, follow_all, look
+from registry.cli.views.report import Fate, fate_of, summary
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.conftest import Cli
-from tests.unit.cli.fake_admin import Hold, Refusal, applied
+from tests.support.fake_admin import Hold, Refusal
 
-PENDING, SERVING, FAILED = pb.RolloutReplica.PENDING, pb.RolloutReplica.SERVING, pb.RolloutReplica.FAILED
-
-
-def rollout(*states: int, done: bool = False, failure: str = "", reason: str = "", message: str = "") -> pb.Rollout:
-    replicas = [
-        pb.RolloutReplica(replica=f"r{number}", state=state, reason=reason if state != SERVING else "", message=message)
-        for number, state in enumerate(states, start=1)
-    ]
-    return pb.Rollout(name="sql", generation=2, replicas=replicas, done=done, failure=failure)
-
-
-SERVED = rollout(SERVING, SERVING, done=True)
-REFUSED = rollout(
-    SERVING, FAILED, done=True, failure="replicas_failed", reason="digest_mismatch", message="sha256 differs"
+SERVING, PENDING, FAILED, UNKNOWN = (
+    *(pb.RolloutReplica.SERVING, pb.RolloutReplica.PENDING, pb.RolloutReplica.FAILED, pb.RolloutReplica.UNKNOWN),
 )
+FULL = (PENDING, "over_capacity")
+LATE = (PENDING, "staging")
 
 
-def test_a_rollout_that_ends_well(cli, admin):
-    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), rollout(SERVING, PENDING), SERVED]]
-    ran = cli("rollout", "sql")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines() == [
-        "sql generation 2: 0 of 2 replicas serve it (r1 pending, r2 pending)",
-        "sql generation 2: 1 of 2 replicas serve it (r2 pending)",
-        "sql generation 2: 2 of 2 replicas serve it",
-    ]
+def rollout(*replicas: Any, canaries: int | None = None, halted: str = "", **fields: Any) -> pb.Rollout:
+    """A rollout of these replicas, of which so many first ones are canaries; None: it has none."""
+    found = []
+    for number, one in enumerate(replicas):
+        state, *why = one if isinstance(one, tuple) else (one,)
+        said = dict(zip(("reason", "message"), why, strict=False))
+        canary = number < (canaries or 0)
+        found.append(pb.RolloutReplica(replica=f"r{number}", state=state, canary=canary, **said))
+    made = pb.Rollout(**{"name": "sql", "generation": 4, "replicas": found, **fields})
+    if canaries is not None:
+        made.canary.stable_generation, made.canary.halted = 3, halted
+    return made
 
 
-def test_a_rollout_that_is_refused_names_replica_reason_and_message(cli, admin):
-    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), REFUSED]]
-    ran = cli("rollout", "sql")
-    assert ran.code == 7
-    assert ran.err == (
-        "error: ROLLOUT_FAILED: sql generation 2: replicas_failed (r2 failed: digest_mismatch - sha256 differs); "
-        "digest_mismatch: loraplane digest URI, then loraplane retry adapter sql --pool dev\n"
-    )
+def target(min_ready: int = 0, name: str = "sql") -> RolloutTarget:
+    return RolloutTarget("dev", name, 4, min_ready)
 
 
-@pytest.mark.parametrize("failure", ["superseded", "deleted"])
-def test_every_other_failure_is_told_too(cli, admin, failure):
-    admin.answers["WatchRollout"] = [[rollout(done=True, failure=failure)]]
-    ran = cli("rollout", "sql")
-    assert ran.code == 7
-    assert failure in ran.err
+DONE = rollout(SERVING, done=True)
+BAD = rollout(FAILED, done=True, failure="replicas_failed")
+HALF_BAD = rollout(SERVING, FAILED, done=True, failure="replicas_failed")
 
 
-# A first look may take a while, and so may each call before it: with so little time that nothing was seen in it, a test
-# looks again with more.
-TIMEOUTS = ("0.5", "5", "50")
-NOT_SERVED = "error: DEADLINE_EXCEEDED: not served in time: "
+@pytest.mark.parametrize(
+    ("min_ready", "of", "is_served", "fate"),
+    [
+        (0, DONE, False, Fate.SERVED),
+        (0, rollout(SERVING), False, Fate.PENDING),
+        (0, BAD, False, Fate.FAILED),
+        (1, rollout(SERVING, LATE), True, Fate.SERVED),
+        (2, rollout(SERVING, LATE), False, Fate.PENDING),
+        (2, rollout(SERVING, SERVING, LATE), True, Fate.SERVED),
+        (1, rollout(SERVING, SERVING), True, Fate.SERVED),
+        (1, rollout(LATE), False, Fate.PENDING),
+        (1, HALF_BAD, True, Fate.SERVED),
+        (2, HALF_BAD, False, Fate.FAILED),
+        (1, rollout(SERVING, done=True, failure="superseded"), False, Fate.FAILED),
+        (1, rollout(SERVING, done=True, failure="deleted"), False, Fate.FAILED),
+        (1, rollout(SERVING, LATE, canaries=1), False, Fate.PENDING),
+        (1, rollout(SERVING, LATE, canaries=1, failure="replicas_failed"), False, Fate.PENDING),
+    ],
+)
+def test_when_it_is_served(min_ready, of, is_served, fate):
+    """By fewer than all where so many suffice; not by a generation that is no more, nor by one that only canaries have."""
+    assert (target(min_ready).is_served(of), fate_of(target(min_ready), of)) == (is_served, fate)
 
 
-def told_when_the_time_is_up(cli: Cli, *command: str, hears: bool) -> str:
-    """What a command tells that waits for too short a time, in which it hears of the rollout or does not."""
-    for timeout in TIMEOUTS:
-        ran = cli(*command, "--timeout", timeout)
-        assert ran.code == 6
-        if ran.err.startswith(NOT_SERVED) and ("nothing was heard of it" not in ran.err) == hears:
-            break
-    return ran.err
+@pytest.mark.parametrize(
+    ("of", "never"),
+    [
+        (rollout(), False),
+        (rollout(SERVING), False),
+        (rollout(FULL), True),
+        (rollout(SERVING, FULL, FULL), True),
+        (rollout(FULL, LATE), False),
+        (rollout(FULL, FAILED), True),
+        (rollout(FULL, UNKNOWN), False),
+        (rollout(FAILED, FAILED), False),
+        (rollout((FAILED, "over_capacity")), False),
+        (rollout(FULL, FULL, FAILED, LATE), False),
+        (rollout(FULL, LATE, canaries=1), True),
+        (rollout(LATE, FULL, canaries=1), False),
+        (rollout(SERVING, FULL, canaries=1), False),
+    ],
+)
+def test_what_cannot_come_is_what_waits_for_room_alone(of, never):
+    """Of a rollout with canaries only these count: nobody else is to serve it yet."""
+    assert cannot_come(of) is never
 
 
-def test_at_the_deadline_those_who_are_behind_are_named(cli, admin):
-    admin.answers["WatchRollout"] = [[rollout(SERVING, PENDING, reason="staging"), Hold()]]
-    assert told_when_the_time_is_up(cli, "rollout", "sql", hears=True) == (
-        f"{NOT_SERVED}sql generation 2: 1 of 2 replicas serve it (r2 pending: staging)\n"
-    )
+def instead(serving_generation: int) -> pb.Rollout:
+    made = rollout((FAILED, "bad"))
+    made.replicas[0].generation, made.replicas[0].serving_generation = 4, serving_generation
+    return made
 
 
-def test_a_rollout_of_which_nothing_was_heard_is_not_served(cli, admin, manifest):
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["WatchRollout"] = [[Hold()]]
-    for waits in ("rollout", "sql"), ("apply", "-f", manifest("sql"), "--wait"):
-        assert told_when_the_time_is_up(cli, *waits, hears=False) == f"{NOT_SERVED}sql: nothing was heard of it\n"
+TOLD = {
+    "1 of 3 replicas serve it (r1 pending: staging, r2 failed: bad - no)": rollout(
+        SERVING, LATE, (FAILED, "bad", "no")
+    ),
+    "2 of 2 replicas serve it": rollout(SERVING, SERVING),
+    "nobody lives": rollout(waiting="nobody lives"),
+    "1 of 1 replicas serve it; 2 are gone": rollout(SERVING, note="2 are gone"),
+    "1 of 2 canaries serve it, the others generation 3; 5 min left (r1 pending: staging)": rollout(
+        SERVING, LATE, LATE, canaries=2, waiting="5 min left"
+    ),
+    "canaries serve it: loraplane rollout promote sql --pool dev": rollout(
+        SERVING, canaries=1, done=True, note="canaries serve it"
+    ),
+    "replicas_failed (r0 failed)": BAD,
+    "halted - 1 of 1 refused (r0 failed)": rollout(FAILED, canaries=1, halted="1 of 1 refused", failure="halted"),
+    "0 of 1 replicas serve it (r0 serving generation 3, generation 4 failed: bad)": instead(3),
+    "0 of 1 replicas serve it (r0 serving an earlier generation, generation 4 failed: bad)": instead(0),
+}
 
 
-def test_without_replicas_what_is_waited_for_is_told(cli, admin):
-    nobody = pb.Rollout(name="sql", generation=2, waiting="no replica of the pool is alive")
-    admin.answers["WatchRollout"] = [[nobody, Hold()]]
-    told = told_when_the_time_is_up(cli, "rollout", "sql", hears=True)
-    assert "sql generation 2: no replica of the pool is alive" in told
+@pytest.mark.parametrize("line", TOLD)
+def test_how_far_a_rollout_is_in_one_line(line):
+    """R9 status-truth: a rollout that fails takes nothing away."""
+    assert describe(FollowedRollout(target(), TOLD[line])) == f"sql generation 4: {line}"
+    assert describe(FollowedRollout(target(), None)) == "sql: nothing was heard of it"
 
 
-def test_a_broken_stream_is_taken_up_again(cli, admin):
-    broken = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
-    admin.answers["WatchRollout"] = [[rollout(PENDING), broken], [SERVED]]
-    assert cli("rollout", "sql").code == 0
-    assert len(admin.asked("WatchRollout")) == 2
+CHECK, ONE = "loraplane check URI --pool dev", "loraplane describe replica r0"
 
 
-def test_a_stream_that_ends_early_is_taken_up_again(cli, admin):
-    admin.answers["WatchRollout"] = [[rollout(PENDING)], [SERVED]]
-    assert cli("rollout", "sql").code == 0
+@pytest.mark.parametrize(
+    ("followed", "code", "told"),
+    [
+        ([rollout(FULL), BAD, None], 7, "sql generation 4: replicas_failed (r0 failed)"),
+        ([rollout(FULL), None, DONE], 7, "(r0 pending: over_capacity); there is no room for it"),
+        ([None], 6, "not served in time: sql: nothing was heard of it"),
+        ([rollout(LATE), None, DONE], 6, "(r0 pending: staging); sql: nothing was heard of it"),
+        ([rollout(SERVING, (FAILED, "not_finite"), done=True, failure="replicas_failed")], 7, f": {CHECK}"),
+        ([rollout(SERVING, (FAILED, "not_finite"))], 6, f": {CHECK}"),
+        ([rollout((FAILED, "not_finite"), FULL)], 7, f": {CHECK}"),
+        ([rollout((FAILED, "disk_full"), done=True, failure="replicas_failed")], 7, f": {ONE}"),
+    ],
+)
+def test_the_worst_of_several_rollouts_is_the_exit_code(followed, code, told):
+    """7: something has to be changed, R8 isolation: by the command that is named; 6: it may still come."""
+    with pytest.raises(CliError) as raised:
+        check_served([FollowedRollout(target(), one) for one in followed])
+    failure = raised.value.failure
+    assert (failure.exit, told in failure.message) == (code, True)
+    assert ("loraplane retry adapter sql --pool dev" in failure.message) == told.startswith(": ")
+    assert "generation 4: 1 of 1" not in failure.message, "what is served is no reason"
 
 
-def test_no_such_adapter(cli, admin):
-    admin.answers["WatchRollout"] = [[Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no sql")]]
-    ran = cli("rollout", "sql")
-    assert (ran.code, ran.err) == (
-        3,
-        "error: ADAPTER_NOT_FOUND: no sql; loraplane get adapters lists those there are\n",
-    )
-
-
-def test_json_is_one_value(cli, admin):
-    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), REFUSED]]
-    ran = cli("-o", "json", "rollout", "sql")
-    assert ran.code == 7
-    assert (ran.json["done"], ran.json["failure"]) == (True, "replicas_failed")
-    assert [one["state"] for one in ran.json["replicas"]] == ["serving", "failed"]
-    assert ran.error["reason"] == "ROLLOUT_FAILED"
-
-
-def test_apply_waits_for_each_adapter_at_its_generation(cli, admin, manifest):
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["WatchRollout"] = [[SERVED]]
-    assert cli("apply", "-f", manifest("a", "b"), "--wait").code == 0
-    asked = {(one.pool, one.name, one.generation) for one in admin.asked("WatchRollout")}
-    assert asked == {("dev", "a", 1), ("dev", "b", 1)}
-
-
-def target(name: str) -> RolloutTarget:
-    return RolloutTarget("dev", name, 2)
+def test_what_is_served_needs_no_more():
+    served = [(0, DONE), (1, rollout(SERVING, LATE)), (1, rollout(SERVING, FULL))]
+    check_served([FollowedRollout(target(min_ready), one) for min_ready, one in served])
 
 
 def test_how_far_many_rollouts_are_is_one_line():
-    """Of 500 adapters nobody reads 500 lines."""
-    staging = rollout(SERVING, PENDING, PENDING, reason="staging")
-    staging.replicas[1].reason = "over_capacity"
+    """Of 500 adapters nobody reads 500 lines: reasons come the most first, and the slowest is named."""
     rollouts = {
-        target("a"): SERVED,
-        target("b"): REFUSED,
-        target("c"): rollout(SERVING, PENDING, reason="staging"),
-        target("d"): rollout(SERVING, PENDING),
-        target("e"): staging,
-        target("f"): rollout(),
+        target(name="a"): rollout(LATE, FULL, FULL),
+        target(name="b"): rollout(SERVING, LATE),
+        target(name="c"): rollout(SERVING, FULL, LATE),
+        target(name="d"): rollout(SERVING, FULL),
+        target(name="e"): DONE,
+        target(name="f"): BAD,
+        target(name="g"): rollout(SERVING, PENDING),
+        target(name="h"): rollout(),
     }
-    told = summary([*rollouts, target("g")], rollouts)
-    assert told == (
-        "1/7 served, 1 failed, 1 staging, 1 pending, 1 over_capacity, 1 waiting, 1 not heard of, slowest r2"
-    )
-    assert summary([target("a")], {target("a"): SERVED}) == "1/1 served"
-    few = RolloutTarget("dev", "a", 2, min_ready=1)
-    assert summary([few], {few: rollout(SERVING, PENDING)}) == "1/1 served"
+    told = "1/9 served, 1 failed, 3 over_capacity, 1 staging, 1 pending, 1 waiting, 1 not heard of, slowest r1"
+    assert summary([*rollouts, target(name="i")], rollouts) == told
+    assert summary([target(1)], {target(1): rollout(SERVING, PENDING)}) == "1/1 served"
 
 
-def test_in_a_pipe_many_rollouts_are_told_every_few_seconds_and_at_the_end(cli, admin, manifest, monkeypatch):
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["WatchRollout"] = [[rollout(PENDING, reason="staging"), SERVED]]
-    out = cli("apply", "-f", manifest("a", "b"), "--wait").out
-    assert out.splitlines()[-1] == "2/2 served"
-    assert "sql generation" not in out
-    monkeypatch.setattr("registry.cli.views.report._EVERY_SECONDS", 0.0)
-    lines = cli("apply", "-f", manifest("a", "b"), "--wait").out.splitlines()
-    assert lines[-1] == "2/2 served"
-    assert len(lines) == len(set(lines)), "nothing is printed twice"
-    assert any("1 staging" in line for line in lines)
+BROKEN = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE", "away")
 
 
-def test_apply_that_waits_tells_the_change_even_if_it_is_not_served(cli, admin, manifest):
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["WatchRollout"] = [[REFUSED]]
-    ran = cli("-o", "json", "apply", "-f", manifest("a"), "--wait", "--request-id", "q1")
-    assert ran.code == 7
-    assert (ran.json["request_id"], ran.json["revision"]) == ("q1", 7)
-    assert ran.json["rollouts"][0]["failure"] == "replicas_failed"
+def followed(client: AdminClient, seconds: float = 60.0, min_ready: int = 0) -> tuple[pb.Rollout | None, list[Any]]:
+    """The last that was heard, and all that was told."""
+    told: list[pb.Rollout] = []
+    [one] = follow_all(client, [target(min_ready)], seconds, lambda _target, rollout: told.append(rollout))
+    return one.rollout, told
 
 
-def test_one_failure_does_not_hide_behind_one_that_is_pending(cli, admin, manifest):
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["WatchRollout"] = [lambda request: [REFUSED] if request.name == "b" else [rollout(PENDING), Hold()]]
-    path = manifest("a", "b")
-    assert 7 in (cli("apply", "-f", path, "--wait", "--timeout", timeout).code for timeout in TIMEOUTS)
+def test_a_rollout_is_followed_until_it_is_done_over_breaks_and_ends_of_streams(client, admin, time):
+    late, here = rollout(LATE), rollout(SERVING)
+    admin.answers["WatchRollout"] = [
+        time.later((1, late), (1, BROKEN)),
+        [],
+        time.later((1, here), (1, DONE), (1, late)),
+    ]
+    assert followed(client) == (DONE, [late, here, DONE])
+    assert admin.asked("WatchRollout") == [pb.WatchRolloutRequest(pool="dev", name="sql", generation=4)] * 3
+    first, second = time.pauses
+    assert admin.channels[0].timeouts == pytest.approx([60.0, 58.0 - first, 58.0 - first - second])
+    assert 0 < first < 2 > second > 0
 
 
-def test_a_dry_run_waits_for_nothing(cli, admin, manifest):
-    admin.answers["ApplyAdapters"] = [applied]
-    assert cli("apply", "-f", manifest("a"), "--wait", "--dry-run").code == 0
-    assert admin.asked("WatchRollout") == []
+@pytest.mark.parametrize(("min_ready", "last"), [(1, rollout(SERVING, LATE)), (0, rollout(FULL))])
+def test_a_rollout_is_not_followed_once_enough_serve_it_or_nobody_else_will(client, admin, min_ready, last):
+    admin.answers["WatchRollout"] = [[rollout(LATE), last, DONE]]
+    assert followed(client, min_ready=min_ready)[0] == last
 
 
-@pytest.mark.parametrize(("generation", "told"), [(1, "serving generation 1"), (0, "serving an earlier generation")])
-def test_what_is_served_instead_is_told(cli, admin, generation, told):
-    """R9 status-truth: a rollout that fails takes nothing away."""
-    bad = rollout(FAILED, done=True, failure="replicas_failed", reason="digest_mismatch")
-    bad.replicas[0].serving_generation = generation
-    bad.replicas[0].generation = 2
-    admin.answers["WatchRollout"] = [[bad]]
-    ran = cli("rollout", "sql")
-    assert ran.code == 7
-    assert f"(r1 {told}, generation 2 failed: digest_mismatch)" in ran.err
+def test_at_the_deadline_the_last_that_was_heard_is_the_outcome(client, admin, time):
+    """A stream that never pauses does not go on for ever; and each is looked at, even when the time is up."""
+    admin.answers["WatchRollout"] = [time.later(*[(7, rollout(LATE))] * 20)]
+    assert (followed(client, 20.0)[0], time.now) == (rollout(LATE), 21.0)
+    admin.answers["WatchRollout"] = [time.later((30, BROKEN))]
+    assert (followed(client, 20.0), len(admin.asked("WatchRollout"))) == ((None, []), 2)
+    assert look(client, target()) is None
+    admin.answers["WatchRollout"] = [[rollout(LATE)]]
+    assert (look(client, target()), admin.channels[0].timeouts[-2:]) == (rollout(LATE), [2.0, 2.0])
 
 
-@pytest.mark.parametrize(("suffice", "code"), [("1", 0), ("2", 7), ("0", 7)])
-def test_so_many_replicas_may_suffice(cli, admin, suffice, code):
-    admin.answers["WatchRollout"] = [[REFUSED]]
-    assert cli("rollout", "sql", "--min-ready", suffice).code == code
+@pytest.mark.parametrize(("left", "given"), [(0.1, 2.0), (0.2, 2.0), (0.3, 0.3), (5.0, 5.0)])
+def test_a_stream_is_given_what_is_left_unless_that_is_too_little_to_hear_anything(client, admin, time, left, given):
+    admin.answers["WatchRollout"] = [[DONE]]
+    followed(client, left)
+    assert admin.channels[0].timeouts == [pytest.approx(given)]
 
 
-def test_who_has_enough_replicas_waits_for_no_other(cli, admin):
-    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING), rollout(SERVING, PENDING), Hold()]]
-    assert cli("rollout", "sql", "--min-ready", "1").code == 0
+def test_an_error_that_stays_ends_it(client, admin, time):
+    admin.answers["WatchRollout"] = [[rollout(LATE), Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "gone")]]
+    with pytest.raises(CliError, match="gone"):
+        followed(client)
+    assert time.pauses == []
 
 
-def test_what_cannot_come_is_not_waited_for(cli, admin):
-    """Room comes by somebody's change alone: exit 7 at once, and what would help."""
-    full = rollout(SERVING, PENDING, reason="over_capacity")
-    admin.answers["WatchRollout"] = [[rollout(PENDING, PENDING, reason="staging"), full, Hold()]]
-    ran = cli("rollout", "sql")
-    assert ran.code == 7
-    assert "(r2 pending: over_capacity); there is no room for it" in ran.err
-    assert "--max-cpu-loras" in ran.err
-
-
-def test_who_may_still_come_is_waited_for(cli, admin):
-    mixed = rollout(PENDING, PENDING, reason="over_capacity")
-    mixed.replicas[0].reason = "staging"
-    admin.answers["WatchRollout"] = [[mixed, SERVED]]
-    assert cli("rollout", "sql").code == 0
+def test_of_several_rollouts_each_has_its_own_outcome_in_their_order(client):
+    found = follow_all(client, [target(name=name) for name in "cab"], 60, lambda *_: None)
+    assert [(one.target.name, one.rollout.name) for one in found] == [("c", "c"), ("a", "a"), ("b", "b")]
+    assert follow_all(client, [], 60, lambda *_: None) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError, RuntimeError])
-def test_what_ends_the_wait_for_one_rollout_ends_all(error):
+def test_what_ends_the_wait_for_one_rollout_ends_all(client, admin, error):
     """A reader that left, for one, is no reason to follow the others until the deadline."""
-    begun, closed, ends = Event(), Event(), list[bool]()
+    begun = Event()
 
-    class Admin:
-        def watch_rollout(self, request: pb.WatchRolloutRequest, _seconds: float) -> Iterator[pb.Rollout]:
-            if request.name == "sql":
-                assert begun.wait(120)
-                yield rollout(PENDING)
-            begun.set()
-            ends.append(closed.wait(120))
-            raise usage("it was closed")
-
-        def close(self) -> None:
-            closed.set()
+    def streams(request: pb.WatchRolloutRequest) -> Iterator[object]:
+        if request.name == "sql":
+            yield rollout(LATE)
+        begun.set()
+        yield Hold()
 
     def seen(_target: RolloutTarget, _rollout: pb.Rollout) -> None:
+        assert begun.wait(120)
         raise error
 
-    targets = [RolloutTarget("dev", name, 1, 0) for name in ("sql", "law")]
+    admin.answers["WatchRollout"] = [streams]
     with pytest.raises(error):
-        follow_all(Admin(), targets, 600, seen)
-    assert ends == [True]
+        follow_all(client, [target(name=name) for name in ("sql", "law")], 600, seen)
+
+
+def test_a_rollout_is_told_as_it_goes_on(cli, admin):
+    note = "placed on 3 replicas, 2 are alive: served by all of them"
+    soaking = rollout(SERVING, canaries=1, waiting="it comes to all later")
+    last = rollout(SERVING, SERVING, done=True, note=note)
+    admin.answers["WatchRollout"] = [[rollout(LATE, LATE), soaking, last]]
+    ran = cli("rollout", "sql")
+    assert (ran.code, ran.err, ran.out.splitlines()) == (
+        0,
+        "",
+        [
+            "sql generation 4: 0 of 2 replicas serve it (r0 pending: staging, r1 pending: staging)",
+            "sql generation 4: 1 of 1 canaries serve it, the others generation 3; it comes to all later",
+            f"sql generation 4: 2 of 2 replicas serve it; {note}",
+        ],
+    )
+
+
+def test_a_rollout_as_programs_see_it(cli, admin):
+    """What nothing is said of is null, never an empty text."""
+    nothing = dict.fromkeys(("failure", "waiting", "note", "canaries"))
+    whole = {"name": "sql", "generation": 0, "done": True, "replicas": []}
+    assert cli("-o", "json", "rollout", "sql").json == whole | nothing
+    said = {"failure": "replicas_failed", "waiting": "w", "note": "n"}
+    kept = pb.RolloutReplica(replica="r2", state=SERVING, canary=True, serving_generation=1)
+    admin.answers["WatchRollout"] = [[rollout((FAILED, "x", "y"), done=True, **said)]]
+    admin.answers["WatchRollout"][0][0].replicas.append(kept)
+    ran = cli("-o", "json", "rollout", "sql")
+    assert (ran.code, ran.error["reason"], {name: ran.json[name] for name in said}) == (7, "ROLLOUT_FAILED", said)
+    first, second = ran.json["replicas"]
+    keys = ("replica", "state", "reason", "message", "canary", "generation", "serving_generation")
+    assert first == dict(zip(keys, ("r0", "failed", "x", "y", False, 0, None), strict=True))
+    assert (second["canary"], second["serving_generation"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("stream", "flags", "code", "told"),
+    [
+        (HALF_BAD, [], 7, "error: ROLLOUT_FAILED: sql generation 4: replicas_failed (r1 failed)"),
+        (HALF_BAD, ["--min-ready", "1"], 0, ""),
+        (HALF_BAD, ["--min-ready", "2"], 7, "replicas_failed"),
+        (HALF_BAD, ["--min-ready", "0"], 7, "replicas_failed"),
+        (rollout(done=True, failure="superseded"), [], 7, "superseded"),
+        (rollout(SERVING, FULL), [], 7, "over_capacity); there is no room for it, and waiting brings none: "),
+        (
+            rollout(SERVING, LATE),
+            ["--timeout", "0.5"],
+            6,
+            "not served in time: sql generation 4: 1 of 2 replicas serve",
+        ),
+        (
+            Hold(),
+            ["--timeout", "0.5"],
+            6,
+            "error: DEADLINE_EXCEEDED: not served in time: sql: nothing was heard of it\n",
+        ),
+        (
+            Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no sql"),
+            [],
+            3,
+            "error: ADAPTER_NOT_FOUND: no sql; ",
+        ),
+    ],
+)
+def test_how_a_rollout_ends(cli, admin, stream, flags, code, told):
+    admin.answers["WatchRollout"] = [[stream, Hold()]]
+    ran = cli("rollout", "sql", *flags)
+    assert (ran.code, told in ran.err) == (code, True)
+
+
+def changed(outcome: int = pb.AdapterResult.UPDATED, **fields: Any) -> pb.ApplyAdaptersResponse:
+    adapter = pb.Adapter(name="sql", pool="dev", generation=7, **fields)
+    return pb.ApplyAdaptersResponse(results=[pb.AdapterResult(outcome=outcome, adapter=adapter)], revision=11)
+
+
+def test_apply_waits_for_each_adapter_and_tells_the_change_even_if_it_is_not_served(cli, admin, manifest):
+    """One failure does not hide behind one that is pending, and several are told in one line."""
+    path = manifest("a", "b")
+    assert cli("apply", "-f", path, "--wait").out.splitlines()[-1] == "2/2 served"
+    asked = {(one.pool, one.name, one.generation) for one in admin.asked("WatchRollout")}
+    assert asked == {("dev", "a", 1), ("dev", "b", 1)}
+    admin.answers["WatchRollout"] = [lambda request: [BAD] if request.name == "b" else [rollout(LATE), Hold()]]
+    ran = cli("-o", "json", "apply", "-f", path, "--wait", "--timeout", "0.5", "--request-id", "q1")
+    assert (ran.code, ran.json["request_id"], ran.json["revision"]) == (7, "q1", 7)
+    assert [one["failure"] for one in ran.json["rollouts"]] == [None, "replicas_failed"]
+    admin.requests.clear()
+    assert (cli("apply", "-f", path, "--wait", "--dry-run").code, admin.asked("WatchRollout")) == (0, [])
+
+
+def test_a_rollout_by_hand_ends_with_what_to_do(cli, admin, manifest):
+    """And whoever applies is told that only canaries take it."""
+    canaries = pb.CanaryRollout(stable_generation=6)
+    admin.answers |= {"ApplyAdapters": [changed(rollout=canaries)]}
+    admin.answers["WatchRollout"] = [[rollout(SERVING, canaries=1, done=True, note="its canaries serve it")]]
+    for flags, told in (
+        (["--wait"], "sql generation 4: its canaries serve it: loraplane rollout promote sql --pool dev"),
+        (["--dry-run"], "sql: only canaries take generation 7 for now, all others keep 6"),
+    ):
+        ran = cli("apply", "-f", manifest("sql"), *flags)
+        assert (ran.code, told in ran.out) == (0, True)
+
+
+@pytest.mark.parametrize(("verb", "method"), [("promote", "PromoteRollout"), ("abort", "AbortRollout")])
+def test_it_is_ended_by_hand_and_waited_for(cli, admin, verb, method):
+    """Also where an adapter has the name of a verb."""
+    admin.answers |= {method: [changed()], "WatchRollout": [[rollout(LATE), DONE]]}
+    ran = cli("rollout", verb, "sql", "--request-id", "q1")
+    assert (ran.code, "updated  sql   dev   7" in ran.out, "revision 11" in ran.out) == (0, True, True)
+    assert cli("rollout", verb, verb, "--wait").code == 0
+    assert ([one.name for one in admin.asked(method)], admin.asked("WatchRollout")[0].generation) == (["sql", verb], 7)
+    assert (cli("rollout", verb).code, admin.asked("WatchRollout")[1].name) == (0, verb)
+    admin.answers[method] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "NO_ROLLOUT", "there is none")]
+    ran = cli("rollout", verb, "sql")
+    assert (ran.code, ran.err) == (4, "error: NO_ROLLOUT: there is none\n")
+
+
+@pytest.mark.parametrize("line", ["halt sql", "promote sql law", "sql --etag 3", "sql --generation 3", ""])
+def test_a_wrong_line_is_told(cli, line):
+    ran = cli("rollout", *line.split())
+    assert (ran.code, ran.err.startswith("error: USAGE: ")) == (2, True)

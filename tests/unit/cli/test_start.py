@@ -10,7 +10,7 @@ import pytest
 
 from registry.cli.command_tree import ENTRIES, LazyCommand
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin, applied, served
+from tests.support.fake_admin import FakeAdmin, applied, served
 
 HEAVY = {"grpc", "google.protobuf", "pydantic", "yaml", "httpx", "numpy", "obstore", "cryptography", "structlog"}
 RUN = """

@@ -15,11 +15,18 @@ import pytest
 
 from registry.v1 import registry_pb2 as pb
 from tests.support.processes import child
-from tests.unit.cli.fake_admin import Hold, applied
+from tests.support.fake_admin import Hold, applied, served
 
 SERVING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)
 PENDING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.PENDING, reason="staging")
 SQL = pb.Adapter(name="sql", pool="dev", generation=1)
+
+
+@pytest.fixture
+def address(admin) -> Iterator[str]:
+    """On a port: other processes are its clients."""
+    with served(admin) as address:
+        yield address
 
 
 def command(address: str, *arguments: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""top: what replicas and adapters are doing, from their sidecars."""
+"""top: what replicas and adapters are doing, from their sidecars; and a drain that is waited for."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from typing import Any
 import grpc
 import pytest
 
+from registry.cli.commands import replicas as of_replicas
 from registry.cli.commands import top
 from registry.cli.failure import CliError
 from registry.cli.views.replica_view import missing_view
 from registry.cli.views.top import adapter_rows, replica_row
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin, Refusal
+from tests.support.fake_admin import FakeAdmin, Refusal
+from tests.unit.cli.conftest import Time
 from tests.unit.cli.test_events import sidecar
 
 ENGINE = {"running": 1, "waiting": 2, "requests": 30, "prompt_tokens": 400, "generation_tokens": 5000}
+
 SQL = {"name": "sql", "loaded": True, "last_used_seconds": 7.5, "requests": 40, "loads": 1, "swaps": 2, "evictions": 0}
+
 LAW = {"name": "law", "loaded": False, "last_used_seconds": None, "loads": 1, "swaps": 0, "evictions": 1}
 
 
@@ -94,20 +98,6 @@ def test_who_is_not_reached_is_told_in_one_line(cli, admin):
         assert why in table.err
 
 
-def test_if_nobody_is_reached_it_fails(cli, admin):
-    replicas(admin, replica("r1"))
-    ran = cli("top")
-    assert (ran.code, ran.out, ran.err.count("\n")) == (6, "", 1)
-    assert "SIDECAR_UNAVAILABLE: not reached: r1 (its status" in ran.err
-
-
-def test_sidecars_that_are_named_are_asked_without_the_admin_service(cli, admin):
-    with sidecar(said(), path="/activity") as one:
-        ran = cli("top", "--sidecar", one, "-o", "name")
-    assert (ran.code, ran.out.splitlines(), admin.requests) == (0, ["r1"], [])
-    assert cli("top", "--sidecar", "r1").code == 2
-
-
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_who_answers_a_byte_at_a_time_holds_nobody_up(cli, admin, begun):
     """X2: a status says where its sidecar listens, and each byte in time would keep the command for good."""
@@ -157,136 +147,6 @@ def test_odd_answers_are_nothing(cli, admin, parts):
     assert (ran.code, "\x1b" in ran.out) == (0, False)
     assert shown["replicas"][0]["waiting"] in {None, 2}
     assert all(one["loads"] >= 0 for one in shown["adapters"])
-
-
-@pytest.fixture
-def rounds(monkeypatch) -> list[float]:
-    """How long a wait paused; no time passes but what it pauses."""
-    pauses: list[float] = []
-    monkeypatch.setattr("registry.cli.commands.replicas.time.sleep", pauses.append)
-    monkeypatch.setattr("registry.cli.commands.replicas.time.monotonic", lambda: sum(pauses))
-    return pauses
-
-
-def drains(**need: str) -> bytes:
-    return said(drain=need or None)
-
-
-@pytest.mark.parametrize(
-    ("answer", "code", "says"),
-    [
-        (drains(reason="nothing", needed="not any more"), 0, ""),
-        (
-            drains(reason="takeover", needed="others do not serve"),
-            6,
-            "DEADLINE_EXCEEDED: replica r1 drains, and after 3 s: others",
-        ),
-        (
-            drains(reason="nobody", needed="no other can"),
-            7,
-            "ROLLOUT_FAILED: replica r1 drains, and after 3 s: no other can",
-        ),
-        (drains(), 6, "has not heard of that yet"),
-        (said("r9"), 6, "SIDECAR_UNAVAILABLE: another process answers"),
-    ],
-)
-def test_a_drain_is_waited_for(cli, admin, rounds, answer, code, says):
-    """R20 drain: until its sidecar says that nothing is needed there."""
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
-    with sidecar(answer, path="/activity") as one:
-        admin.answers["GetReplica"] = [replica("r1", one)]
-        ran = cli("drain", "r1", "--pool", "dev", "--wait", "--timeout", "3")
-    assert (ran.code, "replica r1 is to drain" in ran.out) == (code, True)
-    assert says in ran.err
-    assert ("replica r1: not any more" in ran.out) == (code == 0)
-
-
-def test_a_drain_that_others_take_over_in_time_has_ended(cli, admin, rounds):
-    """R20 drain: it is asked again and again until the time is up, and not once it has ended."""
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
-    busy, done = (
-        drains(reason="takeover", needed="others do not serve"),
-        drains(reason="nothing", needed="not any more"),
-    )
-    with sidecar(busy, path="/activity") as one, sidecar(done, path="/activity") as two:
-        admin.answers["GetReplica"] = [replica("r1", one), replica("r1", two)]
-        ran = cli("drain", "r1", "--pool", "dev", "--wait", "--timeout", "120")
-    assert (ran.code, ran.err, len(rounds)) == (0, "", 1)
-    assert ran.out.endswith("replica r1: not any more\n")
-
-
-@pytest.mark.parametrize(("flags", "seconds"), [([], 300), (["--timeout", "9"], 9)])
-def test_a_drain_is_waited_for_as_long_as_a_rollout(cli, admin, rounds, monkeypatch, flags, seconds):
-    """Programs get one object, and the end as an error."""
-    monkeypatch.delenv("LORAPLANE_TIMEOUT")
-    monkeypatch.setattr("registry.cli.commands.replicas._POLL_SECONDS", seconds / 3)
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
-    with sidecar(drains(reason="takeover", needed="others do not"), path="/activity") as one:
-        admin.answers["GetReplica"] = [replica("r1", one)]
-        ran = cli("-o", "json", "drain", "r1", "--pool", "dev", "--wait", *flags)
-    assert (ran.code, ran.json["changed"], ran.error["reason"]) == (6, True, "DEADLINE_EXCEEDED")
-    assert f"after {seconds} s: others do not" in ran.error["message"]
-    assert rounds == [seconds / 3] * 3
-
-
-def test_a_replica_that_cannot_be_asked_for_is_not_gone(cli, admin, rounds):
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
-    admin.answers["GetReplica"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "not yours")]
-    ran = cli("drain", "r1", "--pool", "dev", "--wait")
-    assert (ran.code, "not yours" in ran.err, "is gone" in ran.out) == (4, True, False)
-
-
-def test_for_programs_the_end_of_a_drain_is_that_of_the_command(cli, admin, rounds):
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
-    with sidecar(drains(reason="nothing", needed="not any more"), path="/activity") as one:
-        admin.answers["GetReplica"] = [replica("r1", one)]
-        ran = cli("-o", "json", "drain", "r1", "--pool", "dev", "--wait")
-    assert (ran.code, ran.json["drain"]) == (0, True)
-
-
-def test_a_drain_that_is_only_tried_is_not_waited_for(cli, admin, rounds):
-    """W9 dry-run: it would never end."""
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
-    admin.answers["GetReplica"] = [replica("r1")]
-    ran = cli("drain", "r1", "--pool", "dev", "--wait", "--dry-run")
-    assert (ran.code, ran.err, admin.asked("GetReplica")) == (0, "", [])
-    assert [one.validate_only for one in admin.asked("DrainReplica")] == [True]
-
-
-@pytest.mark.parametrize(
-    ("changed", "drained", "undrained"),
-    [
-        (True, "replica r1 is to drain", "replica r1 is to serve again"),
-        (False, "replica r1 drains already", "replica r1 does not drain"),
-    ],
-)
-def test_what_became_of_an_order_is_told(cli, admin, changed, drained, undrained):
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=changed, revision=7)]
-    for command, told in (("drain", drained), ("undrain", undrained)):
-        line = [command, "r1", "--request-id", "q1"]
-        ran = cli(*line)
-        assert (ran.code, ran.err) == (0, "")
-        assert ran.out.splitlines() == [told, "revision 7, request id q1"]
-        assert cli("-o", "json", *line).json == {
-            "name": "r1",
-            "pool": "dev",
-            "drain": command == "drain",
-            "changed": changed,
-            "revision": 7,
-            "request_id": "q1",
-        }
-        assert cli("-o", "name", *line).out == "r1\n"
-    assert [
-        (one.pool, one.name, one.undrain, one.request_id, one.validate_only) for one in admin.asked("DrainReplica")
-    ] == [("dev", "r1", undrain, "q1", False) for undrain in (False, True) for _ in range(3)]
-
-
-def test_a_replica_that_is_gone_has_drained(cli, admin, rounds):
-    admin.answers["DrainReplica"] = [pb.DrainReplicaResponse(changed=True, revision=7)]
-    admin.answers["GetReplica"] = [replica("r1"), Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")]
-    ran = cli("drain", "r1", "--pool", "dev", "--wait")
-    assert (ran.code, "does not say where its sidecar listens; it drains" in ran.err) == (6, True)
-    assert cli("drain", "r1", "--pool", "dev", "--wait").out.endswith("replica r1 is gone\n")
 
 
 @pytest.mark.parametrize(("flags", "seconds"), [([], 5.0), (["--timeout", "9"], 9.0)])
@@ -354,3 +214,81 @@ def test_adapters_come_the_last_used_first_and_then_by_name():
     ]
     assert (rows[0].requests, rows[0].loads, rows[0].evictions) == (None, 0, 0)
     assert (adapter_rows([{"adapters": {}}]), replica_row({"adapters": 7}).loaded) == ([], 0)
+
+
+def test_if_nobody_is_reached_it_fails_and_sidecars_that_are_named_are_asked_alone(cli, admin):
+    with sidecar(said(), path="/activity") as one:
+        ran = cli("top", "--sidecar", one, "-o", "name")
+    assert (ran.code, ran.out.splitlines(), admin.requests) == (0, ["r1"], [])
+    assert cli("top", "--sidecar", "r1").code == 2
+    replicas(admin, replica("r1"))
+    ran = cli("top")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (6, "", 1)
+    assert "SIDECAR_UNAVAILABLE: not reached: r1 (its status" in ran.err
+
+
+@pytest.fixture
+def draining(admin, monkeypatch) -> Any:
+    """A replica that drains, whose sidecar says in turn what it is needed for; and a clock that goes on by itself."""
+    time = Time()
+    monkeypatch.setattr(of_replicas, "time", time)
+    admin.answers["GetReplica"] = [pb.Replica(name="r1", pool="dev")]
+
+    def lay_down(*needs: tuple[str, str] | None) -> Time:
+        left = list(needs)
+
+        def activity(_replica: object, _seconds: float) -> Any:
+            need = left.pop(0) if len(left) > 1 else left[0]
+            return {"drain": dict(zip(("reason", "needed"), need, strict=True))} if need else {}
+
+        monkeypatch.setattr(of_replicas, "activity_of", activity)
+        return time
+
+    return lay_down
+
+
+DRAIN = ("drain", "r1", "--pool", "dev", "--wait")
+
+
+def test_a_drain_is_waited_for_until_nothing_is_needed_there(cli, draining, admin):
+    """R20 drain, W9 dry-run: one that is only tried would never end; programs get one object."""
+    needs = (None, ("takeover", "1 of 3 are not served elsewhere"), ("nothing", "all is served elsewhere"))
+    time = draining(*needs)
+    ran = cli(*DRAIN, "--timeout", "60")
+    assert (ran.code, ran.out.splitlines()[-1], time.pauses) == (0, "replica r1: all is served elsewhere", [1.0, 1.0])
+    draining(*needs)
+    assert cli("-o", "json", *DRAIN, "--timeout", "60").json["changed"] is True
+    admin.requests.clear()
+    assert (cli(*DRAIN, "--dry-run").code, admin.asked("GetReplica")) == (0, [])
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [(["--timeout", "60"], 60), ([], 300)])
+@pytest.mark.parametrize(
+    ("need", "code", "told"),
+    [
+        (("takeover", "1 of 3 waits"), 6, "DEADLINE_EXCEEDED: replica r1 drains, and after {} s: 1 of 3 waits"),
+        (("nobody", "no other can"), 7, "ROLLOUT_FAILED: replica r1 drains, and after {} s: no other can"),
+        (None, 6, "its sidecar has not heard of that yet"),
+    ],
+)
+def test_a_drain_that_does_not_end_in_time_says_what_it_waits_for(
+    cli, draining, monkeypatch, need, code, told, flags, seconds
+):
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    time = draining(need)
+    ran = cli(*DRAIN, *flags)
+    assert (ran.code, told.format(seconds) in ran.err, time.now) == (code, True, seconds)
+
+
+def test_a_replica_that_is_gone_has_drained_and_one_that_cannot_be_asked_for_has_not(cli, admin):
+    none = Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")
+    denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "not yours")
+    admin.answers["GetReplica"] = [replica("r1"), none, denied]
+    ran = cli(*DRAIN)
+    assert (ran.code, "does not say where its sidecar listens; it drains" in ran.err) == (6, True)
+    assert cli(*DRAIN).out.endswith("replica r1 is gone\n")
+    ran = cli(*DRAIN)
+    assert (ran.code, "not yours" in ran.err, "is gone" in ran.out) == (4, True, False)
+    with sidecar(said("r9"), path="/activity") as elsewhere:
+        admin.answers["GetReplica"] = [replica("r1", elsewhere)]
+        assert "SIDECAR_UNAVAILABLE: another process answers" in cli(*DRAIN, "--timeout", "3").err

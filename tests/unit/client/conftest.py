@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.cli.fake_admin import FakeAdmin
+from tests.support.fake_admin import FakeAdmin
 
 
 @pytest.fixture

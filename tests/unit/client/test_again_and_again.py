@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import Hold, served
+from tests.support.fake_admin import Hold, served
 
 _PROGRAM = """
 import sys

@@ -24,7 +24,7 @@ from registry.model.messages import spec_dict
 from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 from tests.support.unanswered import nobody_listens
-from tests.unit.cli.fake_admin import Refusal, applied, served
+from tests.support.fake_admin import Refusal, applied, connected
 
 ADAPTER = pb.Adapter(
     name="acme/A",
@@ -41,7 +41,7 @@ UNAVAILABLE = Refusal(grpc.StatusCode.UNAVAILABLE)
 
 @pytest.fixture
 def registry(admin) -> Iterator[Registry]:
-    with served(admin) as address, Registry(address) as registry:
+    with connected(admin) as address, Registry(address) as registry:
         yield registry
 
 

@@ -15,7 +15,7 @@ from registry.client import transport
 from registry.client.transport import AdminCalls
 from registry.v1 import registry_pb2 as pb
 from tests.support.unanswered import nobody_listens
-from tests.unit.cli.fake_admin import Hold, Refusal, served
+from tests.support.fake_admin import Hold, Refusal, connected
 
 
 def told(name: str, revision: int, **fields: bool) -> pb.WatchResidencyResponse:
@@ -29,7 +29,7 @@ def test_a_router_hears_of_each_whole_state(admin):
         [*first, Refusal(grpc.StatusCode.UNAVAILABLE)],
         [told("d", 9, snapshot=True), Hold()],
     ]
-    with served(admin) as address, Registry(address) as registry, closing(registry.residency("p")) as states:
+    with connected(admin) as address, Registry(address) as registry, closing(registry.residency("p")) as states:
         seen = [(one.revision, sorted(one.adapters)) for one in islice(states, 3)]
     assert seen == [(5, ["a", "b"]), (6, ["a", "b", "c"]), (9, ["d"])]
     assert {one.pool for one in admin.asked("WatchResidency")} == {"p"}
@@ -38,7 +38,7 @@ def test_a_router_hears_of_each_whole_state(admin):
 def test_what_stays_an_error_ends_a_router_at_once(admin):
     admin.answers["WatchResidency"] = [Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")]
     with (
-        served(admin) as address,
+        connected(admin) as address,
         Registry(address) as registry,
         closing(registry.residency("p")) as states,
         pytest.raises(NotFound),
@@ -51,7 +51,7 @@ async def test_patience_begins_anew_with_each_answer(admin):
     """Streams that break again and again, and say something each time, are no outage."""
     broken = Refusal(grpc.StatusCode.UNAVAILABLE)
     admin.answers["WatchResidency"] = [[told("a", revision), broken] for revision in range(3)] + [broken]
-    with served(admin) as address:
+    with connected(admin) as address:
         calls = AdminCalls(address, None, 120)
         request, reply = pb.WatchResidencyRequest(pool="p"), pb.WatchResidencyResponse
         async with aclosing(calls.follow("WatchResidency", request, reply, 0.0)) as answers:
@@ -88,7 +88,7 @@ def renewed(monkeypatch, admin) -> Callable[[str, str], AdminCalls]:
 async def test_a_stream_that_breaks_goes_on_with_the_newest_certificates(admin, renewed):
     """R13 static-stable: a channel never learns of them; a router would be without news for ever."""
     admin.answers["WatchResidency"] = [[told("a", 5, snapshot=True), Hold()]]
-    with nobody_listens() as nobody, served(admin) as address:
+    with nobody_listens() as nobody, connected(admin) as address:
         calls = renewed(nobody, address)
         request, reply = pb.WatchResidencyRequest(pool="p"), pb.WatchResidencyResponse
         async with aclosing(calls.follow("WatchResidency", request, reply, 0.0)) as answers:
@@ -97,7 +97,7 @@ async def test_a_stream_that_breaks_goes_on_with_the_newest_certificates(admin, 
 
 
 async def test_a_call_is_repeated_with_the_newest_certificates(admin, renewed):
-    with nobody_listens() as nobody, served(admin) as address:
+    with nobody_listens() as nobody, connected(admin) as address:
         calls = renewed(nobody, address)
         reply = await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse)
         assert [one.name for one in reply.pools] == ["dev"]

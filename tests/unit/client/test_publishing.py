@@ -11,7 +11,7 @@ from loraplane import AsyncRegistry, Canaries, InvalidArgument, Reason, Registry
 from registry.lora.directory import digest_of
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
-from tests.unit.cli.fake_admin import FakeAdmin, applied, served
+from tests.support.fake_admin import FakeAdmin, applied, connected
 
 SERVED = pb.Rollout(name="a", generation=1, done=True)
 
@@ -19,7 +19,7 @@ SERVED = pb.Rollout(name="a", generation=1, done=True)
 @pytest.fixture
 def registry(admin: FakeAdmin) -> Iterator[Registry]:
     admin.answers |= {"ApplyAdapters": [applied], "WatchRollout": [[SERVED]]}
-    with served(admin) as address, Registry(address, timeout_seconds=120) as registry:
+    with connected(admin) as address, Registry(address, timeout_seconds=120) as registry:
         yield registry
 
 
@@ -119,7 +119,7 @@ def test_a_deprecation_names_the_line_that_is_to_be_changed(registry, admin):
 
 async def test_so_does_one_of_a_program_with_an_event_loop(admin):
     admin.answers |= {"ApplyAdapters": [applied], "WatchRollout": [[SERVED]]}
-    with served(admin) as address:
+    with connected(admin) as address:
         async with AsyncRegistry(address, timeout_seconds=120) as registry:
             with pytest.warns(DeprecationWarning, match="timeout_seconds") as publishing:
                 published = await registry.publish("s3://b/a", "a", "p", wait=60)

@@ -8,7 +8,7 @@ import pytest
 from loraplane import FailedPrecondition, NotFound, Reason, Registry, Unavailable
 from registry.client.adapters import Published, not_served
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import Hold, Refusal, served
+from tests.support.fake_admin import Hold, Refusal, connected
 
 PUBLISHED = Published("acme/a", "p", 4, "s3://a/4/", "", 17, "mine")
 STATE = pb.RolloutReplica.State.Value
@@ -89,7 +89,7 @@ def test_who_refuses_is_named(last, message, told):
 
 @pytest.fixture
 def registry(admin):
-    with served(admin) as address, Registry(address, timeout_seconds=120) as registry:
+    with connected(admin) as address, Registry(address, timeout_seconds=120) as registry:
         yield registry
 
 

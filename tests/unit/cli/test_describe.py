@@ -15,27 +15,26 @@ from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import missing_view, replica_view
 from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus
 from registry.v1 import registry_pb2 as pb
-from tests.unit.cli.fake_admin import FakeAdmin, Refusal
-from tests.unit.cli.test_followed import LATE, SERVING, rollout
+from tests.support.fake_admin import FakeAdmin, Refusal
+from tests.unit.cli.test_rollout import LATE, SERVING, rollout
 
-DAY = "2026-01-01"
-STABLE = pb.AdapterSpec(source=pb.Source(uri="s3://b/old"))
+SPEC = {"load": "lazy", "priority": 3, "labels": {"team": "x"}, "placement": pb.Placement(replicas=2)}
 SQL = pb.Adapter(
     name="sql",
     pool="dev",
     tenant="default",
-    generation=4,
-    etag="9",
     updated_by="me",
     request_id="q1",
-    spec=pb.AdapterSpec(
-        source=pb.Source(uri="s3://b/sql"),
-        load="lazy",
-        priority=3,
-        labels={"team": "x"},
-        placement=pb.Placement(replicas=2),
-    ),
+    generation=4,
+    etag="9",
+    spec=pb.AdapterSpec(source=pb.Source(uri="s3://b/sql"), **SPEC),
 )
+
+
+DAY = "2026-01-01"
+
+STABLE = pb.AdapterSpec(source=pb.Source(uri="s3://b/old"))
+
 STATUS: dict[str, Any] = {
     "schema": 1,
     "replica": "r1",
@@ -54,6 +53,7 @@ STATUS: dict[str, Any] = {
     "lazy": {"count": 2, "resident": [{"name": "z", "generation": 2, "last_used": "now"}]},
     "engine": {"kind": "vllm", "version": "1", "url": "http://in", "empty": "", "none": None},
 }
+
 R1 = pb.Replica(
     name="r1",
     pool="dev",
@@ -65,6 +65,7 @@ R1 = pb.Replica(
     status_json=json.dumps(STATUS),
     leaving=True,
 )
+
 WHERE = pb.AdapterResidency(
     name="sql",
     generation=4,
@@ -76,60 +77,10 @@ WHERE = pb.AdapterResidency(
         pb.Residence(replica="r1", model="sql-x", generation=3, state=SERVING),
     ],
 )
+
 LAW = pb.AdapterResidency(
     name="law", generation=1, replicas=[pb.Residence(replica="r1", model="law", generation=1, loaded=True)]
 )
-
-
-@pytest.fixture
-def store(admin) -> FakeAdmin:
-    """A service that knows one adapter, one replica and one pool."""
-    admin.answers |= {
-        "GetAdapter": [SQL],
-        "GetReplica": [R1],
-        "GetPool": [pb.Pool(name="dev", base_models=["tiny"], etag="4")],
-        "WatchRollout": [[rollout(SERVING, LATE)]],
-        "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True, adapters=[WHERE, LAW])]],
-        "ListChanges": [
-            pb.ListChangesResponse(
-                changes=[
-                    pb.RecordedChange(
-                        at="2026-01-01T00:00:06Z",
-                        kind="adapter",
-                        name="sql",
-                        action="updated",
-                        generation=4,
-                        principal="me",
-                    ),
-                    pb.RecordedChange(
-                        at="2026-01-01T00:00:01Z", kind="replica", name="r1", action="drain", principal="me"
-                    ),
-                ]
-            )
-        ],
-    }
-    return admin
-
-
-def lines(out: str) -> list[str]:
-    """Lines with each run of spaces as one, since columns are as wide as their longest cell."""
-    return [" ".join(line.split()) for line in out.splitlines()]
-
-
-def test_an_adapter_whole(cli, store):
-    ran = cli("describe", "adapter", "sql")
-    assert (ran.code, lines(ran.out)) == (0, ADAPTER)
-
-
-def test_a_replica_whole(cli, store):
-    ran = cli("describe", "replica", "r1")
-    assert (ran.code, lines(ran.out)) == (0, REPLICA)
-    served = cli("-o", "json", "describe", "replica", "r1").json["serves"]
-    assert served == [
-        {"name": "law", "generation": 1, "model": "law", "last_used": None},
-        {"name": "sql", "generation": 4, "model": "sql", "last_used": "now"},
-    ]
-
 
 ADAPTER = """\
 Name: sql of pool dev, tenant default
@@ -215,31 +166,6 @@ Status engine.url: http://in
 """.splitlines()
 
 
-def halted(reason: str) -> pb.Adapter:
-    one = pb.Adapter()
-    one.CopyFrom(SQL)
-    one.rollout.stable_generation, one.rollout.halted = 3, reason
-    one.rollout.stable_spec.CopyFrom(STABLE)
-    return one
-
-
-@pytest.mark.parametrize(("reason", "told"), [("", "no"), ("2 of 2 refused", "2 of 2 refused")])
-def test_an_adapter_that_only_canaries_have(cli, store, reason, told):
-    store.answers["GetAdapter"] = [halted(reason)]
-    store.answers["WatchRollout"] = [[rollout(SERVING, LATE, canaries=1, waiting="5 min left")]]
-    found = lines(cli("describe", "adapter", "sql").out)
-    begun = found.index("Rollout: only canaries serve generation 4, all others 3")
-    assert found[begun : begun + 3] == [found[begun], f"Halted: {told}", "Others' source: s3://b/old"]
-    begun = found.index("What is awaited:")
-    assert found[begun : begun + 5] == [
-        "What is awaited:",
-        "5 min left",
-        "REPLICA CANARY GENERATION STATE REASON MESSAGE",
-        "r0 yes 0 serving - -",
-        "r1 no 0 pending staging -",
-    ]
-
-
 @pytest.mark.parametrize(
     ("of", "title"),
     [
@@ -254,56 +180,8 @@ def test_an_adapter_that_only_canaries_have(cli, store, reason, told):
 )
 def test_what_is_to_be_known_first_stands_first(cli, store, of, title):
     store.answers["WatchRollout"] = [[of]]
-    found = lines(cli("describe", "adapter", "sql").out)
+    found = cli("describe", "adapter", "sql").lines
     assert found[found.index("Spec labels.team: x") + 2] == title
-
-
-def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, store):
-    """Nothing is wrong with it, and still somebody should know: a table, as of what failed."""
-    warned = {"warnings": [{"name": "sql", "generation": 4, "reason": "without_effect", "message": "zeros"}]}
-    others = {"warnings": [{"name": "law", "generation": 1, "reason": "modules_missing", "message": "lost"}]}
-    replicas = [
-        pb.Replica(name=name, pool="dev", status_json=json.dumps({**STATUS, **said}))
-        for name, said in (("r1", warned), ("r2", warned), ("r3", others))
-    ]
-    store.answers |= {"WatchRollout": [[rollout(SERVING)]], "GetReplica": [replicas[0]]}
-    store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=replicas)]
-    told = lines(cli("describe", "adapter", "sql").out)
-    start = told.index("Warnings:")
-    assert told[start + 1 : start + 4] == ["REPLICA REASON MESSAGE", "r1, r2 without_effect zeros", ""]
-    assert "Nothing is wrong with it." not in told
-    (said,) = cli("-o", "json", "describe", "adapter", "sql").json["warnings"]
-    assert said == {"reason": "without_effect", "message": "zeros", "replicas": ["r1", "r2"]}
-    told = lines(cli("describe", "replica", "r1").out)
-    start = told.index("Warnings:")
-    assert told[start + 1 : start + 4] == ["NAME GENERATION REASON MESSAGE", "sql 4 without_effect zeros", ""]
-    assert not any(line.startswith("Status warnings") for line in told)
-
-
-@pytest.mark.parametrize("form", ["json", "yaml"])
-def test_programs_are_told_what_people_are(cli, store, form):
-    """R9 status-truth: state, events and the address of the engine stand in every form."""
-    adapter = yaml.safe_load(cli("-o", form, "describe", "adapter", "sql").out)
-    assert (adapter["status"]["state"], adapter["status"]["serving"], adapter["warnings"]) == ("Progressing", 1, [])
-    assert [(one["event"], one["name"], one["by"]) for one in adapter["events"]] == [("updated", "sql", "me")]
-    replica = yaml.safe_load(cli("-o", form, "describe", "replica", "r1").out)
-    assert replica["engine_url"] == "http://out"
-    assert [one["event"] for one in replica["events"]] == ["drain", "started"]
-
-
-def test_without_the_replicas_an_adapter_is_described_all_the_same(cli, store):
-    store.answers["ListReplicas"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yours")]
-    ran = cli("describe", "adapter", "sql")
-    assert (ran.code, "Warnings could not be read: " in ran.out, "Where it is" in ran.out) == (0, True, True)
-    ran = cli("-o", "json", "describe", "adapter", "sql")
-    assert (ran.json["warnings"], "Warnings could not be read: " in ran.err) == (None, True)
-
-
-def test_a_rollout_that_cannot_be_seen_is_no_reason_to_say_nothing(cli, store, monkeypatch):
-    monkeypatch.setattr("registry.cli.views.describe.look", lambda _client, _target: None)
-    found = lines(cli("describe", "adapter", "sql").out)
-    assert "How the replicas stand to it could not be seen in time." in found
-    assert cli("-o", "json", "describe", "adapter", "sql").json["rollout"] is None
 
 
 def test_a_pool_whole(cli, store):
@@ -319,7 +197,7 @@ def test_a_pool_whole(cli, store):
     missing = [pb.MissingReplica(name="r2", last_seen="")]
     store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1], missing=missing, lacking=2, groups=groups)]
     ran = cli("describe", "pool", "dev")
-    assert lines(ran.out) == [
+    assert ran.lines == [
         "Name: dev",
         "State: Degraded",
         "Replicas: 0/2",
@@ -385,15 +263,6 @@ def test_cells_of_an_adapter():
     assert ADAPTERS.plain(AdapterRow(SQL))["name"] == "sql"
     assert "status" not in ADAPTERS.plain(AdapterRow(SQL))
     assert ADAPTERS.order["AGE"](AdapterRow(SQL)) == "0"
-
-
-def test_cells_of_a_generation():
-    assert cells(GENERATIONS, SQL)["FOR"] == "all"
-    assert cells(GENERATIONS, halted(""))["FOR"] == "canaries"
-    assert cells(GENERATIONS, halted("x"))["FOR"] == "canaries, halted"
-    assert cells(GENERATIONS, SQL)["DIGEST"] == "-"
-    pinned = pb.Adapter(spec=pb.AdapterSpec(source=pb.Source(digest="sha256:1")))
-    assert cells(GENERATIONS, pinned)["DIGEST"] == "sha256:1"
 
 
 @pytest.mark.parametrize(
@@ -528,11 +397,154 @@ def test_of_what_an_event_is(kind, name, replica, is_about):
     assert ShownEvent("t", "updated", kind, "Sql", "r1").is_about(name, replica) is is_about
 
 
+def halted(reason: str) -> pb.Adapter:
+    one = pb.Adapter()
+    one.CopyFrom(SQL)
+    one.rollout.stable_generation, one.rollout.halted = 3, reason
+    one.rollout.stable_spec.CopyFrom(STABLE)
+    return one
+
+
+@pytest.fixture
+def store(admin) -> FakeAdmin:
+    """A service that knows one adapter, one replica and one pool."""
+    changes = [
+        pb.RecordedChange(
+            at=f"{DAY}T00:00:06Z", kind="adapter", name="sql", action="updated", generation=4, principal="me"
+        ),
+        pb.RecordedChange(at=f"{DAY}T00:00:01Z", kind="replica", name="r1", action="drain", principal="me"),
+        pb.RecordedChange(at=f"{DAY}T00:00:01Z", kind="adapter", name="law", action="created"),
+    ]
+    admin.answers |= {
+        "GetAdapter": [SQL],
+        "GetReplica": [R1],
+        "GetPool": [pb.Pool(name="dev", base_models=["tiny"], etag="4")],
+        "WatchRollout": [[rollout(SERVING, LATE)]],
+        "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True, adapters=[WHERE, LAW])]],
+        "ListChanges": [pb.ListChangesResponse(changes=changes)],
+    }
+    return admin
+
+
+@pytest.mark.parametrize(("line", "whole"), [("adapter sql", ADAPTER), ("replica r1", REPLICA)])
+def test_an_adapter_and_a_replica_whole(cli, store, line, whole):
+    """R9 status-truth: and programs are told what people are, in every form."""
+    ran = cli("describe", *line.split())
+    assert (ran.code, ran.lines) == (0, whole)
+    assert cli("-o", "name", "describe", *line.split()).out == f"{line.split()[1]}\n"
+    for form in ("json", "yaml"):
+        told = yaml.safe_load(cli("-o", form, "describe", *line.split()).out)
+        events = [(one["event"], one["name"], one["by"]) for one in told["events"]]
+        if line.startswith("adapter"):
+            assert (told["status"]["state"], told["status"]["serving"], told["warnings"]) == ("Progressing", 1, [])
+            assert (events, told["rollout"]["replicas"][1]["reason"]) == ([("updated", "sql", "me")], "staging")
+            assert [one["state"] for one in told["residency"][0]["replicas"]] == ["serving"] * 3
+        else:
+            assert (told["engine_url"], [one[0] for one in events]) == ("http://out", ["drain", "started"])
+            first = {"name": "law", "generation": 1, "model": "law", "last_used": None}
+            assert told["serves"] == [first, {"name": "sql", "generation": 4, "model": "sql", "last_used": "now"}]
+
+
+@pytest.mark.parametrize(("reason", "told"), [("", "no"), ("2 of 2 refused", "2 of 2 refused")])
+def test_an_adapter_that_only_canaries_have(cli, store, reason, told):
+    store.answers["GetAdapter"] = [halted(reason)]
+    store.answers["WatchRollout"] = [[rollout(SERVING, LATE, canaries=1, waiting="5 min left")]]
+    found = cli("describe", "adapter", "sql").lines
+    begun = found.index("Rollout: only canaries serve generation 4, all others 3")
+    assert found[begun + 1 : begun + 3] == [f"Halted: {told}", "Others' source: s3://b/old"]
+    awaited = ["5 min left", "REPLICA CANARY GENERATION STATE REASON MESSAGE", "r0 yes 0 serving - -"]
+    begun = found.index("What is awaited:") + 1
+    assert found[begun : begun + 4] == [*awaited, "r1 no 0 pending staging -"]
+    for_whom = "canaries, halted" if reason else "canaries"
+    assert (cells(GENERATIONS, halted(reason))["FOR"], cells(GENERATIONS, SQL)["FOR"]) == (for_whom, "all")
+    pinned = pb.Adapter(spec=pb.AdapterSpec(source=pb.Source(digest="sha256:1")))
+    assert [cells(GENERATIONS, one)["DIGEST"] for one in (SQL, pinned)] == ["-", "sha256:1"]
+
+
+def test_who_is_behind_alike_stands_in_one_line(cli, store):
+    store.answers["WatchRollout"] = [[rollout(SERVING, *[LATE] * 10)]]
+    assert "r1, r2, r3, r4, r5, r6, r7, r8, … (10) pending staging -" in cli("describe", "adapter", "sql").lines
+
+
+def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, store):
+    """Nothing is wrong with it, and still somebody should know: a table, as of what failed."""
+    warned = {"warnings": [{"name": "sql", "generation": 4, "reason": "without_effect", "message": "zeros"}]}
+    others = {"warnings": [{"name": "law", "generation": 1, "reason": "modules_missing", "message": "lost"}]}
+    replicas = [
+        pb.Replica(name=name, pool="dev", status_json=json.dumps({**STATUS, **said}))
+        for name, said in (("r1", warned), ("r2", warned), ("r3", others))
+    ]
+    store.answers |= {"WatchRollout": [[rollout(SERVING)]], "GetReplica": [replicas[0]]}
+    store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=replicas)]
+    for line, table in (
+        ("adapter sql", ["REPLICA REASON MESSAGE", "r1, r2 without_effect zeros", ""]),
+        ("replica r1", ["NAME GENERATION REASON MESSAGE", "sql 4 without_effect zeros", ""]),
+    ):
+        told = cli("describe", *line.split()).lines
+        start = told.index("Warnings:")
+        assert told[start + 1 : start + 4] == table
+        assert not [one for one in told if one.startswith(("Status warnings", "Nothing is wrong"))]
+    (said,) = cli("-o", "json", "describe", "adapter", "sql").json["warnings"]
+    assert said == {"reason": "without_effect", "message": "zeros", "replicas": ["r1", "r2"]}
+
+
+def test_what_cannot_be_seen_is_no_reason_to_say_nothing(cli, store, monkeypatch):
+    denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yours")
+    store.answers |= {"ListReplicas": [denied], "ListChanges": [denied]}
+    monkeypatch.setattr("registry.cli.views.describe.look", lambda _client, _target: None)
+    ran = cli("describe", "adapter", "sql")
+    assert ran.code == 0
+    for told in (
+        "Warnings could not be read: ",
+        "Where it is",
+        "How the replicas stand to it could not be seen in time.",
+    ):
+        assert told in ran.out
+    ran = cli("-o", "json", "describe", "adapter", "sql")
+    assert (ran.json["warnings"], ran.json["rollout"]) == (None, None)
+    assert "Warnings could not be read: " in ran.err
+    ran = cli("describe", "replica", "r1")
+    assert (ran.code, "What was done to it could not be read: " in ran.out) == (0, True)
+
+
+def test_the_newest_ten_events_are_shown(cli, store):
+    changes = [
+        pb.RecordedChange(at=f"{DAY}T00:00:{at:02}Z", kind="adapter", name="SQL", action="updated", generation=at)
+        for at in range(12)
+    ]
+    store.answers["ListChanges"] = [pb.ListChangesResponse(changes=changes)]
+    told = cli("describe", "adapter", "sql").lines
+    shown = told[told.index("Last events:") + 2 :]
+    assert [line.split()[2] for line in shown] == [str(at) for at in range(2, 12)]
+    store.answers["ListChanges"] = [pb.ListChangesResponse()]
+    assert "Last events: none within a day" in cli("describe", "adapter", "sql").lines
+
+
+def test_what_others_wrote_has_no_power_over_the_terminal(cli, store):
+    """X2: adapters' files and engines say what they like; tables, rows and errors show it harmlessly."""
+    hostile = STATUS | {"failed": [{"name": "law", "generation": 1, "reason": "x", "message": "\x1b]0;mine\x07\rok"}]}
+    evil = pb.Adapter(name="a\n\x1b[31mb\u202e", pool="dev", updated_by="中 [red]")
+    store.answers["GetReplica"] = [pb.Replica(name="r1", pool="dev", status_json=json.dumps(hostile))]
+    store.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[evil], unreadable=["\x1b[2J"])]
+    store.answers["GetAdapter"] = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no \x1b[2J")]
+    for line, shown in (
+        ("describe replica r1", r"\x1b]0;mine\x07\rok"),
+        ("get adapters -o wide", r"a\n\x1b[31mb\u202e"),
+        ("get adapters -o wide", "中 [red]"),
+        ("get adapters a", r"error: ADAPTER_NOT_FOUND: no \x1b[2J; "),
+    ):
+        ran = cli(*line.split())
+        assert shown in ran.out + ran.err
+        assert (ran.out + ran.err).replace("\n", "").isprintable()
+    assert cli("-o", "json", "get", "adapters").json["items"][0]["name"] == evil.name
+
+
 def test_what_still_is_so_is_one_event_whenever_it_is_told():
-    one = ShownEvent("t1", "held", "replica", "r1", message="13", current=True)
-    again = ShownEvent("t2", "held", "replica", "r1", message="14", current=True)
+    one, again = (ShownEvent(f"t{at}", "held", "replica", "r1", message=str(at), current=True) for at in (13, 14))
     assert one.key == again.key
-    happened = [ShownEvent(at, "updated", "adapter", "a", message="M") for at in ("t1", "t2")]
-    assert happened[0].key != happened[1].key
-    assert (one.why(), ShownEvent("", "", "", "", reason="r", message="m").why()) == ("13", "r: m")
-    assert ShownEvent("", "", "", "").why() == "-"
+    first, second = (ShownEvent(at, "updated", "adapter", "a", message="M") for at in ("t1", "t2"))
+    assert first.key != second.key
+    why = [
+        shown.why() for shown in (one, ShownEvent("", "", "", "", reason="r", message="m"), ShownEvent("", "", "", ""))
+    ]
+    assert why == ["13", "r: m", "-"]

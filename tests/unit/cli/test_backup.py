@@ -1,0 +1,509 @@
+"""backup and restore: whole files only, the plan first, and nothing that was meant for another state."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import stat
+
+import grpc
+import pytest
+
+from registry.cli.backup import (
+    RestoredAdapter,
+    RestoredQuota,
+    RestorePlan,
+    StoredState,
+    backup_text,
+    plan_restore,
+    records_of,
+    state_of,
+)
+from registry.cli.failure import CliError
+from registry.model.records import (
+    AdapterRecord,
+    AdapterSpec,
+    CanaryRollout,
+    Expect,
+    ExpectedAnswer,
+    PoolSpec,
+    SourceSpec,
+    TenantRecord,
+)
+from registry.model.stored import Stored
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import FakeAdmin, Refusal
+
+
+def stored(key: str, record: Stored | bytes, etag: str = "7") -> pb.StoredRecord:
+    value = record if isinstance(record, bytes) else record.to_bytes()
+    return pb.StoredRecord(key=key, value=value, etag=etag)
+
+
+def adapter(name: str, uri: str = "s3://b/x", generation: int = 3, **more: object) -> AdapterRecord:
+    spec = AdapterSpec(source=SourceSpec(uri=uri))
+    return AdapterRecord(
+        name=name, pool="dev", tenant="t", generation=generation, spec=spec, updated_at="t", updated_by="b", **more
+    )
+
+
+POOL = stored("pools/dev", PoolSpec(name="dev", base_models=["tiny"]))
+
+
+WHOLE = [stored("adapters/dev/a", adapter("a")), POOL, stored("tenants/t", TenantRecord(name="t", max_adapters=5))]
+
+
+def past(name: str, generation: int, **fields: object) -> bytes:
+    """A generation that is no more, as history keeps it."""
+    kept = {"retired_by_request": "r", "deleted": True, **fields}
+    return json.dumps(adapter(name, generation=generation).model_dump(by_alias=True) | kept).encode()
+
+
+def retired(name: str, generation: int) -> pb.StoredRecord:
+    return stored(f"history/dev/{name}/{generation}", past(name, generation))
+
+
+def text(records: list[pb.StoredRecord]) -> bytes:
+    return backup_text(records, 12, "2026-01-01T00:00:00+00:00")
+
+
+@pytest.mark.parametrize(("of_backup", "of_now"), [(True, False), (False, True)])
+def test_the_spec_that_only_canaries_have_is_not_what_all_serve(of_backup, of_now):
+    """W6 one-digest: where one side has it on trial and the other for all, it is restored."""
+    rollout = CanaryRollout(stable_generation=2, stable_spec=AdapterSpec(source=SourceSpec(uri="s3://b/old")))
+
+    def state(is_on_trial: bool) -> StoredState:
+        record = adapter("a", rollout=rollout) if is_on_trial else adapter("a")
+        return state_of([stored("adapters/dev/a", record, "9"), POOL])
+
+    plan = plan_restore(state(of_backup), state(of_now))
+    assert ([one.spec.source.uri for one in plan.updates], plan.same) == (
+        ["s3://b/old" if of_backup else "s3://b/x"],
+        0,
+    )
+
+
+def test_what_stands_under_another_key_is_no_part_of_a_backup_nor_of_a_plan(cli, admin, tmp_path):
+    """R14 nack: a backup can be restored, whatever somebody put into the store by hand; the rest is all there."""
+    odd = stored("adapters/dev/b", adapter("a"), "9")
+    admin.answers["ReadBackup"] = [pb.ReadBackupResponse(records=[odd, *WHOLE], revision=12)]
+    ran = cli("backup", "b.jsonl")
+    assert (ran.code, "left out, since they stand under another key than their own: adapters/dev/b" in ran.err) == (
+        0,
+        True,
+    )
+    records = records_of((tmp_path / "b.jsonl").read_bytes(), "f")[1]
+    assert [one.key for one in records] == [one.key for one in WHOLE]
+    plan = plan_restore(state_of([stored("adapters/dev/b", adapter("b")), POOL]), state_of([odd, POOL]))
+    assert [(one.name, one.etag) for one in plan.updates] == [("b", "9")]
+
+
+@pytest.mark.parametrize(("known", "is_told"), [(0, False), (3999, False), (3000, False), (2999, True)])
+def test_history_that_would_not_be_believed_is_left_out_and_told(known, is_told):
+    """X3 given-back: the service takes no generation far above what it knows; the adapter comes back all the same."""
+    now = [stored(f"history/dev/a/{known}", past("a", known))] if known else []
+    saved = [stored("history/dev/a/4000", past("a", 4000)), stored("adapters/dev/a", adapter("a", generation=4001))]
+    plan = plan_restore(state_of(saved), state_of(now))
+    assert (plan.histories, plan.too_high) == (([], ["dev/a"]) if is_told else ([("dev", "a")], []))
+    assert [one.name for one in plan.creates] == ["a"]
+
+
+def spec(uri: str) -> AdapterSpec:
+    return AdapterSpec(source=SourceSpec(uri=uri))
+
+
+def pool(name: str, *bases: str, etag: str = "7") -> pb.StoredRecord:
+    return stored(f"pools/{name}", PoolSpec(name=name, base_models=list(bases)), etag)
+
+
+def tenant(name: str, quota: int | None, etag: str = "7") -> pb.StoredRecord:
+    return stored(f"tenants/{name}", TenantRecord(name=name, max_adapters=quota), etag)
+
+
+BACKUP = state_of(
+    [
+        pool("same", "tiny"),
+        pool("other", "tiny"),
+        pool("gone", "tiny"),
+        tenant("same", 5),
+        tenant("rises", 9),
+        tenant("falls", 1),
+        tenant("freed", None),
+        tenant("gone", 3),
+        stored("adapters/dev/b", adapter("b")),
+        stored("adapters/dev/a", adapter("A", generation=4)),
+        stored("adapters/dev/same", adapter("same")),
+        stored("adapters/dev/changed", adapter("changed", "s3://b/old")),
+        retired("a", 2),
+        retired("past", 1),
+        retired("kept", 1),
+    ]
+)
+
+
+NOW = state_of(
+    [
+        pool("same", "tiny", etag="11"),
+        pool("other", "small", etag="12"),
+        tenant("same", 5, "21"),
+        tenant("rises", 2, "22"),
+        tenant("falls", 4, "23"),
+        tenant("freed", 4, "24"),
+        tenant("new", 4, "25"),
+        stored("adapters/dev/same", adapter("same"), "31"),
+        stored("adapters/dev/changed", adapter("Changed", "s3://b/new"), "32"),
+        stored("adapters/dev/z", adapter("Z"), "33"),
+        stored("adapters/dev/extra", adapter("extra"), "34"),
+        retired("kept", 1),
+    ]
+)
+
+
+def test_the_whole_plan_of_a_restoration():
+    """W4 etag, W6: each change at the etag that was found, names by their keys, and nothing that is so already."""
+    pools = {name: PoolSpec(name=name, base_models=["tiny"]) for name in ("gone", "other")}
+    assert plan_restore(BACKUP, NOW) == RestorePlan(
+        create_pools=[pools["gone"]],
+        update_pools=[(pools["other"], "12", True)],
+        tenants=[
+            RestoredQuota("rises", 2, 9, "22"),
+            RestoredQuota("falls", 4, 1, "23"),
+            RestoredQuota("freed", 4, None, "24"),
+            RestoredQuota("gone", None, 3, "0"),
+        ],
+        histories=[("dev", "a"), ("dev", "b"), ("dev", "past")],
+        creates=[
+            RestoredAdapter("dev", "A", spec("s3://b/x"), "0"),
+            RestoredAdapter("dev", "b", spec("s3://b/x"), "0"),
+        ],
+        updates=[RestoredAdapter("dev", "Changed", spec("s3://b/old"), "32")],
+        same=1,
+        others=[("dev", "extra", "34"), ("dev", "Z", "33")],
+        canaries=[],
+        too_high=[],
+    )
+
+
+@pytest.mark.parametrize("base", ["tiny", "other"])
+def test_what_was_vouched_for_in_a_store_is_no_difference_between_pools(base):
+    """R15: of which lists somebody said that they lack nothing is true of that store alone, and is not restored."""
+    vouched = PoolSpec(name="dev", base_models=[base], removals_confirmed_revision=9)
+    plan = plan_restore(state_of([stored("pools/dev", vouched)]), state_of([POOL]))
+    assert len(plan.update_pools) == (base != "tiny")
+
+
+def test_an_adapter_whose_record_the_backup_could_not_read_is_none_of_the_others():
+    """It was there: to delete it would be a loss."""
+    torn = state_of([stored("adapters/dev/z", b"{")])
+    assert plan_restore(torn, NOW).others == [("dev", "Changed", "32"), ("dev", "extra", "34"), ("dev", "same", "31")]
+
+
+@pytest.mark.parametrize(
+    ("of_backup", "present", "of_now", "is_restored"),
+    [
+        ([1, 2], 3, [], True),
+        ([1, 2], None, [], True),
+        ([1, 2], 3, [1, 2], True),
+        ([1, 2], 3, [1, 2, 3], False),
+        ([1, 2], None, [2], False),
+        ([1, 2], None, [1], True),
+        ([5], 3, [4], True),
+        ([], 3, [3], False),
+    ],
+)
+def test_history_is_restored_where_it_lacks_the_newest(of_backup, present, of_now, is_restored):
+    """The generation of an adapter that comes back follows its last."""
+    records = [retired("a", one) for one in of_backup]
+    records += [stored("adapters/dev/a", adapter("a", generation=present))] if present else []
+    plan = plan_restore(state_of(records), state_of([retired("a", one) for one in of_now]))
+    assert plan.histories == ([("dev", "a")] if is_restored else [])
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "rises"),
+    [(1, 2, True), (2, 1, False), (1, None, True), (None, 5, False), (None, None, True), (0, 1, True), (3, 3, False)],
+)
+def test_which_quotas_rise(found, wanted, rises):
+    """W5 quota-never: those come before more adapters, the others after fewer."""
+    assert RestoredQuota("t", found, wanted, "1").rises is rises
+
+
+def test_a_backup_is_plain_ascii_whatever_it_holds():
+    """So it comes whole through any program that copies text."""
+    values = {"pools/é": '{"é": "\u2028"}'.encode(), "pools/b": b"\xff\xfe"}
+    whole = backup_text([pb.StoredRecord(key=key, value=value) for key, value in values.items()], 12, "now")
+    assert whole.isascii()
+    header, *lines, end = map(json.loads, whole.splitlines())
+    assert header == {"format": "loraplane-backup/1", "revision": 12, "created_at": "now"}
+    assert lines[1] == {"key": "pools/b", "base64": base64.b64encode(b"\xff\xfe").decode()}
+    assert (end["records"], len(end["sha256"])) == (2, 64)
+    revision, found = records_of(whole + b"\n\n", "f")
+    assert (revision, {one.key: one.value for one in found}) == (12, values)
+
+
+@pytest.fixture
+def store(admin, tmp_path) -> FakeAdmin:
+    """A service of the state NOW; and a backup of another."""
+    names = ["pools/gone", "pools/other", "tenants/rises", "tenants/falls", "adapters/dev/b", "adapters/dev/changed"]
+    saved = [pb.StoredRecord(key=name, value=BACKUP.values[name]) for name in [*names, "history/dev/past/1"]]
+    (tmp_path / "b.jsonl").write_bytes(text(saved))
+    now = [pb.StoredRecord(key=key, value=value, etag=NOW.etags[key]) for key, value in NOW.values.items()]
+    pages = [
+        pb.ReadBackupResponse(records=now[:3], revision=30, next_page_token="n"),  # noqa: S106 - of a listing
+        pb.ReadBackupResponse(records=now[3:], revision=30),
+    ]
+    tenants = [pb.Tenant(name="falls", max_adapters=4, etag="50"), pb.Tenant(name="rises", max_adapters=9)]
+    admin.answers |= {"ReadBackup": pages * 9, "ListTenants": [pb.ListTenantsResponse(tenants=tenants)]}
+    return admin
+
+
+def changed(admin: FakeAdmin) -> list[str]:
+    return [name for name, _ in admin.requests if name not in {"ReadBackup", "ListTenants"}]
+
+
+LINES = [
+    "+ pool gone",
+    "~ pool other",
+    "~ tenant rises: quota 2 -> 9",
+    "~ tenant falls: quota 4 -> 1",
+    "+ history dev/b",
+    "+ history dev/past",
+    "+ adapter dev/b",
+    "~ adapter dev/Changed",
+    "- adapter dev/extra",
+    "- adapter dev/same",
+    "- adapter dev/Z",
+]
+
+
+def test_the_plan_is_told_whole_before_anything_is_done(cli, store):
+    ran = cli("restore", "b.jsonl", "--delete-others", "--dry-run")
+    assert (ran.code, ran.out.splitlines()) == (0, [*LINES, "summary: +1 ~1 -3 =0 adapters"])
+    value = cli("-o", "json", "restore", "b.jsonl", "--delete-others", "--dry-run").json
+    assert (value["plan"], value["summary"]) == (LINES, {"created": 1, "updated": 1, "deleted": 3, "unchanged": 0})
+    assert value["backup"] == {"pools": 2, "tenants": 2, "adapters": 2, "earlier generations": 1, "unreadable": 0}
+    left = cli("restore", "b.jsonl", "--dry-run")
+    assert left.out.splitlines() == [*LINES[:-3], "summary: +1 ~1 -0 =0 adapters"]
+    assert "3 adapters that the backup does not have stay; --delete-others deletes them" in left.err
+    asked = cli("restore", "b.jsonl")
+    assert (asked.code, asked.out.splitlines()[:2], changed(store)) == (2, LINES[:2], []), "nobody is here to agree"
+
+
+def test_each_step_is_carried_out_once_and_in_order(cli, store):
+    """W5: room is made before it is taken; W3: each step has an id of its own, which another run sends again."""
+    ran = cli("restore", "b.jsonl", "--delete-others", "--yes", "--request-id", "q")
+    assert ran.code == 0, ran.err
+    steps = [(name, one) for name, one in store.requests if name in changed(store)]
+    assert [(name, one.request_id) for name, one in steps] == [
+        ("SetTenant", "q:rise0"),
+        ("CreatePool", "q:new0"),
+        ("UpdatePool", "q:pool0"),
+        ("RestoreHistory", "q:history0:0"),
+        ("RestoreHistory", "q:history0:1"),
+        ("RestoreHistory", "q:history1:0"),
+        ("RestoreHistory", "q:history1:1"),
+        ("ApplyAdapters", "q:others"),
+        ("ApplyAdapters", "q:adapters"),
+        ("SetTenant", "q:fall0"),
+    ]
+    raised, created, updated, live, _, past, _, others, adapters, lowered = (one for _, one in steps)
+    assert raised.tenant == pb.Tenant(name="rises", max_adapters=9, etag="22")
+    assert lowered.tenant == pb.Tenant(name="falls", max_adapters=1, etag="50")
+    assert (created.pool.name, created.pool.etag) == ("gone", "")
+    assert (updated.pool.name, updated.pool.etag) == ("other", "12")
+    assert list(updated.update_mask.paths) == ["base_models", "limits", "base", "engine", "engine_names"]
+    assert (live.pool, live.name, live.last, list(live.generations)) == (
+        "dev",
+        "b",
+        BACKUP.values["adapters/dev/b"],
+        [],
+    )
+    assert (past.pool, past.name, past.last) == ("dev", "past", b"")
+    assert list(past.generations) == [BACKUP.values["history/dev/past/1"]]
+    assert [(one.delete, one.etag) for one in others.changes] == [("extra", "34"), ("same", "31"), ("Z", "33")]
+    sent = [(one.upsert.name, one.upsert.spec.source.uri, one.etag) for one in adapters.changes]
+    assert sent == [("Changed", "s3://b/old", "32"), ("b", "s3://b/x", "0")]
+    assert "created  b" in ran.out
+
+
+def test_a_backup_that_broke_off_before_does_not_hinder_the_next(cli, store, tmp_path):
+    (tmp_path / ".c.jsonl.new").write_text("half of one")
+    (tmp_path / ".c.jsonl.new").chmod(0o644)
+    ran = cli("backup", "c.jsonl")
+    assert ran.code == 0, ran.err
+    expected = "c.jsonl: revision 30, 2 pools, 5 tenants, 4 adapters, 1 earlier generations, 0 unreadable\n"
+    assert (ran.out, (tmp_path / "c.jsonl").stat().st_mode & 0o777) == (expected, 0o600)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["b.jsonl", "c.jsonl"]
+    assert len(records_of((tmp_path / "c.jsonl").read_bytes(), "f")[1]) == len(NOW.values)
+
+
+def test_what_is_written_is_read():
+    odd = [*WHOLE, stored("adapters/dev/torn", b"\xff\n{"), stored("pools/x", '{"é": "\u2028"}'.encode())]
+    revision, found = records_of(text(odd), "f")
+    assert (revision, [(one.key, one.value) for one in found]) == (12, [(one.key, one.value) for one in odd])
+    assert state_of(found).unreadable == ["adapters/dev/torn", "pools/x"]
+
+
+def test_a_state_keeps_values_and_etags_of_what_cannot_be_read_too():
+    keys = ["adapters/dev/torn", "history/dev/a/1", "history/dev", "pools/a/b", "pools/p", "meta/x"]
+    state = state_of([stored(key, b"{", str(at)) for at, key in enumerate(keys)])
+    assert (state.unreadable, [*state.etags.items()]) == (keys, [(key, str(at)) for at, key in enumerate(keys)])
+    assert (state.values, state.adapters, state.history, state.pools) == (dict.fromkeys(keys, b"{"), {}, {}, {})
+
+
+def sealed(*lines: object) -> bytes:
+    """A file of these lines whose checksum is right."""
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    return body + json.dumps({"records": len(lines) - 1, "sha256": hashlib.sha256(body).hexdigest()}).encode()
+
+
+HEADER = {"format": "loraplane-backup/1", "revision": 12}
+FILE = text(WHOLE)
+LINES_OF_IT = FILE.splitlines(keepends=True)
+NO_BACKUP = [
+    *(
+        b"",
+        b"apiVersion: loraplane/v1\n",
+        FILE[:-20],
+        b"".join(LINES_OF_IT[:-1]),
+        b"".join(LINES_OF_IT[:1] + LINES_OF_IT[2:]),
+    ),
+    text([])[:-1].replace(b'"records": 0', b'"records": 1'),
+    sealed(["loraplane-backup/1"]),
+    sealed({"format": "loraplane-backup/1"}),
+    sealed(HEADER | {"revision": 1e400}),
+    sealed(HEADER | {"revision": "12"}),
+    sealed(HEADER, {"value": "{}"}),
+    sealed(HEADER, {"key": 7, "value": "{}"}),
+    sealed(HEADER, {"key": "pools/dev"}),
+    sealed(HEADER, {"key": "pools/dev", "value": 7}),
+    sealed(HEADER, {"key": "pools/dev", "value": "\ud800"}),
+    sealed(HEADER, {"key": "pools/dev", "base64": "="}),
+    sealed(HEADER, "value"),
+    sealed(HEADER, 7),
+]
+
+
+@pytest.mark.parametrize("content", NO_BACKUP, ids=range(len(NO_BACKUP)))
+def test_what_is_no_whole_backup_is_refused(content):
+    """X2 unbreakable: a checksum is soon made; bad input gets one clear error, never an internal one."""
+    with pytest.raises(CliError, match="is no whole backup|its checksum differs") as raised:
+        records_of(content, "b.jsonl")
+    assert (raised.value.failure.exit, raised.value.failure.field) == (4, "b.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "told", "reason"),
+    [
+        (b"s3://b/x", b"s3://b/y", "its checksum differs", "UNREADABLE_RECORD"),
+        (b"loraplane-backup/1", b"loraplane-backup/9", "loraplane-backup/9", "UNSUPPORTED"),
+    ],
+)
+def test_a_damaged_file_is_told_from_one_of_another_release(was, becomes, told, reason):
+    """What helps against the one is another backup, against the other another release."""
+    with pytest.raises(CliError, match=told) as raised:
+        records_of(FILE.replace(was, becomes), "b.jsonl")
+    assert (raised.value.failure.reason, raised.value.failure.field) == (reason, "b.jsonl")
+
+
+def test_of_canaries_what_all_others_served_is_restored():
+    """W6 one-digest: their files, and what these should answer; priority and labels are of the adapter."""
+    expect = {"expect": Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])])}
+    new = AdapterSpec(source=SourceSpec(uri="s3://b/new"), priority=9, labels={"team": "x"}, **expect)
+    for more in ({}, {"expect": Expect(answers=[ExpectedAnswer(prompt=[3], tokens=[4])])}):
+        stable = AdapterSpec(source=SourceSpec(uri="s3://b/old"), base_model="old", credentials="c", priority=1, **more)
+        rollout = CanaryRollout(stable_generation=2, stable_spec=stable)
+        trial = stored("adapters/dev/a", adapter("a", rollout=rollout).model_copy(update={"spec": new}))
+        plan = plan_restore(state_of([trial]), StoredState())
+        kept = stable.model_dump(include={"source", "base_model", "credentials", "prepare", "expect"})
+        assert plan.creates[0].spec == AdapterSpec(**new.model_dump() | kept)
+        assert (plan.canaries, plan_restore(state_of([trial]), state_of([trial])).same) == (["dev/a"], 1)
+        now = state_of([stored("adapters/dev/a", adapter("a"), "9")])
+        [update] = plan_restore(state_of([trial]), now).updates
+        assert (update.etag, update.spec.source.uri) == ("9", "s3://b/old")
+
+
+@pytest.mark.parametrize("quota", [9, None])
+def test_a_quota_that_somebody_changed_meanwhile_is_not_set(cli, store, quota):
+    """W4 etag: its counter changed since, so that it is known by its quota."""
+    found = [pb.Tenant(name="falls", max_adapters=quota)] if quota else []
+    store.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=found)]
+    ran = cli("restore", "b.jsonl", "--yes")
+    told = f"somebody set the quota of 'falls' to {quota or 0} meanwhile"
+    assert (ran.code, told in ran.err, len(store.asked("SetTenant"))) == (5, True, 1)
+
+
+def test_what_was_changed_meanwhile_ends_it_and_the_longest_id_has_room_for_all_steps(cli, store):
+    """W4 etag; where an id is refused for its length, the steps before it stand."""
+    whole = ["restore", "b.jsonl", "--yes", "--delete-others", "--request-id", "q" * 128]
+    assert cli(*whole).code == 0
+    ids = [one.request_id for name, one in store.requests if name in changed(store)]
+    assert (len({*ids}), max(map(len, ids)) <= 128) == (len(ids), True)
+    store.requests.clear()
+    store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH")]
+    assert (cli(*whole).code, len(store.asked("ApplyAdapters"))) == (5, 1)
+
+
+@pytest.mark.parametrize(("count", "flags", "code"), [(10, [], 0), (11, [], 4), (3, ["3"], 0), (3, ["2"], 4)])
+def test_as_many_as_the_limit_are_deleted_and_no_more(cli, store, count, flags, code):
+    many = [stored(f"adapters/dev/n{number}", adapter(f"n{number}")) for number in range(count)]
+    store.answers["ReadBackup"] = [
+        pb.ReadBackupResponse(records=[*many, tenant("falls", 4), tenant("rises", 9)], revision=30)
+    ]
+    limit = [part for one in flags for part in ("--delete-limit", one)]
+    ran = cli("restore", "b.jsonl", "--delete-others", "--yes", *limit)
+    told = f"{count} adapters would be deleted, more than {flags[0] if flags else 10}; give --delete-limit"
+    assert (ran.code, told in ran.err, changed(store) == []) == (code, bool(code), bool(code))
+
+
+def test_what_cannot_be_read_is_left_out_of_a_restoration_or_replaced_whole(cli, store, tmp_path):
+    """R14 nack: of what cannot be read nothing can stay, so no field is named; X3: nor history that nobody believes."""
+    live = [stored(f"adapters/dev/{name}", adapter(name, generation=4001)) for name in "cd"]
+    (tmp_path / "b.jsonl").write_bytes(text([pool("other", "tiny"), stored("adapters/dev/torn", b"{"), *live]))
+    now = [stored("pools/other", b"{", "12"), stored("adapters/dev/d", b"{", "9"), retired("c", 1)]
+    store.answers["ReadBackup"] = [pb.ReadBackupResponse(records=now, revision=30)]
+    ran = cli("restore", "b.jsonl", "--yes")
+    assert (ran.code, changed(store)) == (0, ["UpdatePool", "ApplyAdapters"])
+    for told in ("cannot be read, and are left out: adapters/dev/torn", "the history of dev/c is left out"):
+        assert told in ran.err
+    [replaced], [request] = store.asked("UpdatePool"), store.asked("ApplyAdapters")
+    assert (list(replaced.update_mask.paths), replaced.pool.etag) == ([], "12")
+    assert sorted((one.upsert.name, one.etag) for one in request.changes) == [("c", "0"), ("d", "9")]
+
+
+def test_backup_writes_for_its_owner_and_over_nothing(cli, admin, tmp_path):
+    pages = [pb.ReadBackupResponse(records=WHOLE[:1], revision=12, next_page_token="n")]  # noqa: S106 - of a listing
+    admin.answers["ReadBackup"] = [*pages, pb.ReadBackupResponse(records=WHOLE[1:], revision=12)]
+    assert "1 pools, 1 tenants, 1 adapters" in cli("backup", "b.jsonl").out
+    file = tmp_path / "b.jsonl"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [one.key for one in records_of(file.read_bytes(), "f")[1]] == [one.key for one in WHOLE]
+    assert cli("-o", "json", "backup", "b.jsonl", "--force").json["revision"] == 12
+    admin.requests.clear()
+    (tmp_path / "link.jsonl").symlink_to("nowhere")
+    for name in ("b.jsonl", "link.jsonl"):
+        ran = cli("backup", name)
+        assert (ran.code, f"{name} is there already" in ran.err, admin.requests) == (2, True, [])
+
+
+MISPLACED: dict[str, tuple[pb.StoredRecord, str]] = {
+    "an adapter of another name": (stored("adapters/dev/a", adapter("b")), "name"),
+    "an adapter of another pool": (stored("adapters/ops/a", adapter("a")), "pool"),
+    "a generation of another": (stored("history/dev/a/4", past("a", 5)), "generation"),
+    "a generation of another name": (stored("history/dev/a/4", past("b", 4)), "name"),
+    "a generation of another pool": (stored("history/dev/a/4", past("a", 4, pool="ops")), "pool"),
+    "a generation with a number that is none": (stored("history/dev/a/04", past("a", 4)), "generation"),
+    "a pool of another name": (stored("pools/dev", PoolSpec(name="ops", base_models=["tiny"])), "name"),
+    "a tenant of another name": (stored("tenants/t", TenantRecord(name="victim", max_adapters=1)), "name"),
+    "a key that stands twice": (stored("pools/first", PoolSpec(name="first", base_models=["other"])), "key"),
+}
+
+
+@pytest.mark.parametrize(("one", "field"), MISPLACED.values(), ids=MISPLACED)
+def test_a_record_under_another_key_than_its_own_is_refused_whole(cli, admin, tmp_path, one, field):
+    """X2 unbreakable: what is written by its name was shown by its key. Line and field are told, nothing is written."""
+    (tmp_path / "b.jsonl").write_bytes(text([pool("first", "tiny"), one]))
+    place = f"b.jsonl: line {2 if field == 'key' else 3}: {field}"
+    ran = cli("-o", "json", "restore", "b.jsonl", "--yes")
+    assert (ran.code, ran.error["field"], admin.requests) == (4, place, [])

@@ -1,0 +1,405 @@
+"""get, history and what is listed: how it is shown, chosen and ordered, and what is said of what is left out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+import pytest
+
+from registry.cli.failure import CliError, Exit
+from registry.cli.views.columns import TENANTS
+from registry.cli.views.get import Kind, Query, cell_filter, find, kind_of, label_filter, labels_of, sorted_by
+from registry.cli.views.residency_view import AdapterRow
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import FakeAdmin, Hold, Refusal
+
+MISSING = Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")
+
+
+def counted(name: str, *counts: pb.ResidenceCount, **fields) -> list[object]:
+    one = pb.AdapterResidency(**{"name": name, "generation": 2, "load": "eager", "counts": counts, **fields})
+    return [pb.WatchResidencyResponse(snapshot=True, adapters=[one])]
+
+
+def ways(state: int, replicas: int, reason: str = "", **wanted) -> pb.ResidenceCount:
+    return pb.ResidenceCount(replicas=replicas, state=state, reason=reason, **wanted)
+
+
+def two_pools(admin: FakeAdmin) -> None:
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])]
+
+
+NOT_FOUND = Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")
+
+REFUSED = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not you")
+
+
+@pytest.mark.parametrize(
+    ("terms", "labels"),
+    [
+        ([], {}),
+        (["a=1"], {"a": "1"}),
+        (["a=1,b=2", "c=3"], {"a": "1", "b": "2", "c": "3"}),
+        (["a=1", "a=1"], {"a": "1"}),
+        (["a=b=c"], {"a": "b=c"}),
+        (["a="], {"a": ""}),
+    ],
+)
+def test_labels_that_are_asked_for(terms, labels):
+    assert labels_of(terms) == labels
+
+
+@pytest.mark.parametrize("term", ["a", "=1", "", "a=1,", "a=1,a=2"])
+def test_what_asks_for_no_label_or_for_two_values_is_refused(term):
+    """A selector that was mistyped would select everything, or nothing."""
+    with pytest.raises(CliError) as raised:
+        labels_of([term])
+    assert raised.value.failure.exit is Exit.USAGE
+
+
+def tenants(*names: str) -> list[pb.Tenant]:
+    return [pb.Tenant(name=name, adapters=len(name)) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        ("name", ["R2", "r10", "r10a", "s"]),
+        ("NAME", ["R2", "r10", "r10a", "s"]),
+        ("-name", ["s", "r10a", "r10", "R2"]),
+        ("adapters", ["s", "R2", "r10", "r10a"]),
+        ("-adapters", ["r10a", "r10", "R2", "s"]),
+    ],
+)
+def test_items_are_ordered_by_a_column_numbers_by_their_value(column, names):
+    found = sorted_by(TENANTS, tenants("r10a", "R2", "s", "r10"), column)
+    assert [one.name for one in found] == names
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], ["ab", "B", "c"]),
+        (["name=b"], ["B"]),
+        (["NAME=B"], ["B"]),
+        (["adapters=1"], ["B", "c"]),
+        (["adapters=1,name=c"], ["c"]),
+        (["adapters=1", "name=ab"], []),
+        (["max adapters=-"], ["ab", "B", "c"]),
+    ],
+)
+def test_items_are_chosen_by_what_their_columns_say(words, names):
+    fits = cell_filter(TENANTS, words)
+    assert [one.name for one in tenants("ab", "B", "c") if fits(one)] == names
+
+
+@pytest.mark.parametrize("words", [["name"], ["none=1"], ["name=a,"], ["=a"]])
+def test_what_chooses_by_no_column_is_refused(words):
+    with pytest.raises(CliError) as raised:
+        cell_filter(TENANTS, words)
+    assert raised.value.failure.exit is Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("adapter", Kind.ADAPTERS), ("Replicas", Kind.REPLICAS), ("POOL", Kind.POOLS), ("tenants", Kind.TENANTS)],
+)
+def test_a_kind_is_named_in_singular_or_plural(word, kind):
+    assert kind_of(word) is kind
+
+
+@pytest.mark.parametrize(("word", "told"), [("adaptors", "did you mean adapters?"), ("xyz", "choose one of adapters")])
+def test_what_is_no_kind_is_told_with_what_was_meant(word, told):
+    with pytest.raises(CliError, match="is no kind") as raised:
+        kind_of(word)
+    assert told in raised.value.failure.message
+
+
+def test_only_adapters_and_replicas_have_labels():
+    wanted = {"team": "x"}
+    row = AdapterRow(pb.Adapter(spec=pb.AdapterSpec(labels={"team": "x", "more": "1"})))
+    assert label_filter(Query(Kind.ADAPTERS, None, None, labels=wanted))(row)
+    assert not label_filter(Query(Kind.ADAPTERS, None, None, labels={"team": "y"}))(row)
+    for kind in (Kind.POOLS, Kind.TENANTS):
+        assert label_filter(Query(kind, None, None))(object())
+        with pytest.raises(CliError, match="nothing else has labels"):
+            label_filter(Query(kind, None, None, labels=wanted))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "missing", "groups", "told"),
+    [
+        (0, 0, [], None),
+        (1, 1, [], None),
+        (2, 1, [], "pool dev expects 2 more replicas than live"),
+        (2, 2, [(1, 3)], "pool dev expects 2 more replicas than live: zone=a: 1 of 3"),
+        (1, 1, [(3, 3)], None),
+    ],
+)
+def test_replicas_that_have_no_row_are_told_of(found, admin, lacking, missing, groups, told):
+    admin.answers["ListReplicas"] = [
+        pb.ListReplicasResponse(
+            replicas=[pb.Replica(name="r1", pool="dev")],
+            missing=[pb.MissingReplica(name=f"m{number}") for number in range(missing)],
+            lacking=lacking,
+            groups=[
+                pb.GroupPresence(expected=pb.ReplicaGroup(labels={"zone": "a"}, replicas=all_), live=live)
+                for live, all_ in groups
+            ],
+        )
+    ]
+    rows, notes = found(Kind.REPLICAS)
+    assert (len(rows), notes) == (1 + missing, [told] if told else [])
+
+
+def test_a_name_is_looked_for_in_every_pool_but_not_past_a_refusal(found, admin):
+    """Who may not see one pool is told so, and not that there is nothing."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])]
+    admin.answers["GetReplica"] = [NOT_FOUND, pb.Replica(name="r1", pool="b")]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse()]
+    [one], _ = found(Kind.REPLICAS, "r1")
+    assert one.pool == "b"
+    admin.answers["GetReplica"] = [NOT_FOUND]
+    with pytest.raises(CliError, match=r"there is no replica 'r1' in any pool \(a, b\)"):
+        found(Kind.REPLICAS, "r1")
+    admin.answers["GetReplica"] = [NOT_FOUND, REFUSED]
+    with pytest.raises(CliError, match="not you"):
+        found(Kind.REPLICAS, "r1")
+    admin.answers["ListPools"] = [pb.ListPoolsResponse()]
+    with pytest.raises(CliError, match="there is no pool either"):
+        found(Kind.REPLICAS, "r1")
+
+
+def test_a_tenant_is_found_in_any_letters(found, admin):
+    admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=tenants("acme", "other"))]
+    assert [one.name for one in found(Kind.TENANTS, "ACME")[0]] == ["acme"]
+    assert len(found(Kind.TENANTS)[0]) == 2
+    with pytest.raises(CliError, match="there is no tenant 'none'"):
+        found(Kind.TENANTS, "none")
+
+
+SERVED, BAD, LATER = pb.RolloutReplica.SERVING, pb.RolloutReplica.FAILED, pb.RolloutReplica.PENDING
+SQL = pb.Adapter(name="sql", pool="dev", generation=2, etag="9", spec=pb.AdapterSpec(load="eager"))
+
+
+@pytest.mark.parametrize(
+    ("counts", "fields", "expected"),
+    [
+        ([ways(SERVED, 8), ways(SERVED, 2, "leaving")], {}, "Healthy 8/8 -"),
+        ([ways(SERVED, 5), ways(LATER, 1, "staging"), ways(BAD, 2, "x")], {}, "Degraded 5/8 2 × x, 1 × staging"),
+        ([], {"note": "no replica is alive"}, "Progressing 0/0 no replica is alive"),
+    ],
+)
+def test_the_table_says_how_each_adapter_is(cli, admin, counts, fields, expected):
+    """R9 status-truth: how many serve it of those that should, the dead among them, and why the others do not."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    admin.answers["WatchResidency"] = [counted("sql", *counts, **fields)]
+    header, row = cli("get", "adapters").out.splitlines()
+    assert header.split() == ["NAME", "POOL", "STATE", "SERVING", "GENERATION", "LOAD", "AGE", "REASONS"]
+    _, _, state, serving, generation, load, age, why = row.split(None, 7)
+    assert (f"{state} {serving} {why}", generation, load, age) == (expected, "2", "eager", "-")
+    assert admin.asked("WatchResidency")[-1].detail == pb.WatchResidencyRequest.COUNTS
+
+
+def test_wide_says_where_each_adapter_is(cli, admin):
+    """Of parts of a state the whole; of one adapter in whichever pool it is; where nothing is known nothing is said."""
+    parts = [
+        pb.Residence(replica="r1", state=SERVED, generation=2),
+        pb.Residence(replica="r3", state=LATER, generation=2, reason="staging"),
+    ]
+    where = [
+        pb.AdapterResidency(name=name, generation=2, replicas=parts, note="placed on 4") for name in ("law", "sql")
+    ]
+    halves = [pb.WatchResidencyResponse(snapshot=True, more=not at, adapters=[where[at]]) for at in (0, 1)]
+    admin.answers |= {"ListAdapters": [pb.ListAdaptersResponse(adapters=[SQL])], "WatchResidency": [halves]}
+    header, sql = cli("get", "adapters", "-o", "wide").lines
+    titles = "NAME POOL STATE SERVING GENERATION LOAD AGE REASONS REPLICAS NOTE PLACED SOURCE UPDATED BY"
+    row = "sql dev Progressing 1/2 2 eager - 1 × staging r1, r3 pending: staging placed on 4 all"
+    assert (header, sql) == (titles, row)
+    two_pools(admin)
+    of_b = pb.Adapter(name="sql", pool="b", generation=2)
+    admin.answers["GetAdapter"] = [lambda asked: of_b if asked.pool == "b" else MISSING]
+    assert "sql b Progressing 1/2" in cli("get", "adapter", "SQL", "-o", "wide").lines[1]
+    asked = admin.asked("WatchResidency")
+    assert [(one.pool, one.name) for one in asked] == [("dev", ""), ("b", "SQL")]
+    assert {one.detail for one in asked} == {pb.WatchResidencyRequest.REPLICAS_AND_COUNTS}
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True), Hold()]]
+    assert "sql b - - 2 eager" in cli("get", "adapter", "SQL", "-o", "wide").lines[1]
+    assert "status" not in cli("-o", "json", "get", "adapter", "sql").json
+    admin.answers["GetAdapter"] = [MISSING]
+    ran = cli("get", "adapter", "sql", "-o", "wide")
+    assert (ran.code, "in any pool (a, b)" in ran.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("form", "is_asked"),
+    [
+        ("table", True),
+        ("json", True),
+        ("yaml", True),
+        ("custom-columns=N:.name", True),
+        ("name", False),
+        ("manifest", False),
+    ],
+)
+def test_where_adapters_are_is_asked_for_whoever_is_told_of_it(cli, admin, form, is_asked):
+    """Programs too; a list of names costs one question. Without a pool all are shown."""
+    two_pools(admin)
+    listed = lambda asked: pb.ListAdaptersResponse(adapters=[pb.Adapter(name=f"x-{asked.pool}")])  # noqa: E731 - short
+    admin.answers["ListAdapters"] = [listed]
+    ran = cli("get", "adapters", "-o", form)
+    assert (ran.code, bool(admin.asked("WatchResidency"))) == (0, is_asked)
+    assert ("x-a" in ran.out, "x-b" in ran.out) == (True, True)
+
+
+def test_ages_are_compared_and_what_is_no_time_is_none(cli, admin):
+    """X2 unbreakable: whatever stands in a record, such as a time without a zone. The youngest can come first."""
+    now, seconds = datetime.now(UTC), {"old": 3 * 86_400, "new": 1, "mid": 18_000, "later": -3600}
+    ages = {name: (now - timedelta(seconds=age)).isoformat() for name, age in seconds.items()}
+    odd = {"a": "", "b": "yesterday", "c": "2026-01-01T00:00:00"}
+    found = [pb.Adapter(name=name, pool="dev", updated_at=at) for name, at in (ages | odd).items()]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=found)]
+    lines = [line.split() for line in cli("get", "adapters", "--sort-by", "-age").lines[1:]]
+    assert [line[0] for line in lines if line[0] in ages] == ["old", "mid", "new", "later"]
+    assert {line[0]: line[6] for line in lines if line[0] not in {"new", "mid"}} == {
+        **dict.fromkeys(odd, "-"),
+        "old": "3d",
+        "later": "0s",
+    }
+
+
+def test_pages_without_end_are_refused(cli, admin):
+    """X2 unbreakable: one clear error."""
+    page = pb.ListPoolsResponse(pools=[pb.Pool(name="dev")], next_page_token="p")  # noqa: S106 - no password
+    admin.answers["ListPools"] = [page]
+    ran = cli("get", "pools")
+    assert (ran.code, ran.out, ran.err.count("\n"), "page_token came twice" in ran.err) == (1, "", 1, True)
+    assert len(admin.asked("ListPools")) == 2
+
+
+@pytest.fixture
+def many(admin) -> None:
+    """Three adapters of two teams, of which one has failed somewhere."""
+    found = [
+        pb.Adapter(name=name, pool="dev", generation=generation, spec=pb.AdapterSpec(labels={"team": team}))
+        for name, team, generation in (("a10", "ml", 2), ("a9", "bi", 10), ("b", "ml", 1))
+    ]
+    well, waits = pb.Residence(replica="r1", state=SERVED), pb.Residence(replica="r1", state=LATER, reason="staging")
+    bad = pb.Residence(replica="r2", state=BAD, reason="over_capacity")
+    kept = pb.Residence(replica="r3", state=SERVED, wanted_state=BAD, wanted_reason="over_capacity")
+    homes = zip(found, ([well], [well, bad, kept], [well, waits]), strict=True)
+    where = [pb.AdapterResidency(name=one.name, generation=one.generation, replicas=parts) for one, parts in homes]
+    admin.answers |= {
+        "ListAdapters": [pb.ListAdaptersResponse(adapters=found)],
+        "GetAdapter": [lambda asked: next((it for it in found if it.name == asked.name), MISSING)],
+        "WatchResidency": [[pb.WatchResidencyResponse(snapshot=True, adapters=where)]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("-l team=ml", "a10 b"),
+        ("-l team=ml,stage=test", ""),
+        ("-l team=ml -l stage=test", ""),
+        ("-l team=bi", "a9"),
+        ("--sort-by name", "a9 a10 b"),
+        ("--sort-by -generation", "a9 a10 b"),
+        ("--sort-by serving", "b a9 a10"),
+        ("b a9", "b a9"),
+        ("--field-selector state=degraded", "a9"),
+        ("--field-selector state=Progressing", "b"),
+    ],
+)
+def test_what_is_listed_can_be_chosen_and_ordered(cli, many, line, names):
+    """Of 500 adapters those that matter: by label, by what a column says, the worst first; in every form."""
+    for form in ("table", "wide"):
+        ran = cli("-o", form, "get", "adapters", *line.split(), "--pool", "dev")
+        assert (ran.code, ran.err, [one.split()[0] for one in ran.lines[1:]]) == (0, "", names.split())
+    assert cli("-o", "name", "get", "adapters", *line.split(), "--pool", "dev").out.split() == names.split()
+    items = cli("-o", "json", "get", "adapters", *line.split(), "--pool", "dev").json["items"]
+    assert [one["name"] for one in items] == names.split()
+    if names == "a9":
+        told = {"state": "Degraded", "serving": 2, "replicas": 3, "reasons": {"over_capacity": 2}, "note": ""}
+        assert items[0]["status"] == told
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("pools -l a=b", "nothing else has labels"),
+        ("adapters -w a b", "leave out"),
+        ("adapters -w -l team", "write KEY=VALUE"),
+        ("adapters -w --field-selector size=1", "choose one of NAME"),
+        ("pools -w -l a=b", "nothing else has labels"),
+    ],
+)
+def test_what_cannot_be_chosen_by_is_told(cli, many, line, told):
+    ran = cli("get", *line.split())
+    assert (ran.code, told in ran.err) == (2, True)
+
+
+@pytest.fixture
+def found(client) -> Any:
+    """What is found of a kind, by name where one is given, and what is said of what is left out."""
+
+    def look(kind: Kind, name: str | None = None, pool: str | None = None) -> tuple[list[Any], list[str]]:
+        notes: list[str] = []
+        return find(client, Query(kind, pool, name, None), notes.append), notes
+
+    return look
+
+
+def test_what_cannot_be_read_is_counted_and_the_first_ten_are_named(found, admin, cli):
+    names = [f"n{number}" for number in range(11)]
+    admin.answers["ListAdapters"] = [
+        pb.ListAdaptersResponse(unreadable=names[:4], next_page_token="n"),  # noqa: S106 - of a listing
+        pb.ListAdaptersResponse(unreadable=names[4:]),
+    ]
+    told = ", ".join(names[:10])
+    note = f"11 adapters of pool dev cannot be read, and are left out: {told}, …; see loraplane doctor"
+    assert found(Kind.ADAPTERS)[1] == [note]
+    admin.answers["ListTenants"] = [pb.ListTenantsResponse(unreadable=names[:10])]
+    note = f"10 tenants cannot be read, and are left out: {told}; see loraplane doctor"
+    assert (found(Kind.TENANTS)[1], cli("get", "tenants").err) == ([note], f"note: {note}\n")
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(unreadable=["p"])]
+    assert found(Kind.POOLS) == ([], ["1 pools cannot be read, and are left out: p; see loraplane doctor"])
+
+
+def test_a_replica_that_does_not_live_is_found_by_its_name(found, admin, cli):
+    """A sidecar that dies does not vanish; whoever may not see one is told so."""
+    first = pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", pool="dev")], next_page_token="2")  # noqa: S106
+    gone = pb.ListReplicasResponse(missing=[pb.MissingReplica(name="r2")])
+    admin.answers["ListReplicas"] = [lambda asked: gone if asked.page_token else first]
+    [one], _ = found(Kind.REPLICAS, "r2")
+    assert (one.name, one.pool, one.missing) == ("r2", "dev", True)
+    assert "r2 dev NotReady -" in cli("get", "replica", "r2").lines[1]
+    assert [one["name"] for one in cli("-o", "json", "get", "replicas").json["items"]] == ["r1", "r2"]
+    ran = cli("get", "replica", "r3")
+    assert (ran.code, ran.err) == (3, "error: REPLICA_NOT_FOUND: none\n")
+    admin.answers["GetReplica"] = [REFUSED]
+    with pytest.raises(CliError, match="not you"):
+        found(Kind.REPLICAS, "r2")
+
+
+def test_who_restored_a_generation_is_told_wherever_it_is_shown(cli, admin):
+    """W7 audit-complete: in the history, in what is said of the adapter, and for programs."""
+    by = pb.Restoration(principal="mallory\n", at="then")
+    old = [pb.Adapter(name="sql", pool="dev", generation=number, restored_by=by) for number in (3, 2)]
+    admin.answers["GetAdapter"] = [SQL]
+    admin.answers["ListAdapterHistory"] = [
+        pb.ListAdapterHistoryResponse(generations=[SQL, *old, pb.Adapter(name="sql", generation=1)], unreadable=[4, 5])
+    ]
+    ran = cli("history", "sql")
+    assert ran.err == "note: generations that cannot be read, and are left out: 4, 5\n"
+    assert [line.rpartition("  ")[2].strip() for line in ran.out.splitlines()] == [
+        *("RESTORED BY", "-", "mallory\\n at then", "mallory\\n at then", "-"),
+    ]
+    told = cli("-o", "json", "history", "sql").json["items"]
+    assert [one["restored_by"] for one in told] == [None, *[{"principal": "mallory\n", "at": "then"}] * 2, None]
+    line = "generation 3, 2 by mallory\\n at then; rollback takes them with --restored"
+    assert line in cli("describe", "adapter", "sql").out
+    assert [one["generation"] for one in cli("-o", "json", "describe", "adapter", "sql").json["restored"]] == [3, 2]
+    assert cli("-o", "name", "history", "sql").out.split() == ["2", "3", "2", "1"]

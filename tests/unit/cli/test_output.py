@@ -1,0 +1,247 @@
+"""The forms of output: tables on a terminal and elsewhere, values, templates; and words of others in each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from types import SimpleNamespace
+
+import pytest
+import typer
+import yaml
+
+from registry.cli import main
+from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.views.output import Format, OutputView, Printer, yaml_document
+from registry.cli.views.template import columns_of, parts_of, written
+from registry.tools.verify import main as verify_main
+from registry.v1 import registry_pb2 as pb
+from tests.unit.cli.conftest import Terminal
+
+VIEW: OutputView[str] = OutputView(
+    name=str, plain=lambda one: {"text": one}, columns={"TEXT": str, "END": lambda _: "x"}
+)
+
+LONG = "".join(f"part{number:02}" for number in range(12))
+
+Draw = Callable[[Printer], None]
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> Callable[..., str]:
+    """What is written to a terminal of 30 columns."""
+
+    def draw(draws: Draw, lines: int = 10) -> str:
+        for name, value in {"TERM": "xterm", "COLUMNS": "30", "LINES": str(lines), "NO_COLOR": "1"}.items():
+            monkeypatch.setenv(name, value)
+        with redirect_stdout(Terminal()) as terminal:
+            draws(Printer(Format.TABLE))
+        return terminal.getvalue()
+
+    return draw
+
+
+def seen(written: str) -> list[str]:
+    """The lines that a person sees, without what styles them."""
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", written).splitlines()
+
+
+def test_a_table_on_a_terminal_stays_within_it_and_loses_nothing(drawn):
+    header, *rows = seen(drawn(lambda printer: printer.items(VIEW, [LONG])))
+    assert header.split() == ["TEXT", "END"]
+    assert max(map(len, [header, *rows])) <= 30
+    assert len(rows) > 1
+    assert "".join(row.split()[0] for row in rows) == LONG
+    assert [row.split()[1:] for row in rows] == [["x"], *[[]] * (len(rows) - 1)]
+
+
+def test_without_a_terminal_a_row_is_a_line(capsys):
+    Printer(Format.TABLE).items(VIEW, [LONG * 40, "b"])
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert first == f"{LONG * 40}  x"
+    assert header.index("END") == second.index("x") == first.rindex("x")
+    Printer(Format.TABLE).items(VIEW, ["", "b"])
+    assert capsys.readouterr().out == "TEXT  END\n      x\nb     x\n"
+
+
+@pytest.mark.parametrize("wide", ["\u8a9e\u6587", "e\u0300te\u0300", "e\u0301te\u0301"])
+def test_letters_of_other_widths_stay_in_their_columns(capsys, wide):
+    """A letter may take two columns, or none; the cells beside them are plain."""
+    Printer(Format.TABLE).items(VIEW, [wide, "abcdefgh"])
+    odd = capsys.readouterr().out.splitlines()[1]
+    columns = {"\u8a9e": 2, "\u6587": 2, "\u0300": 0, "\u0301": 0}
+    assert sum(columns.get(one, 1) for one in odd[: odd.index("x")]) == len("abcdefgh  ")
+
+
+@pytest.mark.parametrize(("foot", "room"), [([], 7), (["the foot"], 6)])
+@pytest.mark.parametrize("over", [-1, 0, 1, 40])
+def test_a_live_table_has_as_much_as_there_is_room_for_and_its_foot(drawn, foot, room, over):
+    """That there is more is said below the table where there is, the foot last; and nothing scrolls out at the top."""
+    count = room + over
+    written = drawn(lambda printer: printer.redraw(VIEW, [f"n{one}" for one in range(count)], "".join(foot)))
+    assert "\x1b[2J" in written.partition("TEXT")[0]
+    header, *rows = seen(written)
+    assert header.split() == ["TEXT", "END"]
+    shown = min(count, room)
+    assert [row.split()[0] for row in rows[:shown]] == [f"n{one}" for one in range(shown)]
+    assert rows[shown:] == [*([f"\u2026 and more, of {count} in all"] if over > 0 else []), *foot]
+    assert written.count("\n") < 10
+
+
+@pytest.mark.parametrize(("items", "is_more"), [(["a" * 30, *"bcdef"], False), (["a" * 30, *"bcdefg"], True)])
+def test_a_live_table_of_folded_rows_is_cut_as_well(drawn, items, is_more):
+    """A row of two lines takes the room of two."""
+    lines = seen(drawn(lambda printer: printer.redraw(VIEW, items, "")))
+    assert [len(line.split()[0]) > 1 for line in lines[1:3]] == [True, True]
+    assert [line.split()[0] for line in lines[3:8]] == list("bcdef")
+    assert lines[8:] == (["\u2026 and more, of 7 in all"] if is_more else [])
+
+
+def test_lists_of_numbers_are_one_line_of_yaml_and_others_are_not():
+    value = {"none": [], "numbers": [1, 2.5], "texts": ["a", "b"], "mixed": ["a", 1], "deep": [{"at": [1]}]}
+    assert "Gr\u00f6\u00dfe, \u6a21\u578b" in yaml_document({"letters": "Gr\u00f6\u00dfe, \u6a21\u578b"})
+    text = yaml_document(value)
+    assert yaml.safe_load(text) == value
+    assert text.splitlines()[1:3] == ["none: []", "numbers: [1, 2.5]"]
+    assert text.splitlines()[3:] == ["texts:", "- a", "- b", "mixed:", "- a", "- 1", "deep:", "- at: [1]"]
+
+
+HOSTILE = "evil\nready: yes\r\x1b[2J\x9b31m\x85\u202egnp\u2066\u2028 end"
+
+PLAIN = "Größe 模型 עברית"
+
+
+def is_safe(text: str, lines: int) -> bool:
+    return text.count("\n") == lines and all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(("form", "read"), [(Format.JSON, json.loads), (Format.YAML, yaml.safe_load)])
+def test_json_and_yaml_mean_what_was_written_and_show_it_in_escapes(form, read, capsys):
+    """X2: C1 controls and bidirectional overrides too, in keys as in values."""
+    value = {"name": HOSTILE, HOSTILE: [HOSTILE, PLAIN], "plain": PLAIN, "long": f"{HOSTILE} 😀 " * 40}
+    for show in (Printer(form).plain, Printer(form).event):
+        show(value)
+        told = capsys.readouterr().out
+        assert read(told) == value
+        assert is_safe(told, told.count("\n"))
+        assert PLAIN in told
+
+
+@pytest.mark.parametrize("form", ["json", "table"])
+def test_errors_are_one_line(form, capsys):
+    """X2: with `-o json` too."""
+    failure = CommandFailure(Exit.INTERNAL, "X", HOSTILE, HOSTILE, {"k": HOSTILE}, HOSTILE)
+    main._report(failure, ["-o", form])
+    told = capsys.readouterr().err
+    assert is_safe(told, 1)
+    if form == "json":
+        assert json.loads(told)["error"]["message"] == HOSTILE
+
+
+ITEMS = {"items": [{"name": "a", "labels": {"x/y": "1"}, "n": [1, 2]}, {"name": "b\x1b", "labels": {}, "n": None}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{.items[*].name}", r"a b\x1b"),
+        (".items[0].name", "a"),
+        ("items[-1].name", r"b\x1b"),
+        ("$.items[0].n[*]", "1 2"),
+        ("{.items[0].labels['x/y']}{.items[0].labels.x/y}", "11"),
+        ("{.items[0].labels}", '{"x/y": "1"}'),
+        ("{.items[0].*}", 'a {"x/y": "1"} [1, 2]'),
+        ("{.items[1].n}", "<none>"),
+        ("{.items[7].name}{.nothing}{.items.name}{.items[0].name[0]}", ""),
+        ('all: {range .items[*]}{.name}{"\\n"}{range @.n[*]}<{$}>{end}{end}.', "all: a\n<1><2>b\\x1b\n."),
+        ("{.items[0].name}{'|'}", "a|"),
+    ],
+)
+def test_a_template_is_written(template, text):
+    assert written(parts_of(template), ITEMS) == text
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_who_reads_what_is_drawn_for_a_terminal_may_ask_for_it(capfd, monkeypatch, drawn, name):
+    for asked in (False, True):
+        if asked:
+            monkeypatch.setenv(name, "1")
+        Printer(Format.TABLE).items(VIEW, ["a"])
+        assert ("\x1b[" in capfd.readouterr().out) == asked
+    lines = seen(drawn(lambda printer: printer.redraw(VIEW, ["a", "b"], ""), lines=2))
+    assert [line.split()[0] for line in lines] == ["TEXT", "a", "\u2026"], "a small one shows one row"
+
+
+def test_what_is_printed_ends_its_line(capfd):
+    """X2: also half a letter, as JSON and file names may hold it and UTF-8 cannot."""
+    Printer(Format.TABLE).lines(["a\udc80b"])
+    assert capfd.readouterr().out.startswith("a\\udc80b")
+    Printer(Format.TABLE).fields({"A": "1", "LONGER": "2"})
+    assert capfd.readouterr().out == "A:      1\nLONGER: 2\n"
+    for template, printed in (("{.none}", ""), ("{.text}", "a\n"), ('{.text}{"\\n"}', "a\n")):
+        Printer(Format.JSONPATH, template).item(VIEW, "a")
+        assert capfd.readouterr().out == printed, template
+
+
+@pytest.mark.parametrize("form", [Format.TABLE, Format.WIDE, Format.NAME])
+def test_lines_and_cells_cannot_be_forged(form, capsys):
+    """X2: what somebody wrote ends no line, in no form; a message with line breaks forged fields of `describe`."""
+    Printer(form).items(VIEW, [HOSTILE])
+    Printer(form).row(VIEW, HOSTILE)
+    Printer(form).lines([HOSTILE])
+    assert is_safe(capsys.readouterr().out, 3 if form == Format.NAME else 4)
+    Printer(Format.TABLE).fields({"Name": "x", "Status note": HOSTILE, HOSTILE: PLAIN})
+    told = capsys.readouterr().out
+    assert (is_safe(told, 3), "\\nready: yes" in told, PLAIN in told) == (True, True, True)
+    folded = SimpleNamespace(first_revision=1, revision=1, changing=())
+    for report, lines in (
+        (lambda: verify_main._report(folded, [HOSTILE], {}), 2),
+        (lambda: verify_main._fail(2, HOSTILE), 1),
+    ):
+        with pytest.raises(typer.Exit):
+            report()
+        shown = capsys.readouterr()
+        assert is_safe(shown.out + shown.err, lines), "keys of etcd are anybody's bytes"
+
+
+WRONG = {
+    "": "it is empty",
+    "{.a": "a brace is not closed",
+    "{.a}}": "a brace is not closed",
+    "{range .a}{.b}": "has no {end}",
+    "{end}": "without {range",
+    '{"\\x"}': "is no text in quotes",
+    "{.a..b}": "is no path",
+    "{.a[?(@.b)]}": "is no path",
+}
+
+
+@pytest.mark.parametrize("template", WRONG)
+def test_a_wrong_template_is_refused_before_anybody_is_asked(cli, admin, template):
+    with pytest.raises(CliError) as refused:
+        parts_of(template)
+    assert WRONG[template] in refused.value.failure.message
+    for columns in ("", "NAME", "NAME:", ":.name", "NAME:.name,", "NAME:.a b"):
+        with pytest.raises(CliError, match="-o custom-columns"):
+            columns_of(columns)
+    for output in (f"jsonpath={template}", "custom-columns=NAME", "jsonpath", "json=x", "neither"):
+        assert (cli("get", "adapters", "-o", output).code, admin.requests) == (2, [])
+
+
+def test_columns_of_what_json_has(cli, admin):
+    sql = pb.Adapter(name="sql", pool="dev", generation=2)
+    counts = [pb.ResidenceCount(replicas=2, state=pb.RolloutReplica.SERVING)]
+    where = pb.AdapterResidency(name="sql", generation=2, counts=counts)
+    admin.answers |= {"ListAdapters": [pb.ListAdaptersResponse(adapters=[sql])], "GetAdapter": [sql]}
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=[where])]]
+    columns = "custom-columns=NAME:.name,STATE:{.status.state},LABELS:.spec.labels.team,ALL:.status.reasons"
+    table = ["NAME STATE LABELS ALL", "sql Healthy <none> {}"]
+    assert (cli("get", "adapters", "-o", columns).lines, cli("get", "adapter", "sql", "-o", columns).lines) == (
+        table,
+        table,
+    )
+    assert cli("-o", "jsonpath={.name}", "get", "adapter", "sql").out == "sql\n"
+    assert cli("-o", 'jsonpath={range .items[*]}{.name}{"\\n"}{end}', "get", "adapters").out == "sql\n"
+    assert cli("-o", "jsonpath={.nothing}", "get", "adapters").out == ""

@@ -1,0 +1,361 @@
+"""A watch of adapters and replicas: nothing twice, nothing lost, whatever becomes of the streams."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+import pytest
+
+from registry.cli.client import WatchAnswer
+from registry.cli.views.columns import ADAPTERS, TENANTS
+from registry.cli.views.get import Kind, Query
+from registry.cli.views.output import Format, Printer
+from registry.cli.views.residency_view import AdapterRow, state
+from registry.cli.watching import (
+    AdapterFeed,
+    AdapterGone,
+    AdapterPut,
+    AdapterUnmatched,
+    AdapterUnreadable,
+    LiveTable,
+    RowFeed,
+    SelectedFeed,
+)
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import Refusal
+from tests.unit.cli.conftest import Time
+
+NO_RECORD = Refusal(grpc.StatusCode.FAILED_PRECONDITION, "UNREADABLE_RECORD", "no")
+ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
+
+
+def put(name: str, etag: str = "1") -> pb.AdapterEvent:
+    return pb.AdapterEvent(put=pb.Adapter(name=name, pool="dev", etag=etag))
+
+
+def gone(name: str) -> pb.AdapterEvent:
+    return pb.AdapterEvent(deleted=name)
+
+
+def answer(revision: int, *events: pb.AdapterEvent, **more: bool) -> pb.WatchAdaptersResponse:
+    return pb.WatchAdaptersResponse(revision=revision, events=events, **more)
+
+
+def told(feed: AdapterFeed, response: pb.WatchAdaptersResponse) -> list[object]:
+    return [one.item.name if isinstance(one, AdapterPut) else one for one in feed.take(response)]
+
+
+def test_a_snapshot_that_broke_off_is_read_again():
+    """R2 replay-equal, for who watches from outside: half a state is never taken for the whole."""
+    feed = AdapterFeed(None)
+    feed.begin()
+    assert told(feed, answer(5, put("a"), snapshot=True, more=True)) == ["a"]
+    assert feed.start == 0
+    feed.begin()
+    assert told(feed, answer(6, put("a"), snapshot=True, more=True)) == []
+    assert told(feed, answer(6, put("b"), snapshot=True)) == ["b"]
+    assert feed.start == 7
+
+
+def test_what_is_gone_unseen_is_told():
+    feed = AdapterFeed(None)
+    feed.begin()
+    told(feed, answer(5, put("a"), put("B"), put("c"), snapshot=True))
+    assert told(feed, answer(6, gone("c"))) == [AdapterGone("c")]
+    feed.begin()
+    assert told(feed, answer(9, put("a", "8"), put("d"), snapshot=True)) == ["a", "d", AdapterGone("b")]
+
+
+def test_parts_of_a_change_that_broke_off_are_told_once():
+    feed = AdapterFeed(None)
+    told(feed, answer(5, put("a"), snapshot=True))
+    assert told(feed, answer(6, put("b", "6"), gone("a"), more=True)) == ["b", AdapterGone("a")]
+    assert feed.start == 6
+    feed.begin()
+    assert told(feed, answer(6, put("b", "6"), gone("a"), more=True)) == []
+    assert told(feed, answer(6, put("c", "6"))) == ["c"]
+    assert feed.start == 7
+
+
+def test_what_cannot_be_read_is_not_gone():
+    feed = AdapterFeed(None)
+    told(feed, answer(5, put("A"), put("b"), snapshot=True))
+    assert told(feed, answer(6, pb.AdapterEvent(unreadable="a"))) == [AdapterUnreadable("a")]
+    assert told(feed, answer(7, pb.AdapterEvent(unreadable="a"), pb.AdapterEvent())) == []
+    assert told(feed, answer(8, put("A", "8"))) == ["A"]
+
+
+def test_one_of_them():
+    feed = AdapterFeed("Acme/A")
+    assert told(feed, answer(5, put("acme/a"), put("b"), snapshot=True)) == ["acme/a"]
+    assert told(feed, answer(6, gone("b"), gone("acme/a"))) == [AdapterGone("acme/a")]
+
+
+def rows(feed: RowFeed, *answers: WatchAnswer) -> list[tuple[str, str]]:
+    """Names and states that are told, or what became of a name."""
+    found = [one for answer in answers for one in feed.take(answer)]
+    return [
+        (one.item.record.name, state(one.item)) if isinstance(one, AdapterPut) else (one.name, type(one).__name__)
+        for one in found
+    ]
+
+
+def where(*names: str, serving: int = 1, pending: int = 0, **fields) -> pb.WatchResidencyResponse:
+    ready, later = pb.RolloutReplica.SERVING, pb.RolloutReplica.PENDING
+    counts = [pb.ResidenceCount(replicas=serving, state=ready)]
+    counts += [pb.ResidenceCount(replicas=pending, state=later, reason="staging")] if pending else []
+    return pb.WatchResidencyResponse(adapters=[pb.AdapterResidency(name=one, counts=counts) for one in names], **fields)
+
+
+WITH_STATE = Query(Kind.ADAPTERS, "dev", None, pb.WatchResidencyRequest.COUNTS)
+
+
+def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
+    feed = RowFeed(WITH_STATE)
+    feed.begin()
+    assert rows(feed, answer(5, put("A"), put("b"), snapshot=True), where("A", snapshot=True, more=True)) == []
+    assert rows(feed, where("b", serving=0, pending=1, snapshot=True)) == [("A", "Healthy"), ("b", "Progressing")]
+    assert rows(feed, where("A"), where("b")) == [("b", "Healthy")]
+    assert rows(feed, answer(6, put("c", "6"))) == [("c", "")]
+    assert rows(feed, where("c"), answer(7, gone("a"))) == [("c", "Healthy"), ("a", "AdapterGone")]
+    assert rows(feed, where(gone=["a", "nobody"])) == []
+    assert rows(feed, answer(8, pb.AdapterEvent(unreadable="b"))) == [("b", "AdapterUnreadable")]
+    assert rows(feed, where(gone=["b"]), answer(9, put("b", "9")), where("b")) == [("b", ""), ("b", "Healthy")]
+
+
+def test_after_a_break_only_what_changed_is_told():
+    """A snapshot of where they are says also what is nowhere any more."""
+    feed = RowFeed(WITH_STATE)
+    feed.begin()
+    assert len(rows(feed, answer(5, put("a"), put("b"), snapshot=True), where("a", "b", snapshot=True))) == 2
+    feed.begin()
+    assert rows(feed, where("a", snapshot=True)) == [("b", "")]
+    feed.begin()
+    assert rows(feed, where("a", snapshot=True, more=True)) == []
+    feed.begin()
+    assert rows(feed, where("b", snapshot=True, more=True), where("a", snapshot=True)) == [("b", "Healthy")]
+
+
+def test_what_went_before_it_was_shown_is_not_told():
+    """Nor is it forgotten that what cannot be read was told."""
+    feed = RowFeed(WITH_STATE)
+    feed.begin()
+    assert rows(feed, answer(5, put("a"), put("b"), snapshot=True), answer(6, gone("a"))) == []
+    assert rows(feed, answer(7, pb.AdapterEvent(unreadable="b")), answer(8, gone("b"))) == [
+        ("b", "AdapterUnreadable"),
+        ("b", "AdapterGone"),
+    ]
+    assert rows(feed, where(snapshot=True), answer(9, put("a", "9"))) == [("a", "")]
+
+
+class Paper:
+    """What is drawn on it, sheet by sheet."""
+
+    def __init__(self) -> None:
+        self.sheets: list[tuple[list[str], str]] = []
+
+    def redraw(self, _view, items, foot: str) -> None:
+        self.sheets.append(([one.record.name for one in items], foot))
+
+
+def test_rows_that_waited_come_in_the_order_of_their_records():
+    """Without states nothing is waited for. R2: half a list that broke off says of nothing that it is there."""
+    feed = RowFeed(WITH_STATE)
+    feed.begin()
+    names = [f"a{number}" for number in range(40)]
+    assert rows(feed, answer(5, *map(put, names), snapshot=True)) == []
+    assert [name for name, _ in rows(feed, where(*reversed(names), snapshot=True))] == names
+    assert rows(RowFeed(Query(Kind.ADAPTERS, "dev", None)), answer(5, put("a"), snapshot=True)) == [("a", "")]
+    feed = RowFeed(WITH_STATE)
+    feed.begin()
+    assert len(rows(feed, answer(5, put("a"), put("b"), snapshot=True), where("a", "b", snapshot=True))) == 2
+    feed.begin()
+    assert rows(feed, where("a", snapshot=True, more=True)) == []
+    feed.begin()
+    assert rows(feed, where("b", snapshot=True)) == [("a", "")]
+
+
+def test_of_what_a_selector_asks_for_begin_and_end_are_told_once():
+    """Another's changes and end are not; what cannot be read may be asked for, so that is told."""
+    feed = SelectedFeed(lambda item: item == "Good", lambda _item: "A")
+    bad, good, gone_now, torn = AdapterPut("bad"), AdapterPut("Good"), AdapterGone("a"), AdapterUnreadable("a")
+    news = [bad, gone_now, good, good, bad, AdapterPut("worse"), torn, gone_now, gone_now]
+    told = [[], [], [good], [good], [AdapterUnmatched("A")], [], [torn], [gone_now], []]
+    assert [list(feed.take(one)) for one in news] == told
+
+
+def test_a_live_table_is_drawn_when_it_changed_and_now_and_then():
+    """Not once for each of a thousand changes; and ages go on."""
+    paper = Paper()
+    table = LiveTable(ADAPTERS, paper)
+    a, b = (AdapterPut(AdapterRow(pb.Adapter(name=name))) for name in ("a", "B"))
+    torn = [AdapterUnreadable("b"), AdapterUnreadable("A")]
+    news = [
+        ([b, a], 100.0, (["a", "B"], "")),
+        ([AdapterGone("a")], 100.2, None),
+        (torn, 100.49, None),
+        ([], 100.5, ([], "cannot be read: a, b")),
+        ([], 105.0, None),
+        ([], 110.4, None),
+        ([], 110.5, ([], "cannot be read: a, b")),
+        ([b, a], 112.0, (["a", "B"], "")),
+        ([torn[0], AdapterGone("b"), AdapterGone("a")], 113.0, ([], "")),
+        ([b], 114.0, (["B"], "")),
+        ([AdapterUnmatched("B")], 115.0, ([], "")),
+    ]
+    for told, at, drawn in news:
+        before = len(paper.sheets)
+        table.take(told, at)
+        assert paper.sheets[before:] == ([drawn] if drawn else []), at
+    LiveTable(TENANTS, (empty := Paper())).take([], 0.0)
+    assert empty.sheets == [([], "")], "also where there is nothing yet"
+
+
+def changes(out: str) -> list[tuple[str, str]]:
+    found = [json.loads(line) for line in out.splitlines()]
+    return [(one["change"], one["name"] if "name" in one else one["item"]["name"]) for one in found]
+
+
+BROKEN = Refusal(grpc.StatusCode.UNAVAILABLE, "ETCD_UNAVAILABLE")
+COMPACTED = Refusal(grpc.StatusCode.FAILED_PRECONDITION, "REVISION_COMPACTED", "no")
+
+
+@pytest.fixture
+def time(monkeypatch) -> Time:
+    """Passes at once between looks."""
+    clock = Time()
+    monkeypatch.setattr("registry.cli.watching.time", clock)
+    return clock
+
+
+def labelled(name: str, etag: str, **labels: str) -> pb.AdapterEvent:
+    return pb.AdapterEvent(put=pb.Adapter(name=name, pool="dev", etag=etag, spec=pb.AdapterSpec(labels=labels)))
+
+
+def test_a_watch_comes_back_after_a_pause_where_it_was(cli, admin, time):
+    """R2 replay-equal, for who watches from outside: nothing twice, nothing lost; anew after a compaction."""
+    admin.script = [
+        ("WatchAdapters", answer(5, put("a"), put("b"), snapshot=True)),
+        ("WatchAdapters", BROKEN),
+        ("WatchAdapters", answer(6, pb.AdapterEvent(unreadable="a"))),
+        ("WatchAdapters", COMPACTED),
+        ("WatchAdapters", answer(9, put("c"), snapshot=True)),
+        ("WatchAdapters", ENOUGH),
+    ]
+    script = list(admin.script)
+    ran = cli("-o", "json", "get", "adapters", "-w")
+    assert ran.code == 4
+    assert changes(ran.out) == [
+        ("put", "a"),
+        ("put", "b"),
+        ("unreadable", "a"),
+        ("put", "c"),
+        ("deleted", "a"),
+        ("deleted", "b"),
+    ]
+    assert [one.start_revision for one in admin.asked("WatchAdapters")] == [0, 6, 0]
+    assert (len(time.pauses) >= 1, all(0.1 < one < 10 for one in time.pauses)) == (True, True)
+    admin.script = script
+    assert "a  unreadable" in cli("get", "adapters", "-w").out.splitlines()
+
+
+@pytest.mark.parametrize("first", [[COMPACTED], [answer(5, put("a"), snapshot=True), NO_RECORD]])
+def test_a_watch_ends_by_a_refusal_that_another_beginning_does_not_mend(cli, admin, first):
+    """It began with what there is now already, or it is another refusal."""
+    admin.answers["WatchAdapters"] = [first]
+    ran = cli("get", "adapters", "-w", "-o", "json")
+    assert (ran.code, len(admin.asked("WatchAdapters"))) == (4, 1)
+
+
+def test_the_command_tells_what_begins_and_what_ceases_to_have_a_label(cli, admin, time):
+    """Also over a break: what changed meanwhile is compared with what was shown."""
+    first = answer(5, labelled("a", "1", team="x"), labelled("b", "1"), labelled("c", "1"), snapshot=True)
+    second = answer(6, labelled("b", "6", team="x"), labelled("c", "6"), gone("c"))
+    third = answer(7, labelled("a", "7", team="y"), labelled("b", "7", team="x", tier="1"), gone("b"))
+    admin.answers["WatchAdapters"] = [[first, second, BROKEN], [third, ENOUGH]]
+    ran = cli("-o", "json", "get", "adapters", "-w", "-l", "team=x")
+    told = [("put", "a"), ("put", "b"), ("unmatched", "a"), ("put", "b"), ("deleted", "b")]
+    assert changes(ran.out) == told
+
+
+def test_which_adapters_come_to_a_state_and_leave_it_is_told(cli, admin):
+    """And what replicas serve of each, as it comes."""
+    watched = [
+        ("WatchAdapters", answer(5, put("a"), put("b"), snapshot=True)),
+        ("WatchResidency", where("a", "b", snapshot=True)),
+        ("WatchResidency", where("a", serving=0, pending=1)),
+        ("WatchResidency", where("a")),
+        ("WatchAdapters", ENOUGH),
+    ]
+    for flags, told in (
+        ([], ["a dev Healthy 1/1", "b dev Healthy 1/1", "a dev Progressing 0/1", "a dev Healthy 1/1"]),
+        (["--field-selector", "state=progressing"], ["a dev Progressing 0/1", "a unmatched"]),
+    ):
+        admin.script = list(watched)
+        ran = cli("get", "adapters", "-w", *flags)
+        assert (ran.code, [" ".join(line.split()[:4]) for line in ran.lines[1:]]) == (4, told)
+
+
+COUNTS, WHOLE = pb.WatchResidencyRequest.COUNTS, pb.WatchResidencyRequest.REPLICAS_AND_COUNTS
+LOOKS = {
+    "get adapters -w": ("", COUNTS),
+    "get adapter sql -w": ("", COUNTS),
+    "get adapter sql -w -o wide": ("sql", WHOLE),
+    "get adapters -w -o wide": ("", WHOLE),
+    "get adapters -w -o json": None,
+    "get adapters -w -o json --field-selector state=healthy": ("", COUNTS),
+}
+
+
+@pytest.mark.parametrize("line", LOOKS)
+def test_a_watch_asks_for_no_more_than_it_shows(cli, admin, line):
+    """With their replicas, those of all adapters are very many; and one that does not exist yet has counts."""
+    residency = [("WatchResidency", where(snapshot=True))] if LOOKS[line] else []
+    admin.script = [("WatchAdapters", answer(5, put("sql"), snapshot=True)), *residency, ("WatchAdapters", ENOUGH)]
+    assert cli(*line.split()).code == 4
+    asked = [(one.name, one.detail) for one in admin.asked("WatchResidency")]
+    assert asked == ([LOOKS[line]] if LOOKS[line] else [])
+    assert {one.pool for one in (*admin.asked("WatchResidency"), *admin.asked("WatchAdapters"))} == {"dev"}
+
+
+def listed(*replicas: tuple[str, str]) -> pb.ListReplicasResponse:
+    found = [pb.Replica(name=name, pool="dev", labels={"zone": zone}) for name, zone in replicas]
+    return pb.ListReplicasResponse(replicas=found)
+
+
+def test_which_replicas_come_go_and_no_longer_match_is_told(cli, admin, time):
+    """One that comes back with other labels is not deleted; and what did not change is not told again."""
+    looks = [listed(("r1", "a")), listed(("r1", "b")), listed(("r1", "a")), listed(), ENOUGH]
+    for flags, told in (
+        (["-l", "zone=a"], [("put", "r1"), ("unmatched", "r1"), ("put", "r1"), ("deleted", "r1")]),
+        ([], [("put", "r1"), ("put", "r1"), ("put", "r1"), ("deleted", "r1")]),
+    ):
+        admin.answers["ListReplicas"] = list(looks)
+        assert changes(cli("-o", "json", "get", "replicas", "-w", *flags).out) == told
+    admin.answers["ListReplicas"] = [listed(("r1", "a"), ("r2", "a")), listed(("r1", "a")), ENOUGH]
+    assert [line.split()[:2] for line in cli("get", "replicas", "-w").lines[1:]] == [
+        *(["r1", "dev"], ["r2", "dev"], ["r2", "deleted"]),
+    ]
+    for form, printed in (
+        ("custom-columns=NAME:.name,POOL:.pool", "NAME  POOL\nr1  dev\nr1  deleted\n"),
+        ("jsonpath={.name}", "r1\n"),
+    ):
+        admin.answers["ListReplicas"] = [listed(("r1", "a")), listed(), ENOUGH]
+        assert cli("get", "replicas", "-w", "-o", form).out == printed
+
+
+def test_on_a_terminal_a_watch_draws_what_there_is(cli, admin, time, monkeypatch, capsys):
+    """In YAML it is documents."""
+    drawn: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(Printer, "is_live", property(lambda _self: True))
+    monkeypatch.setattr(
+        Printer, "redraw", lambda _self, _view, rows, foot: drawn.append(([one.name for one in rows], foot))
+    )
+    time.monotonic = lambda: 100.0 * len(time.pauses)
+    admin.answers["ListReplicas"] = [listed(("r1", "a")), listed(("r2", "a")), ENOUGH]
+    ran = cli("get", "replicas", "-w")
+    assert (ran.code, ran.out, drawn, len(time.pauses)) == (4, "", [(["r1"], ""), (["r2"], "")], 2)
+    Printer(Format.YAML).event({"a": 1})
+    Printer(Format.YAML).fate("x", "deleted")
+    assert capsys.readouterr().out == "---\na: 1\n---\nchange: deleted\nname: x\n"
