@@ -1,181 +1,247 @@
-"""The client against an admin service whose answers the test lays down."""
+"""What a program sends and is told: reads, publications, rollbacks, retries, and what waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import grpc
 import pytest
 
 from loraplane import (
+    AsyncRegistry,
+    Canaries,
     Conflict,
     FailedPrecondition,
-    Internal,
     InvalidArgument,
     NotFound,
     Reason,
     Registry,
     Unavailable,
 )
-from registry.client.adapters import Canaries
+from registry.client.adapters import Published, not_served
 from registry.client.errors import CallErrors
+from registry.lora.directory import digest_of
 from registry.model.messages import spec_dict
-from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
+from tests.corpus.drafts import LLAMA
+from tests.support.fake_admin import FakeAdmin, Hold, Refusal, applied
 from tests.support.unanswered import nobody_listens
-from tests.support.fake_admin import Refusal, applied, connected
 
-ADAPTER = pb.Adapter(
-    name="acme/A",
-    pool="p",
-    tenant="acme",
-    generation=3,
-    spec=pb.AdapterSpec(source=pb.Source(uri="s3://a/3/", digest="sha256:3"), labels={"team": "bi"}, priority=5),
-    etag="17",
-)
-SERVED = pb.Rollout(name="acme/A", generation=3, done=True)
-NEXT_PAGE = "after acme/A"
 UNAVAILABLE = Refusal(grpc.StatusCode.UNAVAILABLE)
 
 
-@pytest.fixture
-def registry(admin) -> Iterator[Registry]:
-    with connected(admin) as address, Registry(address) as registry:
-        yield registry
+def upsert(admin: FakeAdmin) -> pb.Adapter:
+    """What was sent last."""
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    return change.upsert
 
 
-def test_an_adapter_is_a_plain_value(registry, admin):
-    admin.answers["GetAdapter"] = [ADAPTER]
-    found = registry.get("acme/a", "p")
-    assert (found.name, found.tenant, found.generation, found.etag) == ("acme/A", "acme", 3, "17")
-    assert (found.uri, found.digest, found.load, found.priority) == ("s3://a/3/", "sha256:3", "eager", 5)
-    assert (dict(found.labels), found.stable_generation, found.halted) == ({"team": "bi"}, None, "")
-    canary = pb.CanaryRollout(stable_generation=2, halted="1 of 1 canaries refuse it")
-    admin.answers["GetAdapter"] = [pb.Adapter(name="a", generation=3, rollout=canary)]
-    found = registry.get("a", "p")
-    assert (found.stable_generation, found.halted) == (2, "1 of 1 canaries refuse it")
+@pytest.mark.parametrize("digest", ["none", "right"])
+def test_a_folder_is_pinned_by_what_lies_in_it(registry, admin, tmp_path, monkeypatch, digest):
+    """R4 digest-true: by its whole path, since replicas have other working directories."""
+    folder = Path(LLAMA.draft().write(tmp_path / "a"))
+    found = digest_of(folder)
+    monkeypatch.chdir(tmp_path)
+    for source in ("a", folder):
+        registry.publish(source, "a", "p", digest=found if digest == "right" else "", wait=False)
+        assert (upsert(admin).spec.source.uri, upsert(admin).spec.source.digest) == (folder.as_uri(), found)
 
 
-def test_a_listing_is_all_of_its_pages_and_tells_what_cannot_be_read(registry, admin):
-    admin.answers["ListAdapters"] = [
-        pb.ListAdaptersResponse(adapters=[ADAPTER], next_page_token=NEXT_PAGE, revision=9),
-        pb.ListAdaptersResponse(unreadable=["b"], revision=9),
-    ]
-    listing = registry.list("p", matching="load=lazy")
-    assert ([one.name for one in listing.adapters], listing.unreadable, listing.revision) == (["acme/A"], ("b",), 9)
-    assert [one.page_token for one in admin.asked("ListAdapters")] == ["", NEXT_PAGE]
-    assert {one.filter for one in admin.asked("ListAdapters")} == {"load=lazy"}
+def test_a_folder_with_other_files_than_are_meant_is_refused(registry, admin, tmp_path):
+    """R4 digest-true: and nothing is sent of what is no adapter, or cannot be read."""
+    folder = Path(LLAMA.draft().write(tmp_path / "a"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unfit").mkdir()
+    (tmp_path / "unfit/adapter_config.json").write_text("{")
+    cases = {
+        folder: ("sha256:" + "0" * 64, Reason.INVALID_FIELD, "digest", digest_of(folder)),
+        tmp_path / ("n" * 300): ("", Reason.INVALID_FIELD, "source", "cannot read"),
+        tmp_path / "none": ("", Reason.ADAPTER_UNFIT, "source", "adapter_config.json"),
+        tmp_path / "empty": ("", Reason.ADAPTER_UNFIT, "source", "adapter_config.json"),
+        tmp_path / "unfit": ("", Reason.ADAPTER_UNFIT, "source", "adapter_model.safetensors"),
+    }
+    for source, (digest, reason, field, told) in cases.items():
+        with pytest.raises(InvalidArgument) as refused:
+            registry.publish(source, "a", "p", digest=digest)
+        assert (refused.value.reason, refused.value.field, told in refused.value.message) == (reason, field, True), (
+            source
+        )
+    assert admin.asked("ApplyAdapters") == []
 
 
-def test_a_page_is_of_a_thousand(registry, admin):
-    """As its documentation says; with small ones a listing of a large pool would take long."""
-    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse()]
-    registry.list("p")
-    assert [one.page_size for one in admin.asked("ListAdapters")] == [1000]
+def unchanged(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+    """The answer of a service that has all of it already, unless it is asked to write it anew."""
+    answer = applied(request)
+    answer.results[0].outcome = pb.AdapterResult.UPDATED if request.retry else pb.AdapterResult.UNCHANGED
+    return answer
 
 
-def test_what_is_not_said_of_canaries_is_as_a_record_has_it():
-    """By whichever way a rollout is begun."""
-    recorded = Strategy(canary=Canary(replicas=2))
-    told = Canaries(2)
-    assert (told.promote, told.max_failures, told.soak_seconds) == (
-        recorded.promote,
-        recorded.max_failures,
-        recorded.soak_seconds,
-    )
+def test_a_retry_asks_for_the_same_again_of_one_replica_or_all(registry, admin):
+    """S5: it changes nothing, and takes nothing away that was changed meanwhile."""
+    spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"), priority=7)
+    admin.answers |= {"GetAdapter": [pb.Adapter(name="a", pool="p", generation=1, spec=spec, etag="5")]}
+    for replica in ("", "r1"):
+        assert registry.retry("A", "p", replica=replica).name == "a"
+        (change,) = admin.asked("ApplyAdapters")[-1].changes
+        request = admin.asked("ApplyAdapters")[-1]
+        assert (request.retry, request.retry_replica, change.etag, change.upsert.spec) == (True, replica, "5", spec)
+    assert len(admin.asked("WatchRollout")) == 2
+    registry.retry("a", "p", wait=False)
+    assert len(admin.asked("WatchRollout")) == 2
 
 
-async def test_a_fault_of_the_caller_is_not_taken_for_one_of_the_call():
-    with pytest.raises(ZeroDivisionError), CallErrors("h:1", {}).translated():
-        raise ZeroDivisionError
+PUBLISHED = Published("acme/a", "p", 4, "s3://a/4/", "", 17, "mine")
+
+STATE = pb.RolloutReplica.State.Value
 
 
-def test_pages_that_lead_in_a_circle_are_an_error(registry, admin):
-    """X2 unbreakable: a server that repeats a token would be asked for ever, and what it says kept in memory."""
-    first, second = (pb.ListAdaptersResponse(adapters=[ADAPTER], next_page_token=one) for one in ("a", "b"))
-    admin.answers["ListAdapters"] = [first, second, first, pb.ListAdaptersResponse()]
-    with pytest.raises(Internal, match="page_token came twice") as caught:
-        registry.list("p")
-    assert caught.value.field == "page_token"
-    assert [one.page_token for one in admin.asked("ListAdapters")] == ["", "a", "b"]
+def replica(name: str, state: str, **fields: object) -> pb.RolloutReplica:
+    return pb.RolloutReplica(replica=name, state=STATE(state), **fields)
 
 
-def test_history_has_the_newest_first(registry, admin):
-    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[ADAPTER], unreadable=[2])]
-    history = registry.history("acme/a", "p")
-    assert ([one.generation for one in history.generations], history.unreadable) == ([3], (2,))
-    told = pb.Adapter(name="a", restored_by=pb.Restoration(principal="mallory", at="then"))
-    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[ADAPTER, told])]
-    mine, theirs = registry.history("acme/a", "p").generations
-    assert [(one.restored_by, one.restored_at) for one in (mine, theirs)] == [("", ""), ("mallory", "then")]
+SERVING = replica("r1", "SERVING")
+
+REFUSES = replica("r2", "FAILED", reason="digest_mismatch", message="m", serving_generation=3)
+
+LOADS = replica("r3", "PENDING", reason="staging", serving_generation=0)
+
+SILENT = replica("r4", "UNKNOWN")
+
+REFUSAL = "failed - digest_mismatch - m - serving generation 3"
+
+REMEDY = "; digest_mismatch: loraplane digest URI, then loraplane retry adapter acme/a --pool p"
+
+OF_X = "; x: loraplane describe adapter acme/a --pool p; once it is mended: loraplane retry adapter acme/a --pool p"
+
+LOADING = "pending - staging - serving an earlier generation"
+
+
+def rollout(*replicas: pb.RolloutReplica, **fields: object) -> pb.Rollout:
+    return pb.Rollout(name="acme/a", generation=4, replicas=replicas, **fields)
+
+
+@pytest.mark.parametrize(
+    ("last", "message", "told"),
+    [
+        (None, "acme/a generation 4: nothing was heard of it in time", {}),
+        (rollout(SERVING), "acme/a generation 4 is not served in time: ", {}),
+        (rollout(SERVING, waiting="for room"), "acme/a generation 4 is not served in time: for room", {}),
+        (
+            rollout(SILENT, LOADS, SERVING, REFUSES, waiting="for room"),
+            f"acme/a generation 4 is not served in time: r2: {REFUSAL}; r3: {LOADING}; r4: unknown{REMEDY}",
+            {"r2": REFUSAL, "r3": LOADING, "r4": "unknown"},
+        ),
+    ],
+)
+def test_who_is_late_is_named_with_what_it_serves_meanwhile(last, message, told):
+    """W8, R9: and with the request id that a repetition needs."""
+    error = not_served(PUBLISHED, last)
+    assert isinstance(error, Unavailable)
+    assert (error.reason, error.message) == (Reason.DEADLINE_EXCEEDED, message)
+    assert error.metadata == told | {"request_id": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("last", "message", "told"),
+    [
+        (rollout(done=True, failure="superseded"), "acme/a generation 4: superseded", {}),
+        (
+            rollout(SERVING, REFUSES, done=True, failure="replicas_failed"),
+            f"acme/a generation 4: replicas_failed - r2: {REFUSAL}{REMEDY}",
+            {"r2": REFUSAL},
+        ),
+        (
+            rollout(
+                replica("r1", "FAILED", reason="x", canary=True),
+                SILENT,
+                done=True,
+                failure="halted",
+                canary=pb.CanaryRollout(halted="1 of 1 canaries refuse it"),
+            ),
+            f"acme/a generation 4: halted - 1 of 1 canaries refuse it - r1: failed - x{OF_X}",
+            {"r1": "failed - x"},
+        ),
+    ],
+)
+def test_who_refuses_is_named(last, message, told):
+    """R8: with the command that helps. Of canaries these alone: the others are not meant to serve it."""
+    error = not_served(PUBLISHED, last)
+    assert isinstance(error, FailedPrecondition)
+    assert (error.reason, error.message, error.metadata) == (Reason.ROLLOUT_FAILED, message, told)
+
+
+def test_what_is_done_without_a_failure_is_served():
+    for last in (rollout(done=True), rollout(SERVING, done=True), rollout(LOADS, done=True)):
+        assert not_served(PUBLISHED, last) is None
+
+
+def test_what_is_not_served_is_an_error_and_not_waited_for(registry, admin):
+    """R9 status-truth: nobody takes it for served; what comes after its end is not waited for."""
+    failed = rollout(REFUSES, done=True, failure="replicas_failed")
+    for stream, kind, told in (
+        ([rollout(LOADS), failed, Hold()], FailedPrecondition, {"r2": REFUSAL}),
+        ([rollout(LOADS), Hold()], Unavailable, {"r3": LOADING, "request_id": "mine"}),
+        ([Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND")], NotFound, {}),
+    ):
+        admin.answers["WatchRollout"] = [stream]
+        with pytest.raises(kind) as refused:
+            registry.wait(PUBLISHED, timeout_seconds=0.3 if kind is Unavailable else 120)
+        assert refused.value.metadata == told
+    asked = admin.asked("WatchRollout")[0]
+    assert (asked.pool, asked.name, asked.generation) == ("p", "acme/a", 4)
 
 
 def test_a_rollback_returns_once_it_is_served(registry, admin):
-    result = pb.AdapterResult(outcome=pb.AdapterResult.UPDATED, adapter=ADAPTER)
-    admin.answers["RollbackAdapter"] = [pb.ApplyAdaptersResponse(results=[result], revision=17, request_id="r")]
-    admin.answers["WatchRollout"] = [[SERVED]]
     assert registry.rollback("acme/a", "p", to_generation=1, restored=True, etag="16").generation == 3
     (asked,) = admin.asked("RollbackAdapter")
     assert (asked.to_generation, asked.restored, asked.etag, bool(asked.request_id)) == (1, True, "16", True)
-    assert [one.generation for one in admin.asked("WatchRollout")] == [3]
-    registry.rollback("acme/a", "p", wait=False)
-    assert len(admin.asked("WatchRollout")) == 1
+    admin.answers["WatchRollout"] = [[rollout(done=True, failure="superseded")]]
+    with pytest.raises(FailedPrecondition, match="superseded"):
+        registry.rollback("a", "p")
+    assert registry.rollback("acme/a", "p", wait=False).generation == 3
+    assert [one.generation for one in admin.asked("WatchRollout")] == [3, 3]
 
 
-def test_waiting_goes_on_over_streams_that_break_or_end(registry, admin):
-    admin.answers["GetAdapter"] = [ADAPTER]
-    admin.answers["WatchRollout"] = [UNAVAILABLE, [], [SERVED]]
-    registry.wait(registry.get("acme/a", "p"))
-    assert len(admin.asked("WatchRollout")) == 3
+def test_a_listing_is_all_of_its_pages(registry, admin):
+    """Of a thousand each, as its documentation says; and what cannot be read is told."""
+    first = pb.ListAdaptersResponse(adapters=[pb.Adapter(name="A")], next_page_token="after A", revision=9)  # noqa: S106
+    admin.answers["ListAdapters"] = [first, pb.ListAdaptersResponse(unreadable=["b"], revision=9)]
+    listing = registry.list("p", matching="load=lazy")
+    assert ([one.name for one in listing.adapters], listing.unreadable, listing.revision) == (["A"], ("b",), 9)
+    asked = [(one.page_token, one.page_size, one.filter) for one in admin.asked("ListAdapters")]
+    assert asked == [("", 1000, "load=lazy"), ("after A", 1000, "load=lazy")]
 
 
-def test_a_stale_etag_withdraws_nothing(registry, admin):
-    refusal = Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", metadata={"etag": "17"})
-    admin.answers["ApplyAdapters"] = [refusal]
-    with pytest.raises(Conflict) as stale:
-        registry.withdraw("acme/a", "p", etag="16", request_id="mine")
-    assert (stale.value.reason, stale.value.metadata["etag"]) == (Reason.ETAG_MISMATCH, "17")
-    (asked,) = admin.asked("ApplyAdapters")
-    assert (asked.changes[0].delete, asked.changes[0].etag) == ("acme/a", "16")
-
-
-def test_a_change_is_repeated_with_its_request_id(registry, admin):
-    """W3 idempotent: the service knows the repetition by it."""
+def test_a_change_is_repeated_with_its_request_id_until_its_time_is_up(registry, admin):
+    """W3 idempotent, W8 no-false-fail, W4 etag: the service knows the repetition; a refusal withdraws nothing."""
     admin.answers["ApplyAdapters"] = [UNAVAILABLE, UNAVAILABLE, applied]
-    registry.withdraw("acme/a", "p")
-    ids = [one.request_id for one in admin.asked("ApplyAdapters")]
-    assert (len(ids), len(set(ids))) == (3, 1)
-
-
-def test_a_call_that_the_service_cancelled_is_a_failure_like_others(registry, admin):
-    """grpc.aio raises CancelledError for it, which would end the caller's task in silence."""
-    admin.answers["GetAdapter"] = [Refusal(grpc.StatusCode.CANCELLED), ADAPTER]
-    assert registry.get("a", "p").generation == 3
-    admin.answers["WatchRollout"] = [Refusal(grpc.StatusCode.CANCELLED), [SERVED]]
-    registry.wait(registry.get("a", "p"))
-
-
-def test_time_that_is_up_is_told_with_the_request_id(registry, admin):
-    """W8 no-false-fail."""
+    registry.withdraw("acme/a", "p", etag="16")
+    asked = admin.asked("ApplyAdapters")
+    assert (len(asked), len({one.request_id for one in asked})) == (3, 1)
+    assert (asked[0].changes[0].delete, asked[0].changes[0].etag) == ("acme/a", "16")
     admin.answers["ApplyAdapters"] = [UNAVAILABLE]
     with pytest.raises(Unavailable) as unknown:
         registry.withdraw("a", "p", timeout_seconds=0.1, request_id="mine")
     assert unknown.value.metadata == {"request_id": "mine"}
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", metadata={"etag": "17"})]
+    with pytest.raises(Conflict) as stale:
+        registry.withdraw("acme/a", "p", etag="16")
+    assert (stale.value.reason, stale.value.metadata["etag"]) == (Reason.ETAG_MISMATCH, "17")
 
 
-def test_a_reason_of_a_newer_service_is_kept(registry, admin):
-    admin.answers["GetAdapter"] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "TOO_NEW", metadata={"a": "b"})]
-    with pytest.raises(FailedPrecondition) as refused:
-        registry.get("a", "p")
-    assert (refused.value.reason, refused.value.metadata) == (Reason.INTERNAL, {"a": "b", "reason": "TOO_NEW"})
+async def test_a_fault_of_the_caller_is_not_taken_for_one_of_the_call(registry, admin, tmp_path, monkeypatch):
+    """Nor one of ours for one of the folder."""
 
+    def broken(_folder: Path) -> None:
+        raise ZeroDivisionError
 
-def test_an_adapter_that_is_none(registry, admin):
-    admin.answers["GetAdapter"] = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", where="name")]
-    with pytest.raises(NotFound) as refused:
-        registry.get("a", "p")
-    assert (refused.value.reason, refused.value.field) == (Reason.ADAPTER_NOT_FOUND, "name")
+    with pytest.raises(ZeroDivisionError), CallErrors("h:1", {}).translated():
+        raise ZeroDivisionError
+    monkeypatch.setattr("registry.lora.directory.check_files", broken)
+    with pytest.raises(ZeroDivisionError):
+        registry.publish(tmp_path, "a", "p")
+    assert admin.asked("ApplyAdapters") == []
 
 
 def test_a_router_is_told_when_nobody_answers_for_so_long():
@@ -188,28 +254,87 @@ def test_a_router_is_told_when_nobody_answers_for_so_long():
         next(states)
 
 
+async def test_what_is_not_given_has_its_default(registry, admin, address):
+    """And a deprecation names the line that is to be changed; in a program with an event loop, too."""
+    published = registry.publish("s3://b/a", "acme/a", "p")
+    async with AsyncRegistry(address, timeout_seconds=120) as other:
+        await other.publish("s3://b/a", "acme/a", "p")
+        await other.rollback("a", "p")
+        with pytest.warns(DeprecationWarning, match="timeout_seconds") as publishing:
+            await other.publish("s3://b/a", "acme/a", "p", wait=60)
+        with pytest.warns(DeprecationWarning, match="use wait") as waiting:
+            await other.wait_served(published, 60)
+    with pytest.warns(DeprecationWarning, match="timeout_seconds") as of_plain:
+        registry.publish("s3://b/a", "acme/a", "p", wait=60)
+    with pytest.warns(DeprecationWarning, match="use wait") as waits:
+        registry.wait_served(published)
+    warned = [*publishing, *waiting, *of_plain, *waits]
+    assert [one.filename for one in warned] == [__file__] * 4
+    spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"))
+    change = pb.AdapterChange(upsert=pb.Adapter(name="acme/a", spec=spec))
+    for asked in admin.asked("ApplyAdapters"):
+        assert asked == pb.ApplyAdaptersRequest(pool="p", changes=[change], request_id=asked.request_id)
+        assert asked.request_id != ""
+    assert published.request_id == admin.asked("ApplyAdapters")[0].request_id
+    [back] = admin.asked("RollbackAdapter")
+    assert back == pb.RollbackAdapterRequest(pool="p", name="a", request_id=back.request_id)
+    generations = [(one.name, one.generation) for one in admin.asked("WatchRollout")]
+    assert generations == [("acme/a", 1), ("acme/a", 1), ("a", 3), *[("acme/a", 1)] * 4]
+
+
 EXPECT = {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.1}
 
 
-def test_what_it_should_answer_is_published_with_it(registry, admin):
-    """As `loraplane expect -o json` prints it."""
-    admin.answers["ApplyAdapters"] = [applied]
-    registry.publish("s3://a/1/", "a", "p", expect=EXPECT, wait=False)
-    (change,) = admin.asked("ApplyAdapters")[0].changes
-    assert spec_dict(change.upsert.spec)["expect"] == EXPECT
+def test_what_is_given_is_sent(registry, admin):
+    """Also a plan for canaries, and what `loraplane expect -o json` prints; a digest of elsewhere is taken as it is."""
+    digest = "sha256:" + "1" * 64
+    more = {"labels": {"team": "x"}, "priority": -3, "canaries": Canaries("25%", "manual", 2, 90), "expect": EXPECT}
+    published = registry.publish("s3://b/a", "a", "p", digest=digest, wait=False, request_id="mine", **more)
+    spec = upsert(admin).spec
+    assert (spec.source.digest, dict(spec.labels), spec.priority) == (digest, {"team": "x"}, -3)
+    assert spec.strategy == pb.Strategy(canary_replicas="25%", promote="manual", max_failures=2, soak_seconds=90)
+    assert spec_dict(spec)["expect"] == EXPECT
+    told = (published.request_id, published.digest, published.uri, published.revision)
+    assert (told, admin.asked("WatchRollout")) == (("mine", digest, "s3://b/a", 7), [])
 
 
-@pytest.mark.parametrize("expect", [{"answer": []}, {"answers": 3}, {"answers": [{"prompt": ["a"]}]}])
-def test_what_nothing_can_answer_is_refused_by_name(registry, admin, expect):
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"name": "\ud800"}, "name"),
+        ({"priority": 1 << 40}, "priority, labels or canaries"),
+        ({"labels": {"a": 1}}, "priority, labels or canaries"),
+        ({"canaries": Canaries(1, max_failures=1 << 40)}, "priority, labels or canaries"),
+        *(({"expect": {"answers": one}}, "expect") for one in ([{"tokens": [-1.5]}], 3, [{"prompt": ["a"]}])),
+        ({"expect": {"answer": []}}, "expect"),
+    ],
+)
+def test_what_no_message_takes_is_refused_by_name(registry, admin, given, field):
+    arguments = {"source": "s3://b/a", "name": "a", "pool": "p"} | given
     with pytest.raises(InvalidArgument) as refused:
-        registry.publish("s3://a/1/", "a", "p", expect=expect, wait=False)
-    assert (refused.value.field, admin.asked("ApplyAdapters")) == ("expect", [])
+        registry.publish(**arguments)
+    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, field)
+    assert admin.asked("ApplyAdapters") == []
 
 
-def test_the_spellings_of_the_last_release_still_work(registry, admin):
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["WatchRollout"] = [[SERVED]]
-    with pytest.warns(DeprecationWarning, match="timeout_seconds"):
-        published = registry.publish("s3://a/1/", "a", "p", wait=60)
-    with pytest.warns(DeprecationWarning, match="use wait"):
-        registry.wait_served(published, 60)
+@pytest.mark.parametrize(
+    ("state", "reason", "message", "is_tried"),
+    [
+        ("FAILED", "weights_not_safetensors", "convert it", True),
+        ("PENDING", "source_missing", "HOST answered 404", True),
+        ("PENDING", "staging", "", False),
+        ("PENDING", "not_seen", "at revision 3", False),
+    ],
+)
+def test_what_replicas_refuse_is_tried_anew_when_it_is_published_again(
+    registry, admin, state, reason, message, is_tried
+):
+    """S5: and what comes of that is waited for, not what came of the first."""
+    before = rollout(replica("r1", state, reason=reason, message=message), done=True, failure="replicas_failed")
+    admin.answers |= {"ApplyAdapters": [unchanged], "WatchRollout": [[before], *admin.answers["WatchRollout"]]}
+    published = registry.publish("s3://b/a", "a", "p", request_id="mine")
+    asked = admin.asked("ApplyAdapters")
+    assert [one.retry for one in asked] == [False, True][: 1 + is_tried]
+    assert asked[-1].changes == asked[0].changes
+    assert len({one.request_id for one in asked}) == len(asked)
+    assert (published.request_id, len(admin.asked("WatchRollout"))) == (asked[-1].request_id, 2)

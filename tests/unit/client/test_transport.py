@@ -1,11 +1,12 @@
-"""How long calls are repeated and streams followed, on a clock of the test's own; and what failures become."""
+"""How long calls are repeated and streams followed; what failures become; and what a connection is and leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
-from itertools import pairwise
+from contextlib import aclosing, closing
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from google.protobuf.any_pb2 import Any as Packed
 from google.rpc import error_details_pb2, status_pb2
 
+from loraplane import AsyncRegistry, Registry
 from registry.client import transport
+from registry.client.adapters import Published
 from registry.client.address import Tls, check_address
 from registry.client.errors import KIND_OF, CallErrors
 from registry.client.transport import AdminCalls
@@ -30,8 +33,11 @@ from registry.model.errors import (
     Unavailable,
 )
 from registry.v1 import registry_pb2 as pb
+from tests.simulation.loop import VirtualLoop
+from tests.support.fake_admin import FakeAdmin, FakeStream, Hold, Refusal
 
 FIRST = "a"
+
 AWAY = Unavailable(Reason.ADMIN_UNAVAILABLE, "away")
 
 
@@ -115,14 +121,6 @@ async def test_one_try_does_not_use_up_the_whole_time(clock, calls):
     assert given == [0.05], "each has a moment at least"
 
 
-async def test_what_is_refused_is_not_repeated(clock, calls):
-    given: list[float] = []
-    refusal = NotFound(Reason.ADAPTER_NOT_FOUND, "none")
-    with pytest.raises(NotFound):
-        await calls.repeated(attempt(clock, 0.0, given, error=refusal))
-    assert (given, clock.pauses) == ([10.0], [])
-
-
 def streams(clock: PlayedTime, *scripts: list[object]) -> Callable[..., AsyncGenerator[Any, None]]:
     """A stream after another; a number is a time that passes, an error ends one. After the last all fail at once."""
     left = iter(scripts)
@@ -189,73 +187,6 @@ async def test_where_adapters_are_now_is_the_first_whole_state(clock, calls, mon
     assert [one.name for one in found] == ["b", "c"]
 
 
-async def test_each_page_is_asked_for_by_its_token(calls, monkeypatch):
-    """From the one that is asked for on; with the time of each."""
-    asked: list[tuple[str, float | None]] = []
-
-    async def unary(_method: str, request: Any, _reply: object, *, timeout_seconds: float | None = None) -> Any:
-        asked.append((request.page_token, timeout_seconds))
-        return pb.ListPoolsResponse(next_page_token={"a": "b", "b": "c"}.get(request.page_token, ""))
-
-    monkeypatch.setattr(calls, "unary", unary)
-    request = pb.ListPoolsRequest(page_token=FIRST)
-    assert len([page async for page in calls.pages("ListPools", request, pb.ListPoolsResponse, 7.0)]) == 3
-    assert asked == [("a", 7.0), ("b", 7.0), ("c", 7.0)]
-
-
-async def test_a_page_that_leads_to_itself_is_an_error(calls, monkeypatch):
-    """X2 unbreakable: also the very first."""
-
-    async def unary(*_arguments: object, **_named: object) -> Any:
-        return pb.ListPoolsResponse(next_page_token=FIRST)
-
-    monkeypatch.setattr(calls, "unary", unary)
-    with pytest.raises(Internal, match="ListPools lead in a circle"):
-        [page async for page in calls.pages("ListPools", pb.ListPoolsRequest(page_token=FIRST), pb.ListPoolsResponse)]
-
-
-class Replaced:
-    """TLS files, as they are named now."""
-
-    names = ["old"]
-
-    def __init__(self, *_arguments: object) -> None:
-        pass
-
-    def newest(self) -> str:
-        return self.names[0]
-
-
-async def test_a_channel_is_made_anew_where_files_were_replaced(monkeypatch):
-    """R13 static-stable: the one before goes once its calls are over, and with the connection at the latest."""
-    opened: list[Any] = []
-
-    class Channel:
-        def __init__(self, name: str) -> None:
-            self.name, self.graces = name, list[float | None]()
-
-        async def close(self, grace: float | None = None) -> None:
-            self.graces.append(grace)
-
-    def open_one(_address: str, pem: Any) -> Channel:
-        opened.append(Channel(pem))
-        return opened[-1]
-
-    monkeypatch.setattr(transport, "TlsReader", Replaced)
-    monkeypatch.setattr(transport, "_open", open_one)
-    monkeypatch.setattr(Replaced, "names", ["old"])
-    calls = AdminCalls("admin:7600", Tls(ca=Path("ca")), 30.0)
-    calls._renew()
-    assert [one.name for one in opened] == ["old"]
-    Replaced.names[0] = "new"
-    calls._renew()
-    calls._renew()
-    assert [one.name for one in opened] == ["old", "new"]
-    assert calls.channel is opened[1]
-    await calls.aclose()
-    assert [one.graces for one in opened] == [[transport.TRY_SECONDS], [None]]
-
-
 class Failed(grpc.RpcError):
     """A call that failed, as grpc.aio tells it."""
 
@@ -320,10 +251,6 @@ def test_a_failure_without_a_reason_is_told_by_its_status(code):
     assert (named.message, named.metadata) == (f"{message}; do this", {"request_id": "mine"})
 
 
-def test_a_failure_without_words_is_told_by_its_name():
-    assert "failed: INTERNAL" in error_of(Failed(grpc.StatusCode.INTERNAL)).message
-
-
 @pytest.mark.parametrize("is_text", [False, True])
 def test_a_refusal_is_told_as_the_service_told_it(is_text):
     """W4, W8: kind, reason, facts and the first field; remedies are for those that have no words of their own."""
@@ -334,18 +261,6 @@ def test_a_refusal_is_told_as_the_service_told_it(is_text):
     assert (type(told), told.reason, told.message, told.field) == (Conflict, Reason.ETAG_MISMATCH, "stale", "etag")
     assert told.metadata == {"etag": "17", "request_id": "mine"}
     assert error_of(Failed(grpc.StatusCode.ABORTED, "stale", details("ETAG_MISMATCH"))).field is None
-
-
-def test_a_reason_that_only_a_later_service_knows_is_kept_beside():
-    told = error_of(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details("TOO_NEW", a="b")), TOO_LARGE="do this")
-    assert (type(told), told.reason, told.message) == (ResourceExhausted, Reason.TOO_LARGE, "full")
-    assert told.metadata == {"a": "b", "reason": "TOO_NEW"}
-
-
-@pytest.mark.parametrize("trailing", [None, (), (("grpc-status-details-bin", b"\xff\xff"),), (("x", b"?"),)])
-def test_details_that_are_none_are_none(trailing):
-    told = error_of(Failed(grpc.StatusCode.NOT_FOUND, "t", trailing))
-    assert (type(told), told.reason, told.metadata) == (NotFound, Reason.INTERNAL, {})
 
 
 async def test_a_cancellation_of_our_own_passes_through():
@@ -363,20 +278,6 @@ async def test_a_cancellation_of_our_own_passes_through():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-@pytest.mark.parametrize(
-    "address", ["h:1", "10.0.0.1:65535", "[::1]:7600", "dns:admin", "unix:/run/a", "ipv4:1.2.3.4:5"]
-)
-def test_an_address_is_one_that_grpc_finds(address):
-    check_address(address)
-
-
-@pytest.mark.parametrize("address", ["", "h", "h:", ":1", "h:123456", "h:a", "http://h:1", "a b:1", "h:1/", "file:a"])
-def test_what_is_no_address_is_refused(address):
-    with pytest.raises(InvalidArgument) as told:
-        check_address(address)
-    assert (told.value.reason, told.value.field) == (Reason.INVALID_FIELD, "address")
 
 
 @pytest.mark.parametrize(
@@ -401,12 +302,6 @@ def test_a_certificate_has_its_key(tls, is_on, is_right):
         assert told.value.field == "tls"
 
 
-def test_pauses_double_up_to_two_seconds():
-    bounds = [transport.REPEAT.delay(number, lambda _least, most: most) for number in range(1, 8)]
-    assert bounds == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
-    assert all(later >= earlier for earlier, later in pairwise(bounds))
-
-
 async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
     """X1 secret-free: what goes over it is for the admin service alone; without them it is as it was asked for."""
     opened: list[tuple[object, ...]] = []
@@ -427,49 +322,254 @@ async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
         assert told["grpc.enable_http_proxy"] == 0
 
 
-class Running:
-    """A stream of gRPC, as far as a test lets it come."""
+PUBLISHED = Published("a", "p", 1, "s3://b/a", "", 7, "mine")
 
-    def __init__(self, *answers: object) -> None:
-        self.answers, self.cancels = list(answers), 0
-
-    def cancel(self) -> None:
-        self.cancels += 1
-
-    async def __aiter__(self) -> AsyncIterator[object]:
-        for one in self.answers:
-            if isinstance(one, BaseException):
-                raise one
-            yield one
+ARGUMENTS = ("s3://b/a", "a", "p")
 
 
-@pytest.mark.parametrize("answers", [("a",), ("a", "b"), ("a", Failed(grpc.StatusCode.NOT_FOUND))])
-async def test_a_stream_that_is_left_is_ended_for_the_service_too(calls, monkeypatch, answers):
+def told(name: str, revision: int, **fields: bool) -> pb.WatchResidencyResponse:
+    return pb.WatchResidencyResponse(revision=revision, adapters=[pb.AdapterResidency(name=name)], **fields)
+
+
+REFUSED = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")
+BROKEN = Refusal(grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_router_hears_of_each_whole_state(registry, admin):
+    """R9: a part of one is none; after a break what was gone meanwhile is gone. What stays an error ends it at once."""
+    first = [told("a", 5, snapshot=True, more=True), told("b", 5, snapshot=True), told("c", 6)]
+    admin.answers["WatchResidency"] = [[*first, BROKEN], [told("d", 9, snapshot=True), REFUSED]]
+    with closing(registry.residency("p")) as states:
+        seen = [(one.revision, sorted(one.adapters)) for one in islice(states, 3)]
+        with pytest.raises(NotFound):
+            next(states)
+    assert seen == [(5, ["a", "b"]), (6, ["a", "b", "c"]), (9, ["d"])]
+    assert [one.pool for one in admin.asked("WatchResidency")] == ["p", "p"]
+
+
+async def test_patience_begins_anew_with_each_answer(admin, address):
+    """Streams that break again and again, and say something each time, are no outage."""
+    admin.answers["WatchResidency"] = [[told("a", revision), BROKEN] for revision in range(3)] + [BROKEN]
+    calls = AdminCalls(address, None, 120)
+    request, reply = pb.WatchResidencyRequest(pool="p"), pb.WatchResidencyResponse
+    async with aclosing(calls.follow("WatchResidency", request, reply, 0.0)) as answers:
+        assert [(await anext(answers)).revision for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(Unavailable):
+            await anext(answers)
+    await calls.aclose()
+
+
+async def test_what_is_refused_is_not_repeated_and_each_page_has_the_time_of_a_call(admin, address, calls):
+    """X2 unbreakable: pages that lead in a circle are an error, also the very first."""
+    given: list[float] = []
+    with pytest.raises(NotFound):
+        await calls.repeated(attempt(PlayedTime(), 0.0, given, error=NotFound(Reason.ADAPTER_NOT_FOUND, "none")))
+    assert given == [10.0]
+    pages = {"a": "b", "b": "c", "d": "d"}
+    admin.answers["ListPools"] = [
+        lambda request: pb.ListPoolsResponse(next_page_token=pages.get(request.page_token, ""))
+    ]
+    paged = AdminCalls(address, None, 120)
+
+    async def tokens(first: str) -> list[str]:
+        request = pb.ListPoolsRequest(page_token=first)
+        found = [page.next_page_token async for page in paged.pages("ListPools", request, pb.ListPoolsResponse, 7.0)]
+        assert all(one == pytest.approx(7.0, abs=1) for one in admin.channels[0].timeouts)
+        return found
+
+    assert await tokens("a") == ["b", "c", ""]
+    with pytest.raises(Internal, match="ListPools lead in a circle"):
+        await tokens("d")
+    await paged.aclose()
+
+
+@pytest.mark.parametrize("answers", [["a"], ["a", "b"], ["a", REFUSED]])
+async def test_a_stream_that_is_left_is_ended_for_the_service_too(admin, address, monkeypatch, answers):
     """R16 bounded: it would go on sending to nobody."""
-    running, asked = Running(*answers), list[object]()
-
-    def unary_stream(path: str, *_forms: object) -> Callable[..., Running]:
-        def call(request: object, timeout: float | None) -> Running:
-            asked.extend((path, request, timeout))
-            return running
-
-        return call
-
-    monkeypatch.setattr(calls, "channel", SimpleNamespace(unary_stream=unary_stream, close=calls.channel.close))
-    request = pb.WatchRolloutRequest(pool="p")
+    ended: list[object] = []
+    monkeypatch.setattr(FakeStream, "cancel", lambda stream: ended.append(stream))
+    admin.answers["WatchRollout"] = [[pb.Rollout(name=one) if isinstance(one, str) else one for one in answers]]
+    calls, request = AdminCalls(address, None, 30.0), pb.WatchRolloutRequest(pool="p")
     stream = calls.stream("WatchRollout", request, pb.Rollout, 7.0)
-    assert await anext(stream) == "a"
-    if isinstance(answers[-1], Failed):
+    assert (await anext(stream)).name == "a"
+    if answers[-1] is REFUSED:
         with pytest.raises(NotFound):
             await anext(stream)
     else:
         await stream.aclose()
-    assert running.cancels == 1
-    assert asked == ["/registry.v1.AdapterRegistry/WatchRollout", request, 7.0]
-
-
-async def test_what_a_caller_can_do_is_told_with_its_failures():
-    calls = AdminCalls("h:1", None, 30.0, {Reason.ADMIN_UNAVAILABLE: "start it"})
-    with pytest.raises(Unavailable, match=r"; start it$"), calls.errors.translated():
-        raise Failed(grpc.StatusCode.UNAVAILABLE)
+    assert (len(ended), admin.asked("WatchRollout"), admin.channels[0].timeouts) == (1, [request], [7.0])
     await calls.aclose()
+
+
+@pytest.mark.parametrize("trailing", [None, (), (("grpc-status-details-bin", b"\xff\xff"),), (("x", b"?"),)])
+def test_details_that_are_none_are_none(trailing):
+    """What a caller can do is told; a reason that only a later service knows is kept beside."""
+    found = error_of(Failed(grpc.StatusCode.NOT_FOUND, "t", trailing))
+    assert (type(found), found.reason, found.metadata) == (NotFound, Reason.INTERNAL, {})
+    assert "failed: INTERNAL" in error_of(Failed(grpc.StatusCode.INTERNAL)).message
+    later = Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details("TOO_NEW", a="b"))
+    found = error_of(later, TOO_LARGE="do this")
+    assert (type(found), found.reason, found.message) == (ResourceExhausted, Reason.TOO_LARGE, "full")
+    assert found.metadata == {"a": "b", "reason": "TOO_NEW"}
+
+
+@pytest.mark.parametrize(
+    ("address", "is_one"),
+    [
+        *((one, True) for one in ("h:1", "10.0.0.1:65535", "[::1]:7600", "dns:admin", "unix:/run/a", "ipv4:1.2.3.4:5")),
+        *((one, True) for one in ("dns:///admin:7600", "admin.svc:7600")),
+        *((one, False) for one in ("", "h", "h:", ":1", "h:123456", "h:a", "http://h:1", "a b:1", "h:1/", "file:a")),
+    ],
+)
+def test_an_address_is_one_that_grpc_finds(address, is_one):
+    if is_one:
+        check_address(address)
+        return
+    before = {*threading.enumerate()}
+    with pytest.raises(InvalidArgument, match="is not HOST:PORT") as refused:
+        Registry(address)
+    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, "address")
+    assert {*threading.enumerate()} <= before, "the thread that it had has ended"
+
+
+def threads() -> int:
+    return sum(one.name == "loraplane-client" for one in threading.enumerate())
+
+
+async def test_leaving_ends_the_connection_and_all_connections_have_one_thread(admin, address):
+    """R16 bounded: a program that connects again and again would keep each."""
+    with Registry(address) as registry, Registry(address):
+        assert threads() == 1
+    registry.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        registry.get("a", "p")
+    async with AsyncRegistry(address):
+        assert [one.graces for one in admin.channels] == [[None], [None], []]
+    assert (threads(), [one.graces for one in admin.channels]) == (1, [[None]] * 3)
+
+
+@pytest.fixture
+def on_virtual_time(monkeypatch, admin, address) -> Callable[..., float]:
+    """The seconds that a scene with a service that never answers takes, until it is told so."""
+    loop = VirtualLoop()
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=loop.time))
+    admin.answers = {method: [[Hold()] if method.startswith("Watch") else Hold()] for method in admin.answers}
+
+    def play(scene: Callable[[AsyncRegistry], Any]) -> float:
+        async def work() -> float:
+            begun = loop.time()
+            async with AsyncRegistry(address) as registry:
+                with pytest.raises(Unavailable):
+                    await scene(registry)
+            return loop.time() - begun
+
+        try:
+            return loop.run_until_complete(work())
+        finally:
+            loop.close()
+
+    return play
+
+
+SCENES = {
+    "get": lambda registry, **given: registry.get("a", "p", **given),
+    "history": lambda registry, **given: registry.history("a", "p", **given),
+    "withdraw": lambda registry, **given: registry.withdraw("a", "p", **given),
+    "publish": lambda registry, **given: registry.publish(*ARGUMENTS, **given),
+    "rollback": lambda registry, **given: registry.rollback("a", "p", **given),
+    "wait": lambda registry, **given: registry.wait(PUBLISHED, **given),
+}
+
+
+@pytest.mark.parametrize("given", [{}, {"timeout_seconds": 7.0}])
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_call_has_half_a_minute_unless_somebody_says_otherwise(admin, on_virtual_time, scene, given):
+    """R16 bounded: repetitions included; a change has no more, however long replicas are waited for: five minutes."""
+    seconds = given.get("timeout_seconds", 300.0 if scene == "wait" else 30.0)
+    assert on_virtual_time(lambda registry: SCENES[scene](registry, **given)) == pytest.approx(seconds, abs=0.06)
+    assert scene == "wait" or max(admin.channels[0].timeouts) <= 10.0
+
+
+@pytest.mark.parametrize("taken", [2.0, 60.0])
+def test_replicas_are_waited_for_in_what_is_left_of_the_time(monkeypatch, admin, on_virtual_time, taken):
+    """For the change and for the replicas together; where the change took all of it, not a moment."""
+
+    async def changed(*_told: object) -> pb.ApplyAdaptersResponse:
+        await asyncio.sleep(taken)
+        return pb.ApplyAdaptersResponse(results=[pb.AdapterResult()])
+
+    monkeypatch.setattr(AsyncRegistry, "_changed", changed)
+    rolled_back = on_virtual_time(lambda registry: registry.rollback("a", "p", timeout_seconds=20.0))
+    assert rolled_back == pytest.approx(max(20.0, taken), abs=0.06)
+
+
+class Files:
+    """TLS files: what is found at each look, the last again and again."""
+
+    found: list[str | Exception] = []
+
+    def __init__(self, *_told: object) -> None:
+        pass
+
+    def newest(self) -> str:
+        one = self.found.pop(0) if len(self.found) > 1 else self.found[0]
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+
+@pytest.fixture
+def files(monkeypatch, admin) -> Callable[..., AdminCalls]:
+    """Calls with files that are found so; with those that are called nobody no service is reached."""
+
+    def make(*found: str | Exception) -> AdminCalls:
+        monkeypatch.setattr(transport, "TlsReader", Files)
+        monkeypatch.setattr(Files, "found", [*found])
+        return AdminCalls("admin:7600", Tls(ca=Path("ca")), 120.0)
+
+    def opened(to: str, pem: object) -> object:
+        channel = admin.open(to, pem)
+        if pem == "nobody":
+            monkeypatch.setattr(channel, "_admin", nobody)
+        return channel
+
+    nobody = FakeAdmin()
+    nobody.answers = {method: [BROKEN] for method in nobody.answers}
+    monkeypatch.setattr(transport, "_open", opened)
+    return make
+
+
+async def test_a_channel_is_made_anew_where_files_were_replaced(files, admin):
+    """R13 static-stable: the one before goes once its calls are over; R16: and is kept only until it is closed."""
+    calls = files("old", "old", "new", "new", "newer")
+    for _ in range(4):
+        calls._renew()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert [one.graces for one in admin.channels] == [[transport.TRY_SECONDS], [transport.TRY_SECONDS], []]
+    assert (calls.channel, calls._closing) == (admin.channels[2], set())
+    await calls.aclose()
+    assert admin.channels[2].graces == [None]
+
+
+async def test_calls_and_streams_go_on_with_the_newest_certificates(files, admin):
+    """R13 static-stable: a channel never learns of them; a router would be without news for ever."""
+    admin.answers["WatchResidency"] = [[told("a", 5, snapshot=True), Hold()]]
+    calls = files("nobody", "new")
+    request, reply = pb.WatchResidencyRequest(pool="p"), pb.WatchResidencyResponse
+    async with aclosing(calls.follow("WatchResidency", request, reply, 0.0)) as answers:
+        assert (await anext(answers)).revision == 5
+    await calls.aclose()
+    calls = files("nobody", "new")
+    found = await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse)
+    assert [one.name for one in found.pools] == ["dev"]
+    await calls.aclose()
+
+
+@pytest.mark.parametrize("trouble", [transport.TlsUnusable("/ca", "no certificate"), ZeroDivisionError()])
+async def test_files_that_cannot_be_used_are_told_and_a_fault_of_ours_is_not_taken_for_that(files, trouble):
+    is_theirs = isinstance(trouble, transport.TlsUnusable)
+    with pytest.raises(InvalidArgument if is_theirs else ZeroDivisionError) as raised:
+        files(trouble)
+    if isinstance(raised.value, InvalidArgument):
+        assert (raised.value.reason, raised.value.field) == (Reason.INVALID_FIELD, "tls")

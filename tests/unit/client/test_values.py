@@ -18,6 +18,7 @@ from registry.client.adapters import (
 )
 from registry.client.asynchronous import waiting_of
 from registry.client.residency import AdapterResidency, Follower, Residence, State, WantedResidence
+from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 
 WIRE = pb.Adapter(
@@ -39,22 +40,8 @@ WIRE = pb.Adapter(
     rollout=pb.CanaryRollout(stable_generation=0, halted="why"),
 )
 ADAPTER = RegisteredAdapter(
-    "acme/A",
-    "p",
-    "acme",
-    3,
-    "s3://a/3/",
-    "sha256:3",
-    "base",
-    "lazy",
-    5,
-    {"team": "bi"},
-    "17",
-    "then",
-    "alice",
-    "q",
-    0,
-    "why",
+    *("acme/A", "p", "acme", 3, "s3://a/3/", "sha256:3", "base", "lazy", 5, {"team": "bi"}),
+    *("17", "then", "alice", "q", 0, "why"),
 )
 BARE = RegisteredAdapter("", "", "", 0, "", "", "", "eager", 0, {}, "", "", "", "", None, "")
 
@@ -63,6 +50,8 @@ def test_an_adapter_has_each_of_its_fields():
     """What is not said is empty, and nobody can change what was told."""
     assert adapter_of(WIRE) == ADAPTER
     assert adapter_of(pb.Adapter()) == BARE
+    restored = adapter_of(pb.Adapter(restored_by=pb.Restoration(principal="mallory", at="then")))
+    assert (restored.restored_by, restored.restored_at) == ("mallory", "then")
     with pytest.raises(TypeError):
         adapter_of(WIRE).labels["x"] = "y"  # type: ignore[index] # which is what is tried
 
@@ -88,6 +77,9 @@ def test_canaries_are_asked_for_with_each_of_their_fields():
         canary_replicas="25%", promote="manual", max_failures=2, soak_seconds=7
     )
     assert strategy_of(Canaries(3)) == pb.Strategy(canary_replicas="3", promote="auto", max_failures=0, soak_seconds=60)
+    told, recorded = Canaries(2), Strategy(canary=Canary(replicas=2))
+    for name in ("promote", "max_failures", "soak_seconds"):
+        assert getattr(told, name) == getattr(recorded, name), "by whichever way a rollout is begun"
 
 
 def test_a_replica_of_a_pool_is_told_with_each_of_its_fields():
@@ -167,12 +159,8 @@ def test_a_snapshot_in_parts_replaces_what_was_before_it_once():
     assert take(follower, "i", snapshot=True) == ["i"]
 
 
-@pytest.mark.parametrize(("wait", "told"), [(True, (True, 9.0)), (False, (False, 9.0))])
-def test_whether_it_is_waited_for(wait, told):
-    assert waiting_of(wait, 9.0) == told
-
-
 @pytest.mark.parametrize("seconds", [0, 1, 0.0, 30.5])
 def test_seconds_in_the_place_of_it_still_mean_to_wait(seconds):
+    assert [waiting_of(wait, 9.0) for wait in (True, False)] == [(True, 9.0), (False, 9.0)]
     with pytest.warns(DeprecationWarning, match="use timeout_seconds"):
         assert waiting_of(seconds, 9.0) == (True, seconds)

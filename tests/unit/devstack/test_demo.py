@@ -22,13 +22,14 @@ from registry.tools.devstack.stack_parts import BASE_MODEL, Folder
 from registry.tools.devstack.stack_verbs import ADAPTERS
 
 NAMES = (BASE, *ADAPTERS)
+
 REFERENCE = {
     name: {prompt: EngineAnswer((number,), (-float(number),)) for prompt in PROMPTS}
     for number, name in enumerate(NAMES, start=65)
 }
 
-
 REPLICAS = ("r1", "r2")
+
 LAYOUT = StackLayout(EngineKind.SIM, REPLICAS, {name: port for port, name in enumerate(port_names(REPLICAS), 10_000)})
 
 
@@ -126,6 +127,7 @@ def world(tmp_path, monkeypatch) -> PlayedWorld:
 
 
 STEPS = {step.__name__: step for _, step in demo.STEPS}
+
 THREE = "legal sql support"
 
 
@@ -207,7 +209,9 @@ def test_a_deleted_one_is_missing_everywhere(world, monkeypatch, answer, is_miss
 
 
 LEFT = "sql support"
+
 LISTS = "await lists ['sql', 'support']"
+
 TIMED = "tell how long it took"
 
 
@@ -221,13 +225,6 @@ def test_an_engine_that_is_killed_comes_back_with_its_adapters(world):
         *("kill engine-r1", _sidecar("not ready"), f"answers r2: {LEFT}"),
         *("start engine-r1", "ready engine-r1", LISTS, TIMED, ready, f"answers r1: {LEFT}"),
     ]
-
-
-@pytest.mark.parametrize(("lie", "why"), [("ready", "says that it is not ready"), ("lists", "r1 lists")])
-def test_an_engine_that_comes_back_without_them_fails(world, lie, why):
-    world.lies.add(lie)
-    with pytest.raises(StepFailed, match=why):
-        play(world, "kill_engine", LEFT)
 
 
 def test_a_sidecar_that_is_killed_misses_nothing(world):
@@ -247,15 +244,6 @@ def test_a_replica_comes_back_from_its_snapshot(world):
     ]
 
 
-@pytest.mark.parametrize(
-    ("lie", "why"), [("fresh", "does not say that it cannot see etcd"), ("moved", "is at 8, was at 7")]
-)
-def test_a_replica_that_denies_the_outage_fails(world, lie, why):
-    world.lies.add(lie)
-    with pytest.raises(StepFailed, match=why):
-        play(world, "outage", LEFT)
-
-
 def test_a_change_that_waited_arrives(world):
     world.stack.running.discard("etcd")
     lists = "await lists ['sql', 'sql-old', 'support']"
@@ -273,20 +261,6 @@ def test_what_a_change_that_waited_says_is_shown(world):
     begun = did.index("start etcd")
     assert did[begun + 1 : begun + 3] == ["tell added sql-old", "tell served by r1, r2"]
     assert world.served == {"sql": "sql-v2", "support": "support", "sql-old": "sql"}
-
-
-def test_a_change_that_is_refused_in_the_end_fails(world):
-    world.stack.running.discard("etcd")
-    world.lies.add("refused")
-    with pytest.raises(StepFailed, match="the change ended with 4: no such pool"):
-        play(world, "etcd_back", LEFT)
-
-
-def test_a_change_that_did_not_wait_fails(world):
-    world.stack.running.discard("etcd")
-    world.lies.add("ended")
-    with pytest.raises(StepFailed, match="did not wait for etcd"):
-        play(world, "etcd_back", LEFT)
 
 
 @pytest.mark.parametrize("error", [None, StepFailed("it is not so"), StackError("no engine")], ids=str)
@@ -323,7 +297,6 @@ def test_each_step_is_told_and_what_fails_ends_it(tmp_path, monkeypatch, capsys,
 
 RIGHT = "".join(chr(65 + number) for number in range(len(NAMES)))  # each answers with one letter
 
-
 TOLD = {
     "apply_three": [
         f'{name} continues "{PROMPTS[0]}" with "{RIGHT[NAMES.index(like)]}"'
@@ -347,7 +320,6 @@ TOLD = {
     ],
     "etcd_back": ["etcd started again"],
 }
-
 
 AFTER = {
     "apply_three": [f"answers r1 r2: {THREE}"],
@@ -384,21 +356,11 @@ def test_a_swap_tells_what_each_replica_answered(world, monkeypatch):
     ]
 
 
-def test_times_that_are_told_are_those_that_passed(world, monkeypatch):
-    now = iter([100.0, 103.5, 105.25])
-    monkeypatch.setattr(demo, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    play(world, "kill_engine")
-    assert "healthy after 3.5 s; all 3 adapters were back 1.8 s later" in world.said[-1]
-
-
 def test_a_fleet_of_one_replica_has_no_others_to_ask(world, monkeypatch):
     """While its engine is away nothing answers."""
     monkeypatch.setattr(PlayedWorld, "replicas", ("r1",))
     assert f"answers r2: {LEFT}" not in play(world, "kill_engine", LEFT)
     assert world.did[-1] == f"answers r1: {LEFT}"
-
-
-# What a world asks its parts.
 
 
 def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):
@@ -532,18 +494,6 @@ def test_the_right_answers_are_found_out_beside_the_start_of_the_stack(tmp_path,
     assert told[2].startswith("   ready after ")
     world.say("what a step says")
     assert capsys.readouterr().out == "what a step says\n"
-
-
-@pytest.mark.parametrize("error", [StepFailed("x"), StackError("x")], ids=str)
-def test_what_an_engine_cannot_answer_ends_the_preparation(tmp_path, monkeypatch, error):
-    def find(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(demo, "find_reference", find)
-    monkeypatch.setattr(demo, "start", lambda *_: None)
-    monkeypatch.setattr(demo, "free_ports", lambda count: [81] * count)
-    with pytest.raises(type(error)):
-        demo._prepare(PlayedStack(tmp_path, []))
 
 
 def test_a_scratch_engine_is_told_each_adapter_and_asked_each_prompt_by_each_name(tmp_path, monkeypatch):
@@ -687,20 +637,39 @@ def test_the_demonstration_is_called_as_its_page_says(monkeypatch, tmp_path, giv
     with pytest.raises(SystemExit) as ended:
         demo.main()
     assert (ended.value.code, asked) == (0, [expected])
+    for replicas in ("1", "9"):  # one would show nothing, nine would be too many
+        monkeypatch.setattr("sys.argv", ["demo", "--replicas", replicas])
+        with pytest.raises(SystemExit) as ended:
+            demo.main()
+        assert (ended.value.code, asked) == (2, [expected])
 
 
-@pytest.mark.parametrize("replicas", ["1", "9"])
-def test_one_replica_would_show_nothing_and_nine_would_be_too_many(monkeypatch, replicas):
-    monkeypatch.setattr(demo, "_play", lambda *_: pytest.fail("it begins"))
-    monkeypatch.setattr("sys.argv", ["demo", "--replicas", replicas])
-    with pytest.raises(SystemExit) as ended:
-        demo.main()
-    assert ended.value.code == 2
+FAILS = {
+    "kill_engine ready": "says that it is not ready",
+    "kill_engine lists": "r1 lists",
+    "outage fresh": "does not say that it cannot see etcd",
+    "outage moved": "is at 8, was at 7",
+    "etcd_back refused": "the change ended with 4: no such pool",
+    "etcd_back ended": "did not wait for etcd",
+}
 
 
-def test_each_line_is_seen_when_it_is_said(monkeypatch):
+@pytest.mark.parametrize("case", FAILS)
+def test_a_step_whose_replicas_lie_fails(world, case):
+    step, lie = case.split()
+    world.lies.add(lie)
+    if step == "etcd_back":
+        world.stack.running.discard("etcd")
+    with pytest.raises(StepFailed, match=FAILS[case]):
+        play(world, step, LEFT)
+
+
+def test_times_that_are_told_are_those_that_passed_and_seen_when_they_are_said(world, monkeypatch):
     """Also through a pipe, where a step may take minutes."""
-    seen: list[str] = []
+    now, seen = iter([100.0, 103.5, 105.25]), list[str]()
+    monkeypatch.setattr(demo, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    play(world, "kill_engine")
+    assert "healthy after 3.5 s; all 3 adapters were back 1.8 s later" in world.said[-1]
     out = SimpleNamespace(write=seen.append, flush=lambda: seen.append("flushed"))
     monkeypatch.setattr("sys.stdout", out)
     demo._say("a step")

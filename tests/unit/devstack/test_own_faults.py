@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -18,99 +16,13 @@ from registry.tools.devstack import demo_answers, processes, stack_verbs
 from registry.tools.devstack import stack as stacks
 from registry.tools.devstack.engine_install import main
 from registry.tools.devstack.processes import Process, find_marked, free_ports, recall
-from registry.tools.devstack.stack_file import check_own_path, load
+from registry.tools.devstack.stack_file import EngineKind, check_own_path, load
 from registry.tools.devstack.stack_parts import Role, StackPart
-from registry.tools.devstack.stack_verbs import etcd_line
+from registry.tools.devstack.stack_verbs import etcd_line, memory_line
 
 
 def fail(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("ours")
-
-
-def ask(monkeypatch: pytest.MonkeyPatch) -> object:
-    return demo_answers.ask(httpx.Client(transport=httpx.MockTransport(fail)), "http://e", "a", "Hello")
-
-
-def of_a_pool(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(json, "loads", fail)
-    return stack_verbs._reason("{}")
-
-
-def of_a_layout(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(Path, "open", fail)
-    return load(Path("s"))
-
-
-def of_a_pid_file(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(Path, "open", fail)
-    return recall(Path("s"))
-
-
-def of_a_process(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(Path, "read_text", fail)
-    return Process(os.getpid(), 1).is_running()
-
-
-def of_a_mark(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(Path, "read_bytes", fail)
-    return find_marked("A", "b")
-
-
-def of_a_zombie(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(processes, "_look", lambda pid: processes._Seen("Z", pid, 1))
-    monkeypatch.setattr(os, "waitpid", fail)
-    return Process(7, 1).is_running()
-
-
-def of_a_port(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(processes.socket, "socket", lambda: SimpleNamespace(bind=fail))
-    return free_ports(1)
-
-
-def of_readiness(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(stacks, "HTTPConnection", fail)
-    return stacks.is_ready(StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/readyz"))
-
-
-def of_the_release(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(stack_verbs, "find_etcd", lambda: Path("/bin/true"))
-    monkeypatch.setattr(subprocess, "run", fail)
-    return etcd_line()
-
-
-def of_a_folder(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(Path, "lstat", fail)
-    return check_own_path(Path("s"))  # type: ignore[func-returns-value]
-
-
-def of_an_install(monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr("sys.argv", ["engine_install"])
-    monkeypatch.setattr("registry.tools.devstack.engine_install.install", fail)
-    return main()  # type: ignore[func-returns-value]
-
-
-@pytest.mark.parametrize(
-    "look",
-    [
-        ask,
-        of_a_folder,
-        of_a_layout,
-        of_a_mark,
-        of_a_pid_file,
-        of_a_pool,
-        of_a_port,
-        of_a_process,
-        of_a_zombie,
-        of_an_install,
-        of_readiness,
-        of_the_release,
-    ],
-)
-def test_a_fault_of_our_own_is_told(monkeypatch, look: Callable[[pytest.MonkeyPatch], object]):
-    with pytest.MonkeyPatch.context() as patch:
-        with pytest.raises(RuntimeError) as told:
-            look(patch)
-        assert str(told.value) == "ours"
 
 
 def test_an_etcd_is_only_taken_from_where_it_can_be_run(monkeypatch, tmp_path):
@@ -135,3 +47,34 @@ def test_an_etcd_is_only_taken_from_where_it_can_be_run(monkeypatch, tmp_path):
     assert processes.find_etcd() == binary
     monkeypatch.setenv("ETCD_BIN", str(tmp_path / "etcd"))
     assert processes.find_etcd() == tmp_path / "etcd"
+
+
+ENGINE = httpx.Client(transport=httpx.MockTransport(fail))
+DEAD = processes._Seen("Z", 7, 1)
+# What is broken, and what is asked for.
+LOOKS: list[tuple[dict[str, Any], Callable[[], object]]] = [
+    ({}, lambda: demo_answers.ask(ENGINE, "http://e", "a", "Hello")),
+    ({"json.loads": fail}, lambda: stack_verbs._reason("{}")),
+    ({"pathlib.Path.open": fail}, lambda: load(Path("s"))),
+    ({"pathlib.Path.open": fail}, lambda: recall(Path("s"))),
+    ({"pathlib.Path.read_text": fail}, lambda: Process(os.getpid(), 1).is_running()),
+    ({"pathlib.Path.read_bytes": fail}, lambda: find_marked("A", "b")),
+    ({f"{processes.__name__}._look": lambda _: DEAD, "os.waitpid": fail}, lambda: Process(7, 1).is_running()),
+    ({f"{processes.__name__}.socket.socket": lambda: SimpleNamespace(bind=fail)}, lambda: free_ports(1)),
+    ({f"{stacks.__name__}.HTTPConnection": fail}, lambda: stacks.is_ready(PART)),
+    ({f"{stack_verbs.__name__}.find_etcd": lambda: Path("/bin/true"), "subprocess.run": fail}, etcd_line),
+    ({"pathlib.Path.lstat": fail}, lambda: check_own_path(Path("s"))),
+    ({"sys.argv": ["x"], "registry.tools.devstack.engine_install.install": fail}, main),
+    ({}, lambda: memory_line(EngineKind.SIM, 2, SimpleNamespace(read_text=fail))),  # type: ignore[arg-type]
+]
+PART = StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/readyz")
+
+
+@pytest.mark.parametrize(("broken", "look"), LOOKS, ids=range(len(LOOKS)))
+def test_a_fault_of_our_own_is_told(broken, look):
+    with pytest.MonkeyPatch.context() as patch:
+        for place, stand_in in broken.items():
+            patch.setattr(place, stand_in)
+        with pytest.raises(RuntimeError) as told:
+            look()
+        assert str(told.value) == "ours"

