@@ -24,23 +24,6 @@ DIGEST = manifest_digest(
 )
 
 
-def test_what_arrives_is_hashed_and_written(tmp_path):
-    """R4 digest-true: the digest is that of the bytes that came."""
-    arrival = Arrival(Stop(), tmp_path)
-    for name, chunks in FILES.items():
-        arrival.take(name, 100, iter(chunks))
-    assert arrival.digest == DIGEST
-    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {CONFIG_FILE: b"{}", WEIGHTS: b"abcde"}
-
-
-def test_of_what_is_hashed_alone_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arrival = Arrival(Stop(), None)
-    for name, chunks in FILES.items():
-        arrival.take(name, 100, iter(chunks))
-    assert (arrival.digest, list(tmp_path.iterdir())) == (DIGEST, [])
-
-
 def test_nothing_more_is_taken_once_it_is_stopped(tmp_path):
     stop, taken = Stop(), list[int]()
 
@@ -54,30 +37,6 @@ def test_nothing_more_is_taken_once_it_is_stopped(tmp_path):
     with pytest.raises(ArtifactError) as raised:
         Arrival(stop, tmp_path).take(WEIGHTS, 9, chunks())
     assert (raised.value.reason, taken) == ("staging_stopped", [0, 1, 2])
-
-
-@pytest.mark.parametrize(
-    ("name", "size_bytes", "reason", "permanent"),
-    [
-        (WEIGHTS, 0, "source_incomplete", False),
-        (CONFIG_FILE, 0, "source_incomplete", False),
-        (CONFIG_FILE, MAX_CONFIG_BYTES + 1, "too_large", True),
-        (WEIGHTS, (16 << 30) + 1, "too_large", True),
-    ],
-)
-def test_a_size_that_cannot_be_is_refused_before_anything_is_taken(tmp_path, name, size_bytes, reason, permanent):
-    """R16 bounded: a promise of too much is not waited for."""
-    with pytest.raises(ArtifactError) as raised:
-        Arrival(Stop(), tmp_path).take(name, size_bytes, iter([b"x"]))
-    assert (raised.value.reason, raised.value.permanent, list(tmp_path.iterdir())) == (reason, permanent, [])
-
-
-@pytest.mark.parametrize(
-    ("name", "size_bytes"), [(WEIGHTS, 1), (CONFIG_FILE, MAX_CONFIG_BYTES), (WEIGHTS, MAX_CONFIG_BYTES + 1)]
-)
-def test_the_largest_and_the_smallest_are_taken(tmp_path, name, size_bytes):
-    Arrival(Stop(), tmp_path).take(name, size_bytes, iter([b"x"]))
-    assert (tmp_path / name).read_bytes() == b"x"
 
 
 class Allowed:
@@ -109,18 +68,6 @@ def allowed(monkeypatch) -> type[Allowed]:
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.setattr(source_reader, "AllowedSources", Allowed)
     return Allowed
-
-
-def test_a_source_is_asked_with_its_credential_and_closed(allowed):
-    assert SourceReader(None).digest("s3://b/a", "mine", 60.0) == DIGEST
-    (_, prefix, _), asked, closed = allowed.asked
-    assert (prefix, asked, closed) == ("s3://b/a", ("s3://b/a", "mine"), ("closed",))
-
-
-def test_a_source_is_fetched_into_a_folder_that_goes_away(allowed):
-    with SourceReader(None).fetched("s3://b/a", None, 60.0) as folder:
-        assert (folder / WEIGHTS).read_bytes() == b"abcde"
-    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -170,43 +117,6 @@ def test_a_source_that_cannot_be_read_keeps_its_secrets():
     assert (failure.metadata, "secret" in failure.line()) == ({"finding": "away"}, False)
 
 
-@pytest.mark.parametrize("uri", ["https://169.254.169.254/a/", "http://[fe80::1]/a/"])
-def test_a_manifest_of_somebody_else_leads_to_no_service_of_this_machine(allowed, uri):
-    """X1: such as the one that gives a cloud's credentials to whoever asks from there."""
-    with pytest.raises(CliError, match="address_not_allowed") as raised:
-        SourceReader(None).digest(uri, None, 60.0)
-    assert (raised.value.failure.exit, allowed.asked) == (Exit.REFUSED, [])
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "https://10.0.0.1/a/",
-        "http://127.0.0.1:80/a/",
-        "http://localhost/a/",
-        "https://example.org/a/",
-        "s3://169.254.169.254/a",
-    ],
-)
-def test_the_network_of_the_user_and_buckets_are_asked(allowed, uri):
-    """A bucket is no host."""
-    assert SourceReader(None).digest(uri, None, 60.0) == DIGEST
-
-
-def test_what_names_no_source_is_refused_without_being_asked(allowed):
-    with pytest.raises(CliError, match="invalid_source: 'https://h/a' names no source"):
-        SourceReader(None).digest("https://h/a", None, 60.0)
-    assert allowed.asked == []
-
-
-def test_credentials_that_cannot_be_read_are_told(tmp_path):
-    (tmp_path / "c.yaml").write_text("{")
-    with pytest.raises(CliError) as raised:
-        known_credentials(tmp_path / "c.yaml")
-    assert (raised.value.failure.exit, raised.value.failure.reason) == (Exit.REFUSED, "INVALID_FIELD")
-    assert known_credentials(None) is not None
-
-
 def test_the_word_to_stop_is_given_at_the_end_too():
     with stopped_after(3600.0) as stop:
         stop.check()
@@ -216,7 +126,72 @@ def test_the_word_to_stop_is_given_at_the_end_too():
         stop.check(wait_seconds=60.0)
 
 
-def test_a_hub_that_is_none_is_told(monkeypatch):
-    with pytest.raises(CliError) as raised:
-        SourceReader(None, "ftp://hub").digest("hf://a/b@" + "0" * 40, None, 60.0)
-    assert (raised.value.failure.exit, raised.value.failure.reason) == (Exit.REFUSED, "INVALID_FIELD")
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_arrives_is_hashed_and_written_or_not(tmp_path, monkeypatch, is_kept):
+    """R4 digest-true: the digest is that of the bytes that came."""
+    monkeypatch.chdir(tmp_path)
+    arrival = Arrival(Stop(), tmp_path if is_kept else None)
+    for name, chunks in FILES.items():
+        arrival.take(name, 100, iter(chunks))
+    found = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    assert (arrival.digest, found) == (DIGEST, {CONFIG_FILE: b"{}", WEIGHTS: b"abcde"} if is_kept else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "size_bytes", "reason", "permanent"),
+    [
+        (WEIGHTS, 0, "source_incomplete", False),
+        (CONFIG_FILE, 0, "source_incomplete", False),
+        (CONFIG_FILE, MAX_CONFIG_BYTES + 1, "too_large", True),
+        (WEIGHTS, (16 << 30) + 1, "too_large", True),
+        *((name, size_bytes, None, None) for name, size_bytes in ((WEIGHTS, 1), (CONFIG_FILE, MAX_CONFIG_BYTES))),
+        (WEIGHTS, MAX_CONFIG_BYTES + 1, None, None),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_before_anything_is_taken(tmp_path, name, size_bytes, reason, permanent):
+    """R16 bounded: a promise of too much is not waited for."""
+    arrival = Arrival(Stop(), tmp_path)
+    if reason is None:
+        arrival.take(name, size_bytes, iter([b"x"]))
+        assert (tmp_path / name).read_bytes() == b"x"
+        return
+    with pytest.raises(ArtifactError) as raised:
+        arrival.take(name, size_bytes, iter([b"x"]))
+    assert (raised.value.reason, raised.value.permanent, list(tmp_path.iterdir())) == (reason, permanent, [])
+
+
+@pytest.mark.parametrize(
+    ("uri", "refusal"),
+    [
+        *((f"{host}/a/", None) for host in ("https://10.0.0.1", "http://127.0.0.1:80", "http://localhost")),
+        *((uri, None) for uri in ("https://example.org/a/", "s3://169.254.169.254/a")),
+        ("https://169.254.169.254/a/", "address_not_allowed"),
+        ("http://[fe80::1]/a/", "address_not_allowed"),
+        ("https://h/a", "invalid_source: 'https://h/a' names no source"),
+    ],
+)
+def test_a_source_is_asked_with_its_credential_and_closed(allowed, uri, refusal):
+    """X1: a manifest of somebody else leads to no service that gives credentials away; a bucket is no host."""
+    if refusal:
+        with pytest.raises(CliError, match=refusal) as raised:
+            SourceReader(None).digest(uri, None, 60.0)
+        assert (raised.value.failure.exit, allowed.asked) == (Exit.REFUSED, [])
+        return
+    assert SourceReader(None).digest(uri, "mine", 60.0) == DIGEST
+    (_, prefix, _), asked, closed = allowed.asked
+    assert (prefix.rstrip("/"), asked, closed) == (uri.replace(":80", "").rstrip("/"), (uri, "mine"), ("closed",))
+    with SourceReader(None).fetched(uri, None, 60.0) as folder:
+        assert (folder / WEIGHTS).read_bytes() == b"abcde"
+    assert not folder.exists()
+
+
+def test_credentials_and_hubs_that_are_none_are_told(tmp_path):
+    (tmp_path / "c.yaml").write_text("{")
+    for asked in (
+        lambda: known_credentials(tmp_path / "c.yaml"),
+        lambda: SourceReader(None, "ftp://hub").digest("hf://a/b@" + "0" * 40, None, 60.0),
+    ):
+        with pytest.raises(CliError) as raised:
+            asked()
+        assert (raised.value.failure.exit, raised.value.failure.reason) == (Exit.REFUSED, "INVALID_FIELD")
+    assert known_credentials(None) is not None

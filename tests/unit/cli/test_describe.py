@@ -184,139 +184,8 @@ def test_what_is_to_be_known_first_stands_first(cli, store, of, title):
     assert found[found.index("Spec labels.team: x") + 2] == title
 
 
-def test_a_pool_whole(cli, store):
-    groups = [
-        pb.GroupPresence(expected=pb.ReplicaGroup(labels={"zone": zone}, replicas=2), live=live)
-        for zone, live in (("a", 1), ("b", 2))
-    ]
-    limits = pb.PoolLimits(max_rank=16, max_adapters=8, expected_replicas=3)
-    limits.expected_groups.extend(one.expected for one in groups)
-    store.answers["GetPool"] = [
-        pb.Pool(name="dev", base_models=["tiny", "t"], engine="vllm", engine_names="plain", etag="4", limits=limits)
-    ]
-    missing = [pb.MissingReplica(name="r2", last_seen="")]
-    store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1], missing=missing, lacking=2, groups=groups)]
-    ran = cli("describe", "pool", "dev")
-    assert ran.lines == [
-        "Name: dev",
-        "State: Degraded",
-        "Replicas: 0/2",
-        "Adapters: 0/2",
-        "Base models: tiny, t",
-        "Engines: vllm",
-        "Engine names: plain",
-        "Expected: 3, zone=a: 2, zone=b: 2",
-        "Max rank: 16",
-        "Max adapters: 8",
-        "Living: zone=a: 1 of 2, zone=b: 2 of 2",
-        "Etag: 4",
-        "",
-        "NAME POOL READY STALE SERVED PENDING FAILED REVISION ENGINE URL NOTE",
-        "r1 dev yes no 4 (1 not as desired) 1 1 12 vllm 1 http://out well",
-        "r2 dev NotReady - - - - - - - - just gone",
-    ]
-    value = cli("-o", "json", "describe", "pool", "dev").json
-    assert (value["adapters"], value["lacking"], value["disagreements"]) == (2, 2, [])
-    assert value["groups"] == [
-        {"labels": {"zone": "a"}, "replicas": 2, "live": 1},
-        {"labels": {"zone": "b"}, "replicas": 2, "live": 2},
-    ]
-    assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
-    assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
-
-
 def cells(view: OutputView[Any], item: Any) -> dict[str, str]:
     return {title: shown(item) for title, shown in view.all_columns.items()}
-
-
-def test_cells_of_an_adapter():
-    row = cells(ADAPTERS, AdapterRow(SQL, WHERE))
-    assert row == {
-        "NAME": "sql",
-        "POOL": "dev",
-        "STATE": "Progressing",
-        "SERVING": "1/2",
-        "GENERATION": "4",
-        "LOAD": "lazy",
-        "AGE": "-",
-        "REASONS": "1 × staging",
-        "REPLICAS": "r1 used now, r2, r1@3",
-        "NOTE": "2 of 2",
-        "PLACED": "2",
-        "SOURCE": "s3://b/sql",
-        "UPDATED": "",
-        "BY": "me",
-    }
-    bare = cells(ADAPTERS, AdapterRow(pb.Adapter(name="a", updated_at="2100-01-01T00:00:00Z")))
-    assert [bare[title] for title in ("STATE", "SERVING", "LOAD", "REASONS", "REPLICAS", "NOTE", "PLACED", "AGE")] == [
-        "-",
-        "-",
-        "eager",
-        "-",
-        "-",
-        "-",
-        "all",
-        "0s",
-    ]
-    assert cells(ADAPTERS, AdapterRow(halted("")))["GENERATION"] == "4 (canaries; others 3)"
-    assert cells(ADAPTERS, AdapterRow(halted("no")))["GENERATION"] == "4 (canaries, halted; others 3)"
-    assert ADAPTERS.plain(AdapterRow(SQL))["name"] == "sql"
-    assert "status" not in ADAPTERS.plain(AdapterRow(SQL))
-    assert ADAPTERS.order["AGE"](AdapterRow(SQL)) == "0"
-
-
-@pytest.mark.parametrize(
-    ("status", "note"),
-    [
-        ({"note": "well"}, "well"),
-        ({"note": "well", "degraded": "half"}, "half"),
-        ({"note": "well", "degraded": "half", "held": "13 would go"}, "13 would go"),
-        ({}, "-"),
-    ],
-)
-def test_what_an_operator_has_to_know_goes_before_other_notes(status, note):
-    seen = replica_view(pb.Replica(name="r", status_json=json.dumps(status)))
-    assert cells(REPLICAS, seen)["NOTE"] == note
-
-
-@pytest.mark.parametrize(
-    ("served", "kept", "told"),
-    [
-        (3, [], "3"),
-        (3, [{"counted": True}], "3"),
-        (3, [{}, {"counted": True}, {}], "5 (2 not as desired)"),
-        ("many", [{}], "many"),
-        (None, [{}], "-"),
-    ],
-)
-def test_what_is_served_with_other_weights_is_counted_apart(served, kept, told):
-    """R9 status-truth."""
-    seen = replica_view(pb.Replica(name="r", status_json=json.dumps({"served": {"count": served}, "kept": kept})))
-    assert cells(REPLICAS, seen)["SERVED"] == told
-
-
-def test_cells_of_pools_and_tenants():
-    row = PoolRow(pb.Pool(name="p"), PoolStatus("Degraded", 1, 3, 2, 5))
-    seen = cells(POOL_ROWS, row)
-    assert (seen["STATE"], seen["REPLICAS"], seen["ADAPTERS"]) == ("Degraded", "1/3", "2/5")
-    assert {title: shown(row) for title, shown in POOL_ROWS.order.items()} == {"REPLICAS": "333", "ADAPTERS": "400"}
-    empty = PoolRow(pb.Pool(name="p"), PoolStatus("Healthy", 0, 0, 0, 0))
-    bare = PoolRow(pb.Pool(name="p"))
-    for one in (empty, bare):
-        assert {shown(one) for shown in POOL_ROWS.order.values()} == {"0"}
-    assert (cells(POOL_ROWS, bare)["STATE"], "status" in POOL_ROWS.plain(bare)) == ("-", False)
-    assert POOL_ROWS.plain(row)["status"] == {
-        "state": "Degraded",
-        "ready": 1,
-        "replicas": 3,
-        "served": 2,
-        "adapters": 5,
-    }
-    expecting = pb.Pool(
-        name="p", limits=pb.PoolLimits(expected_groups=[pb.ReplicaGroup(labels={"z": "a"}, replicas=2)])
-    )
-    assert cells(POOL_ROWS, PoolRow(expecting))["EXPECTED"] == "z=a: 2"
-    assert cells(TENANTS, pb.Tenant(name="t", adapters=3)) == {"NAME": "t", "ADAPTERS": "3", "MAX ADAPTERS": "-"}
 
 
 NOW_SO = {"at": STATUS["updated_at"], "replica": "r1", "current": True}
@@ -348,20 +217,6 @@ def test_events_of_a_replica_are_its_start_and_what_is_wrong_there():
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "message", "replica"),
-    [
-        (pb.RecordedChange(kind="adapter", name="sql", method="M", fields=["a", "b"]), "M: a, b", ""),
-        (pb.RecordedChange(kind="adapter", name="sql", method="M"), "M", ""),
-        (pb.RecordedChange(kind="adapter", name="sql", method="M", note="halted"), "halted", ""),
-        (pb.RecordedChange(kind="replica", name="r1", method="M"), "M", "r1"),
-    ],
-)
-def test_a_change_says_how_it_was_made(change, message, replica):
-    one = change_event(change)
-    assert (one.message, one.replica, one.name, one.kind) == (message, replica, change.name, change.kind)
-
-
 def test_events_of_a_ring_are_of_adapters_or_of_the_replica():
     found = ring_events(
         {
@@ -378,23 +233,6 @@ def test_events_of_a_ring_are_of_adapters_or_of_the_replica():
         ShownEvent("t", "started", "replica", "r1", "r1"),
     ]
     assert list(ring_events({"events": {}})) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "replica", "is_about"),
-    [
-        ("adapter", None, None, True),
-        ("adapter", "SQL", None, True),
-        ("history", "sql", None, True),
-        ("pool", "sql", None, False),
-        ("adapter", "law", None, False),
-        ("adapter", None, "r1", True),
-        ("adapter", "sql", "r1", True),
-        ("adapter", "sql", "r2", False),
-    ],
-)
-def test_of_what_an_event_is(kind, name, replica, is_about):
-    assert ShownEvent("t", "updated", kind, "Sql", "r1").is_about(name, replica) is is_about
 
 
 def halted(reason: str) -> pb.Adapter:
@@ -548,3 +386,108 @@ def test_what_still_is_so_is_one_event_whenever_it_is_told():
         shown.why() for shown in (one, ShownEvent("", "", "", "", reason="r", message="m"), ShownEvent("", "", "", ""))
     ]
     assert why == ["13", "r: m", "-"]
+
+
+def test_cells_of_an_adapter():
+    bare = cells(ADAPTERS, AdapterRow(pb.Adapter(name="a", updated_at="2100-01-01T00:00:00Z")))
+    nothing = {"LOAD": "eager", "PLACED": "all", "AGE": "0s"} | dict.fromkeys(
+        ("STATE", "SERVING", "REASONS", "REPLICAS"), "-"
+    )
+    assert {title: bare[title] for title in nothing} == nothing
+    whole = cells(ADAPTERS, AdapterRow(SQL, WHERE))
+    shown = {
+        "STATE": "Progressing",
+        "SERVING": "1/2",
+        "REASONS": "1 × staging",
+        "NOTE": "2 of 2",
+        "PLACED": "2",
+        "BY": "me",
+    }
+    assert {title: whole[title] for title in shown} == shown
+    assert (whole["REPLICAS"], whole["SOURCE"]) == ("r1 used now, r2, r1@3", "s3://b/sql")
+    of_halted = [cells(ADAPTERS, AdapterRow(halted(why)))["GENERATION"] for why in ("", "no")]
+    assert of_halted == ["4 (canaries; others 3)", "4 (canaries, halted; others 3)"]
+    plain = ADAPTERS.plain(AdapterRow(SQL))
+    assert (plain["name"], "status" in plain, ADAPTERS.order["AGE"](AdapterRow(SQL))) == ("sql", False, "0")
+
+
+@pytest.mark.parametrize(
+    ("status", "title", "told"),
+    [
+        ({"note": "well"}, "NOTE", "well"),
+        ({"note": "well", "degraded": "half"}, "NOTE", "half"),
+        ({"note": "well", "degraded": "half", "held": "13 would go"}, "NOTE", "13 would go"),
+        ({}, "NOTE", "-"),
+        ({"served": {"count": 3}, "kept": []}, "SERVED", "3"),
+        ({"served": {"count": 3}, "kept": [{"counted": True}]}, "SERVED", "3"),
+        ({"served": {"count": 3}, "kept": [{}, {"counted": True}, {}]}, "SERVED", "5 (2 not as desired)"),
+        ({"served": {"count": "many"}, "kept": [{}]}, "SERVED", "many"),
+        ({"served": {"count": None}, "kept": [{}]}, "SERVED", "-"),
+        ({"pending": [{}], "pending_count": 384}, "PENDING", "384"),
+    ],
+)
+def test_cells_of_a_replica(status, title, told):
+    """R9 status-truth: what an operator has to know goes first, and what is served with other weights is apart."""
+    assert cells(REPLICAS, replica_view(pb.Replica(name="r", status_json=json.dumps(status))))[title] == told
+
+
+def test_a_pool_whole(cli, store):
+    expected = [pb.ReplicaGroup(labels={"zone": zone}, replicas=2) for zone in "ab"]
+    groups = [pb.GroupPresence(expected=one, live=live) for live, one in enumerate(expected, 1)]
+    limits = pb.PoolLimits(max_rank=16, max_adapters=8, expected_replicas=3, expected_groups=expected)
+    whole = pb.Pool(name="dev", base_models=["tiny", "t"], engine="vllm", engine_names="plain", etag="4", limits=limits)
+    missing = [pb.MissingReplica(name="r2", last_seen="")]
+    store.answers["GetPool"] = [whole]
+    store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1], missing=missing, lacking=2, groups=groups)]
+    said = ["Name: dev", "State: Degraded", "Replicas: 0/2", "Adapters: 0/2", "Base models: tiny, t", "Engines: vllm"]
+    said += ["Engine names: plain", "Expected: 3, zone=a: 2, zone=b: 2", "Max rank: 16", "Max adapters: 8"]
+    assert cli("describe", "pool", "dev").lines == [
+        *said,
+        "Living: zone=a: 1 of 2, zone=b: 2 of 2",
+        *("Etag: 4", "", "NAME POOL READY STALE SERVED PENDING FAILED REVISION ENGINE URL NOTE"),
+        "r1 dev yes no 4 (1 not as desired) 1 1 12 vllm 1 http://out well",
+        "r2 dev NotReady - - - - - - - - just gone",
+    ]
+    value = cli("-o", "json", "describe", "pool", "dev").json
+    assert (value["adapters"], value["lacking"], value["disagreements"]) == (2, 2, [])
+    assert value["groups"] == [
+        {"labels": {"zone": zone}, "replicas": 2, "live": live} for live, zone in enumerate("ab", 1)
+    ]
+    assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
+    assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
+
+
+def test_cells_of_pools_and_tenants():
+    row, bare = PoolRow(pb.Pool(name="p"), PoolStatus("Degraded", 1, 3, 2, 5)), PoolRow(pb.Pool(name="p"))
+    seen = cells(POOL_ROWS, row)
+    assert (seen["STATE"], seen["REPLICAS"], seen["ADAPTERS"]) == ("Degraded", "1/3", "2/5")
+    assert {title: shown(row) for title, shown in POOL_ROWS.order.items()} == {"REPLICAS": "333", "ADAPTERS": "400"}
+    for one in (PoolRow(pb.Pool(name="p"), PoolStatus("Healthy", 0, 0, 0, 0)), bare):
+        assert {shown(one) for shown in POOL_ROWS.order.values()} == {"0"}
+    assert (cells(POOL_ROWS, bare)["STATE"], "status" in POOL_ROWS.plain(bare)) == ("-", False)
+    status = {"state": "Degraded", "ready": 1, "replicas": 3, "served": 2, "adapters": 5}
+    assert POOL_ROWS.plain(row)["status"] == status
+    assert cells(TENANTS, pb.Tenant(name="t", adapters=3)) == {"NAME": "t", "ADAPTERS": "3", "MAX ADAPTERS": "-"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "replica", "is_about"),
+    [
+        *(("adapter", None, None, True), ("adapter", "SQL", None, True), ("history", "sql", None, True)),
+        *(("pool", "sql", None, False), ("adapter", "law", None, False), ("adapter", None, "r1", True)),
+        *(("adapter", "sql", "r1", True), ("adapter", "sql", "r2", False)),
+    ],
+)
+def test_of_what_an_event_is(kind, name, replica, is_about):
+    assert ShownEvent("t", "updated", kind, "Sql", "r1").is_about(name, replica) is is_about
+
+
+def test_a_change_says_how_it_was_made():
+    for kind, name, more, message, replica in (
+        ("adapter", "sql", {"fields": ["a", "b"]}, "M: a, b", ""),
+        ("adapter", "sql", {}, "M", ""),
+        ("adapter", "sql", {"note": "halted"}, "halted", ""),
+        ("replica", "r1", {}, "M", "r1"),
+    ):
+        one = change_event(pb.RecordedChange(kind=kind, name=name, method="M", **more))
+        assert (one.message, one.replica, one.name, one.kind) == (message, replica, name, kind)

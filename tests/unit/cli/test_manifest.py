@@ -20,6 +20,7 @@ from registry.cli.manifest import (
     read_manifests,
 )
 from registry.model.errors import InvalidArgument, Reason
+from registry.v1 import registry_pb2 as pb
 
 HEAD = "apiVersion: loraplane/v1\nkind: Adapter\n"
 META = "metadata: {name: sql, pool: dev}\n"
@@ -76,47 +77,6 @@ spec:
     strategy = spec.strategy
     assert (strategy.canary_replicas, strategy.promote) == ("25%", "manual")
     assert (strategy.max_failures, strategy.soak_seconds) == (1, 5)
-
-
-def test_a_strategy_may_be_short_or_left_out():
-    few = read_manifests(GOOD.replace("{source", "{strategy: {canary: {replicas: 2}}, source"), "a.yaml")[0].manifest
-    strategy = few.message().spec.strategy
-    assert (strategy.canary_replicas, strategy.promote, strategy.max_failures) == ("2", "auto", 0)
-    assert strategy.soak_seconds == 60
-    assert not read_manifests(GOOD, "a.yaml")[0].manifest.message().spec.HasField("strategy")
-
-
-@pytest.mark.parametrize(
-    ("strategy", "path", "remedy"),
-    [
-        ("{}", "canary", "is missing; add it"),
-        ("{canary: {}}", "canary.replicas", "is missing; add it"),
-        ("{canary: 2}", "canary", "must be a mapping"),
-        ("{canary: {replicas: 0}}", "canary.replicas", "from 1 to 10000, or a share"),
-        ("{canary: {replicas: '0%'}}", "canary.replicas", "from 1 to 10000, or a share"),
-        ("{canary: {replicas: true}}", "canary.replicas", "from 1 to 10000, or a share"),
-        ("{canary: {replica: 1}}", "canary.replica", "did you mean replicas?"),
-        ("{canary: {replicas: 1}, promote: soon}", "promote", "'auto' or 'manual'"),
-        ("{canary: {replicas: 1}, maxFailure: 1}", "maxFailure", "did you mean maxFailures?"),
-        ("{canary: {replicas: 99999999999}}", "canary.replicas", "from 1 to 10000"),
-        ("{canary: {replicas: 1}, maxFailures: -1}", "maxFailures", "a whole number from 0"),
-        ("{canary: {replicas: 1}, maxFailures: 99999999999}", "maxFailures", "to 10000"),
-        ("{canary: {replicas: 1}, soak: 1m}", "soak", "a whole number of seconds from 0"),
-        ("{canary: {replicas: 1}, soak: 99999999999}", "soak", "which is a week"),
-        ("{bluegreen: true}", "bluegreen", "known here: canary, promote, maxFailures, soak"),
-    ],
-)
-def test_a_wrong_strategy(strategy, path, remedy):
-    error = complaint(GOOD.replace("{source", f"{{strategy: {strategy}, source"))
-    assert f"spec.strategy.{path}" in str(error)
-    assert remedy in str(error)
-
-
-def test_what_is_left_out_has_the_default():
-    spec = read_manifests(GOOD, "a.yaml")[0].manifest.message().spec
-    assert (spec.load, spec.priority, spec.placement.replicas) == ("eager", 0, 0)
-    assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("auto", "reject", "reject")
-    assert (spec.base_model, spec.credentials, spec.source.digest) == ("", "", "")
 
 
 def test_documents_are_counted_and_empty_ones_are_skipped():
@@ -222,37 +182,6 @@ def test_several_mistakes_are_told_at_once_and_counted():
     assert "more" not in complaint("a: 1\n").message
 
 
-def test_the_same_name_in_two_pools_is_two_adapters():
-    check_unique(read_manifests(f"{GOOD}---\n{GOOD.replace('pool: dev', 'pool: other')}", "a.yaml"))
-
-
-@pytest.mark.parametrize("text", ["a: " + "[" * 200_000, "a: " + "[" * 5000 + "]" * 5000, "- " * 5000])
-def test_deep_nesting_is_refused_not_a_crash(text):
-    error = complaint(text)
-    assert (error.field, error.message) == ("a.yaml", "is nested too deeply; make it flatter")
-
-
-def test_what_is_nested_as_deeply_as_may_be_is_read():
-    """The depth is counted anew for each document."""
-    deep = "[" * 49 + "1" + "]" * 49
-    assert len(read_documents(f"a: {deep}\n---\nb: {deep}\n", "a.yaml")) == 2
-    with pytest.raises(InvalidArgument, match="nested too deeply"):
-        read_documents(f"a: [{deep}]\n", "a.yaml")
-
-
-def test_arguments_are_checked_as_documents_are():
-    with pytest.raises(InvalidArgument, match=r"add: spec\.source\.digest"):
-        manifest_of(
-            {
-                "apiVersion": "loraplane/v1",
-                "kind": "Adapter",
-                "metadata": {"name": "sql", "pool": "dev"},
-                "spec": {"source": {"uri": "file:///x", "digest": "md5:0"}},
-            },
-            "add",
-        )
-
-
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused_in_one_line(text):
     assert "\n" not in told(lambda: check_unique(read_manifests(text, "a.yaml")))
@@ -309,9 +238,55 @@ def test_a_manifest_is_as_strict_at_every_depth(form):
             form.model_validate(wrong)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_left_out_has_the_default():
+    spec = read_manifests(GOOD, "a.yaml")[0].manifest.message().spec
+    assert (spec.load, spec.priority, spec.placement.replicas, spec.HasField("strategy")) == ("eager", 0, 0, False)
+    assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("auto", "reject", "reject")
+    assert (spec.base_model, spec.credentials, spec.source.digest) == ("", "", "")
+    few = read_manifests(GOOD.replace("{source", "{strategy: {canary: {replicas: 2}}, source"), "a.yaml")[0].manifest
+    assert few.message().spec.strategy == pb.Strategy(canary_replicas="2", promote="auto", soak_seconds=60)
+    check_unique(read_manifests(f"{GOOD}---\n{GOOD.replace('pool: dev', 'pool: other')}", "a.yaml"))
+
+
+STRATEGIES = {
+    "{}": "canary: is missing; add it",
+    "{canary: {}}": "canary.replicas: is missing; add it",
+    "{canary: 2}": "canary: must be a mapping",
+    "{canary: {replicas: 0}}": "canary.replicas: from 1 to 10000, or a share",
+    "{canary: {replicas: '0%'}}": "canary.replicas: from 1 to 10000, or a share",
+    "{canary: {replicas: true}}": "canary.replicas: from 1 to 10000, or a share",
+    "{canary: {replicas: 99999999999}}": "canary.replicas: from 1 to 10000",
+    "{canary: {replica: 1}}": "canary.replica: did you mean replicas?",
+    "{canary: {replicas: 1}, promote: soon}": "promote: 'auto' or 'manual'",
+    "{canary: {replicas: 1}, maxFailure: 1}": "maxFailure: did you mean maxFailures?",
+    "{canary: {replicas: 1}, maxFailures: -1}": "maxFailures: a whole number from 0",
+    "{canary: {replicas: 1}, maxFailures: 99999999999}": "maxFailures: to 10000",
+    "{canary: {replicas: 1}, soak: 1m}": "soak: a whole number of seconds from 0",
+    "{canary: {replicas: 1}, soak: 99999999999}": "soak: which is a week",
+    "{bluegreen: true}": "bluegreen: known here: canary, promote, maxFailures, soak",
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_wrong_strategy(strategy):
+    error = str(complaint(GOOD.replace("{source", f"{{strategy: {strategy}, source")))
+    path, _, remedy = STRATEGIES[strategy].partition(": ")
+    assert (f"spec.strategy.{path}" in error, remedy in error) == (True, True)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 200_000, "a: " + "[" * 5000 + "]" * 5000, "- " * 5000])
+def test_deep_nesting_is_refused_not_a_crash(text):
+    """The depth is counted anew for each document."""
+    error = complaint(text)
+    assert (error.field, error.message) == ("a.yaml", "is nested too deeply; make it flatter")
+    deep = "[" * 49 + "1" + "]" * 49
+    assert len(read_documents(f"a: {deep}\n---\nb: {deep}\n", "a.yaml")) == 2
+    with pytest.raises(InvalidArgument, match="nested too deeply"):
+        read_documents(f"a: [{deep}]\n", "a.yaml")
+
+
+def test_what_is_no_yaml_is_told_with_what_helps_and_nothing_else():
+    for text, message in (
         (
             "a: @b\n",
             "found character that cannot start any token; indent with spaces, and put text that begins with a ",
@@ -319,9 +294,10 @@ def test_a_manifest_is_as_strict_at_every_depth(form):
         ("a: [\n", "did not find expected node content"),
         ("a: b\x00", "control characters are not allowed"),
         ("a: 'b", "found unexpected end of stream"),
-    ],
-)
-def test_what_is_no_yaml_is_told_with_what_helps_and_nothing_else(text, message):
-    told = complaint(text).message
-    assert told.startswith(f"not a YAML manifest: {message}")
-    assert ("quotes" in told) == ("begins with" in message)
+    ):
+        told = complaint(text).message
+        assert told.startswith(f"not a YAML manifest: {message}")
+        assert ("quotes" in told) == ("begins with" in message)
+    arguments = {"apiVersion": "loraplane/v1", "kind": "Adapter", "metadata": {"name": "sql", "pool": "dev"}}
+    with pytest.raises(InvalidArgument, match=r"add: spec\.source\.digest"):
+        manifest_of({**arguments, "spec": {"source": {"uri": "file:///x", "digest": "md5:0"}}}, "add")

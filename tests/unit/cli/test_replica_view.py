@@ -30,96 +30,6 @@ def view(status: Any = None, **fields: Any) -> ReplicaView:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0, "0 s"),
-        (119, "119 s"),
-        (120, "2 min"),
-        (179, "2 min"),
-        (7199, "119 min"),
-        (7200, "2 h"),
-        (10799, "2 h"),
-        (10800, "3 h"),
-        (864000, "240 h"),
-    ],
-)
-def test_a_span_is_told_in_the_largest_unit_of_which_there_are_two(seconds, told):
-    assert span(seconds) == told
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [
-        (0, "0s"),
-        (59, "59s"),
-        (60, "1m"),
-        (61, "1m1s"),
-        (119, "1m59s"),
-        (599, "9m59s"),
-        (600, "10m"),
-        (601, "10m"),
-        (3599, "59m"),
-        (3600, "1h"),
-        (3659, "1h"),
-        (3660, "1h1m"),
-        (35999, "9h59m"),
-        (36000, "10h"),
-        (86399, "23h"),
-        (86400, "1d"),
-        (89999, "1d"),
-        (90000, "1d1h"),
-        (273600, "3d4h"),
-        (863999, "9d23h"),
-        (864000, "10d"),
-        (867600, "10d"),
-    ],
-)
-def test_an_age_has_a_second_unit_while_it_matters(seconds, told):
-    assert short_span(seconds) == told
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        (None, "-"),
-        ("", "-"),
-        ([], "-"),
-        (True, "yes"),
-        (False, "no"),
-        (0, "0"),
-        ([1, "b"], "1, b"),
-        ("x", "x"),
-        (1.5, "1.5"),
-    ],
-)
-def test_a_value_as_people_read_it(value, told):
-    assert cell(value) == told
-
-
-@pytest.mark.parametrize(
-    ("max_cpu_loras", "pool_limit", "room"),
-    [
-        (16, 0, 16),
-        (16, 8, 8),
-        (8, 16, 8),
-        (0, 5, 5),
-        (None, 5, 5),
-        (None, 0, 0),
-        ("many", 3, 3),
-        (-4, 0, 0),
-        (999_999_999, 0, 999_999_999),
-        (1_000_000_000, 7, 7),
-        (9_999_999_999, 0, 0),
-        (1, 0, 1),
-    ],
-)
-def test_the_room_of_a_replica_is_the_smaller_of_what_engine_and_pool_allow(max_cpu_loras, pool_limit, room):
-    """X2: a number that nobody means is none."""
-    seen = view({"engine": {"limits": {"max_cpu_loras": max_cpu_loras}}})
-    assert seen.room(pool_limit) == room
-
-
-@pytest.mark.parametrize(
     ("status", "wanted"),
     [
         ({"observed_revision": 9, "served": {"count": 3}, "pending": [{}], "failed": [{}, {}]}, 6),
@@ -134,11 +44,8 @@ def test_the_room_of_a_replica_is_the_smaller_of_what_engine_and_pool_allow(max_
 def test_what_a_replica_is_to_hold_counts_what_it_has_not_seen_yet(status, wanted):
     """Once it has seen the change, what was created is among what it tells."""
     assert view(status).wanted_since(9, 4) == wanted
-
-
-def test_of_a_change_without_a_revision_nobody_has_seen_anything():
-    """A dry run has none."""
-    assert view({"observed_revision": 9, "served": {"count": 3}}).wanted_since(0, 4) == 7
+    seen = view({"observed_revision": 9, "served": {"count": 3}})
+    assert seen.wanted_since(0, 4) == 7, "a dry run has no revision, so nobody has seen anything of it"
 
 
 def test_lists_of_a_status_are_read_as_far_as_they_are_such():
@@ -182,31 +89,6 @@ def test_a_status_that_cannot_be_shown_is_told_as_that(text, note):
     assert view(text).status.get("note") == note
 
 
-def test_a_replica_as_programs_get_it():
-    live = view(
-        {"ready": True}, labels={"b": "2", "a": "1"}, incarnation="i", started_at="t", version="1", leaving=True
-    )
-    assert live.as_dict() == {
-        "name": "r1",
-        "pool": "p",
-        "labels": {"a": "1", "b": "2"},
-        "incarnation": "i",
-        "started_at": "t",
-        "version": "1",
-        "leaving": True,
-        "engine_url": None,
-        "withheld_engine_url": None,
-        "status": {"ready": True},
-    }
-    assert list(live.labels) == ["a", "b"]
-    bare = view(withheld_engine_url="http://x").as_dict()
-    assert (bare["version"], bare["status"], bare["withheld_engine_url"]) == (None, None, "http://x")
-    gone = missing_view("p", pb.MissingReplica(name="r2", labels={"b": "2", "a": "1"}))
-    assert (gone.as_dict()["missing"], gone.as_dict()["last_seen"], list(gone.labels)) == (True, None, ["a", "b"])
-    seen = missing_view("p", pb.MissingReplica(name="r2", last_seen="2026-01-01T00:00:00Z")).as_dict()
-    assert (seen["name"], seen["pool"], seen["last_seen"]) == ("r2", "p", "2026-01-01T00:00:00Z")
-
-
 @pytest.mark.parametrize(
     ("last_seen", "told"),
     [
@@ -221,16 +103,6 @@ def test_a_replica_as_programs_get_it():
 def test_when_one_was_last_seen(last_seen, told):
     """A clock that is ahead makes no negative time."""
     assert missing_view("p", pb.MissingReplica(name="r", last_seen=last_seen)).seen_ago(NOW) == told
-
-
-def test_those_that_do_not_live_follow_those_that_do():
-    found = pb.ListReplicasResponse(
-        replicas=[pb.Replica(name="z", pool="p")], missing=[pb.MissingReplica(name="a")], lacking=1
-    )
-    assert [(one.name, one.pool, one.missing) for one in replica_views("p", found)] == [
-        ("z", "p", False),
-        ("a", "p", True),
-    ]
 
 
 def test_of_groups_all_are_told_or_those_that_lack_some():
@@ -260,3 +132,57 @@ def test_replicas_disagree_about_one_generation_of_one_name_alone():
     assert second.line() == (
         "error: digests_differ: b generation 1: x on r1, r3; y on r2; apply the digest that is meant"
     )
+
+
+WORDS = "0=0 s,119=119 s,120=2 min,179=2 min,7199=119 min,7200=2 h,10799=2 h,10800=3 h,864000=240 h".split(",")
+AGES = (
+    "0=0s 59=59s 60=1m 61=1m1s 119=1m59s 599=9m59s 600=10m 601=10m 3599=59m 3600=1h 3659=1h 3660=1h1m 35999=9h59m "
+    "36000=10h 86399=23h 86400=1d 89999=1d 90000=1d1h 273600=3d4h 863999=9d23h 864000=10d 867600=10d"
+).split()
+
+
+@pytest.mark.parametrize("tell", [span, short_span])
+def test_a_span_is_told_in_the_largest_unit_that_matters(tell):
+    """In words, in one of which there are two; an age has a second unit while that says something."""
+    for case in WORDS if tell is span else AGES:
+        seconds, _, told = case.partition("=")
+        assert tell(int(seconds)) == told, case
+
+
+def test_a_value_as_people_read_it():
+    values = [None, "", [], True, False, 0, [1, "b"], "x", 1.5]
+    assert [cell(one) for one in values] == ["-", "-", "-", "yes", "no", "0", "1, b", "x", "1.5"]
+
+
+@pytest.mark.parametrize(
+    ("of_engine", "of_pool", "room"),
+    [
+        *((16, 0, 16), (16, 8, 8), (8, 16, 8), (0, 5, 5), (None, 5, 5), (None, 0, 0), ("many", 3, 3), (-4, 0, 0)),
+        *((999_999_999, 0, 999_999_999), (1_000_000_000, 7, 7), (9_999_999_999, 0, 0), (1, 0, 1)),
+    ],
+)
+def test_the_room_of_a_replica_is_the_smaller_of_what_engine_and_pool_allow(of_engine, of_pool, room):
+    """X2: a number that nobody means is none."""
+    assert view({"engine": {"limits": {"max_cpu_loras": of_engine}}}).room(of_pool) == room
+
+
+def test_a_replica_as_programs_get_it():
+    """Of one that does not live, when it was seen last; those follow those that do."""
+    live = view(
+        {"ready": True}, labels={"b": "2", "a": "1"}, incarnation="i", started_at="t", version="1", leaving=True
+    )
+    whole = {"name": "r1", "pool": "p", "labels": {"a": "1", "b": "2"}, "incarnation": "i", "started_at": "t"}
+    whole |= {"version": "1", "leaving": True, "engine_url": None, "withheld_engine_url": None}
+    assert (live.as_dict(), [*live.labels]) == (whole | {"status": {"ready": True}}, ["a", "b"])
+    bare = view(withheld_engine_url="http://x").as_dict()
+    assert (bare["version"], bare["status"], bare["withheld_engine_url"]) == (None, None, "http://x")
+    missing = [
+        pb.MissingReplica(name="r2", labels={"b": "2", "a": "1"}),
+        pb.MissingReplica(name="r3", last_seen="then"),
+    ]
+    found = pb.ListReplicasResponse(replicas=[pb.Replica(name="z", pool="p")], missing=missing, lacking=1)
+    told = [one.as_dict() for one in replica_views("p", found)]
+    assert [(one["name"], one["pool"], one.get("missing"), one.get("last_seen")) for one in told] == [
+        *(("z", "p", None, None), ("r2", "p", True, None), ("r3", "p", True, "then")),
+    ]
+    assert [*told[1]["labels"]] == ["a", "b"]

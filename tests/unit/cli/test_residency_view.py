@@ -46,36 +46,6 @@ def row(residency: pb.AdapterResidency | None, generation: int = 3, halted: str 
     return AdapterRow(record, residency)
 
 
-STATES = {
-    "all serve it": ("Healthy", [count(2, SERVING)]),
-    "one is to come": ("Progressing", [count(2, SERVING), count(1, PENDING, "staging")]),
-    "one failed": ("Degraded", [count(2, SERVING), count(1, FAILED, "bad")]),
-    "one is out of reach": ("Degraded", [count(2, SERVING), count(1, UNKNOWN)]),
-    "one serves another and failed": ("Degraded", [count(1, SERVING, wanted_state=FAILED)]),
-    "one serves another and waits": ("Progressing", [count(1, SERVING, wanted_state=PENDING)]),
-    "who leaves does not count": ("Healthy", [count(1, SERVING), count(1, FAILED, "leaving")]),
-    "only who leaves serves it": ("Progressing", [count(1, SERVING, "leaving")]),
-    "nobody": ("Progressing", []),
-}
-
-
-@pytest.mark.parametrize("case", STATES)
-def test_the_state_of_an_adapter(case):
-    """R9 status-truth, as it is told: nothing is healthy of which a replica says otherwise."""
-    expected, counts = STATES[case]
-    assert state(row(counted(*counts))) == expected
-
-
-def test_a_rollout_that_is_halted_goes_before_all_and_what_is_not_known_is_not_said():
-    well = counted(count(1, SERVING))
-    assert state(row(well, halted="refused")) == "Halted"
-    assert state(row(counted(count(1, SERVING), halted="refused"))) == "Halted"
-    assert state(row(None)) == ""
-    assert state(row(None, halted="refused")) == "Halted"
-    assert state(row(well, generation=4)) == "Progressing", "it was looked at just before a change"
-    assert state(row(counted(count(1, FAILED)), generation=4)) == "Degraded"
-
-
 def test_serving_counts_those_that_are_to_serve_it():
     one = counted(count(2, SERVING), count(3, PENDING), count(4, SERVING, "leaving"), count(1, FAILED))
     assert serving(one) == (2, 6)
@@ -84,16 +54,6 @@ def test_serving_counts_those_that_are_to_serve_it():
     assert served_share(row(one)) == "333"
     assert served_share(row(counted(count(2, SERVING)))) == "1000"
     assert (served_share(row(None)), served_share(row(counted()))) == ("0", "0")
-
-
-def test_a_service_that_does_not_count_is_counted_for():
-    parts = [
-        pb.Residence(replica="r1", state=SERVING),
-        pb.Residence(replica="r2", state=SERVING, wanted_state=FAILED, wanted_reason="bad"),
-        pb.Residence(replica="r3", state=PENDING, reason="staging"),
-    ]
-    one = pb.AdapterResidency(name="a", generation=3, replicas=parts)
-    assert (serving(one), reasons(one)) == ((2, 3), {"bad": 1, "staging": 1})
 
 
 def test_reasons_come_the_most_first_and_then_by_name():
@@ -114,13 +74,6 @@ def test_reasons_come_the_most_first_and_then_by_name():
     assert reasons_cell(row(counted(count(1, SERVING)), halted="refused")) == "refused"
 
 
-def test_how_an_adapter_is_for_programs():
-    one = counted(count(1, SERVING), count(1, PENDING, "staging"), note="soon")
-    expected = {"state": "Progressing", "serving": 1, "replicas": 2, "reasons": {"staging": 1}, "note": "soon"}
-    assert status_dict(row(one)) == expected
-    assert status_dict(row(None)) is None
-
-
 PARTS = {
     "r1": pb.Residence(replica="r1", state=SERVING, generation=3),
     "r1@2": pb.Residence(replica="r1", state=SERVING, generation=2),
@@ -137,48 +90,6 @@ PARTS = {
 @pytest.mark.parametrize("told", PARTS)
 def test_only_what_is_not_as_it_should_be_is_spelled_out(told):
     assert where_cell(row(pb.AdapterResidency(generation=3, replicas=[PARTS[told]]))) == told
-
-
-def test_where_nobody_is_or_knows_nothing_is_told():
-    assert (where_cell(row(None)), where_cell(row(counted()))) == ("-", "-")
-
-
-def test_rows_and_values_of_each_replica():
-    behind = pb.Residence(
-        replica="r1",
-        model="a",
-        state=SERVING,
-        wanted_generation=3,
-        wanted_state=PENDING,
-        wanted_reason="staging",
-        loaded=True,
-        engine_url="http://r1",
-        last_used="today",
-    )
-    plain = pb.Residence(
-        replica="r2", model="a@3", generation=3, state=FAILED, reason="bad", labels={"b": "2", "a": "1"}
-    )
-    one = pb.AdapterResidency(name="a", generation=3, load="lazy", note="n", replicas=[behind, plain])
-    assert rows(one) == [
-        ("r1", "a", "?", "serving", "generation 3 pending: staging", "yes", "today", "http://r1"),
-        ("r2", "a@3", "3", "failed", "bad", "no", "-", "-"),
-    ]
-    value = residency_dict(one)
-    first, second = value.pop("replicas")
-    assert value == {"name": "a", "generation": 3, "load": "lazy", "note": "n"}
-    assert first["wanted"] == {"generation": 3, "state": "pending", "reason": "staging"}
-    assert second == {
-        "replica": "r2",
-        "engine_url": "",
-        "labels": {"a": "1", "b": "2"},
-        "model": "a@3",
-        "generation": 3,
-        "state": "failed",
-        "reason": "bad",
-        "loaded": False,
-        "last_used": "",
-        "wanted": None,
-    }
 
 
 def listed(*replicas: tuple[bool | None, bool], lacking: int = 0) -> pb.ListReplicasResponse:
@@ -208,3 +119,55 @@ POOLS = {
 def test_how_a_pool_is(case):
     found, adapters, expected = POOLS[case]
     assert pool_status(found, adapters) == expected
+
+
+WELL_OFF, OLD = [count(1, SERVING)], 4
+STATES = [
+    ("Healthy", row(counted(count(2, SERVING)))),
+    ("Progressing", row(counted(count(2, SERVING), count(1, PENDING, "staging")))),
+    ("Degraded", row(counted(count(2, SERVING), count(1, FAILED, "bad")))),
+    ("Degraded", row(counted(count(2, SERVING), count(1, UNKNOWN)))),
+    ("Degraded", row(counted(count(1, SERVING, wanted_state=FAILED)))),
+    ("Progressing", row(counted(count(1, SERVING, wanted_state=PENDING)))),
+    ("Healthy", row(counted(count(1, SERVING), count(1, FAILED, "leaving")))),
+    ("Progressing", row(counted(count(1, SERVING, "leaving")))),
+    ("Progressing", row(counted())),
+    ("Halted", row(counted(*WELL_OFF), halted="refused")),
+    ("Halted", row(counted(*WELL_OFF, halted="refused"))),
+    ("", row(None)),
+    ("Halted", row(None, halted="refused")),
+    ("Progressing", row(counted(*WELL_OFF), OLD)),
+    ("Degraded", row(counted(count(1, FAILED)), OLD)),
+]
+
+
+@pytest.mark.parametrize(("expected", "of"), STATES)
+def test_the_state_of_an_adapter(expected, of):
+    """R9 status-truth, as it is told: nothing is healthy of which a replica says otherwise, or what is not known."""
+    assert state(of) == expected
+
+
+def test_how_an_adapter_and_its_replicas_are_for_programs():
+    """Also where a service does not count: it is counted for."""
+    wanted = {"wanted_generation": 3, "wanted_state": PENDING, "wanted_reason": "staging"}
+    behind = pb.Residence(
+        replica="r1", model="a", state=SERVING, loaded=True, engine_url="http://r1", last_used="now", **wanted
+    )
+    labels = {"b": "2", "a": "1"}
+    plain = pb.Residence(replica="r2", model="a@3", generation=3, state=FAILED, reason="bad", labels=labels)
+    one = pb.AdapterResidency(name="a", generation=3, load="lazy", note="n", replicas=[behind, plain])
+    assert (serving(one), reasons(one)) == ((1, 2), {"bad": 1, "staging": 1})
+    assert rows(one) == [
+        ("r1", "a", "?", "serving", "generation 3 pending: staging", "yes", "now", "http://r1"),
+        ("r2", "a@3", "3", "failed", "bad", "no", "-", "-"),
+    ]
+    value = residency_dict(one)
+    first, second = value.pop("replicas")
+    assert value == {"name": "a", "generation": 3, "load": "lazy", "note": "n"}
+    assert first["wanted"] == {"generation": 3, "state": "pending", "reason": "staging"}
+    said = {"replica": "r2", "model": "a@3", "generation": 3, "state": "failed", "reason": "bad", "loaded": False}
+    assert second == said | {"engine_url": "", "last_used": "", "wanted": None, "labels": {"a": "1", "b": "2"}}
+    assert [*second["labels"]] == ["a", "b"]
+    told = {"state": "Degraded", "serving": 1, "replicas": 2, "reasons": {"bad": 1, "staging": 1}, "note": "n"}
+    assert (status_dict(row(one)), status_dict(row(None))) == (told, None)
+    assert [where_cell(row(of)) for of in (None, counted())] == ["-", "-"]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import Hold, served
 from tests.support.processes import child
-from tests.support.fake_admin import Hold, applied, served
 
 SERVING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)
 PENDING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.PENDING, reason="staging")
@@ -49,44 +49,6 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # how Linux tells the end of a terminal
         return b""
-
-
-def test_a_rollout_on_a_terminal_is_shown_live(address, admin):
-    news = [
-        pb.Rollout(name="sql", generation=2, replicas=[PENDING]),
-        pb.Rollout(name="sql", generation=2, replicas=[SERVING], done=True),
-    ]
-    admin.answers["WatchRollout"] = [news]
-    code, seen = on_a_terminal(command(address, "rollout", "sql"))
-    assert code == 0
-    assert "\x1b[" in seen
-    assert "1 of 1 replicas serve it" in seen
-
-
-def test_many_rollouts_on_a_terminal_are_one_line_and_their_failures(address, admin, tmp_path):
-    names = [f"a{number:02}" for number in range(24)]
-    documents = [
-        f"apiVersion: loraplane/v1\nkind: Adapter\nmetadata: {{name: {name}, pool: dev}}\nspec: {{source: {{uri: s3://b/{name}}}}}\n"
-        for name in names
-    ]
-    file = tmp_path / "all.yaml"
-    file.write_text("---\n".join(documents))
-    failed = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.FAILED, reason="digest_mismatch")
-    served = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)
-
-    def rollout_of(asked: pb.WatchRolloutRequest) -> list[pb.Rollout]:
-        is_well = asked.name in {"a00", "a01"}
-        replica = served if is_well else failed
-        return [
-            pb.Rollout(name=asked.name, replicas=[replica], done=True, failure="" if is_well else "replicas_failed")
-        ]
-
-    admin.answers["ApplyAdapters"] = [applied]
-    admin.answers["WatchRollout"] = [rollout_of]
-    code, seen = on_a_terminal(command(address, "apply", "-f", str(file), "--wait", "--look-seconds", "0"))
-    assert code == 7
-    assert "2/24 served, 22 failed" in seen
-    assert "and 2 more failed" in seen
 
 
 def _seen_until(terminal: int, told: bytes) -> bytes:
@@ -139,15 +101,6 @@ def test_a_watch_on_a_terminal_is_a_table_that_is_drawn_anew(address, admin, wid
     assert b"\x1b[2J" in seen
     assert b"STATE" in seen
     assert b"Healthy" in seen
-
-
-def test_a_table_on_a_narrow_terminal_loses_nothing(address, admin):
-    uri = "file:///adapters/" + "".join(f"part{number}/" for number in range(12))
-    adapter = pb.Adapter(name="sql", pool="dev", spec=pb.AdapterSpec(source=pb.Source(uri=uri)))
-    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[adapter])]
-    code, seen = on_a_terminal(command(address, "get", "adapters"))
-    assert code == 0
-    assert "…" not in seen
 
 
 @pytest.mark.parametrize("arguments", [("get", "adapters", "-w"), ("rollout", "sql")])
@@ -207,3 +160,15 @@ def test_what_nobody_foresaw_is_told_in_one_line_too(address):
         ended = subprocess.run(get, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
     assert ended.stderr.startswith("error: INTERNAL: OSError: [Errno 28] No space left on device (at ")
+
+
+def test_a_rollout_on_a_terminal_is_shown_live_and_a_narrow_one_loses_nothing(address, admin):
+    news = [pb.Rollout(name="sql", generation=2, replicas=[one], done=one is SERVING) for one in (PENDING, SERVING)]
+    admin.answers["WatchRollout"] = [news]
+    code, seen = on_a_terminal(command(address, "rollout", "sql"))
+    assert (code, "\x1b[" in seen, "1 of 1 replicas serve it" in seen) == (0, True, True)
+    uri = "file:///adapters/" + "".join(f"part{number}/" for number in range(12))
+    adapter = pb.Adapter(name="sql", pool="dev", spec=pb.AdapterSpec(source=pb.Source(uri=uri)))
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[adapter])]
+    code, seen = on_a_terminal(command(address, "get", "adapters"))
+    assert (code, "…" in seen) == (0, False)

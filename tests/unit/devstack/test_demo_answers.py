@@ -30,25 +30,6 @@ from tests.support.unanswered import nobody_listens
 ONE = EngineAnswer((1, 2), (-0.5, -1.0))
 
 
-@pytest.mark.parametrize(
-    ("other", "alike"),
-    [
-        (ONE, True),
-        (EngineAnswer((1, 2), (-0.5, -1.0 - TOLERANCE / 2)), True),
-        (EngineAnswer((1, 2), (-0.5, -1.0 - TOLERANCE * 2)), False),
-        (EngineAnswer((1, 3), (-0.5, -1.0)), False),
-        (EngineAnswer((1,), (-0.5,)), False),
-    ],
-)
-def test_answers_are_alike_only_in_tokens_and_logprobs(other, alike):
-    assert ONE.is_like(other) == alike
-    assert other.is_like(ONE) == alike
-
-
-def test_an_empty_answer_is_like_nothing():
-    assert not EngineAnswer((), ()).is_like(EngineAnswer((), ()))
-
-
 def test_adapters_that_answer_alike_are_found():
     other = EngineAnswer((3, 4), (-0.1, -0.2))
     apart = {"": dict.fromkeys(PROMPTS, ONE), "a": dict.fromkeys(PROMPTS, other)}
@@ -63,26 +44,6 @@ def test_the_references_form():
     assert text_of(answer) == "H·"
     edges = EngineAnswer((31, 32, 126, 127), (0.0,) * 4)
     assert text_of(edges) == "· ~·", "what cannot be printed is a dot"
-
-
-@pytest.mark.parametrize(
-    ("seen", "back"),
-    [
-        ([Version.OLD, Version.NEW], False),
-        ([Version.OLD, Version.NEW, Version.OLD], True),
-        ([Version.OLD, Version.FAILED, Version.NEW, Version.FAILED], False),
-        ([], False),
-    ],
-)
-def test_an_old_answer_after_a_new_one_is_noticed(seen, back):
-    assert Stream("url", list(seen)).went_back() == back
-
-
-def test_no_engine_is_refused_with_status_0():
-    with httpx.Client() as client, nobody_listens() as address:
-        answer = ask(client, f"http://{address}", "a", "Hello")
-    assert isinstance(answer, AnswerRefused)
-    assert answer.status == 0
 
 
 class _Engine(BaseHTTPRequestHandler):
@@ -147,18 +108,38 @@ def test_traffic_tells_old_new_neither_and_failed_apart(monkeypatch):
     assert "status=404" in stream.strange[1]
 
 
-def test_an_answer_without_all_of_its_logprobs_is_no_answer():
+ZERO = EngineAnswer((1,), (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (ONE, ONE, True),
+        (ONE, EngineAnswer((1, 2), (-0.5, -1.0 - TOLERANCE / 2)), True),
+        (ONE, EngineAnswer((1, 2), (-0.5, -1.0 - TOLERANCE * 2)), False),
+        (ONE, EngineAnswer((1, 3), (-0.5, -1.0)), False),
+        (ONE, EngineAnswer((1,), (-0.5,)), False),
+        (ZERO, EngineAnswer((1,), (0.001,)), True),
+        (ZERO, EngineAnswer((1,), (0.0011,)), False),
+        (EngineAnswer((), ()), EngineAnswer((), ()), False),
+    ],
+)
+def test_answers_are_alike_only_in_tokens_and_logprobs(one, other, alike):
+    assert (one.is_like(other), other.is_like(one)) == (alike, alike)
     with pytest.raises(ValueError, match="shorter"):
         ONE.is_like(EngineAnswer((1, 2), (-0.5,)))
 
 
-def test_of_a_refusal_only_its_beginning_is_told():
+def test_an_old_answer_after_a_new_one_is_noticed():
+    of = {"o": Version.OLD, "n": Version.NEW, "f": Version.FAILED}
+    went_back = [Stream("url", [of[one] for one in seen]).went_back() for seen in ("on", "ono", "ofnf", "")]
+    assert went_back == [False, True, False, False]
+
+
+def test_a_refusal_is_told_by_its_beginning_and_no_engine_by_status_0():
     transport = httpx.MockTransport(lambda _: httpx.Response(400, text="x" * 999))
     with httpx.Client(transport=transport) as client:
         assert ask(client, "http://e", "a", "Hello") == AnswerRefused(400, "x" * 200)
-
-
-def test_a_difference_at_the_bound_is_none():
-    zero = EngineAnswer((1,), (0.0,))
-    assert zero.is_like(EngineAnswer((1,), (0.001,)))
-    assert not zero.is_like(EngineAnswer((1,), (0.0011,)))
+    with httpx.Client() as client, nobody_listens() as address:
+        answer = ask(client, f"http://{address}", "a", "Hello")
+    assert (isinstance(answer, AnswerRefused), answer.status) == (True, 0)

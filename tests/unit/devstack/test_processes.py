@@ -38,28 +38,6 @@ def started(tmp_path):
         process.kill()
 
 
-def test_a_process_is_recalled_and_ended(started, tmp_path):
-    process = started(FOREVER)
-    remember(tmp_path / "run" / "one.json", process)
-    recalled = recall(tmp_path / "run" / "one.json")
-    assert recalled == process
-    assert recalled.is_running()
-    recalled.stop(60)
-    assert not process.is_running()
-
-
-def test_one_that_ignores_the_polite_signal_is_killed(started):
-    process = started(DEAF)
-    process.stop(0.2)
-    assert not process.is_running()
-
-
-def test_a_killed_child_counts_as_dead_though_it_is_a_zombie(started):
-    process = started(FOREVER)
-    os.kill(process.pid, signal.SIGKILL)
-    assert wait_until(lambda: not process.is_running(), 60)
-
-
 def test_a_pid_that_belongs_to_another_by_now_is_left_alone():
     """The pid file of a stack may outlive its process, and the pid be given again."""
     with child(FOREVER, stdout=subprocess.PIPE) as other:
@@ -146,10 +124,6 @@ def test_a_pid_file_that_cannot_be_read_is_no_process(tmp_path, text):
     assert recall(file) == Process(7, 1)
 
 
-def test_waiting_ends_when_the_time_is_up():
-    assert not wait_until(lambda: False, 0.01)
-
-
 def test_a_process_that_nobody_wrote_down_is_found_by_its_mark(tmp_path):
     """Whoever started it may be killed before he has written down its pid."""
     log = tmp_path / "log"
@@ -193,31 +167,6 @@ def test_only_what_a_dead_leader_left_behind_is_ended(monkeypatch, leader, other
     monkeypatch.setattr(os, "kill", lambda pid, number: ended.append((pid, number)))
     Process(DEAD, 40).kill()
     assert ended == ([(ours, signal.SIGKILL)] if is_ended else [])
-
-
-def test_what_ends_just_before_it_is_ended_is_no_error(monkeypatch):
-    """Of the process itself, and of what it left behind."""
-    ours = os.getpid()
-    looks = iter([processes._Seen("S", DEAD, 40)])
-    table = {ours: processes._Seen("S", DEAD, 50)}
-    monkeypatch.setattr(processes, "_look", lambda pid: next(looks, None) if pid == DEAD else table.get(pid))
-
-    def gone(*_: object) -> None:
-        raise ProcessLookupError
-
-    monkeypatch.setattr(os, "kill", gone)
-    Process(DEAD, 40).kill()
-    assert next(looks, None) is None
-
-
-def test_what_may_not_be_ended_is_told(monkeypatch):
-    def denied(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(processes, "_look", lambda pid: processes._Seen("S", DEAD, 40) if pid == DEAD else None)
-    monkeypatch.setattr(os, "kill", denied)
-    with pytest.raises(PermissionError):
-        Process(DEAD, 40).signal(signal.SIGTERM)
 
 
 def test_a_stop_is_polite_first_and_waits_as_long_as_it_is_told(monkeypatch):
@@ -267,3 +216,36 @@ def test_what_is_found_by_its_mark_is_the_leader_and_lives(monkeypatch, seen, is
     monkeypatch.setattr(processes, "_look", {ours: found}.get)
     assert find_marked("A", "b") == (Process(ours, 40) if is_it else None)
     assert find_marked("A", "c") is None
+
+
+def test_a_process_is_recalled_and_ended(started, tmp_path):
+    """Also one that ignores the polite signal; a zombie counts as dead."""
+    process, deaf, child_of_ours = started(FOREVER), started(DEAF), started(FOREVER)
+    remember(tmp_path / "run" / "one.json", process)
+    recalled = recall(tmp_path / "run" / "one.json")
+    assert (recalled, recalled.is_running()) == (process, True)
+    recalled.stop(60)
+    deaf.stop(0.2)
+    os.kill(child_of_ours.pid, signal.SIGKILL)
+    assert (process.is_running(), deaf.is_running()) == (False, False)
+    assert wait_until(lambda: not child_of_ours.is_running(), 60)
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_what_ends_just_before_it_is_ended_is_no_error_and_what_may_not_be_ended_is_told(monkeypatch, error):
+    """Of the process itself, and of what it left behind."""
+    leader, left = processes._Seen("S", DEAD, 40), processes._Seen("S", DEAD, 50)
+    looks = iter([leader])
+    table = {os.getpid(): left}
+    monkeypatch.setattr(processes, "_look", lambda pid: next(looks, None) if pid == DEAD else table.get(pid))
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "kill", refuse)
+    if error is ProcessLookupError:
+        Process(DEAD, 40).kill()
+        assert next(looks, None) is None
+    else:
+        with pytest.raises(PermissionError):
+            Process(DEAD, 40).signal(signal.SIGTERM)

@@ -24,64 +24,6 @@ from registry.tools.devstack.stack_file import (
 from registry.tools.devstack.stack_verbs import down, opened, up
 
 
-def test_a_layout_is_read_as_it_was_written(tmp_path):
-    layout = make_layout(EngineKind.SIM, 3, {})
-    save(tmp_path, layout)
-    assert load(tmp_path) == layout
-    assert set(layout.ports) == set(port_names(("r1", "r2", "r3")))
-    assert len(set(layout.ports.values())) == len(layout.ports)
-
-
-def test_ports_are_kept_when_the_stack_grows():
-    two = make_layout(EngineKind.SIM, 2, {})
-    three = make_layout(EngineKind.SIM, 3, two.ports)
-    assert two.ports.items() <= three.ports.items()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "{}",
-        '{"engine": "x", "replicas": [], "ports": {}}',
-        '{"engine": "sim", "replicas": ["r1"], "ports": {}}',
-        '{"engine": "sim", "replicas": [], "ports": []}',
-        '{"engine": "sim", "replicas": [], "ports": {"etcd": Infinity}}',
-        '{"engine": "sim", "replicas": 3, "ports": {}}',
-        "[" * 30_000,
-    ],
-)
-def test_a_file_that_cannot_be_read_is_no_stack(tmp_path, text):
-    assert load(tmp_path) is None
-    (tmp_path / FILE).write_text(text)
-    assert load(tmp_path) is None
-
-
-def test_the_admin_service_of_a_stack_that_is_down_is_an_error(tmp_path):
-    assert admin_of_stack(tmp_path) is None
-    save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
-    with pytest.raises(StackError, match="loraplane dev up"):
-        admin_of_stack(tmp_path)
-    remember(pid_file(tmp_path, "admin"), Process(os.getpid(), started=1))
-    with pytest.raises(StackError, match="loraplane dev up"):
-        admin_of_stack(tmp_path)
-
-
-def test_a_layout_that_cannot_be_read_is_of_a_stack_that_is_down(tmp_path):
-    (tmp_path / FILE).write_text("{")
-    with pytest.raises(StackError, match="loraplane dev up"):
-        admin_of_stack(tmp_path)
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    remember(pid_file(tmp_path, "admin"), Process(os.getpid(), started))
-    with pytest.raises(StackError, match="loraplane dev up"):
-        admin_of_stack(tmp_path)
-    layout = make_layout(EngineKind.SIM, 1, {})
-    save(tmp_path, layout)
-    assert admin_of_stack(tmp_path) == layout.address("admin")
-
-
 def test_nobody_else_may_write_what_says_where_the_stack_is(tmp_path, monkeypatch):
     """X2: whatever the umask, and at no moment."""
     modes, replace = list[int](), Path.replace
@@ -105,23 +47,6 @@ def test_nobody_else_may_write_what_says_where_the_stack_is(tmp_path, monkeypatc
     assert [path.name for path in (tmp_path / "stack").iterdir()] == [FILE]
 
 
-@pytest.mark.parametrize("name", ["", FILE])
-@pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_what_others_may_write_is_not_obeyed(tmp_path, name, mode):
-    """X2: a file in a folder of others says which of our processes to end, and who is told our changes."""
-    save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
-    (tmp_path / name).chmod(mode)
-    with pytest.raises(FolderNotTrusted, match="chmod go-w"):
-        check_own(tmp_path)
-
-
-def test_what_is_another_users_is_not_obeyed(tmp_path, monkeypatch):
-    save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(FolderNotTrusted, match="another user's"):
-        check_own(tmp_path)
-
-
 def test_a_link_of_another_user_to_what_is_ours_is_not_obeyed(tmp_path, monkeypatch):
     save(tmp_path / "ours", make_layout(EngineKind.SIM, 1, {}))
     link = tmp_path / "link"
@@ -134,26 +59,71 @@ def test_a_link_of_another_user_to_what_is_ours_is_not_obeyed(tmp_path, monkeypa
         check_own(link)
 
 
-def test_a_link_to_nowhere_is_told(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(FolderNotTrusted, match="remove it"):
-        check_own(tmp_path / "link")
+def test_a_layout_is_read_as_it_was_written_and_keeps_its_ports(tmp_path):
+    layout = make_layout(EngineKind.SIM, 3, {})
+    save(tmp_path, layout)
+    assert load(tmp_path) == layout
+    assert {*layout.ports} == {*port_names(("r1", "r2", "r3"))}
+    assert len({*layout.ports.values()}) == len(layout.ports)
+    assert layout.ports.items() <= make_layout(EngineKind.SIM, 4, layout.ports).ports.items()
 
 
 @pytest.mark.parametrize(
-    "verb", [opened, lambda root: up(root, 1, EngineKind.SIM, print), lambda root: down(root, print)]
+    "text",
+    [
+        *("", "{", "[]", "{}", "[" * 30_000, '{"engine": "x", "replicas": [], "ports": {}}'),
+        '{"engine": "sim", "replicas": ["r1"], "ports": {}}',
+        '{"engine": "sim", "replicas": [], "ports": []}',
+        '{"engine": "sim", "replicas": [], "ports": {"etcd": Infinity}}',
+        '{"engine": "sim", "replicas": 3, "ports": {}}',
+    ],
 )
-def test_no_verb_works_in_a_folder_of_others(tmp_path, monkeypatch, verb):
-    """`down` would end the processes that it names, with our rights."""
+def test_a_file_that_cannot_be_read_is_no_stack(tmp_path, text):
+    assert load(tmp_path) is None
+    (tmp_path / FILE).write_text(text)
+    assert load(tmp_path) is None
+
+
+def test_the_admin_service_of_a_stack_that_is_down_is_an_error(tmp_path):
+    """Or whose layout cannot be read."""
+    assert admin_of_stack(tmp_path) is None
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    layout = make_layout(EngineKind.SIM, 1, {})
+    for is_whole, process in (
+        (True, None),
+        (True, Process(os.getpid(), started=1)),
+        (False, Process(os.getpid(), started)),
+    ):
+        save(tmp_path, layout)
+        if not is_whole:
+            (tmp_path / FILE).write_text("{")
+        if process:
+            remember(pid_file(tmp_path, "admin"), process)
+        with pytest.raises(StackError, match="loraplane dev up"):
+            admin_of_stack(tmp_path)
+    save(tmp_path, layout)
+    assert admin_of_stack(tmp_path) == layout.address("admin")
+
+
+@pytest.mark.parametrize("name", ["", FILE])
+@pytest.mark.parametrize("mode", [0o770, 0o702, None])
+def test_what_others_may_write_or_own_is_not_obeyed(tmp_path, monkeypatch, name, mode):
+    """X2: a file in a folder of others says which of our processes to end, and who is told our changes."""
     save(tmp_path, make_layout(EngineKind.SIM, 1, {}))
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(FolderNotTrusted):
-        verb(tmp_path)
+    if mode:
+        (tmp_path / name).chmod(mode)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    told = "chmod go-w" if mode else "another user's"
+    with pytest.raises(FolderNotTrusted, match=told):
+        check_own(tmp_path)
+    for verb in (opened, lambda root: up(root, 1, EngineKind.SIM, print), lambda root: down(root, print)):
+        with pytest.raises(FolderNotTrusted, match=told):
+            verb(tmp_path)
 
 
 def test_a_stack_is_laid_down_in_a_folder_that_is_not_there_yet_and_ours_alone(tmp_path, monkeypatch):
-    """As at the first `loraplane dev up`."""
-    root = tmp_path / "new" / "stack"
+    """As at the first `loraplane dev up`; a link to nowhere is told."""
 
     def seen(folder: Path, *_: object) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -161,4 +131,7 @@ def test_a_stack_is_laid_down_in_a_folder_that_is_not_there_yet_and_ours_alone(t
 
     monkeypatch.setattr("registry.tools.devstack.stack_verbs.set_up", seen)
     with pytest.raises(StackError, match="no further"):
-        up(root, 1, EngineKind.SIM, print)
+        up(tmp_path / "new" / "stack", 1, EngineKind.SIM, print)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FolderNotTrusted, match="remove it"):
+        check_own(tmp_path / "link")

@@ -1,0 +1,265 @@
+"""Which interpreter runs vLLM with which plugin, what is installed for it, and the programs of this room."""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+import sidecar
+from registry.tools import devstack
+from registry.tools.devstack import engine_environment, engine_install, tiny_adapters, tiny_model
+from registry.tools.devstack.engine_environment import (
+    PACKAGE,
+    VARIABLE,
+    EngineNotFound,
+    PluginNotInstalled,
+    find_engine_python,
+    plugin_environment,
+    plugin_folder,
+)
+from registry.tools.devstack.engine_install import InstallFailed, install
+from registry.tools.devstack.tiny_adapters import write_adapter
+
+
+def interpreter(folder: Path) -> Path:
+    """The engine environment of a folder."""
+    python = folder / ".venv-engine" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    return python
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch) -> SimpleNamespace:
+    """Folders in which nothing is yet: the current one, and the project."""
+    made = SimpleNamespace(here=tmp_path / "here", project=tmp_path / "project")
+    made.here.mkdir()
+    monkeypatch.chdir(made.here)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(engine_environment, "__file__", str(made.project / "registry" / "tools" / "devstack" / "x.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    return made
+
+
+def test_the_engine_of_this_folder_goes_before_that_of_the_project(places):
+    of_project = interpreter(places.project)
+    assert find_engine_python() == of_project
+    of_here = interpreter(places.here)
+    assert find_engine_python() == of_here
+    of_here.chmod(0o644)
+    assert find_engine_python() == of_project, "what cannot be run is none"
+
+
+def test_the_one_that_is_named_goes_before_all_and_no_other_is_taken_for_it(places, monkeypatch, tmp_path):
+    interpreter(places.here)
+    named = interpreter(tmp_path / "named")
+    monkeypatch.setenv(VARIABLE, str(named))
+    assert find_engine_python() == named
+    monkeypatch.setenv(VARIABLE, f"{named}x")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    with pytest.raises(EngineNotFound, match=rf"{named}x is not there; make it with: make engine.*{VARIABLE}"):
+        find_engine_python()
+
+
+def test_a_link_is_that_environment_and_what_it_leads_to_is_another(places, monkeypatch, tmp_path):
+    """A relative name is made absolute: the engine is started elsewhere."""
+    interpreter(tmp_path / "elsewhere").rename(tmp_path / "python3")
+    (places.here / "python").symlink_to(tmp_path / "python3")
+    monkeypatch.setenv(VARIABLE, "python")
+    assert find_engine_python() == places.here / "python"
+
+
+def test_without_an_environment_our_own_has_to_have_vllm(places, monkeypatch):
+    with pytest.raises(EngineNotFound, match=r"\.venv-engine\) is not there.*--engine sim"):
+        find_engine_python()
+    asked: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: (asked.append(name), object())[1])
+    assert (find_engine_python(), asked) == (Path(sys.executable), ["vllm"])
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[str]:
+    """What an install does, in its order; nothing is installed."""
+    did: list[str] = []
+
+    def create(folder: Path, *, with_pip: bool) -> None:
+        did.append(f"create {folder.name} {'with' if with_pip else 'without'} pip")
+        interpreter(folder.parent)
+
+    def run(command: list[str], what: str) -> None:
+        did.append(f"{what}: {' '.join(command[1:])}")
+
+    monkeypatch.setattr(engine_install.venv, "create", create)
+    monkeypatch.setattr(engine_install, "_run", run)
+    return did
+
+
+PIP = "-m pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement"
+
+IMPORT = "importing vllm, torch and peft: -c import peft, torch, vllm"
+
+
+def test_an_environment_is_made_once_and_completed_each_time(tmp_path, steps):
+    """A run that broke off is gone on with. What was installed is tried at the end."""
+    listed = f"installing the packages of requirements/engine.txt: {PIP} {tmp_path / 'list.txt'}"
+    complete = [f"installing torch's CPU build: {PIP} {engine_install._TORCH}", listed, IMPORT]
+    install(tmp_path / ".venv-engine", tmp_path / "list.txt")
+    assert steps == ["create .venv-engine with pip", *complete]
+    steps.clear()
+    install(tmp_path / ".venv-engine", tmp_path / "list.txt")
+    assert steps == complete
+
+
+def test_without_a_build_for_cpus_the_plain_one_is_taken(tmp_path, monkeypatch, steps, capsys):
+    def run(command: list[str], what: str) -> None:
+        if command[-1].endswith("torch-cpu.txt"):
+            raise InstallFailed("no such build")
+        steps.append(what)
+
+    monkeypatch.setattr(engine_install, "_run", run)
+    install(tmp_path / ".venv-engine")
+    assert steps[1:] == ["installing the packages of requirements/engine.txt", "importing vllm, torch and peft"]
+    assert "no such build" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [((3, 11), False), ((3, 10), True), ((3, 12), True)], ids=str)
+def test_another_python_is_refused_before_anything_is_made(tmp_path, monkeypatch, steps, version, is_refused):
+    monkeypatch.setattr(engine_install, "sys", SimpleNamespace(version_info=(*version, 4, "final", 0)))
+    if is_refused:
+        with pytest.raises(InstallFailed, match=r"run this with python3\.11"):
+            install(tmp_path / ".venv-engine")
+        assert steps == []
+    else:
+        install(tmp_path / ".venv-engine")
+        assert steps[-1] == IMPORT
+
+
+def test_the_package_is_that_of_this_installation_whatever_it_was_before(tmp_path):
+    """An installation that moved, or is another, would leave vLLM with the old plugin, or none."""
+    ours = Path(sidecar.__file__).parent
+    for _ in range(2):
+        assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
+    (tmp_path / PACKAGE).unlink()
+    (tmp_path / PACKAGE).symlink_to(tmp_path / "gone")
+    assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
+
+
+POINTS = [
+    EntryPoint("loraplane", "a:general", "vllm.general_plugins"),
+    EntryPoint("loraplane", "a:endpoint", "vllm.endpoint_plugins"),
+    EntryPoint("loraplane", "a:command", "console_scripts"),
+]
+
+
+def test_vllm_finds_our_entry_points_there_and_nothing_else(tmp_path, monkeypatch):
+    found = SimpleNamespace(entry_points=POINTS, version="1.2.3")
+    monkeypatch.setattr(engine_environment, "distribution", lambda name: found if name == "loraplane" else None)
+    assert plugin_folder(tmp_path / "deep" / "plugin") == tmp_path / "deep" / "plugin"
+    info = tmp_path / "deep" / "plugin" / "loraplane-1.2.3.dist-info"
+    assert (info / "METADATA").read_text() == "Metadata-Version: 2.1\nName: loraplane\nVersion: 1.2.3\n"
+    assert (info / "entry_points.txt").read_text() == (
+        "[vllm.general_plugins]\nloraplane = a:general\n[vllm.endpoint_plugins]\nloraplane = a:endpoint\n"
+    )
+    assert plugin_environment(tmp_path) == {
+        "PYTHONPATH": str(tmp_path),
+        "VLLM_PLUGINS": "loraplane",
+        "LORAPLANE_PLUGIN": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("points", "spec"),
+    [
+        (POINTS[1:], SimpleNamespace(origin="/x/y.py")),
+        (POINTS[:1], SimpleNamespace(origin="/x/y.py")),
+        ([*POINTS[:1]] * 2, SimpleNamespace(origin="/x/y.py")),
+        ([], SimpleNamespace(origin="/x/y.py")),
+        (POINTS, None),
+        (POINTS, SimpleNamespace(origin=None)),
+    ],
+    ids=["no general", "no endpoint", "one twice", "none", "no package", "a package without files"],
+)
+def test_an_installation_without_the_plugin_is_told_before_anything_is_written(tmp_path, monkeypatch, points, spec):
+    found = SimpleNamespace(entry_points=points, version="1")
+    monkeypatch.setattr(engine_environment, "distribution", lambda _: found)
+    monkeypatch.setattr(engine_environment, "find_spec", lambda _: spec)
+    with pytest.raises(PluginNotInstalled, match="make install"):
+        plugin_folder(tmp_path / "plugin")
+    assert not (tmp_path / "plugin").exists()
+
+
+@pytest.mark.parametrize("name", ["demo", "engine_install", "reference", "tiny_adapters", "tiny_model"])
+def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
+    """Also the one that runs where torch is, which here is a stand-in."""
+    for module in ("torch", "peft", "transformers"):
+        monkeypatch.setitem(sys.modules, module, MagicMock())
+    program = f"{devstack.__name__}.{name}"
+    monkeypatch.delitem(sys.modules, program, raising=False)
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(program, run_name="__main__")
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out.lower()
+
+
+@pytest.mark.parametrize(("more", "seed"), [((), 0), (("--seed", "7"), 7)])
+def test_a_tiny_model_is_made_where_it_is_asked_for(monkeypatch, more, seed):
+    made: list[tuple[Path, int]] = []
+    monkeypatch.setattr(tiny_model, "write_model", lambda folder, *, seed: made.append((folder, seed)))
+    monkeypatch.setattr("sys.argv", ["tiny_model", "--out", "m", *more])
+    tiny_model.main()
+    assert made == [(Path("m"), seed)]
+
+
+@pytest.mark.parametrize("program", [tiny_model, tiny_adapters], ids=["model", "adapters"])
+@pytest.mark.parametrize("given", [[], ["--model", "m"]], ids=["nothing", "no place"])
+def test_what_is_not_told_where_to_write_writes_nothing(monkeypatch, capsys, program: Any, given):
+    monkeypatch.setattr("sys.argv", ["program", *given])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert (ended.value.code, "--out" in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((), [("out", 0)]),
+        (("--seed", "3"), [("out", 3)]),
+        (("--name", "a"), [("out/a", "0/a")]),
+        (("--name", "a", "--name", "b", "--seed", "2"), [("out/a", "2/a"), ("out/b", "2/b")]),
+    ],
+    ids=str,
+)
+def test_tiny_adapters_are_made_by_name_each_with_weights_of_its_own(monkeypatch, more, expected):
+    made: list[tuple[str, int | str, Path]] = []
+    monkeypatch.setattr(
+        tiny_adapters, "write_adapter", lambda folder, *, seed, model: made.append((str(folder), seed, model))
+    )
+    monkeypatch.setattr("sys.argv", ["tiny_adapters", "--model", "m", "--out", "out", *more])
+    tiny_adapters.main()
+    assert made == [(folder, seed, Path("m")) for folder, seed in expected]
+
+
+def test_tiny_adapters_need_a_base_model(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tiny_adapters", "--out", "out"])
+    with pytest.raises(SystemExit):
+        tiny_adapters.main()
+    assert "--model" in capsys.readouterr().err
+
+
+def test_an_adapter_is_written_into_a_folder_that_is_there_or_not(tmp_path):
+    for _ in range(2):
+        write_adapter(tmp_path / "deep" / "a", seed=1)
+    assert {file.name for file in (tmp_path / "deep" / "a").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
