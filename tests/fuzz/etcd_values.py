@@ -43,12 +43,12 @@ from tests.integration.admin.test_hostile_values import reads
 from tests.properties.verify.test_any_value import KINDS, _last, survives
 from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
 from tests.support.etcd import make_cluster
+from tests.support.fake_admin import FakeAdmin, connected
 from tests.support.records import KEYS, POOL, record
 from tests.support.records import put as put_event
 from tests.support.residency_world import Replicas, engine_status, presence, replica_status
 from tests.support.rig import running_rig
 from tests.support.waiting import eventually
-from tests.support.fake_admin import FakeAdmin, connected
 from tests.unit.cli.test_diagnosis import NOW
 
 PLACED = {"placement": {"replicas": 2, "selector": {"zone": "a"}}}

@@ -336,7 +336,7 @@ def served(admin: FakeAdmin) -> Iterator[str]:
             server.stop(None).wait()
 
 
-def _handler(admin: FakeAdmin, method: Any) -> grpc.RpcMethodHandler:
+def _handler(admin: FakeAdmin, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
     make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
     answer = _stream if method.server_streaming else _unary
     read = getattr(pb, method.input_type.name).FromString

@@ -17,8 +17,8 @@ from registry.lora.directory import digest_of
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
 from tests.integration.sources.conftest import PATIENT
-from tests.support.web import Exchange, Site
 from tests.support.fake_admin import FakeAdmin, applied, connected
+from tests.support.web import Exchange, Site
 
 GONE = "sha256:" + "0" * 64
 

@@ -388,7 +388,7 @@ NO_BACKUP = [
 @pytest.mark.parametrize("content", NO_BACKUP, ids=range(len(NO_BACKUP)))
 def test_what_is_no_whole_backup_is_refused(content):
     """X2 unbreakable: a checksum is soon made; bad input gets one clear error, never an internal one."""
-    with pytest.raises(CliError, match="is no whole backup|its checksum differs") as raised:
+    with pytest.raises(CliError, match=r"is no whole backup|its checksum differs") as raised:
         records_of(content, "b.jsonl")
     assert (raised.value.failure.exit, raised.value.failure.field) == (4, "b.jsonl")
 

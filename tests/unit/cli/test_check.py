@@ -93,12 +93,6 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     assert kept.architecture == "Qwen3MoeForCausalLM"
 
 
-@pytest.mark.parametrize(("engine", "expected"), [("", "vllm"), ("sglang", "sglang")])
-def test_an_adapter_is_compared_as_the_engine_of_its_pool_takes_it(engine, expected):
-    read = base_of_pool(pb.Pool(engine=engine, base=pb.BaseShapes(architecture="", head_size=0)))
-    assert (read.engine, read.architecture, read.head_size, read.evidence) == (expected, None, None, None)
-
-
 def test_the_signature_is_of_the_files_in_the_folder(capsys, adapter, tmp_path):
     _, public = make_key(tmp_path)
     arguments = [str(adapter), "--key", str(tmp_path / "key.pem")]
@@ -292,6 +286,14 @@ def test_the_digest_is_that_of_a_record(capsys, adapter):
 def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(capsys, base, adapter):
     read = read_base(base, ("name",))
     assert (base_of_pool(pb.Pool(base=base_message(read))), base_of_pool(pb.Pool())) == (read, None)
+    for engine, expected in (("", "vllm"), ("sglang", "sglang")):
+        of_pool = base_of_pool(pb.Pool(engine=engine, base=pb.BaseShapes(architecture="", head_size=0)))
+        assert (of_pool.engine, of_pool.architecture, of_pool.head_size, of_pool.evidence) == (
+            expected,
+            None,
+            None,
+            None,
+        )
     (adapter / "adapter_config.json").write_text("{")
     assert run(["-o", "json", "check", str(adapter), "--base-model", str(base), "--explain"]) == 4
     assert json.loads(capsys.readouterr().out)["matrices"] == []

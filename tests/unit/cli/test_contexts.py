@@ -49,33 +49,6 @@ def prod(call, address, admin, tmp_path):
     return tmp_path / "etc/loraplane/config.json"
 
 
-def test_its_place(monkeypatch):
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.delenv("LORAPLANE_CONFIG", raising=False)
-    monkeypatch.setenv("HOME", "/home/kim")
-    assert str(context_path()) == "/home/kim/.config/loraplane/config.json"
-    monkeypatch.setenv("LORAPLANE_CONFIG", "/x/c.json")
-    assert str(context_path()) == "/x/c.json"
-
-
-def test_the_stack_of_this_folder_goes_before_the_current_context(call, prod, tmp_path, admin):
-    """A tour in a folder of its own does not change production."""
-    (tmp_path / ".loraplane").mkdir(mode=0o700)
-    (tmp_path / ".loraplane/stack.json").write_text("{}")
-    ran = call("add sql --source s3://b/sql")
-    assert (ran.code, "does not run" in ran.err, admin.asked("ApplyAdapters")) == (6, True, [])
-    assert call("add sql --source s3://b/sql --context prod").code == 0
-
-
-@pytest.mark.parametrize("name", ["ca", "cert", "key"])
-def test_each_certificate_that_is_typed_goes_before_its_own_alone(call, prod, name):
-    call("config set-context prod --admin h:1 --tls-ca /c/ca --tls-cert /c/cert --tls-key /c/key")
-    call("config use-context prod")
-    typed, kept = Path(f"/t/{name}"), {one: Path(f"/c/{one}") for one in ("ca", "cert", "key")}
-    given = GlobalOptions(None, None, Output(Format.TABLE), Tls(**{name: typed}), [f"tls_{name}"])
-    assert session_from(given, "get").tls == Tls(**(kept | {name: typed}))
-
-
 @pytest.mark.parametrize(
     "line",
     ["delete sql", "delete -f f.yaml", "pool delete dev", "pool confirm-removals dev --revision 5"],
@@ -112,16 +85,6 @@ def test_a_file_that_cannot_be_understood_is_not_guessed_at(call, prod, text, to
     ran = call("get pools")
     assert (ran.code, told in ran.err, ran.err.count("\n")) == (2, True, 1)
     assert call("explain adapter").code == 0
-
-
-def test_a_file_that_others_may_write_is_not_believed(call, prod):
-    """It says whom commands talk to, and with which certificates."""
-    prod.chmod(0o620)
-    ran = call("get pools")
-    assert (ran.code, "may be written by others" in ran.err) == (4, True)
-    prod.chmod(0o600)
-    prod.parent.chmod(0o770)
-    assert call("get pools").code == 4
 
 
 CA, CERT, KEY = Path("/c/ca"), Path("/c/cert"), Path("/c/key")
@@ -183,20 +146,6 @@ def test_an_address_and_a_context_named_alike_are_refused(two, typed):
         session("a:1", "bare", *typed)
 
 
-@pytest.mark.parametrize("command", ["completion", "config", "dev", "digest", "explain", "schema"])
-def test_commands_that_ask_no_service_read_no_contexts(two, command):
-    two.path.write_text("{")
-    assert session("a:1", "none", "admin", "named_context", command=command).context is None
-    with pytest.raises(CliError):
-        session()
-
-
-def test_certificates_are_those_of_the_context_unless_they_are_typed(two):
-    assert session(tls=TYPED).tls == Tls(CA, CERT, KEY), "a variable is of another service"
-    assert session(None, None, "tls_ca", "tls_cert", "tls_key", tls=TYPED).tls == TYPED
-    assert session(None, "bare", tls=TYPED).tls == Tls(None, None, None)
-
-
 def test_the_context_that_is_changed_is_told_unless_it_was_typed(capsys):
     named = {"context": PROD, "context_name": "prod"}
     for form, more, told in (
@@ -207,15 +156,6 @@ def test_the_context_that_is_changed_is_told_unless_it_was_typed(capsys):
     ):
         Session("p:1", form, Tls(), **more)._tell_context()
         assert capsys.readouterr().err == told
-
-
-def test_request_ids():
-    """W3: one that is given stays; two that are made differ."""
-    assert request_id_or_new("q1") == "q1"
-    assert request_id_or_new(None) != request_id_or_new(None)
-    with pytest.raises(CliError) as raised:
-        request_id_or_new("")
-    assert raised.value.failure.field == "--request-id"
 
 
 PLAIN = Session("a:1", Format.TABLE, Tls())
@@ -246,20 +186,6 @@ def test_where_nobody_is_there_nothing_is_removed(says, capsys):
         agree(PROTECTED, ["x"], yes=False, what="drop")
 
 
-@pytest.mark.parametrize(("count", "more"), [(20, []), (21, ["and 1 more"]), (25, ["and 5 more"])])
-def test_the_first_twenty_are_shown(says, capsys, count, more):
-    says(None)
-    agree(PLAIN, many(count), yes=True)
-    assert capsys.readouterr().err.splitlines() == [*(f"delete {one}" for one in many(20)), *more]
-
-
-def test_standard_error_of_programs_stays_theirs(says, capsys):
-    says(None)
-    agree(AS_JSON, many(2), yes=True)
-    agree(PLAIN, [], yes=False)
-    assert capsys.readouterr().err == ""
-
-
 def test_what_stands_on_the_command_line_is_asked_about_where_it_is_protected(says, capsys):
     says(None)
     ask_protected(PLAIN, ["dev"], yes=False)
@@ -277,20 +203,6 @@ def test_prune_and_labels_go_together(prune, selector):
     with pytest.raises(CliError, match="go together"):
         to_prune(PLAIN, [], selector, 10, 1.0, prune=prune)
     assert to_prune(PLAIN, [], None, 10, 1.0, prune=False) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("-o manifest export", "-o manifest goes with get adapters"),
-        ("-o jsonpath={.a} history a", "-o jsonpath goes with get"),
-        ("-o custom-columns=A:.a describe pool p", "-o custom-columns goes with get"),
-    ],
-)
-def test_forms_that_only_get_has(capsys, monkeypatch, line, told):
-    monkeypatch.setenv("LORAPLANE_ADMIN", "127.0.0.1:1")
-    assert run(line.split()) == 2
-    assert told in capsys.readouterr().err
 
 
 def test_a_question_is_seen_before_its_answer_is_waited_for(monkeypatch):
@@ -536,3 +448,71 @@ def test_how_a_command_ends(monkeypatch, capsys, ends, code, told):
 
     monkeypatch.setattr(main, "make_command", Command)
     assert (run(["get", "pools"]), capsys.readouterr()) == (code, ("", told))
+
+
+def test_a_file_is_believed_where_it_should_be_and_nobody_else_may_write_it(call, prod, tmp_path, admin, monkeypatch):
+    """It says whom commands talk to. The stack of this folder goes before it: a tour does not change production."""
+    (tmp_path / ".loraplane").mkdir(mode=0o700)
+    (tmp_path / ".loraplane/stack.json").write_text("{}")
+    ran = call("add sql --source s3://b/sql")
+    assert (ran.code, "does not run" in ran.err, admin.asked("ApplyAdapters")) == (6, True, [])
+    assert call("add sql --source s3://b/sql --context prod").code == 0
+    (tmp_path / ".loraplane/stack.json").unlink()
+    for path, mode in ((prod, 0o620), (prod.parent, 0o770)):
+        before = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(mode)
+        ran = call("get pools")
+        assert (ran.code, "may be written by others" in ran.err) == (4, True)
+        path.chmod(before)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/kim")
+    assert str(context_path()) == "/home/kim/.config/loraplane/config.json"
+    monkeypatch.setenv("LORAPLANE_CONFIG", "/x/c.json")
+    assert str(context_path()) == "/x/c.json"
+
+
+def test_certificates_are_those_of_the_context_unless_they_are_typed(two):
+    """Each by itself; a variable is of another service."""
+    kept = {"ca": CA, "cert": CERT, "key": KEY}
+    for name in kept:
+        typed = Path(f"/t/{name}")
+        found = session(None, None, f"tls_{name}", tls=Tls(**{name: typed}))
+        assert found.tls == Tls(**(kept | {name: typed}))
+    assert session(tls=TYPED).tls == Tls(CA, CERT, KEY)
+    assert session(None, None, "tls_ca", "tls_cert", "tls_key", tls=TYPED).tls == TYPED
+    assert session(None, "bare", tls=TYPED).tls == Tls(None, None, None)
+
+
+@pytest.mark.parametrize("command", ["completion", "config", "dev", "digest", "explain", "schema"])
+def test_commands_that_ask_no_service_read_no_contexts(two, monkeypatch, command):
+    """W3: of request ids one that is given stays, two that are made differ."""
+    two.path.write_text("{")
+    assert session("a:1", "none", "admin", "named_context", command=command).context is None
+    with pytest.raises(CliError):
+        session()
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(two.path.parent / "none.json"))
+    found = session(tls=TYPED)
+    assert (found.context, found.context_name, found.named_admin, found.tls) == (None, "", None, TYPED)
+    assert (request_id_or_new("q1"), request_id_or_new(None) != request_id_or_new(None)) == ("q1", True)
+    with pytest.raises(CliError) as raised:
+        request_id_or_new("")
+    assert raised.value.failure.field == "--request-id"
+
+
+@pytest.mark.parametrize(("count", "more"), [(20, []), (21, ["and 1 more"]), (25, ["and 5 more"])])
+def test_the_first_twenty_are_shown(says, capsys, count, more):
+    """Standard error of programs stays theirs."""
+    says(None)
+    agree(AS_JSON, many(2), yes=True)
+    agree(PLAIN, [], yes=False)
+    agree(PLAIN, many(count), yes=True)
+    assert capsys.readouterr().err.splitlines() == [*(f"delete {one}" for one in many(20)), *more]
+
+
+@pytest.mark.parametrize(
+    "line", ["-o manifest export", "-o jsonpath={.a} history a", "-o custom-columns=A:.a describe pool p"]
+)
+def test_forms_that_only_get_has(cli, line):
+    ran = cli(*line.split())
+    form = line.split()[1].partition("=")[0]
+    assert (ran.code, f"-o {form} goes with get" in ran.err) == (2, True)

@@ -347,7 +347,10 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (said(lazy={"count": 2, "servable": False, "reason": "not_ready"}), ""),
     (said(lazy=[]), ""),
     (pool(replica(ready=False, lazy=Lazy(count=1, servable=False, reason="not_ready"))), "E not_ready"),
-    (pool(replica(ready=False, note="another base", warnings=of_all("etcd_proxy", "by it"))), "E not_ready, W etcd_proxy"),
+    (
+        pool(replica(ready=False, note="another base", warnings=of_all("etcd_proxy", "by it"))),
+        "E not_ready, W etcd_proxy",
+    ),
     (pool(replica(store=stored(300 * MIB, in_use_bytes=2000 * MIB, largest_bytes=40 * MIB))), ""),
     (pool(replica(store=stored(200 * MIB, in_use_bytes=2000 * MIB, largest_bytes=40 * MIB))), "W store_nearly_full"),
     (pool(replica(store=stored(40 * MIB, in_use_bytes=80 * MIB, largest_bytes=40 * MIB))), "W store_nearly_full"),

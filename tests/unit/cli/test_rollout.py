@@ -66,7 +66,7 @@ HALF_BAD = rollout(SERVING, FAILED, done=True, failure="replicas_failed")
     ],
 )
 def test_when_it_is_served(min_ready, of, is_served, fate):
-    """By fewer than all where so many suffice; not by a generation that is no more, nor by one that only canaries have."""
+    """By fewer than all where so many suffice; by no generation that is no more, nor one that only canaries have."""
     assert (target(min_ready).is_served(of), fate_of(target(min_ready), of)) == (is_served, fate)
 
 
@@ -99,6 +99,7 @@ def instead(serving_generation: int) -> pb.Rollout:
     return made
 
 
+NO = (FAILED, "bad", "no")
 TOLD = {
     "1 of 3 replicas serve it (r1 pending: staging, r2 failed: bad - no)": rollout(
         SERVING, LATE, (FAILED, "bad", "no")

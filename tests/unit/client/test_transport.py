@@ -387,7 +387,11 @@ async def test_what_is_refused_is_not_repeated_and_each_page_has_the_time_of_a_c
 async def test_a_stream_that_is_left_is_ended_for_the_service_too(admin, address, monkeypatch, answers):
     """R16 bounded: it would go on sending to nobody."""
     ended: list[object] = []
-    monkeypatch.setattr(FakeStream, "cancel", lambda stream: ended.append(stream))
+
+    def cancel(stream: FakeStream) -> None:
+        ended.append(stream)
+
+    monkeypatch.setattr(FakeStream, "cancel", cancel)
     admin.answers["WatchRollout"] = [[pb.Rollout(name=one) if isinstance(one, str) else one for one in answers]]
     calls, request = AdminCalls(address, None, 30.0), pb.WatchRolloutRequest(pool="p")
     stream = calls.stream("WatchRollout", request, pb.Rollout, 7.0)
