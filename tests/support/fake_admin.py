@@ -79,6 +79,14 @@ class Hold:
     """Nothing more comes until the client gives up."""
 
 
+@dataclass(frozen=True)
+class Slow:
+    """What takes a moment, in which a client may do something else."""
+
+    item: Any
+    seconds: float = 0.3
+
+
 def applied(request: pb.ApplyAdaptersRequest, revision: int = 7) -> pb.ApplyAdaptersResponse:
     """The answer of a service that carries everything out, and had none of it."""
     return pb.ApplyAdaptersResponse(
@@ -290,6 +298,9 @@ class FakeStream:
             item = next(self._items) if self._items else await self._in_time(self._admin.turn(self._method, self))
         except StopIteration:
             raise StopAsyncIteration from None
+        if isinstance(item, Slow):
+            await self._in_time(asyncio.sleep(item.seconds))
+            item = item.item
         if isinstance(item, Refusal):
             raise item.error()
         if isinstance(item, Hold):

@@ -26,7 +26,7 @@ from registry.model.errors import Unavailable
 from registry.tools.devstack.processes import Process, remember
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER, EngineKind, make_layout, pid_file, save
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import FakeAdmin, Hold, Refusal, applied
+from tests.support.fake_admin import FakeAdmin, Hold, Refusal, Slow, applied
 from tests.support.unanswered import nobody_listens
 
 
@@ -232,7 +232,7 @@ def without_etcd(admin, monkeypatch) -> FakeAdmin:
 @pytest.mark.parametrize("given", ["10", "30", "60"])
 def test_a_change_ends_as_well_once_etcd_is_known_to_be_away(cli, without_etcd, given):
     """W8 no-false-fail: it may have been made, so the error says how that is settled; who gives a time waits."""
-    without_etcd.answers["ApplyAdapters"] = [Hold(), applied]
+    without_etcd.answers["ApplyAdapters"] = [Hold(), lambda request: Slow(applied(request))]
     ran = cli("delete", "adapter", "a", "--pool", "dev", "--request-id", "q1")
     assert (ran.code, "ETCD_UNAVAILABLE: the admin service at" in ran.err, "--request-id q1" in ran.err) == (
         6,
@@ -249,7 +249,7 @@ def test_a_question_is_given_up_as_well_once_etcd_is_known_to_be_away(cli, witho
     without_etcd.answers |= {"ListPools": [Hold()], "GetPool": [Hold()]}
     ran = cli("-o", "name", *line.split())
     assert (ran.code, "reaches no majority of etcd" in ran.err) == (6, True)
-    without_etcd.answers |= {"ListPools": pools, "GetPool": [pb.Pool(name="dev")]}
+    without_etcd.answers |= {"ListPools": [Slow(pools[0])], "GetPool": [Slow(pb.Pool(name="dev"))]}
     assert cli("-o", "name", *line.split(), "--timeout", "60").out == "dev\n"
     without_etcd.answers["Check"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED)]
     assert cli("-o", "name", *line.split()).out == "dev\n"

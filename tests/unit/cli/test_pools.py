@@ -73,14 +73,14 @@ def group(count: int, **labels: str) -> pb.ReplicaGroup:
 
 def test_a_pool_says_how_it_is(cli, admin):
     """R9 status-truth: of one list of replicas and one of counted adapters, and nothing of adapters that hide."""
-    failing = [pb.ResidenceCount(replicas=1, state=state) for state in (2, pb.RolloutReplica.FAILED)]
-    counted = [pb.AdapterResidency(name="a", generation=1, counts=failing)]
+    serving = [pb.ResidenceCount(replicas=1, state=pb.RolloutReplica.SERVING)]
+    counted = [pb.AdapterResidency(name="a", generation=1, counts=serving)]
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[replica(None)], lacking=7)]
     admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=counted), Hold()]]
     header, row = (line.split()[:4] for line in cli("get", "pools").lines)
-    assert (header, row) == (["NAME", "STATE", "REPLICAS", "ADAPTERS"], ["dev", "Degraded", "1/8", "0/1"])
+    assert (header, row) == (["NAME", "STATE", "REPLICAS", "ADAPTERS"], ["dev", "Degraded", "1/8", "1/1"])
     (item,) = cli("-o", "json", "get", "pools").json["items"]
-    assert item["status"] == {"state": "Degraded", "ready": 1, "replicas": 8, "served": 0, "adapters": 1}
+    assert item["status"] == {"state": "Degraded", "ready": 1, "replicas": 8, "served": 1, "adapters": 1}
     for more in (["--field-selector", "state=degraded"], ["--sort-by", "replicas"], ["--sort-by", "-adapters"]):
         assert cli("-o", "name", "get", "pools", *more).out == "dev\n"
     (asked, *_) = admin.asked("WatchResidency")
