@@ -108,7 +108,7 @@ def updated(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
     """The answer of a service in which all of it stands already, with other specs."""
     reply = applied(request)
     for result in reply.results:
-        result.outcome, result.adapter.generation = pb.AdapterResult.UPDATED, 2
+        result.outcome, result.adapter.generation = pb.AdapterResult.UPDATED, 4
     return reply
 
 

@@ -244,14 +244,14 @@ def history_of(*earlier: pb.Adapter) -> object:
 
     def answer(asked: pb.ListAdapterHistoryRequest) -> pb.ListAdapterHistoryResponse:
         before = [one for one in earlier if one.name == asked.name]
-        return pb.ListAdapterHistoryResponse(generations=[pb.Adapter(name=asked.name, generation=2), *before])
+        return pb.ListAdapterHistoryResponse(generations=[pb.Adapter(name=asked.name, generation=4), *before])
 
     return answer
 
 
-def earlier(name: str) -> pb.Adapter:
+def earlier(name: str, generation: int = 3) -> pb.Adapter:
     spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/v0"), priority=7)
-    return pb.Adapter(name=name, pool="dev", generation=1, spec=spec)
+    return pb.Adapter(name=name, pool="dev", generation=generation, spec=spec)
 
 
 def test_what_changes_of_an_adapter_is_told(cli, admin, manifest):
@@ -264,7 +264,7 @@ def test_what_changes_of_an_adapter_is_told(cli, admin, manifest):
     both = cli("apply", "-f", manifest("a", "b", "c")).out.splitlines()
     assert both[:3] == [*(f"a: {line}" for line in told), "b: priority: 7 → 0"]
     assert "→" not in cli("apply", "-f", manifest("a"), "--retry").out, "whose generation stays is not looked up"
-    for unknown in (history_of(), Refusal(grpc.StatusCode.UNIMPLEMENTED)):
+    for unknown in (history_of(), history_of(earlier("a", 2)), Refusal(grpc.StatusCode.UNIMPLEMENTED)):
         admin.answers["ListAdapterHistory"] = [unknown]
         ran = cli("apply", "-f", manifest("a"))
         assert (ran.code, "→" in ran.out) == (0, False)
@@ -281,7 +281,7 @@ def test_of_up_to_twenty_changes_fields_are_told(cli, admin, manifest, count, is
 def there(**spec: object) -> pb.Adapter:
     source = pb.Source(uri="s3://b/v1", digest="sha256:" + "1" * 64, signature="s")
     whole = pb.AdapterSpec(source=source, labels={"team": "bi", "old": "1"}, **spec)
-    return pb.Adapter(name="sql", pool="dev", generation=1, etag="9", spec=whole)
+    return pb.Adapter(name="sql", pool="dev", generation=3, etag="9", spec=whole)
 
 
 def test_set_changes_what_it_names_and_shows_it(cli, admin):
