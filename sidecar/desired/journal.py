@@ -120,9 +120,12 @@ class Journal:
         self._unsynced.set()
         hit(Point.ENTRY_APPENDED)
 
-    async def rewrite(self, base: SnapshotBase) -> None:
-        """Writes a new base; entries appended meanwhile go to the journal after it."""
-        self._number += 2 if self._has_gap else 1
+    async def rewrite(self, base: SnapshotBase, *, is_list: bool = False) -> None:
+        """Writes a new base; entries appended meanwhile go to the journal after it.
+
+        `is_list`: it did not come of the entries before it, so what follows must never be folded into these.
+        """
+        self._number += 2 if self._has_gap or is_list else 1
         self._has_gap = False
         number = self._number
         self._open(number)
@@ -228,6 +231,7 @@ class Journal:
                         self._journal_bytes += len(line)
                         entries.extend(decode_entries(line))
                 number += 1
+            self._has_gap = self._has_gap or any(later > number for later in present)
         except (OSError, SnapshotDamaged) as error:
             _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
             self._has_gap = True

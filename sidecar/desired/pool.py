@@ -41,19 +41,22 @@ class PoolWatcher:
         self.record: bytes | None = None
         self.confirmed_revision = 0
 
-    async def run(self, is_behind: Callable[[int], bool], on_change: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, followed: Callable[[], int], on_change: Callable[[], Awaitable[None]]) -> None:
         """Runs until it is cancelled.
 
-        `is_behind` tells whether a revision is below what was followed; `on_change` is awaited after each change.
+        `followed` tells the revision up to which adapters are followed; `on_change` is awaited after each change.
         """
         reflector = Reflector(self._client, self._key, self._key + b"\0", resume=None, rng=self._clock.rng)
         async with aclosing(reflector.stream()) as reflections:
+            # Adapters may move on while a list is under way: it is behind if it is older than what was known before.
+            known = followed()
             async for reflection in reflections:
+                known, before = followed(), known
                 match reflection:
                     case Listed(revision=revision, kvs=kvs):
                         # A pool that a list lacks now may have been lost with its store; only an event deletes it.
                         is_missing = not kvs and self.record is not None
-                        self._note(kvs[0] if kvs else None, is_doubtful=is_behind(revision) or is_missing)
+                        self._note(kvs[0] if kvs else None, is_doubtful=revision < before or is_missing)
                     case Changed(events=events):
                         self._note(events[-1].kv, is_doubtful=False)
                     case Progressed() | Connected() | Disconnected():

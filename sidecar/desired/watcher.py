@@ -122,6 +122,7 @@ class Watcher:
         self._heard = asyncio.Event()
         self._packing = Packing(self._informer)
         self._taking = asyncio.Lock()
+        self._is_written = True
 
     def record(self, key: str) -> AnyRecord | None:
         """The raw record under a name key. It may already be newer than what the mailbox says of it."""
@@ -154,7 +155,7 @@ class Watcher:
 
     def _post_renewed(self, before: DesiredState) -> None:
         # While nothing is to be acted upon yet, the state comes in force with the rest.
-        if self._informer.state is not before and self._mailbox.snapshot.desired is not None:
+        if self._informer.state is not before and self._mailbox.snapshot.desired is not None and self._is_written:
             self._post(self._mailbox.snapshot)
 
     def restore(self) -> None:
@@ -179,7 +180,7 @@ class Watcher:
         """Runs until it is cancelled."""
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "adapters": self._follow_adapters,
-            "pool": partial(self._pool_watcher.run, self._is_behind, self._judge_again),
+            "pool": partial(self._pool_watcher.run, lambda: self._informer.state.revision, self._judge_again),
             "members": self._members_watcher.run,
             "boot": self._act_upon_snapshot,
             "pack": self._packing.run,
@@ -222,8 +223,9 @@ class Watcher:
             await asyncio.sleep(CATCH_UP_SECONDS)
         except TimeoutError:
             _log.warning("acting_upon_snapshot", revision=self._informer.state.revision)
-        self._journal.append(AdaptersChanged(self._informer.state.revision, ()))  # etcd may have told of progress
-        self._post(self._mailbox.snapshot)
+        if self._is_written:  # a list comes in force by itself
+            self._journal.append(AdaptersChanged(self._informer.state.revision, ()))  # etcd may have told of progress
+            self._post(self._mailbox.snapshot)
 
     async def _follow_adapters(self) -> None:
         if self._journal.wants_base and not isinstance(self._state, Booting):
@@ -358,7 +360,9 @@ class Watcher:
         changed = self._informer.replace(candidate.revision, candidate.kvs.values())
         self._store, self._state = candidate.store, Following()
         if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
-            await self._rewrite()
+            self._is_written = False
+            await self._rewrite(is_list=True)
+            self._is_written = True
         named = cause.name if cause else "HELD"
         _log.info("listed", revision=candidate.revision, cause=named, changed=len(changed), former_revision=before)
         if is_confirmed:
@@ -399,9 +403,6 @@ class Watcher:
         """True while it is not known whether etcd's store may be followed."""
         return isinstance(self._state, Holding | Relisting)
 
-    def _is_behind(self, revision: int) -> bool:
-        return revision < self._informer.state.revision
-
     def _post(self, snapshot: Snapshot) -> None:
         """Puts the informer's state in force, together with what else the snapshot says."""
         state = self._informer.state
@@ -410,13 +411,11 @@ class Watcher:
         self._members_watcher.want(wanted=state.tally.by_members > 0)
         self._packing.wake()
 
-    async def _rewrite(self) -> None:
-        state, store = self._informer.state, self._store
-        records = dict(self._informer.raw)
-        pool_record = self._pool_watcher.record
-        known = (records, store.epoch, self._is_doubted, self._members_watcher.members, self._informer.memory.whole)
-        base = SnapshotBase(self._pool, store.cluster_id, state.revision, pool_record, *known)
-        await self._journal.rewrite(base)
+    async def _rewrite(self, *, is_list: bool = False) -> None:
+        state, store, pool = self._informer.state, self._store, self._pool_watcher.record
+        members, memory = self._members_watcher.members, self._informer.memory.whole
+        known = (pool, dict(self._informer.raw), store.epoch, self._is_doubted, members, memory)
+        await self._journal.rewrite(SnapshotBase(self._pool, store.cluster_id, state.revision, *known), is_list=is_list)
 
 
 def _has_terms(state: DesiredState, key: str) -> bool:

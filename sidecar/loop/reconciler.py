@@ -352,7 +352,7 @@ class Reconciler:
             observed=observed,
             plan=plan,
             ready=ready,
-            stale=not snapshot.connected or bool(snapshot.held),
+            stale=desired is None or not snapshot.connected or bool(snapshot.held),
             lazy=self._demand.situation(desired, plan),
             note="" if ready else self._why_not_ready(snapshot, plan),
             held=snapshot.held,

@@ -408,7 +408,7 @@ class StatusInputs:
         observed: the engine as it was last seen whole; None: it is out of reach or cannot be driven.
         plan: made from that look; None where there was none or no desired state.
         ready: the first plan since the engine started has been carried out.
-        stale: etcd is out of reach.
+        stale: etcd is out of reach, or it is not known yet what is desired.
         lazy: of the lazy adapters.
         note: why the replica is not ready; empty if it is.
         held: why the newest list is not followed; empty if it is.

@@ -137,6 +137,45 @@ def test_once_connected_what_changed_since_has_the_time_to_come(tmp_path):
     played(script, tmp_path)
 
 
+async def is_told_of_a_boot(scene: Scene) -> None:
+    scene.watcher._heard.set()
+    await scene.watcher._act_upon_snapshot()
+
+
+async def is_told_what_is_served(scene: Scene) -> None:
+    scene.watcher.note_served([("a", 1)])
+
+
+@pytest.mark.parametrize("news", [is_told_of_a_boot, is_told_what_is_served])
+@pytest.mark.parametrize("acts", [True, False], ids=["it acted before", "it does not act yet"])
+def test_nothing_of_a_list_is_acted_upon_before_it_is_on_disk(tmp_path, monkeypatch, news, acts):
+    """R2, R12: a slow disk; a kill amid the write leaves what was followed before, and no claim to know more."""
+
+    async def script(scene: Scene) -> None:
+        if acts:
+            await scene.watcher._act_upon_snapshot()
+        scene.mailbox.posted.clear()
+        write = asyncio.Event()
+
+        async def slow(*_: object) -> int:
+            return await write.wait()
+
+        monkeypatch.setattr(asyncio, "to_thread", slow)
+        listing = asyncio.create_task(scene.listed(20, kv("a", 18)))
+        await asyncio.sleep(1.0)
+        await news(scene)
+        assert all(one.desired is None or one.desired.revision < 20 for one in scene.mailbox.posted)
+        killed = booted(tmp_path)
+        killed.journal.close()
+        assert (killed.watcher._informer.state.revision, killed.watcher._informer.state.count) == (9, 2)
+        write.set()
+        await listing
+        assert (scene.mailbox.snapshot.desired.revision, scene.mailbox.snapshot.desired.count) == (20, 1)
+
+    written(tmp_path)
+    played(script, tmp_path)
+
+
 async def hears_of_progress(scene: Scene) -> None:
     boot = asyncio.create_task(scene.watcher._act_upon_snapshot())
     await scene.watcher._take(Connected("etcd-1"))
@@ -268,8 +307,8 @@ async def test_a_later_list_is_on_disk_before_it_is_acted_upon(tmp_path):
 def note_order(scene: Scene, order: list[str]) -> None:
     rewrite, post = scene.journal.rewrite, scene.watcher._post
 
-    async def noting_rewrite(base: SnapshotBase) -> None:
-        await rewrite(base)
+    async def noting_rewrite(base: SnapshotBase, **how: bool) -> None:
+        await rewrite(base, **how)
         order.append("on disk")
 
     def noting_post(snapshot: Any) -> None:

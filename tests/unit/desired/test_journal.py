@@ -370,6 +370,31 @@ async def test_what_is_appended_while_a_base_is_written_that_never_comes_is_not_
     assert (restored.base, restored.entries) == (base(2), (change(3), change(4)))
 
 
+async def test_what_comes_after_a_list_is_folded_into_nothing_that_was_before_it(tmp_path, monkeypatch):
+    """R2 replay-equal, R12: a kill before the base is whole; and what is followed then is found by the next boot."""
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    journal.append(change(2))
+
+    def killed(*_):
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await journal.rewrite(base(9), is_list=True)
+    journal.append(AdaptersChanged(9, ()))
+    journal.close()
+    again = Journal(tmp_path)
+    restored = again.restore("p")
+    assert (restored.base.revision, restored.entries) == (1, (change(2),))
+    assert again.wants_base, "whatever is appended now would stand behind the gap"
+    await again.rewrite(base(2))
+    again.append(change(3))
+    again.close()
+    assert Journal(tmp_path).restore("p").entries == (change(3),)
+
+
 async def test_a_new_base_is_wanted_once_the_journal_is_longer_than_the_base_and_no_more_then(tmp_path, monkeypatch):
     """R16 bounded: at most as much again as the base, over restarts as well."""
     monkeypatch.setattr("sidecar.desired.journal.MIN_JOURNAL_BYTES", 10)

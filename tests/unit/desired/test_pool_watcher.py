@@ -47,7 +47,7 @@ class Told:
     """A pool watcher that is told what its own watch says."""
 
     def __init__(self, folder: Path) -> None:
-        self.mailbox, self.folder, self.changes = Kept(), folder, 0
+        self.mailbox, self.folder, self.changes, self.followed = Kept(), folder, 0, FOLLOWED
         self.journal = Journal(folder)
         self.watcher = PoolWatcher(None, KEYS, POOL, self.mailbox, self.journal, Clock(random.Random(0)))  # type: ignore[arg-type]
         self.says: asyncio.Queue[Reflection] = asyncio.Queue()
@@ -92,7 +92,7 @@ async def told(tmp_path, monkeypatch) -> AsyncIterator[Told]:
         return told
 
     monkeypatch.setattr(module, "Reflector", made)
-    running = asyncio.create_task(told.watcher.run(lambda revision: revision < FOLLOWED, told.note_change))
+    running = asyncio.create_task(told.watcher.run(lambda: told.followed, told.note_change))
     yield told
     assert asked == [(KEYS.pool(POOL), KEYS.pool(POOL) + b"\0")], "one key, and no other pool's"
     running.cancel()
@@ -167,6 +167,15 @@ async def test_a_list_at_the_revision_of_the_adapters_waits_for_nothing(told):
     """R3: the first record to come is not one that comes late."""
     await told.hear(listed(record(1), revision=FOLLOWED))
     assert told.in_force == (True, 1)
+
+
+async def test_a_list_is_not_in_doubt_because_the_adapters_moved_on_while_it_was_under_way(told):
+    """R3, R19: with nothing else to come it would wait for ever, and the sidecar would make no plan."""
+    told.followed = FOLLOWED + 1
+    await told.hear(listed(record(1), revision=FOLLOWED))
+    assert (told.in_force, told.written) == ((True, 1), [record(1)])
+    await told.hear(Disconnected("it is away"), listed(record(2), revision=FOLLOWED))
+    assert told.in_force == (True, 1), "this one began when more was known"
 
 
 async def test_a_record_that_cannot_be_read_is_named_and_the_last_good_one_stays(told):

@@ -128,9 +128,9 @@ async def test_what_changes_in_a_list_that_is_held_writes_no_base(scene, monkeyp
     written: list[object] = []
     rewrite = scene.journal.rewrite
 
-    async def noting(base: object) -> None:
+    async def noting(base: object, **how: bool) -> None:
         written.append(base)
-        await rewrite(base)
+        await rewrite(base, **how)
 
     monkeypatch.setattr(scene.journal, "rewrite", noting)
     await scene.listed(60)
@@ -328,9 +328,9 @@ async def test_changes_are_written_to_the_journal_until_it_has_outgrown_its_base
     bases: list[int] = []
     rewrite = scene.journal.rewrite
 
-    async def noting(base: SnapshotBase) -> None:
+    async def noting(base: SnapshotBase, **how: bool) -> None:
         bases.append(base.revision)
-        await rewrite(base)
+        await rewrite(base, **how)
 
     monkeypatch.setattr(scene.journal, "rewrite", noting)
     for revision in range(51, 61):
@@ -380,9 +380,3 @@ async def test_a_store_that_has_caught_up_is_followed_with_what_shows_it(scene, 
     await scene.watcher._take(caught_up)
     assert (scene.state, scene.mailbox.snapshot.held) == (Following(), "")
     assert scene.mailbox.snapshot.desired.revision == 55
-
-
-async def test_only_what_is_older_than_the_adapters_comes_late(scene):
-    """R3, R15: of a quiet store the pool's record and the adapters are listed at the same revision, in either order."""
-    await scene.listed(50, *MANY)
-    assert [scene.watcher._is_behind(revision) for revision in (49, 50, 51)] == [True, False, False]
