@@ -22,8 +22,8 @@ from time import perf_counter, process_time
 from bench.figures import Figure, check, of_times, percentile
 from bench.weights import write_large_adapter
 from registry.lora.digest import FILES
+from registry.runtime.local_files import sync_directory
 from registry.sources.base import Stop
-from sidecar.artifacts.files import sync_directory
 from sidecar.artifacts.staging import QUICK_SLOTS
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef

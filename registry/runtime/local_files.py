@@ -89,12 +89,22 @@ def make_way(path: Path) -> None:
         set_aside(path)
 
 
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory survive a power cut. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_folder(path: Path) -> None:
-    """Makes a directory, in whose way, and its parent's, no file stands. Raises OSError."""
+    """Makes a directory that survives a power cut, in whose way, and its parent's, no file stands. Raises OSError."""
     for folder in (path.parent, path):
         if os.path.lexists(folder) and not folder.is_dir():
             set_aside(folder)
     path.mkdir(parents=True, exist_ok=True)
+    sync_directory(path.parent)
 
 
 def set_aside(path: Path) -> None:

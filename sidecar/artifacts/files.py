@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from registry.runtime.local_files import make_way
+from registry.runtime.local_files import make_way, sync_directory
 from registry.sources.base import ArtifactError, Stop
 
 POLL_SECONDS = 0.005
@@ -87,15 +87,6 @@ def _write_whole(descriptor: int, content: bytes, path: Path) -> None:
     """In one call, as regular files allow that have room."""
     if os.write(descriptor, content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes the names in a directory survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def store_failure(error: OSError, root: Path) -> ArtifactError:

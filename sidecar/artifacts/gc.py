@@ -17,9 +17,10 @@ from pathlib import Path
 import structlog
 
 from registry.runtime.failpoints import Point, hit
+from registry.runtime.local_files import sync_directory
 from registry.sources.base import Stop
 from sidecar.artifacts.disk import SizeIndex
-from sidecar.artifacts.files import locked_at_once, sync_directory
+from sidecar.artifacts.files import locked_at_once
 from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.leases import LeasesUnreadable, everybodys_leases, may_be_read
 from sidecar.metrics import STORE_REMOVED

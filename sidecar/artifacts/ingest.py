@@ -18,11 +18,12 @@ import structlog
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
 from registry.runtime.failpoints import Point, hit
+from registry.runtime.local_files import sync_directory
 from registry.sources.base import ArtifactError, Source, Stop
 from sidecar.artifacts.disk import CHECK_BYTES, Quota, Reservation, SizeIndex
 from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.examiner import Examiner
-from sidecar.artifacts.files import SharedSync, sync_directory
+from sidecar.artifacts.files import SharedSync
 from sidecar.artifacts.layout import StoreLayout, open_like
 from sidecar.artifacts.preparation import prepare
 from sidecar.artifacts.proof import ProofOutcome, Proofs, Signatures, hash_file, missing_files

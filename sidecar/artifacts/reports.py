@@ -25,7 +25,7 @@ from registry.lora.directory import open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
 from registry.lora.safetensors import LENGTH_BYTES
 from registry.lora.tensor_names import entry_of
-from registry.runtime.local_files import NotAFile, read_file
+from registry.runtime.local_files import NotAFile, read_file, sync_directory
 from registry.sources.base import ArtifactError, Stop, unfit
 from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.files import locked, write_atomic
@@ -122,6 +122,7 @@ class Reports:
         self._layout = layout
         with locked(layout.lock("key"), Stop()):
             self._key = _read_key(layout.key) or _make_key(layout)
+            sync_directory(layout.root)  # its name, and those of the folders, which another process may have made
         self._sources: dict[str, str] = {}
 
     def write(self, report: ArtifactReport) -> None:

@@ -1,8 +1,10 @@
 """Keeps the last-known-good snapshot on disk, crash-safe at every step.
 
 Files in `directory`: ``snapshot-<n>`` (a base) and ``journal-<n>`` (what came after that base). A boot takes the
-newest whole base and the journals of consecutive numbers from its own on; a number is skipped where an entry could
-not be written, so that nothing is ever folded in after a gap. No file can prevent a boot: what is damaged is left out.
+newest whole base and the journals of consecutive numbers from its own on, and appends to the last of them; a number is
+skipped where an entry could not be written, so that nothing is ever folded in after a gap. Only the last journal has
+bytes that a power cut may take, for what is missing at the end of one before it would not show. No file can prevent a
+boot: what is damaged is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import BinaryIO
 import structlog
 
 from registry.runtime.failpoints import Point, hit
-from registry.runtime.local_files import make_way, open_file
+from registry.runtime.local_files import make_way, open_file, sync_directory
 from sidecar.desired.snapshot import (
     Entry,
     SnapshotBase,
@@ -59,6 +61,8 @@ class Journal:
         self._journal_bytes = 0
         self._base_bytes = 0
         self._unsynced = asyncio.Event()
+        self._syncing = asyncio.Lock()
+        self._named = 0
         self._has_gap = False
 
     def restore(self, pool: str) -> Restored | None:
@@ -73,7 +77,8 @@ class Journal:
             base = self._read_base(number)
             if base is not None and base.pool == pool:
                 restored = Restored(base, self._read_entries(number, set(files["journal"])))
-                self._continue()
+                if not self._has_gap:  # else a new base has to come first
+                    self._open(self._number, is_there=self._number in files["journal"])
                 return restored
         return None
 
@@ -88,12 +93,6 @@ class Journal:
                     _log.error("snapshot_set_aside", file=f"damaged-{name}")
         except OSError as error:
             _log.warning("snapshot_not_set_aside", error=str(error))
-
-    def _continue(self) -> None:
-        """Opens the next journal, unless what is there is damaged: then a new base has to come first."""
-        if not self._has_gap:
-            self._number += 1
-            self._open(self._number)
 
     @property
     def wants_base(self) -> bool:
@@ -120,8 +119,13 @@ class Journal:
         self._unsynced.set()
         hit(Point.ENTRY_APPENDED)
 
+    async def settle(self) -> None:
+        """Returns when all that was appended survives a power cut, or cannot be made to. Comes before `rewrite`."""
+        while self._unsynced.is_set() or self._syncing.locked():
+            await self.sync()
+
     async def rewrite(self, base: SnapshotBase, *, is_list: bool = False) -> None:
-        """Writes a new base; entries appended meanwhile go to the journal after it.
+        """Writes a new base of what was appended until now; what is appended meanwhile goes to the journal after it.
 
         `is_list`: it did not come of the entries before it, so what follows must never be folded into these.
         """
@@ -146,16 +150,18 @@ class Journal:
 
     async def sync(self) -> None:
         """Makes what was appended survive a power cut."""
-        number = self._number
-        self._unsynced.clear()
-        if self._descriptor is None:
-            return
-        try:
-            await asyncio.to_thread(_sync, os.dup(self._descriptor))  # the journal may be replaced meanwhile
-        except OSError as error:
-            if number == self._number:
-                self._abandon("journal_sync_failed", str(error))
-        hit(Point.ENTRY_SYNCED)
+        async with self._syncing:
+            number = self._number
+            self._unsynced.clear()
+            if self._descriptor is None:
+                return
+            try:
+                # The journal may be replaced meanwhile.
+                await asyncio.to_thread(self._sync, number, os.dup(self._descriptor))
+            except OSError as error:
+                if number == self._number:
+                    self._abandon("journal_sync_failed", str(error))
+            hit(Point.ENTRY_SYNCED)
 
     def close(self) -> None:
         """Closes the journal; the files stay."""
@@ -163,14 +169,28 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _open(self, number: int) -> None:
+    def _sync(self, number: int, descriptor: int) -> None:
+        """Syncs a journal, and its name once."""
+        _sync(descriptor)
+        if self._named != number:
+            self._sync_names(number)
+
+    def _sync_names(self, number: int) -> None:
+        """Syncs the names that are there, that of this journal among them."""
+        sync_directory(self._directory)
+        self._named = number
+
+    def _open(self, number: int, *, is_there: bool = False) -> None:
+        """Opens a journal to append to it; of one that is there nobody knows whether all of it is synced."""
         self.close()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (0 if is_there else os.O_CREAT | os.O_EXCL)
             self._descriptor = os.open(self._directory / f"journal-{number}", flags, 0o600)
         except OSError as error:
             _log.warning("journal_open_failed", error=str(error))
+        if is_there:
+            self._unsynced.set()
 
     def _abandon(self, event: str, error: str) -> None:
         _log.warning(event, error=error)
@@ -191,7 +211,7 @@ class Journal:
         hit(Point.BASE_SYNCED)
         temporary.rename(self._directory / f"snapshot-{number}")
         hit(Point.BASE_NAMED)
-        _sync_directory(self._directory)
+        self._sync_names(number)
         hit(Point.BASE_KEPT)
         return size_bytes
 
@@ -231,7 +251,8 @@ class Journal:
                         self._journal_bytes += len(line)
                         entries.extend(decode_entries(line))
                 number += 1
-            self._has_gap = self._has_gap or any(later > number for later in present)
+            # Of what came after one that is missing, or whose entries were to be in a base, nothing may be folded in.
+            self._has_gap = number < self._number
         except (OSError, SnapshotDamaged) as error:
             _log.warning("journal_damaged", file=f"journal-{number}", error=str(error))
             self._has_gap = True
@@ -253,7 +274,3 @@ def _sync(descriptor: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_directory(directory: Path) -> None:
-    _sync(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))

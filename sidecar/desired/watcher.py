@@ -412,6 +412,7 @@ class Watcher:
         self._packing.wake()
 
     async def _rewrite(self, *, is_list: bool = False) -> None:
+        await self._journal.settle()
         state, store, pool = self._informer.state, self._store, self._pool_watcher.record
         members, memory = self._members_watcher.members, self._informer.memory.whole
         known = (pool, dict(self._informer.raw), store.epoch, self._is_doubted, members, memory)

@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from registry.model.stored import read_json
-from registry.runtime.local_files import make_way, read_file
-from sidecar.artifacts.files import sync_directory
+from registry.runtime.local_files import make_way, read_file, sync_directory
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import Done, Outcome, Transient, Unknown
 

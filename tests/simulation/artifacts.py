@@ -67,6 +67,7 @@ class SimStore:
 
     Attributes:
         failing: sources that could not be had when the sidecar that runs tried it last.
+        kept_until: before that nothing is removed: who reads it, and since when, is not known after a power cut.
         on_removal: is told each path as its files vanish.
     """
 
@@ -76,6 +77,7 @@ class SimStore:
     is_out: bool = False
     staged: dict[ArtifactRef, Staged] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
+    kept_until: float = 0.0
     on_removal: Callable[[str], None] = lambda _path: None
     leases: ArtifactLeases = field(init=False)
 
@@ -173,7 +175,7 @@ class SimStore:
         self.leases.write(self.lease_file.with_suffix(".new"))
         leased = read_leases(self.lease_file)
         for ref, staged in list(self.staged.items()):
-            if staged.id not in leased:
+            if staged.id not in leased and asyncio.get_running_loop().time() >= self.kept_until:
                 del self.staged[ref]
                 self.on_removal(staged.path)
                 _log.info("artifact_removed", artifact=staged.id, size_bytes=0)

@@ -7,12 +7,13 @@ import random
 from collections.abc import Callable, Sequence
 
 from registry.model.keys import Keys
+from tests.simulation.disk import Kept
 from tests.simulation.engines import EngineHost
 from tests.simulation.links import Link, Way
 from tests.simulation.loop import State
 from tests.simulation.members import Member, Watching
 from tests.simulation.operator import NAMES
-from tests.simulation.world import ReplicaHost, World
+from tests.simulation.world import STATE, ReplicaHost, World
 
 Heal = Callable[[], None]
 Fault = Callable[[World, random.Random], Heal]
@@ -38,8 +39,7 @@ def lose_disk(world: World, rng: random.Random) -> Heal:
     world.kill(host)
     heal_engine = _restarted(host.engine)
     host.place.store.wipe()
-    for file in host.place.state.glob("*"):
-        file.unlink()
+    host.disk.cut({STATE: Kept(0o700, None)})
     world.checks.on_lost_disk(host.name, world.store.revision)
 
     def heal() -> None:

@@ -17,6 +17,7 @@ from unittest import mock
 import structlog
 
 from tests.simulation.admins import ports_played
+from tests.simulation.disk import plugged_in
 from tests.simulation.engine_http import http_for
 from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage, renew_admins, trouble_callers
 from tests.simulation.goal import converge, let_go, stay
@@ -25,6 +26,7 @@ from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, curren
 from tests.simulation.operator import Operator
 from tests.simulation.places import Places
 from tests.simulation.plugin import playing
+from tests.simulation.power import cut_power
 from tests.simulation.readers import Readers
 from tests.simulation.replay import Logs
 from tests.simulation.traffic import send
@@ -136,6 +138,7 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
             ),
             mock.patch("sidecar.resolver.demand.HOLD_SECONDS", HOLD_SECONDS),
             playing(world.engines.values),
+            plugged_in(world.disks),
         ):
             yield
     finally:
@@ -183,6 +186,7 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
         tasks.create_task(operator.work(CHAOS_SECONDS))
         tasks.create_task(rage(world, faults, CHAOS_SECONDS))
         tasks.create_task(break_watches(world, CHAOS_SECONDS))
+        tasks.create_task(cut_power(world, CHAOS_SECONDS))
         tasks.create_task(send(world, CHAOS_SECONDS))
         tasks.create_task(renew_admins(world, CHAOS_SECONDS))
         tasks.create_task(trouble_callers(world, CHAOS_SECONDS))

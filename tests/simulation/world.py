@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,9 @@ from registry.model.keys import Keys
 from registry.model.records import Meta
 from registry.transactions.changes import Change
 from sidecar.desired.journal import Journal
+from sidecar.desired.mailbox import Mailbox
 from sidecar.ownership import ReplicaTaken
+from sidecar.plan.types import RoundReport
 from tests.simulation.admins import API_PORT, Admin
 from tests.simulation.artifacts import SimStore
 from tests.simulation.callers import CallerChannel
@@ -24,6 +27,7 @@ from tests.simulation.channels import SimChannel
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Answer, Clients
 from tests.simulation.conduct import Conduct
+from tests.simulation.disk import Image, SimDisk
 from tests.simulation.engines import EngineHost
 from tests.simulation.history import POOL
 from tests.simulation.links import Link
@@ -32,7 +36,7 @@ from tests.simulation.members import Cluster, Habits, Member
 from tests.simulation.plugin import Socket
 from tests.simulation.services import Services
 from tests.simulation.serving import SimServer
-from tests.simulation.sidecars import Place, run_sidecar
+from tests.simulation.sidecars import GRACE_SECONDS, Place, run_sidecar
 from tests.simulation.store import EtcdStore
 
 KEYS = Keys("/sim")
@@ -40,6 +44,10 @@ KEYS = Keys("/sim")
 SUPERVISOR_SECONDS = 5.0
 # So many fleets have our plugin in their engines, and serve lazy adapters.
 PLUGIN_SHARE = 0.5
+# Below a host's disk: what a sidecar keeps of what it follows.
+STATE = "state"
+# What was acted upon so long ago is on the disk.
+KEPT_SECONDS = 1.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -49,6 +57,7 @@ class ReplicaHost:
 
     place: Place
     engine: EngineHost
+    disk: SimDisk
     process: Process = field(default_factory=lambda: Process("none", State.DEAD))
     starts: int = 0
 
@@ -82,6 +91,8 @@ class World:
         self.restores = 0
         self.on_restore: Callable[[], None] = lambda: None
         self._folder = folder
+        self.disks: list[SimDisk] = []
+        self._followed: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self._dead: list[Process] = []
         self._clients: Clients | None = None
         self._channels = 0
@@ -180,21 +191,32 @@ class World:
         self._restart(admin)
 
     def _replica(self, name: str) -> ReplicaHost:
-        store = self._store_of(name)
+        disk = self._disk()
+        store = self._store_of(name, disk)
         url = f"http://{name}"
         engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine, socket=self._socket())
         store.on_removal = lambda path: self.checks.on_removal(engine, path)
         place = Place(
-            *(POOL, name, url, self._endpoints(name), self._folder / name, store, KEYS, self.wall),
-            *(self.checks.on_report, partial(self.checks.on_answer, engine), f"host of {name}", engine.socket),
+            *(POOL, name, url, self._endpoints(name), disk.root / STATE, store, KEYS, self.wall),
+            *(self._on_report, partial(self.checks.on_answer, engine), f"host of {name}", engine.socket),
         )
-        return ReplicaHost(place, engine)
+        return ReplicaHost(place, engine, disk)
+
+    def _disk(self) -> SimDisk:
+        root = self._folder / f"disk{len(self.disks)}"
+        (root / STATE).mkdir(parents=True)
+        self.disks.append(SimDisk(root))
+        return self.disks[-1]
+
+    def _on_report(self, replica: str, mailbox: Mailbox, report: RoundReport) -> None:
+        self.checks.on_report(replica, mailbox, report)
+        self._followed[replica].append((asyncio.get_running_loop().time(), self.checks.applied[replica]))
 
     def _socket(self) -> Socket | None:
         return Socket() if self.has_plugin else None
 
-    def _store_of(self, name: str) -> SimStore:
-        return SimStore(name, self._rng(f"store {name}"), self._folder / f"{name}.leases")
+    def _store_of(self, name: str, disk: SimDisk) -> SimStore:
+        return SimStore(name, self._rng(f"store {name}"), disk.root / "leases")
 
     def write_meta(self) -> None:
         """What the first admin service writes into a store: its epoch."""
@@ -223,9 +245,9 @@ class World:
 
     def rival(self, host: ReplicaHost) -> ReplicaHost:
         """A clone of a host: the same replica id, but an engine, a disk and ways to etcd of its own."""
-        twin = ReplicaHost(host.place, host.engine, starts=0)
+        twin = ReplicaHost(host.place, host.engine, self._disk())
         name = f"{host.name}twin{len(self.rivals)}"
-        store = self._store_of(name)
+        store = self._store_of(name, twin.disk)
         rng = self._rng(f"engine {name}")
         engine = EngineHost(name, f"http://{name}", store, rng, _nothing, socket=self._socket())
         self.engines[engine.url] = engine
@@ -234,7 +256,7 @@ class World:
             host.place,
             engine_url=engine.url,
             endpoints=self._endpoints(name),
-            state=self._folder / name,
+            state=twin.disk.root / STATE,
             store=store,
             on_report=lambda _replica, _mailbox, _report: None,
             on_answer=lambda _mailbox, _name, _answer: None,
@@ -280,6 +302,18 @@ class World:
         if host.runs:
             self._dead.append(host.process)
             host.process.kill()
+
+    def cut_power(self, host: ReplicaHost, image: Image) -> None:
+        """Ends all of a host, and leaves it what its disk kept: what was followed a moment ago, or newer (R1)."""
+        self.kill(host)
+        if host.engine.engine is not None:
+            host.engine.kill()
+        host.disk.cut(image)
+        applied, now = self.checks.applied, asyncio.get_running_loop().time()
+        known = [revision for at, revision in self._followed[host.name] if at < now - KEPT_SECONDS]
+        applied[host.name] = min(applied[host.name], known[-1] if known else 0)
+        host.place.store.kept_until = now + GRACE_SECONDS
+        self._followed[host.name] = [(0.0, applied[host.name])]
 
     def kill_admin(self, admin: Admin) -> None:
         """Kills an admin and starts it anew."""

@@ -182,17 +182,6 @@ def test_what_is_damaged_makes_way_unless_another_engine_reads_it(store):
     assert store.here == set()
 
 
-def test_a_removal_is_on_the_disk_before_its_files_go(store, monkeypatch):
-    """R12, fault 17: a power cut leaves a whole directory, or none."""
-    store.put(A)
-    noted: list[object] = []
-    monkeypatch.setattr(gc, "sync_directory", lambda path: noted.append((path, store.layout.adapter(A).exists())))
-    rmtree = gc.shutil.rmtree
-    monkeypatch.setattr(gc.shutil, "rmtree", lambda path: (noted.append("removed"), rmtree(path)))
-    store.collector.take_out(A)
-    assert noted == [(store.layout.adapters, False), "removed"]
-
-
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(store, tmp_path):
     """R12, R16: whose lock is held lives; what begins with a dot is no leftover."""
     tmp = store.layout.root / "tmp"

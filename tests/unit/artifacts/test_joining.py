@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from registry.lora.base import BaseModules
 from registry.runtime.failpoints import Point, handling
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.files import locked
@@ -115,36 +113,6 @@ async def test_hundreds_that_are_there_leave_the_event_loop_to_others(open_store
 
     await asyncio.gather(ours(), others())
     assert turns == ["other", "ours"] * len(refs)
-
-
-PREPARED = {"base": BaseModules({f"base.layers.0.self_attn.{name}_proj": (16, 16) for name in "qv"})}
-AS_IT_CAME = ["adapter_config", "adapter_model"]
-
-
-@pytest.mark.parametrize(
-    ("options", "files"), [({}, AS_IT_CAME), (PREPARED, [*AS_IT_CAME, "adapter_model"])], ids=["as it came", "prepared"]
-)
-async def test_what_gets_its_name_is_on_the_disk_before_and_the_name_before_anybody_hears_of_it(
-    open_store, sources, monkeypatch, options, files
-):
-    """R12, fault 17: files, also those that are written anew, their folder, the name, the folder of names, in order."""
-    store = open_store(**options)
-    noted: list[str] = []
-    sync, rename = os.fsync, Path.rename
-
-    def noting_sync(descriptor: int) -> None:
-        sync(descriptor)
-        noted.append(Path(f"/proc/self/fd/{descriptor}").readlink().name.partition(".")[0])
-
-    def noting_rename(path: Path, target: Path) -> Path:
-        if target.parent.name == "adapters":
-            noted.append("rename")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", noting_sync)
-    monkeypatch.setattr(Path, "rename", noting_rename)
-    staged = await store.ensure(pinned(write_adapter(sources / "a")))
-    assert noted == [*files, staged.id, "rename", "adapters"]
 
 
 async def test_a_header_that_takes_long_to_read_is_not_read_in_the_event_loop(open_store, sources):

@@ -67,38 +67,6 @@ def open_below(folder: Path) -> list[str]:
     return sorted(path.name for path in found if path.is_relative_to(folder))
 
 
-async def test_a_power_cut_finds_the_old_base_or_the_new_one_whole(tmp_path, monkeypatch):
-    """R12 crash-only, R13: the bytes are on disk before they get their name, and the name before the old ones go."""
-    journal = Journal(tmp_path)
-    await journal.rewrite(base(1))
-    done: list[str] = []
-
-    def noting(verb, call):
-        def noted(what, *arguments, **options):
-            path = Path(f"/proc/self/fd/{what}").readlink() if isinstance(what, int) else what
-            done.append(f"{verb} {path.name}")
-            return call(what, *arguments, **options)
-
-        return noted
-
-    sizes: list[int] = []
-    sync = os.fsync
-
-    def sized(descriptor):
-        sizes.append(os.fstat(descriptor).st_size)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noting("sync", sized))
-    monkeypatch.setattr(Path, "rename", noting("rename", Path.rename))
-    monkeypatch.setattr(Path, "unlink", noting("unlink", Path.unlink))
-    await journal.rewrite(base(2))
-    journal.close()
-    written = ["sync tmp-2", "rename tmp-2", f"sync {tmp_path.name}"]
-    assert done[:3] == written
-    assert sorted(done[3:]) == ["unlink journal-1", "unlink snapshot-1"]
-    assert sizes[0] == (tmp_path / "snapshot-2").stat().st_size, "all of it was written when it was synced"
-
-
 async def test_what_a_kill_left_half_is_gone_with_the_next_base(tmp_path):
     """R16 bounded: a file for each kill would fill the disk."""
     (tmp_path / "journal-1").write_bytes(b"")
@@ -183,6 +151,22 @@ async def test_after_a_gap_nothing_is_folded_in(tmp_path, monkeypatch):
     assert sum(path.stat().st_size > 0 for path in tmp_path.glob("journal-*")) == 2, "nothing came after the gap"
     assert Journal(tmp_path).restore("p").entries == (change(2),)
     journal.close()
+
+
+async def test_after_a_journal_that_is_missing_a_new_base_comes_first(tmp_path):
+    """R1, R2: what a boot appends behind a gap would be found by no other."""
+    left_by(tmp_path, encode_entry(change(2)))
+    (tmp_path / "journal-3").write_bytes(encode_entry(change(9)))
+    journal = Journal(tmp_path)
+    assert journal.restore("p").entries == (change(2),)
+    assert journal.wants_base
+    await journal.rewrite(base(2))
+    journal.append(change(3))
+    journal.close()
+    again = Journal(tmp_path)
+    restored = again.restore("p")
+    assert (restored.base, restored.entries) == (base(2), (change(3),))
+    again.close()
 
 
 async def test_a_short_write_is_a_gap(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -25,25 +24,6 @@ from sidecar.engines.observed import (
     Transient,
     Unknown,
 )
-
-
-def test_all_of_it_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    """R12 crash-only: after a power cut there is what was before, or all of what came; its name is on disk, too."""
-    synced: list[tuple[int, bool]] = []
-    folders: list[tuple[Path, bool]] = []
-    sync = os.fsync
-
-    def noting(descriptor: int) -> None:
-        synced.append((os.fstat(descriptor).st_size, (tmp_path / "file").exists()))
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noting)
-    monkeypatch.setattr(module, "sync_directory", lambda path: folders.append((path, (tmp_path / "file").exists())))
-    write_synced(tmp_path / "file", b"x" * 1000)
-    assert synced[0] == (1000, False)
-    assert (tmp_path / "file").read_bytes() == b"x" * 1000
-    assert folders == [(tmp_path, True)]
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 def test_nothing_that_stands_in_the_way_keeps_it_from_being_written(tmp_path):

@@ -1,0 +1,52 @@
+"""Power cuts: a host loses what it did not sync, at a step of its disk, beside all other faults."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from tests.simulation.disk import Image, unwatched
+from tests.simulation.world import ReplicaHost, World
+
+
+async def cut_power(world: World, seconds: float) -> None:
+    """In half of all worlds: takes the power of hosts, at a step of their disks where one comes soon."""
+    rng = random.Random(f"power {world.seed}")
+    if rng.random() < 0.5:
+        return
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while True:
+        await asyncio.sleep(rng.uniform(0.0, 10.0))
+        host = rng.choice(world.replicas)
+        image = await _kept(world, rng, host, rng.choice((0.0, 3.0)))
+        if loop.time() > end:
+            return
+        world.log(f"fault cut the power of {host.name}")
+        world.cut_power(host, image)
+        await asyncio.sleep(rng.choice((0.05, 1.0, 5.0)))
+        if host.engine.engine is None:
+            host.engine.start()
+        world.start(host)
+
+
+async def _kept(world: World, rng: random.Random, host: ReplicaHost, seconds: float) -> Image:
+    """What a disk keeps at a step of the next `seconds`, which is the last of the process that makes it; else then."""
+    came: asyncio.Future[Image] = asyncio.get_running_loop().create_future()
+    left = rng.randint(0, 12)
+
+    def step(_what: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0 and not came.done():
+            came.set_result(host.disk.kept(rng))
+            world.kill(host)
+
+    host.disk.on_step = step
+    try:
+        async with asyncio.timeout(seconds):
+            return await came
+    except TimeoutError:
+        return host.disk.kept(rng)
+    finally:
+        host.disk.on_step = unwatched
