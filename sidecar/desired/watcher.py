@@ -140,17 +140,17 @@ class Watcher:
         return {key for key in keys if _has_terms(state, key)}
 
     def note_served(self, generations: Iterable[tuple[str, int]]) -> None:
-        """Notes what this replica serves, see `Informer.note_served`. A list just taken may be in no base yet."""
+        """Notes what this replica serves, see `Informer.note_served`."""
         state = self._informer.state
         if news := self._informer.note_served(generations):
-            self._journal.append(GenerationsServed((self._mailbox.snapshot.desired or state).revision, news))
+            self._journal.append(GenerationsServed(state.revision, news))
             self._post_renewed(state)
 
     def adopt(self, key: str, good: GoodRecord) -> None:
         """Notes what others serve, see `Informer.adopt`."""
         state = self._informer.state
         self._informer.adopt(key, good)
-        self._journal.append(GoodAdopted((self._mailbox.snapshot.desired or state).revision, key, good))
+        self._journal.append(GoodAdopted(state.revision, key, good))
         self._post_renewed(state)
 
     def _post_renewed(self, before: DesiredState) -> None:
@@ -355,8 +355,8 @@ class Watcher:
             await self._rewrite()
 
     async def _follow(self, candidate: ListCandidate, cause: ListCause | None, *, is_confirmed: bool) -> None:
-        acted_before = not isinstance(self._state, Booting)
-        before = self._informer.state.revision
+        await self._journal.settle()  # what is noted from here on is of the list, and in no journal before it
+        acted_before, before = not isinstance(self._state, Booting), self._informer.state.revision
         changed = self._informer.replace(candidate.revision, candidate.kvs.values())
         self._store, self._state = candidate.store, Following()
         if acted_before:  # a kill during the rewrite must not bring back what was followed before this list

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from registry.model.records import CanaryRollout
-from registry.runtime.failpoints import Point, handling
 from sidecar.desired.informer import Informer, parse_whole
 from sidecar.desired.last_good import MAX_FORMER, GoodRecord
 from tests.support.records import POOL, deletion, kv, put, record
@@ -226,25 +225,6 @@ async def test_whatever_a_kill_leaves_of_the_journal_tells_what_was_so_then(tmp_
     ends = [sum(map(len, lines[:count])) for count in range(len(lines) + 1)]
     found = [await booted(folder, tmp_path / f"{size}", size) for end in ends for size in (end, end + 9)]
     assert sorted(set(found), key=found.index) == [(1, None), (2, 1), (2, None), (3, 2)]
-
-
-async def test_what_is_noted_while_a_list_is_taken_over_is_not_of_the_list(tmp_path):
-    """R2 replay-equal, R12: a kill before the new base is whole would pass what was followed for what was listed."""
-    scene = Scene(tmp_path / "state")
-    await scene.listed(50, kv("a", 1))
-
-    def at(point: Point) -> None:
-        if point is Point.JOURNAL_OPENED:
-            scene.watcher.note_served([("a", 1)])
-            shutil.copytree(tmp_path / "state", tmp_path / "killed")
-
-    with handling(at):
-        await scene.listed(60, kv("a", 1), kv("b", 55))
-    scene.journal.close()
-    again = Scene(tmp_path / "killed")
-    again.watcher.restore()
-    again.journal.close()
-    assert (again.watcher._informer.state.revision, [*again.watcher._informer.raw]) == (50, ["a"])
 
 
 def journal(folder: Path) -> Path:
