@@ -107,6 +107,17 @@ def refusal(stores: PlayedStores, held: HeldCredential | None = None) -> Artifac
     return refused.value
 
 
+def test_the_two_objects_come_in_ranges_of_one_version(stores):
+    """R4 digest-true."""
+    assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
+    assert stores.asked == [
+        (1, "adapter_config.json", 0, 1000, None),
+        (1, "adapter_model.safetensors", 0, 1000, None),
+        (1, "adapter_model.safetensors", 1000, 2000, "t1"),
+        (1, "adapter_model.safetensors", 2000, 3000, "t1"),
+    ]
+
+
 def test_what_fails_in_passing_costs_one_range(stores):
     stores.faults = [None, None, GenericError("reset"), OSError("gone")]
     assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
