@@ -171,11 +171,14 @@ class Judge:
         return held
 
     def _note(self, view: PoolView, key: str, name: str, told: DerivedResidence) -> None:
-        """Notes whom residency names for what its engine lists: no other generation, which it may not know of yet."""
+        """Notes whom residency names for what its engine lists: no other generation, which it may not know of yet.
+
+        Nor what is lazy and was loaded since its sidecar looked: nobody has told of that.
+        """
         places = self.places
         found = places.host(told.replica) if told.state is ReplicaState.SERVING else None
         path = None if found is None else found.engine.listing.get(name)
-        if found is None or path is None or not places.is_of(key, told.generation, path):
+        if found is None or path is None or not told.loaded or not places.is_of(key, told.generation, path):
             return
         said_at = places.said_at(view, told.replica)
         if not places.has_listed(found, name, said_at) or not places.has_stayed(told.replica, said_at):
