@@ -291,8 +291,8 @@ def _replica(
     held = held_by_engine(reading)
     reports = newest is not None if values.alone is None else (presence.key, presence.lease) not in values.alone
     if values.holds_back and _is_ahead(reading, values.revision):
-        is_its_own = status_of(presence, last_status) is not None
-        status, reading = (last_status, last_reading) if is_its_own else (None, None)
+        stands = status_of(presence, last_status) is not None or _is_of_one_engine(last_reading, reading)
+        status, reading = (last_status, last_reading) if stands else (None, None)
     known = (before.presence, before.status, before.newest, before.member.reports) if before is not None else ()
     if before is not None and known == (presence, status, newest, reports):
         return before
@@ -305,6 +305,14 @@ def _is_ahead(reading: StatusReading, revision: int) -> bool:
     return (
         isinstance(reading, ParsedStatus) and not reading.status.stale and reading.status.observed_revision > revision
     )
+
+
+def _is_of_one_engine(one: StatusReading, other: StatusReading) -> bool:
+    """True if two statuses tell of the same process of an engine: of that a sidecar that is gone said what still is."""
+    if not isinstance(one, ParsedStatus) or not isinstance(other, ParsedStatus):
+        return False
+    before, now = one.status.engine, other.status.engine
+    return bool(now.incarnation) and (before.url, before.incarnation) == (now.url, now.incarnation)
 
 
 def _known(known: dict[str, tuple[Member, ...]], replicas: Mapping[str, LiveReplica]) -> dict[str, tuple[Member, ...]]:

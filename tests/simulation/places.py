@@ -116,8 +116,13 @@ class Places:
         return not generation or source_of(path) in self._sources[key, generation]
 
     def has_listed(self, host: ReplicaHost, name: str, since: float) -> bool:
-        """Whether an engine has listed a name ever since."""
-        return all(name in sample.listing for sample in self._samples(host) if sample.at > since)
+        """Whether an engine listed a name then, and has ever since."""
+        for sample in self._samples(host):
+            if name not in sample.listing:
+                return False
+            if sample.at <= since:
+                break
+        return True
 
     def has_stayed(self, replica: str, since: float) -> bool:
         """Whether a replica has been a member ever since."""

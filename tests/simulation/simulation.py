@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import random
 from collections import Counter
@@ -104,11 +105,14 @@ async def _made(seed: int, folder: Path) -> World:
 
 @contextmanager
 def _loop() -> Iterator[VirtualLoop]:
+    """A loop in which no garbage is collected: that would close generators of dead processes at a chance moment."""
     loop = VirtualLoop()
+    gc.disable()
     try:
         yield loop
     finally:
         loop.close()
+        gc.enable()
 
 
 @contextmanager

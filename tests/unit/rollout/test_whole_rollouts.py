@@ -333,7 +333,7 @@ def test_the_last_sets_of_replicas_are_known():
 
 
 def test_a_status_that_is_ahead_waits_where_it_should():
-    """R9: it speaks of records that are not known here; the one before it counts, if it is of the same process."""
+    """R9, R24: it speaks of records that are not known here; the one before it counts, if its engine is the same."""
     ahead = by_key(says("r1", 6))
     known = renew(PoolSnapshot(POOL), PoolValues(by_key(live("r1")), by_key(says("r1", 5)), {}, revision=5))
 
@@ -350,7 +350,17 @@ def test_a_status_that_is_ahead_waits_where_it_should():
     assert observed(known, again, holds_back=True) is None
     theirs = by_key(says("r1", 6, LEASE + 1))
     both = renew(known, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
-    assert (both.status, both.reading) == (None, None), "what the process before it said is over"
+    assert both.status == says("r1", 5), "what the sidecar before it said of that engine still is so"
+    engine = replica_status("r1", 6).engine
+    for other in (engine.model_copy(update={"incarnation": one}) for one in ("another", "")):
+        theirs = by_key(says("r1", 6, LEASE + 1, engine=other))
+        both = renew(known, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+        assert (both.status, both.reading) == (None, None), "what was said of another engine is over"
+    damaged = by_key(KeyValue(KEYS.status(POOL, "r1"), b"{", 1, 4, 1, LEASE))
+    unread = renew(PoolSnapshot(POOL), PoolValues(by_key(live("r1")), damaged, {}, revision=5))
+    theirs = by_key(says("r1", 6, LEASE + 1))
+    both = renew(unread, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+    assert (both.status, both.reading) == (None, None), "what cannot be read is of no engine"
     stale = by_key(says("r1", 6, stale=True))
     values = PoolValues(by_key(live("r1")), stale, {}, revision=5, holds_back=True)
     assert renew(known, values).replicas["r1"].status == stale[KEYS.status(POOL, "r1")]
