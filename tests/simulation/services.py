@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -153,11 +154,19 @@ class Services:
                 told = f"health of {name!r} is {status} since {_now() - since:.3f} s"
                 self.violated(f"R18 {admin.name} turns {call.path} away, and {told}")
 
-    def _check_given_back(self, admin: Admin, server: SimServer, parts: Parts) -> None:
-        """X3 given-back: after each error, cancellation and late answer, where no call runs nothing is held for any."""
+    def _check_given_back(self, admin: Admin, server: SimServer, parts: Parts, *, is_collected: bool = False) -> None:
+        """X3 given-back: after each error, cancellation and late answer, where no call runs nothing is held for any.
+
+        A stream that was cancelled amid a message may be garbage that a collection has to find first.
+        """
         if admin.server is not server or any(one.path.startswith(_API) for one in server.calls):
             return
-        if held := {what: found for what, found in _held(parts) if found}:
+        held = {what: found for what, found in _held(parts) if found}
+        if held and not is_collected:
+            gc.collect()
+            again = partial(self._check_given_back, admin, server, parts, is_collected=True)
+            asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, again)
+        elif held:
             self.violated(f"X3 {admin.name} has no call, and holds {held}")
 
     def _check_ended(self, admin: Admin, process: Process) -> None:
