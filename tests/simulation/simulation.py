@@ -105,7 +105,11 @@ async def _made(seed: int, folder: Path) -> World:
 
 @contextmanager
 def _loop() -> Iterator[VirtualLoop]:
-    """A loop in which no garbage is collected: that would close generators of dead processes at a chance moment."""
+    """A loop in which no garbage is collected: that would close generators of dead processes at a chance moment.
+
+    Nor is any of a world before: what that still has to say would stand in this one's trace.
+    """
+    gc.collect()
     loop = VirtualLoop()
     gc.disable()
     try:
