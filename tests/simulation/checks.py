@@ -72,6 +72,7 @@ class Checks:
     _newest: dict[str, Plan] = field(default_factory=dict)
     _decided: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
     _served: dict[str, dict[str, set[tuple[str, int]]]] = field(default_factory=lambda: defaultdict(dict))
+    _served_since: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     _bad_since: dict[tuple[str, str], tuple[object, object, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,7 +107,13 @@ class Checks:
     def on_lost_disk(self, replica: str, revision: int) -> None:
         """Each loss of all that a replica knows, until it follows something again; `revision` is the store's."""
         self.blank.add(replica)
+        self._served_since[replica].clear()
         self.on_store(revision)
+
+    def on_power_cut(self, replica: str, kept_until: float) -> None:
+        """Each loss of what a replica noted since then."""
+        kept = {name: since for name, since in self._served_since[replica].items() if since <= kept_until}
+        self._served_since[replica] = kept
 
     def on_store(self, revision: int) -> None:
         """Each store that stands at a revision below what was applied, maybe: R1 asks no more of who knows nothing.
@@ -155,6 +162,8 @@ class Checks:
                 version = (moment.share(replica, self.live[replica]) | moment.lazy()).get(one.name)
                 if version is not None and version.generation == one.generation:
                     found.add((version.source, moment.made[key]))
+            if found != self._served[replica].get(one.name) or one.name not in self._served_since[replica]:
+                self._served_since[replica][one.name] = _now()
             self._served[replica][one.name] = found
 
     def _is_last_good(self, host: EngineHost, name: str, source: str, moments: list[Moment]) -> bool:
@@ -172,6 +181,10 @@ class Checks:
         """The sources that a replica served last under a name, of the life that the name has at a moment."""
         made = moment.made.get(name_key(name))
         return {source for source, life in self._served[replica].get(name, ()) if life == made}
+
+    def remembers(self, replica: str, name: str) -> bool:
+        """Whether a replica has on its disk what it served last under a name; else others may tell it, in time."""
+        return name in self._served_since[replica]
 
     def on_answer(self, host: EngineHost, mailbox: Mailbox, name: str, answer: Answer) -> None:
         """Each answer to an engine's question, as it is given: R4, R6, R13, by the state that the replica follows."""

@@ -60,6 +60,7 @@ def _expected(world: World, replica: str, name: str, version: Version | None) ->
     """What a request may be served by: the newest, or what this replica served last if it cannot serve that.
 
     What an engine refuses it has to be told of, each process anew, before anybody knows: then there is no answer.
+    Nor is there one of a replica that lost what it knew, before others tell it.
     """
     if version is None:
         return {None}
@@ -67,7 +68,8 @@ def _expected(world: World, replica: str, name: str, version: Version | None) ->
         return {path_of(replica, version.source)}
     good = world.checks.last_good(replica, name, world.checks.oracle.newest)
     found: set[str | None] = {path_of(replica, source) for source in good if is_good(source, replica)}
-    return found | {None} if is_refused(version.source, replica) else found or {None}
+    may_lack = is_refused(version.source, replica) or not world.checks.remembers(replica, name)
+    return found | {None} if may_lack else found or {None}
 
 
 async def served(replica: ReplicaHost, name: str) -> str | None:

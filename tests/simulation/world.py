@@ -314,6 +314,7 @@ class World:
         applied[host.name] = min(applied[host.name], known[-1] if known else 0)
         host.place.store.kept_until = now + GRACE_SECONDS
         self._followed[host.name] = [(0.0, applied[host.name])]
+        self.checks.on_power_cut(host.name, now - KEPT_SECONDS)
 
     def kill_admin(self, admin: Admin) -> None:
         """Kills an admin and starts it anew."""
