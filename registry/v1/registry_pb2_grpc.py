@@ -334,10 +334,10 @@ class AdapterRegistryServicer(object):
 
     def RestoreHistory(self, request, context):
         """Puts generations that a backup has into the history of an adapter that does not exist, so that its name goes on
-        from there. What history has already is never written over, and nothing older is put beside it. The newest goes in
-        last, by a call of its own: call it until nothing changes. Each record has to be as a change would make it, says
-        afterwards who restored it, and is rolled back to only where that is asked for. Its generation may be 1,000 above
-        the one before it; of a name that history does not know, the first one a billion.
+        from there. What history has already is never written over, and nothing older is put beside it. Each call puts one
+        generation in, the oldest first: call it until nothing changes. Each record has to be as a change would make it,
+        says afterwards who restored it, and is rolled back to only where that is asked for. Its generation may be 1,000
+        above the one before it; of a name that history does not know, the first one a billion.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
