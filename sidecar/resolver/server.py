@@ -119,6 +119,7 @@ TRANSFER_SECONDS = 2.0
 # so an engine of three that serve, each with as many questions as it may have, has enough.
 MAX_CONNECTIONS, MAX_OF_PROCESS = 256, 192
 ACCEPT_AGAIN_SECONDS = 0.5
+TAKEN_AT_ONCE = 8
 
 
 class Answers(Protocol):
@@ -141,7 +142,7 @@ class ResolverServer:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        loop = asyncio.get_running_loop()
+        loop, taken = asyncio.get_running_loop(), 0
         async with asyncio.TaskGroup() as tasks:
             while True:
                 try:
@@ -152,7 +153,9 @@ class ResolverServer:
                     await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                     continue
                 self._take(connection, tasks)
-                await asyncio.sleep(0)  # to read what it says before the next comes
+                taken = (taken + 1) % TAKEN_AT_ONCE
+                if not taken:
+                    await asyncio.sleep(0)  # to read what they say before others come
 
     def _take(self, connection: socket.socket, tasks: asyncio.TaskGroup) -> None:
         """Has a connection served, or refuses it."""
