@@ -116,8 +116,9 @@ class Attendance:
         try:
             return Presence.parse(kv.value)
         except RegistryError as error:
-            if times := self._refused.count(error.reason):
-                told = {"replica": last_part(kv.key), "reason": error.reason, "error": error.message}
+            replica = last_part(kv.key)
+            if times := self._refused.count((replica, error.reason)):
+                told = {"replica": replica, "reason": error.reason, "error": error.message}
                 _log.warning("presence_refused", **told, times=times)
             return None
 

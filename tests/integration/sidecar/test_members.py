@@ -130,10 +130,10 @@ class Gate:
         self.is_reached, self.is_open = asyncio.Event(), asyncio.Event()
         self._rewrite = Journal.rewrite
 
-    async def rewrite(self, journal: Journal, base: SnapshotBase) -> None:
+    async def rewrite(self, journal: Journal, base: SnapshotBase, **how: bool) -> None:
         self.is_reached.set()
         await self.is_open.wait()
-        await self._rewrite(journal, base)
+        await self._rewrite(journal, base, **how)
 
 
 async def test_a_list_that_is_confirmed_comes_into_force_with_its_pool_and_its_replicas(own_etcd, tmp_path):

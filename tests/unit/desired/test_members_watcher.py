@@ -187,10 +187,10 @@ async def test_who_is_silent_holds_up_nobody_who_reports(told, monkeypatch):
     await told.become(fleet("r1", "r2"))
 
 
-async def test_presences_that_nobody_can_read_are_one_line_a_minute(told):
+async def test_a_presence_that_nobody_can_read_is_one_line_a_minute(told):
     """X3 given-back: whoever writes one can write it again and again."""
     with structlog.testing.capture_logs() as lines:
-        await told.hear(listed(card("r1")), *(put(f"r{number}", b"?") for number in range(2, 52)))
+        await told.hear(listed(card("r1")), *(put("r2", b"?") for _ in range(50)))
         await told.become(fleet("r1"))
     assert [line["times"] for line in lines if line["event"] == "presence_refused"] == [1]
 
