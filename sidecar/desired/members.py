@@ -294,7 +294,8 @@ class MembersWatcher:
             silent = attendance.silent
             some = self._clock.rng.sample(silent, min(len(silent), ASKED_AT_A_TIME))
             for names in (attendance.unproven, some):
-                is_begun = await self._ask_all(names) or is_begun
+                is_read = await self._ask_all(names)
+                is_begun = is_begun or (is_read and names is not some)
                 if is_begun:
                     self._roll.call(dict(attendance.members), self._clock.monotonic(), is_doubtful=self._is_doubtful)
                     self._news.set()

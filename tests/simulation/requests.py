@@ -78,7 +78,7 @@ def _of_others(change: Change) -> _Parts:
         case DrainReplica(pool=pool, name=name, drain=drain):
             order = pb.DrainReplicaRequest(pool=pool, name=name, undrain=not drain)
             return "DrainReplica", order, pb.DrainReplicaResponse
-    raise NotImplementedError(f"nobody in the simulation asks for {change}")
+    raise AssertionError(f"nobody in the simulation asks for {change}")
 
 
 def _change(one: Upsert | Remove) -> pb.AdapterChange:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import structlog
@@ -174,6 +175,19 @@ async def test_who_does_not_report_is_nobody_and_who_does_has_what_its_engine_ho
     await told.hear(put("ghost", leaving=True, **fields))
     await told.become(fleet("r1") | fleet("r2", capacity=2) | fleet("r3", capacity=4))
     assert told.scene.client.reads == [], "one read for each lease and each capacity"
+
+
+async def test_nobody_is_believed_in_before_it_was_read_of_all_who_reports(told, monkeypatch):
+    """R13 static-stable: reads that fail at the first list leave nobody out."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    told.is_away, asked = True, mock.Mock(wraps=told.watcher._roll.call)
+    monkeypatch.setattr(told.watcher._roll, "call", asked)
+    with structlog.testing.capture_logs() as lines:
+        await told.hear(listed(card("r1"), card("r2")))
+        await eventually(lambda: len([one for one in lines if one["event"] == "members_not_followed"]) > 2)
+    assert (asked.mock_calls, told.members) == ([], None)
+    told.is_away = False
+    await told.become(fleet("r1", "r2"))
 
 
 async def test_who_is_silent_holds_up_nobody_who_reports(told, monkeypatch):
