@@ -105,7 +105,7 @@ WORKERS ?= 4
 
 .PHONY: test
 test: install engine .venv-oldest/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered $(if $(FAILURES),-p tests.support.flaky --failures $(FAILURES))
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered $(if $(FAILURES),-p tests.support.flaky --failures=$(FAILURES))
 
 .PHONY: flaky
 flaky: install engine .venv-oldest/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)

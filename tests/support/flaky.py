@@ -1,6 +1,7 @@
 """Tests that fail by chance: `.ci/run` goes on after one, and `make flaky` looks for them.
 
-As a plugin of pytest (``-p tests.support.flaky --failures FILE``) it writes down what failed, a line each.
+As a plugin of pytest (``-p tests.support.flaky --failures=FILE``, one word: a worker of pytest-xdist would look for its
+settings beside a file that stands by itself) it writes down what failed, a line each.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _PHASES = {"setup", "call", "teardown"}  # a test of a worker that crashed has n
 _TESTS_FAILED = 1  # pytest's exit code
 _END_SECONDS = 60.0
 _SHOWN_LINES = 15
+_SHOWN_TESTS = 20
 # A busy loop is gone soon after whoever started it, however that ended.
 _LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 
@@ -123,7 +125,8 @@ def once_more(
     if played.code != _TESTS_FAILED or played.others or not played.tests:
         raise Failed(f"not a test alone has failed: {', '.join(played.others) or 'see above'}")
     if len(unknown := [test for test in played.tests if test not in known]) > 1:
-        raise Failed(f"{len(unknown)} tests have failed; no more than one may fail by chance: {', '.join(unknown)}")
+        shown = ", ".join(unknown[:_SHOWN_TESTS])
+        raise Failed(f"{len(unknown)} tests have failed; no more than one may fail by chance: {shown}")
     for test in played.tests * 2:
         if subprocess.run([*alone, test], cwd=root, check=False).returncode:
             raise Failed(f"{test} fails again, alone")

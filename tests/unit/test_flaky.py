@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.flaky import Failed, Played, busy_loops, hunt, once_more, told
+from tests.support.flaky import Failed, Played, busy_loops, hunt, once_more, read, told
 
 ROOT = Path(__file__).parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.support.flaky"]
@@ -101,6 +102,22 @@ def test_what_a_test_did_not_execute_when_it_failed_is_executed_alone(played):
 def test_what_is_no_chance_fails_the_run(played, names, options, why):
     with pytest.raises(Failed, match=why):
         played(*names, **options)
+
+
+def test_workers_of_make_test_follow_the_settings(suite, tmp_path, tmp_path_factory):
+    """They look for them beside any file of the command line that exists: the record would be one."""
+    command = suite("passes", more="def check_it():\n    assert not fails('check', 1)")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npython_functions = check_*\n")
+    record = tmp_path_factory.mktemp("elsewhere") / "failures"
+    target = subprocess.run(
+        ["make", "--dry-run", "test", f"FAILURES={record}"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    words = target.stdout.split()
+    asked = words[words.index("tests.support.flaky") + 1 :]
+    played = subprocess.run(
+        [*command, "-p", "xdist", "-n1", *asked], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert read(record).tests == ("test_made_up.py::check_it",), played.stdout
 
 
 def test_what_ever_fails_is_found_and_told(suite, tmp_path):
