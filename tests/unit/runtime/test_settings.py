@@ -118,7 +118,7 @@ def test_the_password_is_read_at_each_login(tmp_path):
     with pytest.raises(EtcdUnauthenticated, match=f"cannot read {file}: No such file"):
         options.password()
     file.write_bytes(b"\xff")
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(EtcdUnauthenticated, match="is not UTF-8; write the password alone into it"):
         options.password()
     os.truncate(file, 8 << 30)  # X3 given-back: no more of it is read than a password may have
     with pytest.raises(EtcdUnauthenticated, match="it has more than 65536 bytes"):
