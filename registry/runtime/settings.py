@@ -137,7 +137,9 @@ def _read_password(file: Path) -> str:
     except OSError as error:
         raise EtcdUnauthenticated(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise EtcdUnauthenticated(f"{file} is not UTF-8; write the password alone into it, as a line of text") from error
+        raise EtcdUnauthenticated(
+            f"{file} is not UTF-8; write the password alone into it, as a line of text"
+        ) from error
 
 
 def is_loopback(host: str) -> bool:
