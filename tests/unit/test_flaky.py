@@ -112,8 +112,7 @@ def test_workers_of_make_test_follow_the_settings(suite, tmp_path, tmp_path_fact
     target = subprocess.run(
         ["make", "--dry-run", "test", f"FAILURES={record}"], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    words = target.stdout.split()
-    asked = words[words.index("tests.support.flaky") + 1 :]
+    asked = target.stdout.partition("-p tests.support.flaky ")[2].splitlines()[0].split()
     played = subprocess.run(
         [*command, "-p", "xdist", "-n1", *asked], cwd=tmp_path, check=False, capture_output=True, text=True
     )
