@@ -90,7 +90,15 @@ def _rows(params: list[Any]) -> Iterator[str]:
         elif "completion" not in one.name:
             names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
             value = "" if one.is_flag else _cell(f"`{one.metavar or one.name.upper()}`")
-            yield f"| {names} {value} | {f'`{one.envvar}`' if one.envvar else ''} | {_cell(one.help)} |"
+            yield f"| {names} {value} | {f'`{one.envvar}`' if one.envvar else ''} | {_cell(one.help)}{_bounds(one)} |"
+
+
+def _bounds(flag: Any) -> str:
+    """What a number may be."""
+    least, most = (getattr(flag, name, None) for name in ("min", "max"))
+    if least is None:
+        return ""
+    return f" From {least}." if most is None else f" From {least} to {most}."
 
 
 def _cell(text: str | None) -> str:

@@ -11,6 +11,11 @@ import yaml
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "wrong-inputs.md"
 TABLE = ROOT / "tests" / "integration" / "cli" / "wrong_inputs.yaml"
+# Why the program itself refuses something, whatever the admin service is like.
+_OWN = (
+    *("USAGE", "INVALID_MANIFEST", "DUPLICATE_NAME", "SOURCE_REFUSED", "SOURCE_UNREADABLE", "UNREADABLE_RECORD"),
+    *("STACK_NOT_FOUND", "TENANT_NOT_FOUND"),
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,11 @@ class WrongInput:
     field: str
     remedy: str
     message: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the program refuses it by itself."""
+        return self.message.partition(":")[0] in _OWN
 
 
 @cache
@@ -38,9 +48,10 @@ def page() -> str:
     texts = "\n".join(f"`{name}`:\n\n```yaml\n{text}```\n" for name, text in files.items() if text)
     return f"""# Wrong inputs
 
-Made from tests/integration/cli/wrong_inputs.yaml by `make docs`. A test runs each line against a real admin service
-whose pool `dev`, of the base model `tiny`, holds the adapter `sql`, and compares exit code and message. Each message
-names what is wrong and what to do, and nothing is changed. [Errors](errors.md) lists the reasons and the exit codes.
+Made from tests/integration/cli/wrong_inputs.yaml by `make docs`. A test runs each line, with a real admin service where
+that is what refuses it, whose pool `dev`, of the base model `tiny`, holds the adapter `sql`, and compares exit code and
+message. Each message names what is wrong and what to do, and nothing is changed. [Errors](errors.md) lists the reasons
+and the exit codes.
 
 `{{folder}}` stands for the working directory, `{{etag}}` for the adapter's present etag. Each message begins with
 `error:`.

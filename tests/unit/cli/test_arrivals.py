@@ -72,21 +72,13 @@ def allowed(monkeypatch) -> type[Allowed]:
 
 @pytest.mark.parametrize(
     ("given", "environment", "hub"),
-    [
-        (None, None, DEFAULT_HUB),
-        (None, "http://env", "http://env"),
-        ("http://flag", "http://env", "http://flag"),
-        ("", "", DEFAULT_HUB),
-    ],
+    [(None, None, DEFAULT_HUB), (None, "e://", "e://"), ("f://", "e://", "f://"), ("", "", DEFAULT_HUB)],
 )
-def test_the_hub_is_that_of_the_flag_or_of_the_environment(monkeypatch, given, environment, hub):
-    seen: list[str] = []
-    monkeypatch.setattr(source_reader, "RemoteOptions", lambda _credentials, hub, _limits: seen.append(hub))
-    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+def test_the_hub_is_that_of_the_flag_or_of_the_environment(allowed, monkeypatch, given, environment, hub):
     if environment is not None:
         monkeypatch.setenv("HF_ENDPOINT", environment)
-    SourceReader(None, given)
-    assert seen == [hub]
+    SourceReader(None, given).digest("s3://b/a", None, 60.0)
+    assert allowed.asked[0][-1] == hub
 
 
 @pytest.mark.parametrize(
@@ -94,12 +86,7 @@ def test_the_hub_is_that_of_the_flag_or_of_the_environment(monkeypatch, given, e
     [
         (ArtifactError("bad_archive", "no"), Exit.REFUSED, "SOURCE_REFUSED", "bad_archive: no"),
         (ArtifactError("away", "no"), Exit.UNAVAILABLE, "SOURCE_UNREADABLE", "away: no"),
-        (
-            OSError(28, "No space left"),
-            Exit.USAGE,
-            "USAGE",
-            "cannot write what s3://b/a sends: No space left; see TMPDIR",
-        ),
+        (OSError(28, "No room"), Exit.USAGE, "USAGE", "cannot write what s3://b/a sends: No room; see TMPDIR"),
     ],
 )
 def test_what_a_source_did_is_told_as_a_command_does(allowed, error, code, reason, told):

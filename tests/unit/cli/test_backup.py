@@ -123,39 +123,25 @@ def tenant(name: str, quota: int | None, etag: str = "7") -> pb.StoredRecord:
 
 BACKUP = state_of(
     [
-        pool("same", "tiny"),
-        pool("other", "tiny"),
-        pool("gone", "tiny"),
-        tenant("same", 5),
-        tenant("rises", 9),
-        tenant("falls", 1),
-        tenant("freed", None),
-        tenant("gone", 3),
-        stored("adapters/dev/b", adapter("b")),
-        stored("adapters/dev/a", adapter("A", generation=4)),
-        stored("adapters/dev/same", adapter("same")),
-        stored("adapters/dev/changed", adapter("changed", "s3://b/old")),
-        retired("a", 2),
-        retired("past", 1),
-        retired("kept", 1),
+        *(pool(name, "tiny") for name in ("same", "other", "gone")),
+        *map(tenant, ("same", "rises", "falls", "freed", "gone"), (5, 9, 1, None, 3)),
+        *(stored("adapters/dev/b", adapter("b")), stored("adapters/dev/a", adapter("A", generation=4))),
+        *(
+            stored("adapters/dev/same", adapter("same")),
+            stored("adapters/dev/changed", adapter("changed", "s3://b/old")),
+        ),
+        *map(retired, ("a", "past", "kept"), (2, 1, 1)),
     ]
 )
 
 
 NOW = state_of(
     [
-        pool("same", "tiny", etag="11"),
-        pool("other", "small", etag="12"),
-        tenant("same", 5, "21"),
-        tenant("rises", 2, "22"),
-        tenant("falls", 4, "23"),
-        tenant("freed", 4, "24"),
-        tenant("new", 4, "25"),
-        stored("adapters/dev/same", adapter("same"), "31"),
+        *(pool("same", "tiny", etag="11"), pool("other", "small", etag="12"), tenant("same", 5, "21")),
+        *map(tenant, ("rises", "falls", "freed", "new"), (2, 4, 4, 4), ("22", "23", "24", "25")),
+        *(stored("adapters/dev/same", adapter("same"), "31"), retired("kept", 1)),
         stored("adapters/dev/changed", adapter("Changed", "s3://b/new"), "32"),
-        stored("adapters/dev/z", adapter("Z"), "33"),
-        stored("adapters/dev/extra", adapter("extra"), "34"),
-        retired("kept", 1),
+        *(stored("adapters/dev/z", adapter("Z"), "33"), stored("adapters/dev/extra", adapter("extra"), "34")),
     ]
 )
 
@@ -167,16 +153,11 @@ def test_the_whole_plan_of_a_restoration():
         create_pools=[pools["gone"]],
         update_pools=[(pools["other"], "12", True)],
         tenants=[
-            RestoredQuota("rises", 2, 9, "22"),
-            RestoredQuota("falls", 4, 1, "23"),
-            RestoredQuota("freed", 4, None, "24"),
-            RestoredQuota("gone", None, 3, "0"),
+            *(RestoredQuota("rises", 2, 9, "22"), RestoredQuota("falls", 4, 1, "23")),
+            *(RestoredQuota("freed", 4, None, "24"), RestoredQuota("gone", None, 3, "0")),
         ],
         histories=[("dev", "a"), ("dev", "b"), ("dev", "past")],
-        creates=[
-            RestoredAdapter("dev", "A", spec("s3://b/x"), "0"),
-            RestoredAdapter("dev", "b", spec("s3://b/x"), "0"),
-        ],
+        creates=[RestoredAdapter("dev", name, spec("s3://b/x"), "0") for name in "Ab"],
         updates=[RestoredAdapter("dev", "Changed", spec("s3://b/old"), "32")],
         same=1,
         others=[("dev", "extra", "34"), ("dev", "Z", "33")],
@@ -262,19 +243,10 @@ def changed(admin: FakeAdmin) -> list[str]:
     return [name for name, _ in admin.requests if name not in {"ReadBackup", "ListTenants"}]
 
 
-LINES = [
-    "+ pool gone",
-    "~ pool other",
-    "~ tenant rises: quota 2 -> 9",
-    "~ tenant falls: quota 4 -> 1",
-    "+ history dev/b",
-    "+ history dev/past",
-    "+ adapter dev/b",
-    "~ adapter dev/Changed",
-    "- adapter dev/extra",
-    "- adapter dev/same",
-    "- adapter dev/Z",
-]
+LINES = (
+    "+ pool gone|~ pool other|~ tenant rises: quota 2 -> 9|~ tenant falls: quota 4 -> 1|+ history dev/b|"
+    "+ history dev/past|+ adapter dev/b|~ adapter dev/Changed|- adapter dev/extra|- adapter dev/same|- adapter dev/Z"
+).split("|")
 
 
 def test_the_plan_is_told_whole_before_anything_is_done(cli, store):
@@ -295,15 +267,9 @@ def test_each_step_is_carried_out_once_and_in_order(cli, store):
     ran = cli("restore", "b.jsonl", "--delete-others", "--yes", "--request-id", "q")
     assert ran.code == 0, ran.err
     steps = [(name, one) for name, one in store.requests if name in changed(store)]
-    assert [(name, one.request_id) for name, one in steps] == [
-        ("SetTenant", "q:rise0"),
-        ("CreatePool", "q:new0"),
-        ("UpdatePool", "q:pool0"),
-        ("RestoreHistory", "q:history0:0"),
-        ("RestoreHistory", "q:history1:0"),
-        ("ApplyAdapters", "q:others"),
-        ("ApplyAdapters", "q:adapters"),
-        ("SetTenant", "q:fall0"),
+    assert [f"{name} {one.request_id}" for name, one in steps] == [
+        *("SetTenant q:rise0", "CreatePool q:new0", "UpdatePool q:pool0", "RestoreHistory q:history0:0"),
+        *("RestoreHistory q:history1:0", "ApplyAdapters q:others", "ApplyAdapters q:adapters", "SetTenant q:fall0"),
     ]
     raised, created, updated, live, past, others, adapters, lowered = (one for _, one in steps)
     assert raised.tenant == pb.Tenant(name="rises", max_adapters=9, etag="22")
@@ -311,12 +277,8 @@ def test_each_step_is_carried_out_once_and_in_order(cli, store):
     assert (created.pool.name, created.pool.etag) == ("gone", "")
     assert (updated.pool.name, updated.pool.etag) == ("other", "12")
     assert list(updated.update_mask.paths) == ["base_models", "limits", "base", "engine", "engine_names"]
-    assert (live.pool, live.name, live.last, list(live.generations)) == (
-        "dev",
-        "b",
-        BACKUP.values["adapters/dev/b"],
-        [],
-    )
+    value = BACKUP.values["adapters/dev/b"]
+    assert (live.pool, live.name, live.last, list(live.generations)) == ("dev", "b", value, [])
     assert (past.pool, past.name, past.last) == ("dev", "past", b"")
     assert list(past.generations) == [BACKUP.values["history/dev/past/1"]]
     assert [(one.delete, one.etag) for one in others.changes] == [("extra", "34"), ("same", "31"), ("Z", "33")]
@@ -360,26 +322,13 @@ HEADER = {"format": "loraplane-backup/1", "revision": 12}
 FILE = text(WHOLE)
 LINES_OF_IT = FILE.splitlines(keepends=True)
 NO_BACKUP = [
-    *(
-        b"",
-        b"apiVersion: loraplane/v1\n",
-        FILE[:-20],
-        b"".join(LINES_OF_IT[:-1]),
-        b"".join(LINES_OF_IT[:1] + LINES_OF_IT[2:]),
-    ),
+    *(b"", FILE[:-20], b"".join(LINES_OF_IT[:-1]), b"".join(LINES_OF_IT[:1] + LINES_OF_IT[2:])),
     text([])[:-1].replace(b'"records": 0', b'"records": 1'),
     sealed(["loraplane-backup/1"]),
     sealed({"format": "loraplane-backup/1"}),
-    sealed(HEADER | {"revision": 1e400}),
-    sealed(HEADER | {"revision": "12"}),
-    sealed(HEADER, {"value": "{}"}),
-    sealed(HEADER, {"key": 7, "value": "{}"}),
-    sealed(HEADER, {"key": "pools/dev"}),
-    sealed(HEADER, {"key": "pools/dev", "value": 7}),
-    sealed(HEADER, {"key": "pools/dev", "value": "\ud800"}),
-    sealed(HEADER, {"key": "pools/dev", "base64": "="}),
-    sealed(HEADER, "value"),
-    sealed(HEADER, 7),
+    *(sealed(HEADER | {"revision": one}) for one in (1e400, "12")),
+    *(sealed(HEADER, one) for one in ({"value": "{}"}, {"key": 7, "value": "{}"}, "value", 7)),
+    *(sealed(HEADER, {"key": "pools/dev", **one}) for one in ({}, {"value": 7}, {"value": "\ud800"}, {"base64": "="})),
 ]
 
 

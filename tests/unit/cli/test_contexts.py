@@ -12,11 +12,10 @@ import pytest
 import typer
 
 from registry.cli import main
-from registry.cli.change_set import Change
 from registry.cli.contexts import AdminContext, ContextFile, context_path, load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.main import run
-from registry.cli.removal import agree, ask, ask_protected, by_labels, to_prune
+from registry.cli.removal import agree
 from registry.cli.session import GlobalOptions, Session, pool_or_only, request_id_or_new, session_from
 from registry.cli.views.output import Format, Output
 from registry.client.address import Tls
@@ -146,27 +145,9 @@ def test_an_address_and_a_context_named_alike_are_refused(two, typed):
         session("a:1", "bare", *typed)
 
 
-def test_the_context_that_is_changed_is_told_unless_it_was_typed(capsys):
-    named = {"context": PROD, "context_name": "prod"}
-    for form, more, told in (
-        (Format.TABLE, named, "context: prod (p:1)\n"),
-        (Format.TABLE, {"is_context_typed": True, **named}, ""),
-        (Format.JSON, named, ""),
-        (Format.TABLE, {}, ""),
-    ):
-        Session("p:1", form, Tls(), **more)._tell_context()
-        assert capsys.readouterr().err == told
-
-
 PLAIN = Session("a:1", Format.TABLE, Tls())
 
 PROTECTED = Session("a:1", Format.TABLE, Tls(), PROD, "prod")
-
-AS_JSON = Session("a:1", Format.JSON, Tls())
-
-
-def many(count: int) -> list[str]:
-    return [f"dev/a{number}" for number in range(count)]
 
 
 @pytest.fixture
@@ -175,34 +156,6 @@ def says(monkeypatch) -> Any:
         monkeypatch.setattr("sys.stdin", Terminal(answer) if answer is not None else io.StringIO("y\n"))
 
     return lay_down
-
-
-def test_where_nobody_is_there_nothing_is_removed(says, capsys):
-    says(None)
-    with pytest.raises(CliError) as raised:
-        agree(PLAIN, many(3), yes=False)
-    assert raised.value.failure.message == "this would delete 3, and nobody is here to ask; give --yes"
-    with pytest.raises(CliError, match="this would drop 1 in the protected context prod, and nobody"):
-        agree(PROTECTED, ["x"], yes=False, what="drop")
-
-
-def test_what_stands_on_the_command_line_is_asked_about_where_it_is_protected(says, capsys):
-    says(None)
-    ask_protected(PLAIN, ["dev"], yes=False)
-    ask_protected(PROTECTED, ["dev"], yes=True, what="delete pool")
-    assert capsys.readouterr().err == "delete pool dev\n"
-    with pytest.raises(CliError):
-        ask_protected(PROTECTED, ["dev"], yes=False)
-    capsys.readouterr()
-    ask(PLAIN, [Change("dev", pb.AdapterChange(delete="b"), "b")], yes=True)
-    assert capsys.readouterr().err == "delete dev/b\n"
-
-
-@pytest.mark.parametrize(("prune", "selector"), [(True, None), (True, []), (False, ["a=1"])])
-def test_prune_and_labels_go_together(prune, selector):
-    with pytest.raises(CliError, match="go together"):
-        to_prune(PLAIN, [], selector, 10, 1.0, prune=prune)
-    assert to_prune(PLAIN, [], None, 10, 1.0, prune=False) == []
 
 
 def test_a_question_is_seen_before_its_answer_is_waited_for(monkeypatch):
@@ -378,52 +331,22 @@ def test_a_pool_may_be_left_out_where_there_is_one(client, admin, found, pool):
     ("answer", "agrees"),
     [
         *((one, True) for one in ("y\n", "Y\n", "yes\n", " YES \n")),
-        *((one, False) for one in ("\n", "n\n", "", "yess\n", "ja\n")),
+        *((one, False) for one in ("\n", "n\n", "", "yess\n", "ja\n", None)),
     ],
 )
-def test_who_agrees_goes_on_and_who_does_not_changes_nothing(says, capsys, answer, agrees):
+def test_who_agrees_goes_on_and_who_does_not_or_is_not_there_changes_nothing(says, capsys, answer, agrees):
     says(answer)
     if agrees:
         agree(PLAIN, ["dev/a"], yes=False)
         assert capsys.readouterr().err == "delete dev/a\ndelete 1? [y/N] "
+    elif answer is None:
+        with pytest.raises(CliError, match=r"would delete 1 in the protected context prod, and nobody .* give --yes$"):
+            agree(PROTECTED, ["dev/a"], yes=False)
     else:
         with pytest.raises(typer.Abort):
             agree(PROTECTED, ["dev/a"], yes=False)
         told = "delete dev/a\ndelete 1 in the protected context prod? [y/N] note: nothing was changed\n"
         assert capsys.readouterr().err == told
-
-
-def listed(pool: str, *names: str, unreadable: tuple[str, ...] = (), **labels: str) -> pb.ListAdaptersResponse:
-    spec = pb.AdapterSpec(labels=labels)
-    adapters = [pb.Adapter(name=name, pool=pool, etag=f"{name}7", spec=spec) for name in names]
-    return pb.ListAdaptersResponse(adapters=adapters, unreadable=unreadable)
-
-
-def test_what_has_the_labels_is_removed_at_its_etag_in_each_pool(client, admin, capsys):
-    """W4 etag."""
-    of_p = [listed("p", "A", "b", team="x", more="1"), listed("p", "c", team="y", unreadable=("t", "u"))]
-    of_p[0].next_page_token = "n"  # noqa: S105 - of a listing
-    admin.answers["ListAdapters"] = [*of_p, listed("q", "a", "d", team="x")]
-    found = by_labels(client, ["p", "q"], {"team": "x"}, 3, {("p", "a")})
-    told = [(one.pool, one.wire.delete, one.wire.etag, one.place) for one in found]
-    assert told == [("p", "b", "b7", "b"), ("q", "a", "a7", "a"), ("q", "d", "d7", "d")]
-    assert capsys.readouterr().err == "note: 2 adapters of pool p cannot be read, and stay; see loraplane doctor\n"
-
-
-@pytest.mark.parametrize(("limit", "count"), [(2, 3), (20, 21), (5, 20)])
-def test_no_more_than_the_limit_are_removed_at_once(client, admin, limit, count):
-    names = [f"a{number}" for number in range(count)]
-    admin.answers["ListAdapters"] = [listed("p", *names, team="x")]
-    assert len(by_labels(client, ["p"], {"team": "x"}, count)) == count
-    with pytest.raises(CliError) as raised:
-        by_labels(client, ["p"], {"team": "x"}, limit)
-    failure = raised.value.failure
-    some = ", ".join(names[:20]) + (", …" if count > 20 else "")
-    assert failure.message == (
-        f"{count} adapters would be deleted ({some}), more than {limit}; if all of them are meant, give --delete-limit "
-        f"{count}"
-    )
-    assert (failure.exit, failure.reason, failure.field) == (Exit.REFUSED, "TOO_MANY_CHANGES", "--delete-limit")
 
 
 @pytest.mark.parametrize(
@@ -497,22 +420,3 @@ def test_commands_that_ask_no_service_read_no_contexts(two, monkeypatch, command
     with pytest.raises(CliError) as raised:
         request_id_or_new("")
     assert raised.value.failure.field == "--request-id"
-
-
-@pytest.mark.parametrize(("count", "more"), [(20, []), (21, ["and 1 more"]), (25, ["and 5 more"])])
-def test_the_first_twenty_are_shown(says, capsys, count, more):
-    """Standard error of programs stays theirs."""
-    says(None)
-    agree(AS_JSON, many(2), yes=True)
-    agree(PLAIN, [], yes=False)
-    agree(PLAIN, many(count), yes=True)
-    assert capsys.readouterr().err.splitlines() == [*(f"delete {one}" for one in many(20)), *more]
-
-
-@pytest.mark.parametrize(
-    "line", ["-o manifest export", "-o jsonpath={.a} history a", "-o custom-columns=A:.a describe pool p"]
-)
-def test_forms_that_only_get_has(cli, line):
-    ran = cli(*line.split())
-    form = line.split()[1].partition("=")[0]
-    assert (ran.code, f"-o {form} goes with get" in ran.err) == (2, True)

@@ -132,10 +132,6 @@ def far(name: str, host: str) -> ReplicaView:
     return replace(seen, host=host, engine_url=f"http://{name}:8000")
 
 
-BLIND = Lazy(count=3, servable=False, reason="needs_plugin")
-
-WARNED = [Warned(name="", generation=0, reason="base_unknown", message="")]
-
 E, W = Severity.ERROR, Severity.WARNING
 
 
@@ -163,51 +159,6 @@ def started_for(
 
 def stored(room_bytes: int, in_use_bytes: int = 0, largest_bytes: int = 0, bound: str = "disk") -> ReportedStore:
     return ReportedStore(room_bytes=room_bytes, in_use_bytes=in_use_bytes, largest_bytes=largest_bytes, bound=bound)
-
-
-PROVOKED = {
-    "rank_limit_too_low": (W, started_for(pb.PoolLimits(max_rank=64), max_lora_rank=16)),
-    "store_nearly_full": (W, pool(replica(store=stored(room_bytes=9, in_use_bytes=90)))),
-    "room_too_small": (W, started_for(pb.PoolLimits(max_adapters=8), max_cpu_loras=4)),
-    "engine_paused": (W, warned("engine_paused")),
-    "kv_connector": (W, warned("kv_connector", swap="refused")),
-    "rust_frontend": (W, warned("rust_frontend", swap="refused")),
-    "kv_shared": (E, warned("kv_shared")),
-    "etcd_proxy": (W, warned("etcd_proxy")),
-    "rank_limit_too_high": (W, ranked(64, 9)),
-    "no_status": (E, pool(raw("r1", ""))),
-    "unreadable_status": (E, pool(raw("r1", "?"))),
-    "held": (E, pool(replica(held="mass_removal", stale=True))),
-    "stale": (E, pool(replica(stale=True))),
-    "engine_unreachable": (E, pool(replica(engine=engine_status(incarnation=""), ready=False))),
-    "not_ready": (E, pool(replica(ready=False))),
-    "adapters_failed": (E, pool(replica(failed=failed("digest_mismatch", *"abcdefg")))),
-    "over_capacity": (E, pool(replica(pending=pending("over_capacity")))),
-    "adapters_pending": (W, pool(replica(pending=pending("staging")))),
-    "names_omitted": (E, pool(replica(omitted=4))),
-    "base_unknown": (W, pool(replica(warnings=WARNED))),
-    "lazy_not_servable": (E, pool(replica(lazy=BLIND))),
-    "plugin_absent": (W, pool(replica(engine=engine_status(swap="pipelined")))),
-    "engine_unsupported": (E, pool(replica(engine=engine_status(swap="refused")))),
-    "clock_skew": (W, pool(replica(updated_at="2026-01-01T01:00:00.000Z"))),
-    "versions_differ": (W, replace(pool(replica()), version_here="2")),
-    "no_pools": (W, Survey((), (), (), ())),
-    "pool_unknown": (
-        E,
-        Survey((), (), (), (), unknown_pools=[pb.UnknownPool(name="p", replicas=2, names=["r1", "r2"])]),
-    ),
-    "unreadable_record": (E, pool(replica(), unreadable=("a",))),
-    "too_few_replicas": (E, pool(replica(), adapters=(adapter(replicas=2),))),
-    "behind": (W, pool(replica(), adapters=(adapter("8"),))),
-    "digests_differ": (E, pool(replica(found=found("1")), replica("r2", found=found("2")))),
-    "engine_versions_differ": (W, pool(replica(), replica("r2", engine=engine_status(url="http://r2", version="2")))),
-    "engine_shared": (E, pool(replica(engine=engine_status()), replica("r2", engine=engine_status()))),
-    "engine_url_not_allowed": (E, pool(replace(replica(), withheld_engine_url="http://evil.test"))),
-    "insecure": (W, pool(replica(insecure=["--etcd-password-file: the password would go unencrypted"]))),
-    "over_quota": (E, tenant(3, 2)),
-    "draining": (W, pool(replace(replica(ready=False, note="it drains"), leaving=True))),
-    "engine_url_loopback": (W, pool(near("r1", "h1"), near("r2", "h2", "http://[::1]:8000"), far("r3", "h2"))),
-}
 
 
 def test_remedies_are_for_reasons_that_sidecars_give():
@@ -243,17 +194,11 @@ def test_what_outgrows_etcd_is_told_before_it_does(growth, told):
     assert all(words in one.finding for one, (_, words) in zip(found, told, strict=True))
 
 
-def check(finding: DoctorFinding, reason: str, severity: Severity) -> None:
-    assert (finding.reason, finding.severity) == (reason, severity)
+def checked(finding: DoctorFinding) -> DoctorFinding:
+    """One that says of what it is, and which command helps."""
     assert finding.subject
     assert any(command in finding.remedy for command in COMMANDS), finding.remedy
-
-
-@pytest.mark.parametrize("reason", PROVOKED)
-def test_each_finding_is_found(reason):
-    severity, seen = PROVOKED[reason]
-    (finding,) = diagnose(seen, NOW)
-    check(finding, reason, severity)
+    return finding
 
 
 def at(seconds: float) -> str:
@@ -264,6 +209,23 @@ THREE = [adapter(), adapter(), adapter()]
 LAZY = pb.Adapter(name="z", pool="p", etag="7", spec=pb.AdapterSpec(load="lazy"))
 GPU = {"gpu": "a10"}
 ON_EDGES: list[tuple[Survey, str]] = [
+    (warned("engine_paused"), "W engine_paused"),
+    (warned("kv_connector", swap="refused"), "W kv_connector"),
+    (warned("rust_frontend", swap="refused"), "W rust_frontend"),
+    (warned("kv_shared"), "E kv_shared"),
+    (warned("base_unknown"), "W base_unknown"),
+    (pool(raw("r1", "")), "E no_status"),
+    (pool(raw("r1", "?")), "E unreadable_status"),
+    (pool(replica(held="mass_removal", stale=True)), "E held"),
+    (pool(replica(engine=engine_status(incarnation=""), ready=False)), "E engine_unreachable"),
+    (pool(replica(omitted=4)), "E names_omitted"),
+    (replace(pool(replica()), version_here="2"), "W versions_differ"),
+    (Survey((), (), (), ()), "W no_pools"),
+    (Survey((), (), (), (), unknown_pools=[pb.UnknownPool(name="p", replicas=1, names=["r1"])]), "E pool_unknown"),
+    (pool(replica(), unreadable=("a",)), "E unreadable_record"),
+    (pool(replica(found=found("1")), replica("r2", found=found("2"))), "E digests_differ"),
+    (pool(replica(), replica("r2", engine=engine_status(url="http://r2", version="2"))), "W engine_versions_differ"),
+    (pool(replace(replica(), withheld_engine_url="http://evil.test")), "E engine_url_not_allowed"),
     (pool(replica(), replica("r2"), adapters=(adapter(), adapter(replicas=2), adapter(selector={}))), ""),
     (pool(replica(updated_at=at(60))), ""),
     (pool(replica(updated_at=at(61))), "W clock_skew"),
@@ -367,7 +329,7 @@ ON_EDGES: list[tuple[Survey, str]] = [
 @pytest.mark.parametrize(("seen", "told"), ON_EDGES, ids=range(len(ON_EDGES)))
 def test_a_finding_begins_on_its_edge_and_one_cause_is_one_finding(seen, told):
     """W5, R15, R18, R20, X2: what only just is well is well, and what a status says oddly is no finding of ours."""
-    found = [f"{one.severity.value[0].upper()} {one.reason}" for one in diagnose(seen, NOW)]
+    found = [f"{one.severity.value[0].upper()} {one.reason}" for one in map(checked, diagnose(seen, NOW))]
     assert sorted(found) == sorted(told.split(", ") if told else [])
 
 
@@ -401,7 +363,7 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
     (started_for(pb.PoolLimits(max_rank=20), max_lora_rank=16), "", "pool update p --max-rank 16"),
     (started_for(pb.PoolLimits(max_adapters=8), *THREE, max_cpu_loras=2), "", "--max-cpu-loras 3"),
     (ranked(256, 9), "", "--max-lora-rank 16"),
-    (PROVOKED["adapters_failed"][1], "it cannot serve a, b, c, d, e and 2 more: digest_mismatch", ""),
+    (pool(replica(failed=failed("digest_mismatch", *"abcdefg"))), "a, b, c, d, e and 2 more: digest_mismatch", ""),
     (said(observed_revision=7, failed=[{"reason": "x"}]), "it cannot serve all adapters: x", ""),
     (pool(replica(updated_at="2026-01-01T01:00:00")), "its clock is 3600 s ahead of the one here", ""),
     (replace(pool(replica()), insecure_admin=["--listen: anybody may"]), "--listen: anybody may", ""),
@@ -489,8 +451,7 @@ def test_what_is_found_is_told_with_what_helps(seen, words, remedy):
 @pytest.mark.parametrize("reason", ["files_touched", "without_effect", "modules_missing", "unknown_field"])
 def test_what_replicas_warn_of_and_what_is_wrong_with_a_source_has_a_remedy(reason):
     (finding,) = diagnose(pool(replica(warnings=[Warned(name="a", generation=1, reason=reason, message="")])), NOW)
-    check(finding, reason, W)
-    assert "says why" not in finding.remedy
+    assert (checked(finding).reason, finding.severity, "says why" in finding.remedy) == (reason, W, False)
     for of_source in ("other_format", "weights_not_safetensors", "rate_limited"):
         (finding,) = diagnose(pool(replica(failed=failed(of_source, "a"))), NOW)
         assert "says why" not in finding.remedy
@@ -499,8 +460,7 @@ def test_what_replicas_warn_of_and_what_is_wrong_with_a_source_has_a_remedy(reas
 def test_what_service_and_program_do_not_both_know():
     assert methods_differ("here", ["A", "B"], ["B", "A"]) == []
     (older,), (newer,) = methods_differ("here", ["A", "B"], ["A"]), methods_differ("here", ["A"], ["A", "B"])
-    check(older, "version_skew", E)
-    check(newer, "version_skew", W)
+    assert [(checked(one).reason, one.severity) for one in (older, newer)] == [("version_skew", E), ("version_skew", W)]
     assert older.finding.endswith("it has no B")
 
 
@@ -526,10 +486,8 @@ FIFTH = int(0.7 * 2 * 1024**3)
 )
 def test_etcd(members, is_full, told):
     """Members of different clusters are not compared: their revisions and releases say nothing of each other."""
-    found = etcd_findings(members, is_full=is_full)
+    found = map(checked, etcd_findings(members, is_full=is_full))
     assert [f"{one.severity.value[0].upper()} {one.reason}" for one in found] == ([told] if told else [])
-    for one in found:
-        check(one, one.reason, one.severity)
 
 
 @pytest.mark.parametrize(

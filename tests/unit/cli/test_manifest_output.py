@@ -105,13 +105,6 @@ def written(text: str) -> list[str]:
     return [one["metadata"]["name"] for one in yaml.safe_load_all(text)]
 
 
-@pytest.mark.parametrize("arguments", [["get", "pools"], ["history", "a"], ["apply", "-f", "x"]])
-def test_nothing_else_has_a_manifest(cli, arguments):
-    ran = cli(*arguments, "-o", "manifest")
-    assert (ran.code, ran.out) == (2, "")
-    assert "-o manifest" in ran.err
-
-
 @pytest.fixture
 def listed(admin) -> None:
     """Two pools, of which one cannot be read; dev has a and b, of team x, and c, and records that cannot be read."""

@@ -1,21 +1,15 @@
-"""The command line itself: its flags, their bounds, help and variables, and where global options stand."""
+"""The command line itself: its flags and variables, where global options stand, and how labels are said."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.cli.command_tree import LazyCommand
 from registry.cli.failure import CliError
 from registry.cli.main import make_command, run
 from registry.cli.options import (
     GLOBAL_OPTIONS,
-    MOST_INT64,
-    MOST_UINT32,
     form_asked,
     global_options_first,
     long_name,
@@ -25,31 +19,10 @@ from registry.cli.options import (
     variable_from,
 )
 from registry.runtime.program import variable_of
-from registry.tools.devstack.stack_file import StackError
 from registry.v1 import registry_pb2 as pb
-
-ROOT = make_command()
-
-ROOT.commands = {name: child.load() for name, child in ROOT.commands.items() if isinstance(child, LazyCommand)}
-
-
-def _commands(command: Any, path: str = "loraplane") -> Iterator[tuple[str, Any]]:
-    yield path, command
-    for name, child in getattr(command, "commands", {}).items():
-        yield from _commands(child, f"{path} {name}")
-
+from tests.support.cli_page import commands
 
 TYPERS_OWN = {"--version", "--install-completion", "--show-completion"}
-
-COMMANDS = dict(_commands(ROOT))
-
-FLAGS = [
-    pytest.param(flag, id=f"{path} {flag.opts[0]}")
-    for path, command in COMMANDS.items()
-    for flag in command.params
-    if flag.param_type_name == "option" and flag.opts[0] not in TYPERS_OWN
-]
-
 # Of all that the command line may say, what the environment may say too: nothing of it is written into a record.
 WHERE_AND_WHO = (
     "--context --admin --tls-ca --tls-cert --tls-key --pool --output --timeout --look-seconds --credentials "
@@ -57,103 +30,19 @@ WHERE_AND_WHO = (
 ).split()
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-def test_every_flag_has_its_help_and_only_what_says_where_things_are_a_variable(flag, request):
-    long = next(name for name in flag.opts if name.startswith("--"))
-    is_asked = long in WHERE_AND_WHO and "set-context" not in request.node.name
-    assert flag.envvar == (variable_of(long) if is_asked else None)
-    assert flag.help
-
-
-@pytest.mark.parametrize("path", COMMANDS)
-def test_every_command_says_what_it_does(path, capsys):
-    assert run([*path.split()[1:], "--help"]) == 0
-    assert COMMANDS[path].help.splitlines()[0] in " ".join(capsys.readouterr().out.replace("│", " ").split())
-
-
-def test_the_commands_are_those_of_the_interface():
-    expected = (
-        "apply add set get describe events delete retry history rollback rollout diff check digest publish sign doctor"
-        " expect"
-    )
-    more = "top export edit label explain schema completion config backup restore drain undrain pool replica tenant dev"
-    assert set(ROOT.commands) == {*expected.split(), *more.split()}
-    contexts = {f"{verb}-context" for verb in ("set", "use", "delete")}
-    assert set(ROOT.commands["config"].commands) == contexts | {"get-contexts"}
-    assert set(ROOT.commands["pool"].commands) >= {"create", "delete"}
-    assert set(ROOT.commands["dev"].commands) == {"up", "status", "down"}
-
-
-UINT32, INT64 = 4294967295, 9223372036854775807
-
-# By command and flag: the least and the most; None: there is none.
-BOUNDS: dict[str, tuple[float | None, float | None]] = {
-    "add --min-ready": (0, UINT32),
-    "add --replicas": (0, None),
-    "add --timeout": (0.1, None),
-    "add --look-seconds": (0, None),
-    "set --replicas": (0, None),
-    "apply --min-ready": (0, UINT32),
-    "apply --delete-limit": (1, None),
-    "delete --delete-limit": (1, None),
-    "restore --delete-limit": (1, None),
-    "rollback --to": (0, INT64),
-    "rollout --generation": (0, INT64),
-    "rollout --min-ready": (0, UINT32),
-    "pool create --max-rank": (0, UINT32),
-    "pool create --max-adapters": (0, UINT32),
-    "pool create --expect": (0, UINT32),
-    "pool update --max-rank": (0, UINT32),
-    "pool update --max-adapters": (0, UINT32),
-    "pool update --expect": (0, UINT32),
-    "pool confirm-removals --revision": (1, INT64),
-    "tenant set --max-adapters": (0, UINT32),
-    "check --max-rank": (1, None),
-    "publish --max-rank": (1, None),
-    "publish --rank": (1, None),
-    "publish --max-error": (0, None),
-    "publish --timeout": (0.1, None),
-    "expect --tokens": (1, 16),
-    "expect --tolerance": (0.0001, 10),
-    "dev up --replicas": (1, 64),
-}
-
-STEP = {"--timeout": 0.01, "--tolerance": 0.00001, "--max-error": 0.01, "--look-seconds": 0.01}
-
-
-@pytest.fixture
-def takes(capsys, monkeypatch, tmp_path) -> Callable[[str, float], bool]:
-    """Whether a flag takes a value: if it does, the next that is wrong is told, or what the command lacks."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LORAPLANE_ADMIN", "127.0.0.1:1")
-    monkeypatch.setattr("registry.cli.commands.dev.bring_up", lambda *_: (_ for _ in ()).throw(StackError("no")))
-
-    def ask(flag: str, value: float) -> bool:
-        path, _, name = flag.rpartition(" ")
-        code = run([*path.split(), f"{name}={value}"])
-        told = capsys.readouterr().err
-        assert code
-        return f"Invalid value for '{name}'" not in told
-
-    return ask
-
-
-@pytest.mark.parametrize("flag", BOUNDS)
-def test_a_flag_takes_what_is_within_its_bounds_and_no_more(takes, flag):
-    """Whatever else the command lacks: a number that no message takes, or that nobody can mean, is told as that."""
-    least, most = BOUNDS[flag]
-    step = STEP.get(flag.rpartition(" ")[2], 1)
-    assert takes(flag, least)
-    assert not takes(flag, least - step)
-    if most is not None:
-        assert takes(flag, most)
-        assert not takes(flag, most + step)
-
-
-def test_the_largest_numbers_are_those_of_the_messages():
-    assert (MOST_UINT32, MOST_INT64) == (UINT32, INT64)
-    assert pb.PoolLimits(max_rank=MOST_UINT32).max_rank == UINT32
-    assert pb.RollbackAdapterRequest(to_generation=MOST_INT64).to_generation == INT64
+def test_only_what_says_where_things_are_has_a_variable_and_only_the_root_what_may_stand_anywhere(capsys):
+    """All else of flags, their helps and bounds too, is on the page of the commands (test_help.py)."""
+    of_root = {name for flag in make_command().params for name in flag.opts}
+    assert of_root - TYPERS_OWN == GLOBAL_OPTIONS
+    for path, command in commands().items():
+        flags = {flag.opts[-1]: flag for flag in command.params if flag.param_type_name == "option"}
+        assert not {name for flag in flags.values() for name in flag.opts} & (GLOBAL_OPTIONS - TYPERS_OWN) or (
+            path == "config set-context"
+        )
+        for long, flag in flags.items():
+            is_asked = long in WHERE_AND_WHO and path != "config set-context"
+            assert (flag.envvar, bool(flag.help)) == (variable_of(long) if is_asked else None, True), (path, long)
+    assert (run(["--version"]), capsys.readouterr().out.startswith("loraplane ")) == (0, True)
 
 
 @given(st.lists(st.sampled_from(["-o", "json", "--admin", "a:1", "--", "get", "-f", "x", "-oyaml", "--output=name"])))
@@ -162,90 +51,59 @@ def test_nothing_is_lost_or_made_up(arguments):
     assert sorted([*first, *rest]) == sorted(arguments)
 
 
-@pytest.mark.parametrize("arguments", [["get", "adapters", "\udcff"], ["add", "a\udcff", "--source", "s3://b/sql"]])
-def test_an_argument_that_is_no_text(cli, arguments):
-    ran = cli(*arguments)
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert "not text in UTF-8" in ran.err
-
-
-def test_only_the_root_has_what_may_stand_anywhere(capsys):
-    assert {name for flag in ROOT.params for name in flag.opts} - TYPERS_OWN == GLOBAL_OPTIONS
-    for path, command in COMMANDS.items():
-        names = {name for flag in command.params for name in flag.opts}
-        assert path == "loraplane" or not names & GLOBAL_OPTIONS
-    assert (run(["--version"]), capsys.readouterr().out.startswith("loraplane ")) == (0, True)
-
-
 @pytest.mark.parametrize(
-    ("line", "first", "rest"),
+    ("line", "first", "rest", "form"),
     [
-        ("get pools", "", "get pools"),
-        ("-o json get pools", "-o json", "get pools"),
-        ("get pools -o json", "-o json", "get pools"),
-        ("get -ojson pools --admin=a:1", "-ojson --admin=a:1", "get pools"),
-        ("get --output yaml pools --admin a:1 -w", "--output yaml --admin a:1", "get pools -w"),
-        ("get pools --tls-ca ca --tls-cert c --tls-key k", "--tls-ca ca --tls-cert c --tls-key k", "get pools"),
-        ("get -- -o json", "", "get -- -o json"),
-        ("get --other=1 -o", "-o", "get --other=1"),
-        ("get pools --other", "", "get pools --other"),
-        ("get --context prod pools", "--context prod", "get pools"),
+        ("get pools", "", "get pools", "other"),
+        ("-o json get pools", "-o json", "get pools", "json"),
+        ("get -ojson pools --admin=a:1", "-ojson --admin=a:1", "get pools", "json"),
+        ("get --output yaml pools --admin a:1 -w", "--output yaml --admin a:1", "get pools -w", "yaml"),
+        ("get --tls-ca ca --tls-cert c --tls-key k", "--tls-ca ca --tls-cert c --tls-key k", "get", "other"),
+        ("get -- -o json", "", "get -- -o json", "other"),
+        ("get --other=1 -o", "-o", "get --other=1", ""),
+        ("get pools --other", "", "get pools --other", "other"),
+        ("get --context prod pools", "--context prod", "get pools", "other"),
+        ("get --output=json --admin json", "--output=json --admin json", "get", "json"),
+        ("-o json get -o=yaml", "-o json -o=yaml", "get", "yaml"),
     ],
 )
-def test_global_options_are_found_wherever_they_stand(line, first, rest):
+def test_global_options_are_found_wherever_they_stand_and_the_last_says_the_form_of_an_error(line, first, rest, form):
     assert global_options_first(line.split()) == (first.split(), rest.split())
-
-
-@pytest.mark.parametrize(
-    ("first", "form"),
-    [
-        ("", "other"),
-        ("-o json", "json"),
-        ("--output json", "json"),
-        ("--output=json --admin a:1", "json"),
-        ("-ojson", "json"),
-        ("-o=json", "json"),
-        ("-o json -oyaml", "yaml"),
-        ("--output json -o table", "table"),
-        ("--admin json", "other"),
-        ("-o", ""),
-    ],
-)
-def test_the_form_of_an_error_is_that_of_the_last_word_about_it(first, form):
     assert form_asked(first.split(), "other") == form
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [("", {}), ("a=1 b=", {"a": "1", "b": ""}), ("a=b=c", {"a": "b=c"}), ("a=1 a=2", {"a": "2"})],
-)
-def test_pairs(words, found):
-    assert pairs("--label ", words.split()) == found
-    for word in ("a", "=1", "", "="):
-        with pytest.raises(CliError) as raised:
-            pairs("--label ", ["a=1", word])
-        assert raised.value.failure.message == f"--label {word}: write KEY=VALUE"
+@pytest.mark.parametrize("arguments", [["get", "adapters", "\udcff"], ["add", "a\udcff", "--source", "s3://b/sql"]])
+def test_an_argument_that_is_no_text(cli, arguments):
+    ran = cli(*arguments)
+    assert (ran.code, ran.err.count("\n"), "not text in UTF-8" in ran.err) == (2, 1, True)
 
 
 @pytest.mark.parametrize(
-    ("words", "labels"),
+    ("words", "labels", "relabelled"),
     [
-        ("a-", {"b": "2"}),
-        ("c-", {"a": "1", "b": "2"}),
-        ("a=3 c=4", {"a": "3", "b": "2", "c": "4"}),
-        ("a=x-", {"a": "x-", "b": "2"}),
-        ("a- a=5", {"a": "5", "b": "2"}),
-        ("a=5 a-", {"b": "2"}),
+        ("", {}, {"a": "1", "b": "2"}),
+        ("a-", None, {"b": "2"}),
+        ("c-", None, {"a": "1", "b": "2"}),
+        ("a=3 c=", {"a": "3", "c": ""}, {"a": "3", "b": "2", "c": ""}),
+        ("a=x-=b", {"a": "x-=b"}, {"a": "x-=b", "b": "2"}),
+        ("a- a=5", None, {"a": "5", "b": "2"}),
+        ("a=5 a-", None, {"b": "2"}),
+        ("a=5 a=6", {"a": "6"}, {"a": "6", "b": "2"}),
     ],
 )
-def test_labels_are_set_and_taken_away(words, labels):
+def test_labels_are_said_set_and_taken_away(words, labels, relabelled):
     found = {"a": "1", "b": "2"}
     relabel("", found, words.split())
-    assert found == labels
+    assert found == relabelled
+    if labels is not None:
+        assert pairs("--label ", words.split()) == labels
+    else:
+        with pytest.raises(CliError, match=r": --label [ac]-: write KEY=VALUE$"):
+            pairs("--label ", words.split())
     for word in ("-", "a", "=1", "=-"):
         with pytest.raises(CliError, match="KEY=VALUE to set it, KEY- to take it away"):
             relabel("", found, [word])
-    assert found == labels
+    assert found == relabelled
 
 
 def test_only_what_is_given_is_set_and_a_flag_is_called_by_its_long_name():

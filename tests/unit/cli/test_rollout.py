@@ -369,9 +369,3 @@ def test_it_is_ended_by_hand_and_waited_for(cli, admin, verb, method):
     admin.answers[method] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "NO_ROLLOUT", "there is none")]
     ran = cli("rollout", verb, "sql")
     assert (ran.code, ran.err) == (4, "error: NO_ROLLOUT: there is none\n")
-
-
-@pytest.mark.parametrize("line", ["halt sql", "promote sql law", "sql --etag 3", "sql --generation 3", ""])
-def test_a_wrong_line_is_told(cli, line):
-    ran = cli("rollout", *line.split())
-    assert (ran.code, ran.err.startswith("error: USAGE: ")) == (2, True)
