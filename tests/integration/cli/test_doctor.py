@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from functools import partial
 
@@ -92,11 +91,6 @@ def test_a_healthy_installation(cli, etcd, reasons):
     assert examined(cli, "-o", "name", "doctor").out == ""
 
 
-def test_warnings_need_no_action(etcd, reasons):
-    write(etcd, ("r1", {"engine": engine_status(swap="pipelined")}))
-    assert reasons() == (0, {"plugin_absent"})
-
-
 def test_errors_do(cli, etcd, reasons):
     failed = Failed(name="a", generation=1, reason="source_not_allowed", message="", attempts=1, retry_at=None)
     write(etcd, ("r1", {**WELL, "failed": [failed]}), ("r2", {"stale": True, "engine": engine_status(url="http://2")}))
@@ -104,12 +98,6 @@ def test_errors_do(cli, etcd, reasons):
     header, *rows = examined(cli, "doctor").out.splitlines()
     assert header.split() == ["SEVERITY", "PART", "SUBJECT", "FINDING", "REMEDY"]
     assert any("dev/r1" in row and "--allow-source" in row for row in rows)
-
-
-def test_an_empty_pool(cli, reasons):
-    assert reasons() == (0, {"no_replicas"})
-    assert cli("apply", "-f", cli.manifest("a")).code == 0
-    assert reasons() == (4, {"no_replicas"})
 
 
 def test_etcd_is_looked_at_where_it_is_named(etcd, reasons):
@@ -156,23 +144,6 @@ def test_counters_are_repaired_where_that_is_asked_for(cli, etcd, reasons, admin
     assert "1" in cli("history", "acme/a").out.splitlines()[1].split()
 
 
-def test_more_deletions_than_one_transaction_accounts_for(cli, etcd, reasons):
-    """W5: the doctor repairs until nothing is left."""
-    names = [f"acme/n{number}" for number in range(40)]
-    for start in range(0, len(names), 10):
-        assert cli("apply", "-f", cli.manifest(*names[start : start + 10])).code == 0
-    delete_raw(etcd, *(Keys(etcd.prefix).adapter("dev", name) for name in names))
-    ran = cli("-o", "json", "doctor", "--repair")
-    (told,) = [one["finding"] for one in ran.json["findings"] if one["reason"] == "counter_repaired"]
-    assert "its counter said 40, and says 0 now" in told
-    assert told.count("generation 1 of acme/n") == 40
-
-
-def test_options_that_do_not_fit(cli):
-    for arguments in (("--etcd-user", "me"), ("--etcd", "e:1", "--etcd-user", "me")):
-        assert cli("doctor", *arguments).code == 2
-
-
 class Pauses:
     """The pauses of the doctor, in which things happen; after the last it is interrupted."""
 
@@ -201,21 +172,6 @@ def test_watching_tells_what_comes_and_goes(cli, etcd, monkeypatch, admin_is_wel
     assert [line.split()[0] for line in told] == (
         ["nothing", "nothing", "error", "error", "nothing"] if is_live else ["nothing", "error", "nothing"]
     )
-
-
-def test_watching_for_programs_is_a_line_for_each_change(cli, etcd, monkeypatch, admin_is_well):
-    monkeypatch.setattr(command, "time", Pauses(partial(write, etcd, ("r1", WELL))))
-    ran = cli("-o", "json", "doctor", "-w")
-    assert [[one["reason"] for one in json.loads(line)["findings"]] for line in ran.out.splitlines()] == [
-        ["no_replicas"],
-        [],
-    ]
-    assert cli("doctor", "--watch", "--repair").code == 2
-
-
-def test_out_of_reach(cli, reasons):
-    cli.admin.program.kill()
-    assert reasons("--timeout", "1") == (6, {"unreachable"})
 
 
 def test_etcd_is_away(own_etcd, tmp_path):

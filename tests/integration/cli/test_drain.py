@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.integration.cli.test_doctor import WELL, write
-
-
-@pytest.mark.parametrize("verb", ["drain", "undrain"])
-def test_a_replica_that_is_unknown_or_gone_is_named(cli, etcd, revision, verb):
-    """R20 drain: exit 3, and nothing is written."""
-    write(etcd, ("r1", WELL))
-    before = revision()
-    for arguments in (("gone",), ("r1", "--pool", "nowhere")):
-        ran = cli(verb, *arguments)
-        assert ran.code == 3
-    assert "REPLICA_NOT_FOUND" in cli(verb, "gone").err
-    assert cli(verb, "a/b").code == 4
-    assert revision() == before
 
 
 def test_what_is_so_already_is_said(cli, etcd, revision):

@@ -35,28 +35,3 @@ def test_an_unchanged_manifest_is_applied_again_only_if_it_is_asked_for(cli, app
     assert result["outcome"] == "unchanged"
     (result,) = cli.json("apply", "-f", applied, "--retry")["results"]
     assert (result["outcome"], result["adapter"]["generation"]) == ("updated", 1)
-
-
-def test_what_has_not_failed_is_said_to_have_not(cli, etcd, applied, revision):
-    """R17: exit 0, and nothing is written."""
-    write(etcd, ("r1", {**WELL, "failed": [FAILED]}), ("r2", WELL))
-    before = revision()
-    ran = cli("retry", "adapter", "a", "--replica", "r2")
-    assert (ran.code, ran.out) == (0, "")
-    assert "has not failed on replica 'r2'" in ran.err
-    assert revision() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "reason"),
-    [
-        (("adapter", "b"), 3, "ADAPTER_NOT_FOUND"),
-        (("adapter", "a", "--replica", "gone"), 3, "REPLICA_NOT_FOUND"),
-        (("pool", "a"), 2, "USAGE"),
-    ],
-)
-def test_what_is_not_there_is_named(cli, etcd, applied, arguments, code, reason):
-    """R17."""
-    write(etcd, ("r1", {**WELL, "failed": [FAILED]}))
-    ran = cli("-o", "json", "retry", *arguments)
-    assert (ran.code, ran.error["reason"]) == (code, reason)

@@ -62,11 +62,9 @@ def test_a_folder_with_other_files_than_are_meant_is_refused(registry, admin, tm
         tmp_path / "unfit": ("", Reason.ADAPTER_UNFIT, "source", "adapter_model.safetensors"),
     }
     for source, (digest, reason, field, told) in cases.items():
-        with pytest.raises(InvalidArgument) as refused:
+        with pytest.raises(InvalidArgument, match=told) as refused:
             registry.publish(source, "a", "p", digest=digest)
-        assert (refused.value.reason, refused.value.field, told in refused.value.message) == (reason, field, True), (
-            source
-        )
+        assert (refused.value.reason, refused.value.field) == (reason, field), source
     assert admin.asked("ApplyAdapters") == []
 
 

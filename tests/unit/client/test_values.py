@@ -121,12 +121,9 @@ def test_a_replica_of_a_pool_is_told_with_each_of_its_fields():
 @pytest.mark.parametrize(
     ("state", "known"),
     [
-        (pb.RolloutReplica.PENDING, State.PENDING),
-        (pb.RolloutReplica.SERVING, State.SERVING),
-        (pb.RolloutReplica.FAILED, State.FAILED),
-        (pb.RolloutReplica.UNKNOWN, State.UNKNOWN),
-        (0, State.UNKNOWN),
-        (99, State.UNKNOWN),
+        *((pb.RolloutReplica.PENDING, State.PENDING), (pb.RolloutReplica.SERVING, State.SERVING)),
+        *((pb.RolloutReplica.FAILED, State.FAILED), (pb.RolloutReplica.UNKNOWN, State.UNKNOWN)),
+        *((0, State.UNKNOWN), (99, State.UNKNOWN)),
     ],
 )
 def test_each_state_is_told_by_its_name(state, known):

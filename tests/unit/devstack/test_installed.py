@@ -8,7 +8,6 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -50,32 +49,23 @@ def places(tmp_path, monkeypatch) -> SimpleNamespace:
     return made
 
 
-def test_the_engine_of_this_folder_goes_before_that_of_the_project(places):
+def test_the_engine_of_this_folder_goes_before_that_of_the_project_and_one_that_is_named_before_all(
+    places, monkeypatch, tmp_path
+):
+    """What cannot be run is none; no other is taken for what is named. A relative name is made absolute."""
     of_project = interpreter(places.project)
     assert find_engine_python() == of_project
     of_here = interpreter(places.here)
     assert find_engine_python() == of_here
     of_here.chmod(0o644)
-    assert find_engine_python() == of_project, "what cannot be run is none"
-
-
-def test_the_one_that_is_named_goes_before_all_and_no_other_is_taken_for_it(places, monkeypatch, tmp_path):
-    interpreter(places.here)
-    named = interpreter(tmp_path / "named")
-    monkeypatch.setenv(VARIABLE, str(named))
-    assert find_engine_python() == named
-    monkeypatch.setenv(VARIABLE, f"{named}x")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-    with pytest.raises(EngineNotFound, match=rf"{named}x is not there; make it with: make engine.*{VARIABLE}"):
-        find_engine_python()
-
-
-def test_a_link_is_that_environment_and_what_it_leads_to_is_another(places, monkeypatch, tmp_path):
-    """A relative name is made absolute: the engine is started elsewhere."""
-    interpreter(tmp_path / "elsewhere").rename(tmp_path / "python3")
-    (places.here / "python").symlink_to(tmp_path / "python3")
+    assert find_engine_python() == of_project
+    (places.here / "python").symlink_to(interpreter(tmp_path / "named"))
     monkeypatch.setenv(VARIABLE, "python")
-    assert find_engine_python() == places.here / "python"
+    assert find_engine_python() == places.here / "python", "a link is that environment, what it leads to another"
+    monkeypatch.setenv(VARIABLE, "pythonx")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    with pytest.raises(EngineNotFound, match=rf"pythonx is not there; make it with: make engine.*{VARIABLE}"):
+        find_engine_python()
 
 
 def test_without_an_environment_our_own_has_to_have_vllm(places, monkeypatch):
@@ -169,11 +159,8 @@ def test_vllm_finds_our_entry_points_there_and_nothing_else(tmp_path, monkeypatc
     assert (info / "entry_points.txt").read_text() == (
         "[vllm.general_plugins]\nloraplane = a:general\n[vllm.endpoint_plugins]\nloraplane = a:endpoint\n"
     )
-    assert plugin_environment(tmp_path) == {
-        "PYTHONPATH": str(tmp_path),
-        "VLLM_PLUGINS": "loraplane",
-        "LORAPLANE_PLUGIN": "1",
-    }
+    expected = {"PYTHONPATH": str(tmp_path), "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
+    assert plugin_environment(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,55 +198,35 @@ def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
     assert "usage: " in capsys.readouterr().out.lower()
 
 
-@pytest.mark.parametrize(("more", "seed"), [((), 0), (("--seed", "7"), 7)])
-def test_a_tiny_model_is_made_where_it_is_asked_for(monkeypatch, more, seed):
-    made: list[tuple[Path, int]] = []
-    monkeypatch.setattr(tiny_model, "write_model", lambda folder, *, seed: made.append((folder, seed)))
-    monkeypatch.setattr("sys.argv", ["tiny_model", "--out", "m", *more])
-    tiny_model.main()
-    assert made == [(Path("m"), seed)]
-
-
-@pytest.mark.parametrize("program", [tiny_model, tiny_adapters], ids=["model", "adapters"])
-@pytest.mark.parametrize("given", [[], ["--model", "m"]], ids=["nothing", "no place"])
-def test_what_is_not_told_where_to_write_writes_nothing(monkeypatch, capsys, program: Any, given):
-    monkeypatch.setattr("sys.argv", ["program", *given])
-    with pytest.raises(SystemExit) as ended:
-        program.main()
-    assert (ended.value.code, "--out" in capsys.readouterr().err) == (2, True)
-
-
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("program", "given", "made"),
     [
-        ((), [("out", 0)]),
-        (("--seed", "3"), [("out", 3)]),
-        (("--name", "a"), [("out/a", "0/a")]),
-        (("--name", "a", "--name", "b", "--seed", "2"), [("out/a", "2/a"), ("out/b", "2/b")]),
+        *((tiny_model, "--out m", [("m", 0)]), (tiny_model, "--out m --seed 7", [("m", 7)]), (tiny_model, "", "--out")),
+        *((tiny_adapters, "--model m", "--out"), (tiny_adapters, "--out out", "--model")),
+        (tiny_adapters, "--model m --out out --seed 3", [("out", 3)]),
+        (tiny_adapters, "--model m --out out --name a", [("out/a", "0/a")]),
+        (tiny_adapters, "--model m --out out --name a --name b --seed 2", [("out/a", "2/a"), ("out/b", "2/b")]),
     ],
     ids=str,
 )
-def test_tiny_adapters_are_made_by_name_each_with_weights_of_its_own(monkeypatch, more, expected):
-    made: list[tuple[str, int | str, Path]] = []
-    monkeypatch.setattr(
-        tiny_adapters, "write_adapter", lambda folder, *, seed, model: made.append((str(folder), seed, model))
-    )
-    monkeypatch.setattr("sys.argv", ["tiny_adapters", "--model", "m", "--out", "out", *more])
-    tiny_adapters.main()
-    assert made == [(folder, seed, Path("m")) for folder, seed in expected]
-
-
-def test_tiny_adapters_need_a_base_model(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["tiny_adapters", "--out", "out"])
-    with pytest.raises(SystemExit):
-        tiny_adapters.main()
-    assert "--model" in capsys.readouterr().err
+def test_tiny_files_are_made_where_it_is_asked_for_each_with_weights_of_its_own(
+    monkeypatch, capsys, program, given, made
+):
+    did: list[tuple[str, int | str, Path]] = []
+    writer = "write_model" if program is tiny_model else "write_adapter"
+    monkeypatch.setattr(program, writer, lambda to, *, seed, model=Path("m"): did.append((str(to), seed, model)))
+    monkeypatch.setattr("sys.argv", ["program", *given.split()])
+    if isinstance(made, str):
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        assert (ended.value.code, made in capsys.readouterr().err, did) == (2, True, [])
+        return
+    program.main()
+    assert did == [(folder, seed, Path("m")) for folder, seed in made]
 
 
 def test_an_adapter_is_written_into_a_folder_that_is_there_or_not(tmp_path):
     for _ in range(2):
         write_adapter(tmp_path / "deep" / "a", seed=1)
-    assert {file.name for file in (tmp_path / "deep" / "a").iterdir()} == {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    }
+    found = sorted(file.name for file in (tmp_path / "deep" / "a").iterdir())
+    assert found == ["adapter_config.json", "adapter_model.safetensors"]

@@ -53,13 +53,8 @@ def test_a_pid_that_belongs_to_another_by_now_is_left_alone():
 def test_what_a_killed_process_leaves_behind_is_ended_with_it(started):
     """vLLM's API server may be killed alone; its engine core would stay for good."""
     another = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])"
-    leader = started(
-        [
-            sys.executable,
-            "-c",
-            f"import signal, subprocess, sys; print('up', {another}.pid, flush=True); signal.pause()",
-        ]
-    )
+    program = f"import signal, subprocess, sys; print('up', {another}.pid, flush=True); signal.pause()"
+    leader = started([sys.executable, "-c", program])
     left = _session(leader.pid) - {leader.pid}
     os.kill(leader.pid, signal.SIGKILL)
     assert wait_until(lambda: not leader.is_running(), 60)
@@ -70,20 +65,8 @@ def test_what_a_killed_process_leaves_behind_is_ended_with_it(started):
 
 def _session(leader: int) -> set[int]:
     """Living processes of the session that `leader` leads or led."""
-    seen = ((pid, *_session_and_state(pid)) for pid in _pids())
-    return {pid for pid, session, state in seen if session == leader and state not in {"Z", "X"}}
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-
-
-def _session_and_state(pid: int) -> tuple[int, str]:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0, ""
-    return int(fields[3]), fields[0]
+    seen = {int(pid): processes._look(int(pid)) for pid in os.listdir("/proc") if pid.isdecimal()}  # noqa: PTH208 - names
+    return {pid for pid, one in seen.items() if one and one.session == leader and one.state not in {"Z", "X"}}
 
 
 def test_a_process_of_before_the_machine_started_anew_is_none(tmp_path):

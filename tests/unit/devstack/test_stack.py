@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.client import BadStatusLine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -26,6 +26,7 @@ from registry.tools.devstack.stack_parts import MAX_SOCKET_PATH_BYTES, Command, 
 from registry.tools.devstack.stack_verbs import etcd_line, make_pool, memory_line, set_up, start
 from tests.support.unanswered import nobody_listens
 
+FEWER = "some will not start, choose fewer with --replicas"
 FOREVER = ("/bin/sh", "-c", "echo up; read -r line < $0", "{pipe}")
 
 
@@ -137,23 +138,14 @@ def test_each_part_is_started_when_what_it_needs_is_ready(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("code", "stderr", "is_fine"),
     [
-        (0, "", True),
-        (5, '{"error": {"reason": "POOL_EXISTS"}}', True),
-        (6, '{"error": {"reason": "UNAVAILABLE"}}', False),
-        (1, "Traceback", False),
-        (1, '{"error": "POOL_EXISTS"}', False),
+        *((0, "", True), (5, '{"error": {"reason": "POOL_EXISTS"}}', True), (1, "Traceback", False)),
+        *((6, '{"error": {"reason": "UNAVAILABLE"}}', False), (1, '{"error": "POOL_EXISTS"}', False)),
     ],
 )
 def test_a_pool_is_made_unless_there_is_one(tmp_path, monkeypatch, code, stderr, is_fine):
-    stack = stack_in(tmp_path)
-    monkeypatch.setattr(
-        verbs, "cli", lambda _, *arguments: subprocess.CompletedProcess(arguments, code, stdout="", stderr=stderr)
-    )
-    if is_fine:
-        make_pool(stack)
-        return
-    with pytest.raises(StackError, match="the pool dev could not be made"):
-        make_pool(stack)
+    monkeypatch.setattr(verbs, "cli", lambda *_: SimpleNamespace(returncode=code, stdout="", stderr=stderr))
+    with nullcontext() if is_fine else pytest.raises(StackError, match="the pool dev could not be made"):
+        make_pool(stack_in(tmp_path))
 
 
 def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path, monkeypatch):
@@ -280,24 +272,20 @@ def test_a_stack_is_brought_up_by_one_at_a_time_and_says_first_what_it_will_be(t
 
 def test_the_command_line_is_run_against_the_stack_whatever_is_set_around_it(tmp_path, monkeypatch):
     """A variable of ours would name another admin service."""
-    asked: list[list[str]] = []
-
-    def run(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        assert (how["capture_output"], how["text"], how["check"]) == (True, True, False)
-        assert not [name for name in how["env"] if name.startswith("LORAPLANE_")]
-        assert 60 < how["timeout"] < 1000, "longer than the pool may take"
-        return subprocess.CompletedProcess(command, 3, stdout="", stderr="")
-
     monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
-    monkeypatch.setattr(verbs.subprocess, "run", run)
+    ran = MagicMock(return_value=SimpleNamespace(returncode=3, stdout="", stderr=""))
+    monkeypatch.setattr(verbs.subprocess, "run", ran)
     stack = stack_in(tmp_path)
     assert verbs.cli(stack, "get", "pools").returncode == 3
-    assert asked[0][1:] == ["-m", "registry.cli.main", "--admin", stack.layout.address("admin"), "get", "pools"]
+    (command,), how = ran.call_args
+    assert command[1:] == ["-m", "registry.cli.main", "--admin", stack.layout.address("admin"), "get", "pools"]
+    assert (how["capture_output"], how["text"], how["check"]) == (True, True, False)
+    assert not [name for name in how["env"] if name.startswith("LORAPLANE_")]
+    assert 60 < how["timeout"] < 1000, "longer than the pool may take"
     with pytest.raises(StackError, match="the pool dev could not be made"):
         make_pool(stack)
-    told = " ".join(asked[1])
-    assert f"-o json pool create dev --base-model tiny --from {stack.folder.model} --max-rank 16" in told
+    told = f"-o json pool create dev --base-model tiny --from {stack.folder.model} --max-rank 16"
+    assert told in " ".join(ran.call_args.args[0])
 
 
 def test_how_each_part_is_tells_whether_it_runs_and_whether_it_is_ready(tmp_path, monkeypatch):
@@ -442,14 +430,8 @@ def test_several_real_engines_have_minutes_to_start(tmp_path, monkeypatch):
     ("content", "engine", "replicas", "told"),
     [
         ("MemTotal: 1 kB\nMemAvailable: 104857600 kB\n", "vllm", 32, "35.2 GiB for 32 replicas, 100.0 GiB are free"),
-        (
-            "MemAvailable: 1048576 kB\n",
-            "vllm",
-            32,
-            "35.2 GiB for 32 replicas, 1.0 GiB are free; some will not start, choose fewer with --replicas",
-        ),
-        ("nonsense", "vllm", 32, "35.2 GiB for 32 replicas"),
-        (None, "sim", 2, "0.3 GiB for 2 replicas"),
+        ("MemAvailable: 1048576 kB\n", "vllm", 32, f"35.2 GiB for 32 replicas, 1.0 GiB are free; {FEWER}"),
+        *(("nonsense", "vllm", 32, "35.2 GiB for 32 replicas"), (None, "sim", 2, "0.3 GiB for 2 replicas")),
     ],
 )
 def test_memory_is_said(tmp_path, content, engine, replicas, told):
@@ -480,25 +462,14 @@ def test_an_etcd_that_is_not_safe_is_told(program, says, told, end):
 )
 def test_a_part_is_ready_when_it_says_so(monkeypatch, answer, ready):
     """Another program may have the port, or none."""
-
-    class Connection:
-        def __init__(self, address: str, *, timeout: float) -> None:
-            assert (address, timeout < 60) == ("127.0.0.1:1", True)
-
-        def request(self, method: str, path: str) -> None:
-            assert (method, path) == ("GET", "/ready")
-            if isinstance(answer, Exception):
-                raise answer
-
-        def getresponse(self) -> SimpleNamespace:
-            return SimpleNamespace(status=answer)
-
-        def close(self) -> None:
-            """Nothing is open."""
-
-    part = StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/ready")
-    monkeypatch.setattr(stacks, "HTTPConnection", Connection)
+    part, connection = StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/ready"), MagicMock()
+    said = answer if isinstance(answer, Exception) else [SimpleNamespace(status=answer)]
+    connection.return_value.getresponse.side_effect = said
+    monkeypatch.setattr(stacks, "HTTPConnection", connection)
     assert is_ready(part) is ready
+    (address,), how = connection.call_args
+    assert (address, how["timeout"] < 60) == ("127.0.0.1:1", True)
+    connection.return_value.request.assert_called_once_with("GET", "/ready")
     monkeypatch.undo()
     with nobody_listens() as address:
         assert not is_ready(StackPart("a", Role.ADMIN, address, f"http://{address}/ready"))
