@@ -179,13 +179,12 @@ SENT: dict[str, Message] = {
 }
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize("line", SENT)
+@pytest.mark.parametrize(
+    ("line", "dry_run"), [*((line, False) for line in SENT), *((line, True) for line in SENT if "retry" not in line)]
+)
 def test_a_change_is_sent_as_it_was_said_and_nothing_else(cli, store, line, dry_run):
     """W7, W9: no flag is lost, and none that was not given is made up."""
     flags = [] if line.startswith("replica") else ["--request-id", "q1"]
-    if dry_run and line.startswith("retry"):
-        pytest.skip("another try has none")
     ran = cli(*line.format(DIGEST=DIGEST, SIGNATURE=SIGNATURE).split(), *flags, *(["--dry-run"] if dry_run else []))
     assert ran.code == 0, ran.err
     expected = type(SENT[line]).FromString(SENT[line].SerializeToString())
