@@ -69,12 +69,8 @@ def test_an_id_that_would_be_too_long_ends_with_a_digest():
 
 BOTH = (change("a"), deletion("b"))
 PLACES = [
-    (BOTH, None, None),
-    (BOTH, "", ""),
-    (BOTH, "request_id", "request_id"),
-    (BOTH, "pool", "a.yaml: metadata.pool"),
-    (BOTH, "changes[0]", "a.yaml"),
-    (BOTH, "changes[0].upsert", "a.yaml"),
+    *((BOTH, None, None), (BOTH, "", ""), (BOTH, "request_id", "request_id"), (BOTH, "pool", "a.yaml: metadata.pool")),
+    *((BOTH, "changes[0]", "a.yaml"), (BOTH, "changes[0].upsert", "a.yaml")),
     (BOTH, "changes[0].upsert.name", "a.yaml: metadata.name"),
     (BOTH, "changes[0].upsert.pool", "a.yaml: metadata.pool"),
     (BOTH, "changes[0].upsert.spec.labels", "a.yaml: metadata.labels"),
@@ -98,13 +94,8 @@ def test_a_refusal_names_the_place_where_the_user_wrote_it(changes, field, told)
 @pytest.mark.parametrize(
     ("source", "folder"),
     [
-        ("adapters/a", "adapters/a"),
-        ("/adapters/a", "/adapters/a"),
-        ("file:///adapters/a%20b", "/adapters/a b"),
-        ("file://localhost/adapters/a", "/adapters/a"),
-        ("file://elsewhere/adapters/a", None),
-        ("s3://bucket/a", None),
-        ("https:///a", None),
+        *(("a/a", "a/a"), ("/a/a", "/a/a"), ("file:///a/a%20b", "/a/a b"), ("file://localhost/a/a", "/a/a")),
+        *((uri, None) for uri in ("file://elsewhere/adapters/a", "s3://bucket/a", "https:///a")),
     ],
 )
 def test_which_sources_are_folders_of_this_machine(source, folder):

@@ -13,6 +13,7 @@ import pytest
 from registry.cli.commands import check, publish
 from registry.cli.local_adapters import Looked, base_message, base_of_pool
 from registry.cli.main import run
+from registry.cli.source_reader import SourceReader
 from registry.lora.base_directory import read_base
 from registry.lora.digest import FILES, FileEntry, manifest_digest
 from registry.lora.directory import digest_of
@@ -57,10 +58,8 @@ def test_a_wrong_one_ends_with_4_and_all_findings(capsys, base, tmp_path):
     assert {one["reason"] for one in found} == {"bias_not_supported", "zero_alpha", "rank_too_high"}
     assert all({"reason", "key", "found", "expected", "remedy"} <= one.keys() for one in found)
     assert json.loads(err)["error"]["reason"] == "ADAPTER_UNFIT"
-    assert run(arguments) == 4
-    assert "zero_alpha" in capsys.readouterr().out
-    assert run(["-o", "name", *arguments]) == 4
-    assert capsys.readouterr().out.splitlines()[0] == "bias_not_supported"
+    assert (run(arguments), "zero_alpha" in capsys.readouterr().out) == (4, True)
+    assert (run(["-o", "name", *arguments]), capsys.readouterr().out.split()[0]) == (4, "bias_not_supported")
 
 
 def test_a_policy_may_be_tried_out(capsys, base, tmp_path):
@@ -138,23 +137,19 @@ def here(tmp_path) -> Path:
 
 
 def test_a_conversion_is_asked_for_what_was_said(cli, published, here, monkeypatch):
-    assert cli("publish", "a", "there").code == 0
-    options = published["options"]
-    assert (options.rank, options.dtype, options.max_error, options.has_initial) == (
-        None,
-        None,
-        DEFAULT_MAX_ERROR,
-        False,
-    )
+    def said(line: str) -> tuple[object, ...]:
+        assert cli("publish", "a", *line.split()).code == 0
+        options = published["options"]
+        return options.rank, options.dtype, options.max_error, options.has_initial
+
+    assert said("there") == (None, None, DEFAULT_MAX_ERROR, False)
     assert (published["held"], published["initial"], published["folder"]) == (None, None, Path("a"))
     flags = "--rank 4 --dtype bfloat16 --max-error 0.5 --initial i --max-rank 9 --remap off --vision drop"
-    assert cli("publish", "a", "there", *flags.split()).code == 0
-    options = published["options"]
-    assert (options.rank, options.dtype, options.max_error, options.has_initial) == (4, "BF16", 0.5, True)
+    assert said(f"there {flags}") == (4, "BF16", 0.5, True)
     assert (published["initial"], published["compared"].limits.max_rank) == (Path("i"), 9)
     held: list[Any] = []
     monkeypatch.setattr(Credentials, "hold", lambda _self, name, place: held.append((name, place)) or "it")
-    assert cli("publish", "a", "s3://b/a", "--credential", "mine").code == 0
+    said("s3://b/a --credential mine")
     assert (published["held"], held) == ("it", [("mine", published["there"].place)])
 
 
@@ -211,14 +206,8 @@ def test_a_source_of_another_host_is_waited_for_ten_minutes_or_as_long_as_is_sai
     monkeypatch.delenv("LORAPLANE_TIMEOUT")
     given: list[float] = []
     monkeypatch.setattr(check, "look", lambda *_: Looked(()))
-    monkeypatch.setattr(
-        "registry.cli.source_reader.SourceReader.fetched",
-        lambda _self, _uri, _credential, seconds: given.append(seconds) or nullcontext(Path()),
-    )
-    monkeypatch.setattr(
-        "registry.cli.source_reader.SourceReader.digest",
-        lambda _self, _uri, _credential, seconds: given.append(seconds) or "sha256:1",
-    )
+    for method, answer in (("fetched", nullcontext(Path())), ("digest", "sha256:1")):
+        monkeypatch.setattr(SourceReader, method, lambda *told, answer=answer: given.append(told[-1]) or answer)
     cli(*command.split())
     cli(*command.split(), "--timeout", "60")
     assert given == [600.0, 60.0]
@@ -288,12 +277,8 @@ def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(capsy
     assert (base_of_pool(pb.Pool(base=base_message(read))), base_of_pool(pb.Pool())) == (read, None)
     for engine, expected in (("", "vllm"), ("sglang", "sglang")):
         of_pool = base_of_pool(pb.Pool(engine=engine, base=pb.BaseShapes(architecture="", head_size=0)))
-        assert (of_pool.engine, of_pool.architecture, of_pool.head_size, of_pool.evidence) == (
-            expected,
-            None,
-            None,
-            None,
-        )
+        assert of_pool.engine == expected
+        assert (of_pool.architecture, of_pool.head_size, of_pool.evidence) == (None, None, None)
     (adapter / "adapter_config.json").write_text("{")
     assert run(["-o", "json", "check", str(adapter), "--base-model", str(base), "--explain"]) == 4
     assert json.loads(capsys.readouterr().out)["matrices"] == []

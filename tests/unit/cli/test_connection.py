@@ -223,11 +223,8 @@ def test_a_change_ends_as_well_once_etcd_is_known_to_be_away(cli, without_etcd, 
     """W8 no-false-fail: it may have been made, so the error says how that is settled; who gives a time waits."""
     without_etcd.answers["ApplyAdapters"] = [Hold(), lambda request: Slow(applied(request))]
     ran = cli("delete", "adapter", "a", "--pool", "dev", "--request-id", "q1")
-    assert (ran.code, "ETCD_UNAVAILABLE: the admin service at" in ran.err, "--request-id q1" in ran.err) == (
-        6,
-        True,
-        True,
-    )
+    assert (ran.code, "--request-id q1" in ran.err) == (6, True)
+    assert ran.err.startswith("error: ETCD_UNAVAILABLE: the admin service at")
     assert cli("delete", "adapter", "a", "--pool", "dev", "--timeout", given).code == 0
 
 
@@ -309,10 +306,8 @@ def test_an_admin_service_that_was_not_named_is_told(unnamed, address, capsys, m
     """Standard output is what it was, and for programs standard error stays one object."""
     make_stack(address, runs=True)
     named = ["-o", "name", "get", "pools"]
-    assert (run(named), capsys.readouterr()) == (
-        0,
-        ("dev\n", f"admin service: {address} (of the stack in .loraplane)\n"),
-    )
+    told = f"admin service: {address} (of the stack in .loraplane)\n"
+    assert (run(named), capsys.readouterr()) == (0, ("dev\n", told))
     shutil.rmtree(DEFAULT_FOLDER)
     monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
     told = f"admin service: {address} (the default; --admin or LORAPLANE_ADMIN names one)\n"

@@ -127,16 +127,10 @@ def test_what_is_typed_goes_before_variables_and_these_before_the_file(two, case
     """So that nobody changes a service that is elsewhere."""
     given, name, admin = CHOICES[case]
     found = session(*given)
-    assert (found.context_name, found.named_admin, found.form, found.template) == (
-        name,
-        admin,
-        Format.JSONPATH,
-        "{.name}",
-    )
+    assert (found.context_name, found.named_admin) == (name, admin)
+    assert (found.form, found.template, found.waits) == (Format.JSONPATH, "{.name}", False)
     assert found.context == (two.contexts[name] if name else None)
-    assert found.is_context_typed == ("named_context" in given)
-    assert found.is_protected == (name == "prod")
-    assert not found.waits
+    assert (found.is_context_typed, found.is_protected) == ("named_context" in given, name == "prod")
 
 
 @pytest.mark.parametrize("typed", [(), ("admin", "named_context")])
@@ -178,10 +172,8 @@ def test_a_question_is_seen_before_its_answer_is_waited_for(monkeypatch):
 
 def test_what_is_set_is_told_with_whether_commands_use_it(call, tmp_path):
     """The first is used at once; which is used is told of each. The file is for its owner alone."""
-    assert [call(f"-o json config set-context {line}").json["current"] for line in ("a --admin a:1", "a --pool p")] == [
-        True,
-        True,
-    ]
+    for line in ("a --admin a:1", "a --pool p"):
+        assert call(f"-o json config set-context {line}").json["current"] is True
     ran = call("-o json config set-context b --admin b:1 --protected --tls-ca ca.pem --tls-cert c --tls-key k")
     told = (ran.json["current"], ran.json["tls_ca"], ran.json["protected"])
     assert told == (False, str(tmp_path / "ca.pem"), True)
@@ -190,10 +182,8 @@ def test_what_is_set_is_told_with_whether_commands_use_it(call, tmp_path):
     assert call("config use-context b").lines[1] == f"* {b}"
     assert call("config set-context b --no-protected").code == 0
     shown = call("-o json config get-contexts").json["items"]
-    assert [(one["name"], one["current"], one["protected"]) for one in shown] == [
-        ("a", False, False),
-        ("b", True, False),
-    ]
+    told = [(one["name"], one["current"], one["protected"]) for one in shown]
+    assert told == [("a", False, False), ("b", True, False)]
     assert (call("config delete-context b").out, call("-o name config get-contexts").out) == ("b\n", "a\n")
     file = tmp_path / "etc/loraplane/config.json"
     assert (json.loads(file.read_text())["current"], [*file.parent.iterdir()]) == ("", [file])

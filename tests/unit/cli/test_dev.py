@@ -48,8 +48,7 @@ class StandIn(Stack):
         ({"etcd": (41, True), "admin": (42, False)}, 6, ["ready 41", "not ready 42", "not running -", "not running -"]),
         (
             {role: (number, True) for number, role in enumerate(("etcd", "admin", "engine", "sidecar"), 41)},
-            0,
-            ["ready 41", "ready 42", "ready 43", "ready 44"],
+            *(0, ["ready 41", "ready 42", "ready 43", "ready 44"]),
         ),
     ],
 )

@@ -73,11 +73,8 @@ def nested(levels: int) -> str:
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        ("", None),
-        ("{", "its status is not JSON"),
-        ("[" * 100_000, "its status is not JSON"),
-        ("[1]", "its status is not a JSON object"),
-        ("7", "its status is not a JSON object"),
+        *(("", None), ("{", "its status is not JSON"), ("[" * 100_000, "its status is not JSON")),
+        *(("[1]", "its status is not a JSON object"), ("7", "its status is not a JSON object")),
         (nested(31), None),
         (nested(32), "its status is nested too deeply"),
         ('{"a":' + "[" * 32 + "]" * 32 + "}", "its status is nested too deeply"),
@@ -92,12 +89,9 @@ def test_a_status_that_cannot_be_shown_is_told_as_that(text, note):
 @pytest.mark.parametrize(
     ("last_seen", "told"),
     [
-        ("2025-12-31T23:59:59Z", "last seen 1 s ago"),
-        ("2026-01-01T00:00:00Z", "last seen 0 s ago"),
-        ("2026-01-01T00:00:40Z", "last seen 0 s ago"),
-        ("2025-12-31T20:00:00Z", "last seen 4 h ago"),
-        ("", "just gone"),
-        ("2025-12-31T20:00:00", "just gone"),
+        *(("2025-12-31T23:59:59Z", "last seen 1 s ago"), ("2026-01-01T00:00:00Z", "last seen 0 s ago")),
+        *(("2026-01-01T00:00:40Z", "last seen 0 s ago"), ("2025-12-31T20:00:00Z", "last seen 4 h ago")),
+        *(("", "just gone"), ("2025-12-31T20:00:00", "just gone")),
     ],
 )
 def test_when_one_was_last_seen(last_seen, told):

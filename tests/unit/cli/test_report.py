@@ -53,12 +53,8 @@ def test_programs_read_the_same(capsys):
     print_plain(printer, [REFUSED, LATER, GOOD], seen, dry_run=False)
     [value] = taken
     assert (value["request_id"], value["revision"], value["dry_run"]) == ("q2", 9, False)
-    assert [(one["outcome"], one["adapter"]["name"]) for one in value["results"]] == [
-        ("deleted", "d"),
-        ("created", "a"),
-        ("updated", "b"),
-        ("unchanged", "c"),
-    ]
+    results = [f"{one['outcome']} {one['adapter']['name']}" for one in value["results"]]
+    assert results == ["deleted d", "created a", "updated b", "unchanged c"]
     about = {"pool": "dev", "error": None}
     assert value["transactions"] == [
         {"request_id": "q2", "pool": "dev", "changes": 2, "revision": None, "error": FULL_UP.as_dict()},

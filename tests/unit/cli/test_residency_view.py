@@ -23,12 +23,7 @@ from registry.cli.views.residency_view import (
 )
 from registry.v1 import registry_pb2 as pb
 
-SERVING, PENDING, FAILED, UNKNOWN = (
-    pb.RolloutReplica.SERVING,
-    pb.RolloutReplica.PENDING,
-    pb.RolloutReplica.FAILED,
-    pb.RolloutReplica.UNKNOWN,
-)
+SERVING, PENDING, FAILED, UNKNOWN = map(pb.RolloutReplica.State.Value, ("SERVING", "PENDING", "FAILED", "UNKNOWN"))
 
 
 def count(replicas: int, state: int, reason: str = "", **wanted: Any) -> pb.ResidenceCount:
@@ -57,14 +52,9 @@ def test_serving_counts_those_that_are_to_serve_it():
 
 
 def test_reasons_come_the_most_first_and_then_by_name():
-    one = counted(
-        count(1, PENDING, "staging"),
-        count(2, FAILED, "bad"),
-        count(1, SERVING, wanted_state=PENDING, wanted_reason="loading"),
-        count(3, UNKNOWN),
-        count(9, SERVING),
-        count(1, PENDING, "bad"),
-    )
+    loading = count(1, SERVING, wanted_state=PENDING, wanted_reason="loading")
+    others = (loading, count(3, UNKNOWN), count(9, SERVING), count(1, PENDING, "bad"))
+    one = counted(count(1, PENDING, "staging"), count(2, FAILED, "bad"), *others)
     assert list(reasons(one).items()) == [("bad", 3), ("unknown", 3), ("loading", 1), ("staging", 1)]
     assert reasons_cell(row(one)) == "3 × bad, 3 × unknown, 1 × loading, 1 × staging"
     assert reasons_cell(row(one, halted="2 of 2 refused")).startswith("2 of 2 refused, 3 × bad")

@@ -190,13 +190,8 @@ def test_delete_by_labels_takes_what_was_listed_and_nothing_else(cli, store, mon
     """W4 etag: what was changed since it was listed is not deleted; and nobody's consent is none."""
     ran = cli("delete", "adapter", "-l", "team=x", "--yes")
     assert (ran.code, deleted(store)) == (0, [[("a", "11"), ("b", "12")]])
-    assert (
-        "delete dev/a\ndelete dev/b\n" in ran.err,
-        "1 adapters of pool dev cannot be read, and stay" in ran.err,
-    ) == (
-        True,
-        True,
-    )
+    assert "delete dev/a\ndelete dev/b\n" in ran.err
+    assert "1 adapters of pool dev cannot be read, and stay" in ran.err
     assert "delete dev/a" not in cli("-o", "json", "delete", "-l", "team=x", "--yes").err, "programs have their own"
     ran = cli("delete", "-l", "team=none", "--yes")
     assert (ran.code, "has these labels" in ran.err) == (0, True)
@@ -207,10 +202,8 @@ def test_delete_by_labels_takes_what_was_listed_and_nothing_else(cli, store, mon
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         ran = cli("delete", "-l", "team=x")
         assert (ran.code, "delete 2? [y/N]" in ran.err, len(deleted(store))) == (code, True, int(not code))
-    assert (cli("delete", "-l", "team=x", "--dry-run").code, store.asked("ApplyAdapters")[-1].validate_only) == (
-        0,
-        True,
-    )
+    ran = cli("delete", "-l", "team=x", "--dry-run")
+    assert (ran.code, store.asked("ApplyAdapters")[-1].validate_only) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -244,12 +237,8 @@ def test_prune_in_parts_comes_after_all_else(cli, store, of_team_x):
         store.requests.clear()
         assert cli(*whole, "--yes", "--no-atomic", "--request-id", request_id).code == 0
         first, second = [request.request_id for request in store.asked("ApplyAdapters")]
-        assert (deleted(store), first, second != first, len(second) <= 128) == (
-            [[], [("b", "12")]],
-            request_id,
-            True,
-            True,
-        )
+        assert (deleted(store), first) == ([[], [("b", "12")]], request_id)
+        assert (second != first, len(second) <= 128) == (True, True)
         assert (second == "q:prune") == (request_id == "q")
     store.requests.clear()
     store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")]
