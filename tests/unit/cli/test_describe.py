@@ -410,12 +410,11 @@ def test_a_pool_whole(cli, store):
     missing = [pb.MissingReplica(name="r2", last_seen="")]
     store.answers["GetPool"] = [whole]
     store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1], missing=missing, lacking=2, groups=groups)]
-    said = ["Name: dev", "State: Degraded", "Replicas: 0/2", "Adapters: 0/2", "Base models: tiny, t", "Engines: vllm"]
-    said += ["Engine names: plain", "Expected: 3, zone=a: 2, zone=b: 2", "Max rank: 16", "Max adapters: 8"]
     assert cli("describe", "pool", "dev").lines == [
-        *said,
-        "Living: zone=a: 1 of 2, zone=b: 2 of 2",
-        *("Etag: 4", "", "NAME POOL READY STALE SERVED PENDING FAILED REVISION ENGINE URL NOTE"),
+        *("Name: dev", "State: Degraded", "Replicas: 0/2", "Adapters: 0/2", "Base models: tiny, t", "Engines: vllm"),
+        *("Engine names: plain", "Expected: 3, zone=a: 2, zone=b: 2", "Max rank: 16", "Max adapters: 8"),
+        *("Living: zone=a: 1 of 2, zone=b: 2 of 2", "Etag: 4", ""),
+        "NAME POOL READY STALE SERVED PENDING FAILED REVISION ENGINE URL NOTE",
         "r1 dev yes no 4 (1 not as desired) 1 1 12 vllm 1 http://out well",
         "r2 dev NotReady - - - - - - - - just gone",
     ]
@@ -426,19 +425,6 @@ def test_a_pool_whole(cli, store):
     ]
     assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
     assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
-
-
-def test_cells_of_pools_and_tenants():
-    row, bare = PoolRow(pb.Pool(name="p"), PoolStatus("Degraded", 1, 3, 2, 5)), PoolRow(pb.Pool(name="p"))
-    seen = cells(POOL_ROWS, row)
-    assert (seen["STATE"], seen["REPLICAS"], seen["ADAPTERS"]) == ("Degraded", "1/3", "2/5")
-    assert {title: shown(row) for title, shown in POOL_ROWS.order.items()} == {"REPLICAS": "333", "ADAPTERS": "400"}
-    for one in (PoolRow(pb.Pool(name="p"), PoolStatus("Healthy", 0, 0, 0, 0)), bare):
-        assert {shown(one) for shown in POOL_ROWS.order.values()} == {"0"}
-    assert (cells(POOL_ROWS, bare)["STATE"], "status" in POOL_ROWS.plain(bare)) == ("-", False)
-    status = {"state": "Degraded", "ready": 1, "replicas": 3, "served": 2, "adapters": 5}
-    assert POOL_ROWS.plain(row)["status"] == status
-    assert cells(TENANTS, pb.Tenant(name="t", adapters=3)) == {"NAME": "t", "ADAPTERS": "3", "MAX ADAPTERS": "-"}
 
 
 @pytest.mark.parametrize(
@@ -462,3 +448,14 @@ def test_a_change_says_how_it_was_made():
     ):
         one = change_event(pb.RecordedChange(kind=kind, name=name, method="M", **more))
         assert (one.message, one.replica, one.name, one.kind) == (message, replica, name, kind)
+
+
+def test_cells_of_pools_and_tenants():
+    row, bare = PoolRow(pb.Pool(name="p"), PoolStatus("Degraded", 1, 3, 2, 5)), PoolRow(pb.Pool(name="p"))
+    seen = cells(POOL_ROWS, row)
+    assert (seen["STATE"], seen["REPLICAS"], seen["ADAPTERS"]) == ("Degraded", "1/3", "2/5")
+    assert {title: shown(row) for title, shown in POOL_ROWS.order.items()} == {"REPLICAS": "333", "ADAPTERS": "400"}
+    for one in (PoolRow(pb.Pool(name="p"), PoolStatus("Healthy", 0, 0, 0, 0)), bare):
+        assert {shown(one) for shown in POOL_ROWS.order.values()} == {"0"}
+    assert (cells(POOL_ROWS, bare)["STATE"], "status" in POOL_ROWS.plain(bare)) == ("-", False)
+    assert cells(TENANTS, pb.Tenant(name="t", adapters=3)) == {"NAME": "t", "ADAPTERS": "3", "MAX ADAPTERS": "-"}

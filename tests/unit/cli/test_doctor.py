@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import grpc
@@ -45,9 +46,7 @@ def world(monkeypatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("found", "reached", "etcd", "code"),
     [
-        ([], True, ([], True), 0),
-        ([ODD], True, ([], True), 0),
-        ([BAD], True, ([], True), 4),
+        *(([], True, ([], True), 0), ([ODD], True, ([], True), 0), ([BAD], True, ([], True), 4)),
         ([ODD], True, ([DOWN], True), 4),
         ([], True, ([DOWN], False), 6),
         ([BAD], False, ([], True), 6),
@@ -81,12 +80,9 @@ def test_etcd_is_looked_at_only_where_it_is_named(cli, world, tmp_path):
 @pytest.mark.parametrize(
     ("address", "tls", "is_told"),
     [
-        ("admin.example:7600", Tls(), True),
-        ("10.0.0.1:7600", Tls(), True),
+        *(("admin.example:7600", Tls(), True), ("10.0.0.1:7600", Tls(), True)),
+        *((address, Tls(), False) for address in ("127.0.0.1:7600", "[::1]:7600", "unix:/run/admin")),
         ("admin.example:7600", Tls(ca="ca.pem"), False),
-        ("127.0.0.1:7600", Tls(), False),
-        ("[::1]:7600", Tls(), False),
-        ("unix:/run/admin", Tls(), False),
     ],
 )
 def test_that_the_admin_service_is_spoken_to_in_plain_text_is_told(address, tls, is_told):
@@ -142,10 +138,8 @@ def test_a_watch_tells_what_comes_and_goes(watched):
 @pytest.mark.parametrize(
     "other",
     [
-        warning(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale", "restart it"),
-        error(CheckedPart.POOL, "dev/r1", "stale", "it is stale", "restart it"),
-        error(CheckedPart.REPLICA, "dev/r2", "stale", "it is stale", "restart it"),
-        error(CheckedPart.REPLICA, "dev/r1", "held", "it is stale", "restart it"),
+        replace(BAD, **one)
+        for one in ({"severity": ODD.severity}, {"part": ODD.part}, {"subject": "dev/r2"}, {"reason": "held"})
     ],
 )
 def test_another_finding_is_told_by_whatever_it_differs(watched, other):
@@ -303,11 +297,7 @@ def test_a_counter_is_repaired_only_where_that_is_asked_for(doctor, admin):
 
 @pytest.mark.parametrize(
     ("health", "reason", "part"),
-    [
-        (HELD, "ADMIN_UNAVAILABLE", "etcd"),
-        (None, "ETCD_UNAVAILABLE", "etcd"),
-        (None, "ADMIN_UNAVAILABLE", "admin"),
-    ],
+    [(HELD, "ADMIN_UNAVAILABLE", "etcd"), (None, "ETCD_UNAVAILABLE", "etcd"), (None, "ADMIN_UNAVAILABLE", "admin")],
 )
 def test_who_does_not_answer_is_named(doctor, admin, clock, health, reason, part):
     """The service says that it has no etcd, or the refusal does; else it is the service itself."""

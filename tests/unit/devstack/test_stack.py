@@ -128,11 +128,11 @@ def test_each_part_is_started_when_what_it_needs_is_ready(tmp_path, monkeypatch)
     stack = PlayedStack(tmp_path, 2)
     monkeypatch.setattr(verbs, "make_pool", lambda stack: stack.did.append("pool"))
     start(stack, lambda line: stack.did.append(f"tell {line.split()[0]}"))
-    early = ["start etcd", "start engine-r1", "start engine-r2"]
-    service = ["wait for etcd", "start admin", "wait for admin", "tell etcd", "pool"]
-    late = ["start sidecar-r1", "start sidecar-r2"]
-    waits = [f"wait for {name}" for name in ("engine-r1", "engine-r2", "sidecar-r1", "sidecar-r2")]
-    assert stack.did == [*early, *service, *late, *waits, "tell engines"]
+    assert stack.did == [
+        *("start etcd", "start engine-r1", "start engine-r2", "wait for etcd", "start admin", "wait for admin"),
+        *("tell etcd", "pool", "start sidecar-r1", "start sidecar-r2", "wait for engine-r1", "wait for engine-r2"),
+        *("wait for sidecar-r1", "wait for sidecar-r2", "tell engines"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -330,17 +330,10 @@ def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, mo
     commands = {part.name: stack.command(part.name) for part in stack.parts}
     peer = url("etcd-peer")
     assert commands["etcd"].arguments == [
-        str(program),
-        "--name=dev",
-        f"--data-dir={root / 'etcd'}",
-        f"--listen-client-urls={url('etcd')}",
-        f"--advertise-client-urls={url('etcd')}",
-        f"--listen-peer-urls={peer}",
-        f"--initial-advertise-peer-urls={peer}",
-        f"--initial-cluster=dev={peer}",
-        "--max-txn-ops=1024",
-        "--enable-grpc-gateway=false",
-        "--log-level=warn",
+        *(str(program), "--name=dev", f"--data-dir={root / 'etcd'}"),
+        *(f"--{verb}-client-urls={url('etcd')}" for verb in ("listen", "advertise")),
+        *(f"--{verb}-peer-urls={peer}" for verb in ("listen", "initial-advertise")),
+        *(f"--initial-cluster=dev={peer}", "--max-txn-ops=1024", "--enable-grpc-gateway=false", "--log-level=warn"),
     ]
     assert commands["admin"].arguments[1:] == [
         *("-m", "registry.admin.main", "--etcd", at("etcd"), "--max-txn-ops", "1024"),
