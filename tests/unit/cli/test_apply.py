@@ -202,17 +202,6 @@ def test_diff_shows_changed_lines_and_what_is_new_and_is_refused_as_a_change_is(
         assert (ran.code, ran.out) == (4, "")
 
 
-def test_nothing_that_is_written_comes_from_the_environment(cli, admin, monkeypatch, tmp_path):
-    """A variable for the stack, or for a sidecar, is no wish for an adapter; a path is that of this folder."""
-    for name, value in {"REPLICAS": "16", "PRIORITY": "3", "LABEL": "a=b", "LAZY": "1", "DIGEST": "sha256:1"}.items():
-        monkeypatch.setenv(f"LORAPLANE_{name}", value)
-    (tmp_path / "adapters/sql").mkdir(parents=True)
-    assert cli("add", "sql", "--source", "adapters/sql").code == 0
-    spec = admin.asked("ApplyAdapters")[0].changes[0].upsert.spec
-    assert (spec.placement.replicas, spec.priority, spec.labels, spec.load) == (0, 0, {}, "eager")
-    assert (spec.source.uri, spec.source.digest) == (f"file://{tmp_path}/adapters/sql", "")
-
-
 def test_add_is_for_new_names(cli, admin):
     """What is not given of one that exists would be erased without a word."""
     admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", "stale etag")]

@@ -133,12 +133,6 @@ def test_what_is_typed_goes_before_variables_and_these_before_the_file(two, case
     assert (found.is_context_typed, found.is_protected) == ("named_context" in given, name == "prod")
 
 
-@pytest.mark.parametrize("typed", [(), ("admin", "named_context")])
-def test_an_address_and_a_context_named_alike_are_refused(two, typed):
-    with pytest.raises(CliError, match="name one"):
-        session("a:1", "bare", *typed)
-
-
 PLAIN = Session("a:1", Format.TABLE, Tls())
 
 PROTECTED = Session("a:1", Format.TABLE, Tls(), PROD, "prod")

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS
-from registry.cli.views.events import ShownEvent, change_event, replica_events, ring_events
+from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import OutputView
-from registry.cli.views.replica_view import missing_view, replica_view
+from registry.cli.views.replica_view import replica_view
 from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
@@ -186,41 +186,6 @@ def test_what_is_to_be_known_first_stands_first(cli, store, of, title):
 
 def cells(view: OutputView[Any], item: Any) -> dict[str, str]:
     return {title: shown(item) for title, shown in view.all_columns.items()}
-
-
-NOW_SO = {"at": STATUS["updated_at"], "replica": "r1", "current": True}
-
-
-def test_events_of_a_replica_are_its_start_and_what_is_wrong_there():
-    status = {**STATUS, "ready": False, "held": "13 would go", "degraded": "half"}
-    seen = replica_view(pb.Replica(name="r1", started_at="t", status_json=json.dumps(status), leaving=True))
-    assert list(replica_events(seen, with_pending=True)) == [
-        ShownEvent("t", "started", "replica", "r1", "r1"),
-        ShownEvent(event="drains", kind="replica", name="r1", **NOW_SO),
-        ShownEvent(event="not_ready", kind="replica", name="r1", message="well", **NOW_SO),
-        ShownEvent(event="held", kind="replica", name="r1", message="13 would go", **NOW_SO),
-        ShownEvent(event="degraded", kind="replica", name="r1", message="half", **NOW_SO),
-        ShownEvent(event="failing", kind="adapter", name="law", generation=1, reason="bad", message="no", **NOW_SO),
-        ShownEvent(event="pending", kind="adapter", name="p", generation=1, reason="staging", **NOW_SO),
-    ]
-    odd = '{"ready": null, "failed": [{"generation": true}]}'
-    few = replica_events(replica_view(pb.Replica(name="r1", version="7", status_json=odd)), with_pending=False)
-    assert list(few) == [ShownEvent("", "failing", "adapter", "", replica="r1", current=True)]
-    versioned = replica_view(pb.Replica(name="r1", started_at="t", version="7"))
-    assert [one.message for one in replica_events(versioned, with_pending=False)] == ["version 7"]
-    gone = missing_view("dev", pb.MissingReplica(name="r2", last_seen="then"))
-    missing = ShownEvent("then", "missing", "replica", "r2", "r2", current=True)
-    assert list(replica_events(gone, with_pending=True)) == [missing]
-
-
-def test_events_of_a_ring_are_of_adapters_or_of_the_replica():
-    loaded = {"at": "t", "event": "loaded", "name": "sql", "generation": 3, "reason": "x", "message": "y"}
-    events = [loaded, {"at": "t", "event": "started", "generation": "3"}, "odd"]
-    assert list(ring_events({"replica": "r1", "events": events})) == [
-        ShownEvent("t", "loaded", "adapter", "sql", "r1", 3, "x", "y"),
-        ShownEvent("t", "started", "replica", "r1", "r1"),
-    ]
-    assert list(ring_events({"events": {}})) == []
 
 
 def halted(reason: str) -> pb.Adapter:
@@ -425,29 +390,6 @@ def test_a_pool_whole(cli, store):
     ]
     assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
     assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "replica", "is_about"),
-    [
-        *(("adapter", None, None, True), ("adapter", "SQL", None, True), ("history", "sql", None, True)),
-        *(("pool", "sql", None, False), ("adapter", "law", None, False), ("adapter", None, "r1", True)),
-        *(("adapter", "sql", "r1", True), ("adapter", "sql", "r2", False)),
-    ],
-)
-def test_of_what_an_event_is(kind, name, replica, is_about):
-    assert ShownEvent("t", "updated", kind, "Sql", "r1").is_about(name, replica) is is_about
-
-
-def test_a_change_says_how_it_was_made():
-    for kind, name, more, message, replica in (
-        ("adapter", "sql", {"fields": ["a", "b"]}, "M: a, b", ""),
-        ("adapter", "sql", {}, "M", ""),
-        ("adapter", "sql", {"note": "halted"}, "halted", ""),
-        ("replica", "r1", {}, "M", "r1"),
-    ):
-        one = change_event(pb.RecordedChange(kind=kind, name=name, method="M", **more))
-        assert (one.message, one.replica, one.name, one.kind) == (message, replica, name, kind)
 
 
 def test_cells_of_pools_and_tenants():

@@ -52,7 +52,7 @@ def world(admin) -> FakeAdmin:
     ]
     well = pb.Replica(name="r1", pool="dev", started_at=ago(20), version="1.0", status_json=status())
     old = {"started_at": ago(600), "leaving": True}
-    unwell = status(ready=False, note="away", held="13 would go", degraded=7, failed=[FAILED], pending=[PENDING])
+    unwell = status(ready=False, note="away", held="13 would go", degraded="half", failed=[FAILED], pending=[PENDING])
     replicas = [well, pb.Replica(name="r2", pool="dev", status_json=unwell, **old)]
     gone = pb.MissingReplica(name="r3", last_seen=ago(900))
     admin.answers["ListChanges"] = [pb.ListChangesResponse(changes=found)]
@@ -76,6 +76,7 @@ ALL = [
     "drains replica r2 r2",
     "not_ready replica r2 r2 away",
     "held replica r2 r2 13 would go",
+    "degraded replica r2 r2 half",
     "failing adapter Law r2 2 rank_too_high 64 > 16",
 ]
 
@@ -199,9 +200,9 @@ def test_what_is_older_is_left_out_unless_it_still_is_so_or_nobody_knows(at, cur
     ("words", "expected"),
     [
         (["SQL"], [ALL[4], ALL[5], "pending adapter sql r2 staging"]),
-        (["law"], [ALL[9]]),
+        (["law"], [ALL[10]]),
         (["--replica", "r1"], [ALL[1], ALL[2]]),
-        (["--replica", "r2"], [*ALL[6:10], "pending adapter sql r2 staging"]),
+        (["--replica", "r2"], [*ALL[6:11], "pending adapter sql r2 staging"]),
         (["law", "--replica", "r1"], []),
         (["--replica", "r3", "--since", "7d"], [ALL[0]]),
         (["--replica", "r1", "--since", "999999d"], [ALL[1], ALL[2]]),

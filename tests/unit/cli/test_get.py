@@ -185,15 +185,6 @@ def test_ages_are_compared_and_what_is_no_time_is_none(cli, admin):
     }
 
 
-def test_pages_without_end_are_refused(cli, admin):
-    """X2 unbreakable: one clear error."""
-    page = pb.ListPoolsResponse(pools=[pb.Pool(name="dev")], next_page_token="p")  # noqa: S106 - no password
-    admin.answers["ListPools"] = [page]
-    ran = cli("get", "pools")
-    assert (ran.code, ran.out, ran.err.count("\n"), "page_token came twice" in ran.err) == (1, "", 1, True)
-    assert len(admin.asked("ListPools")) == 2
-
-
 @pytest.fixture
 def many(admin) -> None:
     """Three adapters of two teams, of which one has failed somewhere."""

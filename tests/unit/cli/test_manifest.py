@@ -48,37 +48,6 @@ def told(read: Callable[[], object]) -> str:
     return ""
 
 
-def test_reads_every_field():
-    text = (
-        HEAD
-        + f"""
-metadata: {{name: acme/sql, pool: qwen, labels: {{team: bi}}}}
-spec:
-  source: {{uri: "s3://loras/sql/", digest: "{DIGEST}"}}
-  load: lazy
-  priority: -3
-  placement: {{replicas: 2, selector: {{zone: a}}}}
-  prepare: {{remap: off, vision: drop, dora: strip}}
-  baseModel: qwen
-  credentials: loras
-  description: SQL, für alle
-  strategy: {{canary: {{replicas: "25%"}}, promote: manual, maxFailures: 1, soak: 5}}
-"""
-    )
-    [placed] = read_manifests(text, "a.yaml")
-    adapter = placed.manifest.message()
-    assert (adapter.name, adapter.pool, dict(adapter.spec.labels)) == ("acme/sql", "qwen", {"team": "bi"})
-    spec = adapter.spec
-    assert (spec.source.uri, spec.source.digest) == ("s3://loras/sql/", DIGEST)
-    assert (spec.load, spec.priority, spec.placement.replicas) == ("lazy", -3, 2)
-    assert spec.description == "SQL, für alle"
-    assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("off", "drop", "strip")
-    assert (spec.base_model, spec.credentials, dict(spec.placement.selector)) == ("qwen", "loras", {"zone": "a"})
-    strategy = spec.strategy
-    assert (strategy.canary_replicas, strategy.promote) == ("25%", "manual")
-    assert (strategy.max_failures, strategy.soak_seconds) == (1, 5)
-
-
 def test_documents_are_counted_and_empty_ones_are_skipped():
     places = [placed.place for placed in read_manifests(f"---\n{GOOD}---\n---\n{GOOD.replace('sql', 'law')}", "a.yaml")]
     assert places == ["a.yaml: document 1 (line 2)", "a.yaml: document 3 (line 8)"]

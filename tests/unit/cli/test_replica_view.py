@@ -12,7 +12,6 @@ from registry.cli.views.replica_view import (
     ReplicaView,
     cell,
     disagreements,
-    groups_told,
     missing_view,
     replica_view,
     replica_views,
@@ -58,14 +57,6 @@ def test_lists_of_a_status_are_read_as_far_as_they_are_such():
         assert view({"lazy": lazy}).resident() == []
 
 
-def test_the_address_for_routers_is_that_of_the_record_or_of_the_status():
-    told = {"engine": {"url": "http://in"}}
-    assert view(told).router_url == "http://in"
-    assert view(told, engine_url="http://out").router_url == "http://out"
-    assert view().router_url == "-"
-    assert view({"engine": 7}).text("engine", "url") == "-"
-
-
 def nested(levels: int) -> str:
     return '{"a":' * levels + "1" + "}" * levels
 
@@ -97,15 +88,6 @@ def test_a_status_that_cannot_be_shown_is_told_as_that(text, note):
 def test_when_one_was_last_seen(last_seen, told):
     """A clock that is ahead makes no negative time."""
     assert missing_view("p", pb.MissingReplica(name="r", last_seen=last_seen)).seen_ago(NOW) == told
-
-
-def test_of_groups_all_are_told_or_those_that_lack_some():
-    groups = [
-        pb.GroupPresence(expected=pb.ReplicaGroup(labels={"zone": zone}, replicas=2), live=live)
-        for zone, live in (("a", 1), ("b", 2), ("c", 3))
-    ]
-    assert groups_told(groups, lacking=True) == "zone=a: 1 of 2"
-    assert groups_told(groups, lacking=False) == "zone=a: 1 of 2, zone=b: 2 of 2, zone=c: 3 of 2"
 
 
 def test_replicas_disagree_about_one_generation_of_one_name_alone():

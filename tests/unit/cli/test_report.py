@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ from rich.console import Console
 
 from registry.cli.change_set import Applied, Change, ChangeBatch, NotApplied
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, CommandFailure, Exit
+from registry.cli.failure import CommandFailure, Exit
 from registry.cli.rollout import FollowedRollout
 from registry.cli.views.output import Format, Printer
-from registry.cli.views.report import check_applied, follow_shown, print_plain, print_table
+from registry.cli.views.report import follow_shown, print_plain, print_table
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.test_rollout import BAD, DONE, FULL, LATE, PENDING, SERVING, rollout, target
 
@@ -82,19 +81,6 @@ def test_people_read_each_change_each_transaction_and_what_failed(capsys):
     print_table(Printer(Format.TABLE), [LATER], dry_run=True)
     told = capsys.readouterr().out.splitlines()[2:]
     assert told == ["dry run, nothing was changed; revision 9, request id q3"], "of one nothing is counted"
-
-
-def test_the_first_failure_is_the_outcome_and_says_how_many_there_were():
-    check_applied([GOOD, LATER])
-    check_applied([])
-    several = "2 of 3 transactions were not applied; the first: full; once that is mended, the same command goes on "
-    for outcomes, message in (
-        ([REFUSED], "full"),
-        ([GOOD, REFUSED, NotApplied(batch("q4"), AWAY)], several + "with the rest"),
-    ):
-        with pytest.raises(CliError) as raised:
-            check_applied(outcomes)
-        assert raised.value.failure == replace(FULL_UP, message=message)
 
 
 def waits(client: AdminClient, form: Format, *names: str) -> list[pb.Rollout | None]:

@@ -14,9 +14,7 @@ from registry.cli.views.residency_view import (
     reasons_cell,
     residency_dict,
     rows,
-    served_share,
     serving,
-    serving_cell,
     state,
     status_dict,
     where_cell,
@@ -39,16 +37,6 @@ def row(residency: pb.AdapterResidency | None, generation: int = 3, halted: str 
     if halted:
         record.rollout.halted = halted
     return AdapterRow(record, residency)
-
-
-def test_serving_counts_those_that_are_to_serve_it():
-    one = counted(count(2, SERVING), count(3, PENDING), count(4, SERVING, "leaving"), count(1, FAILED))
-    assert serving(one) == (2, 6)
-    assert serving_cell(row(one)) == "2/6"
-    assert serving_cell(row(None)) == "-"
-    assert served_share(row(one)) == "333"
-    assert served_share(row(counted(count(2, SERVING)))) == "1000"
-    assert (served_share(row(None)), served_share(row(counted()))) == ("0", "0")
 
 
 def test_reasons_come_the_most_first_and_then_by_name():

@@ -143,11 +143,6 @@ def test_the_worst_of_several_rollouts_is_the_exit_code(followed, code, told):
     assert "generation 4: 1 of 1" not in failure.message, "what is served is no reason"
 
 
-def test_what_is_served_needs_no_more():
-    served = [(0, DONE), (1, rollout(SERVING, LATE)), (1, rollout(SERVING, FULL))]
-    check_served([FollowedRollout(target(min_ready), one) for min_ready, one in served])
-
-
 def test_how_far_many_rollouts_are_is_one_line():
     """Of 500 adapters nobody reads 500 lines: reasons come the most first, and the slowest is named."""
     rollouts = {

@@ -81,13 +81,6 @@ def test_an_editor_that_does_not_start(cli, store, monkeypatch, editor_named):
     assert (ran.code, "name one with EDITOR" in ran.err) == (2, True)
 
 
-def test_no_variable_selects_or_removes(cli, store, monkeypatch, manifest):
-    for name in ("SELECTOR", "PRUNE", "YES", "DELETE_LIMIT", "IGNORE_NOT_FOUND"):
-        monkeypatch.setenv(f"LORAPLANE_{name}", "team=x" if name == "SELECTOR" else "1")
-    assert cli("apply", "-f", manifest("a")).code == 0
-    assert deleted(store) == [[]]
-
-
 @pytest.fixture
 def of_team_x(tmp_path) -> str:
     """A manifest of an adapter a of team x, which differs in case from what stands."""

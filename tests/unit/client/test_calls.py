@@ -169,11 +169,6 @@ def test_who_refuses_is_named(last, message, told):
     assert (error.reason, error.message, error.metadata) == (Reason.ROLLOUT_FAILED, message, told)
 
 
-def test_what_is_done_without_a_failure_is_served():
-    for last in (rollout(done=True), rollout(SERVING, done=True), rollout(LOADS, done=True)):
-        assert not_served(PUBLISHED, last) is None
-
-
 def test_what_is_not_served_is_an_error_and_not_waited_for(registry, admin):
     """R9 status-truth: nobody takes it for served; what comes after its end is not waited for."""
     failed = rollout(REFUSES, done=True, failure="replicas_failed")
@@ -204,7 +199,7 @@ def test_a_rollback_returns_once_it_is_served(registry, admin):
 def test_a_listing_is_all_of_its_pages(registry, admin):
     """Of a thousand each, as its documentation says; and what cannot be read is told."""
     first = pb.ListAdaptersResponse(adapters=[pb.Adapter(name="A")], next_page_token="after A", revision=9)  # noqa: S106
-    admin.answers["ListAdapters"] = [first, pb.ListAdaptersResponse(unreadable=["b"], revision=9)]
+    admin.answers["ListAdapters"] = [first, pb.ListAdaptersResponse(unreadable=["b"], revision=10)]
     listing = registry.list("p", matching="load=lazy")
     assert ([one.name for one in listing.adapters], listing.unreadable, listing.revision) == (["A"], ("b",), 9)
     asked = [(one.page_token, one.page_size, one.filter) for one in admin.asked("ListAdapters")]

@@ -6,14 +6,10 @@ import pytest
 
 from registry.client.adapters import (
     AdapterHistory,
-    AdapterListing,
     Canaries,
-    Published,
     RegisteredAdapter,
     adapter_of,
     history_of,
-    listing_of,
-    published_of,
     strategy_of,
 )
 from registry.client.asynchronous import waiting_of
@@ -56,26 +52,12 @@ def test_an_adapter_has_each_of_its_fields():
         adapter_of(WIRE).labels["x"] = "y"  # type: ignore[index] # which is what is tried
 
 
-def test_a_listing_is_at_the_revision_of_its_first_page():
-    pages = [
-        pb.ListAdaptersResponse(adapters=[WIRE], unreadable=["x"], revision=9),
-        pb.ListAdaptersResponse(adapters=[pb.Adapter()], unreadable=["y"], revision=8),
-    ]
-    assert listing_of(pages) == AdapterListing((ADAPTER, BARE), ("x", "y"), 9)
+def test_a_history_has_all_of_its_generations():
     history = pb.ListAdapterHistoryResponse(generations=[WIRE, pb.Adapter()], unreadable=[2, 1])
     assert history_of(history) == AdapterHistory((ADAPTER, BARE), (2, 1))
 
 
-def test_what_was_published_is_told_from_the_reply():
-    result = pb.AdapterResult(adapter=WIRE)
-    reply = pb.ApplyAdaptersResponse(results=[result, pb.AdapterResult()], revision=17, request_id="r")
-    assert published_of(reply) == Published("acme/A", "p", 3, "s3://a/3/", "sha256:3", 17, "r")
-
-
-def test_canaries_are_asked_for_with_each_of_their_fields():
-    assert strategy_of(Canaries("25%", "manual", 2, 7)) == pb.Strategy(
-        canary_replicas="25%", promote="manual", max_failures=2, soak_seconds=7
-    )
+def test_canaries_begin_a_rollout_as_a_record_does():
     assert strategy_of(Canaries(3)) == pb.Strategy(canary_replicas="3", promote="auto", max_failures=0, soak_seconds=60)
     told, recorded = Canaries(2), Strategy(canary=Canary(replicas=2))
     for name in ("promote", "max_failures", "soak_seconds"):
