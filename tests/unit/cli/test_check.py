@@ -37,13 +37,6 @@ def adapter(tmp_path) -> Path:
     return LLAMA.draft().write(tmp_path / "adapter")
 
 
-def test_a_right_adapter_ends_with_0(capsys, base, adapter):
-    assert run(["check", str(adapter), "--base-model", str(base), "--max-rank", "8"]) == 0
-    assert "is right" in capsys.readouterr().out
-    assert run(["-o", "json", "check", adapter.as_uri(), "--base-model", str(base)]) == 0
-    assert json.loads(capsys.readouterr().out)["findings"] == []
-
-
 def test_a_wrong_one_ends_with_4_and_all_findings(capsys, base, tmp_path):
     """Programs read reason, key, found, expected and remedy of each."""
     draft = LLAMA.draft()

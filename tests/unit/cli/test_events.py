@@ -17,7 +17,6 @@ import pytest
 from registry.cli.commands import events
 from registry.cli.failure import CliError
 from registry.cli.views.events import ShownEvent
-from registry.cli.views.output import Format, Printer
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.conftest import Time
@@ -149,36 +148,6 @@ def test_a_connection_that_the_other_side_ended_is_no_error():
     other.close()
     one.close()
     events._cut(one)
-
-
-def test_a_watch_looks_back_a_minute_behind_the_newest_change_and_never_further(monkeypatch, capsys):
-    """One change may be stored after a later one; what is told of a future is not waited for."""
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    asked: list[float] = []
-    later = ShownEvent("2026-01-01T00:10:00Z", "updated", "adapter", "a", by="kim")
-    looks = iter(
-        [
-            [ShownEvent("2026-01-01T00:00:30Z", "updated", "adapter", "a", by="kim")],
-            [ShownEvent("2026-01-01T00:05:00Z", "held", "replica", "r", current=True)],
-            [later, ShownEvent("", "odd", "adapter", "b", by="kim")],
-            [later],
-        ]
-    )
-
-    def look(at: datetime) -> list[ShownEvent]:
-        asked.append((at - start).total_seconds())
-        return next(looks)
-
-    def pause(seconds: float) -> None:
-        assert 0.5 < seconds < 10
-        if len(asked) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(events.time, "sleep", pause)
-    with pytest.raises(KeyboardInterrupt):
-        events._show(Printer(Format.NAME), look, start, watch=True)
-    assert asked == [0.0, 0.0, 0.0, 540.0]
-    assert capsys.readouterr().out.split() == ["a", "r", "b", "a"]
 
 
 @pytest.mark.parametrize(

@@ -75,19 +75,6 @@ def test_a_pool_is_made_from_its_base_models_directory(cli, admin, tmp_path):
     assert ran.json["limits"]["target_modules"] == ["q_proj"]
 
 
-@pytest.mark.parametrize("line", ["add sql --source {}", "digest {}"])
-def test_a_folder_that_cannot_be_looked_at_is_named(cli, admin, pool, tmp_path, monkeypatch, line):
-    """Bad input gets one clear error, never an internal one."""
-
-    def denied(path: Path) -> bool:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "is_dir", denied)
-    ran = cli(*line.replace("{}", str(tmp_path / "a")).split())
-    assert (ran.code, "cannot read" in ran.err, "Permission denied" in ran.err) == (2, True, True)
-    assert not admin.asked("ApplyAdapters")
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), usage("it is not fit")])
 def test_what_ends_one_look_at_a_source_ends_all(address, admin, monkeypatch, error):
     """An interrupt does not wait for sources that send slowly, nor does the news that an adapter is not fit."""
