@@ -1,10 +1,14 @@
-"""The command line changes what should be served, through the real admin service on a real etcd."""
+"""The command line changes what should be served and what replicas do, through a real admin service on a real etcd."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from registry.model.status import Failed
 from tests.integration.cli.conftest import MAX_TXN_OPS
+from tests.integration.cli.test_doctor import WELL, write
 from tests.support.waiting import eventually
 
 
@@ -117,3 +121,48 @@ def test_a_pool_is_changed_field_by_field(cli):
     refused = cli("-o", "json", "apply", "-f", cli.manifest("a"))
     assert (refused.code, refused.error["reason"]) == (4, "DIGEST_REQUIRED")
     assert (cli("pool", "delete", "dev").code, cli("get", "pool", "dev").code) == (0, 3)
+
+
+FAILED = Failed(name="a", generation=1, reason="engine_refused", message="no", attempts=9, retry_at="soon")
+
+
+@pytest.fixture
+def applied(cli) -> str:
+    """The manifest of one adapter, which is applied."""
+    path = cli.manifest("a")
+    cli.json("apply", "-f", path)
+    return path
+
+
+def test_what_failed_is_asked_for_again_as_the_same_generation(cli, etcd, applied, revision):
+    """R17, W6: by a record that says who asked, and of which replica."""
+    write(etcd, ("r1", {**WELL, "failed": [FAILED]}), ("r2", WELL))
+    before = revision()
+    told = cli.json("retry", "adapter", "a", "--replica", "r1", "--request-id", "again")
+    (result,) = told["results"]
+    assert (result["outcome"], result["adapter"]["generation"]) == ("updated", 1)
+    assert told["revision"] > before
+    assert cli.json("retry", "adapter", "A")["revision"] > told["revision"]
+
+
+def test_an_unchanged_manifest_is_applied_again_only_if_it_is_asked_for(cli, applied):
+    """R17: with --retry."""
+    (result,) = cli.json("apply", "-f", applied)["results"]
+    assert result["outcome"] == "unchanged"
+    (result,) = cli.json("apply", "-f", applied, "--retry")["results"]
+    assert (result["outcome"], result["adapter"]["generation"]) == ("updated", 1)
+
+
+def test_what_is_so_already_is_said(cli, etcd, revision):
+    """R20 drain: exit 0; W9 dry-run."""
+    write(etcd, ("r1", WELL))
+    ran = cli("undrain", "r1")
+    assert (ran.code, "replica r1 does not drain" in ran.out) == (0, True)
+    before = revision()
+    assert cli.json("drain", "r1", "--dry-run")["changed"]
+    assert revision() == before
+    assert cli.json("drain", "r1")["changed"]
+    assert "replica r1 drains already" in cli("drain", "r1").out
+    assert cli.json("undrain", "r1")["changed"]
+    told = cli.json("events", "--replica", "r1", "--since", "1d")["items"]
+    assert [one["event"] for one in told if one["by"]] == ["drain", "undrain"]

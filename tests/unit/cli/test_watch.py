@@ -140,7 +140,7 @@ def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
 
 
 def test_after_a_break_only_what_changed_is_told():
-    """R2: a snapshot says also what is nowhere any more; half a list that broke off says of nothing that it is there."""
+    """R2: a snapshot says what is nowhere any more; half a list that broke off says of nothing that it is there."""
     feed = RowFeed(WITH_STATE)
     feed.begin()
     assert len(rows(feed, answer(5, put("a"), put("b"), snapshot=True), where("a", "b", snapshot=True))) == 2

@@ -1,4 +1,4 @@
-"""The command line as a process: on a terminal, interrupted, and with a reader that leaves."""
+"""The command line as a process: what it imports; on a terminal, interrupted, and with a reader that leaves."""
 
 from __future__ import annotations
 
@@ -13,9 +13,69 @@ from pathlib import Path
 
 import pytest
 
+from registry.cli.command_tree import ENTRIES, LazyCommand
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Hold, served
 from tests.support.processes import child
+
+HEAVY = {"grpc", "google.protobuf", "pydantic", "yaml", "httpx", "numpy", "obstore", "cryptography", "structlog"}
+RUN = """
+import sys
+from registry.cli.main import run
+try:
+    code = run(sys.argv[1:])
+except SystemExit:
+    code = 0
+print(*sorted(sys.modules), file=sys.stderr)
+sys.exit(code)
+"""
+# A completion says nothing when its second is over, and a loaded machine takes longer to connect.
+PATIENT = "from registry.cli import completion; completion.SECONDS = 120.0"
+
+
+def imported(*arguments: str, before: str = "", **variables: str) -> set[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")} | variables
+    command = [sys.executable, "-c", before + RUN, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return set(ran.stderr.split())
+
+
+@pytest.mark.parametrize(("option", "allowed"), [("--version", set()), ("--help", {"rich"})])
+def test_a_version_and_a_help_import_nothing_heavy(option, allowed):
+    """The help is drawn by rich, in the frames that people know."""
+    assert imported(option) & (HEAVY | {"rich"}) == allowed
+
+
+@pytest.mark.parametrize("form", ["table", "wide", "json", "name"])
+def test_a_get_imports_grpc_and_nothing_else_that_is_heavy(address, admin, form):
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    modules = imported("--admin", address, "-o", form, "get", "adapters")
+    assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf"}
+
+
+def test_an_apply_whose_files_are_elsewhere_imports_nothing_that_reads_adapters(address, manifest):
+    """Of its time most would be that of imports."""
+    path = manifest("a", source={"uri": "s3://b/a", "digest": "sha256:" + "5" * 64})
+    modules = imported("--admin", address, "apply", "-f", path)
+    assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf", "pydantic", "yaml"}
+    assert not modules & {"registry.cli.source_reader", "registry.lora.check", "registry.sources.allowed"}
+
+
+def test_a_tab_imports_grpc_and_nothing_else_that_is_heavy(address, admin):
+    """Somebody waits with a finger on the key."""
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
+    line = {"_LORAPLANE_COMPLETE": "complete_bash", "COMP_WORDS": "loraplane get adapters a", "COMP_CWORD": "3"}
+    modules = imported(before=PATIENT, LORAPLANE_ADMIN=address, **line)
+    assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf"}
+    assert admin.asked("ListAdapters")[0].filter == "name=a*"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_the_help_in_the_list_is_that_of_the_command(entry):
+    loaded = LazyCommand(entry).load()
+    assert loaded.name == entry.name
+    assert " ".join(loaded.help.split("\n\n")[0].split()) == entry.about
+
 
 SERVING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)
 PENDING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.PENDING, reason="staging")
@@ -63,15 +123,10 @@ def _seen_until(terminal: int, told: bytes) -> bytes:
 @pytest.mark.parametrize("wide", [(), ("-o", "wide")])
 def test_a_watch_on_a_terminal_is_a_table_that_is_drawn_anew(address, admin, wide):
     states = {name: pb.RolloutReplica.State.Value(name) for name in ("PENDING", "SERVING")}
-    residency = {
-        name: pb.WatchResidencyResponse(
-            snapshot=name == "PENDING",
-            adapters=[
-                pb.AdapterResidency(name="sql", generation=1, counts=[pb.ResidenceCount(replicas=2, state=value)])
-            ],
-        )
-        for name, value in states.items()
-    }
+    residency = {}
+    for name, value in states.items():
+        one = pb.AdapterResidency(name="sql", generation=1, counts=[pb.ResidenceCount(replicas=2, state=value)])
+        residency[name] = pb.WatchResidencyResponse(snapshot=name == "PENDING", adapters=[one])
     is_seen = threading.Event()
 
     def news(_request: object) -> Iterator[object]:
@@ -97,10 +152,7 @@ def test_a_watch_on_a_terminal_is_a_table_that_is_drawn_anew(address, admin, wid
         finally:
             is_seen.set()
             os.close(ours)
-    assert run.returncode == 130
-    assert b"\x1b[2J" in seen
-    assert b"STATE" in seen
-    assert b"Healthy" in seen
+    assert (run.returncode, [one in seen for one in (b"\x1b[2J", b"STATE", b"Healthy")]) == (130, [True] * 3)
 
 
 @pytest.mark.parametrize("arguments", [("get", "adapters", "-w"), ("rollout", "sql")])
