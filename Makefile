@@ -113,8 +113,8 @@ flaky: install engine .venv-oldest/.installed ## Look for tests that fail by cha
 
 # What is too long for each change.
 .PHONY: corpus battery
-corpus: install engine ## Load the whole corpus of adapters, sound and with defects, into real vLLM
-	$(BIN)/pytest tests/corpus
+corpus: install engine ## Load the whole corpus of adapters, sound and with defects, into real vLLM, for three architectures
+	CORPUS=whole $(BIN)/pytest tests/corpus
 
 battery: install ## Play all of an engine's misbehaviours, at all moments and for all times
 	LORAPLANE_TEST_SEARCH=1 $(BIN)/pytest tests/faults/test_battery.py

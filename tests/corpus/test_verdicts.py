@@ -1,4 +1,4 @@
-"""What the real engine does with every row of the corpus if nobody looks first, on three architectures.
+"""What the real engine does with every row of the corpus if nobody looks first; `make corpus` asks three architectures.
 
 The verdicts are kept in verdicts.json, from which docs/corpus.md is made; CORPUS_WRITE=1 writes what was measured.
 """
@@ -101,7 +101,7 @@ def drafted(model: EngineModel) -> Draft:
 
 
 async def test_what_we_make_of_every_good_row_is_served_as_peft_computes_it(model, asker, tmp_path):
-    """R4, R5: the property behind the check: three architectures, every spelling, PEFT's logprobs."""
+    """R4, R5: the property behind the check: every spelling, PEFT's logprobs."""
     plain = drafted(model).write(tmp_path / "plain")
     answers = model.answers(plain, PROMPT)
     wanted, base = ([(int(one["token"]), one["logprob"]) for one in answers[name][PROMPT]] for name in ("a", ""))
@@ -167,10 +167,9 @@ def _is_not_finite(defect: Defect) -> bool:
     return any(part in {"nan", "inf"} for part in defect.name.split("_"))
 
 
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
 async def test_a_pipe_in_the_place_of_a_configuration_holds_the_engine(model, vllm, asker, tmp_path):
     """R7: why nothing but a regular file of our own store is ever named to an engine. It waits for who may write."""
-    if model.name != "llama":
-        pytest.skip("once is enough")
     hostile = next(one for one in FOLDERS if one.name == "fifo_adapter_config.json")
     hostile.write(tmp_path / "a", drafted(model))
     async with http_client(base_url=vllm.url, timeout=httpx.Timeout(60, read=10)) as client:
