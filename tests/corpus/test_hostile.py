@@ -1,4 +1,4 @@
-"""Links, pipes, sockets, devices, archives and names: what we say, on each architecture that is played, and that it never waits."""
+"""Links, pipes, sockets, devices, archives and names: what we say, and that it never waits."""
 
 from __future__ import annotations
 

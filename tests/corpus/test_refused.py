@@ -1,4 +1,4 @@
-"""Every defect of the corpus, on each architecture that is played: which reason we give, and that no engine hears of it."""
+"""Every defect of the corpus: which reason we give, and that no engine hears of it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from registry.sources.base import StoreError
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.web import Exchange
 
@@ -72,24 +71,3 @@ async def test_without_its_credential_it_is_denied(hub, open_store):
     error = await refusal(open_store("hf://acme", hub=hub.url), URI)
     assert (error.reason, error.permanent) == ("source_denied", False)
     assert "spec.credentials" in error.message
-
-
-@pytest.mark.parametrize(
-    ("uri", "reason"),
-    [
-        ("hf://acme/sql@main", "invalid_source"),
-        ("hf://acme/sql", "invalid_source"),
-        (f"hf://other/sql@{COMMIT}", "source_not_allowed"),
-    ],
-)
-async def test_a_branch_or_another_organisation_is_refused(hub, open_store, uri, reason):
-    error = await refusal(open_store("hf://acme", hub=hub.url), uri)
-    assert (error.reason, error.permanent) == (reason, True)
-    assert hub.seen == []
-
-
-@pytest.mark.parametrize("hub", ["ftp://hub/", "https://u:CANARY@hub/", "https://hub/?CANARY", "hub"])
-def test_a_hub_that_makes_no_sense_stops_the_start(open_store, hub):
-    with pytest.raises(StoreError, match="--hf-endpoint") as refused:
-        open_store(hub=hub)
-    assert "CANARY" not in str(refused.value)

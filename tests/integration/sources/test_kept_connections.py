@@ -15,7 +15,7 @@ from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.store import MAX_WORKERS
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref
 from tests.support.waiting import eventually
-from tests.support.web import Exchange, Site, serving
+from tests.support.web import Exchange, Site
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -46,14 +46,6 @@ def pauses(monkeypatch) -> list[float]:
 
     monkeypatch.setattr(Stop, "check", noted)
     return seconds
-
-
-async def test_stagings_in_a_row_share_a_connection(web, open_store, folders):
-    store = open_store(f"{web.url}/team")
-    for folder in folders:
-        assert content((await store.ensure(ref(web.url + folder))).path) == (CONFIG, WEIGHTS)
-    assert len(web.paths) == 16
-    assert len(web.accepted) == 1
 
 
 async def test_stagings_at_once_have_a_connection_each_and_the_next_ones_take_them(web, open_store, folders):
@@ -134,14 +126,6 @@ async def test_a_request_that_nobody_reads_is_sent_again_on_a_new_connection(web
     assert (len(web.accepted), pauses) == (3, [])
 
 
-async def test_a_new_connection_that_breaks_off_is_a_failure_as_ever(web, open_store, folders, pauses):
-    web.answers[f"{folders[0]}{CONFIG_FILE}"] = lambda exchange: exchange.cut()
-    with pytest.raises(ArtifactError) as refused:
-        await open_store(f"{web.url}/team").ensure(ref(web.url + folders[0]))
-    assert refused.value.reason == "source_io"
-    assert len(web.paths) == len(pauses) + 1 == 4
-
-
 async def test_an_answer_that_breaks_off_on_a_kept_connection_is_no_unread_request(web, open_store, folders, pauses):
     store = open_store(f"{web.url}/team")
 
@@ -184,34 +168,6 @@ async def test_limits_hold_on_a_kept_connection(web, open_store, folders, is_tri
     assert asked[0] == 4
 
 
-async def test_what_comes_after_an_answer_is_never_taken_for_the_next_one(web, open_store, folders):
-    """Fault 28: whoever can smuggle bytes into his own answer does not answer for his neighbour."""
-    store = open_store(f"{web.url}/team")
-
-    def smuggle(exchange: Exchange) -> None:
-        forged = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(CONFIG), b"x" * len(CONFIG))
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(WEIGHTS)
-        exchange.wfile.write(head + WEIGHTS + forged)
-
-    web.answers[f"{folders[0]}{WEIGHTS_FILE}"] = smuggle
-    for folder in folders[:2]:
-        assert content((await store.ensure(ref(web.url + folder))).path) == (CONFIG, WEIGHTS)
-    assert len(web.accepted) == 2
-
-
-async def test_a_redirect_costs_no_connection(web, other, open_store, folders):
-    store = open_store(f"{web.url}/team", f"{other.url}/blobs")
-    for folder in folders:
-        location = f"/blobs{folder}{WEIGHTS_FILE}"
-        other.files[location] = WEIGHTS
-        web.answers[f"{folder}{WEIGHTS_FILE}"] = lambda exchange, to=other.url + location: exchange.send(
-            302, b"Found.", Location=to
-        )
-    for folder in folders:
-        assert content((await store.ensure(ref(web.url + folder))).path) == (CONFIG, WEIGHTS)
-    assert (len(web.accepted), len(other.accepted)) == (1, 1)
-
-
 async def test_a_credential_is_not_remembered_by_a_connection(web, open_store, folders, monkeypatch):
     """X1: one staging's secret is not another's."""
     monkeypatch.setenv("TOKEN", "tokenCANARY")
@@ -247,19 +203,3 @@ def texts_of(root: object) -> set[str]:
 
 def test_there_is_room_for_a_hub_and_its_store_for_each_worker():
     assert connections.MAX_KEPT >= 2 * MAX_WORKERS
-
-
-async def test_more_than_are_kept_are_closed(open_store, monkeypatch):
-    monkeypatch.setattr(connections, "MAX_KEPT", 1)
-    together = threading.Barrier(3)
-    with serving(Site()) as site:
-        store = open_store(site.url)
-        for number in range(3):
-            site.put(f"/{number}/", CONFIG, WEIGHTS)
-            site.answers[f"/{number}/{WEIGHTS_FILE}"] = lambda exchange: together.wait() < 3 and site.serve(exchange)
-        await asyncio.gather(*(store.ensure(ref(f"{site.url}/{number}/")) for number in range(3)))
-        # Three or more: one that is given back between two files may be closed for another one's sake.
-        assert len(site.accepted) >= 3
-        await eventually(lambda: len(site.accepted) - len(site.ended) == 1)
-        store.close()
-        await eventually(lambda: len(site.ended) == len(site.accepted))

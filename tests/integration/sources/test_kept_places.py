@@ -80,15 +80,3 @@ def test_what_was_judged_for_the_operators_own_is_not_used_for_what_a_redirect_n
         ask(kept, site.url, Reach.PUBLIC)
     assert refused.value.reason == "address_not_allowed"
     assert len(site.seen) == 1
-
-
-def test_another_port_is_another_place(kept, site):
-    with serving(Site({"/a": b"other"})) as other:
-        assert [ask(kept, url, Reach.LITERAL) for url in (site.url, other.url)] == [b"content", b"other"]
-
-
-def test_after_the_end_nothing_is_kept(kept, site):
-    kept.close()
-    assert ask(kept, site.url, Reach.LITERAL) == b"content"
-    assert ask(kept, site.url, Reach.LITERAL) == b"content"
-    assert len(site.accepted) == 2

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from registry.model.source_uri import parse_source
 from registry.sources import object_stores
-from registry.sources.base import ArtifactError
-from registry.sources.credentials import Credentials, HeldCredential
-from registry.sources.credentials_file import read_credentials
-from registry.sources.object_stores import Stores
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.clouds import CLOUDS, KEY, ByPath, Cloud, blob, guarded, plain
 from tests.support.web import Site, serving
@@ -105,64 +99,3 @@ async def test_a_store_whose_name_leads_to_the_machine_is_not_asked(site, open_s
     store = open_store(f"gs://{BUCKET}", credentials=named(CLOUDS[0], site, tmp_path / "secret"))
     assert (await refusal(store, f"gs://{BUCKET}/v0/", "acme")).reason == reason
     assert site.accepted == []
-
-
-@pytest.fixture
-def held(tmp_path) -> Callable[[str, str], HeldCredential]:
-    """Holds a credential by its name, as a staging that begins now does."""
-
-    def hold(name: str, key: str = "k") -> HeldCredential:
-        secret, file = tmp_path / name, tmp_path / "credentials.json"
-        secret.write_text(json.dumps({"access_key_id": f"idCANARY{key}", "secret_access_key": "keyCANARY"}))
-        file.write_text(json.dumps({name: {"kind": "file", "path": str(secret), "prefixes": ["s3://b0"]}}))
-        found = Credentials(read_credentials(file)).hold(name, parse_source("s3://b0/x"))
-        assert found is not None
-        return found
-
-    return hold
-
-
-def test_a_secret_that_changed_has_a_store_of_its_own_and_the_old_one_goes(held):
-    stores, uri = Stores(), parse_source("s3://b0/x")
-    first = stores.store(uri, held("mine", "old"))
-    assert stores.store(parse_source("s3://b0/y"), held("mine", "old")) is first
-    assert stores.store(uri, held("mine", "new")) is not first
-    assert len(stores._open) == 1
-
-
-def test_a_refused_secret_has_a_new_store_even_if_it_stayed_the_same(held):
-    stores, uri = Stores(), parse_source("s3://b0/x")
-    first, again = stores.store(uri, held("mine")), stores.reopened(uri, held("mine"))
-    assert first is not again
-    assert stores.store(uri, held("mine")) is again
-
-
-def test_other_buckets_and_other_credentials_have_other_stores(held):
-    """X1: whoever names no credential, or another, never reads with this one."""
-    stores = Stores()
-    places = [("b0", held("mine")), ("b1", held("mine")), ("b0", held("other")), ("b0", None)]
-    opened = [stores.store(parse_source(f"s3://{bucket}/x"), one) for bucket, one in places]
-    assert len({id(one) for one in opened}) == 4
-
-
-def test_no_more_than_some_are_kept_and_those_that_were_used_last(held):
-    stores, mine = Stores(), held("mine")
-    uris = [parse_source(f"s3://b{number}/x") for number in range(object_stores.MAX_OPEN + 1)]
-    opened = [stores.store(uri, mine) for uri in uris[:-1]]
-    assert stores.store(uris[0], mine) is opened[0]
-    stores.store(uris[-1], mine)
-    assert len(stores._open) == object_stores.MAX_OPEN
-    assert stores.store(uris[0], mine) is opened[0]
-    assert stores.store(uris[1], mine) is not opened[1]
-
-
-def test_no_secret_is_shown(held):
-    """X1: not by what keeps a store, by the store, or by what is raised where one cannot be opened."""
-    stores, uri = Stores(), parse_source("s3://b0/x")
-    opened = stores.store(uri, held("mine"))
-    assert "CANARY" not in f"{stores!r} {vars(stores)} {opened!r}"
-    with pytest.raises(ArtifactError) as refused:
-        stores.store(uri, held("mine", "\n"))
-    assert "CANARY" not in f"{refused.value!r} {refused.value.__cause__!r}"
-    stores.close()
-    assert not stores._open

@@ -1,4 +1,4 @@
-"""Google's and Azure's stores, by a server that speaks the little of them that is used, with faults."""
+"""Object stores, by a server that speaks the little of them that is used, with faults."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, WHEN, ByPath, Cloud, 
 from tests.support.web import Exchange, Site, serving
 
 BUCKET = "acme-loras"
+SESSION = '{"access_key_id": "x", "secret_access_key": "keyCANARY", "session_token": "sessionCANARY"}'
+AMAZON = Cloud("s3", "s3", lambda: SESSION, lambda one: one.headers.get("x-amz-security-token") == "sessionCANARY")
+AMBIENT = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 BLOB = f"/{BUCKET}/sql/v7/adapter_model.safetensors"
 CONFIG_BLOB = f"/{BUCKET}/sql/v7/adapter_config.json"
 
@@ -55,19 +58,25 @@ def _queries_do_not_count(site) -> None:
     site.answers = ByPath()
 
 
-@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda one: one.name)
-async def test_two_objects_become_an_adapter_with_each_kind_of_secret(site, entry, open_store, cloud):
+@pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
+async def test_two_objects_become_an_adapter_with_each_kind_of_secret(site, entry, open_store, monkeypatch, cloud):
     """R4, X1: just two objects are asked for; nothing is listed; no secret is sent but as its cloud takes it."""
+    for name in AMBIENT:
+        monkeypatch.setenv(name, "AMBIENT")
     store = open_store(f"{cloud.scheme}://{BUCKET}/sql", credentials=entry(cloud))
     staged = await store.ensure(ref(uri(cloud), "acme"))
     assert content(staged.path) == (CONFIG, WEIGHTS)
     assert [plain(path) for path in site.paths] == [CONFIG_BLOB, BLOB]
     assert "keyCANARY" not in str(site.seen)
     assert KEY not in str(site.seen)
+    assert "AMBIENT" not in str(site.seen), "what lies in the sidecar's own surroundings is not sent"
 
 
-@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda one: one.name)
-async def test_without_a_secret_nothing_is_signed_and_the_refusal_is_said(site, entry, open_store, cloud):
+@pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
+async def test_without_a_secret_nothing_is_signed_and_the_refusal_is_said(site, entry, open_store, monkeypatch, cloud):
+    """X1."""
+    for name in AMBIENT:
+        monkeypatch.setenv(name, "AMBIENT")
     public = entry(cloud)
     public["acme"] = {"kind": "none", "prefixes": public["acme"]["prefixes"], "store": public["acme"]["store"]}
     error = await refusal(open_store(f"{cloud.scheme}://{BUCKET}", credentials=public), uri(cloud), "acme")
@@ -78,7 +87,7 @@ async def test_without_a_secret_nothing_is_signed_and_the_refusal_is_said(site, 
     assert content(staged.path) == (CONFIG, WEIGHTS)
 
 
-@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
 async def test_a_secret_that_is_refused_is_read_once_more(site, entry, open_store, tmp_path, cloud):
     """Fault 30: it was rotated meanwhile."""
     mine = entry(cloud)
@@ -98,7 +107,7 @@ async def test_a_secret_that_is_refused_is_read_once_more(site, entry, open_stor
     assert len(site.paths) == 3
 
 
-@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("cloud", [*CLOUDS, AMAZON], ids=lambda one: one.name)
 async def test_a_secret_that_stays_refused_is_said_and_not_shown(site, entry, open_store, cloud):
     """X1: not in the error, nor in what caused it."""
     mine = entry(cloud)
@@ -108,7 +117,7 @@ async def test_a_secret_that_stays_refused_is_said_and_not_shown(site, entry, op
     assert "CANARY" not in f"{error} {error.__cause__}"
 
 
-@pytest.mark.parametrize("cloud", ONE_OF_EACH, ids=lambda one: one.name)
+@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
 async def test_what_is_not_there_is_tried_again(entry, open_store, cloud):
     store = open_store(f"{cloud.scheme}://{BUCKET}", credentials=entry(cloud))
     error = await refusal(store, f"{cloud.scheme}://{BUCKET}/gone/", "acme")
@@ -126,7 +135,7 @@ def got_by_ranges(cloud: Cloud, entry: dict[str, Any], folder: Path, range_bytes
     return got["adapter_model.safetensors"]
 
 
-@pytest.mark.parametrize("cloud", ONE_OF_EACH, ids=lambda one: one.name)
+@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
 def test_a_range_that_breaks_off_is_asked_for_again_and_no_other(site, entry, tmp_path, cloud):
     """Fault 22: what arrived before is kept; each later range is of the same version."""
     mine, once = entry(cloud), iter([True])
@@ -145,7 +154,7 @@ def test_a_range_that_breaks_off_is_asked_for_again_and_no_other(site, entry, tm
     assert None not in tags
 
 
-@pytest.mark.parametrize("cloud", ONE_OF_EACH, ids=lambda one: one.name)
+@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
 def test_an_object_that_changes_between_two_ranges_starts_over(site, entry, tmp_path, cloud):
     """R4 digest-true: two versions are never mixed."""
     mine, newer = entry(cloud), WEIGHTS[:-1] + bytes([WEIGHTS[-1] ^ 1])
@@ -168,7 +177,7 @@ WRONG_LENGTHS = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_LENGTHS)
-@pytest.mark.parametrize("cloud", ONE_OF_EACH, ids=lambda one: one.name)
+@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
 async def test_a_length_that_is_not_kept_is_never_served(site, entry, open_store, monkeypatch, cloud, wrong):
     """R4: refused for now, since a store that says two things may say one of them later; nothing is left behind."""
     monkeypatch.setattr(object_stores, "IDLE_TIMEOUT", "1s")
@@ -184,7 +193,7 @@ async def test_a_length_that_is_not_kept_is_never_served(site, entry, open_store
     assert error.reason in {"source_io", "source_changed", "source_incomplete"}
 
 
-@pytest.mark.parametrize("cloud", ONE_OF_EACH, ids=lambda one: one.name)
+@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
 async def test_a_store_that_fails_in_passing_is_asked_again(site, entry, open_store, cloud):
     mine, statuses = entry(cloud), iter((503, 429))
 
@@ -196,10 +205,6 @@ async def test_a_store_that_fails_in_passing_is_asked_again(site, entry, open_st
     staged = await open_store(f"{cloud.scheme}://{BUCKET}", credentials=mine).ensure(ref(uri(cloud), "acme"))
     assert content(staged.path) == (CONFIG, WEIGHTS)
     assert len(asked(site, BLOB)) == 3
-
-
-SESSION = '{"access_key_id": "x", "secret_access_key": "keyCANARY", "session_token": "sessionCANARY"}'
-AMAZON = Cloud("s3", "s3", lambda: SESSION, lambda request: "x-amz-security-token" in request.headers)
 
 
 @pytest.fixture
@@ -256,6 +261,9 @@ WRONG_SECRETS = {
         '{"sas_token": "%ff&=CANARY"}',
     ),
     "s3": (
+        "not json",
+        "{}",
+        '{"access_key_id": "CANARY"}',
         '{"access_key_id": "CAN\\nARY", "secret_access_key": "x"}',
         '{"access_key_id": "\u00fc", "secret_access_key": "CANARY"}',
         '{"access_key_id": "x", "secret_access_key": "CANARY", "session_token": "CAN\\nARY"}',

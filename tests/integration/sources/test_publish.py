@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import boto3
@@ -11,10 +10,10 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from registry.cli.main import run
-from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.digest import FILES
 from registry.lora.directory import digest_of
-from registry.tools.convert import destination as destinations
 from tests.corpus.drafts import LLAMA, Draft
+from tests.integration.sources.conftest import ref, refusal
 
 BUCKET = "acme-published"  # of its own: moto keeps what other modules made
 URI = f"s3://{BUCKET}/sql/v1"
@@ -117,12 +116,17 @@ def bucket(moto):
     client.close()
 
 
+def entries(moto: str, folder: Path) -> dict[str, object]:
+    """A credential for the bucket, and one that signs nothing."""
+    (folder / "secret").write_text('{"access_key_id": "x", "secret_access_key": "secretCANARY"}')
+    place = {"prefixes": [f"s3://{BUCKET}"], "store": {"endpoint": moto}}
+    return {"acme": place | {"kind": "file", "path": str(folder / "secret")}, "public": place | {"kind": "none"}}
+
+
 @pytest.fixture
 def mine(moto, tmp_path) -> tuple[str, ...]:
     """Flags with a credential for the bucket."""
-    (tmp_path / "secret").write_text('{"access_key_id": "x", "secret_access_key": "secretCANARY"}')
-    entry = {"kind": "file", "path": str(tmp_path / "secret"), "prefixes": [f"s3://{BUCKET}"]}
-    (tmp_path / "credentials").write_text(json.dumps({"acme": entry | {"store": {"endpoint": moto}}}))
+    (tmp_path / "credentials").write_text(json.dumps(entries(moto, tmp_path)))
     return ("--credentials", str(tmp_path / "credentials"), "--credential", "acme")
 
 
@@ -131,8 +135,10 @@ def content(bucket) -> dict[str, bytes]:
     return {one["Key"]: bucket.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in found}
 
 
-def test_two_objects_are_written_once(publish, folder, bucket, mine, tmp_path):
-    """W6: and never replaced; what is there can be checked with its digest."""
+async def test_two_objects_are_written_once_and_read_by_a_sidecar(
+    publish, folder, bucket, moto, mine, open_store, tmp_path
+):
+    """W6, R4: and never replaced; who does not sign, or asks for what is not there, gets nothing."""
     code, out, err = publish(folder, URI, *mine)
     assert code == 0, err
     assert content(bucket) == {f"sql/v1/{name}": data for name, data in LLAMA.draft().files().items()}
@@ -140,49 +146,11 @@ def test_two_objects_are_written_once(publish, folder, bucket, mine, tmp_path):
     assert publish(folder, URI, *mine)[0] == 0
     assert publish(other().write(tmp_path / "other"), URI, *mine)[0] == 5
     assert content(bucket) == {f"sql/v1/{name}": data for name, data in LLAMA.draft().files().items()}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_half_of_another_adapter_is_not_completed(publish, folder, bucket, mine, name):
-    """R4: no mixture of two publications ever stands under one prefix."""
-    bucket.put_object(Bucket=BUCKET, Key=f"sql/v1/{name}", Body=other().files()[name] + b" ")
-    assert publish(folder, URI, *mine)[0] == 5
-    assert list(content(bucket)) == [f"sql/v1/{name}"]
-    bucket.put_object(Bucket=BUCKET, Key=f"sql/v1/{name}", Body=LLAMA.draft().files()[name])
-    assert publish(folder, URI, *mine)[0] == 0
-    assert len(content(bucket)) == 2
-
-
-def test_of_two_at_once_one_wins_whole(publish, folder, bucket, mine, tmp_path, monkeypatch, base):
-    """R4: both have seen an empty prefix; the store lets one create the weights, and only that one goes on."""
-    second = other().write(tmp_path / "second")
-    both_looked, create = threading.Barrier(2), destinations._create
-
-    def together(store, key, path):
-        if key.endswith(WEIGHTS_FILE):
-            both_looked.wait(120)
-        create(store, key, path)
-
-    monkeypatch.setattr(destinations, "_create", together)
-    codes: dict[Path, int] = {}
-
-    def one(source: Path) -> None:
-        codes[source] = run(["publish", str(source), URI, "--base-model", str(base), *mine])
-
-    threads = [threading.Thread(target=one, args=[source]) for source in (folder, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(240)
-    assert sorted(codes.values()) == [0, 5]
-    winner = next(source for source, code in codes.items() if code == 0)
-    assert content(bucket)[f"sql/v1/{WEIGHTS_FILE}"] == (winner / WEIGHTS_FILE).read_bytes()
-    assert content(bucket)[f"sql/v1/{CONFIG_FILE}"] == (winner / CONFIG_FILE).read_bytes()
-
-
-def test_a_store_that_refuses_is_said(publish, folder, mine, tmp_path):
-    """X1: what the store answered is not repeated."""
-    code, _, err = publish(folder, URI, *mine)
-    assert (code, "secretCANARY" in err) == (4, False)
-    code, _, err = publish(folder, URI, *mine[:3], "unknown")
-    assert (code, "unknown_credential" in err) == (4, True)
+    store = open_store(f"s3://{BUCKET}", credentials=entries(moto, tmp_path))
+    unsigned = await refusal(store, f"{URI}/", "public")
+    missing = await refusal(store, f"s3://{BUCKET}/gone/", "acme")
+    assert [(one.reason, one.permanent) for one in (unsigned, missing)] == [
+        ("source_denied", False),
+        ("source_missing", False),
+    ]
+    assert (await store.ensure(ref(f"{URI}/", "acme"))).digest == digest_of(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from registry.model.source_uri import parse_source
@@ -91,11 +93,29 @@ def test_a_secret_that_cannot_be_had_is_told_and_not_shown(held, monkeypatch, se
         "team: {kind: env, variable: SECRET, prefixes: []}",
         "team: {kind: env, variable: SECRET, prefixes: ['s3://team'], store: {endpoint: 5}}",
         "team: {kind: env, variable: SECRET, prefixes: ['s3://team'], store: {endpoint: 'nowhere'}}",
+        "a: {kind: file, path: x}",
+        "a: {kind: file, path: x, prefixes: ['file:///x']}",
+        "a: {kind: file, path: x, prefixes: ['https://u:tCANARY@host/']}",
+        "a: {kind: env, variable: 'tCANARY x', prefixes: ['s3://b']}",
+        "a: {kind: token, token: tCANARY, prefixes: ['s3://b']}",
+        "a: {kind: env, variable: X, secret: tCANARY, prefixes: ['s3://b']}",
+        "a: {kind: exec, command: [], prefixes: ['s3://b']}",
+        "a: {kind: token_exchange, url: 'https://[bad', subject_token_file: x, prefixes: ['s3://b']}",
+        "a: {kind: none, prefixes: ['s3://b'], store: {endpoint: 'https://u:tCANARY@host'}}",
+        "a: {kind: none, prefixes: ['s3://b'], store: {endpoint: 'http://host:99999999'}}",
+        "a: {kind: none, prefixes: ['s3://b'], store: {endpoint: 'http://[bad'}}",
+        "tCANARY",
+        "- tCANARY",
+        "a: !!python/object/apply:os.system ['tCANARY']",
+        "a: 'tCANARY",
+        "a: " + "[" * 5000,
+        "CANARY: " + "9" * 5000,
     ],
 )
 def test_an_entry_that_makes_no_sense_is_an_error_of_its_file(tmp_path, entry):
-    """R13: one that is read again is not taken then, and a start says what is wrong."""
+    """R13, X1: a start says what is wrong, and quotes nothing: a secret may stand where only its place should."""
     file = tmp_path / "credentials.yaml"
     file.write_text(entry)
-    with pytest.raises(StoreError, match=str(file)):
+    with pytest.raises(StoreError, match=f"--credentials {file}") as refused:
         read_credentials(file)
+    assert "CANARY" not in "".join(traceback.format_exception(refused.value))

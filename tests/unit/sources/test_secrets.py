@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ def text_of(entry: Entry) -> str:
 def why_not(entry: Entry) -> str:
     with pytest.raises(SecretError) as refused:
         fetch_secret(entry)
+    assert "CANARY" not in "".join(traceback.format_exception(refused.value))
     return str(refused.value)
 
 
@@ -107,7 +109,7 @@ def test_a_program_prints_its_secret_and_nothing_else_of_it_is_heard(ran):
 @pytest.mark.parametrize(
     ("result", "why"),
     [
-        (SimpleNamespace(returncode=3, stdout=b"secret"), "the program ended with 3"),
+        (SimpleNamespace(returncode=3, stdout=b"CANARY"), "the program ended with 3"),
         (SimpleNamespace(returncode=0, stdout=b""), "what the program printed is empty or not there"),
         (subprocess.TimeoutExpired("secret", 7.0), "the program did not end within 7 s"),
         (PermissionError("secret"), "the program cannot be started"),
@@ -192,11 +194,11 @@ def test_a_token_is_exchanged_for_another_at_one_place_alone(site, subject, clie
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (answering(400, b"secret"), "the token endpoint answered 400"),
+        (answering(400, b"CANARY"), "the token endpoint answered 400"),
         (answering(302, b""), "the token endpoint answered 302"),
         (answering(201, b'{"access_token": "two"}'), "the token endpoint answered 201"),
         (answering(200, b'{"token": "two"}'), "the token endpoint's answer is empty or not there"),
-        (answering(200, b"secret"), "the token endpoint's answer is empty or not there"),
+        (answering(200, b"CANARY"), "the token endpoint's answer is empty or not there"),
         (lambda exchange: exchange.cut(), "the token endpoint cannot be reached"),
     ],
     ids=["refused", "redirected", "created", "other field", "no object", "broken off"],

@@ -305,6 +305,11 @@ def test_stores_are_told_apart_by_scheme_bucket_and_credential(stores, hold, mon
     ]
     assert len(set(map(id, found))) == 5
     assert stores.store(parse_source("s3://bucket/other"), None) is found[0]
+    rotated = stores.store(
+        parse_source("s3://bucket/a"), hold('{"access_key_id": "i", "secret_access_key": "k"}', "two")
+    )
+    assert rotated not in found, "the secret that was taken back is not used for as long as its store is kept"
+    assert len(stores._open) == 5
     newest = stores.reopened(parse_source("s3://bucket/a"), None)
     assert newest is not found[0]
     assert stores.store(parse_source("s3://bucket/a"), None) is newest
