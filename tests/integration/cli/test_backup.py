@@ -76,16 +76,14 @@ def test_into_an_empty_store(cli, empty, tmp_path):
     assert "2 pools, 2 tenants, 3 adapters, 9 earlier generations" in cli("backup", file).out
     planned = other.json("restore", file, "--dry-run")
     assert planned["summary"] == {"created": 3, "updated": 0, "deleted": 0, "unchanged": 0}
-    assert other.json("get", "pools")["items"] == []
-    assert other("restore", file, "--yes").code == 0
+    assert (other.json("get", "pools")["items"], other("restore", file, "--yes").code) == ([], 0)
     assert (shown(other), pools(other)) == (shown(cli), pools(cli))
     assert other.json("get", "tenants")["items"][0]["max_adapters"] == 2
     items = other.json("history", "a", "--pool", "dev")["items"]
     assert {one["generation"]: one["spec"]["priority"] for one in items} == {6: 4, 5: 4, 4: 3, 3: 2, 2: 1, 1: 0}
     assert [one["generation"] for one in other.json("history", "gone", "--pool", "dev")["items"]] == [1]
     again = other.json("restore", file, "--dry-run")
-    assert again["plan"] == []
-    assert {one["restored_by"]["principal"] for one in items[1:]} == {"anonymous"}
+    assert (again["plan"], {one["restored_by"]["principal"] for one in items[1:]}) == ([], {"anonymous"})
     ran = other("rollback", "a", "--pool", "dev", "--to", "2")
     assert (ran.code, "GENERATION_RESTORED" in ran.err, "give --restored" in ran.err) == (4, True, True)
     assert other("rollback", "a", "--pool", "dev", "--to", "2", "--restored").code == 0
@@ -108,8 +106,7 @@ def test_into_a_store_that_went_on(cli, etcd, tmp_path):
     assert (ran.code, "1 adapters that the backup does not have stay" in ran.err) == (0, True)
     assert [one for one in shown(cli) if one["name"] != "new"] == before
     assert next(one for one in pools(cli) if one["name"] == "ops")["limits"]["max_rank"] == 8
-    assert cli("restore", file, "--yes", "--delete-others").code == 0
-    assert shown(cli) == before
+    assert (cli("restore", file, "--yes", "--delete-others").code, shown(cli)) == (0, before)
     assert violations(etcd) == []
 
 
@@ -125,8 +122,7 @@ def test_a_name_that_was_published_50000_times_comes_back_from_nothing(cli, empt
     file.write_bytes(backup_text(records, header["revision"], "then"))
     assert other("restore", str(file), "--yes").code == 0
     (found,) = other.json("get", "adapters")["items"]
-    assert found["generation"] == 50_001
-    assert violations(store) == []
+    assert (found["generation"], violations(store)) == (50_001, [])
 
 
 async def _write(etcd: EtcdForTest, key: bytes, value: bytes) -> None:
@@ -143,8 +139,7 @@ def test_over_a_pool_whose_record_cannot_be_read(cli, etcd, tmp_path):
     file, before = str(tmp_path / "b.jsonl"), pools(cli)
     assert cli("backup", file).code == 0
     asyncio.run(_write(etcd, Keys(etcd.prefix).pool("ops"), b"?"))
-    assert cli("restore", file, "--yes").code == 0
-    assert pools(cli) == before
+    assert (cli("restore", file, "--yes").code, pools(cli)) == (0, before)
 
 
 def test_the_same_request_restores_once_and_what_stands_is_not_written_anew(cli, tmp_path):

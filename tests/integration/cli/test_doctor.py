@@ -85,8 +85,7 @@ def test_a_healthy_installation(cli, etcd, reasons):
     write(etcd, ("r1", WELL))
     told = examined(cli, "doctor").out
     assert told.startswith("nothing is wrong; looked at: the admin service at ")
-    assert "1 pools, 1 replicas, 0 adapters, " in told
-    assert "not etcd" in told
+    assert ("1 pools, 1 replicas, 0 adapters, " in told, "not etcd" in told) == (True, True)
     assert reasons() == (0, set())
     assert examined(cli, "-o", "name", "doctor").out == ""
 
@@ -130,8 +129,7 @@ def test_counters_are_repaired_where_that_is_asked_for(cli, etcd, reasons, admin
     delete_raw(etcd, Keys(etcd.prefix).adapter("dev", "acme/a"), Keys(etcd.prefix).adapter("dev", "c"))
     before = cli.json("get", "tenants")
     code, found = reasons()
-    assert (code, found) == (4, {"counter_differs"})
-    assert cli.json("get", "tenants") == before
+    assert (code, found, cli.json("get", "tenants")) == (4, {"counter_differs"}, before)
     (told,) = [row for row in cli("doctor").out.splitlines() if "acme" in row]
     assert "its counter says 2, and it has 1 adapters; history lacks generation 1 of acme/a in pool dev" in told
     assert "loraplane doctor --repair" in told
@@ -196,8 +194,7 @@ def is_told_of_etcd(cli: Cli, etcd: EtcdForTest) -> bool:
 
 def test_a_real_replica(cli, etcd, tmp_path):
     """A sidecar before an engine with the plugin: only that no base is known; then the engine ends."""
-    assert cli("pool", "create", "p", "--base-model", "base").code == 0
-    assert cli("pool", "delete", "dev").code == 0
+    assert (cli("pool", "create", "p", "--base-model", "base").code, cli("pool", "delete", "dev").code) == (0, 0)
     engine = SimulatedEngine(tmp_path)
     plugin = {"VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
     engine.program.environment = {**engine.program.environment, **plugin}

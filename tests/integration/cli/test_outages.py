@@ -51,8 +51,7 @@ def test_when_etcd_stays_away_the_error_tells_how_to_repeat(lonely):
     member.start()
     asyncio.run(eventually(cli.admin.is_ready))
     settled = cli.json("apply", "-f", cli.manifest("a"), "--request-id", "q1")
-    assert settled["request_id"] == "q1"
-    assert [one["generation"] for one in cli.json("history", "a")["items"]] == [1]
+    assert (settled["request_id"], [one["generation"] for one in cli.json("history", "a")["items"]]) == ("q1", [1])
 
 
 def test_a_change_waits_for_the_admin_service(lonely):
@@ -63,8 +62,7 @@ def test_a_change_waits_for_the_admin_service(lonely):
         assert waiting.poll() is None
         cli.admin.start()
         _, err = waiting.communicate(timeout=200)
-    assert (waiting.returncode, err) == (0, "")
-    assert [one["name"] for one in cli.json("get", "adapters")["items"]] == ["a"]
+    assert (waiting.returncode, err, [one["name"] for one in cli.json("get", "adapters")["items"]]) == (0, "", ["a"])
 
 
 def test_watching_goes_on_after_the_admin_service_came_back(cli, admin: Admin):
@@ -90,6 +88,5 @@ def test_without_etcd_a_command_ends_once_the_admin_service_knows(lonely):
     change, hurried = ("apply", "-f", cli.manifest("a")), replace(cli, waits=False)
     for command in (("get", "pools"), ("describe", "pool", "dev"), change):
         ran = hurried(*command)
-        assert ran.code == 6
-        assert "error: ETCD_UNAVAILABLE: the admin service at" in ran.err
+        assert (ran.code, "error: ETCD_UNAVAILABLE: the admin service at" in ran.err) == (6, True)
         assert "answers, but reaches no majority of etcd" in ran.err

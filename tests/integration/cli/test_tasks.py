@@ -208,12 +208,10 @@ def test_a_backup_is_restored(task, fleet):
     """Restore a backup."""
     fleet.add("finance")
     fleet.add("risk")
-    assert fleet.cli("backup", "backup.json", "--force").code == 0
-    assert fleet.cli("delete", "finance").code == 0
+    assert (fleet.cli("backup", "backup.json", "--force").code, fleet.cli("delete", "finance").code) == (0, 0)
     assert fleet.cli("set", "risk", "--priority", "7").code == 0
     told = task("loraplane restore backup.json --dry-run")
-    assert told.splitlines()[:2] == ["+ adapter p/finance", "~ adapter p/risk"]
-    assert "summary: +1 ~1 -0" in told
+    assert (told.splitlines()[:2], "summary: +1 ~1 -0" in told) == (["+ adapter p/finance", "~ adapter p/risk"], True)
     told = task("loraplane restore backup.json --yes")
     assert (cells(told, "created")[1], cells(told, "updated")[1]) == ("finance", "risk")
 

@@ -94,8 +94,7 @@ def test_what_a_source_did_is_told_as_a_command_does(allowed, error, code, reaso
     with pytest.raises(CliError) as raised:
         SourceReader(None).digest("s3://b/a", None, 60.0)
     failure = raised.value.failure
-    assert (failure.exit, failure.reason, failure.message) == (code, reason, told)
-    assert allowed.asked[-1] == ("closed",)
+    assert (failure.exit, failure.reason, failure.message, allowed.asked[-1]) == (code, reason, told, ("closed",))
 
 
 def test_a_source_that_cannot_be_read_keeps_its_secrets():

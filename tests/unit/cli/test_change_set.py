@@ -107,10 +107,8 @@ def test_a_source_is_sent_so_that_replicas_understand_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "to").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "to")
-    assert source_uri("s3://b/a") == "s3://b/a"
-    assert source_uri("a b") == f"file://{tmp_path}/a%20b"
-    assert source_uri("/x/a") == "file:///x/a"
-    assert source_uri("to/../a") == f"file://{tmp_path}/a"
+    assert (source_uri("s3://b/a"), source_uri("a b")) == ("s3://b/a", f"file://{tmp_path}/a%20b")
+    assert (source_uri("/x/a"), source_uri("to/../a")) == ("file:///x/a", f"file://{tmp_path}/a")
     assert source_uri("link") == f"file://{tmp_path}/link", "a link is the user's own name for it"
     with pytest.raises(CliError, match="--source is empty"):
         source_uri("")
@@ -143,8 +141,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("read", [upserts, deletions])
 def test_a_folder_stands_for_the_manifests_in_it_by_their_names(folder, read):
     """What is hidden, and what has another ending, is none; what is named is read."""
-    assert names(read(["all"])) == "abc"
-    assert names(read(["all"], recursive=True)) == "abcdf"
+    assert (names(read(["all"])), names(read(["all"], recursive=True))) == ("abc", "abcdf")
     assert names(read(["all/.h.yaml", "all/in"])) == "hd"
 
 

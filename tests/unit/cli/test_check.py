@@ -58,8 +58,7 @@ def test_a_policy_may_be_tried_out(capsys, base, tmp_path):
     draft.config["use_dora"] = True
     draft.write(tmp_path / "dora")
     arguments = ["check", str(tmp_path / "dora"), "--base-model", str(base)]
-    assert run(arguments) == 4
-    assert run([*arguments, "--dora", "strip"]) == 0
+    assert (run(arguments), run([*arguments, "--dora", "strip"])) == (4, 0)
     assert "warning: dora_stripped" in capsys.readouterr().out
 
 
@@ -76,8 +75,7 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     assert said["matrices"][0] == {"module": gate, "fate": "refused", "note": "not_applied_by_engine"}
     assert run([*arguments, "--drop", "mlp.gate", "--explain"]) == 0
     out = capsys.readouterr().out
-    assert "warning: modules_dropped" in out
-    assert "dropped" in out
+    assert ("warning: modules_dropped" in out, "dropped" in out) == (True, True)
     kept = base_of_pool(pb.Pool(base=base_message(read_base(base))))
     assert kept == read_base(base)
     assert kept.architecture == "Qwen3MoeForCausalLM"
@@ -89,15 +87,13 @@ def test_the_signature_is_of_the_files_in_the_folder(capsys, adapter, tmp_path):
     assert run(["sign", *arguments]) == 0
     signature = capsys.readouterr().out.strip()
     assert signer(digest_of(adapter), signature, {"mine": read_public_key(public)}) == "mine"
-    assert run(["-o", "json", "sign", *arguments]) == 0
-    assert json.loads(capsys.readouterr().out)["signature"] == signature
+    assert (run(["-o", "json", "sign", *arguments]), json.loads(capsys.readouterr().out)["signature"]) == (0, signature)
 
 
 NO_BASE = {
     "reason": "base_unknown",
     "message": "names and shapes were not compared: the pool has no base; see pool update --from",
 }
-
 OUTCOMES = [
     ModuleOutcome("q_proj", "rank", 16, 8, 16.0, 0.0123456, 12),
     ModuleOutcome("k_proj", "kept", 8, 8, 8.0, 0.0),
@@ -167,16 +163,13 @@ def looked(admin, monkeypatch) -> Any:
         ("check a", {}, "dev", None),
     ],
 )
-def test_what_an_adapter_is_compared_with_is_what_was_said(
-    cli, looked, here, admin, monkeypatch, line, variables, pool, base
-):
+def test_an_adapter_is_compared_with_what_was_said(cli, looked, here, admin, monkeypatch, line, variables, pool, base):
     looked()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     bases: list[str] = []
     monkeypatch.setattr(check, "base_here", lambda folder, flag: bases.append(f"{flag} {folder}"))
-    assert cli(*line.split()).code == 0
-    assert [one.name for one in admin.asked("GetPool")] == ([pool] if pool else [])
+    assert (cli(*line.split()).code, [one.name for one in admin.asked("GetPool")]) == (0, [pool] if pool else [])
     assert bases == ([f"--base-model {base}"] if base else [])
 
 
@@ -187,8 +180,7 @@ def test_a_rank_that_is_said_goes_before_that_of_the_pool(cli, here, admin, monk
     assert (cli("check", "a").code, cli("check", "a", "--max-rank", "4").code) == (0, 0)
     assert [(one.max_rank, one.target_modules) for one in seen] == [(16, ("q_proj",)), (4, ("q_proj",))]
     admin.answers["GetPool"] = [pb.Pool(name="dev")]
-    assert cli("check", "a").code == 0
-    assert (seen[-1].max_rank, seen[-1].target_modules) == (None, None)
+    assert (cli("check", "a").code, seen[-1].max_rank, seen[-1].target_modules) == (0, None, None)
 
 
 @pytest.mark.parametrize("command", ["check s3://b/a --pool dev", "digest s3://b/a", "sign s3://b/a --key k"])

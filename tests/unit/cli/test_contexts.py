@@ -61,8 +61,7 @@ def test_what_removes_is_asked_about_where_it_is_protected(call, prod, admin, ma
     assert call(line).code == 130
     assert [name for name, _ in admin.requests if name.startswith(("Apply", "Delete", "Confirm"))] == []
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert call(line).code == 0
-    assert call(f"{line} --yes").code == 0
+    assert (call(line).code, call(f"{line} --yes").code) == (0, 0)
     assert call(f"{line} --dry-run").code == 0
     call("config set-context prod --no-protected")
     assert call(line).code == 0
@@ -82,16 +81,12 @@ def test_what_removes_is_asked_about_where_it_is_protected(call, prod, admin, ma
 def test_a_file_that_cannot_be_understood_is_not_guessed_at(call, prod, text, told):
     prod.write_text(text)
     ran = call("get pools")
-    assert (ran.code, told in ran.err, ran.err.count("\n")) == (2, True, 1)
-    assert call("explain adapter").code == 0
+    assert (ran.code, told in ran.err, ran.err.count("\n"), call("explain adapter").code) == (2, True, 1, 0)
 
 
 CA, CERT, KEY = Path("/c/ca"), Path("/c/cert"), Path("/c/key")
-
 PROD = AdminContext("p:1", str(CA), str(CERT), str(KEY), "dev", protected=True)
-
 BARE = AdminContext("b:1")
-
 TYPED = Tls(Path("/t/ca"), Path("/t/cert"), Path("/t/key"))
 
 
@@ -134,7 +129,6 @@ def test_what_is_typed_goes_before_variables_and_these_before_the_file(two, case
 
 
 PLAIN = Session("a:1", Format.TABLE, Tls())
-
 PROTECTED = Session("a:1", Format.TABLE, Tls(), PROD, "prod")
 
 
@@ -173,8 +167,7 @@ def test_what_is_set_is_told_with_whether_commands_use_it(call, tmp_path):
     assert told == (False, str(tmp_path / "ca.pem"), True)
     columns, a, b = "CURRENT NAME ADMIN POOL TLS PROTECTED", "a a:1 p no no", "b b:1 - yes yes"
     assert call("config get-contexts").lines == [columns, f"* {a}", b]
-    assert call("config use-context b").lines[1] == f"* {b}"
-    assert call("config set-context b --no-protected").code == 0
+    assert (call("config use-context b").lines[1], call("config set-context b --no-protected").code) == (f"* {b}", 0)
     shown = call("-o json config get-contexts").json["items"]
     told = [(one["name"], one["current"], one["protected"]) for one in shown]
     assert told == [("a", False, False), ("b", True, False)]
@@ -208,8 +201,7 @@ def test_an_address_that_is_named_is_not_the_context(call, prod, admin, address,
     """Neither its service, nor its pool, certificates or protection; what is empty, as of a script, names nothing."""
     admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
     for flags, pool in (("", "dev"), (" --pool ops", "ops")):
-        assert call(f"add sql --source s3://b/sql{flags}").code == 0
-        assert admin.asked("ApplyAdapters")[-1].pool == pool
+        assert (call(f"add sql --source s3://b/sql{flags}").code, admin.asked("ApplyAdapters")[-1].pool) == (0, pool)
     for variable in ("LORAPLANE_CONTEXT", "LORAPLANE_ADMIN"):
         monkeypatch.setenv(variable, "")
         assert call("get pools").code == 0
@@ -238,8 +230,7 @@ def test_what_is_changed_without_a_name_is_told(call, prod, address, monkeypatch
     monkeypatch.setenv("LORAPLANE_CONTEXT", "prod")
     assert told in call(line).err
     monkeypatch.setenv("LORAPLANE_ADMIN", "a:1")
-    assert "name one" in call("get pools").err
-    assert call("get pools --context prod").code == 0
+    assert ("name one" in call("get pools").err, call("get pools --context prod").code) == (True, 0)
 
 
 @pytest.mark.parametrize("line", ["set-context prod --pool x", "use-context prod", "delete-context prod"])

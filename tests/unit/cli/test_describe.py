@@ -29,12 +29,8 @@ SQL = pb.Adapter(
     etag="9",
     spec=pb.AdapterSpec(source=pb.Source(uri="s3://b/sql"), **SPEC),
 )
-
-
 DAY = "2026-01-01"
-
 STABLE = pb.AdapterSpec(source=pb.Source(uri="s3://b/old"))
-
 STATUS: dict[str, Any] = {
     "schema": 1,
     "replica": "r1",
@@ -53,7 +49,6 @@ STATUS: dict[str, Any] = {
     "lazy": {"count": 2, "resident": [{"name": "z", "generation": 2, "last_used": "now"}]},
     "engine": {"kind": "vllm", "version": "1", "url": "http://in", "empty": "", "none": None},
 }
-
 R1 = pb.Replica(
     name="r1",
     pool="dev",
@@ -65,7 +60,6 @@ R1 = pb.Replica(
     status_json=json.dumps(STATUS),
     leaving=True,
 )
-
 WHERE = pb.AdapterResidency(
     name="sql",
     generation=4,
@@ -77,11 +71,9 @@ WHERE = pb.AdapterResidency(
         pb.Residence(replica="r1", model="sql-x", generation=3, state=SERVING),
     ],
 )
-
 LAW = pb.AdapterResidency(
     name="law", generation=1, replicas=[pb.Residence(replica="r1", model="law", generation=1, loaded=True)]
 )
-
 ADAPTER = """\
 Name: sql of pool dev, tenant default
 State: Progressing, 1/2 replicas serve it
@@ -111,7 +103,6 @@ Last events:
 TIME EVENT GENERATION BY WHY
 2026-01-01T00:00:06Z updated 4 me -
 """.splitlines()
-
 REPLICA = """\
 Name: r1 of pool dev
 Ready: yes, it drains
@@ -286,8 +277,7 @@ def test_what_cannot_be_seen_is_no_reason_to_say_nothing(cli, store, monkeypatch
     told = ("Warnings could not be read: ", "Where it is", "How the replicas stand to it could not be seen in time.")
     assert (ran.code, [one for one in told if one not in ran.out]) == (0, [])
     ran = cli("-o", "json", "describe", "adapter", "sql")
-    assert (ran.json["warnings"], ran.json["rollout"]) == (None, None)
-    assert "Warnings could not be read: " in ran.err
+    assert (ran.json["warnings"], ran.json["rollout"], "Warnings could not be read: " in ran.err) == (None, None, True)
     ran = cli("describe", "replica", "r1")
     assert (ran.code, "What was done to it could not be read: " in ran.out) == (0, True)
 

@@ -14,16 +14,14 @@ from registry.tools.devstack.stack_parts import Folder
 
 def test_a_stack_that_is_not_there_is_named_with_the_remedy(cli, tmp_path):
     ran = cli("-o", "json", "dev", "status", "--dir", str(tmp_path))
-    assert (ran.code, ran.error["reason"]) == (3, "STACK_NOT_FOUND")
-    assert "loraplane dev up" in ran.error["message"]
+    assert (ran.code, ran.error["reason"], "loraplane dev up" in ran.error["message"]) == (3, "STACK_NOT_FOUND", True)
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below"])
 def test_a_folder_that_cannot_be_used_is_named(cli, tmp_path, folder):
     (tmp_path / "file").write_text("x")
     ran = cli("dev", "up", "--engine", "sim", "--dir", folder)
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert f"cannot use {folder}" in ran.err
+    assert (ran.code, ran.err.count("\n"), f"cannot use {folder}" in ran.err) == (2, 1, True)
     assert "--dir" in ran.err
 
 
@@ -105,5 +103,4 @@ def test_an_end_is_told_and_files_go_only_where_that_is_asked_for(cli, monkeypat
     monkeypatch.setattr(dev, "take_down", take_down)
     flags = ["--purge"] if purge else []
     assert cli("dev", "down", "--dir", "d", *flags).out == "etcd ended\n"
-    assert cli("-o", "json", "dev", "down", "--dir", "d", *flags).out == ""
-    assert ended == [("d", purge)] * 2
+    assert (cli("-o", "json", "dev", "down", "--dir", "d", *flags).out, ended) == ("", [("d", purge)] * 2)

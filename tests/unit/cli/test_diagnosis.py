@@ -80,7 +80,6 @@ def said(**parts: Any) -> Survey:
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
 # What a remedy is made of: our programs and flags, and those of others that an operator has at hand.
 COMMANDS = ("loraplane", "--", "pip install", "etcdctl", "timedatectl", "VLLM_PLUGINS", "GET /readyz", "POST /")
 

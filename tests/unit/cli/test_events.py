@@ -36,7 +36,6 @@ def status(**parts: Any) -> str:
 
 
 FAILED = {"name": "Law", "generation": 2, "reason": "rank_too_high", "message": "64 > 16", "request_id": "q"}
-
 PENDING = {"name": "sql", "generation": "?", "reason": "staging", "message": None}
 
 
@@ -138,8 +137,7 @@ def test_the_ring_of_a_sidecar(cli, admin):
         whole = cli("-o", "json", "events", "--sidecar", address)
         one = cli("events", "SQL", "--sidecar", address)
     assert set(shown(whole)) == {"replica r1 r1", "started replica r1 r1 \x1b", "swapped adapter sql r1 3"}
-    assert [line.split()[1] for line in one.out.splitlines()[1:]] == ["swapped"]
-    assert admin.requests == []
+    assert ([line.split()[1] for line in one.out.splitlines()[1:]], admin.requests) == (["swapped"], [])
 
 
 def test_a_connection_that_the_other_side_ended_is_no_error():

@@ -30,7 +30,6 @@ def two_pools(admin: FakeAdmin) -> None:
 
 
 NOT_FOUND = Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")
-
 REFUSED = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not you")
 
 
@@ -93,8 +92,7 @@ def test_a_name_is_looked_for_in_every_pool_but_not_past_a_refusal(found, admin)
 
 def test_a_tenant_is_found_in_any_letters(found, admin):
     admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=tenants("acme", "other"))]
-    assert [one.name for one in found(Kind.TENANTS, "ACME")[0]] == ["acme"]
-    assert len(found(Kind.TENANTS)[0]) == 2
+    assert ([one.name for one in found(Kind.TENANTS, "ACME")[0]], len(found(Kind.TENANTS)[0])) == (["acme"], 2)
     with pytest.raises(CliError, match="there is no tenant 'none'"):
         found(Kind.TENANTS, "none")
 

@@ -82,8 +82,7 @@ def test_tab_offers_what_exists(tab, line, offered):
 def test_tab_without_a_service_says_nothing(tab, monkeypatch, capsys):
     monkeypatch.setattr(completion, "SECONDS", 0.2)
     monkeypatch.setenv("LORAPLANE_ADMIN", "127.0.0.1:1")
-    assert tab("get adapters ") == []
-    assert capsys.readouterr().err == ""
+    assert (tab("get adapters "), capsys.readouterr().err) == ([], "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

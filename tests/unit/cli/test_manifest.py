@@ -164,8 +164,7 @@ def test_a_manifest_is_as_strict_at_every_depth(form):
         "spec": {"source": {"uri": "s3://b/a"}, "expect": {"answers": answers}, "baseModel": "m", "strategy": None},
     }
     read = form.model_validate(whole)
-    assert read.message().spec.expect.answers[0].prompt == [1]
-    assert (read.spec.base_model, read.spec.strategy) == ("m", None)
+    assert (read.message().spec.expect.answers[0].prompt, read.spec.base_model, read.spec.strategy) == ([1], "m", None)
     for path in (
         (),
         ("metadata",),
@@ -308,8 +307,7 @@ def test_what_is_exported_makes_the_same_adapter(spec):
     text = yaml_document(manifest_dict(adapter))
     (placed,) = read_manifests(text, "all.yaml")
     message = placed.manifest.message()
-    assert (message.name, message.pool) == ("acme/sql", "dev")
-    assert message.spec == adapter.spec
+    assert (message.name, message.pool, message.spec) == ("acme/sql", "dev", adapter.spec)
 
 
 def test_defaults_are_not_said():

@@ -23,9 +23,7 @@ from tests.unit.cli.conftest import Terminal
 VIEW: OutputView[str] = OutputView(
     name=str, plain=lambda one: {"text": one}, columns={"TEXT": str, "END": lambda _: "x"}
 )
-
 LONG = "".join(f"part{number:02}" for number in range(12))
-
 Draw = Callable[[Printer], None]
 
 
@@ -103,13 +101,11 @@ def test_lists_of_numbers_are_one_line_of_yaml_and_others_are_not():
     value = {"none": [], "numbers": [1, 2.5], "texts": ["a", "b"], "mixed": ["a", 1], "deep": [{"at": [1]}]}
     assert "Gr\u00f6\u00dfe, \u6a21\u578b" in yaml_document({"letters": "Gr\u00f6\u00dfe, \u6a21\u578b"})
     text = yaml_document(value)
-    assert yaml.safe_load(text) == value
-    assert text.splitlines()[1:3] == ["none: []", "numbers: [1, 2.5]"]
+    assert (yaml.safe_load(text), text.splitlines()[1:3]) == (value, ["none: []", "numbers: [1, 2.5]"])
     assert text.splitlines()[3:] == ["texts:", "- a", "- b", "mixed:", "- a", "- 1", "deep:", "- at: [1]"]
 
 
 HOSTILE = "evil\nready: yes\r\x1b[2J\x9b31m\x85\u202egnp\u2066\u2028 end"
-
 PLAIN = "Größe 模型 עברית"
 
 

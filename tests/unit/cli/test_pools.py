@@ -25,7 +25,6 @@ STATUS = ReplicaStatus(
     failed=[],
     updated_at="",
 )
-
 SAID = ReportedEvidence(engine="vllm 0.32.0", architecture="LlamaForCausalLM", applied=["a"], taken=["q_proj"])
 
 
@@ -42,8 +41,7 @@ def test_a_pool_keeps_what_its_engines_say_that_they_apply(cli, admin, tmp_path)
     admin.answers |= {"UpdatePool": [lambda request: request.pool], "GetReplica": [replica(SAID)]}
     assert cli("pool", "update", "dev", "--evidence-from", "r1").code == 0
     [request] = admin.asked("UpdatePool")
-    assert list(request.update_mask.paths) == ["base"]
-    assert request.pool.base.evidence.engine == "vllm 0.32.0"
+    assert (list(request.update_mask.paths), request.pool.base.evidence.engine) == (["base"], "vllm 0.32.0")
     admin.answers["GetPool"] = [request.pool]
     ran = cli("-o", "json", "check", str(LLAMA.draft().write(tmp_path / "a")), "--pool", "dev")
     assert (ran.code, ran.json["findings"][0]["reason"]) == (4, "not_applied_by_engine")
@@ -118,8 +116,7 @@ def test_changes_of_pools_and_tenants_tell_their_request_id(cli, line, name):
     told = cli("-o", "json", *arguments).json
     assert (told["request_id"], told.get("revision", 8)) == ("q1", 8)
     assert "confirm" not in line or told["removals_confirmed_revision"] == 7
-    assert "request id q1" in cli(*arguments).out
-    assert cli("-o", "name", *arguments).out == f"{name}\n"
+    assert ("request id q1" in cli(*arguments).out, cli("-o", "name", *arguments).out) == (True, f"{name}\n")
 
 
 def test_an_order_to_a_replica_is_told(cli, admin):

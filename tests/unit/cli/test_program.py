@@ -73,8 +73,7 @@ def test_a_tab_imports_grpc_and_nothing_else_that_is_heavy(address, admin):
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_the_help_in_the_list_is_that_of_the_command(entry):
     loaded = LazyCommand(entry).load()
-    assert loaded.name == entry.name
-    assert " ".join(loaded.help.split("\n\n")[0].split()) == entry.about
+    assert (loaded.name, " ".join(loaded.help.split("\n\n")[0].split())) == (entry.name, entry.about)
 
 
 SERVING = pb.RolloutReplica(replica="r1", state=pb.RolloutReplica.SERVING)

@@ -22,8 +22,6 @@ def store(admin) -> FakeAdmin:
 
 
 READ, WRITE, ROLLOUT = 10, 30, 300
-
-
 ADAPTER = pb.Adapter(
     name="sql",
     pool="dev",
@@ -38,7 +36,6 @@ ADAPTER = pb.Adapter(
         placement=pb.Placement(selector={"gpu": "a10"}),
     ),
 )
-
 POOL = pb.Pool(
     name="dev",
     base_models=["tiny"],
@@ -96,11 +93,8 @@ def deleted(*names: str, etag: str = "", pool: str = "dev") -> pb.ApplyAdaptersR
 
 
 DIGEST = "sha256:" + "1" * 64
-
 SIGNATURE = "A" * 86 + "=="
-
 OF_SQL = {"pool": "dev", "name": "sql", "request_id": "q1"}
-
 SENT: dict[str, Message] = {
     "add sql --source s3://b/sql": added("0", spec()),
     "add sql --source s3://b/sql --pool other --digest {DIGEST} --signature {SIGNATURE} --lazy --priority 4 "
@@ -234,11 +228,9 @@ WAITED = {
     "rollout promote sql": 3,
     "rollout abort sql": 3,
 }
-
 HALF = pb.Rollout(
     name="sql", generation=3, replicas=[pb.RolloutReplica(state=pb.RolloutReplica.SERVING), pb.RolloutReplica()]
 )
-
 FAILED = pb.Rollout(name="sql", generation=3, done=True, failure="replicas_failed")
 
 
@@ -254,8 +246,7 @@ def test_sources_are_looked_at_for_half_a_minute(cli, store, manifest, monkeypat
     monkeypatch.setattr("registry.cli.source_reader.look_at_all", look)
     path = manifest("sql", source={"uri": "s3://b/sql"})
     for line in ("add sql --source s3://b/a", "set sql --source s3://b/a", f"apply -f {path}", f"diff -f {path}"):
-        assert cli(*line.split()).code == 0
-        assert cli(*line.split(), "--look-seconds", "0").code == 0
+        assert (cli(*line.split()).code, cli(*line.split(), "--look-seconds", "0").code) == (0, 0)
         assert cli(*line.split(), "--look-seconds", "7").code == 0
     assert given == [30.0, 7.0] * 4
 
@@ -289,8 +280,7 @@ def test_all_replicas_are_waited_for_unless_fewer_suffice(cli, store, manifest, 
         expected = pb.WatchRolloutRequest(pool="dev", name="sql", generation=WAITED[line])
         assert store.asked("WatchRollout") == [expected], "of the generation that was made"
     store.answers["WatchRollout"] = [[HALF, FAILED]]
-    assert cli(*line.split(), *wait).code == 7
-    assert cli(*line.split(), *wait, "--min-ready", "1").code == 0
+    assert (cli(*line.split(), *wait).code, cli(*line.split(), *wait, "--min-ready", "1").code) == (7, 0)
 
 
 def waits(admin: FakeAdmin) -> list[int]:

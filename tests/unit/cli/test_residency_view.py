@@ -46,8 +46,7 @@ def test_reasons_come_the_most_first_and_then_by_name():
     assert list(reasons(one).items()) == [("bad", 3), ("unknown", 3), ("loading", 1), ("staging", 1)]
     assert reasons_cell(row(one)) == "3 × bad, 3 × unknown, 1 × loading, 1 × staging"
     assert reasons_cell(row(one, halted="2 of 2 refused")).startswith("2 of 2 refused, 3 × bad")
-    assert reasons_cell(row(None)) == "-"
-    assert reasons_cell(row(counted(note="no replica lives"))) == "no replica lives"
+    assert (reasons_cell(row(None)), reasons_cell(row(counted(note="no replica lives")))) == ("-", "no replica lives")
     assert reasons_cell(row(counted(count(1, SERVING)))) == "-"
     assert reasons_cell(row(counted(count(1, SERVING)), halted="refused")) == "refused"
 

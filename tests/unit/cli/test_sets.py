@@ -69,8 +69,7 @@ def test_an_interrupt_within_the_editor_is_the_editors(cli, store, editor, tmp_p
     """A terminal sends it to both; what was typed and not saved would go with the editor."""
     before = signal.getsignal(signal.SIGINT)
     editor('trap \'sed -i "s/team: x/team: z/" "$1"\' INT; kill -INT $PPID $$')
-    assert cli("edit", "a").code == 0
-    assert len(store.asked("ApplyAdapters")) == 1
+    assert (cli("edit", "a").code, len(store.asked("ApplyAdapters"))) == (0, 1)
     assert (kept(tmp_path), signal.getsignal(signal.SIGINT)) == ([], before)
 
 
@@ -94,8 +93,7 @@ def test_prune_deletes_what_stands_in_no_manifest_in_the_same_transaction(cli, s
     """W2 atomic-set, W4 etag: the rest of the set goes as it was listed, or nothing changes at all."""
     ran = cli("apply", "-f", of_team_x, "--prune", "-l", "team=x", "--yes")
     assert (ran.code, deleted(store)) == (0, [[("b", "12")]])
-    assert store.asked("ApplyAdapters")[0].changes[0].upsert.name == "A"
-    assert "delete dev/b\n" in ran.err
+    assert (store.asked("ApplyAdapters")[0].changes[0].upsert.name, "delete dev/b\n" in ran.err) == ("A", True)
     assert "dev/a" not in ran.err
 
 
@@ -108,8 +106,7 @@ def test_prune_by_the_label_of_another_set_is_refused(cli, store, of_team_x):
 
 def test_diff_of_a_pruned_set(cli, store, of_team_x):
     ran = cli("diff", "-f", of_team_x, "--prune", "-l", "team=x")
-    assert ran.code == 0
-    assert "--- dev/b generation 3" in ran.out
+    assert (ran.code, "--- dev/b generation 3" in ran.out) == (0, True)
     assert "summary: +1 ~0 -1 (of 2 adapters)" in ran.out
     plain = cli("-o", "json", "diff", "-f", of_team_x, "--prune", "-l", "team=x").json
     assert plain["summary"] == {"created": 1, "updated": 0, "deleted": 1, "unchanged": 0}
@@ -217,8 +214,7 @@ def test_ten_are_deleted_by_labels_without_a_word_about_how_many(cli, store, cou
 
 def test_the_pool_of_other_commands_does_not_hinder_a_deletion_by_file(cli, store, manifest, monkeypatch):
     monkeypatch.setenv("LORAPLANE_POOL", "other")
-    assert cli("delete", "-f", manifest("a", "b")).code == 0
-    assert deleted(store) == [[("a", ""), ("b", "")]]
+    assert (cli("delete", "-f", manifest("a", "b")).code, deleted(store)) == (0, [[("a", ""), ("b", "")]])
 
 
 def test_prune_in_parts_comes_after_all_else(cli, store, of_team_x):
@@ -231,8 +227,7 @@ def test_prune_in_parts_comes_after_all_else(cli, store, of_team_x):
         assert cli(*whole, "--yes", "--no-atomic", "--request-id", request_id).code == 0
         first, second = [request.request_id for request in store.asked("ApplyAdapters")]
         assert (deleted(store), first) == ([[], [("b", "12")]], request_id)
-        assert (second != first, len(second) <= 128) == (True, True)
-        assert (second == "q:prune") == (request_id == "q")
+        assert (second != first, len(second) <= 128, second == "q:prune") == (True, True, request_id == "q")
     store.requests.clear()
     store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")]
     assert (cli(*whole, "--yes", "--no-atomic").code, deleted(store)) == (4, [[]])

@@ -167,8 +167,7 @@ def test_a_fork_has_a_loop_of_its_own(loop):
     os.close(writing)
     with os.fdopen(reading, "rb") as told:
         assert told.read() == b"7"
-    assert os.waitpid(child, 0)[1] == 0
-    assert loop.run(_number) == 7
+    assert (os.waitpid(child, 0)[1], loop.run(_number)) == (0, 7)
 
 
 def test_closing_one_leaves_the_others_their_work(loop):

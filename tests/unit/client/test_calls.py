@@ -90,7 +90,6 @@ def test_a_retry_asks_for_the_same_again_of_one_replica_or_all(registry, admin):
 
 
 PUBLISHED = Published("acme/a", "p", 4, "s3://a/4/", "", 17, "mine")
-
 STATE = pb.RolloutReplica.State.Value
 
 
@@ -99,19 +98,12 @@ def replica(name: str, state: str, **fields: object) -> pb.RolloutReplica:
 
 
 SERVING = replica("r1", "SERVING")
-
 REFUSES = replica("r2", "FAILED", reason="digest_mismatch", message="m", serving_generation=3)
-
 LOADS = replica("r3", "PENDING", reason="staging", serving_generation=0)
-
 SILENT = replica("r4", "UNKNOWN")
-
 REFUSAL = "failed - digest_mismatch - m - serving generation 3"
-
 REMEDY = "; digest_mismatch: loraplane digest URI, then loraplane retry adapter acme/a --pool p"
-
 OF_X = "; x: loraplane describe adapter acme/a --pool p; once it is mended: loraplane retry adapter acme/a --pool p"
-
 LOADING = "pending - staging - serving an earlier generation"
 
 
@@ -319,15 +311,12 @@ def test_what_no_message_takes_is_refused_by_name(registry, admin, given, field)
         ("PENDING", "not_seen", "at revision 3", False),
     ],
 )
-def test_what_replicas_refuse_is_tried_anew_when_it_is_published_again(
-    registry, admin, state, reason, message, is_tried
-):
+def test_what_is_refused_is_tried_anew_at_the_next_publication(registry, admin, state, reason, message, is_tried):
     """S5: and what comes of that is waited for, not what came of the first."""
     before = rollout(replica("r1", state, reason=reason, message=message), done=True, failure="replicas_failed")
     admin.answers |= {"ApplyAdapters": [unchanged], "WatchRollout": [[before], *admin.answers["WatchRollout"]]}
     published = registry.publish("s3://b/a", "a", "p", request_id="mine")
     asked = admin.asked("ApplyAdapters")
-    assert [one.retry for one in asked] == [False, True][: 1 + is_tried]
-    assert asked[-1].changes == asked[0].changes
+    assert ([one.retry for one in asked], asked[-1].changes) == ([False, True][: 1 + is_tried], asked[0].changes)
     assert len({one.request_id for one in asked}) == len(asked)
     assert (published.request_id, len(admin.asked("WatchRollout"))) == (asked[-1].request_id, 2)

@@ -37,7 +37,6 @@ from tests.simulation.loop import VirtualLoop
 from tests.support.fake_admin import FakeAdmin, FakeStream, Hold, Refusal
 
 FIRST = "a"
-
 AWAY = Unavailable(Reason.ADMIN_UNAVAILABLE, "away")
 
 
@@ -92,8 +91,7 @@ async def test_a_call_is_repeated_until_it_succeeds(clock, calls):
     """With pauses that double, from a fifth of a second to two."""
     given: list[float] = []
     assert await calls.repeated(attempt(clock, 0.0, given, failures=6)) == "answer"
-    assert clock.pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    assert given == [10.0] * 7
+    assert (clock.pauses, given) == ([0.2, 0.4, 0.8, 1.6, 2.0, 2.0], [10.0] * 7)
 
 
 @pytest.mark.parametrize(("timeout_seconds", "whole"), [(None, 30.0), (3.0, 3.0), (0.0, 0.0)])
@@ -153,9 +151,7 @@ ODD = [["a"], [], [AWAY], ["b", "c", AWAY], [AWAY], ["d", GONE]]
         (0.0, [["a", AWAY], ["b", AWAY], ["c", AWAY]], "abc", [0.2, 0.2, 0.2]),
     ],
 )
-async def test_a_stream_is_begun_again_until_the_patience_is_at_an_end(
-    clock, calls, monkeypatch, patience, scripts, told, pauses
-):
+async def test_a_stream_is_begun_again_with_patience(clock, calls, monkeypatch, patience, scripts, told, pauses):
     """Since it broke; with pauses that begin anew with each answer. A service that stops in order is followed on."""
     monkeypatch.setattr(calls, "stream", streams(clock, *scripts))
     found: list[object] = []
@@ -296,7 +292,6 @@ async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
 
 
 PUBLISHED = Published("a", "p", 1, "s3://b/a", "", 7, "mine")
-
 ARGUMENTS = ("s3://b/a", "a", "p")
 
 

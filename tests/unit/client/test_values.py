@@ -44,8 +44,7 @@ BARE = RegisteredAdapter("", "", "", 0, "", "", "", "eager", 0, {}, "", "", "", 
 
 def test_an_adapter_has_each_of_its_fields():
     """What is not said is empty, and nobody can change what was told."""
-    assert adapter_of(WIRE) == ADAPTER
-    assert adapter_of(pb.Adapter()) == BARE
+    assert (adapter_of(WIRE), adapter_of(pb.Adapter())) == (ADAPTER, BARE)
     restored = adapter_of(pb.Adapter(restored_by=pb.Restoration(principal="mallory", at="then")))
     assert (restored.restored_by, restored.restored_at) == ("mallory", "then")
     with pytest.raises(TypeError):
@@ -132,8 +131,7 @@ def test_a_snapshot_in_parts_replaces_what_was_before_it_once():
     assert take(follower, "d", snapshot=True, more=True) is None
     assert take(follower, "e", snapshot=True) == ["c", "d", "e"]
     assert take(follower, "F", gone=["c"], more=True) is None
-    assert take(follower, gone=["d", "nothing"]) == ["e", "f"]
-    assert take(follower, "g", snapshot=True) == ["g"]
+    assert (take(follower, gone=["d", "nothing"]), take(follower, "g", snapshot=True)) == (["e", "f"], ["g"])
     assert take(follower, "h", more=True) is None
     assert take(follower, "i", snapshot=True) == ["i"]
 

@@ -351,8 +351,7 @@ def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):
     assert not world.http.trust_env, "no proxy is asked for what runs on this machine"
     ended = {code: SimpleNamespace(returncode=code, stdout="one\ntwo\n", stderr="why\n") for code in (0, 4)}
     monkeypatch.setattr(demo_world, "cli", lambda _, verb, *more: ended[0 if verb == "good" else 4])
-    assert world.run("good", "x") == "one\ntwo\n"
-    assert said == ["   $ loraplane good x", "     one", "     two"]
+    assert (world.run("good", "x"), said) == ("one\ntwo\n", ["   $ loraplane good x", "     one", "     two"])
     assert (world.run_fails("good"), world.run_fails("bad")) == (False, True)
     with pytest.raises(StepFailed, match="loraplane ended with 4: why"):
         world.run("bad")

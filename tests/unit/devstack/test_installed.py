@@ -49,9 +49,7 @@ def places(tmp_path, monkeypatch) -> SimpleNamespace:
     return made
 
 
-def test_the_engine_of_this_folder_goes_before_that_of_the_project_and_one_that_is_named_before_all(
-    places, monkeypatch, tmp_path
-):
+def test_the_engine_that_is_named_is_taken_then_that_of_this_folder_then_the_projects(places, monkeypatch, tmp_path):
     """What cannot be run is none; no other is taken for what is named. A relative name is made absolute."""
     of_project = interpreter(places.project)
     assert find_engine_python() == of_project
@@ -94,7 +92,6 @@ def steps(monkeypatch) -> list[str]:
 
 
 PIP = "-m pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement"
-
 IMPORT = "importing vllm, torch and peft: -c import peft, torch, vllm"
 
 
@@ -194,8 +191,7 @@ def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
     monkeypatch.setattr("sys.argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(program, run_name="__main__")
-    assert ended.value.code == 0
-    assert "usage: " in capsys.readouterr().out.lower()
+    assert (ended.value.code, "usage: " in capsys.readouterr().out.lower()) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -209,9 +205,7 @@ def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
     ],
     ids=str,
 )
-def test_tiny_files_are_made_where_it_is_asked_for_each_with_weights_of_its_own(
-    monkeypatch, capsys, program, given, made
-):
+def test_tiny_files_are_made_each_with_weights_of_its_own(monkeypatch, capsys, program, given, made):
     did: list[tuple[str, int | str, Path]] = []
     writer = "write_model" if program is tiny_model else "write_adapter"
     monkeypatch.setattr(program, writer, lambda to, *, seed, model=Path("m"): did.append((str(to), seed, model)))

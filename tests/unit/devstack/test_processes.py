@@ -83,8 +83,7 @@ def test_it_outlives_the_session_of_who_started_it(started):
     process = started(FOREVER)
     assert os.getsid(process.pid) == process.pid != os.getsid(0)
     read, *written = (Path(f"/proc/{process.pid}/fd/{number}").readlink() for number in range(3))
-    assert str(read) == os.devnull
-    assert {one.parent.name for one in written} == {"logs"}
+    assert (str(read), {one.parent.name for one in written}) == (os.devnull, {"logs"})
     opened = Path(f"/proc/{process.pid}/fdinfo/1").read_text().split("flags:")[1].split()[0]
     assert int(opened, 8) & os.O_APPEND, "a log goes on where it was"
     assert written[0].stat().st_mode & 0o777 == 0o644 & ~_mask()

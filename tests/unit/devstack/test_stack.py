@@ -227,8 +227,7 @@ def test_a_socket_is_beside_the_stack_where_the_kernel_takes_its_path():
     others = [Folder(root).socket(replica) for root in (far, far / "e") for replica in ("r1", "r2")]
     others.append(Folder(fits.with_name(fits.name + "d")).socket("r1"))
     assert {one.parent for one in others} == {Path(tempfile.gettempdir())}
-    assert len(set(others)) == 5
-    assert Folder(far).socket("r1") == others[0]
+    assert (len(set(others)), Folder(far).socket("r1")) == (5, others[0])
 
 
 def test_a_down_stack_is_ended_from_its_edge_inward(tmp_path, monkeypatch):

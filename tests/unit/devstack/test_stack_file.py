@@ -39,8 +39,7 @@ def test_nobody_else_may_write_what_says_where_the_stack_is(tmp_path, monkeypatc
     finally:
         os.umask(before)
     check_own(tmp_path / "stack")
-    assert (tmp_path / "stack").stat().st_mode & 0o777 == 0o700
-    assert modes == [0o600]
+    assert ((tmp_path / "stack").stat().st_mode & 0o777, modes) == (0o700, [0o600])
     save(tmp_path / "deep" / "stack", make_layout(EngineKind.SIM, 1, {}))
     assert load(tmp_path / "deep" / "stack") is not None
     save(tmp_path / "stack", make_layout(EngineKind.SIM, 2, {}))
