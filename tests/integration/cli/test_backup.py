@@ -12,7 +12,6 @@ from registry.cli.backup import backup_text
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.client.address import Tls
-from registry.etcd3.ops import Put, Txn
 from registry.model.keys import Keys
 from registry.tools.verify.main import read_history
 from registry.tools.verify.replay import replay
@@ -123,23 +122,6 @@ def test_a_name_that_was_published_50000_times_comes_back_from_nothing(cli, empt
     assert other("restore", str(file), "--yes").code == 0
     (found,) = other.json("get", "adapters")["items"]
     assert (found["generation"], violations(store)) == (50_001, [])
-
-
-async def _write(etcd: EtcdForTest, key: bytes, value: bytes) -> None:
-    client = etcd.patient()
-    try:
-        await client.txn(Txn((), (Put(key, value),)))
-    finally:
-        await client.aclose()
-
-
-def test_over_a_pool_whose_record_cannot_be_read(cli, etcd, tmp_path):
-    """R14 nack: what somebody damaged is what a backup is for."""
-    filled(cli)
-    file, before = str(tmp_path / "b.jsonl"), pools(cli)
-    assert cli("backup", file).code == 0
-    asyncio.run(_write(etcd, Keys(etcd.prefix).pool("ops"), b"?"))
-    assert (cli("restore", file, "--yes").code, pools(cli)) == (0, before)
 
 
 def test_the_same_request_restores_once_and_what_stands_is_not_written_anew(cli, tmp_path):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 
 import pytest
 
 from registry.cli.doctor import collect, command
-from registry.cli.views.output import Printer
 from registry.etcd3.ops import Delete, Txn
 from registry.model.keys import Keys
-from registry.model.status import Failed
 from registry.tools.devstack.processes import free_ports, wait_until
 from tests.conftest import EtcdForTest
 from tests.integration.cli.conftest import Cli, make_admin, with_pool
@@ -90,15 +86,6 @@ def test_a_healthy_installation(cli, etcd, reasons):
     assert examined(cli, "-o", "name", "doctor").out == ""
 
 
-def test_errors_do(cli, etcd, reasons):
-    failed = Failed(name="a", generation=1, reason="source_not_allowed", message="", attempts=1, retry_at=None)
-    write(etcd, ("r1", {**WELL, "failed": [failed]}), ("r2", {"stale": True, "engine": engine_status(url="http://2")}))
-    assert reasons() == (4, {"adapters_failed", "stale"})
-    header, *rows = examined(cli, "doctor").out.splitlines()
-    assert header.split() == ["SEVERITY", "PART", "SUBJECT", "FINDING", "REMEDY"]
-    assert any("dev/r1" in row and "--allow-source" in row for row in rows)
-
-
 def test_etcd_is_looked_at_where_it_is_named(etcd, reasons):
     """Its members answer for themselves; one that is down is a finding, and none at all is out of reach."""
     write(etcd, ("r1", WELL))
@@ -140,36 +127,6 @@ def test_counters_are_repaired_where_that_is_asked_for(cli, etcd, reasons, admin
     ]
     assert "counter_differs" not in reasons("--repair")[1] | reasons()[1]
     assert "1" in cli("history", "acme/a").out.splitlines()[1].split()
-
-
-class Pauses:
-    """The pauses of the doctor, in which things happen; after the last it is interrupted."""
-
-    def __init__(self, *happens: Callable[[], None]) -> None:
-        self._happens = iter(happens)
-
-    def sleep(self, _seconds: float) -> None:
-        next(self._happens, _interrupt)()
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("is_live", [False, True])
-def test_watching_tells_what_comes_and_goes(cli, etcd, monkeypatch, admin_is_well, is_live):
-    """Findings that stay are told once, but on a terminal, which is drawn anew each time."""
-    ill = {"stale": True, **WELL}
-    becomes_ill, becomes_well = partial(write, etcd, ("r1", ill)), partial(write, etcd, ("r1", WELL))
-    monkeypatch.setattr(command, "time", Pauses(lambda: None, becomes_ill, lambda: None, becomes_well))
-    monkeypatch.setattr(Printer, "is_live", is_live)
-    write(etcd, ("r1", WELL))
-    ran = cli("doctor", "--watch")
-    told = [line for line in ran.out.splitlines() if line.startswith(("nothing", "error"))]
-    assert ran.code == 130
-    assert [line.split()[0] for line in told] == (
-        ["nothing", "nothing", "error", "error", "nothing"] if is_live else ["nothing", "error", "nothing"]
-    )
 
 
 def test_etcd_is_away(own_etcd, tmp_path):

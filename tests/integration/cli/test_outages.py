@@ -42,29 +42,6 @@ def test_a_change_waits_for_etcd_and_is_made_once(lonely):
     assert [one["generation"] for one in cli.json("history", "a")["items"]] == [1]
 
 
-def test_when_etcd_stays_away_the_error_tells_how_to_repeat(lonely):
-    """W8 no-false-fail: unavailable, and with which request id it is settled."""
-    cli, member = lonely
-    member.kill()
-    ran = cli("-o", "json", "apply", "-f", cli.manifest("a"), "--timeout", "2", "--request-id", "q1")
-    assert (ran.code, ran.error["request_id"]) == (6, "q1")
-    member.start()
-    asyncio.run(eventually(cli.admin.is_ready))
-    settled = cli.json("apply", "-f", cli.manifest("a"), "--request-id", "q1")
-    assert (settled["request_id"], [one["generation"] for one in cli.json("history", "a")["items"]]) == ("q1", [1])
-
-
-def test_a_change_waits_for_the_admin_service(lonely):
-    cli, _ = lonely
-    cli.admin.program.kill()
-    with cli.start("apply", "-f", cli.manifest("a"), "--timeout", "200") as waiting:
-        assert away(cli)
-        assert waiting.poll() is None
-        cli.admin.start()
-        _, err = waiting.communicate(timeout=200)
-    assert (waiting.returncode, err, [one["name"] for one in cli.json("get", "adapters")["items"]]) == (0, "", ["a"])
-
-
 def test_watching_goes_on_after_the_admin_service_came_back(cli, admin: Admin):
     """R2 replay-equal, seen from outside: no change is lost or told twice."""
     with cli.start("-o", "json", "get", "adapters", "-w", "--pool", "dev") as watching:

@@ -207,6 +207,7 @@ def test_ten_are_deleted_by_labels_without_a_word_about_how_many(cli, store, cou
     store.answers["ListAdapters"] = [first, pb.ListAdaptersResponse(adapters=found[5:])]
     ran = cli("delete", "-l", "team=x", "--yes", *([f"--delete-limit={limit}"] if limit else []))
     assert (ran.code, len(deleted(store)), re.findall("and (-?[0-9]+) more", ran.err)) == (code, int(not code), more)
+    assert "cannot be read" not in ran.err
     some = ", ".join(one.name for one in found[:20]) + (", …" if count > 20 else "")
     told = f"{count} adapters would be deleted ({some}), more than {limit or 10}; if all of them are meant, give "
     assert (f"error: TOO_MANY_CHANGES: --delete-limit: {told}--delete-limit {count}\n" in ran.err) == bool(code)
