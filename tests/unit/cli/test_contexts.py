@@ -281,11 +281,8 @@ def page(*names: str, unreadable: tuple[str, ...] = ()) -> pb.ListPoolsResponse:
 @pytest.mark.parametrize(
     ("found", "pool"),
     [
-        (page("a"), "a"),
-        (page("a", unreadable=("b",)), "a"),
-        (page(unreadable=("b",)), "b"),
-        (page("a", "b"), None),
-        (page(unreadable=("a", "b")), None),
+        *((page("a"), "a"), (page("a", unreadable=("b",)), "a"), (page(unreadable=("b",)), "b")),
+        *((page("a", "b"), None), (page(unreadable=("a", "b")), None)),
     ],
 )
 def test_a_pool_may_be_left_out_where_there_is_one(client, admin, found, pool):
@@ -327,13 +324,9 @@ def test_who_agrees_goes_on_and_who_does_not_or_is_not_there_changes_nothing(say
 @pytest.mark.parametrize(
     ("ends", "code", "told"),
     [
-        (None, 0, ""),
-        (0, 0, ""),
-        (4, 4, ""),
-        (usage("no"), 2, "error: USAGE: no\n"),
+        *((None, 0, ""), (0, 0, ""), (4, 4, ""), (usage("no"), 2, "error: USAGE: no\n")),
         (CliError(CommandFailure(Exit.CONFLICT, "R", "no", "f", {}, "q")), 5, "error: R: f: no (request id q)\n"),
-        (typer.Abort(), 130, ""),
-        (KeyboardInterrupt(), 130, ""),
+        *((typer.Abort(), 130, ""), (KeyboardInterrupt(), 130, "")),
     ],
 )
 def test_how_a_command_ends(monkeypatch, capsys, ends, code, told):

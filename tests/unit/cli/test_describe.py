@@ -19,16 +19,8 @@ from tests.support.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.test_rollout import LATE, SERVING, rollout
 
 SPEC = {"load": "lazy", "priority": 3, "labels": {"team": "x"}, "placement": pb.Placement(replicas=2)}
-SQL = pb.Adapter(
-    name="sql",
-    pool="dev",
-    tenant="default",
-    updated_by="me",
-    request_id="q1",
-    generation=4,
-    etag="9",
-    spec=pb.AdapterSpec(source=pb.Source(uri="s3://b/sql"), **SPEC),
-)
+ABOUT = {"name": "sql", "pool": "dev", "tenant": "default", "updated_by": "me", "request_id": "q1", "generation": 4}
+SQL = pb.Adapter(**ABOUT, etag="9", spec=pb.AdapterSpec(source=pb.Source(uri="s3://b/sql"), **SPEC))
 DAY = "2026-01-01"
 STABLE = pb.AdapterSpec(source=pb.Source(uri="s3://b/old"))
 STATUS: dict[str, Any] = {
@@ -49,17 +41,9 @@ STATUS: dict[str, Any] = {
     "lazy": {"count": 2, "resident": [{"name": "z", "generation": 2, "last_used": "now"}]},
     "engine": {"kind": "vllm", "version": "1", "url": "http://in", "empty": "", "none": None},
 }
-R1 = pb.Replica(
-    name="r1",
-    pool="dev",
-    incarnation="i1",
-    started_at="2026-01-01T00:00:05Z",
-    version="7",
-    engine_url="http://out",
-    labels={"zone": "a", "gpu": "h"},
-    status_json=json.dumps(STATUS),
-    leaving=True,
-)
+OF_R1 = {"incarnation": "i1", "started_at": "2026-01-01T00:00:05Z", "version": "7", "engine_url": "http://out"}
+OF_R1 |= {"labels": {"zone": "a", "gpu": "h"}, "leaving": True, "name": "r1", "pool": "dev"}
+R1 = pb.Replica(**OF_R1, status_json=json.dumps(STATUS))
 WHERE = pb.AdapterResidency(
     name="sql",
     generation=4,

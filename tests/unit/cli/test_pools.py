@@ -8,30 +8,18 @@ import grpc
 import pytest
 
 from registry.cli.local_adapters import base_here, base_message
-from registry.model.status import EngineStatus, ReplicaStatus, ReportedEvidence, Served
+from registry.model.status import ReportedEvidence
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, QWEN2
 from tests.support.fake_admin import Hold, Refusal
+from tests.support.residency_world import engine_status, replica_status
 
-STATUS = ReplicaStatus(
-    replica="r1",
-    pool="dev",
-    engine=EngineStatus(kind="vllm", version="0.32.0", url="", base_models=["tiny"], incarnation="e1"),
-    observed_revision=1,
-    ready=True,
-    stale=False,
-    served=Served(count=0, hash=""),
-    pending=[],
-    failed=[],
-    updated_at="",
-)
 SAID = ReportedEvidence(engine="vllm 0.32.0", architecture="LlamaForCausalLM", applied=["a"], taken=["q_proj"])
 
 
 def replica(said: ReportedEvidence | None) -> pb.Replica:
-    engine = STATUS.engine.model_copy(update={"evidence": said})
-    status = STATUS.model_copy(update={"engine": engine}).to_bytes().decode()
-    return pb.Replica(name="r1", pool="dev", status_json=status)
+    status = replica_status("r1", 1, pool="dev", engine=engine_status(evidence=said))
+    return pb.Replica(name="r1", pool="dev", status_json=status.to_bytes().decode())
 
 
 def test_a_pool_keeps_what_its_engines_say_that_they_apply(cli, admin, tmp_path):

@@ -36,17 +36,9 @@ ADAPTER = pb.Adapter(
         placement=pb.Placement(selector={"gpu": "a10"}),
     ),
 )
-POOL = pb.Pool(
-    name="dev",
-    base_models=["tiny"],
-    etag="4",
-    limits=pb.PoolLimits(
-        max_rank=16,
-        target_modules=["q_proj"],
-        engine_hosts=["vllm-0"],
-        expected_groups=[pb.ReplicaGroup(labels={"zone": "a"}, replicas=2)],
-    ),
-)
+GROUP = pb.ReplicaGroup(labels={"zone": "a"}, replicas=2)
+LIMITS = {"max_rank": 16, "target_modules": ["q_proj"], "engine_hosts": ["vllm-0"], "expected_groups": [GROUP]}
+POOL = pb.Pool(name="dev", base_models=["tiny"], etag="4", limits=pb.PoolLimits(**LIMITS))
 
 
 def spec(**more: object) -> pb.AdapterSpec:
@@ -95,6 +87,10 @@ def deleted(*names: str, etag: str = "", pool: str = "dev") -> pb.ApplyAdaptersR
 DIGEST = "sha256:" + "1" * 64
 SIGNATURE = "A" * 86 + "=="
 OF_SQL = {"pool": "dev", "name": "sql", "request_id": "q1"}
+OF_P = {"name": "p", "engine": "sglang", "engine_names": "versioned"}
+ALL_LIMITS: dict[str, object] = {"max_rank": 8, "max_adapters": 9, "expected_replicas": 2, "target_modules": ["q_proj"]}
+ALL_LIMITS |= {"require_signature": True, "require_digest": True, "engine_hosts": ["vllm-0"], "prove": "effect"}
+ALL_LIMITS |= {"expected_groups": [pb.ReplicaGroup(labels={"zone": "b"}, replicas=3)]}
 SENT: dict[str, Message] = {
     "add sql --source s3://b/sql": added("0", spec()),
     "add sql --source s3://b/sql --pool other --digest {DIGEST} --signature {SIGNATURE} --lazy --priority 4 "
@@ -138,24 +134,7 @@ SENT: dict[str, Message] = {
     "pool create p --base-model tiny --base-model small --max-rank 8 --max-adapters 9 --expect 2 "
     "--expect-labels zone=b:3 --target-module q_proj --require-signature --require-digest --engine-host vllm-0 "
     "--prove effect --engine-kind sglang --engine-names versioned": pb.CreatePoolRequest(
-        pool=pb.Pool(
-            name="p",
-            base_models=["tiny", "small"],
-            engine="sglang",
-            engine_names="versioned",
-            limits=pb.PoolLimits(
-                expected_groups=[pb.ReplicaGroup(labels={"zone": "b"}, replicas=3)],
-                max_rank=8,
-                max_adapters=9,
-                expected_replicas=2,
-                target_modules=["q_proj"],
-                require_signature=True,
-                require_digest=True,
-                engine_hosts=["vllm-0"],
-                prove="effect",
-            ),
-        ),
-        request_id="q1",
+        pool=pb.Pool(**OF_P, base_models=["tiny", "small"], limits=pb.PoolLimits(**ALL_LIMITS)), request_id="q1"
     ),
     "pool confirm-removals dev --revision 7": pb.ConfirmRemovalsRequest(name="dev", revision=7, request_id="q1"),
     "pool confirm-removals dev --revision 1 --etag 5": pb.ConfirmRemovalsRequest(

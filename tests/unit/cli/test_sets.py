@@ -238,17 +238,15 @@ def failed(*names: str, **more: object) -> dict[str, object]:
     return {"failed": [{"name": name, "reason": "x"} for name in names], **more}
 
 
+READY = {"ready": True}
+
+
 @pytest.mark.parametrize("flags", [[], ["--replica", "r1"]])
 @pytest.mark.parametrize(
     ("statuses", "is_tried"),
     [
-        ([failed("a")], True),
-        ([{"ready": True}, failed("other", "A")], True),
-        ([failed(omitted=2)], True),
-        ([None], True),
-        ([], False),
-        ([{"ready": True}, failed("other")], False),
-        ([failed(omitted=0)], False),
+        *((one, True) for one in ([failed("a")], [READY, failed("other", "A")], [failed(omitted=2)], [None])),
+        *((one, False) for one in ([], [READY, failed("other")], [failed(omitted=0)])),
     ],
 )
 def test_what_may_have_failed_is_tried_again(cli, store, statuses, is_tried, flags):

@@ -101,9 +101,11 @@ SERVING = replica("r1", "SERVING")
 REFUSES = replica("r2", "FAILED", reason="digest_mismatch", message="m", serving_generation=3)
 LOADS = replica("r3", "PENDING", reason="staging", serving_generation=0)
 SILENT = replica("r4", "UNKNOWN")
+CANARY = replica("r1", "FAILED", reason="x", canary=True)
 REFUSAL = "failed - digest_mismatch - m - serving generation 3"
 REMEDY = "; digest_mismatch: loraplane digest URI, then loraplane retry adapter acme/a --pool p"
 OF_X = "; x: loraplane describe adapter acme/a --pool p; once it is mended: loraplane retry adapter acme/a --pool p"
+HALTED = pb.CanaryRollout(halted="1 of 1 refuse it")
 LOADING = "pending - staging - serving an earlier generation"
 
 
@@ -138,19 +140,13 @@ def test_who_is_late_is_named_with_what_it_serves_meanwhile(last, message, told)
         (rollout(done=True, failure="superseded"), "acme/a generation 4: superseded", {}),
         (
             rollout(SERVING, REFUSES, done=True, failure="replicas_failed"),
-            f"acme/a generation 4: replicas_failed - r2: {REFUSAL}{REMEDY}",
-            {"r2": REFUSAL},
+            *(f"acme/a generation 4: replicas_failed - r2: {REFUSAL}{REMEDY}", {"r2": REFUSAL}),
         ),
         (
             rollout(
-                replica("r1", "FAILED", reason="x", canary=True),
-                SILENT,
-                done=True,
-                failure="halted",
-                canary=pb.CanaryRollout(halted="1 of 1 canaries refuse it"),
+                replica("r1", "FAILED", reason="x", canary=True), SILENT, done=True, failure="halted", canary=HALTED
             ),
-            f"acme/a generation 4: halted - 1 of 1 canaries refuse it - r1: failed - x{OF_X}",
-            {"r1": "failed - x"},
+            *(f"acme/a generation 4: halted - 1 of 1 refuse it - r1: failed - x{OF_X}", {"r1": "failed - x"}),
         ),
     ],
 )

@@ -17,24 +17,11 @@ from registry.client.residency import AdapterResidency, Follower, Residence, Sta
 from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 
-WIRE = pb.Adapter(
-    name="acme/A",
-    pool="p",
-    tenant="acme",
-    generation=3,
-    spec=pb.AdapterSpec(
-        source=pb.Source(uri="s3://a/3/", digest="sha256:3"),
-        base_model="base",
-        load="lazy",
-        labels={"team": "bi"},
-        priority=5,
-    ),
-    etag="17",
-    updated_at="then",
-    updated_by="alice",
-    request_id="q",
-    rollout=pb.CanaryRollout(stable_generation=0, halted="why"),
-)
+SOURCE = pb.Source(uri="s3://a/3/", digest="sha256:3")
+SPEC = pb.AdapterSpec(source=SOURCE, base_model="base", load="lazy", labels={"team": "bi"}, priority=5)
+ABOUT = {"name": "acme/A", "pool": "p", "tenant": "acme", "generation": 3, "etag": "17", "updated_at": "then"}
+HALTED = pb.CanaryRollout(stable_generation=0, halted="why")
+WIRE = pb.Adapter(**ABOUT, updated_by="alice", request_id="q", spec=SPEC, rollout=HALTED)
 ADAPTER = RegisteredAdapter(
     *("acme/A", "p", "acme", 3, "s3://a/3/", "sha256:3", "base", "lazy", 5, {"team": "bi"}),
     *("17", "then", "alice", "q", 0, "why"),
@@ -65,35 +52,14 @@ def test_canaries_begin_a_rollout_as_a_record_does():
 
 def test_a_replica_of_a_pool_is_told_with_each_of_its_fields():
     """R9: what it serves, what it is to serve, and how it stands to both."""
-    part = pb.Residence(
-        replica="r1",
-        engine_url="http://r1",
-        labels={"zone": "a"},
-        model="a@3",
-        generation=3,
-        state=pb.RolloutReplica.SERVING,
-        reason="earlier_generation",
-        loaded=True,
-        last_used="then",
-        wanted_generation=4,
-        wanted_state=pb.RolloutReplica.PENDING,
-        wanted_reason="staging",
-    )
+    said = {"replica": "r1", "engine_url": "http://r1", "labels": {"zone": "a"}, "model": "a@3", "generation": 3}
+    said |= {"reason": "earlier_generation", "loaded": True, "last_used": "then"}
+    wanted = {"wanted_generation": 4, "wanted_state": pb.RolloutReplica.PENDING, "wanted_reason": "staging"}
+    part = pb.Residence(**said, **wanted, state=pb.RolloutReplica.SERVING)
     one = pb.AdapterResidency(name="A", generation=4, load="eager", replicas=[part, pb.Residence()], note="n")
     told = Follower().take(pb.WatchResidencyResponse(adapters=[one], snapshot=True, revision=9))
     assert told is not None
-    serving = Residence(
-        replica="r1",
-        engine_url="http://r1",
-        labels={"zone": "a"},
-        model="a@3",
-        generation=3,
-        state=State.SERVING,
-        reason="earlier_generation",
-        loaded=True,
-        last_used="then",
-        wanted=WantedResidence(4, State.PENDING, "staging"),
-    )
+    serving = Residence(**said, state=State.SERVING, wanted=WantedResidence(4, State.PENDING, "staging"))
     other = Residence("", "", {}, "", 0, State.UNKNOWN, "", loaded=False, last_used="")
     assert dict(told.adapters) == {"a": AdapterResidency("A", 4, "eager", (serving, other), "n")}
     assert (told.revision, told.adapters["a"].serving) == (9, (serving,))

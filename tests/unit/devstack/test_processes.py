@@ -131,13 +131,9 @@ DEAD = 9_999_999  # more than Linux gives
 @pytest.mark.parametrize(
     ("leader", "other", "is_ended"),
     [
-        (None, ("S", DEAD, 50), True),
-        (("Z", DEAD, 40), ("S", DEAD, 50), True),
-        (("Z", DEAD, 40), ("S", DEAD, 40), True),
-        (("S", DEAD, 41), ("S", DEAD, 50), False),
-        (None, ("S", 8, 50), False),
-        (None, ("S", DEAD, 39), False),
-        (None, None, False),
+        *((None, ("S", DEAD, 50), True), (("Z", DEAD, 40), ("S", DEAD, 50), True)),
+        *((("Z", DEAD, 40), ("S", DEAD, 40), True), (("S", DEAD, 41), ("S", DEAD, 50), False)),
+        *((None, ("S", 8, 50), False), (None, ("S", DEAD, 39), False), (None, None, False)),
     ],
     ids=["gone", "zombie", "the same tick", "another's pid", "another session", "older than it", "ended"],
 )

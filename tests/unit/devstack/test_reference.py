@@ -96,14 +96,9 @@ def script(monkeypatch) -> Any:
     """The script, with torch, PEFT and transformers that a test plays."""
     monkeypatch.setattr(sys.modules[__name__], "played", Played())
     torch, peft, transformers = (ModuleType(name) for name in ("torch", "peft", "transformers"))
-    torch.__dict__.update(
-        nn=SimpleNamespace(Module=Model),
-        float32="float32",
-        bfloat16="bfloat16",
-        tensor=np.array,
-        log_softmax=log_softmax,
-        inference_mode=played.inference,
-    )
+    kinds = {"float32": "float32", "bfloat16": "bfloat16"}
+    used = {"tensor": np.array, "log_softmax": log_softmax, "inference_mode": played.inference}
+    torch.__dict__.update(nn=SimpleNamespace(Module=Model), **kinds, **used)
     peft.__dict__["PeftModel"] = SimpleNamespace(from_pretrained=played.adapt)
     tokenizer = SimpleNamespace(
         from_pretrained=lambda _: lambda text: {"input_ids": [ord(letter) - ord("a") for letter in text]}
