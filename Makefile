@@ -129,8 +129,8 @@ containers: install engine .venv-containers/.installed ## Build the images, star
 	CONTAINERS=yes $(BIN)/pytest -s --timeout=3600 tests/containers
 
 .PHONY: sim
-sim: install ## Play one simulation and show its trace, or many and tell which fail (SEED=n, NETS=no: without periodic looks; COUNT=n)
-	$(BIN)/python -m tests.simulation $(if $(COUNT),--count $(COUNT),--seed $(or $(SEED),$(error SEED=n says which, or COUNT=n how many)) $(if $(filter no,$(NETS)),--no-nets))
+sim: install ## Play one simulation and show its trace, or many and tell which fail (SEED=n, NETS=no: without periodic looks, SHRINK=yes: the least that fails alike, which ONLY= and SECONDS= play; COUNT=n)
+	$(BIN)/python -m tests.simulation $(if $(COUNT),--count $(COUNT),--seed $(or $(SEED),$(error SEED=n says which, or COUNT=n how many)) $(if $(filter no,$(NETS)),--no-nets) $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SHRINK),--shrink))
 
 .PHONY: fuzz
 fuzz: install ## Hurt valid samples of whatever strangers can write or send, and look for what breaks (SECONDS=n, TARGET=name,name, SEED=n)

@@ -17,6 +17,7 @@ from registry.sources.base import ArtifactError, SourceUnchanged, Stop
 from sidecar.artifacts.leases import ArtifactLeases, read_leases
 from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.simulation.pace import Pace
 
 _log = structlog.get_logger()
 ROOT = "file:///a/"
@@ -66,9 +67,11 @@ class SimStore:
     Its budget is nothing: whatever no lease protects is removed in the next round.
 
     Attributes:
+        out_of_reach: sources that were tried while all were out of reach.
         failing: sources that could not be had when the sidecar that runs tried it last.
         kept_until: before that nothing is removed: who reads it, and since when, is not known after a power cut.
         on_removal: is told each path as its files vanish.
+        pace: what sources take beside their usual time; None: nothing.
     """
 
     replica: str
@@ -78,7 +81,9 @@ class SimStore:
     staged: dict[ArtifactRef, Staged] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
     kept_until: float = 0.0
+    out_of_reach: set[str] = field(default_factory=set)
     on_removal: Callable[[str], None] = lambda _path: None
+    pace: Pace | None = None
     leases: ArtifactLeases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,17 +131,22 @@ class SimStore:
         return any(staged.path == path for staged in self.staged.values())
 
     async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
-        await asyncio.sleep(self.rng.choice((0.001, 0.02, 0.3)))
+        await self._read(0.001, 0.02, 0.3)
         source = ref.uri.removeprefix(ROOT)
         if self.is_out or source.startswith(MISSING):
             self.failing.add(source)
+            if self.is_out:
+                self.out_of_reach.add(source)
             raise self._refusal(source, refused)
         self.failing.discard(source)
         staged = self._staged(source)
         with self.leases.held(staged.id):
-            await asyncio.sleep(self.rng.choice((0.0, 0.02)))
+            await self._read(0.0, 0.02)
             self.staged[ref] = staged
         return staged
+
+    async def _read(self, *usual_seconds: float) -> None:
+        await asyncio.sleep(self.rng.choice(usual_seconds) + (0.0 if self.pace is None else self.pace.seconds()))
 
     def _refusal(self, source: str, refused: str | None) -> Exception:
         """Files that are wrong for good and stay there, or that nobody can read now."""

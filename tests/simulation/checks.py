@@ -60,6 +60,10 @@ class Checks:
     planned: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     live: dict[str, Members | None] = field(default_factory=dict)
     samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
+    on_violation: Callable[[str], None] = lambda _text: None
+    on_sent: Callable[[EngineHost, PostRequest], None] = lambda _host, _request: None
+    on_removed: Callable[[EngineHost, str], None] = lambda _host, _path: None
+    on_work: Callable[[str, str], None] = lambda _replica, _name: None
     calls: int = 0
     removals_confirmed: bool = False
     blank: set[str] = field(default_factory=set)
@@ -82,6 +86,7 @@ class Checks:
         """Notes that a guarantee does not hold."""
         self.log(f"VIOLATED {text}")
         self.violations.append(f"{_now():.3f} s: {text}")
+        self.on_violation(text)
 
     def on_commit(self, revision: int, events: tuple[Event, ...]) -> None:
         """Each revision of etcd."""
@@ -219,6 +224,8 @@ class Checks:
             return
         name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         self.log(f"{host.replica} {'unload' if path is None else 'load'} {name} {source_of(str(path or ''))}")
+        self.on_sent(host, request)
+        self.on_work(host.replica, name)
         moments = self._moments(host.replica, name, path)
         if path is not None and not host.store.has(str(path)):
             self.violated(f"R7 {host.replica} loads {name} from {source_of(str(path))}, whose files are gone")
@@ -331,13 +338,14 @@ class Checks:
     def on_removal(self, host: EngineHost, path: str) -> None:
         """R7: what vanishes is read by nobody, and nobody saw it listed for the grace."""
         self.log(f"{host.replica} removes {source_of(path)}")
+        self.on_removed(host, path)
         if host.engine is not None and path in host.engine.needed:
             self.violated(f"R7 {host.replica} removes {source_of(path)}, which its engine lists or still has to serve")
-        elif self._listed_until(host.replica, path) > _now() - GRACE_SECONDS:
+        elif self.listed_until(host.replica, path) > _now() - GRACE_SECONDS:
             self.violated(f"R7 {host.replica} removes {source_of(path)}, which was listed a moment ago")
 
-    def _listed_until(self, replica: str, path: str) -> float:
-        """When an engine of that replica listed the path last."""
+    def listed_until(self, replica: str, path: str) -> float:
+        """When an engine of that replica listed the path last; 0: never."""
         end = _now()
         for sample in reversed(self.samples[replica]):
             if path in sample.listing.values():
@@ -352,6 +360,7 @@ class Checks:
             return  # a clone speaks of its own engine
         said = (status.served.count, status.served.hash)
         self.log(f"{replica} status at {status.observed_revision} ready={status.ready} served={said[0]}")
+        self.on_work(replica, "")
         if not status.engine.incarnation or not status.observed_revision:
             return
         moments = self.oracle.at(status.observed_revision)

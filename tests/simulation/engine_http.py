@@ -13,6 +13,7 @@ from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import EngineDead, Rejection
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, unheard
 from tests.simulation.engines import EngineHost, SimEngine
+from tests.simulation.loop import current_process_name
 from tests.simulation.plugin import is_plugins
 
 
@@ -39,12 +40,17 @@ class SimHttp:
         """The pages; None for one that there is not."""
         try:
             async with asyncio.timeout(timeout_seconds):
+                who, asked_at = current_process_name(), asyncio.get_running_loop().time()
                 await asyncio.sleep(self._host.rng.uniform(0.0002, 0.002))
                 if self._host.engine is None:
                     raise EngineAbsent(f"{self.url}: connection refused")
                 for path in self._host.broken.keys() & set(paths):
                     raise EngineUnreachable(f"{self.url}{path} answers HTTP {self._host.broken[path]}")
-                return await self._host.ask(_pages(self._host.engine, paths))
+                bodies = await self._host.ask(_pages(self._host, self._host.engine, paths))
+                incarnation = self._host.incarnation
+                await self._host.dawdle()
+                self._host.looks.append((who, incarnation, asked_at))
+                return bodies
         except (TimeoutError, ConnectionResetError) as error:
             raise EngineUnreachable(f"{self.url}: {error}") from error
 
@@ -65,6 +71,7 @@ class SimHttp:
         if self._host.broken.get("/v1/completions") in {404, 405, 501}:
             return None
         try:
+            await self._host.dawdle()
             await self._host.ask(self._host.engine.generate(None, ".", 1))
         except (ConnectionResetError, EngineDead):
             return False
@@ -108,6 +115,7 @@ class SimHttp:
         try:
             async with asyncio.timeout(timeout_seconds):
                 await host.ask(conversation.run())
+                await host.dawdle()
         except (TimeoutError, ConnectionResetError) as error:
             conversation.is_over = True
             return [*answers, *[Lost(f"no answer: {error}")] * (len(requests) - len(answers))]
@@ -127,6 +135,7 @@ class _Conversation:
     is_over: bool = False
 
     async def run(self) -> None:
+        await self.host.dawdle()
         for request in self.requests:
             if self.is_over and self.host.rng.random() < 0.5:
                 return
@@ -146,12 +155,13 @@ class _Conversation:
         return Reply(200, b"Success")
 
 
-async def _pages(engine: SimEngine, paths: Sequence[str]) -> list[bytes | None]:
+async def _pages(host: EngineHost, engine: SimEngine, paths: Sequence[str]) -> list[bytes | None]:
     """The bodies, with room for other requests between them; None: there is no such page."""
     bodies = []
     for path in paths:
         bodies.append(await _plugins_page(engine, path) if is_plugins(path) else _page(engine, path))
         await asyncio.sleep(0.0)
+        await host.dawdle()
     return bodies
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -16,6 +17,7 @@ from sidecar.vllm_plugin.usage import Usage
 from tests.simulation.artifacts import SimStore, is_refused, source_of
 from tests.simulation.calls import ask
 from tests.simulation.loop import Process
+from tests.simulation.pace import Pace
 from tests.simulation.plugin import PlayedPlugin, Socket
 
 Value = TypeVar("Value")
@@ -36,6 +38,7 @@ class SimEngine(SimulatedVllm):
         unbound: requests of which it is not known yet what they are bound to.
         requests: those that are not answered yet, also those that it has not even taken in since it stands still.
         plugin: ours; None: it has none.
+        refused: paths of what it refused to load.
     """
 
     def __init__(self, store: SimStore, started_at: float, max_loras: int) -> None:
@@ -46,6 +49,7 @@ class SimEngine(SimulatedVllm):
         self.unbound = 0
         self.requests: set[asyncio.Task[None]] = set()
         self.plugin: PlayedPlugin | None = None
+        self.refused: set[str] = set()
         self._on_resolved: Callable[[str, str], None] = lambda _name, _path: None
         self._store = store
         self._ticks = count(1)
@@ -116,8 +120,10 @@ class SimEngine(SimulatedVllm):
     async def _bring_in(self, card: Card) -> None:
         is_hub_id = not card.path.startswith("/")  # to vLLM, and there is no hub
         if is_hub_id or (self._store.owns(card.path) and not self._store.has(card.path)):
+            self.refused.add(card.path)
             raise MISSING_FILES
         if is_refused(source_of(card.path), self._store.replica):
+            self.refused.add(card.path)
             raise Rejection(500, "InternalServerError", "Call to add_lora method failed: wrong shapes")
         self._resident[card.number] = card.path
 
@@ -138,6 +144,9 @@ class EngineHost:
         refuses: whether a load of that name is refused now, as when memory is short.
         broken: pages that answer with that HTTP status instead.
         socket: on which our plugin in it asks the sidecar; None: it has no plugin.
+        pace: what its answers take; None: no longer than usual.
+        refused, slots: by incarnation, paths that it refused, and how many adapters it takes at once.
+        looks: process, incarnation, and when it was asked, of each of the last pages that were answered.
     """
 
     replica: str
@@ -157,6 +166,10 @@ class EngineHost:
     processes: list[Process] = field(default_factory=list)
     socket: Socket | None = None
     stalls: list[asyncio.Event] = field(default_factory=list)
+    pace: Pace | None = None
+    refused: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    slots: dict[str, int] = field(default_factory=dict)
+    looks: deque[tuple[str, str, float]] = field(default_factory=lambda: deque(maxlen=200))
     _standing: set[asyncio.Task[None]] = field(default_factory=set)
     _starts: int = 0
 
@@ -168,6 +181,8 @@ class EngineHost:
         self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS))
         if self.socket is not None:
             self.engine.ask_by(self.socket, lambda name, path: self.on_change(self, "load", name, path))
+        self.refused[self.incarnation] = self.engine.refused
+        self.slots[self.incarnation] = self.engine.options.max_loras
         self.busy.clear()
         self.stalls.clear()
         self.on_change(self, "start", "", "")
@@ -177,6 +192,11 @@ class EngineHost:
         self.engine, self.hang, self.stuck = None, None, None
         self.process.kill()
         self.on_change(self, "stop", "", "")
+
+    async def dawdle(self) -> None:
+        """Takes what the next answer takes beside its usual time."""
+        if self.pace is not None and (seconds := self.pace.seconds()):
+            await asyncio.sleep(seconds)
 
     @property
     def incarnation(self) -> str:
@@ -236,6 +256,7 @@ class EngineHost:
         engine, hold, stuck = self.engine, self.hang, self.stuck
         assert engine is not None
         if self.refuses(name):
+            engine.refused.add(path)
             raise Rejection(500, "InternalServerError", "Call to add_lora method failed: out of memory")
         self.hang = self.stuck = None
         self.busy.add(name)
@@ -262,6 +283,7 @@ class EngineHost:
         assert engine.plugin is not None
         name = str(body["lora_name"])
         if "lora_path" in body and self.refuses(name):
+            engine.refused.add(str(body["lora_path"]))
             return Reply(500, b'{"error": {"type": "refused", "message": "out of memory"}}')
         self.busy.add(name)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from registry.model.keys import Keys
 from tests.simulation.disk import Kept
@@ -24,7 +25,9 @@ def _nothing() -> None:
 
 
 def _pick(world: World, rng: random.Random) -> ReplicaHost:
-    return rng.choice(world.replicas)
+    host = rng.choice(world.replicas)
+    world.log(f"it befalls {host.name}")
+    return host
 
 
 def kill_sidecar(world: World, rng: random.Random) -> Heal:
@@ -333,9 +336,13 @@ async def rage(world: World, faults: Sequence[Fault], seconds: float) -> None:
     async with asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while loop.time() < end:
+        for number in count():
             await asyncio.sleep(rng.uniform(0.0, pause_seconds))
-            tasks.create_task(_befall(world, rng.choice(kinds), rng, end))
+            if loop.time() >= end:
+                return
+            fault, dice = rng.choice(kinds), random.Random(f"fault {number} {world.seed}")
+            if world.plays(f"f{number}", f"fault {fault.__name__}"):
+                tasks.create_task(befall(world, fault, dice, end))
 
 
 async def break_watches(world: World, seconds: float) -> None:
@@ -349,12 +356,15 @@ async def break_watches(world: World, seconds: float) -> None:
     async with asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while loop.time() < end:
+        for number in count():
             await asyncio.sleep(rng.uniform(0.0, 4.0))
-            if watches := _watches(world):
-                watch, how = rng.choice(watches), rng.choice(("break", "down", "mute"))
-                until = min(end, loop.time() + rng.choice((0.5, 8.0)))
-                world.log(f"fault {how} a watch")
+            if loop.time() >= end:
+                return
+            dice = random.Random(f"watch {number} {world.seed}")
+            how, until = dice.choice(("break", "down", "mute")), min(end, loop.time() + dice.choice((0.5, 8.0)))
+            if (watches := _watches(world)) and world.plays(f"w{number}", f"fault {how} a watch"):
+                watch = dice.choice(watches)
+                world.log(f"it is that of {watch.whose}")
                 if how == "mute":
                     loop.call_at(until, watch.mute())
                 else:
@@ -413,8 +423,8 @@ async def _keep_down(world: World, whose: tuple[str, bytes], until: float) -> No
         await asyncio.sleep(0.05)
 
 
-async def _befall(world: World, fault: Fault, rng: random.Random, end: float) -> None:
-    world.log(f"fault {fault.__name__}")
+async def befall(world: World, fault: Fault, rng: random.Random, end: float) -> None:
+    """Lets a fault happen, last, and be healed, before the end at the latest."""
     heal = fault(world, rng)
     lasts = rng.choice((0.05, 1.0, 5.0, 15.0)) * rng.uniform(0.5, 1.5)
     left = end - asyncio.get_running_loop().time()

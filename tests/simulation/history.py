@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from registry.etcd3.ops import Event
@@ -103,12 +104,15 @@ def _has(one: Wanted, source: str) -> bool:
 
 def assigned(one: Wanted, live: Iterable[Member], everywhere: Mapping[Selector, int]) -> Assignment:
     """Who of the live replicas serves an adapter, and who are its canaries."""
-    strategy = None if one.canary is None else Strategy(canary=Canary(replicas=one.canary))
-    spec = AdapterSpec(
-        source=SourceSpec(uri=ROOT), placement=Placement(replicas=one.replicas or "all"), strategy=strategy
-    )
     rated = rate(live, everywhere) if one.replicas else rate_evenly(live)
-    return assign(POOL, name_key(one.name), spec, rated)
+    return assign(POOL, name_key(one.name), _spec(one.replicas, one.canary), rated)
+
+
+@cache
+def _spec(replicas: int | None, canary: int | str | None) -> AdapterSpec:
+    """As much of a spec as says who serves it."""
+    strategy = None if canary is None else Strategy(canary=Canary(replicas=canary))
+    return AdapterSpec(source=SourceSpec(uri=ROOT), placement=Placement(replicas=replicas or "all"), strategy=strategy)
 
 
 def _share(one: Wanted, replica: str, live: Members, everywhere: Mapping[Selector, int]) -> Version | None:

@@ -12,6 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 import grpc
 
+from tests.simulation.pace import Pace
+
 
 class Way(Enum):
     """What a link does with what is sent over it."""
@@ -59,6 +61,7 @@ class Link(Generic[Side]):
     Attributes:
         lose: how probably a request or its reply is lost, and the connection with it.
         slow_seconds: most that a message takes beside the usual.
+        pace: what single messages take beside that; None: nothing.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Link(Generic[Side]):
     way: Way = Way.OPEN
     lose: float = 0.0
     slow_seconds: float = 0.0
+    pace: Pace | None = None
     channels: set[Breakable] = field(default_factory=set)
     _held: list[Callable[[], None]] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,7 +88,8 @@ class Link(Generic[Side]):
             deliver()
 
     def delay(self) -> float:
-        return self.rng.uniform(0.0001, 0.001) + self.rng.uniform(0.0, self.slow_seconds)
+        usual = self.rng.uniform(0.0001, 0.001) + self.rng.uniform(0.0, self.slow_seconds)
+        return usual if self.pace is None else usual + self.pace.seconds()
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Calls back in the network's own context: what is under way outlives its sender."""

@@ -1,13 +1,33 @@
-"""An event loop on virtual time, and processes in it that can be killed or paused at any await."""
+"""An event loop on virtual time, and processes in it that can be killed or paused at any await.
+
+With a source of chance the loop is hostile: what is ready at one moment runs in an order that is drawn. What asyncio
+promises stays, since code may rightly rely on it:
+
+- Callbacks that one process gave to `call_soon`, and those that futures called for it, run in the order in which they
+  were given. These are all callbacks that are no step of a task.
+- Whoever waits for one future is woken in the order in which they began to wait, its callbacks among them.
+- A task's own steps follow one another; it has one at a time.
+- Nothing is left out, and nothing waits for ever: a step is held back for a few rounds at most, while no time passes.
+
+All else is nobody's promise, and is exchanged: steps of different tasks, be they woken by one event, by two, or just
+made; a task's step and a callback that has nothing to do with it; timers that are due at the same moment.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 
 class State(Enum):
@@ -22,13 +42,14 @@ class State(Enum):
 class Process:
     """Whatever was started in its context belongs to it. What a paused or dead one should have run is parked.
 
-    `resumed` counts how often it went on after a pause.
+    `resumed` counts how often it went on after a pause, the last time `resumed_at`.
     """
 
     name: str
     state: State = State.RUNS
     resumed: int = 0
-    parked: list[tuple[asyncio.Handle, Context]] = field(default_factory=list)
+    resumed_at: float = -math.inf
+    parked: list[asyncio.Handle] = field(default_factory=list)
     on_death: list[Callable[[], None]] = field(default_factory=list)
 
     def kill(self) -> None:
@@ -45,6 +66,7 @@ class Process:
         """Lets it go on, as SIGCONT does; does nothing to a dead one."""
         if self.state is State.PAUSED:
             self.resumed += 1
+            self.resumed_at = asyncio.get_running_loop().time()
             self._run_parked()
 
     def bury(self) -> None:
@@ -54,8 +76,8 @@ class Process:
     def _run_parked(self) -> None:
         self.state = State.RUNS
         parked, self.parked = self.parked, []
-        for handle, context in parked:
-            asyncio.get_running_loop().call_soon(_unless_cancelled, handle, context=context)
+        loop: Any = asyncio.get_running_loop()
+        loop.go_on_with(parked)
 
     def context(self) -> Context:
         """A new context that belongs to this process."""
@@ -94,94 +116,166 @@ class Livelock(Exception):
     """Something happens without end, and time stands still."""
 
 
-class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs one thread's tasks; when all wait, time jumps to the first timer. Executors run at once, one step later."""
+# A step of a task that draws more than this is held back until the next round.
+HELD_BACK = 2.0
+# How long a thread takes before it does its work, and after it.
+THREAD_SECONDS = (0.001, 0.0)
 
-    def __init__(self) -> None:
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs one thread's tasks; when all wait, time jumps to the first timer.
+
+    Attributes:
+        thread_seconds: how long the next function in a thread takes, before its effect and after it.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        """`rng`: draws what runs next of what is ready; None: first in, first out."""
         super().__init__()
+        self.thread_seconds: Callable[[], tuple[float, float]] = lambda: THREAD_SECONDS
+        self._rng = rng
         self._seconds = 0.0
         self._steps = 0
-        self._selector = self
+        self._queue: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, float, int, asyncio.TimerHandle]] = []
+        self._numbers = count(1)
+        self._tasks: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._seconds
 
-    def select(self, timeout: float | None) -> list[object]:
-        """What the base class waits in."""
-        if timeout is None:
-            raise Deadlock
-        self._note_step(timeout)
-        # The base class runs timers that are due within its clock's resolution; time must then have come to them.
-        self._seconds += max(timeout, RESOLUTION_SECONDS) if timeout > 0 else 0.0
-        return []
-
-    def _note_step(self, timeout: float) -> None:
-        self._steps = self._steps + 1 if timeout <= 0 else 0
-        if self._steps > MOST_STEPS:
-            self._steps = 0
-            raise Livelock(f"at {self._seconds:.4f} s something goes round without any time passing")
-
-    def _process_events(self, event_list: list[object]) -> None:
-        """There is no input and output."""
-
-    def _write_to_self(self) -> None:
-        """There is no other thread."""
+    def create_task(self, coro: Any, **how: Any) -> asyncio.Task[Any]:
+        """As the base class; remembers which came first."""
+        task: asyncio.Task[Any] = super().create_task(coro, **how)
+        self._tasks[task] = next(self._numbers)
+        return task
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
-        """As the base class, but only while the process lives that the context belongs to."""
-        context = context if context is not None else copy_context()
-        process = context.get(_PROCESS, _WORLD)
-        return _gated(super().call_soon(callback, *args, context=context), process, context)
+        """As the base class; it runs only while the process lives that the context belongs to."""
+        self._check_closed()  # type: ignore[attr-defined]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._queue.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As `call_soon`."""
+        return self.call_at(self._seconds + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """As `call_soon`."""
-        context = context if context is not None else copy_context()
-        process = context.get(_PROCESS, _WORLD)
-        handle = super().call_at(when, callback, *args, context=context)
-        _gated(handle, process, context)
+        self._check_closed()  # type: ignore[attr-defined]
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        lot = 0.0 if self._rng is None else self._rng.random()
+        heappush(self._timers, (when, lot, next(self._numbers), handle))
         return handle
 
     def run_in_executor(  # type: ignore[override]
         self, _executor: object, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Runs a thread's function in one piece, a moment later."""
-        future = self.create_future()
-        self.call_later(0.001, _finish, future, func, args)
+        """Runs a thread's function in one piece; what it does and what it tells take their time."""
+        future, (before, after) = self.create_future(), self.thread_seconds()
+        self.call_later(before, self._run_thread, future, after, func, args)
         return future
 
+    def _run_thread(
+        self, future: asyncio.Future[Any], after: float, func: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            tell = partial(_settle, future, None, func(*args))
+        except OSError as error:
+            tell = partial(_settle, future, error, None)
+        if after:
+            self.call_later(after, tell)
+        else:
+            tell()
 
-def _gated(handle: asyncio.Handle, process: Process, context: Context) -> asyncio.Handle:
-    """Makes a handle ask its process before it runs."""
-    inner: Any = handle  # typeshed hides what a handle calls
-    if process is not _WORLD:
-        args = (process, handle, context, inner._callback, inner._args)
-        inner._callback, inner._args = _gate, args
-    return handle
+    def go_on_with(self, parked: Iterable[asyncio.Handle]) -> None:
+        """Takes up again what a process had to leave."""
+        self._queue.extend(parked)
+
+    def _run_once(self) -> None:
+        """In place of that of the base class: lets time pass if nothing is ready, and runs what is."""
+        self._pass_time()
+        ready, self._queue = self._queue, deque()
+        for handle in ready if self._rng is None or len(ready) < 2 else self._drawn(ready, self._rng):
+            process = handle._context.get(_PROCESS, _WORLD)  # type: ignore[attr-defined]
+            if handle._cancelled:
+                continue
+            if process.state is State.RUNS:
+                handle._run()
+            else:
+                process.parked.append(handle)
+
+    def _pass_time(self) -> None:
+        timers = self._timers
+        while timers and timers[0][3]._cancelled:
+            heappop(timers)
+        if self._queue or self._stopping:  # type: ignore[attr-defined]
+            self._note_step(0.0)
+        elif not timers:
+            raise Deadlock
+        else:
+            seconds = timers[0][0] - self._seconds
+            self._note_step(seconds)
+            # What is due within the clock's resolution runs; time must then have come to it.
+            self._seconds += max(seconds, RESOLUTION_SECONDS) if seconds > 0 else 0.0
+        end = self._seconds + RESOLUTION_SECONDS
+        while timers and timers[0][0] < end:
+            self._queue.append(heappop(timers)[3])
+
+    def _note_step(self, seconds: float) -> None:
+        self._steps = self._steps + 1 if seconds <= 0 else 0
+        if self._steps > MOST_STEPS:
+            self._steps = 0
+            raise Livelock(f"at {self._seconds:.4f} s something goes round without any time passing")
+
+    def _drawn(self, ready: Iterable[asyncio.Handle], rng: random.Random) -> list[asyncio.Handle]:
+        """In which order they run now; what is held back stands before all that becomes ready meanwhile."""
+        lots: list[tuple[float, int, asyncio.Handle]] = []
+        last: dict[Hashable, float] = {}
+        # In a set of tasks, such as those that a group cancels, their order is that of addresses: no seed knows it.
+        numbers = sorted(enumerate(ready), key=lambda one: self._tasks.get(_task_of(one[1]), 0))
+        drawn = {number: rng.random() for number, _ in numbers}
+        for number, handle in enumerate(ready):
+            lanes, lot = _lanes(handle), drawn[number]
+            lot = max([lot, *(last[lane] for lane in lanes if lane in last)])
+            last |= dict.fromkeys(lanes, lot)
+            lots.append((lot, number, handle))
+        lots.sort(key=lambda one: one[:2])
+        self._queue.extendleft(handle for lot, _, handle in reversed(lots) if lot > HELD_BACK)
+        return [handle for lot, _, handle in lots if lot <= HELD_BACK]
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time comes."""
+
+    def _write_to_self(self) -> None:
+        """There is no other thread."""
 
 
-def _gate(
-    process: Process, handle: asyncio.Handle, context: Context, callback: Callable[..., object], args: tuple[Any, ...]
-) -> None:
-    if process.state is State.RUNS:
-        callback(*args)
-    else:
-        process.parked.append((handle, context))
+def _task_of(handle: Any) -> object:
+    """The task whose step it is; of any other callback itself."""
+    owner = getattr(handle._callback, "__self__", None)
+    return owner if isinstance(owner, asyncio.Task) else handle
 
 
-def _unless_cancelled(handle: Any) -> None:
-    if not handle.cancelled():
-        handle._callback(*handle._args)
+def _lanes(handle: Any) -> list[Hashable]:
+    """Within what a callback may not be overtaken by one that came later."""
+    args, context = handle._args, handle._context
+    lanes: list[Hashable] = [id(args[0])] if args and isinstance(args[0], asyncio.Future) else []
+    if _task_of(handle) is handle:
+        lanes.append(context.get(_PROCESS, _WORLD))
+    return lanes
 
 
-def _finish(future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    try:
-        value = func(*args)
-    except OSError as error:
-        if not future.done():
-            future.set_exception(error)
+def _settle(future: asyncio.Future[Any], error: OSError | None, value: object) -> None:
+    if future.done():
         return
-    if not future.done():
+    if error is not None:
+        future.set_exception(error)
+    else:
         future.set_result(value)

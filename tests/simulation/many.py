@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
+from tests.simulation.shrink import shrunk, told
 from tests.simulation.simulation import SimulationFailed, simulate
 
 WORKERS = 2
 _CHUNK = 10
+# A bug that every seed shows need not be shrunk with each of them.
+MOST_SHRUNK = 2
+_shrunk: list[int] = []
 
 
-def failure_of(seed: int, *, has_nets: bool = True) -> str:
-    """Plays a seed; why it failed, or nothing."""
+@dataclass(frozen=True)
+class Played:
+    """A seed that was played; `failure`: why it failed, or nothing; `seconds` of processor time, without shrinking."""
+
+    seed: int
+    failure: str
+    seconds: float
+
+
+def play(seed: int, *, has_nets: bool = True) -> Played:
+    """Plays a seed, and shrinks it if it fails."""
+    begun, failed = time.process_time(), None
     try:
         simulate(seed, has_nets=has_nets)
     except SimulationFailed as error:
-        return str(error)
-    return ""
+        failed = error
+    seconds = time.process_time() - begun
+    if failed is None:
+        return Played(seed, "", seconds)
+    if len(_shrunk) < MOST_SHRUNK:
+        _shrunk.append(seed)
+        return Played(seed, f"{failed.command}, shrunk: {told(shrunk(failed))}", seconds)
+    return Played(seed, str(failed), seconds)
+
+
+def play_all(seeds: Iterable[int], *, has_nets: bool = True) -> Iterator[Played]:
+    """Plays many seeds in processes of their own; tells each as it ends."""
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, mp_context=fresh) as workers:
+        yield from workers.map(partial(play, has_nets=has_nets), seeds, chunksize=_CHUNK)
 
 
 def failures(seeds: Iterable[int], *, has_nets: bool = True) -> Iterator[str]:
-    """Plays many seeds in processes of their own; tells each failure as it is found."""
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, mp_context=fresh) as workers:
-        yield from filter(None, workers.map(partial(failure_of, has_nets=has_nets), seeds, chunksize=_CHUNK))
+    """As `play_all`, but tells the failures alone."""
+    return filter(None, (played.failure for played in play_all(seeds, has_nets=has_nets)))

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 from dataclasses import dataclass
+from itertools import count
 
 from google.protobuf.message import Message
 
@@ -68,10 +69,7 @@ class Operator:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._rng = random.Random(f"operator {world.seed}")
-        self._places = random.Random(f"places {world.seed}")
-        self._canaries = random.Random(f"canaries {world.seed}")
-        self._drains = random.Random(f"drains {world.seed}")
+        self._draw_anew(-1)
         leaving = random.Random(f"callers that leave {world.seed}")
         self._impatience = Impatience(leaving, lambda: world.log("a caller left amid its call"))
         self._dry = random.Random(f"dry runs {world.seed}")
@@ -81,14 +79,27 @@ class Operator:
         self._made = 0
         self._sources = 0
 
+    def _draw_anew(self, number: int) -> None:
+        """Each step draws for itself, so that it stays the same where others are left out."""
+        step = f"{number} {self._world.seed}"
+        self._rng = random.Random(f"operator {step}")
+        self._places = random.Random(f"places {step}")
+        self._canaries = random.Random(f"canaries {step}")
+        self._drains = random.Random(f"drains {step}")
+
     async def work(self, seconds: float) -> None:
         """Makes changes for so long, and waits until each is settled."""
-        loop = asyncio.get_running_loop()
+        loop, pauses = asyncio.get_running_loop(), random.Random(f"pauses {self._world.seed}")
         end = loop.time() + seconds
-        pause = self._rng.choice((0.5, 2.0, 5.0))
+        pause = pauses.choice((0.5, 2.0, 5.0))
         async with asyncio.TaskGroup() as tasks:
-            while loop.time() < end:
-                await asyncio.sleep(self._rng.uniform(0.0, 2 * pause))
+            for number in count():
+                await asyncio.sleep(pauses.uniform(0.0, 2 * pause))
+                if loop.time() >= end:
+                    return
+                self._draw_anew(number)
+                if not self._world.plays(f"s{number}", "a step of the operator"):
+                    continue
                 if self._drains.random() < 0.15:
                     replica = self._drains.choice(self._world.replicas).name
                     tasks.create_task(self.change(DrainReplica(POOL, replica, drain=self._drains.random() < 0.7)))
@@ -134,6 +145,10 @@ class Operator:
             return Answer(request_id, told.revision, "", was_unsettled)  # type: ignore[attr-defined]
         kv = self._world.store.kvs.get(KEYS.request(request_id))
         return Answer(request_id, -1 if kv is None else kv.mod_revision, "", was_unsettled)
+
+    async def change_one(self, name: str) -> None:
+        """Changes or removes the adapter of that name."""
+        await self.change(ApplyAdapters(POOL, (self._one(name),)))
 
     async def prepare(self) -> None:
         """Makes the pool."""

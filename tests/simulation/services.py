@@ -176,7 +176,7 @@ class Services:
 
     def _check_still(self, admin: Admin, process: Process) -> None:
         if process.parked:
-            left = [str(handle) for handle, _ in process.parked]
+            left = [str(handle) for handle in process.parked]
             self.violated(f"X3 {admin.name} has ended, and goes on with {left}")
 
 

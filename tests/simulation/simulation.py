@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,35 +18,49 @@ from unittest import mock
 import structlog
 
 from tests.simulation.admins import ports_played
+from tests.simulation.cut import ALL, ORDER, Cut
 from tests.simulation.disk import plugged_in
 from tests.simulation.engine_http import http_for
+from tests.simulation.evidence import Evidence
 from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage, renew_admins, trouble_callers
 from tests.simulation.goal import converge, let_go, stay
 from tests.simulation.lazy import ask_for_lazy
-from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name
+from tests.simulation.loop import THREAD_SECONDS, Deadlock, Livelock, State, VirtualLoop, current_process_name
+from tests.simulation.news import News
 from tests.simulation.operator import Operator
 from tests.simulation.places import Places
 from tests.simulation.plugin import playing
 from tests.simulation.power import cut_power
 from tests.simulation.readers import Readers
 from tests.simulation.replay import Logs
+from tests.simulation.statuses import Statuses
 from tests.simulation.traffic import send
 from tests.simulation.world import World
 from tests.simulation.writes import check_writes
 from tests.support.memory_folder import memory_folder
 
-CHAOS_SECONDS = 30.0
 # So short that what an engine was told of is let go of soon; the engine's own word keeps it for longer.
 HOLD_SECONDS = 15.0
 
 
 class SimulationFailed(AssertionError):
-    """A guarantee did not hold."""
+    """A guarantee did not hold; `parts`: the events that were played."""
+
+    def __init__(self, seed: int, cut: Cut, world: World, *, has_nets: bool) -> None:
+        self.seed, self.cut, self.has_nets = seed, cut, has_nets
+        self.violations, self.trace, self.parts = world.checks.violations, world.trace, world.parts.played
+        tail, found = "\n".join(self.trace[-60:]), "\n".join(self.violations[:10])
+        super().__init__(f"seed {seed}; replay with: {self.command}\n{tail}\n\n{found}")
+
+    @property
+    def command(self) -> str:
+        """What plays it again."""
+        return f"make sim SEED={self.seed}{'' if self.has_nets else ' NETS=no'}{self.cut.arguments()}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulation that went well leaves; `compared`: how much the replay checker held against something."""
+    """What a simulation that went well leaves; `compared`: how much was held against something, by what."""
 
     trace: list[str]
     digest: str
@@ -54,8 +68,8 @@ class Outcome:
     compared: Counter[str]
 
 
-def simulate(seed: int, *, has_nets: bool = True) -> Outcome:
-    """Plays one seed.
+def simulate(seed: int, *, has_nets: bool = True, cut: Cut = ALL, until: str = "") -> Outcome:
+    """Plays one seed, or what a cut leaves of it; `until`: no further than a violation of that guarantee.
 
     Without `has_nets` nothing is looked at merely because time has passed, and nobody else drives the engines, which
     only such a look would find: what is then repaired was noticed by itself.
@@ -63,23 +77,23 @@ def simulate(seed: int, *, has_nets: bool = True) -> Outcome:
     Raises:
         SimulationFailed: with what was violated, the end of the trace, and the command that replays it.
     """
-    with memory_folder() as root, _loop() as loop:
-        world = loop.run_until_complete(_made(seed, Path(root)))
+    order = random.Random(f"order {seed}") if cut.has(ORDER) else None
+    with memory_folder() as root, _loop(order) as loop:
+        world = loop.run_until_complete(_made(seed, Path(root), cut))
+        disk = world.pace("disk")
+        loop.thread_seconds = lambda: (THREAD_SECONDS[0] + disk.seconds(), disk.seconds())
         logs = Logs()
         with _patched(world, logs), nullcontext() if has_nets else _without_nets():
-            converged = _played(loop, world, logs, FAULTS if has_nets else OWN_FAULTS)
+            converged = _played(loop, world, _play(world, logs, FAULTS if has_nets else OWN_FAULTS), until)
     if world.checks.violations:
-        tail = "\n".join(world.trace[-60:])
-        found = "\n".join(world.checks.violations[:10])
-        nets = "" if has_nets else " NETS=no"
-        raise SimulationFailed(f"seed {seed}; replay with: make sim SEED={seed}{nets}\n{tail}\n\n{found}")
-    return Outcome(world.trace, world.digest, converged, logs.compared)
+        raise SimulationFailed(seed, cut, world, has_nets=has_nets)
+    return Outcome(world.trace, world.digest, converged, logs.compared + world.told)
 
 
 def play_by_hand(seed: int, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    """Does something in the world of a seed, in which nothing is started yet."""
+    """Does something in the world of a seed, in which nothing is started yet, and all that is ready runs in order."""
     with memory_folder() as root, _loop() as loop:
-        world = loop.run_until_complete(_made(seed, Path(root)))
+        world = loop.run_until_complete(_made(seed, Path(root), replace(ALL, only=frozenset())))
         with _patched(world, Logs()):
             loop.run_until_complete(_ended(world, work))
 
@@ -91,26 +105,36 @@ async def _ended(world: World, work: Callable[[World], Coroutine[Any, Any, None]
         await world.bury()
 
 
-def _played(loop: VirtualLoop, world: World, logs: Logs, faults: Sequence[Fault]) -> float:
+def _played(loop: VirtualLoop, world: World, work: Coroutine[Any, Any, float], until: str) -> float:
+    task = loop.create_task(work)
+    if until:
+        world.checks.on_violation = lambda text: None if not text.startswith(f"{until} ") else _end(task)
+    converged = 0.0
     try:
-        return loop.run_until_complete(_play(world, logs, faults))
+        converged = loop.run_until_complete(task)
+    except asyncio.CancelledError:
+        loop.run_until_complete(world.bury())
     except (Deadlock, Livelock) as error:
         world.checks.violations.append(f"R3 {type(error).__name__}: {error}")
-        return 0.0
+    return converged
 
 
-async def _made(seed: int, folder: Path) -> World:
-    return World(seed, folder)
+def _end(task: asyncio.Task[float]) -> None:
+    task.cancel()
+
+
+async def _made(seed: int, folder: Path, cut: Cut) -> World:
+    return World(seed, folder, cut)
 
 
 @contextmanager
-def _loop() -> Iterator[VirtualLoop]:
+def _loop(rng: random.Random | None = None) -> Iterator[VirtualLoop]:
     """A loop in which no garbage is collected: that would close generators of dead processes at a chance moment.
 
     Nor is any of a world before: what that still has to say would stand in this one's trace.
     """
     gc.collect()
-    loop = VirtualLoop()
+    loop = VirtualLoop(rng)
     gc.disable()
     try:
         yield loop
@@ -170,9 +194,10 @@ async def _watch_nothing(*_: object) -> None:
 
 async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     loop = asyncio.get_running_loop()
-    places = Places(world)
+    places, evidence = Places(world), Evidence(world)
     readers = Readers(world, places)
-    world.store.on_commit += [places.on_commit, readers.on_commit]
+    world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world).on_commit]
+    world.checks.on_sent, world.checks.on_removed = evidence.on_call, evidence.r7_asked_after
     world.services.on_post = places.on_post
     around = [loop.create_task(work) for work in (expire_leases(world), _oversee(world), readers.oversee())]
     for admin in world.admins:
@@ -190,14 +215,18 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     for replica in world.replicas:
         replica.engine.start()
         world.start(replica)
+    seconds = world.parts.cut.seconds
+    news = News(world, operator, faults, seconds)
+    world.checks.on_work = news.on_work
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(operator.work(CHAOS_SECONDS))
-        tasks.create_task(rage(world, faults, CHAOS_SECONDS))
-        tasks.create_task(break_watches(world, CHAOS_SECONDS))
-        tasks.create_task(cut_power(world, CHAOS_SECONDS))
-        tasks.create_task(send(world, CHAOS_SECONDS))
-        tasks.create_task(renew_admins(world, CHAOS_SECONDS))
-        tasks.create_task(trouble_callers(world, CHAOS_SECONDS))
+        tasks.create_task(operator.work(seconds))
+        tasks.create_task(rage(world, faults, seconds))
+        tasks.create_task(break_watches(world, seconds))
+        tasks.create_task(cut_power(world, seconds))
+        tasks.create_task(send(world, seconds))
+        tasks.create_task(renew_admins(world, seconds))
+        tasks.create_task(trouble_callers(world, seconds))
+    await news.settled()
     _heal(world)
     readers.calm()
     world.log("healed everything")
@@ -251,6 +280,8 @@ async def _oversee(world: World) -> None:
 
 
 def _heal(world: World) -> None:
+    for pace in world.paces:
+        pace.heal()
     for rival in world.rivals:
         world.kill(rival)
         rival.engine.kill()

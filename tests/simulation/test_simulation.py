@@ -37,6 +37,14 @@ PLAYED = (
     r"asked for [^ ]+: Unresolved\(reason='unknown_adapter'\)",
     r"asked for [^ ]+: Unresolved\(reason='refused'\)",
     r"'calls': \['Unload [^ ]+'\]",
+    r"n\d+ news amid work on [^ ]+ of [^ ]+: change",
+    r"n\d+ news amid work on [^ ]+ of [^ ]+: drain",
+    r"n\d+ news amid work on [^ ]+ of [^ ]+: fault",
+)
+# What the replay checker held against something, and the rules that ask of what happened what caused it.
+COMPARED = (
+    *("plans", "loads", "statuses", "removals", "of them at a known time"),
+    *("R7", "R8", "R9 fresh", "R9 of one process", "R9 engine_refused", "R9 rank_too_high", "R12", "R20"),
 )
 
 
@@ -72,14 +80,13 @@ def test_it_is_played(what, traces):
     assert re.search(what, traces)
 
 
-# By the replay checker, and by the rules for admin services.
-COMPARED = ("plans", "loads", "statuses", "removals", "of them at a known time")
+# By the rules for admin services.
 COMPARED_OF_ADMINS = ("calls", "readers", "places of readers", "dry runs taken", "dry runs refused")
 
 
 @pytest.mark.parametrize("what", [*COMPARED, *COMPARED_OF_ADMINS])
 def test_it_is_compared(what, outcomes):
-    """R2, R7, R8, R9, R24, W9, X3: a rule that is given nothing finds nothing."""
+    """R2, R7, R8, R9, R12, R20, R24, W9, X3: a rule that is given nothing finds nothing."""
     assert sum(outcome.compared[what] for outcome in outcomes) > 0
 
 

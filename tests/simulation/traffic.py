@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import count
 
 from sidecar.engines.simulated.engine import EngineDead, Rejection
 from tests.simulation.engines import EngineHost
@@ -26,17 +27,23 @@ async def send(world: World, seconds: float) -> None:
     rng = random.Random(f"traffic {world.seed}")
     pause_seconds = rng.choice((0.3, 1.0, 5.0))
     end = asyncio.get_running_loop().time() + seconds
-    while asyncio.get_running_loop().time() < end:
+    for number in count():
         await asyncio.sleep(rng.uniform(0.0, 2 * pause_seconds))
-        _ask(world, rng.choice(world.replicas).engine, rng)
+        if asyncio.get_running_loop().time() >= end:
+            return
+        dice = random.Random(f"request {number} {world.seed}")
+        _ask(world, f"t{number}", dice.choice(world.replicas).engine, dice)
 
 
-def _ask(world: World, host: EngineHost, rng: random.Random) -> None:
+def _ask(world: World, part: str, host: EngineHost, rng: random.Random) -> None:
     """One request for whatever the engine lists, in the engine's own process."""
     names, engine = sorted({*host.listing, *(ASKED if world.has_plugin else ())}), host.engine
     if engine is None or not names or len(engine.requests) >= MOST_AT_ONCE:
         return
-    work = engine.serve(rng.choice(names), rng.choice((0.0, 0.1, 4.0)), rng.choice(TOKENS))
+    name, on_its_way_seconds, tokens = rng.choice(names), rng.choice((0.0, 0.1, 4.0)), rng.choice(TOKENS)
+    if not world.plays(part, f"a request for {name} to {host.replica}"):
+        return
+    work = engine.serve(name, on_its_way_seconds, tokens)
     task = asyncio.get_running_loop().create_task(work, context=host.process.context())
     engine.requests.add(task)
     task.add_done_callback(engine.requests.discard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,14 @@ from tests.simulation.channels import SimChannel
 from tests.simulation.checks import Checks
 from tests.simulation.clients import Answer, Clients
 from tests.simulation.conduct import Conduct
+from tests.simulation.cut import ALL, SLOW, Cut, Parts
 from tests.simulation.disk import Image, SimDisk
 from tests.simulation.engines import EngineHost
 from tests.simulation.history import POOL
 from tests.simulation.links import Link
 from tests.simulation.loop import Process, State, current_process, current_process_name
 from tests.simulation.members import Cluster, Habits, Member
+from tests.simulation.pace import Pace, paced
 from tests.simulation.plugin import Socket
 from tests.simulation.services import Services
 from tests.simulation.serving import SimServer
@@ -75,13 +77,16 @@ class ReplicaHost:
 
 
 class World:
-    """One simulation. Every draw of chance is made from the seed."""
+    """One simulation. Every draw of chance is made from the seed; `told`: how often each rule was asked."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, cut: Cut = ALL) -> None:
         self.seed = seed
+        self.parts = Parts(cut)
         self.rng = random.Random(f"world {seed}")
         self.trace: list[str] = []
         self.skew_seconds = 0.0
+        self.told: Counter[str] = Counter()
+        self.paces: list[Pace] = []
         self.has_plugin = self._rng("plugin").random() < PLUGIN_SHARE
         self.answers: list[Answer] = []
         self.checks = Checks(KEYS, POOL, self.log)
@@ -115,6 +120,12 @@ class World:
     def _rng(self, name: str) -> random.Random:
         return random.Random(f"{name} {self.seed}")
 
+    def pace(self, name: str, *, rarely: int = 1) -> Pace:
+        """That of a part of the world which has this name."""
+        pace = paced(self._rng(f"pace {name}"), rarely=rarely)
+        self.paces.append(pace if self.parts.cut.has(SLOW) else Pace(pace.rng))
+        return self.paces[-1]
+
     def wall(self) -> datetime:
         """The wall clock, which may be set."""
         return EPOCH + timedelta(seconds=asyncio.get_running_loop().time() + self.skew_seconds)
@@ -128,6 +139,13 @@ class World:
         now = asyncio.get_running_loop().time()
         self.trace.append(f"{now:10.4f} {current_process_name()}: {text}")
 
+    def plays(self, name: str, text: str) -> bool:
+        """Whether an event of that name happens now; it is told in the trace."""
+        is_played = self.parts.plays(name, asyncio.get_running_loop().time(), text)
+        if is_played:
+            self.log(f"{name} {text}")
+        return is_played
+
     @property
     def digest(self) -> str:
         """Of the whole trace."""
@@ -136,7 +154,7 @@ class World:
     def _endpoints(self, client: str) -> tuple[str, ...]:
         names = tuple(f"{client}|{member.name}" for member in self.cluster.members)
         for name, member in zip(names, self.cluster.members, strict=True):
-            self.links[name] = Link(name, member, self._rng(name))
+            self.links[name] = Link(name, member, self._rng(name), pace=self.pace(name, rarely=10))
         return names
 
     def open_channel(self, endpoint: str, _tls: object) -> SimChannel:
@@ -195,6 +213,7 @@ class World:
         store = self._store_of(name, disk)
         url = f"http://{name}"
         engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine, socket=self._socket())
+        engine.pace = self.pace(f"engine {name}", rarely=4)
         store.on_removal = lambda path: self.checks.on_removal(engine, path)
         place = Place(
             *(POOL, name, url, self._endpoints(name), disk.root / STATE, store, KEYS, self.wall),
@@ -216,7 +235,7 @@ class World:
         return Socket() if self.has_plugin else None
 
     def _store_of(self, name: str, disk: SimDisk) -> SimStore:
-        return SimStore(name, self._rng(f"store {name}"), disk.root / "leases")
+        return SimStore(name, self._rng(f"store {name}"), disk.root / "leases", pace=self.pace(f"source {name}"))
 
     def write_meta(self) -> None:
         """What the first admin service writes into a store: its epoch."""

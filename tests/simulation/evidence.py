@@ -1,0 +1,97 @@
+"""What sidecars may act upon: what they have on disk (R12), fresh evidence (R7), and a pause between tries (R8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sidecar.desired.snapshot import AdaptersChanged, SnapshotDamaged, decode_base, decode_entries
+from sidecar.engines.transport import PostRequest
+from tests.simulation.artifacts import source_of
+from tests.simulation.engines import EngineHost
+from tests.simulation.loop import State, current_process_name
+from tests.simulation.world import World
+
+# So often an engine may be asked for the same in so long, though it refuses it each time.
+MOST_TRIES, TRIES_SECONDS = 8, 10.0
+
+
+@dataclass
+class Evidence:
+    """Follows what sidecars do, each time asking what they did it upon."""
+
+    world: World
+    _tries: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def on_call(self, host: EngineHost, request: PostRequest) -> None:
+        """Each request to an engine as it is sent."""
+        self.r12_on_disk(host)
+        self.r8_paced(host, request)
+
+    def r12_on_disk(self, host: EngineHost) -> None:
+        """Nothing is acted upon that a restart would not find: each change of the records was written down before.
+
+        The first list of all is acted upon while it is written, since there is nothing that it could undo.
+        """
+        replica = next((one for one in self.world.replicas if one.engine is host), None)
+        kept = None if replica is None else _kept_revision(replica.place.state)
+        if replica is None or kept is None:
+            return
+        self.world.told["R12"] += 1
+        planned = self.world.checks.planned[replica.name]
+        changes = [number for number, _ in self.world.checks.oracle.moments if kept < number <= planned]
+        if changes and not self.world.restores:
+            self.world.checks.violated(f"R12 {replica.name} acts upon {planned}, and has {kept} on its disk")
+
+    def r8_paced(self, host: EngineHost, request: PostRequest) -> None:
+        """What an engine refuses is not asked of it again and again."""
+        name, path = str(request.body["lora_name"]), str(request.body.get("lora_path") or "")
+        if path not in host.refused[host.incarnation]:
+            return
+        self.world.told["R8"] += 1
+        tries = self._tries[host.process.name, name, path]
+        tries.append(_now())
+        recent = [at for at in tries if at > _now() - TRIES_SECONDS]
+        if len(recent) > MOST_TRIES:
+            self.world.checks.violated(
+                f"R8 {host.replica} tries {name} from {source_of(path)} {len(recent)} times in {TRIES_SECONDS:g} s"
+            )
+
+    def r7_asked_after(self, host: EngineHost, path: str) -> None:
+        """Evidence that files are out of use is never older than the question: asked when they were listed no more."""
+        if host.engine is None or host.process.state is not State.RUNS:
+            return
+        until = self.world.checks.listed_until(host.replica, path)
+        if not until:
+            return
+        self.world.told["R7"] += 1
+        looks = [
+            at
+            for who, incarnation, at in host.looks
+            if (who, incarnation) == (current_process_name(), host.incarnation)
+        ]
+        if not any(at >= until for at in looks):
+            self.world.checks.violated(
+                f"R7 {host.replica} removes {source_of(path)}, listed until {until:.3f}, and asked last at {looks[-1:]}"
+            )
+
+
+def _kept_revision(state: Path) -> int | None:
+    """Up to which change of the records a restart would come; None: it would find nothing."""
+    revisions = []
+    for file in state.glob("snapshot-*"):
+        with suppress(SnapshotDamaged), file.open("rb") as lines:
+            revisions.append(decode_base(lines).revision)
+    if not revisions:
+        return None
+    for file in state.glob("journal-*"):
+        entries = decode_entries(file.read_bytes())
+        revisions += [entry.revision for entry in entries if isinstance(entry, AdaptersChanged)]
+    return max(revisions)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,45 @@
+"""How long answers from outside take: most are prompt, some slow, a few take as long as anybody waits for one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+# Neither prompt nor endless: longer than a round of the loop, shorter than what anybody gives up upon.
+SLOW_SECONDS = (0.05, 2.0)
+LONGEST_SECONDS = 30.0
+# Of so many answers one is slow, and of so many slow ones one takes long; 0: none ever.
+ONE_IN = (0, 20, 5)
+LONG_ONE_IN = 8
+
+
+@dataclass
+class Pace:
+    """The pace of one part of the world, until all is healed.
+
+    A world that is slow everywhere at once comes to nothing: leases end, and whoever was asked is given up. So each
+    part draws for itself whether it is slow at all, and how often.
+
+    Attributes:
+        one_in: of so many answers one is slow; 0: none.
+    """
+
+    rng: random.Random
+    one_in: int = 0
+
+    def seconds(self) -> float:
+        """What the next answer takes beside its usual time."""
+        if not self.one_in or self.rng.random() * self.one_in >= 1.0:
+            return 0.0
+        if self.rng.random() * LONG_ONE_IN < 1.0:
+            return self.rng.uniform(SLOW_SECONDS[1], LONGEST_SECONDS)
+        return self.rng.uniform(*SLOW_SECONDS)
+
+    def heal(self) -> None:
+        """From now on all is prompt."""
+        self.one_in = 0
+
+
+def paced(rng: random.Random, *, rarely: int = 1) -> Pace:
+    """A part of the world whose pace is drawn; `rarely`: so many times less often, where answers are many."""
+    return Pace(rng, rng.choice(ONE_IN) * rarely)
