@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # Neither prompt nor endless: longer than a round of the loop, shorter than what anybody gives up upon.
@@ -22,24 +23,26 @@ class Pace:
 
     Attributes:
         one_in: of so many answers one is slow; 0: none.
+        left: seconds until all is healed; what is slow comes by then.
     """
 
     rng: random.Random
     one_in: int = 0
+    left: Callable[[], float] = lambda: LONGEST_SECONDS
 
     def seconds(self) -> float:
         """What the next answer takes beside its usual time."""
         if not self.one_in or self.rng.random() * self.one_in >= 1.0:
             return 0.0
-        if self.rng.random() * LONG_ONE_IN < 1.0:
-            return self.rng.uniform(SLOW_SECONDS[1], LONGEST_SECONDS)
-        return self.rng.uniform(*SLOW_SECONDS)
+        is_long = self.rng.random() * LONG_ONE_IN < 1.0
+        seconds = self.rng.uniform(*((SLOW_SECONDS[1], LONGEST_SECONDS) if is_long else SLOW_SECONDS))
+        return min(seconds, max(0.0, self.left()))
 
     def heal(self) -> None:
         """From now on all is prompt."""
         self.one_in = 0
 
 
-def paced(rng: random.Random, *, rarely: int = 1) -> Pace:
+def paced(rng: random.Random, left: Callable[[], float], *, rarely: int = 1) -> Pace:
     """A part of the world whose pace is drawn; `rarely`: so many times less often, where answers are many."""
-    return Pace(rng, rng.choice(ONE_IN) * rarely)
+    return Pace(rng, rng.choice(ONE_IN) * rarely, left)

@@ -122,9 +122,12 @@ class World:
 
     def pace(self, name: str, *, rarely: int = 1) -> Pace:
         """That of a part of the world which has this name."""
-        pace = paced(self._rng(f"pace {name}"), rarely=rarely)
+        pace = paced(self._rng(f"pace {name}"), self._left_seconds, rarely=rarely)
         self.paces.append(pace if self.parts.cut.has(SLOW) else Pace(pace.rng))
         return self.paces[-1]
+
+    def _left_seconds(self) -> float:
+        return self.parts.cut.seconds - asyncio.get_running_loop().time()
 
     def wall(self) -> datetime:
         """The wall clock, which may be set."""
