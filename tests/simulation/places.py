@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import last_part
-from registry.model.replica_state import ReplicaState
+from registry.model.replica_state import ParsedStatus, ReplicaState
 from registry.model.status import Presence, presence_of
 from registry.residency.derive import DerivedResidence, DerivedResidency, residency
 from registry.residency.view import PLAIN, PoolView, renew_view
@@ -155,14 +155,16 @@ class Judge:
 
     places: Places
     _named: dict[tuple[str, str], Spell] = field(default_factory=dict)
+    _lives: dict[str, int] = field(default_factory=dict)
 
     def judge(self, view: PoolView, by: str) -> int:
         """R24 always-placed: no answer lacks a replica that serves. Says how many places were looked at."""
         answers = {key: found for key in view.records if (found := residency(view, key)) is not None}
         told = {key: _told(answer) for key, answer in answers.items()}
-        held = 0
+        held, lives = 0, {key: entry.kv.create_revision for key, entry in view.records.items()}
         for (key, replica), spell in list(self._named.items()):
-            if key not in answers or not self._still(answers[key].name, replica, spell):
+            is_same = self._lives.get(key) == lives.get(key)
+            if key not in answers or not is_same or not self._still(answers[key].name, replica, spell):
                 del self._named[key, replica]
                 continue
             held += 1
@@ -170,6 +172,7 @@ class Judge:
                 names = {one.replica: f"{one.state.value} {one.reason}" for one in answers[key].replicas}
                 text = f"R24 {key} is served by {replica}, and residency{by} names {names}"
                 self.places.world.checks.violated(text)
+        self._lives = lives
         for key, answer in answers.items():
             for one in answer.replicas:
                 self._note(view, key, answer.name, one)
@@ -178,9 +181,13 @@ class Judge:
     def _note(self, view: PoolView, key: str, name: str, told: DerivedResidence) -> None:
         """Notes whom residency names for what its engine lists: no other generation, which it may not know of yet.
 
-        Nor what is lazy and was loaded since its sidecar looked: nobody has told of that.
+        Nor what is lazy and was loaded since its sidecar looked: nobody has told of that. Nor what is of an earlier
+        life of the name: a replica that knows of its deletion is about to unload it.
         """
         places = self.places
+        reading = view.everybody[told.replica].reading
+        if not isinstance(reading, ParsedStatus) or reading.status.observed_revision < self._lives[key]:
+            return
         found = places.host(told.replica) if told.state is ReplicaState.SERVING else None
         path = None if found is None else found.engine.listing.get(name)
         if found is None or path is None or not told.loaded or not places.is_of(key, told.generation, path):
