@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import time
 from collections.abc import Iterable, Iterator
@@ -15,8 +14,6 @@ from tests.simulation.simulation import SimulationFailed, simulate
 
 WORKERS = 2
 _CHUNK = 10
-# A world is mostly made of cycles that live as long as it does: looking for them took a tenth of the time.
-RARELY = (100_000, 20, 50)
 # A bug that every seed shows need not be shrunk with each of them.
 MOST_SHRUNK = 2
 _shrunk: list[int] = []
@@ -50,7 +47,7 @@ def play(seed: int, *, has_nets: bool = True) -> Played:
 def play_all(seeds: Iterable[int], *, has_nets: bool = True) -> Iterator[Played]:
     """Plays many seeds in processes of their own; tells each as it ends."""
     fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, fresh, gc.set_threshold, RARELY) as workers:
+    with ProcessPoolExecutor(WORKERS, mp_context=fresh) as workers:
         yield from workers.map(partial(play, has_nets=has_nets), seeds, chunksize=_CHUNK)
 
 
