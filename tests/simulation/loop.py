@@ -42,32 +42,41 @@ class State(Enum):
 class Process:
     """Whatever was started in its context belongs to it. What a paused or dead one should have run is parked.
 
-    `resumed` counts how often it went on after a pause, the last time `resumed_at`.
+    `resumed` counts how often it went on after a pause, the last time `resumed_at`; `paused` holds each pause.
     """
 
     name: str
     state: State = State.RUNS
     resumed: int = 0
     resumed_at: float = -math.inf
+    paused: list[tuple[float, float]] = field(default_factory=list)
     parked: list[asyncio.Handle] = field(default_factory=list)
     on_death: list[Callable[[], None]] = field(default_factory=list)
+    _paused_at: float = 0.0
 
     def kill(self) -> None:
         """From now on nothing of it runs, not even a `finally`."""
+        self._note_pause()
         self.state = State.DEAD
         for callback in self.on_death:
             callback()
 
     def pause(self) -> None:
         """Stops it as SIGSTOP does."""
+        self._paused_at = asyncio.get_running_loop().time()
         self.state = State.PAUSED
 
     def resume(self) -> None:
         """Lets it go on, as SIGCONT does; does nothing to a dead one."""
         if self.state is State.PAUSED:
+            self._note_pause()
             self.resumed += 1
             self.resumed_at = asyncio.get_running_loop().time()
             self._run_parked()
+
+    def _note_pause(self) -> None:
+        if self.state is State.PAUSED:
+            self.paused.append((self._paused_at, asyncio.get_running_loop().time()))
 
     def bury(self) -> None:
         """Lets a dead one run again, so that its tasks can be cancelled at the end of a simulation."""
@@ -203,7 +212,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._pass_time()
         ready, self._queue = self._queue, deque()
         for handle in ready if self._rng is None or len(ready) < 2 else self._drawn(ready, self._rng):
-            process = handle._context.get(_PROCESS, _WORLD)  # type: ignore[attr-defined]
+            process = process_of(handle)
             if handle._cancelled:
                 continue
             if process.state is State.RUNS:
@@ -255,6 +264,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """There is no other thread."""
+
+
+def process_of(handle: asyncio.Handle) -> Process:
+    """To which a callback belongs."""
+    return handle._context.get(_PROCESS, _WORLD)  # type: ignore[attr-defined, no-any-return]
+
+
+def is_thread(handle: Any) -> bool:
+    """Whether it stands for what a thread does, for which whoever ends waits."""
+    callback = getattr(handle._callback, "func", handle._callback)
+    return callback is _settle or getattr(callback, "__func__", None) is VirtualLoop._run_thread
 
 
 def _task_of(handle: Any) -> object:

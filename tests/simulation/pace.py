@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Neither prompt nor endless: longer than a round of the loop, shorter than what anybody gives up upon.
 SLOW_SECONDS = (0.05, 2.0)
@@ -41,6 +41,25 @@ class Pace:
     def heal(self) -> None:
         """From now on all is prompt."""
         self.one_in = 0
+
+
+@dataclass
+class Halts:
+    """When somebody could not go on: dead, paused, or with work in a slow thread."""
+
+    _spans: list[tuple[float, float]] = field(default_factory=list)
+
+    def note(self, since: float, until: float) -> None:
+        """Between these."""
+        self._spans.append((since, until))
+
+    def done_before(self, now: float, seconds: float) -> float:
+        """What was begun before this moment is done now, if it takes so long where nothing halts it."""
+        at = now - seconds
+        for since, until in sorted(self._spans, reverse=True):
+            if until > at:
+                at = min(at, since - seconds)
+        return at
 
 
 def paced(rng: random.Random, left: Callable[[], float], *, rarely: int = 1) -> Pace:

@@ -24,7 +24,7 @@ from registry.residency import follower
 from registry.residency.hub import Subscription
 from registry.residency.view import PoolView
 from tests.simulation.admins import Admin
-from tests.simulation.loop import Process, current_process
+from tests.simulation.loop import Process, current_process, is_thread
 from tests.simulation.serving import Sent, ServerCall, SimServer
 
 # So long after its last call an admin service has given back all that calls took.
@@ -175,8 +175,7 @@ class Services:
         asyncio.get_running_loop().call_later(END_SECONDS, self._check_still, admin, process)
 
     def _check_still(self, admin: Admin, process: Process) -> None:
-        if process.parked:
-            left = [str(handle) for handle in process.parked]
+        if left := [str(handle) for handle in process.parked if not is_thread(handle)]:
             self.violated(f"X3 {admin.name} has ended, and goes on with {left}")
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from tests.simulation.evidence import Evidence
 from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage, renew_admins, trouble_callers
 from tests.simulation.goal import converge, let_go, stay
 from tests.simulation.lazy import ask_for_lazy
-from tests.simulation.loop import THREAD_SECONDS, Deadlock, Livelock, State, VirtualLoop, current_process_name
+from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name, process_of
 from tests.simulation.news import News
 from tests.simulation.operator import Operator
 from tests.simulation.places import Places
@@ -80,8 +81,8 @@ def simulate(seed: int, *, has_nets: bool = True, cut: Cut = ALL, until: str = "
     order = random.Random(f"order {seed}") if cut.has(ORDER) else None
     with memory_folder() as root, _loop(order) as loop:
         world = loop.run_until_complete(_made(seed, Path(root), cut))
-        disk = world.pace("disk")
-        loop.thread_seconds = lambda: (THREAD_SECONDS[0] + disk.seconds(), disk.seconds())
+        loop.thread_seconds = world.thread_seconds
+        loop.set_exception_handler(partial(_let_out, world))
         logs = Logs()
         with _patched(world, logs), nullcontext() if has_nets else _without_nets():
             converged = _played(loop, world, _play(world, logs, FAULTS if has_nets else OWN_FAULTS), until)
@@ -103,6 +104,13 @@ async def _ended(world: World, work: Callable[[World], Coroutine[Any, Any, None]
         await work(world)
     finally:
         await world.bury()
+
+
+def _let_out(world: World, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """X2: nothing that a loop calls may raise; what tasks were ended by nobody wanted to know."""
+    if "handle" in context:
+        process = process_of(context["handle"])
+        world.checks.violated(f"X2 a callback of {process.name} let {context.get('exception')!r} out")
 
 
 def _played(loop: VirtualLoop, world: World, work: Coroutine[Any, Any, float], until: str) -> float:

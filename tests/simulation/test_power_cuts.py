@@ -7,14 +7,13 @@ import errno
 import hashlib
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -34,7 +33,7 @@ from sidecar.ownership import HostLock
 from sidecar.report.declines import DeclineTeller
 from tests.corpus.in_process import InProcessExaminer
 from tests.simulation.disk import Image, Kept, SimDisk, plugged_in, unwatched, write
-from tests.simulation.loop import Process, State, VirtualLoop, _finish
+from tests.simulation.loop import Process, State, VirtualLoop
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.memory_folder import memory_folder
 
@@ -52,20 +51,12 @@ class Killed(BaseException):
     """Ends what a process is amid."""
 
 
-class SlowDiskLoop(VirtualLoop):
-    """A thread's function is run in one piece, some time later."""
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__()
-        self._rng = rng
-        self.set_exception_handler(lambda _loop, _context: None)
-
-    def run_in_executor(  # type: ignore[override]
-        self, _executor: object, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self.create_future()
-        self.call_later(self._rng.uniform(0.0, 0.05), _finish, future, func, args)
-        return future
+def slow_disk_loop(rng: random.Random) -> VirtualLoop:
+    """A loop in which a thread's function is run some time later; whoever ends amid one says nothing."""
+    loop = VirtualLoop()
+    loop.thread_seconds = lambda: (rng.uniform(0.0, 0.05), 0.0)
+    loop.set_exception_handler(lambda _loop, _context: None)
+    return loop
 
 
 @dataclass
@@ -230,7 +221,7 @@ def newest(restored: Restored | None) -> int | None:
 def test_what_a_cut_leaves_of_a_snapshot_was_once_true_and_is_no_older_than_a_moment(first):
     """R1, R2, R12: at each step of the journal, also while something is appended, and over kills and cuts before."""
     for seed in range(first, first + PIECE):
-        with memory_folder() as root, closing(SlowDiskLoop(random.Random(seed))) as loop:
+        with memory_folder() as root, closing(slow_disk_loop(random.Random(seed))) as loop:
             (Path(root) / "disk" / "state").mkdir(parents=True)
             (Path(root) / "scratch").mkdir()
             disk = SimDisk(Path(root) / "disk")

@@ -32,9 +32,9 @@ from tests.simulation.disk import Image, SimDisk
 from tests.simulation.engines import EngineHost
 from tests.simulation.history import POOL
 from tests.simulation.links import Link
-from tests.simulation.loop import Process, State, current_process, current_process_name
+from tests.simulation.loop import THREAD_SECONDS, Process, State, current_process, current_process_name
 from tests.simulation.members import Cluster, Habits, Member
-from tests.simulation.pace import Pace, paced
+from tests.simulation.pace import Halts, Pace, paced
 from tests.simulation.plugin import Socket
 from tests.simulation.services import Services
 from tests.simulation.serving import SimServer
@@ -48,7 +48,7 @@ SUPERVISOR_SECONDS = 5.0
 PLUGIN_SHARE = 0.5
 # Below a host's disk: what a sidecar keeps of what it follows.
 STATE = "state"
-# What was acted upon so long ago is on the disk.
+# What was acted upon so long ago is on the disk, if the sidecar could go on meanwhile, and its disk was prompt.
 KEPT_SECONDS = 1.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -62,6 +62,8 @@ class ReplicaHost:
     disk: SimDisk
     process: Process = field(default_factory=lambda: Process("none", State.DEAD))
     starts: int = 0
+    halts: Halts = field(default_factory=Halts)
+    died_at: float = 0.0
 
     @property
     def name(self) -> str:
@@ -113,6 +115,7 @@ class World:
         self.services = Services(self.checks.violated, self._rng("services"))
         self._context = copy_context()
         self.admins = [self._admin(f"admin{number}") for number in range(2)]
+        self._disk_pace = self.pace("disk")
         self.replicas = [self._replica(f"r{number}") for number in range(self.rng.randint(1, 3))]
         self.checks.replicas = {replica.name for replica in self.replicas}
         self.engines = {replica.engine.url: replica.engine for replica in self.replicas}
@@ -128,6 +131,14 @@ class World:
 
     def _left_seconds(self) -> float:
         return self.parts.cut.seconds - asyncio.get_running_loop().time()
+
+    def thread_seconds(self) -> tuple[float, float]:
+        """How long what is given to a thread now takes before its effect, and after it."""
+        before, after, now = THREAD_SECONDS[0] + self._disk_pace.seconds(), self._disk_pace.seconds(), self.monotonic()
+        host = next((one for one in self.replicas if one.process is current_process()), None)
+        if host is not None:
+            host.halts.note(now, now + before + after)
+        return before, after
 
     def wall(self) -> datetime:
         """The wall clock, which may be set."""
@@ -293,6 +304,7 @@ class World:
         if host.runs:
             return
         host.starts += 1
+        host.halts.note(host.died_at, self.monotonic())
         client = host.place.store.replica
         host.process = Process(f"{client}.{host.starts}")
         self.checks.lost.pop(client, None)
@@ -324,6 +336,9 @@ class World:
         if host.runs:
             self._dead.append(host.process)
             host.process.kill()
+            host.died_at = self.monotonic()
+            for since, until in host.process.paused:
+                host.halts.note(since, until)
 
     def cut_power(self, host: ReplicaHost, image: Image) -> None:
         """Ends all of a host, and leaves it what its disk kept: what was followed a moment ago, or newer (R1)."""
@@ -331,12 +346,13 @@ class World:
         if host.engine.engine is not None:
             host.engine.kill()
         host.disk.cut(image)
-        applied, now = self.checks.applied, asyncio.get_running_loop().time()
-        known = [revision for at, revision in self._followed[host.name] if at < now - KEPT_SECONDS]
+        applied, now = self.checks.applied, self.monotonic()
+        kept_until = host.halts.done_before(now, KEPT_SECONDS)
+        known = [revision for at, revision in self._followed[host.name] if at < kept_until]
         applied[host.name] = min(applied[host.name], known[-1] if known else 0)
         host.place.store.kept_until = now + GRACE_SECONDS
         self._followed[host.name] = [(0.0, applied[host.name])]
-        self.checks.on_power_cut(host.name, now - KEPT_SECONDS)
+        self.checks.on_power_cut(host.name, kept_until)
 
     def kill_admin(self, admin: Admin) -> None:
         """Kills an admin and starts it anew."""
