@@ -23,7 +23,8 @@ from registry.tools.verify.replicas import is_everywhere
 # No retry is put off for longer than this, where there is no rule that lets it wait longer.
 CAP_SECONDS = 15.0
 REFUSED_REASON = "engine_refused"
-# What an engine refused so often in a row is tried again so rarely, all such adapters taken together.
+# What an engine refused so often in a row is tried again so rarely, all such adapters taken together. The generation
+# that was served last has its own tries beside those of the newest, and a log does not tell them apart.
 REFUSALS_UNPACED = 3
 PACE_SECONDS = 2.0
 _MAY_HAVE_LOADED = ("Done(", "AlreadyThere(", "Unknown(")
@@ -119,9 +120,13 @@ class _Trials:
         at, refused_at = seconds_of(line.get("timestamp")), trial.refused_at
         trial.refusals, trial.refused_at = trial.refusals + 1, -math.inf if at is None else at
         is_soon = at is not None and 0.0 <= at - refused_at < PACE_SECONDS - _ROUNDING_SECONDS
-        if at is None or not is_soon or trial.refusals <= REFUSALS_UNPACED:
+        if at is None or not is_soon or trial.refusals <= self._unpaced(key):
             return ""
         return f"{line['name']!r} was tried again {at - refused_at:.1f} s after refusal {trial.refusals - 1}"
+
+    def _unpaced(self, key: str) -> int:
+        record = self.fold.adapter_at(self.pool, key, self.revision) or {}
+        return REFUSALS_UNPACED * (2 if record.get("generation") != 1 else 1)
 
     def _record(self, key: str) -> int | None:
         """When what is desired under a name was written; None: what that is for this replica may change without it."""

@@ -53,6 +53,18 @@ def test_after_three_refusals_each_keeps_a_distance():
     assert "'a' was tried again 1.0 s after refusal 4" in str(finding)
 
 
+def test_the_last_good_generation_has_tries_of_its_own():
+    """R8: seed 15 found that where both are refused in turn, their tries were counted as those of one."""
+    story = told()
+    at = story.write(upsert("a", "v2"))
+    story.log("plan_made", revision=at, state_hash=f"{story.fold().hash_at(POOL, at):064x}")
+    load(story, *[REFUSED] * 2 * REFUSALS_UNPACED)
+    assert story.found() == []
+    load(story, REFUSED)
+    (finding,) = story.found()
+    assert "'a' was tried again 0.0 s after refusal 6" in str(finding)
+
+
 def test_a_line_without_a_time_is_not_judged():
     """R8."""
     story = told()
