@@ -76,6 +76,7 @@ class Checks:
     _newest: dict[str, Plan] = field(default_factory=dict)
     _decided: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
     _served: dict[str, dict[str, set[tuple[str, int]]]] = field(default_factory=lambda: defaultdict(dict))
+    _told: dict[str, dict[str, tuple[str, int]]] = field(default_factory=lambda: defaultdict(dict))
     _served_since: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     _bad_since: dict[tuple[str, str], tuple[object, object, float]] = field(default_factory=dict)
 
@@ -183,9 +184,13 @@ class Checks:
         return False
 
     def last_good(self, replica: str, name: str, moment: Moment) -> set[str]:
-        """The sources that a replica served last under a name, of the life that the name has at a moment."""
+        """The sources that a replica served last under a name, of the life that the name has at a moment.
+
+        What it told its engine is among them: a kill may come before the next plan.
+        """
         made = moment.made.get(name_key(name))
-        return {source for source, life in self._served[replica].get(name, ()) if life == made}
+        told = {self._told[replica][name]} if name in self._told[replica] else set()
+        return {source for source, life in self._served[replica].get(name, set()) | told if life == made}
 
     def remembers(self, replica: str, name: str) -> bool:
         """Whether a replica has on its disk what it served last under a name; else others may tell it, in time."""
@@ -200,6 +205,9 @@ class Checks:
             return
         moments = self.oracle.at(desired.revision)
         lazy = [moment.lazy().get(name) for moment in moments]
+        for moment, newest in zip(moments, lazy, strict=True):
+            if newest is not None and newest.source == source_of(path):
+                self._told[replica][name] = newest.source, moment.made[name_key(name)]
         if path and not any(self._may_answer(host, name, source_of(path), moment) for moment in moments):
             self.violated(f"R4 {replica} tells that {name} is {source_of(path)}, at {desired.revision} {lazy}")
         elif answer in {Unresolved("unknown_adapter"), Unresolved("not_lazy")} and all(

@@ -88,8 +88,10 @@ def _kept_revision(state: Path) -> int | None:
     if not revisions:
         return None
     for file in state.glob("journal-*"):
-        entries = decode_entries(file.read_bytes())
-        revisions += [entry.revision for entry in entries if isinstance(entry, AdaptersChanged)]
+        with suppress(SnapshotDamaged):  # a power cut tore the last line
+            for line in file.read_bytes().splitlines(keepends=True):
+                entries = decode_entries(line)
+                revisions += [entry.revision for entry in entries if isinstance(entry, AdaptersChanged)]
     return max(revisions)
 
 

@@ -31,11 +31,15 @@ class Logs:
 
     def note(self, event: str, fields: Mapping[str, Any]) -> None:
         """A line of the process that runs, dated by a clock that nobody sets."""
-        at = EPOCH + timedelta(seconds=asyncio.get_running_loop().time())
-        line = {"event": event, "timestamp": at.isoformat(), **fields}
+        line = {"event": event, "timestamp": _told_at(asyncio.get_running_loop().time()), **fields}
         if event == "engine_listed":
             line["adapters"] = {name: path and _exported(path) for name, path in fields["adapters"].items()}
         self._lines[current_process_name().rpartition(".")[0]].append(line)
+
+    def forget(self, replica: str, since: float) -> None:
+        """A power cut may have taken what was acted upon since then, and with it the lines that tell of that."""
+        until = _told_at(max(0.0, since))
+        self._lines[replica] = [line for line in self._lines[replica] if line["timestamp"] < until]
 
     def check(self, world: World) -> None:
         """Holds everything against everything. Of what a replaced store had, looks and files alone can be judged."""
@@ -50,6 +54,10 @@ class Logs:
                 findings, self.compared = check_replicas(fold, POOL, logs, _listings(world))
         for finding in findings:
             world.checks.violated(f"{finding}")
+
+
+def _told_at(seconds: float) -> str:
+    return (EPOCH + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
 
 
 def _is_folded(events: Iterable[Event]) -> bool:

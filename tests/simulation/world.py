@@ -97,6 +97,7 @@ class World:
         self.rivals: list[ReplicaHost] = []
         self.restores = 0
         self.on_restore: Callable[[], None] = lambda: None
+        self.on_power_cut: Callable[[str, float], None] = lambda _replica, _kept_until: None
         self._folder = folder
         self.disks: list[SimDisk] = []
         self._followed: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -353,6 +354,7 @@ class World:
         host.place.store.kept_until = now + GRACE_SECONDS
         self._followed[host.name] = [(0.0, applied[host.name])]
         self.checks.on_power_cut(host.name, kept_until)
+        self.on_power_cut(host.name, kept_until)
 
     def kill_admin(self, admin: Admin) -> None:
         """Kills an admin and starts it anew."""
