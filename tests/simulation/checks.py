@@ -193,8 +193,12 @@ class Checks:
         return {source for source, life in self._served[replica].get(name, set()) | told if life == made}
 
     def remembers(self, replica: str, name: str) -> bool:
-        """Whether a replica has on its disk what it served last under a name; else others may tell it, in time."""
-        return name in self._served_since[replica]
+        """Whether a replica has on its disk what it served last under a name; else others may tell it, in time.
+
+        It forgets what was placed on others meanwhile, as it forgets what a power cut took.
+        """
+        found = (moment.wanted.get(name_key(name)) for _, moment in self.oracle.moments)
+        return name in self._served_since[replica] and all(one is None or one.is_alike for one in found)
 
     def on_answer(self, host: EngineHost, mailbox: Mailbox, name: str, answer: Answer) -> None:
         """Each answer to an engine's question, as it is given: R4, R6, R13, by the state that the replica follows."""

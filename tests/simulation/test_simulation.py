@@ -12,10 +12,10 @@ import pytest
 from tests.simulation.many import failures
 from tests.simulation.simulation import Outcome, simulate
 
-# What has to happen within so few seeds, as their traces tell it.
-SEEDS_LOOKED_AT = range(12)
+# What has to happen within so few seeds, as their traces tell it; the last brings what is rare.
+SEEDS_LOOKED_AT = (*range(12), 82)
 # The others, and some in which something was once found; `make soak` plays thousands.
-SEEDS = (*range(12, 61), 68, 82, 155, 176, 199, 202, 223)
+SEEDS = (*range(12, 61), 68, 155, 176, 199, 202, 223)
 # In so small pieces that each has time enough on a slow machine that has much else to do.
 PIECE = 18
 SEEDS_WITHOUT_NETS = range(16)
