@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from registry.model.records import PoolSpec
@@ -70,10 +71,7 @@ class Mailbox:
 
     async def wait(self, timeout_seconds: float | None) -> None:
         """Returns at the next wake-up, or after the time."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
-            self._wake.clear()
+        self._wake.clear()

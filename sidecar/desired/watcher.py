@@ -266,9 +266,9 @@ class Watcher:
         match self._state:
             case Booting():
                 return None
-            case Following():
+            case Following() if self._is_written:
                 return Resume(self._informer.state.revision, self._store.cluster_id)
-            case Holding() | Relisting():
+            case Following() | Holding() | Relisting():
                 self._state = Relisting(is_begun=True)
                 return None
         assert_never(self._state)
@@ -360,8 +360,8 @@ class Watcher:
         changed = self._informer.replace(candidate.revision, candidate.kvs.values())
         self._store, self._state = candidate.store, Following()
         if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
-            self._is_written = False
-            await self._rewrite(is_list=True)
+            self._is_written = False  # should it fail, the next watch begins with a list
+            await self._write_base(is_list=True)
             self._is_written = True
         named = cause.name if cause else "HELD"
         _log.info("listed", revision=candidate.revision, cause=named, changed=len(changed), former_revision=before)
@@ -371,7 +371,7 @@ class Watcher:
         self._members_watcher.look_again()
         self._post(self._pool_watcher.settled(replace(self._mailbox.snapshot, held="")))
         if not acted_before:
-            await self._rewrite()
+            await self._write_base()
 
     async def _take_events(self, revision: int, events: tuple[Event, ...]) -> None:
         match self._state:
@@ -411,8 +411,11 @@ class Watcher:
         self._members_watcher.want(wanted=state.tally.by_members > 0)
         self._packing.wake()
 
-    async def _rewrite(self, *, is_list: bool = False) -> None:
+    async def _rewrite(self) -> None:
         await self._journal.settle()
+        await self._write_base()
+
+    async def _write_base(self, *, is_list: bool = False) -> None:
         state, store, pool = self._informer.state, self._store, self._pool_watcher.record
         members, memory = self._members_watcher.members, self._informer.memory.whole
         known = (pool, dict(self._informer.raw), store.epoch, self._is_doubted, members, memory)

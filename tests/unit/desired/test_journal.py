@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+import threading
 import tracemalloc
 from contextlib import closing
 from pathlib import Path
@@ -269,6 +270,7 @@ async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_
     monkeypatch.setattr("os.fsync", _refusing)
     await journal.sync()
     assert journal.wants_base
+    assert open_below(tmp_path) == []
 
 
 def _refusing(_: int) -> None:
@@ -287,6 +289,29 @@ async def test_what_is_appended_is_synced_without_anybody_asking(tmp_path, monke
         await synced.wait()
     keeping.cancel()
     await asyncio.wait([keeping])
+
+
+async def test_what_is_being_synced_is_not_settled_yet(tmp_path, monkeypatch):
+    """Guarantee R1: a base that is written before it would leave a gap at a power cut."""
+    journal, loop = Journal(tmp_path), asyncio.get_running_loop()
+    await journal.rewrite(base(1))
+    begun, may_end = asyncio.Event(), threading.Event()
+
+    def slow(_: int) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert may_end.wait(60)
+
+    monkeypatch.setattr("os.fsync", slow)
+    journal.append(change(2))
+    syncing = asyncio.create_task(journal.sync())
+    await begun.wait()
+    settling = asyncio.create_task(journal.settle())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not settling.done()
+    may_end.set()
+    await asyncio.gather(syncing, settling)
+    journal.close()
 
 
 def failing(_error: BaseException):

@@ -201,6 +201,23 @@ async def test_who_is_silent_holds_up_nobody_who_reports(told, monkeypatch):
     await told.become(fleet("r1", "r2"))
 
 
+async def test_who_comes_while_it_is_read_who_reports_is_asked_for_at_once(told, monkeypatch):
+    """R3 converge."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 3600.0)
+    await told.hear(listed(card("r1")))
+    await told.become(fleet("r1"))
+    read = told.scene.client.range
+
+    async def reading(op: Range) -> RangeResult:
+        if last_part(op.key) == "r2":
+            await told.hear(put("r3"))
+        return await read(op)
+
+    told.scene.client.range = reading
+    told.says.put_nowait(put("r2"))
+    await told.become(fleet("r1", "r2", "r3"))
+
+
 async def test_a_presence_that_nobody_can_read_is_one_line_a_minute(told):
     """X3 given-back: whoever writes one can write it again and again."""
     with structlog.testing.capture_logs() as lines:

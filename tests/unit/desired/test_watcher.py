@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -77,6 +78,18 @@ class Scene:
     @property
     def state(self) -> object:
         return self.watcher._state
+
+
+class Played:
+    """A watch that says what it is told."""
+
+    def __init__(self) -> None:
+        self.says: asyncio.Queue[Reflection] = asyncio.Queue()
+
+    async def stream(self) -> AsyncGenerator[Reflection, None]:
+        while True:
+            yield await self.says.get()
+            self.says.task_done()
 
 
 @pytest.fixture
@@ -184,20 +197,63 @@ async def test_another_store_behind_the_same_address_is_listed_before_it_is_foll
     assert scene.mailbox.snapshot.desired is before.desired
 
 
+async def test_another_store_is_listed_at_once_although_nothing_more_comes_of_it(scene, monkeypatch):
+    """R15 brake, R3."""
+    played = Played()
+    monkeypatch.setattr(module, "Reflector", lambda *_, **__: played)
+    await scene.listed(50, *MANY)
+    scene.client.epoch = "second"
+    played.says.put_nowait(Connected("etcd-1"))
+    async with asyncio.timeout(60):
+        await scene.watcher._follow_one_store()
+    assert scene.state == Relisting(is_begun=False)
+
+
+async def test_what_comes_while_a_list_that_was_held_is_written_comes_in_force_after_it(scene, monkeypatch):
+    """R1 monotonic: a kill meanwhile would bring back what was followed before the list."""
+    played, is_writing, may_go_on = Played(), asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(module, "Reflector", lambda *_, **__: played)
+    following = asyncio.create_task(scene.watcher._follow_one_store())
+    for revision, kvs in ((50, MANY), (60, [])):
+        played.says.put_nowait(Listed(revision, tuple(kvs), 7, ListCause.FIRST, 1))
+    await eventually(lambda: isinstance(scene.state, Holding) and not scene.watcher._taking.locked())
+    rewrite = scene.journal.rewrite
+
+    async def held(base: SnapshotBase, **how: bool) -> None:
+        is_writing.set()
+        await may_go_on.wait()
+        await rewrite(base, **how)
+
+    monkeypatch.setattr(scene.journal, "rewrite", held)
+    vouched = asyncio.create_task(scene.pool(removals_confirmed_revision=60))
+    await is_writing.wait()
+    played.says.put_nowait(Changed(61, (put("late", 61),)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert scene.mailbox.snapshot.desired.revision == 50
+    may_go_on.set()
+    await eventually(lambda: scene.mailbox.snapshot.desired.revision == 61)
+    following.cancel()
+    await asyncio.wait([following, vouched])
+
+
+async def test_a_list_that_could_not_be_written_is_listed_anew(scene, monkeypatch):
+    """R3 converge, R1: it is neither followed nor in force before it is on disk."""
+    await scene.listed(50, *MANY)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(scene.journal, "rewrite", mock.AsyncMock(side_effect=RuntimeError))
+        await scene.listed(51, *MANY, kv("late", 51))
+    assert scene.mailbox.snapshot.desired.revision == 50
+    assert scene.watcher._begin() is None
+    await scene.listed(52, *MANY, kv("late", 51))
+    assert scene.mailbox.snapshot.desired.revision == scene.watcher._begin().revision == 52
+
+
 async def test_who_left_while_only_the_watch_on_adapters_was_down_is_gone_once_it_stands(scene, monkeypatch):
     """R3: nothing comes of replicas any more that would make anybody look again."""
-    told: asyncio.Queue[Reflection] = asyncio.Queue()
-
-    class Played:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
-
-        async def stream(self) -> AsyncGenerator[Reflection, None]:
-            while True:
-                yield await told.get()
-                told.task_done()
-
-    monkeypatch.setattr(members, "Reflector", Played)
+    played = Played()
+    told = played.says
+    monkeypatch.setattr(members, "Reflector", lambda *_, **__: played)
     monkeypatch.setattr(members, "BELIEVE_SECONDS", 0.0)
     watcher = scene.watcher._members_watcher
     running = asyncio.create_task(watcher.run())
