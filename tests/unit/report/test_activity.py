@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import httpx
@@ -35,6 +36,7 @@ class Asked:
 
     async def activity(self) -> EngineActivity:
         self.times += 1
+        await asyncio.sleep(0)  # others come meanwhile
         if self.answer is None:
             raise EngineUnreachable("away")
         return self.answer
@@ -75,6 +77,13 @@ class Scene:
         app = make_app(self.cache, [], None, self.ring, self.activity)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sidecar") as client:
             return await client.get("/activity")
+
+
+async def test_those_who_ask_at_once_are_one_question_of_the_engine():
+    """R16 bounded."""
+    scene = Scene()
+    await asyncio.gather(*(scene.activity.read() for _ in range(8)))
+    assert scene.engine.times == 1
 
 
 async def test_engine_calls_and_adapters_together():

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.etcd3.errors import EtcdPermissionDenied
-from registry.etcd3.ops import Put, Txn
+from registry.etcd3.ops import Put, RangeResult, Txn
 from registry.model.status import Failed, Kept
 from registry.runtime.clock import Clock
 from sidecar.desired.last_good import GoodRecord
@@ -113,6 +113,29 @@ def test_what_nobody_proves_is_asked_for_again_with_growing_pauses_until_somebod
         await asyncio.sleep(3600.0)
         assert scene.client.listed == asked, "nothing is lacking any more"
         await running
+
+    play(body)
+
+
+def test_what_comes_to_lack_while_it_reads_is_read_at_once():
+    """R13 static-stable."""
+
+    async def body() -> None:
+        scene = Scene()
+        scene.live("r2", 2)
+        scene.report()
+        read = scene.client.list_prefix
+
+        async def reading(prefix: bytes) -> RangeResult:
+            scene.client.list_prefix = read  # type: ignore[method-assign]
+            scene.state = desired(kv("a", 2, generation=3))
+            scene.mailbox.post(Snapshot(connected=True, desired=scene.state))
+            scene.report()
+            return await read(prefix)
+
+        scene.client.list_prefix = reading  # type: ignore[method-assign]
+        await scene.run(0.01)
+        assert [good.generation for _, good in scene.adopted] == [2]
 
     play(body)
 

@@ -257,9 +257,9 @@ async def needed(scene: Scene) -> Need:
 
 async def test_it_is_needed_until_others_serve_what_it_serves(scene):
     """R20 drain: what is placed is taken over, and another is ready for what all serve."""
+    scene.around = EtcdError("no answer")
     scene.plan(None, is_seen=False)
     assert await needed(scene) is Need.NOTHING, "its engine is gone"
-    scene.around = []
     scene.plan(PLAN, is_seen=False)
     assert await needed(scene) is Need.NOTHING, "so is what was planned for it"
     scene.around = [READY]
@@ -282,6 +282,22 @@ async def test_it_is_needed_until_others_serve_what_it_serves(scene):
     assert await needed(scene) is Need.NOBODY, "lazy adapters need somebody too"
     scene.plan(replace(PLAN, chosen=Selection()))
     assert await needed(scene) is Need.NOTHING, "it serves none"
+
+
+@pytest.mark.parametrize("wait", [ReplicaDrain.wait, ReplicaDrain.wait_at_end])
+def test_who_is_needed_no_more_is_let_go_at_once(wait):
+    """R20: a hook waits as little as a signal."""
+
+    async def body() -> float:
+        scene = Scene()
+        scene.plan(OUT)
+        scene.verdict = Taken()
+        began = asyncio.get_running_loop().time()
+        await wait(scene.drain, 60)
+        return asyncio.get_running_loop().time() - began
+
+    with closing(VirtualLoop()) as loop:
+        assert loop.run_until_complete(body()) == 0
 
 
 async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scene):
