@@ -21,6 +21,7 @@ from registry.model.names import is_engine_allowed
 from registry.model.placement import Assignment, declinable, looks_at_room
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, SourceSpec
 from registry.model.replica_state import ParsedStatus, StatusReading, status_of
+from registry.model.status import ReplicaStatus
 from registry.rollout.pool import LiveReplica, PlacementInputs, PoolRoom, PoolSnapshot, PoolValues, renew
 from registry.transactions.decode import engine_hosts_of, read_adapter
 
@@ -273,26 +274,25 @@ def not_understood(view: PoolView) -> int | None:
     """
     newest = max((entry.kv.mod_revision for entry in view.records.values()), default=0)
     found = set[int]()
-    for name, one in view.everybody.items():
-        status = one.reading.status if isinstance(one.reading, ParsedStatus) else None
-        if status is None or status.stale or one.status is None:
-            continue
+    for one, status, names_unknown in _speaking(view):
         if status.observed_revision < newest:
             found.add(status.observed_revision)
-        if status.members and view.by_room.own[name] is None:
+        if names_unknown and one.status is not None:
             found.add(one.status.mod_revision)
     return min(found, default=None)
 
 
 def is_understood(view: PoolView, since: int) -> bool:
     """True if each status speaks of records and of live replicas that are known; `since`: from when all records are."""
+    return not any(names_unknown or status.observed_revision < since for _, status, names_unknown in _speaking(view))
+
+
+def _speaking(view: PoolView) -> Iterator[tuple[LiveReplica, ReplicaStatus, bool]]:
+    """Who says of a moment what it serves, what it says, and whether it does so of replicas that are not known."""
     for name, one in view.everybody.items():
         status = one.reading.status if isinstance(one.reading, ParsedStatus) else None
-        if status is None or status.stale:
-            continue
-        if status.observed_revision < since or (status.members and view.by_room.own[name] is None):
-            return False
-    return True
+        if status is not None and not status.stale:
+            yield one, status, bool(status.members) and view.by_room.own[name] is None
 
 
 def _records(view: PoolView, values: PoolValues) -> tuple[Mapping[str, AdapterEntry], Mapping[str, Earlier]]:

@@ -216,7 +216,8 @@ async def test_what_comes_while_a_list_that_was_held_is_written_comes_in_force_a
     following = asyncio.create_task(scene.watcher._follow_one_store())
     for revision, kvs in ((50, MANY), (60, [])):
         played.says.put_nowait(Listed(revision, tuple(kvs), 7, ListCause.FIRST, 1))
-    await eventually(lambda: isinstance(scene.state, Holding) and not scene.watcher._taking.locked())
+    await played.says.join()
+    assert isinstance(scene.state, Holding)
     rewrite = scene.journal.rewrite
 
     async def held(base: SnapshotBase, **how: bool) -> None:

@@ -93,6 +93,47 @@ def test_all_there_is_first_and_then_what_changes():
     play(scene)
 
 
+def test_what_comes_within_a_moment_is_told_together_and_soon():
+    """R16 bounded, R9."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        await board.served("a")
+        async with board.hub.look(POOL) as one:
+            updates = one.follow()
+            await anext(updates)
+            await asyncio.sleep(1)
+            began, telling = asyncio.get_running_loop().time(), asyncio.create_task(anext(updates))
+            for name in ("b", "c"):
+                board.put(name)
+                await asyncio.sleep(0.05)
+            assert told(await telling) == (("b", "c"), False)
+            assert asyncio.get_running_loop().time() - began < 0.19
+
+    play(scene)
+
+
+def test_what_comes_while_something_else_is_told_is_told_next(monkeypatch):
+    """R9: with nothing else that would make anybody look again."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board, tell = Board(etcd), follower.PoolFollower._tell
+        await board.served("a")
+
+        async def telling(self: follower.PoolFollower) -> None:
+            if KEYS.adapter(POOL, "b") not in etcd.store.kvs:
+                board.put("b")
+                await asyncio.sleep(0.05)
+            await tell(self)
+
+        monkeypatch.setattr(follower.PoolFollower, "_tell", telling)
+        async with board.hub.look(POOL) as one, asyncio.timeout(1):
+            updates = one.follow()
+            assert [told(await anext(updates)) for _ in range(2)] == [(("a",), True), (("b",), False)]
+
+    play(scene)
+
+
 def test_who_stays_hears_on_though_others_come_and_go():
     async def scene(etcd: PlayedEtcd) -> None:
         board = Board(etcd)
@@ -118,9 +159,11 @@ def test_a_pool_that_nobody_looks_at_is_followed_a_little_longer():
         await board.served("a")
         boards = list[Subscription]()
         for pause in (LINGER_SECONDS - 1, LINGER_SECONDS - 1, LINGER_SECONDS + 1, 0.0):
-            async with board.hub.look(POOL) as one:
-                assert told(await one.look()) == (("a",), True)
-                boards.append(one)
+            with suppress(ConnectionError):
+                async with board.hub.look(POOL) as one:
+                    assert told(await one.look()) == (("a",), True)
+                    boards.append(one)
+                    raise ConnectionError("the router hung up")
             await asyncio.sleep(pause)
         assert [one is boards[0] for one in boards] == [True, True, True, False]
         assert boards[3].epoch != boards[0].epoch
@@ -505,6 +548,25 @@ def test_replicas_that_came_and_went_at_once_are_each_understood(by_reports):
             async with board_of(etcd) as other, other.look(POOL) as fresh:
                 await fresh.look()
                 assert served(fresh, "a") == {"r1": 1}
+
+    play(scene)
+
+
+def test_what_is_not_understood_is_not_told_with_what_proves_that_it_is_new():
+    """R24: its status speaks of a revision that no record told of, and of replicas that nobody else knows."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        board = Board(etcd)
+        revision = etcd.store.put(KEYS.adapter(POOL, "a"), record("a", placement=Placement(replicas=9)).to_bytes())
+        await board.replicas.alive("r1")
+        await board.replicas.says("r1", revision, **among(members("r1")))
+        async with board.hub.look(POOL) as one:
+            await one.look()
+            await asyncio.sleep(1)
+            others = etcd.store.put(b"/of/others", b"")
+            await board.replicas.says("r1", others, **among(members("r1", "r2")))
+            await asyncio.sleep(1)
+            assert served(one, "a") == {"r1": 1}
 
     play(scene)
 
