@@ -241,9 +241,10 @@ async def test_what_comes_while_a_list_that_was_held_is_written_comes_in_force_a
 async def test_a_list_that_could_not_be_written_is_listed_anew(scene, monkeypatch):
     """R3 converge, R1: it is neither followed nor in force before it is on disk."""
     await scene.listed(50, *MANY)
-    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+    with monkeypatch.context() as patched:
         patched.setattr(scene.journal, "rewrite", mock.AsyncMock(side_effect=RuntimeError))
-        await scene.listed(51, *MANY, kv("late", 51))
+        with pytest.raises(RuntimeError):
+            await scene.listed(51, *MANY, kv("late", 51))
     assert scene.mailbox.snapshot.desired.revision == 50
     assert scene.watcher._begin() is None
     await scene.listed(52, *MANY, kv("late", 51))
