@@ -244,16 +244,9 @@ class Watcher:
         Raises:
             EtcdError: which store it is could not be read.
         """
-        prefix = self._keys.adapters(self._pool)
-        resume = self._begin()
-        reflector = Reflector(
-            self._client,
-            prefix,
-            prefix_end(prefix),
-            resume=resume,
-            rng=self._clock.rng,
-            compare_every_seconds=COMPARE_SECONDS,
-        )
+        prefix, resume, rng = self._keys.adapters(self._pool), self._begin(), self._clock.rng
+        span = prefix, prefix_end(prefix)
+        reflector = Reflector(self._client, *span, resume=resume, rng=rng, compare_every_seconds=COMPARE_SECONDS)
         async with aclosing(reflector.stream()) as reflections:
             async for reflection in reflections:
                 async with self._taking:
