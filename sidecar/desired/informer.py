@@ -47,8 +47,8 @@ class DesiredAdapter:
     """What is needed to serve an AdapterRecord's adapter. `revision` is etcd's of the record, `key` its name key.
 
     `terms` None: all replicas serve it, and the same of it. `retry` None: nobody asked for another try. `last_good`:
-    what this replica served last, as far as it does not serve this generation. `former`: the generation before, where
-    it is not known whether the engine got it.
+    what this replica served last, as far as it does not serve this generation. `former`: the generations before, of
+    which it is not known whether the engine got them.
     """
 
     key: str
@@ -62,7 +62,7 @@ class DesiredAdapter:
     terms: PlacementSpec | None = None
     retry: AskedRetry | None = None
     last_good: DesiredAdapter | None = None
-    former: DesiredAdapter | None = None
+    former: tuple[DesiredAdapter, ...] = ()
 
     @property
     def rank(self) -> OrderKey:
@@ -88,7 +88,7 @@ class DesiredAdapter:
     def earlier(self, generation: int, ref: ArtifactRef) -> DesiredAdapter:
         """An earlier generation of it. What fails of that is remembered under a key that no adapter has."""
         key = f"{self.key}@{generation}"
-        return replace(self, key=key, generation=generation, ref=ref, terms=None, last_good=None, former=None)
+        return replace(self, key=key, generation=generation, ref=ref, terms=None, last_good=None, former=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +272,11 @@ class Informer:
     def with_last_good(self, key: str, adapter: DesiredAdapter) -> DesiredAdapter:
         """The adapter under a name key, with what this replica served of it before."""
         good, former = self.memory.good(key), self.memory.former(key)
-        if good is None and former is None:
+        if good is None and not former:
             return adapter
-        last_good, earlier = (self._version_of(key, adapter, one) for one in (good, former))
-        return replace(adapter, last_good=last_good, former=earlier)
-
-    def _version_of(self, key: str, adapter: DesiredAdapter, good: GoodRecord | None) -> DesiredAdapter | None:
-        return None if good is None else _good_version(self._pool, key, adapter, good)
+        last_good = None if good is None else _good_version(self._pool, key, adapter, good)
+        earlier = (_good_version(self._pool, key, adapter, one) for one in former)
+        return replace(adapter, last_good=last_good, former=tuple(one for one in earlier if one is not None))
 
     def _take_served(self, key: str, generation: int) -> bool:
         """Notes one; True if it is news."""
@@ -293,7 +291,7 @@ class Informer:
         """Puts what is remembered of these into the state."""
         adapters = self.state.adapters
         before = {key: adapters[key] for key in keys if key in adapters}
-        bare = {key: replace(one, last_good=None, former=None) for key, one in before.items()}
+        bare = {key: replace(one, last_good=None, former=()) for key, one in before.items()}
         renewed = {key: self.with_last_good(key, one) for key, one in bare.items()}
         changed = {key: one for key, one in renewed.items() if one != before[key]}
         if changed:

@@ -42,8 +42,9 @@ class LastGood:
 
 
 NOTHING_GOOD = LastGood()
-# Each is needed for as long as it takes to look at the engine once.
+# Each is needed for as long as it takes to look at the engine once: of an adapter as many as are published meanwhile.
 MAX_FORMER = 256
+MAX_FORMER_EACH = 8
 
 
 class ServedMemory:
@@ -52,7 +53,7 @@ class ServedMemory:
     def __init__(self, known: LastGood = NOTHING_GOOD) -> None:
         self._served = set(known.served)
         self._records = dict(known.records)
-        self._former: dict[str, GoodRecord] = {}
+        self._former: dict[str, tuple[GoodRecord, ...]] = {}
 
     @property
     def whole(self) -> LastGood:
@@ -68,9 +69,12 @@ class ServedMemory:
         """What was served last of an adapter that is not served as it is followed."""
         return self._records.get(key)
 
-    def former(self, key: str) -> GoodRecord | None:
-        """What was followed just before, and may have come to the engine without having been seen there."""
-        return self._former.get(key)
+    def former(self, key: str) -> tuple[GoodRecord, ...]:
+        """What was followed before, and may have come to the engine without having been seen there; the oldest first.
+
+        An engine that answers late is looked at when the record has been replaced more than once.
+        """
+        return self._former.get(key, ())
 
     def forget(self, key: str) -> bool:
         """Forgets an adapter; True if something was remembered."""
@@ -85,12 +89,12 @@ class ServedMemory:
 
         Returns the adapter whose former one is forgotten for it; None: there is none.
         """
-        self._former.pop(key, None)
+        before = self._former.pop(key, ())
         if key in self._served:
             self._served.discard(key)
             self._records[key] = former
             return None
-        self._former[key] = former
+        self._former[key] = (*before, former)[-MAX_FORMER_EACH:]
         if len(self._former) <= MAX_FORMER:
             return None
         oldest = next(iter(self._former))
@@ -100,7 +104,7 @@ class ServedMemory:
     def serve(self, key: str, followed: GoodRecord, generation: int, stable: int | None) -> bool:
         """A generation is served, as of the record that is followed, or `stable` of its rollout; True if that is news.
 
-        It may also be of the record before, which was replaced before anybody saw it served, or what is remembered.
+        It may also be of a record before, which was replaced before anybody saw it served, or what is remembered.
         """
         if generation == followed.generation:
             is_news = key not in self._served
@@ -108,11 +112,14 @@ class ServedMemory:
             self._records.pop(key, None)
             self._former.pop(key, None)
             return is_news
-        known, former = self._records.get(key), self._former.get(key)
+        known, formers = self._records.get(key), self._former.get(key, ())
         if known is not None and known.generation == generation:
             return False
-        if former is not None and former.generation == generation:
-            self._records[key] = self._former.pop(key)
+        former = next((one for one in formers if one.generation == generation), None)
+        if former is not None:
+            self._records[key] = former
+            # An engine gets none of before any more.
+            self._former[key] = tuple(one for one in formers if one.generation > generation)
         elif generation == stable:
             self._served.discard(key)
             self._records[key] = GoodRecord(followed.value, followed.revision, generation)

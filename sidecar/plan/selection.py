@@ -84,7 +84,7 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
     handed = ((one, desired.adapters[one.key].fallback) for one in chosen.leaving if one.name in known.handing)
     names = chosen.limits.names
     good |= {one.key: fallback for one, fallback in handed if fallback and engine_name(fallback, names) == one.name}
-    former = (one.former for one in chosen.wanted if one.former is not None)
+    former = (former for one in chosen.wanted for former in one.former)
     refs = {adapter.ref for adapter in (*chosen.wanted, *good.values(), *former)}
     refs |= {ref for one in chosen.leaving for _, ref in desired.adapters[one.key].versions}
     staged = {ref: found for ref in refs if (found := known.lookup(ref)) is not None}
@@ -216,7 +216,7 @@ def _generation_of(adapter: DesiredAdapter | LazyAdapter, use: Use, chosen: Sele
     """The generation that a path of ours is of; 0: nothing tells."""
     versions = [*adapter.versions] if isinstance(adapter, DesiredAdapter) else []
     if isinstance(adapter, DesiredAdapter):
-        earlier = (chosen.good.get(adapter.key), adapter.former)
+        earlier = (chosen.good.get(adapter.key), *reversed(adapter.former))
         versions += [(one.generation, one.ref) for one in earlier if one is not None]
     for generation, ref in versions:
         staged = chosen.staged.get(ref)

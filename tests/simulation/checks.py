@@ -13,7 +13,7 @@ from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.status import ReplicaStatus, presence_of
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.transport import PostRequest
-from sidecar.plan.types import Plan, RoundReport
+from sidecar.plan.types import KeptAdapter, Plan, RoundReport, ServedAdapter
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
 from tests.simulation.artifacts import is_good, is_refused, source_of
 from tests.simulation.engines import BASE, EngineHost
@@ -76,7 +76,6 @@ class Checks:
     _newest: dict[str, Plan] = field(default_factory=dict)
     _decided: dict[str, dict[str, tuple[int, Members | None]]] = field(default_factory=lambda: defaultdict(dict))
     _served: dict[str, dict[str, set[tuple[str, int]]]] = field(default_factory=lambda: defaultdict(dict))
-    _told: dict[str, dict[str, tuple[str, int]]] = field(default_factory=lambda: defaultdict(dict))
     _served_since: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     _bad_since: dict[tuple[str, str], tuple[object, object, float]] = field(default_factory=dict)
 
@@ -157,17 +156,33 @@ class Checks:
             self.live[replica] = mailbox.snapshot.members
         if plan is not None and plan is not self._newest.get(replica):  # it is reported again while the engine is away
             self._newest[replica] = plan
+            self._note_given_away(replica, plan)
             self._note_served(replica, plan)
             self._decided[replica] |= {call.name: (plan.revision, self.live[replica]) for call in plan.calls}
 
+    def _note_given_away(self, replica: str, plan: Plan) -> None:
+        """What is placed on others need not be remembered: they may serve several generations meanwhile.
+
+        So a replica may lack a last good generation of what comes back to it (sidecar/desired/last_good.py).
+        """
+        for moment in self.oracle.at(plan.revision):
+            share = moment.share(replica, self.live[replica])
+            placed = (moment.wanted.get(name_key(name)) for name in list(self._served_since[replica]))
+            for one in placed:
+                if one is not None and one.is_eager and one.name not in share:
+                    self._served_since[replica].pop(one.name, None)
+
     def _note_served(self, replica: str, plan: Plan) -> None:
-        """The sources that a replica served last, each with the life of its name."""
-        for one in (*plan.served, *plan.residents):
-            key, found = name_key(one.name), set()
-            for moment in self.oracle.at(plan.revision):
-                version = (moment.share(replica, self.live[replica]) | moment.lazy()).get(one.name)
-                if version is not None and version.generation == one.generation:
-                    found.add((version.source, moment.made[key]))
+        """The sources that a replica served last, each with the life of its name.
+
+        Among them is what its engine answers with while that is not what is followed: it may have been given that just
+        before a change of the record, and have been looked at after that alone.
+        """
+        known: tuple[ServedAdapter | KeptAdapter, ...] = (*plan.served, *plan.residents, *plan.kept)
+        for one in known:
+            if not one.generation:
+                continue  # nobody knows what it is
+            found = self.oracle.made_of(name_key(one.name), one.generation, plan.revision)
             if found != self._served[replica].get(one.name) or one.name not in self._served_since[replica]:
                 self._served_since[replica][one.name] = _now()
             self._served[replica][one.name] = found
@@ -184,21 +199,13 @@ class Checks:
         return False
 
     def last_good(self, replica: str, name: str, moment: Moment) -> set[str]:
-        """The sources that a replica served last under a name, of the life that the name has at a moment.
-
-        What it told its engine is among them: a kill may come before the next plan.
-        """
+        """The sources that a replica served last under a name, of the life that the name has at a moment."""
         made = moment.made.get(name_key(name))
-        told = {self._told[replica][name]} if name in self._told[replica] else set()
-        return {source for source, life in self._served[replica].get(name, set()) | told if life == made}
+        return {source for source, life in self._served[replica].get(name, ()) if life == made}
 
     def remembers(self, replica: str, name: str) -> bool:
-        """Whether a replica has on its disk what it served last under a name; else others may tell it, in time.
-
-        It forgets what was placed on others meanwhile, as it forgets what a power cut took.
-        """
-        found = (moment.wanted.get(name_key(name)) for _, moment in self.oracle.moments)
-        return name in self._served_since[replica] and all(one is None or one.is_alike for one in found)
+        """Whether a replica has on its disk what it served last under a name; else others may tell it, in time."""
+        return name in self._served_since[replica]
 
     def on_answer(self, host: EngineHost, mailbox: Mailbox, name: str, answer: Answer) -> None:
         """Each answer to an engine's question, as it is given: R4, R6, R13, by the state that the replica follows."""
@@ -209,9 +216,6 @@ class Checks:
             return
         moments = self.oracle.at(desired.revision)
         lazy = [moment.lazy().get(name) for moment in moments]
-        for moment, newest in zip(moments, lazy, strict=True):
-            if newest is not None and newest.source == source_of(path):
-                self._told[replica][name] = newest.source, moment.made[name_key(name)]
         if path and not any(self._may_answer(host, name, source_of(path), moment) for moment in moments):
             self.violated(f"R4 {replica} tells that {name} is {source_of(path)}, at {desired.revision} {lazy}")
         elif answer in {Unresolved("unknown_adapter"), Unresolved("not_lazy")} and all(

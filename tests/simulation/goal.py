@@ -132,14 +132,10 @@ async def let_go(world: World) -> None:
 
 
 def _kept_in_vain(world: World, replica: ReplicaHost) -> set[str]:
-    """Sources in the store that are neither desired nor listed, nor the one that was served last of what cannot be."""
+    """Sources in the store that are neither desired, nor listed, nor what was served last of what cannot be."""
     moment, name = world.checks.oracle.newest, replica.name
     staged = {source_of(staged.path) for staged in replica.place.store.staged.values()}
-    desired = {version.source for one in moment.wanted.values() for version in one.versions}
-    kept = staged - desired - {source_of(path) for path in replica.engine.listing.values()}
-    for one in moment.wanted.values():
-        if not all(is_good(version.source, name) for version in one.versions):
-            samples = world.checks.samples[name]
-            former = {source_of(each.listing[one.name]) for each in samples if one.name in each.listing}
-            kept -= former if len(former & kept) == 1 else set()
-    return kept
+    needed = {version.source for one in moment.wanted.values() for version in one.versions}
+    failing = [one for one in moment.wanted.values() if not all(is_good(each.source, name) for each in one.versions)]
+    needed |= {source for one in failing for source in world.checks.last_good(name, one.name, moment)}
+    return staged - needed - {source_of(path) for path in replica.engine.listing.values()}

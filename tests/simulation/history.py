@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from registry.etcd3.ops import Event
@@ -172,6 +173,11 @@ class Oracle:
         """The pool as it was at a revision: of this store, and of those before it."""
         return [_at(moments, revision) for moments in (self.moments, *reversed(self.past))]
 
+    def made_of(self, key: str, generation: int, revision: int) -> set[tuple[str, int]]:
+        """What a generation is made of, with the life that its name has at a revision: in this store, and before."""
+        found = (_made_of(moments, key, generation, revision) for moments in (self.moments, *self.past))
+        return {one for one in found if one is not None}
+
     @property
     def newest(self) -> Moment:
         return self.moments[-1][1]
@@ -179,6 +185,17 @@ class Oracle:
 
 def _at(moments: list[tuple[int, Moment]], revision: int) -> Moment:
     return next(moment for number, moment in reversed(moments) if number <= revision)
+
+
+def _made_of(moments: list[tuple[int, Moment]], key: str, generation: int, revision: int) -> tuple[str, int] | None:
+    life = _at(moments, revision).made.get(key)
+    until = (moment for number, moment in reversed(moments) if number <= revision)
+    for moment in takewhile(lambda one: one.made.get(key) == life, until):
+        wanted = moment.wanted.get(key)
+        for version in () if wanted is None else wanted.versions:
+            if version.generation == generation and life is not None:
+                return version.source, life
+    return None
 
 
 def read_wanted(value: bytes) -> Wanted | None:

@@ -10,7 +10,7 @@ import pytest
 
 from registry.model.records import CanaryRollout
 from sidecar.desired.informer import Informer, parse_whole
-from sidecar.desired.last_good import MAX_FORMER, GoodRecord
+from sidecar.desired.last_good import MAX_FORMER, MAX_FORMER_EACH, GoodRecord
 from tests.support.records import POOL, deletion, kv, put, record
 from tests.support.worlds import placed_at, rolling
 from tests.unit.desired.test_watcher import Scene
@@ -35,6 +35,11 @@ def good(made: Informer, key: str = "a") -> tuple[str, int, str] | None:
     return None if found is None else (found.key, found.generation, found.ref.uri.rsplit("/", 1)[-1])
 
 
+def former(made: Informer, key: str = "a") -> list[str]:
+    """Keys of the generations before that may have come to the engine."""
+    return [one.key for one in made.state.adapters[key].former]
+
+
 def test_what_was_served_is_remembered_until_the_newest_is_served():
     """R13: generation 2, and 3 after it, may be refused."""
     made = serving()
@@ -57,7 +62,7 @@ def test_nothing_is_remembered_of_what_was_never_served():
     made.apply(11, [put("a", 11, generation=2)])
     made.apply(12, [put("a", 12, generation=3)])
     assert good(made) is None
-    assert made.note_served([("a", 1), ("never", 1)]) == (), "the record has moved on since"
+    assert made.note_served([("a", 4), ("never", 1)]) == (), "nobody followed that"
     assert made.memory.keys == frozenset()
 
 
@@ -67,14 +72,30 @@ def test_what_came_to_the_engine_just_before_its_record_was_replaced_counts(was_
     made = serving() if was_served else informer(kv("a", 1))
     made.apply(11, [put("a", 11, generation=2, source="v2")])
     made.apply(12, [put("a", 12, generation=3, source="v3")])
-    former = made.state.adapters["a"].former
-    assert former is not None
-    assert (former.key, former.generation) == ("a@2", 2)
+    assert former(made)[-1] == "a@2"
     assert made.note_served([("a", 2)]) == (("a", 2),)
-    assert (good(made), made.state.adapters["a"].former) == (("a@2", 2, "v2"), None)
+    assert (good(made), former(made)) == (("a@2", 2, "v2"), [])
     assert made.note_served([("a", 2)]) == ()
     made.note_served([("a", 3)])
     assert good(made) is None
+
+
+def test_an_engine_that_answers_late_is_found_with_what_was_replaced_twice():
+    """R13: the generation that it was given last is what it goes back to, not the one that was seen before."""
+    made = serving()
+    for generation in (2, 3, 4, 5):
+        made.apply(10 + generation, [put("a", 10 + generation, generation=generation, source=f"v{generation}")])
+    assert former(made) == ["a@2", "a@3", "a@4"]
+    assert made.note_served([("a", 3)]) == (("a", 3),)
+    assert (good(made), former(made)) == (("a@3", 3, "v3"), ["a@4"])
+
+
+def test_of_an_adapter_as_many_are_looked_for_as_a_memory_bears():
+    """R16 bounded: a trainer publishes what no engine takes."""
+    made = serving()
+    for generation in range(2, MAX_FORMER_EACH + 5):
+        made.apply(10 + generation, [put("a", 10 + generation, generation=generation)])
+    assert former(made) == [f"a@{one}" for one in range(4, MAX_FORMER_EACH + 4)]
 
 
 def test_as_many_are_kept_to_be_looked_for_as_a_memory_bears():
@@ -83,9 +104,9 @@ def test_as_many_are_kept_to_be_looked_for_as_a_memory_bears():
     made = informer(*(kv(name, 1) for name in names))
     for name in names:
         made.apply(11, [put(name, 11, generation=2)])
-    assert [name for name in names if made.state.adapters[name].former is None] == ["n0"]
+    assert [name for name in names if not former(made, name)] == ["n0"]
     made.apply(12, [put("n1", 12, generation=3)])
-    assert [name for name in names if made.state.adapters[name].former is None] == ["n0"]
+    assert [name for name in names if not former(made, name)] == ["n0"]
 
 
 def test_another_try_of_a_generation_changes_nothing():

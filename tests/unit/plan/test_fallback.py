@@ -182,8 +182,7 @@ def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_
     informer.replace(1, [kv("a", 1)])
     informer.apply(2, [put("a", 2, generation=2, source="v2")])
     state = informer.state
-    former = state.adapters["a"].former
-    assert former is not None
+    [former] = state.adapters["a"].former
     found = staged(replace(state, adapters=state.adapters.set("a", former)), "v1")
     made = plan(state, observed({"a": "v1"}), replace(known(state), lookup=found.get))
     assert made.kept == (KeptAdapter("a", 1),)
