@@ -145,14 +145,18 @@ def answered(reading: StatusReading, key: str) -> int | None:
 
     True of whatever record it follows. 0: an earlier one, it is not known which.
     """
-    if not isinstance(reading, ParsedStatus) or _unbelieved(reading.status) is not None:
-        return None
+    return said(reading, key) if isinstance(reading, ParsedStatus) and doubt(reading) is None else None
+
+
+def said(reading: ParsedStatus, key: str) -> int | None:
+    """The same, whether it may be believed or not."""
     found = reading.kept.get(key) or reading.leaving.get(key) or reading.resident.get(key)
     return found.generation if found is not None else (reading.serves or {}).get(key)
 
 
-def _unbelieved(status: ReplicaStatus) -> Verdict | None:
+def doubt(reading: ParsedStatus) -> Verdict | None:
     """The verdict on all that a status says; None: it may be believed."""
+    status = reading.status
     if status.stale:
         return Verdict(ReplicaState.UNKNOWN, "stale", status.held or status.note or "its status is stale")
     if not status.engine.incarnation:
@@ -164,7 +168,7 @@ def _unbelieved(status: ReplicaStatus) -> Verdict | None:
 
 def _verdict_of_all(reading: ParsedStatus, expected: Expectation) -> Verdict | None:
     """The verdict on every adapter of a replica; None: it depends on the listed names."""
-    verdict = _unbelieved(reading.status)
+    verdict = doubt(reading)
     if verdict is not None:
         return verdict
     verdict = _behind(reading.status, expected)

@@ -66,7 +66,8 @@ def _residency(view: PoolView, adapter: AdapterView) -> DerivedResidency:
     parts = _compared([part for name in shares.names() if (part := shares.part(name)) is not None])
     note = shares.note()
     if not any(_has_it(view, adapter, part) for part in parts) and (last := _compared(list(shares.last_parts()))):
-        parts, note = sorted([*parts, *last], key=lambda part: part.replica), _ONLY_LEAVING
+        parts = sorted([*parts, *last], key=lambda part: part.replica)
+        note = _ONLY_LEAVING if any(part.is_serving for part in last) else note
     replicas = tuple(_residence(view, adapter, part) for part in parts)
     halted = adapter.rollout.halted if adapter.rollout is not None else ""
     return DerivedResidency(adapter.name, adapter.generation, adapter.lazy, replicas, note, halted)
@@ -305,7 +306,7 @@ def _differs(old: PoolView, new: PoolView, key: str, causes: Iterable[str]) -> b
     if before is None or now is None:
         return before is not now
     if before is now and old.records[key] is new.records[key] and _stands_alone(new.records[key]):
-        names = {*causes, *old.answering.get(key, ()), *new.answering.get(key, ())}
+        names = {*causes, *old.answering.get(key, ()), *new.answering.get(key, ()), *old.doubted, *new.doubted}
         return any(residence_on(old, now, name) != residence_on(new, now, name) for name in names)
     return residency(old, key) != residency(new, key)
 

@@ -3,7 +3,8 @@
 A replica serves by the record and among the live replicas that it knows, until it receives what is newer. So each is
 judged twice: by the newest record, for what it is to serve, and, unless it proves to serve that, by the record that
 stood at the revision of its status and by the names that the status tells, for what it serves meanwhile (guarantee
-R24). Nothing is said of a replica that its status does not prove (R9).
+R24). Nothing is said of a replica that its status does not prove (R9); but where nobody else is known to serve an
+adapter, whoever may is named as unknown, since an engine answers on while its sidecar cannot hear of anything.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from dataclasses import dataclass, replace
 
 from registry.model.names import matches
 from registry.model.placement import Assignment, declinable, decline_note, decliners
-from registry.model.replica_state import Expectation, ParsedStatus, ReplicaState, Verdict, answered, evaluate
+from registry.model.replica_state import (
+    Expectation,
+    ParsedStatus,
+    ReplicaState,
+    Verdict,
+    answered,
+    doubt,
+    evaluate,
+    said,
+)
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.pool import LiveReplica, PlacementInputs
 
@@ -88,7 +98,7 @@ class Shares:
     def last_parts(self) -> Iterator[ReplicaPart]:
         """The parts of those that serve it still, and are told of only where nobody else serves it."""
         view = self._view
-        names = {*view.snapshot.draining, *view.answering.get(self._adapter.key, ())}
+        names = {*view.snapshot.draining, *view.answering.get(self._adapter.key, ()), *view.doubted}
         parts = (self.last_part(name) for name in sorted(names))
         return (part for part in parts if part is not None)
 
@@ -99,7 +109,8 @@ class Shares:
         """
         part = self.part(name)
         if part is None:
-            return self._told_part(name, answered(self._view.everybody[name].reading, self._adapter.key), None)
+            told = self._told_part(name, answered(self._view.everybody[name].reading, self._adapter.key), None)
+            return told or self._doubted_part(name)
         if not part.is_serving or name in self._view.replicas:
             return None
         return replace(part, verdict=replace(part.verdict, reason=LEAVING), wanted=None)
@@ -146,6 +157,20 @@ class Shares:
         if part is not None and part.generation == found.generation:  # the same files, whatever else changed
             return found
         return _instead(found, part)
+
+    def _doubted_part(self, name: str) -> ReplicaPart | None:
+        """The part of one that said that it serves it, or was to serve it, until its status could not be believed."""
+        reading, adapter = self._view.everybody[name].reading, self._adapter
+        verdict = doubt(reading) if isinstance(reading, ParsedStatus) else None
+        if not isinstance(reading, ParsedStatus) or verdict is None:
+            return None
+        if (generation := said(reading, adapter.key)) is not None:
+            return ReplicaPart(name, adapter.name, generation, verdict)
+        before = self._view.stood(adapter.key, reading.status.observed_revision)
+        if before is None or adapter.key in reading.failed.keys() | reading.pending.keys():
+            return None
+        shares = Shares(self._view, before)
+        return shares._own_part(name)
 
     def _answered_part(self, name: str, part: ReplicaPart | None) -> ReplicaPart | None:
         """The part by the names that the status tells; None: it does not say that it answers to this one."""

@@ -20,7 +20,7 @@ from registry.model.keys import last_part
 from registry.model.names import is_engine_allowed
 from registry.model.placement import Assignment, declinable, looks_at_room
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, SourceSpec
-from registry.model.replica_state import ParsedStatus, StatusReading, status_of
+from registry.model.replica_state import ParsedStatus, StatusReading, doubt, status_of
 from registry.model.status import ReplicaStatus
 from registry.rollout.pool import LiveReplica, PlacementInputs, PoolRoom, PoolSnapshot, PoolValues, renew
 from registry.transactions.decode import engine_hosts_of, read_adapter
@@ -187,6 +187,12 @@ class PoolView:
             for key in keys:
                 found.setdefault(key, set()).add(name)
         return found
+
+    @cached_property
+    def doubted(self) -> frozenset[str]:
+        """The replicas whose statuses may not be believed."""
+        readings = {name: one.reading for name, one in self.everybody.items()}
+        return frozenset(name for name, said in readings.items() if isinstance(said, ParsedStatus) and doubt(said))
 
     @cached_property
     def observed(self) -> Sequence[int]:

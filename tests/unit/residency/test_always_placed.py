@@ -11,10 +11,10 @@ import pytest
 from registry.model.names import name_key
 from registry.model.placement import Assignment, Member
 from registry.model.records import AdapterSpec, Canary, CanaryRollout, Placement, Strategy
-from registry.model.status import Kept, Lazy, Leaving, Pending, Resident
+from registry.model.status import Failed, Kept, Lazy, Leaving, Pending, Resident
 from registry.residency.derive import residency
 from tests.support.records import POOL, record
-from tests.support.residency_world import SERVING, World, among, assigned
+from tests.support.residency_world import SERVING, UNKNOWN, World, among, assigned
 
 LABELS = {"r1": {"zone": "a"}, "r2": {"zone": "a"}, "r3": {"zone": "b"}}
 MEMBERS = [Member(name, labels) for name, labels in LABELS.items()]
@@ -114,6 +114,47 @@ def test_each_replica_is_told_for_what_it_serves_as_it_hears_of_changes(before, 
         known[name] = third
         fleet.hears(name, third)
         assert fleet.told() == fleet.expected(known)
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(KINDS, KINDS)))
+def test_who_cannot_hear_of_a_change_is_told_though_not_believed(before, after):
+    """R24, R9: seeds 1005 and 1050 found that who was stale, and is to serve it no more, was told of no more."""
+    fleet = Fleet()
+    known = dict.fromkeys(LABELS, fleet.publish(before))
+    for name, revision in known.items():
+        fleet.hears(name, revision)
+    serving = fleet.told()
+    fleet.publish(after)
+    for name, revision in known.items():
+        fleet.hears(name, revision, stale=True)
+    assert fleet.told() == {}
+    found = residency(fleet.world.view, "a")
+    assert found is not None
+    assert {one.replica for one in found.replicas if one.state is UNKNOWN} >= serving.keys()
+
+
+def test_who_is_not_believed_is_told_only_where_nobody_else_serves_it():
+    """R24, R9: and only if it said that it serves it."""
+    world = World()
+    world.alive("r1", labels={"zone": "a"})
+    world.alive("r2", labels={"zone": "b"})
+    old = world.put("a", 1, placement=Placement(selector={"zone": "a"}))
+    world.says("r1", old)
+    world.says("r2", old)
+    world.look()
+    world.update("a", 2, placement=Placement(selector={"zone": "b"}))
+    for said, told in (
+        ({}, {"r1": 1}),
+        ({"kept": [Kept(name="a", generation=1)]}, {"r1": 1}),
+        ({"pending": [Pending(name="a", generation=1, reason="staging")]}, {}),
+        ({"failed": [Failed(name="a", generation=1, reason="source_io", message="", attempts=1, retry_at=None)]}, {}),
+    ):
+        world.says("r1", old, stale=True, **said)
+        found = world.where("a")
+        assert {one.replica: one.generation for one in found.replicas if one.state is UNKNOWN} == told
+        assert found.note == ""
+    world.says("r2")
+    assert {one.replica: one.state for one in world.where("a").replicas} == {"r2": SERVING}
 
 
 @pytest.mark.parametrize("kind", KINDS)

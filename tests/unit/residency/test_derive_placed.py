@@ -254,15 +254,18 @@ def test_a_replica_that_keeps_an_adapter_for_others(world):
     assert world.states(name) == {"r4": (PENDING, "staging")}
 
 
-@pytest.mark.parametrize("fields", [{"stale": True}, {"engine": engine_status(incarnation="")}])
-def test_what_is_kept_for_others_must_be_proven_too(world, fields):
-    """R9 status-truth."""
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"stale": True}, "stale"), ({"engine": engine_status(incarnation="")}, "engine_unreachable")],
+)
+def test_what_is_kept_for_others_must_be_proven_too(world, fields, reason):
+    """R9 status-truth, R24: nobody else serves it, and nobody knows whether this one does."""
     world.alive("r1", labels={"zone": "a"})
     world.put("a", placement=Placement(selector={"zone": "b"}))
     world.says("r1", **leaving("a"))
     assert world.states("a") == {"r1": (SERVING, "leaving")}
     world.says("r1", **leaving("a"), **fields)
-    assert world.states("a") == {}
+    assert world.states("a") == {"r1": (UNKNOWN, reason)}
 
 
 def test_a_replica_that_is_to_serve_what_it_still_keeps(world):
