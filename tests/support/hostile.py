@@ -46,11 +46,11 @@ def mutations(value: Any) -> st.SearchStrategy[Any]:
     return st.tuples(st.sampled_from(_places(value)), ANY_JSON).map(lambda drawn: drawn[0](drawn[1]))
 
 
-def spoiled(good: bytes) -> Iterator[bytes]:
-    """Bytes that are no such value, and the value with each of its places spoiled in turn."""
+def spoiled(good: bytes, each: int = 3) -> Iterator[bytes]:
+    """Bytes that are no such value, and the value with each of its places spoiled in turn, in so many ways."""
     yield from RAW
     for number, place in enumerate(_places(json.loads(good))):
-        for one in range(3):
+        for one in range(each):
             yield dumped(place(SCALARS[(number * 5 + one * 7) % len(SCALARS)]))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -41,8 +43,7 @@ async def reads(admin) -> None:
         stub.RepairTenant(pb.RepairTenantRequest(name="acme", validate_only=True)),
         stub.GetPool(pb.GetPoolRequest(name="q")),
     ]
-    for call in calls:
-        await answered(call)
+    await asyncio.gather(*map(answered, calls))
     assert "q" in {one.name for one in (await stub.ListPools(pb.ListPoolsRequest())).pools}
     await stub.ListAdapters(pb.ListAdaptersRequest(pool="q"))
     rollout = stub.WatchRollout(pb.WatchRolloutRequest(pool="p", name="acme/a"))
@@ -71,7 +72,7 @@ async def test_one_bad_value_is_one_bad_value(ledger, admin, kind):
         "audit": audits[-1].key,
     }[kind]
     (good,) = (await client.range(Range(key))).kvs
-    for value in spoiled(good.value):
+    for value in spoiled(good.value, each=1):
         await client.txn(Txn((), (Put(key, value, good.lease),)))
         await reads(admin)
     await client.txn(Txn((), (Put(key, good.value, good.lease),)))

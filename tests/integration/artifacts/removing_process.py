@@ -19,6 +19,7 @@ from registry.runtime.failpoints import Point, handling
 from registry.sources.base import Stop
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.corpus.in_process import InProcessExaminer
 from tests.support.adapters import digest_of
 
 
@@ -30,7 +31,8 @@ class Worker:
         self._refs = refs
         self._held: dict[str, Staged] = {}
         self._clock = random.Random(os.getpid())
-        self._store = LocalStore(root, replica, [allowed.as_uri()], grace_seconds=0.0)
+        examiner = InProcessExaminer()
+        self._store = LocalStore(root, replica, [allowed.as_uri()], grace_seconds=0.0, examiner=examiner)
 
     def die_if_due(self, point: Point) -> None:
         if point == self.dies_at:

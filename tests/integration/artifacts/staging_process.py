@@ -1,7 +1,7 @@
 """A process that stages one artifact, and dies or waits at a point. Started by the tests beside it.
 
 Arguments: store, allowed root, URI, digest or "-", what to do ("run", "die" or "wait"), at which point, which time.
-Prints each point and, at the end, the path.
+Prints each point and, at the end, the path. Who waits does so until SIGCONT.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from registry.runtime.failpoints import Point, handling
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
+from tests.corpus.in_process import InProcessExaminer
 
 
 class Script:
@@ -31,13 +32,13 @@ class Script:
         if self._times == 0 and self._action == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._times == 0 and self._action == "wait":
-            sys.stdin.readline()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def main() -> None:
     root, allowed, uri, digest, action, point, times = sys.argv[1:]
     script = Script(action, point, int(times))
-    store = LocalStore(Path(root), f"p{os.getpid()}", [Path(allowed).as_uri()])
+    store = LocalStore(Path(root), f"p{os.getpid()}", [Path(allowed).as_uri()], examiner=InProcessExaminer())
     ref = ArtifactRef(uri, None if digest == "-" else digest, pin_key="pool/a@1")
     with handling(script.play):
         print(asyncio.run(store.ensure(ref)).path, flush=True)

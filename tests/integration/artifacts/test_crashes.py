@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -15,13 +13,13 @@ from registry.runtime.failpoints import Point
 from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
+from tests.corpus.in_process import InProcessExaminer
 from tests.support.adapters import WrittenAdapter, digest_of, write_adapter
+from tests.support.processes import Program
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[3]
 # Points that only an artifact without digest passes.
 UNPINNED_ONLY = {Point.PIN_LOCKED, Point.PINNED}
-TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,13 @@ class Host:
     adapter: WrittenAdapter
     digest: str
 
-    def start(self, action: str = "run", point: str = "-", times: int = 1) -> subprocess.Popen[str]:
+    def start(self, action: str = "run", point: str = "-", times: int = 1) -> Program:
         """Starts a process that stages the adapter."""
         arguments = [self.store, self.adapter.directory, self.adapter.uri, self.digest, action, point, times]
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.artifacts.staging_process", *map(str, arguments)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        log = self.store.with_name(f"log{len([*self.store.parent.glob('log*')])}")
+        program = Program("tests.integration.artifacts.staging_process", [*map(str, arguments)], log)
+        program.start()
+        return program
 
     def directories(self) -> list[Path]:
         folder = self.store / "adapters"
@@ -49,7 +44,8 @@ class Host:
 
     async def stages(self) -> Path:
         """Stages in this process, as a restarted sidecar does."""
-        store = LocalStore(self.store, "later", [self.adapter.directory.as_uri()])
+        allowed = [self.adapter.directory.as_uri()]
+        store = LocalStore(self.store, "later", allowed, examiner=InProcessExaminer())
         try:
             digest = None if self.digest == "-" else self.digest
             return Path((await store.ensure(ArtifactRef(self.adapter.uri, digest, pin_key="pool/a@1"))).path)
@@ -77,9 +73,8 @@ async def test_killed_at_any_point_nothing_half_is_visible_and_the_next_try_succ
     """R12 crash-only, R4 digest-true, fault 17."""
     host = make_host(tmp_path, is_pinned=is_pinned)
     process = host.start("die", point, times)
-    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == -signal.SIGKILL, output
-    assert output.split()[-1] == point
+    assert process.wait() == -signal.SIGKILL, output(process)
+    assert output(process)[-1] == point
     for directory in host.directories():
         assert digest_of(directory) == host.adapter.digest
     path = await host.stages()
@@ -89,35 +84,31 @@ async def test_killed_at_any_point_nothing_half_is_visible_and_the_next_try_succ
     assert not list((host.store / "tmp").iterdir())
 
 
-@pytest.mark.parametrize("is_pinned", [True, False])
-async def test_two_processes_that_stage_the_same_make_one_copy(tmp_path, is_pinned):
-    """R7, R16: one download a host. The second waits for the first, which is held in the middle of its copy."""
+@pytest.mark.parametrize(("is_pinned", "dies"), [(True, False), (False, False), (True, True)])
+async def test_two_processes_that_stage_the_same_make_one_copy(tmp_path, is_pinned, dies):
+    """R7, R16, R12: the second waits for the first, which is held in the middle of its copy.
+
+    Where that one dies, the kernel gives the lock back, and the half copy is swept by who gets it.
+    """
     host = make_host(tmp_path, is_pinned=is_pinned)
     first = host.start("wait", Point.RECEIVING)
-    assert read_until(first, Point.RECEIVING)
-    second = host.start()
-    await eventually(lambda: has_lock_open(second, "pin-" if not is_pinned else artifact_of(host.digest)))
-    first_path = first.communicate("\n", timeout=TIMEOUT_SECONDS)[0].split()[-1]
-    second_output = second.communicate(timeout=TIMEOUT_SECONDS)[0].split()
-    assert (first.returncode, second.returncode) == (0, 0)
-    assert second_output[-1] == first_path
-    assert Point.RECEIVING not in second_output
-    assert [str(path) for path in host.directories()] == [first_path]
-
-
-async def test_a_second_process_takes_over_from_one_that_dies_in_the_middle(tmp_path):
-    """R12: the kernel gives the lock back, and the half copy is swept by who gets it."""
-    host = make_host(tmp_path, is_pinned=True)
-    first = host.start("wait", Point.RECEIVING)
-    assert read_until(first, Point.RECEIVING)
-    second = host.start()
-    await eventually(lambda: has_lock_open(second, artifact_of(host.digest)))
-    first.kill()
-    first.communicate(timeout=TIMEOUT_SECONDS)
-    output = second.communicate(timeout=TIMEOUT_SECONDS)[0].split()
-    assert second.returncode == 0
-    assert digest_of(Path(output[-1])) == host.adapter.digest
+    try:
+        await eventually(lambda: Point.RECEIVING in output(first))
+        second = host.start()
+        await eventually(lambda: has_lock_open(second, "pin-" if not is_pinned else artifact_of(host.digest)))
+        first.signal(signal.SIGKILL if dies else signal.SIGCONT)
+        assert (first.wait(), second.wait()) == (-signal.SIGKILL if dies else 0, 0)
+    finally:
+        first.kill()
+    [path] = host.directories()
+    assert (output(second)[-1], digest_of(path)) == (str(path), host.adapter.digest)
+    assert (Point.RECEIVING in output(second)) == dies
     assert not list((host.store / "tmp").iterdir())
+
+
+def output(process: Program) -> list[str]:
+    """The points that a process passed, and its path."""
+    return process.log.read_text().split()
 
 
 def artifact_of(digest: str) -> str:
@@ -125,13 +116,7 @@ def artifact_of(digest: str) -> str:
     return stage_request_of(ArtifactRef("file:///a", digest), None).artifact(digest)
 
 
-def read_until(process: subprocess.Popen[str], point: Point) -> bool:
-    """Reads a process' output up to a point; False if it ended before."""
-    assert process.stdout is not None
-    return any(line.strip() == point for line in process.stdout)
-
-
-def has_lock_open(process: subprocess.Popen[str], name: str) -> bool:
+def has_lock_open(process: Program, name: str) -> bool:
     """True once a process has, or waits for, a lock whose name begins so."""
     try:
         targets = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,24 +13,21 @@ from registry.sources.base import Stop
 from sidecar.artifacts.leases import everybodys_leases
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
+from tests.corpus.in_process import InProcessExaminer
 from tests.support.adapters import WrittenAdapter, digest_of, write_adapter
+from tests.support.processes import Program
+from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[3]
-TIMEOUT_SECONDS = 60
 PROCESSES, KILLS = 3, 12
 
 
-def start(folder: Path, replica: str, adapters: list[WrittenAdapter], rounds: int, dies_at: str = "-"):
+def start(folder: Path, replica: str, adapters: list[WrittenAdapter], rounds: int, dies_at: str = "-") -> Program:
     pairs = [part for adapter in adapters for part in (adapter.uri, adapter.digest)]
     arguments = [folder / "store", replica, folder / "sources", rounds, dies_at, *pairs]
-    with (folder / f"{replica}.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.artifacts.removing_process", *map(str, arguments)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+    log = folder / f"{replica}-{len([*folder.glob('*.log')])}.log"
+    program = Program("tests.integration.artifacts.removing_process", [*map(str, arguments)], log)
+    program.start()
+    return program
 
 
 def written(folder: Path, count: int) -> list[WrittenAdapter]:
@@ -41,7 +36,8 @@ def written(folder: Path, count: int) -> list[WrittenAdapter]:
 
 async def is_in_order(folder: Path, adapters: list[WrittenAdapter]) -> None:
     """What a restarted sidecar finds is whole, can be had, and nothing is left lying about."""
-    store = LocalStore(folder / "store", "later", [(folder / "sources").as_uri()])
+    allowed = [(folder / "sources").as_uri()]
+    store = LocalStore(folder / "store", "later", allowed, examiner=InProcessExaminer())
     try:
         for directory in store._layout.staged().values():
             assert digest_of(directory) in {adapter.digest for adapter in adapters}
@@ -58,12 +54,12 @@ async def is_in_order(folder: Path, adapters: list[WrittenAdapter]) -> None:
 async def test_killed_at_any_point_of_a_removal_nothing_half_is_visible(tmp_path, point):
     """R12 crash-only, R7 files-pinned: what another replica leases is there; what is being removed is whole or gone."""
     shared, own = written(tmp_path, 2)
-    store = LocalStore(tmp_path / "store", "other", [(tmp_path / "sources").as_uri()])
+    allowed = [(tmp_path / "sources").as_uri()]
+    store = LocalStore(tmp_path / "store", "other", allowed, examiner=InProcessExaminer())
     kept = await store.ensure(ArtifactRef(shared.uri, shared.digest))
     process = start(tmp_path, "dies", [own], 1, point)
-    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == -signal.SIGKILL, logs(tmp_path)
-    assert output.split() == ["whole", point]
+    assert process.wait() == -signal.SIGKILL, logs(tmp_path)
+    assert process.log.read_text().split() == ["whole", point]
     assert digest_of(Path(kept.path)) == shared.digest
     is_leased = len(everybodys_leases(tmp_path / "store" / "leases")) == 2
     assert is_leased == (point is Point.LET_GO)  # the file says too much rather than too little
@@ -77,20 +73,22 @@ async def test_a_storm_of_kills_harms_nothing(tmp_path):
     processes = [start(tmp_path, f"r{number}", adapters, 100_000) for number in range(PROCESSES)]
     try:
         for _ in range(KILLS):
-            number = clock.randrange(PROCESSES)
+            number, rounds = clock.randrange(PROCESSES), clock.randrange(1, 5)
             process = processes[number]
-            for _ in range(clock.randrange(1, 5)):
-                assert process.stdout is not None
-                assert process.stdout.readline() == "whole\n", logs(tmp_path)
+            await eventually(lambda process=process, rounds=rounds: has_seen(process, rounds))
             process.kill()
-            process.communicate(timeout=TIMEOUT_SECONDS)
             processes[number] = start(tmp_path, f"r{number}", adapters, 100_000)
     finally:
         for process in processes:
             process.kill()
-            process.communicate(timeout=TIMEOUT_SECONDS)
     assert "Traceback" not in logs(tmp_path)
     await is_in_order(tmp_path, adapters)
+
+
+def has_seen(process: Program, count: int) -> bool:
+    """True once a process has seen so many whole adapters."""
+    assert process.is_running, process.log.read_text()
+    return process.log.read_text().count("whole\n") >= count
 
 
 def logs(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class Follower:
         return done.stdout
 
 
+@pytest.mark.skipif(not os.environ.get("NIGHTLY"), reason="sessions are played by make sessions")
 def test_a_snapshot_is_restored_as_the_page_says(tmp_path):
     """R15: what the backup lacks is served until somebody says that it is right; then it is what all serve."""
     before, after = recipe()
