@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from contextlib import AsyncExitStack
 from itertools import count, pairwise
 from pathlib import Path
@@ -18,6 +16,7 @@ from registry.v1 import registry_pb2_grpc
 from tests.support.admin import AdminProgram, admin_program, change_set, put
 from tests.support.etcd import make_cluster
 from tests.support.http_client import http_client
+from tests.support.processes import Program
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -132,16 +131,16 @@ async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
         (["--frob", "x"], "unrecognized arguments: --frob x; see loraplane-admin --help"),
     ],
 )
-def test_wrong_flags(arguments, says):
+def test_wrong_flags(tmp_path, arguments, says):
     """A wrong flag is one clear line and exit code 2."""
     base = {"--etcd": "127.0.0.1:1", "--listen": "127.0.0.1:0", "--http": "127.0.0.1:0"}
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     command = [part for flag in (base | given).items() for part in flag]
-    done = subprocess.run(
-        [sys.executable, "-m", "registry.admin.main", *command], capture_output=True, text=True, timeout=60, check=False
-    )
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, line.startswith("loraplane-admin: ")) == (2, True), done.stderr
+    program = Program("registry.admin.main", command, tmp_path / "log")
+    program.start()
+    code, said = program.wait(), program.log.read_text()
+    (line,) = said.splitlines()
+    assert (code, line.startswith("loraplane-admin: ")) == (2, True), said
     assert says in line
 
 

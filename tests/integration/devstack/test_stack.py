@@ -67,7 +67,19 @@ def dev(tmp_path) -> Iterator[DevStack]:
         assert dev("dev", "down").returncode == 0
 
 
-def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
+def answers(engine: str, model: str) -> bool:
+    """True if a request for that model is served."""
+    body = json.dumps({"model": model, "prompt": "x", "max_tokens": 1})
+    with contextlib.closing(HTTPConnection(engine, timeout=60)) as connection:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        return connection.getresponse().status == 200
+
+
+def test_up_is_safe_to_run_twice_and_data_survives_down_but_not_purge(dev):
+    """Also: a lazy adapter is served at its first request.
+
+    The engine asks its sidecar, over a socket whose path the stack has to keep short.
+    """
     up = dev.json("dev", "up", "--engine", "sim")
     assert {part["name"] for part in up["parts"]} == PARTS
     assert all(part["ready"] for part in up["parts"])
@@ -76,6 +88,10 @@ def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
     added = dev.json("add", "sql", "--source", str(source), "--wait")
     assert [one["state"] for one in added["rollouts"][0]["replicas"]] == ["serving", "serving"]
     asyncio.run(eventually(lambda: dev.json("doctor") == {"findings": []}))
+    dev.json("add", "lazy", "--source", str(source), "--lazy")
+    engine = next(part["address"] for part in up["parts"] if part["name"] == "engine-r1")
+    assert wait_until(lambda: answers(engine, "lazy"), 60)
+    assert not answers(engine, "nobody")
     assert dev("dev", "up").returncode == 0
     assert dev.pids() == pids
 
@@ -96,30 +112,6 @@ def test_up_serves_adapters_and_is_safe_to_run_twice(dev):
     assert dev("dev", "down").returncode == 0
     assert set(dev.pids().values()) == {None}
     assert not any(command_line(pid) == command for pid, command in commands.items())
-    assert dev("dev", "down").returncode == 0
-
-
-def answers(engine: str, model: str) -> bool:
-    """True if a request for that model is served."""
-    body = json.dumps({"model": model, "prompt": "x", "max_tokens": 1})
-    with contextlib.closing(HTTPConnection(engine, timeout=60)) as connection:
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        return connection.getresponse().status == 200
-
-
-def test_data_survives_down_and_up_but_not_purge(dev):
-    """Before that, a lazy adapter is served at its first request.
-
-    The engine asks its sidecar, over a socket whose path the stack has to keep short.
-    """
-    up = dev.json("dev", "up", "--engine", "sim", "--replicas", "1")
-    engine = next(part["address"] for part in up["parts"] if part["name"] == "engine-r1")
-    source = dev.folder / ".loraplane" / "adapters" / "sql"
-    dev.json("add", "lazy", "--source", str(source), "--lazy")
-    assert wait_until(lambda: answers(engine, "lazy"), 60)
-    assert not answers(engine, "nobody")
-    dev.json("add", "sql", "--source", str(source), "--wait")
-    assert dev("dev", "down").returncode == 0
     assert dev("get", "adapters", "--timeout", "0.3").returncode == 6
     assert dev("dev", "up").returncode == 0
     assert dev("rollout", "sql", "--timeout", "60").returncode == 0
