@@ -87,24 +87,52 @@ async def lists(engine: OtherEngine, *names: str) -> None:
 
 
 async def test_what_is_written_is_served_also_after_restarts_of_both(hand, engine, sidecar):
-    """R3, R6, R9, R12: loaded, the sidecar restarted, the engine restarted, deleted."""
+    """R3, R6, R9, R12: loaded, the sidecar restarted, the engine restarted, deleted.
+
+    R11 foreign-safe: what somebody else loaded stays, and a record by its name is refused.
+    R4 digest-true: a kind that does not say how its caches tell weights gets no others under a name.
+    """
     await hand.pool(engine=engine.kind)
-    await hand.put(hand.record("a", "v1"), hand.record("acme/b", "v2"))
+    await engine.load("foreign", str(hand.source("other")))
+    await hand.put(hand.record("a", "v1"), hand.record("acme/b", "v2"), hand.record("foreign", "v1"))
     sidecar.program.start()
-    await lists(engine, "a", "acme/b")
-    status = await settled(sidecar, 0)
+    await lists(engine, "a", "acme/b", "foreign")
+    await has_refused(sidecar, foreign="name_conflict" if engine.kind == "sglang" else "name_is_base_model")
+    status = await settled(sidecar, await hand.delete("foreign"))
     assert (status["engine"]["kind"], status["served"]["count"]) == (engine.kind, 2)
     sidecar.program.kill()
     sidecar.program.start()
     revision = await hand.put(hand.record("c", "v1"))
-    await lists(engine, "a", "acme/b", "c")
+    await lists(engine, "a", "acme/b", "c", "foreign")
     assert (await settled(sidecar, revision))["served"]["count"] == 3
     engine.program.kill()
     await engine.start()
     await lists(engine, "a", "acme/b", "c")
-    revision = await hand.delete("a", "c")
+    revision = await hand.delete("c")
+    await lists(engine, "a", "acme/b")
+    assert (await settled(sidecar, revision))["served"]["count"] == 2
+    old = await engine.text("a")
+    await hand.put(hand.record("a", "v2", generation=2))
+    if engine.kind == "sglang":
+
+        async def is_new() -> bool:
+            return await engine.names() == {BASE, "a", "acme/b"} and await engine.text("a") != old
+
+        await eventually(is_new)
+    else:
+        await has_refused(sidecar, a="name_remembered")
+        assert await engine.text("a") == old
+    await hand.delete("a")
     await lists(engine, "acme/b")
-    assert (await settled(sidecar, revision))["served"]["count"] == 1
+
+
+async def has_refused(sidecar: Sidecar, **reasons: str) -> None:
+    """Waits until these are what a sidecar refuses, and why."""
+
+    async def is_said() -> bool:
+        return await sidecar.failed() == reasons
+
+    await eventually(is_said)
 
 
 async def test_new_weights_come_under_names_of_their_own(hand, engine, sidecar):
@@ -117,46 +145,6 @@ async def test_new_weights_come_under_names_of_their_own(hand, engine, sidecar):
     await hand.put(hand.record("a", "v2", generation=2))
     await lists(engine, "a@2")
     assert await engine.text("a@2") != old
-
-
-async def test_new_weights_under_the_same_name_are_swapped_in_or_refused(hand, engine, sidecar):
-    """R4 digest-true: a kind that does not say how its caches tell weights gets no others under a name."""
-    await hand.pool(engine=engine.kind)
-    await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-    await lists(engine, "a")
-    old = await engine.text("a")
-    await hand.put(hand.record("a", "v2", generation=2))
-    if engine.kind == "sglang":
-
-        async def is_new() -> bool:
-            return await engine.names() == {BASE, "a"} and await engine.text("a") != old
-
-        await eventually(is_new)
-        return
-
-    async def is_refused() -> bool:
-        return await sidecar.failed() == {"a": "name_remembered"}
-
-    await eventually(is_refused)
-    assert await engine.text("a") == old
-
-
-async def test_what_somebody_else_loaded_is_left_alone(hand, engine, sidecar):
-    """R11 foreign-safe: it stays, and a record by its name is refused."""
-    await engine.load("foreign", str(hand.source("other")))
-    await hand.pool(engine=engine.kind)
-    await hand.put(hand.record("a", "v1"), hand.record("foreign", "v1"))
-    sidecar.program.start()
-    await lists(engine, "a", "foreign")
-    reason = {"sglang": "name_conflict", "pegainfer": "name_is_base_model", "dynamo": "name_is_base_model"}[engine.kind]
-
-    async def is_said() -> bool:
-        return await sidecar.failed() == {"foreign": reason}
-
-    await eventually(is_said)
-    await hand.delete("foreign", "a")
-    await lists(engine, "foreign")
 
 
 async def test_a_pool_of_another_kind_of_engine_is_not_served(hand, engine, sidecar):
