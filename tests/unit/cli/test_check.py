@@ -226,16 +226,11 @@ def test_a_publication_is_told_module_by_module(cli, published, here):
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ("check {adapter} --base-model {base} --pool p", 2),
-        ("check {adapter} --base-model {adapter}/..", 4),
-        ("check oci://bucket/a --base-model {base}", 4),
-        ("check {base} --base-model {base}", 4),
-        ("digest {base}", 4),
-        ("pool create p --base-model m --base-name n", 2),
+        *(("check {adapter} --base-model {base} --pool p", 2), ("pool create p --base-model m --base-name n", 2)),
+        *((f"check {what} --base-model {{base}}", 4) for what in ("oci://bucket/a", "{base}")),
+        *(("check {adapter} --base-model {adapter}/..", 4), ("digest {base}", 4)),
         ("sign {base}/gone --key {base}/no.pem", 3),
-        ("sign {adapter} --key {base}/gone.pem", 2),
-        ("sign {adapter} --key {base}", 2),
-        ("sign {adapter} --key {base}/no.pem", 2),
+        *((f"sign {{adapter}} --key {{base}}{file}", 2) for file in ("", "/gone.pem", "/no.pem")),
     ],
 )
 def test_what_cannot_be_looked_at_is_said(capsys, base, adapter, arguments, code):

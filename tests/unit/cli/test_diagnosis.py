@@ -469,14 +469,10 @@ FIFTH = int(0.7 * 2 * 1024**3)
 @pytest.mark.parametrize(
     ("members", "is_full", "told"),
     [
-        ([], False, ""),
-        ([member(), member("m2")], False, ""),
-        ([member()], True, "E no_space"),
+        *(([], False, ""), ([member(), member("m2")], False, ""), ([member()], True, "E no_space")),
         ([member(), MemberDown("m2", NoLeader("no"))], False, "E member_down"),
-        ([member(leader_id=0)], False, "E no_leader"),
-        ([member(version="3.5.1")], False, "E etcd_version"),
-        ([member(db_size_bytes=FIFTH)], False, ""),
-        ([member(db_size_bytes=FIFTH + 1)], False, "W space"),
+        *(([member(leader_id=0)], False, "E no_leader"), ([member(version="3.5.1")], False, "E etcd_version")),
+        *(([member(db_size_bytes=FIFTH)], False, ""), ([member(db_size_bytes=FIFTH + 1)], False, "W space")),
         ([member(), member("m2", cluster_id=2, revision=9000, version="3.6.15")], False, "E other_cluster"),
         ([member(), member("m2", revision=1005)], False, ""),
         ([member(), member("m2", revision=1006)], False, "W behind"),

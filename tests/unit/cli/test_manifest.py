@@ -165,18 +165,12 @@ def test_a_manifest_is_as_strict_at_every_depth(form):
     }
     read = form.model_validate(whole)
     assert (read.message().spec.expect.answers[0].prompt, read.spec.base_model, read.spec.strategy) == ([1], "m", None)
-    for path in (
-        (),
-        ("metadata",),
-        ("spec",),
-        ("spec", "source"),
-        ("spec", "expect"),
-        ("spec", "expect", "answers", 0),
-    ):
+    for path in ("", "metadata", "spec", "spec source", "spec expect", "spec expect answers"):
         wrong = copy.deepcopy(whole)
-        place = wrong
-        for step in path:
+        place: Any = wrong
+        for step in path.split():
             place = place[step]
+        place = place[0] if isinstance(place, list) else place
         place["odd"] = 1
         with pytest.raises(ValidationError, match="odd"):
             form.model_validate(wrong)
@@ -348,9 +342,7 @@ def listed(admin) -> None:
 @pytest.mark.parametrize(
     ("line", "torn", "code", "names", "told"),
     [
-        ("export", "", 0, "abcd", "pools that cannot be read: ops"),
-        ("-o json export", "", 0, "abcd", "pools that cannot be read: ops"),
-        ("-o name export", "", 0, "abcd", "pools that cannot be read: ops"),
+        *((f"{form}export", "", 0, "abcd", "that cannot be read: ops") for form in ("", "-o json ", "-o name ")),
         ("export --pool dev", "", 0, "abc", ""),
         ("export --pool dev -l team=x", "", 0, "ab", ""),
         ("export -l team=y", "", 0, "", ""),

@@ -143,9 +143,7 @@ ITEMS = {"items": [{"name": "a", "labels": {"x/y": "1"}, "n": [1, 2]}, {"name": 
     ("template", "text"),
     [
         ("{.items[*].name}", r"a b\x1b"),
-        (".items[0].name", "a"),
-        ("items[-1].name", r"b\x1b"),
-        ("$.items[0].n[*]", "1 2"),
+        *((".items[0].name", "a"), ("items[-1].name", r"b\x1b"), ("$.items[0].n[*]", "1 2")),
         ("{.items[0].labels['x/y']}{.items[0].labels.x/y}", "11"),
         ("{.items[0].labels}", '{"x/y": "1"}'),
         ("{.items[0].*}", 'a {"x/y": "1"} [1, 2]'),

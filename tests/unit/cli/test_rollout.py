@@ -145,16 +145,9 @@ def test_the_worst_of_several_rollouts_is_the_exit_code(followed, code, told):
 
 def test_how_far_many_rollouts_are_is_one_line():
     """Of 500 adapters nobody reads 500 lines: reasons come the most first, and the slowest is named."""
-    rollouts = {
-        target(name="a"): rollout(LATE, FULL, FULL),
-        target(name="b"): rollout(SERVING, LATE),
-        target(name="c"): rollout(SERVING, FULL, LATE),
-        target(name="d"): rollout(SERVING, FULL),
-        target(name="e"): DONE,
-        target(name="f"): BAD,
-        target(name="g"): rollout(SERVING, PENDING),
-        target(name="h"): rollout(),
-    }
+    waiting = [(LATE, FULL, FULL), (SERVING, LATE), (SERVING, FULL, LATE), (SERVING, FULL), (SERVING, PENDING), ()]
+    of = [*(rollout(*one) for one in waiting), DONE, BAD]
+    rollouts = {target(name=name): one for name, one in zip("abcdefgh", of, strict=True)}
     told = "1/9 served, 1 failed, 3 over_capacity, 1 staging, 1 pending, 1 waiting, 1 not heard of, slowest r1"
     assert summary([*rollouts, target(name="i")], rollouts) == told
     assert summary([target(1)], {target(1): rollout(SERVING, PENDING)}) == "1/1 served"
