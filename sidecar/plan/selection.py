@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.records import EngineNames, PoolSpec
+from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.assignment import Share, everything
 from sidecar.desired.informer import DesiredAdapter, DesiredState, LazyAdapter
 from sidecar.desired.placement import NOBODY
@@ -84,11 +85,11 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
     handed = ((one, desired.adapters[one.key].fallback) for one in chosen.leaving if one.name in known.handing)
     names = chosen.limits.names
     good |= {one.key: fallback for one, fallback in handed if fallback and engine_name(fallback, names) == one.name}
-    former = (former for one in chosen.wanted for former in one.former)
+    leaving = [desired.adapters[one.key] for one in chosen.leaving]
+    former = (former for one in (*chosen.wanted, *leaving) for former in one.former)
     refs = {adapter.ref for adapter in (*chosen.wanted, *good.values(), *former)}
-    refs |= {ref for one in chosen.leaving for _, ref in desired.adapters[one.key].versions}
+    refs |= {ref for one in leaving for _, ref in one.versions}
     staged = {ref: found for ref in refs if (found := known.lookup(ref)) is not None}
-    names = chosen.limits.names
     handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
     adapters = (*chosen.wanted, *good.values(), *(one for one in handing if one is not None))
     uses = {(engine_name(one, names), staged[one.ref].path) for one in adapters if one.ref in staged}
@@ -174,10 +175,16 @@ def still_served(
                 yield ServedAdapter(desired.adapters[one.key].name, generation, "", is_pinned=True)
 
 
+def _known_versions(adapter: DesiredAdapter, chosen: Selection) -> Iterator[tuple[int, ArtifactRef]]:
+    """What of an adapter an engine may have: as it is followed, as it was served last, and as it was before."""
+    yield from adapter.versions
+    earlier = (chosen.good.get(adapter.key), *reversed(adapter.former))
+    yield from ((one.generation, one.ref) for one in earlier if one is not None)
+
+
 def _served_as(adapter: DesiredAdapter, name: str, path: str, chosen: Selection) -> ServedAdapter | None:
     """The generation of an adapter that has these files, the newest first; None: it is not one that is known."""
-    good = chosen.good.get(adapter.key)
-    for generation, ref in (*adapter.versions, *([(good.generation, good.ref)] if good is not None else [])):
+    for generation, ref in _known_versions(adapter, chosen):
         staged, names = chosen.staged.get(ref), {adapter.name, f"{adapter.name}{SEPARATOR}{generation}"}
         if staged is not None and staged.path == path and name in names:
             return ServedAdapter(adapter.name, generation, staged.digest, ref.digest is not None)
@@ -214,11 +221,7 @@ def _number(text: str) -> int:
 
 def _generation_of(adapter: DesiredAdapter | LazyAdapter, use: Use, chosen: Selection, known: PlanContext) -> int:
     """The generation that a path of ours is of; 0: nothing tells."""
-    versions = [*adapter.versions] if isinstance(adapter, DesiredAdapter) else []
-    if isinstance(adapter, DesiredAdapter):
-        earlier = (chosen.good.get(adapter.key), *reversed(adapter.former))
-        versions += [(one.generation, one.ref) for one in earlier if one is not None]
-    for generation, ref in versions:
+    for generation, ref in _known_versions(adapter, chosen) if isinstance(adapter, DesiredAdapter) else ():
         staged = chosen.staged.get(ref)
         if staged is not None and staged.path == use[1]:
             return generation

@@ -47,9 +47,8 @@ class SimHttp:
                 for path in self._host.broken.keys() & set(paths):
                     raise EngineUnreachable(f"{self.url}{path} answers HTTP {self._host.broken[path]}")
                 bodies = await self._host.ask(_pages(self._host, self._host.engine, paths))
-                incarnation = self._host.incarnation
                 await self._host.dawdle()
-                self._host.looks.append((who, incarnation, asked_at))
+                self._host.looks.append((who, asked_at))
                 return bodies
         except (TimeoutError, ConnectionResetError) as error:
             raise EngineUnreachable(f"{self.url}: {error}") from error

@@ -247,3 +247,21 @@ def test_what_others_are_to_take_over_is_told_as_it_was_before_a_publish(generat
     made = plan(state, observed({"a": "v1"}), facts)
     assert [(one.name, one.generation) for one in made.still_served] == told
     assert [one.name for one in made.kept] == ([] if told else ["a"])
+
+
+def test_what_others_are_to_take_over_is_told_by_its_files_where_its_record_was_replaced_before_it_was_seen():
+    """R24: the engine got it late, and answers with it until others serve the newest."""
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1, placement=placed_at(2))])
+    for generation in (2, 3):
+        change = put("a", generation, generation=generation, source=f"v{generation}", placement=placed_at(2))
+        informer.apply(generation, [change])
+    state = informer.state
+    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    former = {one.ref: one for one in state.adapters["a"].former}
+    for version in former.values():
+        found = staged(replace(state, adapters=state.adapters.set("a", version)), "v1", "v2")
+        facts = replace(known(state), share=others, lookup=found.get)
+        made = plan(state, observed({"a": found[version.ref].path}), facts)
+        assert [(one.name, one.generation) for one in made.still_served] == [("a", version.generation)]
+        assert made.kept == ()
