@@ -139,10 +139,11 @@ class ResolverServer:
         self._table = ConnectionTable[socket.socket](most_connections(MAX_CONNECTIONS), MAX_OF_PROCESS)
         self._serving: dict[socket.socket, asyncio.Task[None]] = {}
         self._repeats = Repeats()
+        self._unread = 0
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        loop, taken = asyncio.get_running_loop(), 0
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 try:
@@ -153,9 +154,10 @@ class ResolverServer:
                     await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                     continue
                 self._take(connection, tasks)
-                taken = (taken + 1) % TAKEN_AT_ONCE
-                if not taken:
+                self._unread += 1
+                if self._unread >= TAKEN_AT_ONCE:
                     await asyncio.sleep(0)  # to read what they say before others come
+                    self._unread = 0
 
     def _take(self, connection: socket.socket, tasks: asyncio.TaskGroup) -> None:
         """Has a connection served, or refuses it."""
@@ -192,6 +194,7 @@ class ResolverServer:
                 _log.debug("question_broken_off", error=repr(error), times=times)
 
     async def _question(self, connection: socket.socket) -> bytes:
+        self._unread = 0
         try:
             line = await _line(connection)
         except TimeoutError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -81,7 +82,9 @@ class FlakyEtcd:
     async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float | None = None) -> int:
         """A new lease."""
         self.granted += 1
-        return ttl_seconds + self.granted
+        lease = ttl_seconds + self.granted
+        await asyncio.sleep(0)  # others ask meanwhile
+        return lease
 
     def arrive(self) -> None:
         """All that is late arrives."""

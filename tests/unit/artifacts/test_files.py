@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -143,6 +144,10 @@ def test_a_directory_is_synced_and_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", lambda one: synced.append(str(Path(f"/proc/self/fd/{one}").readlink())))
     sync_directory(tmp_path)
     assert (synced, opened()) == ([str(tmp_path)], before)
+    monkeypatch.setattr(files.os, "fsync", mock.Mock(side_effect=OSError(errno.EIO, "?")))
+    with pytest.raises(OSError, match="[?]"):
+        sync_directory(tmp_path)
+    assert opened() == before
     (tmp_path / "f").touch()
     with pytest.raises(NotADirectoryError):
         sync_directory(tmp_path / "f")

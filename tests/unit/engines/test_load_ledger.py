@@ -146,10 +146,11 @@ async def test_looks_and_loads_change_it_one_after_another(tmp_path, monkeypatch
         return Refused("?")
 
     names = [f"n{number}" for number in range(5)]
+    await ledger.seen("p1", {"gone": "/g"})
     await asyncio.gather(
         *(ledger.seen("p1", {name: f"/{name}"}) for name in names),
         *(ledger.recording("p1", f"l{number}", "/l", load) for number in range(5)),
-        ledger.forget("p1", "none"),
+        ledger.forget("p1", "gone"),
     )
     for one in (ledger, LoadLedger(tmp_path)):
         assert one.of("p1") == {name: f"/{name}" for name in names}

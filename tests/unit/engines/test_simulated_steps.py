@@ -123,6 +123,28 @@ async def a_moment() -> None:
         await asyncio.sleep(0)
 
 
+async def test_it_does_one_thing_at_a_time(paths):
+    """R5: as vLLM does, of a name and between two steps; what comes meanwhile waits."""
+    engine, hold = SimulatedVllm(PLAIN), asyncio.Event()
+    engine.pause(is_paused=True)
+    begun = asyncio.create_task(engine.generate(None, "p", 4))
+    await a_moment()
+    loading = asyncio.create_task(engine.load("x", paths["a"], hold))
+    await a_moment()
+    again, ending = asyncio.create_task(engine.load("x", paths["b"])), asyncio.create_task(engine.unload("x"))
+    others = [engine.resident(), engine.remove(7), engine.generate(None, "p", 1)]
+    waiting = [begun, *map(asyncio.ensure_future, others)]
+    engine.pause(is_paused=False)
+    await a_moment()
+    assert not any(one.done() for one in (again, ending, *waiting))
+    assert (engine.tokens, engine.running, engine.waiting) == (0, [""], [""])
+    hold.set()
+    await asyncio.gather(loading, ending, *waiting)
+    with pytest.raises(Rejection, match="already been loaded"):
+        await again
+    assert not engine.cards
+
+
 async def test_one_that_is_paused_keeps_its_requests_and_goes_on_with_them():
     engine = SimulatedVllm(PLAIN)
     usual = await engine.generate(None, "p", 4)

@@ -470,5 +470,7 @@ def test_a_call_that_has_ended_is_not_waited_for_whatever_else_is_decided():
         engine = Engine(is_busy=False)
         engine.is_deciding = True
         assert await engine.carry_out(A, B) == (2, None)
+        engine.hanging = {"a"}
+        assert await engine.carry_out(A) == (1, None), "nor once it has, for the next round to tell what came of it"
 
     run(body())

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -113,6 +114,14 @@ async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held():
         assert scene.demand.uses(0.0) == set(scene.told)
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
         assert scene.store.asked == 1
+
+
+async def test_for_a_name_that_nobody_knows_the_engine_is_asked_nothing():
+    """X3 given-back: anybody may ask for any name."""
+    scene, asked = Scene(), mock.AsyncMock(return_value="e1")
+    scene.resolver._means = replace(scene.resolver._means, incarnation=asked)
+    assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter")
+    assert asked.mock_calls == []
 
 
 async def test_whether_to_prove_is_told_and_what_has_no_effect_is_refused():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -92,6 +94,30 @@ async def test_who_says_nothing_is_cut_off_holds_nobody_up_and_is_logged_once_a_
             assert await reader.read() == b""
             writer.close()
     assert len(logged) <= 2 * len({line["event"] for line in logged}), "a minute may end in between"
+
+
+async def test_those_who_come_at_once_are_taken_together_whoever_came_before(asker, monkeypatch):
+    """R19 not-held-up."""
+    monkeypatch.setattr(module, "TAKEN_AT_ONCE", 2)
+    seen, take, line = list[str](), ResolverServer._take, module._line
+
+    def taking(*asked: Any) -> None:
+        seen.append("taken")
+        take(*asked)
+
+    async def reading(connection: socket.socket) -> bytes:
+        seen.append("read")
+        return await line(connection)
+
+    monkeypatch.setattr(ResolverServer, "_take", taking)
+    monkeypatch.setattr(module, "_line", reading)
+    assert await asker.ask(QUESTION)
+    seen.clear()
+    with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as other:
+        for connection in (one, other):
+            connection.connect(str(asker.path))
+        await eventually(lambda: len(seen) == 4)
+    assert seen == ["taken", "taken", "read", "read"]
 
 
 async def test_those_who_say_nothing_give_way_to_who_asks(asker):

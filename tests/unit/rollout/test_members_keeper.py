@@ -212,7 +212,7 @@ def refuse(etcd: PlayedEtcd, key: bytes) -> None:
     member.serve = served  # type: ignore[method-assign,assignment]
 
 
-@pytest.mark.parametrize("unknown", [KEYS.all_replicas(), KEYS.all_left(), KEYS.pools()])
+@pytest.mark.parametrize("unknown", [KEYS.all_replicas(), KEYS.all_left(), KEYS.pools(), KEYS.statuses(POOL)])
 def test_nothing_is_concluded_from_what_is_not_known(unknown):
     """R9: whose presence was not read is not gone; and a number of the missing that is a guess is told to nobody."""
 
@@ -221,6 +221,7 @@ def test_nothing_is_concluded_from_what_is_not_known(unknown):
         await first.replicas.alive("r1")
         await asyncio.sleep(SOON)
         first.task.cancel()
+        await first.replicas.alive("r2")
         refuse(etcd, unknown)
         second, before = Kept(etcd), etcd.store.revision
         await asyncio.sleep(WHILE)

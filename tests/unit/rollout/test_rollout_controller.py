@@ -86,6 +86,10 @@ def test_what_canaries_serve_is_promoted_after_its_soak(is_there_first):
         if not is_there_first:
             pool.put(SOAKING)
         pool.put(record("other"))
+        await asyncio.sleep(1)
+        conducting.cancel()  # and is kept by who supervises it
+        await asyncio.wait([conducting])
+        conducting = asyncio.create_task(pool.controller.run())
         begun = now()
         while pool.record.rollout is not None:
             pool.say()

@@ -84,6 +84,29 @@ def test_a_rollout_is_told_whenever_it_changes_until_it_is_done():
     play(scene)
 
 
+def test_what_comes_while_a_rollout_is_looked_at_is_told_next(monkeypatch):
+    """R9: with nothing else that would make anybody look again."""
+
+    async def scene(etcd: PlayedEtcd) -> None:
+        watched, derive = Watched(etcd), AdapterStreams._derive
+        await watched.alive()
+        at = watched.put("a")
+
+        async def slow(*asked: Any) -> Rollout | None:
+            if (found := await derive(*asked)) is not None:
+                monkeypatch.setattr(AdapterStreams, "_derive", derive)
+                await watched.says("r1", at)
+                await asyncio.sleep(0.5)
+            return found
+
+        monkeypatch.setattr(AdapterStreams, "_derive", slow)
+        async with aclosing(watched.rollout("a")) as rollouts, asyncio.timeout(5):
+            while told(await anext(rollouts)) != (False, ["r2 no_status"]):
+                pass
+
+    play(scene)
+
+
 def test_what_is_done_already_is_told_once():
     async def scene(etcd: PlayedEtcd) -> None:
         watched = Watched(etcd)

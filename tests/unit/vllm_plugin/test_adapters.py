@@ -130,7 +130,7 @@ async def test_a_name_that_changes_during_the_load_is_left_alone(server, new, ch
     server.gate.set()
     with pytest.raises(NotLoaded if changed == "unloaded" else NameConflict):
         await swap
-    assert server.paths() == left
+    assert (server.paths(), server.lock("x").locked()) == (left, False)
 
 
 async def test_a_cancelled_swap_leaves_the_old_version_and_nothing_that_nobody_knows_of(server, new):

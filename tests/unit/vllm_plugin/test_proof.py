@@ -192,6 +192,8 @@ async def test_a_full_engine_is_asked_later(tmp_path, monkeypatch):
     adapters = Adapters(server)
     server.is_full = True
     assert [(await adapters.prove(path))["proof"] for path in paths] == ["later"] * 3
+    with pytest.raises(FilesMissing):
+        await adapters.prove(str(tmp_path / "nowhere"))
     for name, path in zip("ab", paths[1:], strict=True):
         server.load(name, path)
     adapters.prove_some()
