@@ -301,6 +301,8 @@ async def test_what_is_asked_of_an_engine_tells_nothing_where_no_answer_comes(se
         server.pages["/metrics"] = Reply(200, (BUSY % counts).encode())
         assert await engine.is_busy() is is_busy
         evidence = await engine.drain_evidence()
+        told = [one.path for requests in server.sent[-2:] for one in requests]
+        assert told == ["/v1/completions", "/metrics"], "it is of after a step"
         assert (evidence.running, evidence.waiting, evidence.adapters) == (*counts, None)
         assert evidence.incarnation == "p1"
     server.pages["/metrics"] = Reply(500, b"")

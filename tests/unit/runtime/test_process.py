@@ -9,6 +9,7 @@ import logging
 import resource
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -356,3 +357,17 @@ def test_descriptors_are_kept_back_for_our_own_work(monkeypatch, limit, a_third,
 
 def test_exit_codes_are_those_that_are_promised():
     assert (process.EXIT_INTERNAL, process.EXIT_USAGE) == (1, 2)
+
+
+def test_a_line_that_cannot_be_told_holds_up_nobody_elses(monkeypatch):
+    """X3 given-back."""
+    handler, taken = process._Libraries(), list[bool]()
+    monkeypatch.setattr(handler, "_repeats", Mock(rest=lambda: [((30, "", ""), 1)]))
+    monkeypatch.setattr(process, "_tell", Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        handler._tell_rest()
+    assert handler.lock is not None
+    other = threading.Thread(target=lambda: taken.append(handler.lock.acquire(blocking=False)))
+    other.start()
+    other.join()
+    assert taken == [True]
