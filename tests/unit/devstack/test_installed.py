@@ -203,7 +203,6 @@ def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
         (tiny_adapters, "--model m --out out --name a", [("out/a", "0/a")]),
         (tiny_adapters, "--model m --out out --name a --name b --seed 2", [("out/a", "2/a"), ("out/b", "2/b")]),
     ],
-    ids=str,
 )
 def test_tiny_files_are_made_each_with_weights_of_its_own(monkeypatch, capsys, program, given, made):
     did: list[tuple[str, int | str, Path]] = []
