@@ -273,7 +273,7 @@ async def test_whether_adapters_are_enabled_is_seen_in_the_metrics(more, reason)
     if reason is None:
         assert (await driver.observe()).facts.incarnation == "1.5"
         return
-    way.instead["/v1/load_lora_adapter"].append(Reply(404, b""))  # which says less
+    way.instead["/v1/load_lora_adapter"].extend([Reply(404, b"")] * 2)  # which says less
     with pytest.raises(EngineUnusable) as told:
         await driver.observe()
     assert told.value.reason == reason
