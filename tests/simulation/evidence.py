@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from sidecar.desired.snapshot import AdaptersChanged, SnapshotDamaged, decode_base, decode_entries
@@ -80,19 +81,23 @@ class Evidence:
 
 
 def _kept_revision(state: Path) -> int | None:
-    """Up to which change of the records a restart would come; None: it would find nothing."""
-    revisions = []
+    """Up to which change of the records a restart would come; None: it would find nothing.
+
+    Beside the newest base there may be a journal of before that was torn: a power cut brings back what was removed.
+    """
+    bases = {}
     for file in state.glob("snapshot-*"):
         with suppress(SnapshotDamaged), file.open("rb") as lines:
-            revisions.append(decode_base(lines).revision)
-    if not revisions:
+            bases[int(file.name.removeprefix("snapshot-"))] = decode_base(lines).revision
+    if not bases:
         return None
-    for file in state.glob("journal-*"):
-        with suppress(SnapshotDamaged):  # a power cut tore the last line
-            for line in file.read_bytes().splitlines(keepends=True):
-                entries = decode_entries(line)
-                revisions += [entry.revision for entry in entries if isinstance(entry, AdaptersChanged)]
-    return max(revisions)
+    newest = max(bases)
+    kept = bases[newest]
+    with suppress(SnapshotDamaged, FileNotFoundError):
+        for number in count(newest):
+            for entry in decode_entries((state / f"journal-{number}").read_bytes()):
+                kept = max(kept, entry.revision if isinstance(entry, AdaptersChanged) else 0)
+    return kept
 
 
 def _now() -> float:

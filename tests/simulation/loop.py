@@ -167,6 +167,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._queue.append(handle)
         return handle
 
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from itertools import product
 
@@ -94,3 +95,23 @@ def test_what_a_thread_does_and_what_it_tells_take_their_time():
         loop.thread_seconds = lambda: (3.0, 4.0)
         loop.run_until_complete(play())
     assert done == pytest.approx([3.0, 7.0])
+
+
+@pytest.mark.parametrize("rng", [None, random.Random(1)])
+def test_a_generator_that_nobody_reads_on_is_closed(rng):
+    """X3: as by the loop of asyncio, by whoever finds it. Seed 1083 found streams that were never given back."""
+    done: list[str] = []
+
+    async def numbers() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            done.append("closed")
+
+    async def play() -> None:
+        await anext(numbers())
+        await asyncio.sleep(1.0)
+
+    with closing(VirtualLoop(rng)) as loop:
+        loop.run_until_complete(play())
+    assert done == ["closed"]
