@@ -208,6 +208,8 @@ class Staging:
         self._rearrange()
 
     def _rearrange(self) -> None:
+        if any(task.cancelling() for task in self._working.values()):
+            return  # by others than us: the group ends, and takes no more tasks, however long these take to end
         change = self._slots.rearrange(_now())
         for turn in change.stop:
             self._working.pop(turn).cancel()
@@ -245,8 +247,9 @@ class Staging:
         self._end(turn)
 
     def _end(self, turn: Turn) -> None:
-        if self._working.pop(turn, None) is None:
-            return  # its end came with the end of its turn; the next one will find what is there
+        task = self._working.pop(turn, None)
+        if task is None or task.cancelling():
+            return  # its end came with that of its turn, and the next one will find what is there; or with the group's
         self._slots.end(turn)
         STAGE_SECONDS.observe(_now() - turn.entered)
         self.in_progress.discard(turn.stage.ref)

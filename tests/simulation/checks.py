@@ -18,6 +18,7 @@ from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
 from tests.simulation.artifacts import is_good, is_refused, source_of
 from tests.simulation.engines import BASE, EngineHost
 from tests.simulation.history import Members, Moment, Oracle, served_hashes
+from tests.simulation.loop import current_process
 from tests.simulation.sidecars import GRACE_SECONDS, IDLE_SECONDS
 
 # A status may be as old as the longest call of the loop that writes it, and its way to etcd.
@@ -329,7 +330,7 @@ class Checks:
             _is_due(moment, host.replica, live, name, path) for moment in moments for live in self._lives(host, name)
         ):
             self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
-        elif (idle_seconds := self._idle_seconds(host, name, path, moments)) < IDLE_SECONDS - LOOK_SECONDS:
+        elif (idle_seconds := self._idle_seconds(host, name, path, moments)) < IDLE_SECONDS - _look_seconds():
             self.violated(f"R6 {host.replica} unloads {name}, which is lazy and was used {idle_seconds:.3f} s ago")
 
     def _idle_seconds(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> float:
@@ -398,6 +399,12 @@ class Checks:
             if sample.incarnation == incarnation:
                 yield sample
             end = sample.at
+
+
+def _look_seconds() -> float:
+    """How old may be what a sidecar saw of its engine: one that was paused goes on with what it saw before."""
+    lately = _now() - LOOK_SECONDS
+    return LOOK_SECONDS + sum(until - since for since, until in current_process().paused if until > lately)
 
 
 def _now() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,6 +222,35 @@ def test_nothing_is_begun_once_the_group_has_ended_however_often_more_was_asked_
                 await asyncio.sleep(FOR_EVER)
         except TimeoutError:
             await asyncio.sleep(FOR_EVER)
+
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(script())
+    assert (len(store.begun), errors) == (QUICK_SLOTS, [])
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_nothing_is_begun_while_a_group_ends_however_long_its_stagings_take_to_end(ends):
+    """X2, R12: turns are over meanwhile, and stagings may come to their end; the group takes no more."""
+
+    class Lingering(TimedStore):
+        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
+            try:
+                return await super().ensure(ref)
+            except asyncio.CancelledError:
+                await asyncio.sleep(LONG_SECONDS)
+                if ends:
+                    return Staged("id", "/path", "sha256:0", 8)
+                raise
+
+    store, errors = Lingering(), list[object]()
+
+    async def script() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1), asyncio.TaskGroup() as tasks:
+                staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
+                staging.start(slow(20))
+                await asyncio.sleep(FOR_EVER)
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(script())
