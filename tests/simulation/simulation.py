@@ -32,6 +32,7 @@ from tests.simulation.operator import Operator
 from tests.simulation.places import Places
 from tests.simulation.plugin import playing
 from tests.simulation.power import cut_power
+from tests.simulation.programs import Programs
 from tests.simulation.readers import Readers
 from tests.simulation.replay import Logs
 from tests.simulation.statuses import Statuses
@@ -232,6 +233,7 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
         tasks.create_task(break_watches(world, seconds))
         tasks.create_task(cut_power(world, seconds))
         tasks.create_task(send(world, seconds))
+        tasks.create_task(Programs(world).work(seconds))
         tasks.create_task(renew_admins(world, seconds))
         tasks.create_task(trouble_callers(world, seconds))
     await news.settled()

@@ -102,6 +102,8 @@ class World:
         self.disks: list[SimDisk] = []
         self._followed: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self._dead: list[Process] = []
+        # What dead processes had: collected at a chance moment, their generators would be closed as if they lived.
+        self._lost: list[SimServer | None] = []
         self._clients: Clients | None = None
         self._channels = 0
         self.store = EtcdStore()
@@ -359,6 +361,7 @@ class World:
     def kill_admin(self, admin: Admin) -> None:
         """Kills an admin and starts it anew."""
         self._dead.append(admin.process)
+        self._lost.append(admin.server)
         admin.kill()
         self._cut(admin.name)
         self._restart(admin)
