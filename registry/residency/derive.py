@@ -306,7 +306,7 @@ def _differs(old: PoolView, new: PoolView, key: str, causes: Iterable[str]) -> b
     if before is None or now is None:
         return before is not now
     if before is now and old.records[key] is new.records[key] and _stands_alone(new.records[key]):
-        names = {*causes, *old.answering.get(key, ()), *new.answering.get(key, ()), *old.doubted, *new.doubted}
+        names = {*causes, *old.answering.get(key, ()), *new.answering.get(key, ())}
         return any(residence_on(old, now, name) != residence_on(new, now, name) for name in names)
     return residency(old, key) != residency(new, key)
 

@@ -14,16 +14,7 @@ from dataclasses import dataclass, replace
 
 from registry.model.names import matches
 from registry.model.placement import Assignment, declinable, decline_note, decliners
-from registry.model.replica_state import (
-    Expectation,
-    ParsedStatus,
-    ReplicaState,
-    Verdict,
-    answered,
-    doubt,
-    evaluate,
-    said,
-)
+from registry.model.replica_state import Expectation, ParsedStatus, ReplicaState, Verdict, answered, evaluate, said
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.pool import LiveReplica, PlacementInputs
 
@@ -161,8 +152,8 @@ class Shares:
     def _doubted_part(self, name: str) -> ReplicaPart | None:
         """The part of one that said that it serves it, or was to serve it, until its status could not be believed."""
         reading, adapter = self._view.everybody[name].reading, self._adapter
-        verdict = doubt(reading) if isinstance(reading, ParsedStatus) else None
-        if not isinstance(reading, ParsedStatus) or verdict is None:
+        verdict = self._view.doubted.get(name)
+        if verdict is None or not isinstance(reading, ParsedStatus):
             return None
         if (generation := said(reading, adapter.key)) is not None:
             return ReplicaPart(name, adapter.name, generation, verdict)

@@ -20,7 +20,7 @@ from registry.model.keys import last_part
 from registry.model.names import is_engine_allowed
 from registry.model.placement import Assignment, declinable, looks_at_room
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, SourceSpec
-from registry.model.replica_state import ParsedStatus, StatusReading, doubt, status_of
+from registry.model.replica_state import ParsedStatus, StatusReading, Verdict, doubt, status_of
 from registry.model.status import ReplicaStatus
 from registry.rollout.pool import LiveReplica, PlacementInputs, PoolRoom, PoolSnapshot, PoolValues, renew
 from registry.transactions.decode import engine_hosts_of, read_adapter
@@ -189,10 +189,11 @@ class PoolView:
         return found
 
     @cached_property
-    def doubted(self) -> frozenset[str]:
-        """The replicas whose statuses may not be believed."""
-        readings = {name: one.reading for name, one in self.everybody.items()}
-        return frozenset(name for name, said in readings.items() if isinstance(said, ParsedStatus) and doubt(said))
+    def doubted(self) -> Mapping[str, Verdict]:
+        """The replicas whose statuses may not be believed, and why not."""
+        said = {name: one.reading for name, one in self.everybody.items()}
+        found = {name: doubt(reading) for name, reading in said.items() if isinstance(reading, ParsedStatus)}
+        return {name: verdict for name, verdict in found.items() if verdict is not None}
 
     @cached_property
     def observed(self) -> Sequence[int]:

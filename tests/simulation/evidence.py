@@ -69,9 +69,8 @@ class Evidence:
         """
         if host.engine is None or host.process.state is not State.RUNS:
             return
-        samples, until = self.world.checks.samples[host.replica], self.world.checks.listed_until(host.replica, path)
-        # What a process before it had listed ended with that.
-        if not any(one.incarnation == host.incarnation and path in one.listing.values() for one in samples):
+        until = self.world.checks.listed_until(host.replica, path)
+        if not until:
             return
         self.world.told["R7"] += 1
         looks = [at for who, at in host.looks if who == current_process_name()]

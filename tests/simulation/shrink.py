@@ -70,7 +70,7 @@ class Shrinking:
 
     def thin_out(self) -> None:
         """Leaves out each kind, then halves of what is left, quarters, and so on down to single events."""
-        for kind in ("t", "w", "n", "f", "s"):
+        for kind in dict.fromkeys(part.name[0] for part in self.smallest.parts):
             self.without([name for name in self.names if name.startswith(kind) and name not in {ORDER, SLOW}])
         for name in (ORDER, SLOW):
             if self.smallest.cut.has(name):
