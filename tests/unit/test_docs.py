@@ -1,10 +1,20 @@
-"""Pages: links lead somewhere, code that is named exists, and the README stays short."""
+"""Pages: links lead somewhere, what is named exists, and what is made from the code is what the code says."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import yaml
+
+from registry.model.errors import Reason
+from registry.model.replica_reasons import RETRY_RULES, RetryClass
+from tests.corpus.defects import DEFECTS
+from tests.corpus.hostile import FOLDERS
+from tests.support import corpus_page, errors_page, guarantees
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,28 +42,14 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
-def is_broken(file: Path, heading: str) -> bool:
-    return not file.exists() or (bool(heading) and heading not in anchors(file))
-
-
 def test_every_relative_link_leads_somewhere():
-    broken = {
-        f"{page.name}: {file.name}#{heading}"
-        for page in PAGES
-        for file, heading in links(page)
-        if is_broken(file, heading)
-    }
-    assert broken == set()
+    found = [(page, *link) for page in PAGES for link in links(page)]
+    assert [one for one in found if not one[1].exists() or (one[2] and one[2] not in anchors(one[1]))] == []
 
 
-def test_a_decision_is_linked_under_its_own_number():
-    for page in PAGES:
-        assert {
-            (number, f"{int(file)}") for number, file in DECISION.findall(page.read_text()) if int(number) != int(file)
-        } == set(), page
-
-
-def test_every_decision_that_code_or_a_page_mentions_is_recorded():
+def test_a_decision_is_linked_under_its_own_number_and_recorded():
+    linked = {(page, *one) for page in PAGES for one in DECISION.findall(page.read_text())}
+    assert {one for one in linked if int(one[1]) != int(one[2])} == set()
     recorded = {int(page.name[:4]) for page in (ROOT / "docs" / "decisions").glob("0*.md")}
     code = [path for room in ("registry", "sidecar", "tests", "bench", "proto") for path in (ROOT / room).rglob("*.py")]
     mentioned = {
@@ -79,3 +75,54 @@ def test_pages_use_the_words_of_the_glossary():
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("made", [corpus_page, errors_page, guarantees])
+def test_a_page_that_is_made_from_the_code_is_current(made):
+    """Fails when a row, a verdict, a reason, an exit code or a test was added, moved or removed: make docs."""
+    assert made.PAGE.read_text() == made.page()
+
+
+def test_each_guarantee_that_is_promised_is_checked_by_a_test_and_no_other():
+    assert (guarantees.promised().keys(), len(guarantees.promised())) == (guarantees.cited().keys(), 36)
+
+
+def test_every_row_of_the_corpus_was_tried_on_every_architecture_but_for_two():
+    """The two are a pipe, which is tried once on its own, and a device that never ends."""
+    kept = json.loads(corpus_page.VERDICTS.read_text())
+    rows = {one.name for one in (*DEFECTS, *FOLDERS)}
+    for model in corpus_page.MODELS:
+        assert rows - set(kept[model]) == {"fifo_adapter_config.json", "link_to_a_device"}
+
+
+def test_every_reason_is_used_and_says_whether_to_repeat_it_what_it_waits_for_and_which_command_helps():
+    """R8: of the admin service in a row of its own, of replicas with those of the same rule."""
+    assert set(errors_page.MEANING) == set(Reason) == set(errors_page.AGAIN)
+    told = [line.split("|") for line in errors_page.page().splitlines() if line.startswith("| `")]
+    assert [row for row in told if not row[3].strip()] == [], "a reason that nothing raises is a promise without a case"
+    for reason in (*Reason, *RETRY_RULES):
+        (row,) = (row for row in told if f"`{reason}`" in row[1])
+        again, waits_for, command = (part.strip() for part in row[-4:-1])
+        assert (again in {*RetryClass}, waits_for != "", command != "") == (True, True, True), row
+
+
+def test_every_fault_is_played_by_tests_that_exist():
+    """Of ``18 to 23 the engine…`` and of ``37, 38 races…`` each."""
+    table = (ROOT / "docs/faults.md").read_text().partition("| fault | expected | played by |")[2].partition("\n\n")[0]
+    faults, named = set[int](), set[str]()
+    for line in table.splitlines()[2:]:
+        fault, _, played_by = line.strip("| ").split(" | ")
+        span = re.match(r"(\d+) to (\d+) ", fault)
+        first = [int(one) for one in re.findall(r"\d+", re.match(r"\d+(, \d+)*", fault)[0])]
+        faults |= {*range(int(span[1]), int(span[2]) + 1)} if span else {*first}
+        named |= {*re.findall(r"\w+/[\w/]+\.py|\w+/\w+/(?=,)", played_by)}
+    assert (faults, len(named) > 30) == ({*range(1, 41)}, True)
+    assert {path for path in named if not (ROOT / "tests" / path).exists()} == set()
+
+
+def test_each_alert_is_in_the_operations_page_and_the_other_way_round():
+    """Whoever is woken by an alert finds what to do; names stand there in brackets."""
+    rules = yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
+    lists = re.findall(r"\[((?:[A-Z]\w+)(?:[ ,\n][^\]]*)?)\](?!\()", (ROOT / "docs/operations.md").read_text())
+    told = {name for one in lists for name in re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]*)+\b", one)}
+    assert {rule["alert"] for group in rules["groups"] for rule in group["rules"]} == told

@@ -12,12 +12,12 @@ import pytest
 
 from tests.support.mutants.copies import ROOT
 from tests.support.mutation import trial
-from tests.support.mutation.__main__ import Results, all_of, drawn, kept, unit_tests
+from tests.support.mutation.__main__ import Results, drawn, kept, unit_tests
 from tests.support.mutation.executed import Executed, importers, product_files
 from tests.support.mutation.forks import replaced
 from tests.support.mutation.kinds import Mutation, mutations
 from tests.support.mutation.page import REASONS, kept_reasons, page, score
-from tests.support.mutation.trial import Copy, NotCollected, Trial, chosen_tests, try_out
+from tests.support.mutation.trial import Copy, Trial, chosen_tests, try_out
 
 SOURCE = '''"""Text."""
 WAIT_SECONDS = 20
@@ -65,6 +65,10 @@ def test_what_is_changed():
     }
     swapped = [becomes for kind, _, becomes in made(SOURCE) if kind == "swapped effects"]
     assert swapped == ["await self.sleep(f'{one + 1}')\n        self.wake()"]
+    # Of log lines, what an error says, text, and what is only for types nobody promises anything.
+    changed = [was for kind, was, _ in made(SOURCE) if kind != "swapped effects"]
+    assert not [was for was in changed if any(one in was for one in ("_log", "thing", "Text", "one: int"))]
+    assert "one + 1" not in changed
 
 
 WAITS = """
@@ -122,45 +126,25 @@ def test_when_something_happens_is_changed():
     assert [was for kind, was, _ in found if kind == "dropped lock"] == taken[:2]
 
 
-def test_what_nobody_promises_is_left_alone():
-    """Log lines, what an error says, text, and what is only for types."""
-    changed = [was for kind, was, _ in made(SOURCE) if kind != "swapped effects"]
-    assert not [was for was in changed if any(word in was for word in ("_log", "thing", "Text", "one: int"))]
-    assert "one + 1" not in changed
-
-
-def test_each_change_of_the_product_compiles_and_has_an_id_of_its_own():
-    for path in ("sidecar/plan/planner.py", "sidecar/desired/members.py", "registry/store/txn.py"):
+def test_each_change_compiles_and_has_an_id_of_its_own_which_stays_where_the_code_around_it_moves():
+    for path in ("sidecar/plan/planner.py", "registry/store/txn.py"):
         source = (ROOT / path).read_bytes()
         found = mutations(path, source)
         assert len({one.id for one in found}) == len(found) > 50
         for one in found:
             compile(one.apply(source), path, "exec")
-
-
-def test_a_change_keeps_its_id_where_the_code_around_it_moves():
     ids = {one.id for one in mutations("a.py", SOURCE.encode())}
     assert {one.id for one in mutations("a.py", SOURCE.replace("\n\n\n", "\n# é\n\n\n\n").encode())} == ids
 
 
-def test_the_same_are_drawn_again():
+def test_the_same_are_drawn_again_and_asked_of_the_unit_tests_of_their_rooms():
     first = drawn(ROOT, ["sidecar/plan"], "", 20, 7)
-    assert drawn(ROOT, ["sidecar/plan"], "", 20, 7) == first
-    assert drawn(ROOT, ["sidecar/plan"], "", 20, 8) != first
+    assert drawn(ROOT, ["sidecar/plan"], "", 20, 7) == first != drawn(ROOT, ["sidecar/plan"], "", 20, 8)
     assert {one.path.rpartition("/")[0] for one in first} == {"sidecar/plan"}
-    assert {one.id for one in first} <= {one.id for one in all_of(ROOT, ["sidecar/plan"])}
-    assert {one.path for one in all_of(ROOT, ["sidecar/app.py"])} == {"sidecar/app.py"}
-    assert {one.kind for one in drawn(ROOT, ["sidecar/desired"], "", 99, 7, ["late clear", "boundary"])} == {
-        "late clear",
-        "boundary",
-    }
-    assert not [path for path in product_files(ROOT) if "pb2" in path]
-
-
-def test_what_a_change_touched_is_asked_of_the_unit_tests_of_its_rooms():
+    of_two = {one.kind for one in drawn(ROOT, ["sidecar/desired"], "", 99, 7, ["late clear", "boundary"])}
+    assert (of_two, [path for path in product_files(ROOT) if "pb2" in path]) == ({"late clear", "boundary"}, [])
     found = drawn(ROOT, ["sidecar/plan", "registry/store"], "", 50, 1)
     assert unit_tests(ROOT, found) == ["tests/unit/plan", "tests/unit/store", "tests/properties/plan"]
-    assert unit_tests(ROOT, drawn(ROOT, ["nowhere"], "", 50, 1)) == []
 
 
 @pytest.fixture
@@ -203,11 +187,7 @@ def test_changes_are_tried_by_the_tests_that_execute_them(tree, collected):
     copy = collected()
     expected = {"(b > a)": "killed", "(a >= b)": "survived", "2": "not run", "70": "survived"}
     assert {becomes: try_out(found_in(tree, becomes), copy, EXECUTED).outcome for becomes in expected} == expected
-    assert try_out(found_in(tree, "(b > a)"), copy, EXECUTED).outcome == "killed"
     assert (tree / "product.py").read_bytes() == source
-
-
-def test_what_runs_at_import_is_noticed(tree, collected):
     (tree / "test_product.py").write_text("import product\n\n\ndef test_it():\n    assert product.LIMIT == 7\n")
     assert try_out(found_in(tree, "70"), collected(), EXECUTED).outcome == "killed"
 
@@ -230,12 +210,6 @@ def test_a_change_may_do_anything(tree, collected, monkeypatch, body, outcome):
     assert try_out(found_in(tree, "(a >= b)"), copy, EXECUTED).outcome == "survived"
 
 
-def test_tests_that_cannot_be_collected_are_told(tree, collected):
-    (tree / "test_product.py").write_text("import nothing\n")
-    with pytest.raises(NotCollected):
-        try_out(found_in(tree, "(b > a)"), collected(), EXECUTED)
-
-
 @pytest.mark.parametrize(
     ("after", "is_in_place"),
     [
@@ -256,16 +230,14 @@ def test_what_can_be_put_into_functions_that_are_there(after, is_in_place):
         assert (old.co_name, new.co_name, new.co_consts) == ("f", "f", changed.co_consts[1].co_consts)
 
 
-def test_what_a_comprehension_of_a_class_does_at_import_is_not_put_in_its_place():
-    before, after = (compile(f"class A:\n    x = [i * {n} for i in y]\n", "a.py", "exec") for n in (1, 2))
-    assert replaced(before, after) is None
-
-
 def test_the_quickest_tests_are_asked_as_far_as_the_time_reaches(tree):
+    """Of a constant those too who import it."""
     assert chosen_tests(found_in(tree, "(a >= b)"), EXECUTED) == ([TEST], True)
-    assert chosen_tests(found_in(tree, "70"), EXECUTED) == ([TEST], True), (
-        "a constant of the module: what executes any of it"
-    )
+    change, lines = found_in(tree, "70"), {"product.py": {1: frozenset({""})}, "user.py": {3: frozenset({TEST})}}
+    assert chosen_tests(change, Executed(lines, {TEST: 0.1}, {"product.py": ["user.py"]})) == ([TEST], True)
+    assert chosen_tests(change, Executed(lines, {TEST: 0.1})) == ([], False)
+    found = importers(ROOT)["sidecar/plan/backoff.py"]
+    assert {"sidecar/loop/retries.py", "sidecar/plan/planner.py"} <= {*found} - {"sidecar/plan/backoff.py"}
 
 
 def test_seeds_of_the_simulation_have_time_of_their_own(tree, monkeypatch):
@@ -279,23 +251,6 @@ def test_seeds_of_the_simulation_have_time_of_their_own(tree, monkeypatch):
     seconds = dict.fromkeys(quick, 0.4) | dict.fromkeys(seeds, 5.0)
     measured = Executed({"product.py": {5: frozenset(seconds)}}, seconds)
     assert chosen_tests(found_in(tree, "(a >= b)"), measured) == ([*quick[:2], *seeds[:4]], True)
-
-
-def test_a_constant_is_asked_of_those_too_who_import_it(tree):
-    change = found_in(tree, "70")
-    lines = {
-        "product.py": {1: frozenset({""})},
-        "user.py": {3: frozenset({TEST})},
-        "other.py": {1: frozenset({"other"})},
-    }
-    assert chosen_tests(change, Executed(lines, {TEST: 0.1}, {"product.py": ["user.py"]})) == ([TEST], True)
-    assert chosen_tests(change, Executed(lines, {TEST: 0.1})) == ([], False)
-
-
-def test_who_imports_a_file():
-    found = importers(ROOT)
-    assert {"sidecar/loop/retries.py", "sidecar/plan/planner.py"} <= {*found["sidecar/plan/backoff.py"]}
-    assert "sidecar/plan/backoff.py" not in found["sidecar/plan/backoff.py"]
 
 
 def test_what_only_runs_in_another_process_is_asked_of_the_tests_that_start_it(tree, collected):
@@ -317,7 +272,7 @@ def test_what_only_runs_in_another_process_is_asked_of_the_tests_that_start_it(t
     assert outcomes == ["killed", "not run"]
 
 
-def test_what_was_tried_is_kept_and_told(tree, tmp_path):
+def test_what_was_tried_is_kept_and_told_also_of_other_runs_over_the_same_code(tree, tmp_path):
     killed, survived, unrun = (found_in(tree, becomes) for becomes in ("(b > a)", "(a >= b)", "2"))
     results = Results(tmp_path / "results")
     results.add(Trial(killed, "killed", 1, 0.1))
@@ -325,27 +280,21 @@ def test_what_was_tried_is_kept_and_told(tree, tmp_path):
     results.add(Trial(unrun, "not run", 0, 0.0))
     trials = list(Results(tmp_path / "results").trials.values())
     assert trials == list(results.trials.values())
-    assert score(trials, {}) == (1, 3)
-    assert score(trials, {survived.id: "equivalent: it is"}) == (1, 2)
+    assert (score(trials, {}), score(trials, {survived.id: "equivalent: it is"})) == ((1, 3), (1, 2))
     told = page(trials, {survived.id: "no promise: of equals"}, "3 changes")
     assert "| `product.py` | 3 | 1 | 1 | 1 | 0 | 0 | 33 % |" in told
-    assert "| comparison | 2 | 1 | 1 | 0 | 0 | 0 | 50 % |" in told
     assert f"| product.py:5 {survived.id} | comparison: `a > b` → `(a >= b)` | no promise: of equals |" in told
     assert killed.id not in told
     assert json.loads(results.trials[killed.id].to_json())["mutation"]["place"] == "larger"
-
-
-def test_what_other_runs_over_the_same_code_found_is_told_too(tree, tmp_path):
-    """So that a measure that takes hours may be made room by room, each asked of its own tests."""
-    killed, survived, unrun = (found_in(tree, becomes) for becomes in ("(b > a)", "(a >= b)", "2"))
-    one, other = Results(tmp_path / "results-code-a.jsonl"), Results(tmp_path / "results-code-b.jsonl")
-    for mutation in (killed, survived, unrun):
-        one.add(Trial(mutation, "killed" if mutation is killed else "not run", 1, 0.1))
+    one, other = (Results(tmp_path / f"results-code-{name}.jsonl") for name in "ab")
+    one.add(Trial(unrun, "not run", 1, 0.1))
+    one.add(Trial(killed, "killed", 1, 0.1))
     other.add(Trial(killed, "survived", 1, 0.1))
-    other.add(Trial(survived, "survived", 1, 0.1))
     Results(tmp_path / "results-other-a.jsonl").add(Trial(unrun, "killed", 1, 0.1))
-    outcomes = {trial.mutation.id: trial.outcome for trial in kept(tmp_path, "code")}
-    assert outcomes == {killed.id: "killed", survived.id: "survived", unrun.id: "not run"}
+    assert {one.mutation.id: one.outcome for one in kept(tmp_path, "code")} == {
+        killed.id: "killed",
+        unrun.id: "not run",
+    }
 
 
 def test_each_reason_is_of_one_of_two_kinds():

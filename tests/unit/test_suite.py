@@ -1,11 +1,15 @@
-"""Files that share an engine are there, and play on one worker in the order that starts it least."""
+"""How the suite is played: in which order, what is measured, and what a test may not leave."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from tests.support import order
+from tests.support.ordered import left, ordered
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,12 +20,9 @@ def item(nodeid: str, *, is_engine: bool) -> SimpleNamespace:
     return SimpleNamespace(nodeid=nodeid, path=path, get_closest_marker=lambda _: marker)
 
 
-def test_all_of_them_are_there():
+def test_files_that_share_an_engine_come_first_and_play_on_one_worker():
     """One that was renamed would start an engine of its own, and nobody would see why the suite takes longer."""
     assert [file for file in order._ON_ONE_ENGINE if not (ROOT / file).is_file()] == []
-
-
-def test_those_that_share_an_engine_come_first_and_then_those_of_engines_alone():
     last, first = order._ON_ONE_ENGINE[-1], order._ON_ONE_ENGINE[0]
     items = [
         item("tests/unit/test_a.py::test_a", is_engine=False),
@@ -32,17 +33,31 @@ def test_those_that_share_an_engine_come_first_and_then_those_of_engines_alone()
         item(f"{first}::test_simulated", is_engine=False),
     ]
     order.sort(items)
-    assert [one.nodeid.rpartition("::")[2] for one in items] == [
-        "test_simulated",
-        "test_it",
-        "test_all",
-        "test_half",
-        "test_other_half",
-        "test_a",
-    ]
-
-
-def test_one_worker_has_all_that_share_an_engine():
+    names = ["simulated", "it", "all", "half", "other_half", "a"]
+    assert [one.nodeid.rpartition("::test_")[2] for one in items] == names
     scheduler = order.ByEngine.__new__(order.ByEngine)
     assert len({scheduler._split_scope(f"{file}::test_it") for file in order._ON_ONE_ENGINE}) == 1
     assert scheduler._split_scope("tests/unit/test_a.py::test_a") == "tests/unit/test_a.py"
+
+
+def test_a_fault_that_was_ordered_and_never_struck_is_told_once():
+    struck = list[str]()
+    ordered("one", lambda: "one" in struck)
+    ordered("two", lambda: "two" in struck)
+    struck.append("two")
+    assert (left(), left()) == (["one"], [])
+
+
+def _is_free(config: pytest.Config) -> bool:
+    """Nothing looks at each line, unless all tests are to be measured."""
+    return sys.gettrace() is None or not config.getoption("--cov-pure")
+
+
+@pytest.fixture
+def is_free(request) -> bool:
+    return _is_free(request.config)
+
+
+def test_what_needs_no_coverage_runs_without_it(request, is_free):
+    """Only the unit tests of the pure rooms are measured: the others would take twice as long."""
+    assert (is_free, _is_free(request.config)) == (True, True), "a fixture, and the test itself"
