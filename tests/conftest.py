@@ -20,6 +20,7 @@ from tests.support.engines import RealVllm
 from tests.support.etcd import Cluster, make_cluster, one_member
 from tests.support.order import ByEngine, sort
 from tests.support.ordered import left
+from tests.support.rewritten import rewrite_all
 from tests.support.tiny import Tiny, make_tiny
 
 # The same examples at every run, so that what passes once passes again: no strategy may ask a set for its order, which
@@ -62,11 +63,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ends what measures beside pytest-cov's own measuring in a worker, and would not pause with that.
+    """Prepares for workers in their master; ends what measures beside pytest-cov's own measuring in a worker.
 
-    A worker is given the arguments of its master, so pytest-cov begins there as in a master, before it learns better.
+    A worker is given the arguments of its master, so pytest-cov begins there as in a master, before it learns better,
+    and what it begins would not pause with the rest.
     """
-    if hasattr(config, "workerinput") and (controller := _coverage(config)):
+    if not hasattr(config, "workerinput"):
+        if config.getoption("numprocesses", None):
+            rewrite_all(config)
+    elif controller := _coverage(config):
         controller.cov.stop()
 
 
