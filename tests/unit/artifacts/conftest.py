@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -90,3 +90,15 @@ def release(store: LocalStore, *staged: Staged) -> None:
 
 async def stage(store: LocalStore, sources: Path, *seeds: int) -> list[Staged]:
     return [await store.ensure(pinned(write_adapter(sources / f"s{seed}", seed=seed))) for seed in seeds]
+
+
+def raising(error: BaseException) -> Callable[..., NoReturn]:
+    """Fails so, whatever it is called with."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+BROKEN: list[Exception] = [OSError(5, "bad sector"), ZeroDivisionError()]

@@ -7,12 +7,12 @@ import resource
 import select
 import signal
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from io import BufferedWriter, BytesIO, RawIOBase
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -46,6 +46,15 @@ FOUND = Examination(
 
 def frame(content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + content
+
+
+def frames(content: bytes) -> list[bytes]:
+    found = list[bytes]()
+    while content:
+        (size,) = struct.unpack(">I", content[:4])
+        found.append(content[4 : 4 + size])
+        content = content[4 + size :]
+    return found
 
 
 def request(**changes: object) -> ExaminationRequest:
@@ -99,9 +108,7 @@ def exits(monkeypatch) -> list[int]:
 class Pipe(RawIOBase):
     """The other end of the answers: what has come through it, and not what is still held back."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.content = b""
+    content = b""
 
     def writable(self) -> bool:
         return True
@@ -138,14 +145,8 @@ class Child:
         return ExaminationAnswer(failure=(5, asked.directory))
 
     def answers(self) -> list[str]:
-        found, content = list[str](), self.out.content
-        while content:
-            (size,) = struct.unpack(">I", content[:4])
-            failure = ExaminationAnswer.model_validate_json(content[4 : 4 + size]).failure
-            assert failure is not None
-            found.append(failure[1])
-            content = content[4 + size :]
-        return found
+        failures = [ExaminationAnswer.model_validate_json(one).failure for one in frames(self.out.content)]
+        return [failure[1] for failure in failures if failure]
 
 
 def test_a_child_answers_one_after_another_until_nobody_asks(monkeypatch, exits):
@@ -170,11 +171,8 @@ def test_a_child_without_memory_says_so_by_its_end(monkeypatch, exits):
         examination.main()
     assert (exits, child.answers()) == ([66], [])
 
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
     child = Child(monkeypatch, frame(request().model_dump_json().encode()))
-    monkeypatch.setattr(examination.Examining, "answer", broken)
+    monkeypatch.setattr(examination.Examining, "answer", failing(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         examination.main()
     assert exits == [66]
@@ -232,18 +230,17 @@ class PlayedProcess:
 
     def __init__(self, answers: bytes, *, status: int = -9, is_closed: bool = True, at_once: int = 1 << 20) -> None:
         self.returncode, self.status = None, status
-        asked, self.stdin = self._pipe()
-        self._asked = os.fdopen(asked, "rb", buffering=0)
-        answered, given = os.pipe()
+        (asked, to_us), (answered, self._given) = os.pipe(), os.pipe()
+        self._asked, self.stdin = os.fdopen(asked, "rb", buffering=0), os.fdopen(to_us, "wb", buffering=0)
         self.stdout = Pieces(answered, at_once)
-        os.write(given, answers)
-        self._given = None if is_closed else given
+        os.write(self._given, answers)
         if is_closed:
-            os.close(given)
+            self._close_answers()
 
-    def _pipe(self) -> tuple[int, Any]:
-        ours, theirs = os.pipe()
-        return ours, os.fdopen(theirs, "wb", buffering=0)
+    def _close_answers(self) -> None:
+        if self._given is not None:
+            os.close(self._given)
+        self._given = None  # type: ignore[assignment]
 
     def poll(self) -> int | None:
         return self.returncode
@@ -256,47 +253,36 @@ class PlayedProcess:
         return self.returncode
 
     def asked(self) -> list[ExaminationRequest]:
-        content, found = self._asked.read(1 << 16) or b"", list[ExaminationRequest]()
-        while content:
-            (size,) = struct.unpack(">I", content[:4])
-            found.append(ExaminationRequest.model_validate_json(content[4 : 4 + size]))
-            content = content[4 + size :]
-        return found
+        return [ExaminationRequest.model_validate_json(one) for one in frames(self._asked.read(1 << 16) or b"")]
 
     def close(self) -> None:
         for one in (self._asked, self.stdin, self.stdout):
             one.close()
-        if self._given is not None:
-            os.close(self._given)
+        self._close_answers()
 
 
-@pytest.fixture
-def played(monkeypatch) -> Iterator[list[PlayedProcess]]:
-    """The processes that children will be, in order; how each was started is in `started` of the first."""
-    processes: list[PlayedProcess] = []
-    left: list[PlayedProcess] = []
+class Processes:
+    """The processes that children will be, in order, and how each was started."""
 
-    def start(command: list[str], **how: Any) -> PlayedProcess:
-        process = left.pop(0) if left else processes[len(starts)]
-        starts.append((command, how))
-        return process
+    def __init__(self) -> None:
+        self.made, self.starts = list[PlayedProcess](), list[Any]()
 
-    starts: list[Any] = []
-    monkeypatch.setattr(examiner.subprocess, "Popen", start)
-    processes_of_test = _Processes(processes, starts)
-    yield processes_of_test
-    for one in processes:
-        one.close()
-
-
-class _Processes(list):
-    def __init__(self, made: list[PlayedProcess], starts: list[Any]) -> None:
-        super().__init__()
-        self.made, self.starts = made, starts
+    def start(self, command: list[str], **how: Any) -> PlayedProcess:
+        self.starts.append((command, how))
+        return self.made[len(self.starts) - 1]
 
     def add(self, answers: bytes, **how: Any) -> PlayedProcess:
         self.made.append(PlayedProcess(answers, **how))
         return self.made[-1]
+
+
+@pytest.fixture
+def played(monkeypatch) -> Iterator[Processes]:
+    processes = Processes()
+    monkeypatch.setattr(examiner.subprocess, "Popen", processes.start)
+    yield processes
+    for one in processes.made:
+        one.close()
 
 
 def answered(answer: ExaminationAnswer) -> bytes:
@@ -304,6 +290,7 @@ def answered(answer: ExaminationAnswer) -> bytes:
 
 
 OK = answered(ExaminationAnswer(examination=FOUND))
+LIMITS = ExaminationLimits(memory_bytes=5, processor_seconds=30, bytes_per_second=100)
 
 
 @pytest.fixture
@@ -312,25 +299,29 @@ def adapter(tmp_path) -> Path:
     return tmp_path
 
 
-LIMITS = ExaminationLimits(memory_bytes=5, processor_seconds=30, bytes_per_second=100)
+def examine(one: Examiner, adapter: Path, base: BaseModules | None = None, stop: Stop | None = None) -> Examination:
+    return one.examine(adapter, base, Policy(), stop or Stop())
 
 
-def test_a_child_is_asked_with_its_limits_and_told_a_base_once(played, adapter, monkeypatch):
-    """R16, docs/sources.md: and a second more for so many bytes of weights."""
+def failing(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def test_a_child_is_told_a_base_once_and_no_secret_of_ours(played, adapter, monkeypatch):
+    """R16, X1."""
     monkeypatch.setenv("HF_TOKEN", "canary")
     process = played.add(OK * 4)
     base = BaseModules({"q_proj": (8, 8)})
     one = Examiner(LIMITS)
     one.warm()
     for which in (base, base, None, base):
-        assert one.examine(adapter, which, Policy(), Stop()) == FOUND
+        assert examine(one, adapter, which) == FOUND
     told = BaseOfReplica.of(base)
-    assert [(asked.has_base, asked.base) for asked in process.asked()] == [
-        (True, told),
-        (True, None),
-        (False, None),
-        (True, told),
-    ]
+    expected = [(True, told), (True, None), (False, None), (True, told)]
+    assert [(asked.has_base, asked.base) for asked in process.asked()] == expected
     ((command, how),) = played.starts
     assert command[1:3] == ["-I", "-c"]
     assert set(how["env"]) <= {"LD_LIBRARY_PATH", "PATH", "OPENBLAS_NUM_THREADS"}
@@ -350,19 +341,23 @@ def test_what_is_asked_has_the_directory_the_policy_and_the_limits(played, adapt
     """R16, docs/sources.md: usually 30 seconds, one more for each 100 MB, and 1 GiB."""
     os.truncate(adapter / "adapter_model.safetensors", size_bytes)
     process = played.add(OK)
-    policy = Policy(remap="off") if "remap" in Policy().as_dict() else Policy()
-    Examiner(limits).examine(adapter, None, policy, Stop())
+    Examiner(limits).examine(adapter, None, Policy(remap="off"), Stop())
     (asked,) = process.asked()
-    assert (asked.directory, asked.policy) == (str(adapter), policy.as_dict())
+    assert (asked.directory, asked.policy) == (str(adapter), Policy(remap="off").as_dict())
     assert (asked.memory_bytes, asked.processor_seconds) == told
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 7, 100])
-def test_answers_are_told_apart_however_they_come_through_the_pipe(played, adapter, at_once):
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_however_little_a_pipe_takes_requests_are_whole_and_answers_are_told_apart(
+    played, adapter, monkeypatch, at_once
+):
     """R14: not a byte of the next one is read with one, nor is one cut short."""
-    played.add(OK * 3, at_once=at_once)
+    write = os.write
+    process = played.add(OK * 3, at_once=at_once)
+    monkeypatch.setattr(examiner.os, "write", lambda descriptor, content: write(descriptor, content[:5]))
     one = Examiner(LIMITS)
-    assert [one.examine(adapter, None, Policy(), Stop()) for _ in range(3)] == [FOUND] * 3
+    assert [examine(one, adapter) for _ in range(3)] == [FOUND] * 3
+    assert [asked.directory for asked in process.asked()] == [str(adapter)] * 3
     assert len(played.starts) == 1
 
 
@@ -371,30 +366,16 @@ def test_a_child_that_hears_nothing_has_ended_and_another_failure_is_told(played
     """R8: the next child is asked where one has ended, and in no other case."""
     played.add(b"")
     played.add(OK)
-    one, write = Examiner(LIMITS), os.write
-
-    def failing(descriptor: int, content: bytes) -> int:
-        if played.made[0].returncode is None:
-            raise error
-        return write(descriptor, content)
-
-    monkeypatch.setattr(examiner.os, "write", failing)
-    if isinstance(error, BrokenPipeError):
-        assert one.examine(adapter, None, Policy(), Stop()) == FOUND
-    else:
-        with pytest.raises(type(error)):
-            one.examine(adapter, None, Policy(), Stop())
-    assert len(played.starts) == (2 if isinstance(error, BrokenPipeError) else 1)
+    one, write, has_ended = Examiner(LIMITS), os.write, isinstance(error, BrokenPipeError)
+    fail = failing(error)
+    monkeypatch.setattr(
+        examiner.os, "write", lambda *what: fail() if played.made[0].returncode is None else write(*what)
+    )
+    with nullcontext() if has_ended else pytest.raises(type(error)):
+        assert examine(one, adapter) == FOUND
+    assert len(played.starts) == 1 + has_ended
     assert played.made[0].returncode is not None, "whatever it was, it is ended"
     assert one._busy == 0
-
-
-def test_a_request_is_sent_to_its_last_byte(played, adapter, monkeypatch):
-    """R14: however little of it a pipe takes at once."""
-    process, write = played.add(OK), os.write
-    monkeypatch.setattr(examiner.os, "write", lambda descriptor, content: write(descriptor, content[:5]))
-    Examiner(LIMITS).examine(adapter, None, Policy(), Stop())
-    assert [asked.directory for asked in process.asked()] == [str(adapter)]
 
 
 @pytest.mark.parametrize(("reason", "is_permanent"), [("not_finite", True), ("source_incomplete", False)])
@@ -409,13 +390,13 @@ def test_an_objection_and_a_failure_reach_whoever_asked(played, adapter, reason,
     played.add(b"".join(map(answered, answers)))
     one = Examiner(LIMITS)
     with pytest.raises(ArtifactError, match="a number is none") as refused:
-        one.examine(adapter, None, Policy(), Stop())
+        examine(one, adapter)
     assert (refused.value.reason, refused.value.permanent) == (reason, is_permanent)
     with pytest.raises(OSError, match="bad sector") as failed:
-        one.examine(adapter, None, Policy(), Stop())
+        examine(one, adapter)
     assert failed.value.errno == 5
     with pytest.raises(OSError, match="gave no answer"):
-        one.examine(adapter, None, Policy(), Stop())
+        examine(one, adapter)
     assert len(played.starts) == 1, "it did what it was asked each time"
 
 
@@ -425,38 +406,27 @@ def test_a_child_that_ends_at_a_limit_is_not_asked_for_again_and_another_is_once
     for _ in range(2):
         played.add(b"", status=status)
     with pytest.raises(ArtifactError, match="30 s of a processor" if starts == 1 else "broke off, twice") as refused:
-        Examiner(LIMITS).examine(adapter, None, Policy(), Stop())
+        examine(Examiner(LIMITS), adapter)
     assert (refused.value.reason, refused.value.permanent) == ("examination_failed", True)
     assert len(played.starts) == starts
     assert all(one.stdin.closed and one.stdout.closed for one in played.made[:starts])
 
 
-@pytest.mark.parametrize(("size_bytes", "is_read"), [(128 * MIB, True), (128 * MIB + 1, False)])
-def test_an_answer_has_128_mib_at_most(played, adapter, size_bytes, is_read):
-    """R16, X2: what follows of a larger one is never asked for."""
-    process = played.add(struct.pack(">I", size_bytes))
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        (struct.pack(">I", 128 * MIB), [4, 128 * MIB]),
+        (struct.pack(">I", 128 * MIB + 1), [4]),
+        (OK[:-1], [4, len(OK) - 4, 1]),
+    ],
+    ids=["128 MiB", "larger", "cut off"],
+)
+def test_an_answer_that_is_cut_off_or_larger_than_128_mib_is_none(played, adapter, answer, wanted):
+    """R16, X2, R8: nothing of a larger one is asked for; the next child is asked."""
+    process = played.add(answer)
     played.add(OK)
-    assert Examiner(LIMITS).examine(adapter, None, Policy(), Stop()) == FOUND
-    assert process.stdout.wanted == [4, size_bytes][: 1 + is_read]
-
-
-@pytest.mark.parametrize(("size_bytes", "starts"), [(128 * MIB + 1, 2), (100, 1)])
-def test_an_answer_that_is_too_large_is_not_read(played, adapter, size_bytes, starts):
-    """R16, X2: a hostile adapter may have taken the child over."""
-    head = struct.pack(">I", size_bytes)
-    content = head if starts == 2 else frame(OK[4:].ljust(100))
-    played.add(content)
-    played.add(OK)
-    assert Examiner(LIMITS).examine(adapter, None, Policy(), Stop()) == FOUND
-    assert len(played.starts) == starts
-
-
-def test_an_answer_in_the_middle_of_which_a_child_ends_is_none(played, adapter):
-    """R8: the next child is asked."""
-    played.add(OK[:-1])
-    played.add(OK)
-    assert Examiner(LIMITS).examine(adapter, None, Policy(), Stop()) == FOUND
-    assert len(played.starts) == 2
+    assert examine(Examiner(LIMITS), adapter) == FOUND
+    assert process.stdout.wanted == wanted
 
 
 def test_a_staging_that_is_stopped_ends_its_child(played, adapter, monkeypatch):
@@ -465,76 +435,95 @@ def test_a_staging_that_is_stopped_ends_its_child(played, adapter, monkeypatch):
     waits: list[float] = []
     stop = Stop()
     stop.set()
-
-    class Poll:
-        def register(self, *_: object) -> None:
-            """What it is."""
-
-        def poll(self, milliseconds: float) -> list[object]:
-            waits.append(milliseconds)
-            return []
-
-    monkeypatch.setattr(examiner.select, "poll", Poll)
+    poll = SimpleNamespace(register=lambda *_: None, poll=waits.append)
+    monkeypatch.setattr(examiner.select, "poll", lambda: poll)
     one = Examiner(LIMITS)
     with pytest.raises(ArtifactError) as stopped:
-        one.examine(adapter, None, Policy(), stop)
+        examine(one, adapter, stop=stop)
     assert (stopped.value.reason, waits) == ("staging_stopped", [100.0])
     assert process.returncode is not None
     assert one._busy == 0
 
 
-def test_a_child_that_cannot_be_started_leaves_nobody_at_work(played, adapter, monkeypatch):
-    """R8, R19: and to be warm is no need."""
-
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(examiner.subprocess, "Popen", failing)
+def test_a_child_that_cannot_be_started_leaves_nobody_at_work(adapter, monkeypatch):
+    """R8, R19: and to be warm is no need; a fault of ours is told."""
+    monkeypatch.setattr(examiner.subprocess, "Popen", failing(OSError(11, "Resource temporarily unavailable")))
     one = Examiner(LIMITS)
     one.warm()
     with pytest.raises(ArtifactError, match="no process could be started") as refused:
-        one.examine(adapter, None, Policy(), Stop())
+        examine(one, adapter)
     assert (refused.value.reason, refused.value.permanent, one._busy) == ("store_io", False, 0)
-
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(examiner.subprocess, "Popen", broken)
-    with pytest.raises(ZeroDivisionError):
-        one.warm()
-    with pytest.raises(ZeroDivisionError):
-        one.examine(adapter, None, Policy(), Stop())
+    monkeypatch.setattr(examiner.subprocess, "Popen", failing(ZeroDivisionError()))
+    for start in (one.warm, lambda: examine(one, adapter)):
+        with pytest.raises(ZeroDivisionError):
+            start()
 
 
-def test_who_finds_a_child_at_work_waits_two_seconds_for_it_and_then_takes_another(played, adapter, monkeypatch):
-    """R19: to start one takes longer than most examinations."""
+class Kept:
+    """An examiner whose children are no processes; how often each was ended, how long and for what somebody waited."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.one, self.children, self.waits = Examiner(LIMITS), list[Any](), list[object]()
+        monkeypatch.setattr(examiner, "_Child", self._start)
+        monkeypatch.setattr(
+            self.one._changed, "wait_for", lambda is_there, seconds: self.waits.append((is_there(), seconds))
+        )
+
+    def _start(self) -> SimpleNamespace:
+        child = SimpleNamespace(is_alive=True, is_ready=True, times_ended=0, end=lambda: self._end(child))
+        self.children.append(child)
+        return child
+
+    def _end(self, child: SimpleNamespace) -> None:
+        child.is_alive, child.times_ended = False, child.times_ended + 1
+
+    @property
+    def ended(self) -> list[int]:
+        return [one.times_ended for one in self.children]
+
+
+@pytest.fixture
+def kept(monkeypatch) -> Kept:
+    return Kept(monkeypatch)
+
+
+def test_a_free_child_is_taken_again_and_what_ended_meanwhile_is_cleared_away(kept):
+    """R19, R16: nobody waits where none is at work; pipes are closed before another is started."""
     for _ in range(3):
-        played.add(OK)
-    one, waits = Examiner(LIMITS), list[object]()
-
-    def wait_for(is_there, seconds: float) -> None:
-        waits.append((is_there(), seconds))
-
-    monkeypatch.setattr(one._changed, "wait_for", wait_for)
-    with one._child(is_new=False) as first:
-        assert waits == []
-        with one._child(is_new=False) as second:
-            assert second is not first
-            assert waits == [([], 2.0)]
-            with one._child(is_new=True):
-                assert len(waits) == 1, "a second try needs one of its own"
-    one.close()
+        with kept.one._child(is_new=False) as child:
+            assert child.is_alive
+    kept.one.warm()
+    assert kept.ended == [0]
+    kept.children[0].is_alive = False
+    with kept.one._child(is_new=False) as child:
+        assert child.is_alive
+    assert (kept.ended, kept.waits) == ([1, 0], [])
 
 
-def test_who_waits_is_woken_when_one_is_done(played, monkeypatch):
-    """R19."""
-    played.add(OK)
-    one, told = Examiner(LIMITS), list[int]()
-    notify = one._changed.notify
-    monkeypatch.setattr(one._changed, "notify", lambda: (told.append(len(one._idle)), notify()))
-    with suppress(ZeroDivisionError), one._child(is_new=False):
-        raise ZeroDivisionError
-    assert told == [1]
-    assert one._busy == 0
-    one.close()
-    assert one._idle == []
+def test_who_finds_a_child_at_work_waits_two_seconds_for_it_and_then_takes_another(kept):
+    """R19, R16: to start one takes longer than most examinations. One is kept of several, each other ended once."""
+    with kept.one._child(is_new=False) as first, kept.one._child(is_new=False) as second:
+        assert second is not first
+        kept.one.warm()
+        assert (len(kept.children), kept.waits) == (2, [([], 2.0)])
+    assert kept.ended == [1, 0]
+    with kept.one._child(is_new=False) as third:
+        assert third is second
+        with kept.one._child(is_new=True):
+            assert len(kept.waits) == 1, "R8: a second try needs one of its own, at once"
+    with kept.one._child(is_new=True):
+        assert len(kept.children) == 4, "what was kept may have what broke the first"
+    kept.one.close()
+    assert (sum(kept.ended), kept.one._idle) == (4, [])
+    assert max(kept.ended) == 1
+
+
+def test_who_waits_is_woken_when_one_is_done_and_what_broke_off_is_ended(kept, monkeypatch):
+    """R19, R16: whatever broke off, also the staging itself."""
+    told, notify = list[int](), kept.one._changed.notify
+    monkeypatch.setattr(kept.one._changed, "notify", lambda: (told.append(len(kept.one._idle)), notify()))
+    for is_ready in (True, False):
+        with suppress(ZeroDivisionError), kept.one._child(is_new=False) as child:
+            child.is_ready = is_ready
+            raise ZeroDivisionError
+    assert (told, kept.ended, kept.one._busy) == ([1, 0], [1], 0)

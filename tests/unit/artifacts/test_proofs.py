@@ -14,7 +14,6 @@ import pytest
 from registry.lora.base import BaseModules
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import proof
-from sidecar.artifacts.files import locked
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.types import ArtifactRef
@@ -92,22 +91,6 @@ async def test_what_the_release_before_staged_is_taken_over_without_the_source(o
     staged = await open_store().ensure(pinned(adapter))
     assert staged.path == str(planted)
     assert staged.is_proven
-
-
-async def test_what_another_sidecar_is_at_work_on_is_not_adopted_beside_it(open_store, sources, tmp_path):
-    """R7, R21: it may be making way for another copy just then."""
-    adapter = write_adapter(sources / "a")
-    staged = await open_store().ensure(pinned(adapter))
-    (report,) = reports_of(tmp_path / "store")
-    report.unlink()
-    store = open_store()
-    assert not store.lookup(pinned(adapter)).is_proven
-    with locked(store._layout.lock(staged.id), Stop()):
-        store.maintenance.scrub(Stop())
-    assert not reports_of(tmp_path / "store")
-    assert store.lookup(pinned(adapter)) is None
-    assert await store.ensure(pinned(adapter)) == staged
-    assert reports_of(tmp_path / "store") == [report]
 
 
 @pytest.mark.parametrize("is_true", [True, False])
@@ -256,20 +239,6 @@ async def test_what_the_engine_served_before_is_proven_while_nobody_waits(open_s
     assert len(hashed) == len(staged)
 
 
-async def test_where_signatures_are_asked_for_nothing_is_said_before_it_is_proven(open_store, sources, tmp_path):
-    """R21: the signature is over a digest, which says nothing of bytes that nobody hashed."""
-    adapter = write_adapter(sources / "a")
-    await open_store().ensure(pinned(adapter))
-    store = open_store()
-    assert store.lookup(pinned(adapter)) is not None
-    store._signatures.are_required = True
-    store._signatures.check = lambda *_: None  # type: ignore[method-assign]
-    store._seen.clear()
-    assert store.lookup(pinned(adapter)) is None
-    staged = await store.ensure(pinned(adapter))
-    assert store.lookup(pinned(adapter)) == staged
-
-
 def modes(root: Path) -> dict[str, int]:
     found = {path.relative_to(root).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in root.rglob("*")}
     return {name: mode & 0o777 for name, mode in found.items()} | {".": stat.S_IMODE(root.stat().st_mode) & 0o777}
@@ -320,32 +289,3 @@ def test_a_store_of_the_release_before_keeps_its_readers_and_loses_its_writers(t
     found = modes(root)
     assert found["."] == found["adapters"] == (0o755 if is_in_use else 0o750)
     assert found["leases"] == found["tmp"] == 0o700
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 31, b"x" * 33, None])
-async def test_no_key_prevents_a_start(open_store, sources, tmp_path, content):
-    """R12: what was prepared is fetched again, for nothing proves it any more."""
-    adapter = write_adapter(sources / "a")
-    staged = await open_store(base=BASE).ensure(pinned(adapter))
-    key = tmp_path / "store" / "key"
-    key.unlink()
-    if content is None:
-        key.mkdir()
-    else:
-        key.write_bytes(content)
-        key.chmod(0o600)
-    found = await open_store(base=BASE).ensure(pinned(adapter))
-    assert found == staged  # its source says the same
-    assert len(key.read_bytes()) == 32
-
-
-@pytest.mark.parametrize(("mode", "is_kept"), [(0o600, True), (0o660, True), (0o604, False), (0o602, False)])
-def test_a_key_that_others_can_read_is_not_used(open_store, tmp_path, mode, is_kept):
-    """R21: a group can be made to read it by the volume, and is in the trust domain then."""
-    open_store()
-    key = tmp_path / "store" / "key"
-    before = key.read_bytes()
-    key.chmod(mode)
-    open_store()
-    assert (key.read_bytes() == before) is is_kept
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600

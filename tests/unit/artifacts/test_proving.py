@@ -10,6 +10,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -36,6 +37,7 @@ from sidecar.artifacts.proof import (
 from sidecar.artifacts.reports import Reports, is_quick_to_look
 from sidecar.artifacts.requests import Pins, copy_after, mismatch, pin_name, stage_request_of
 from sidecar.artifacts.types import ArtifactRef
+from tests.unit.artifacts.conftest import BROKEN, raising
 
 A, B = "a" * 64, "b" * 64
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -58,17 +60,6 @@ def put(layout: StoreLayout, artifact: str = A, weights: bytes = b"w" * 9, confi
     return manifest_digest(entries)
 
 
-class Told(dict):
-    """Reports as a test tells them."""
-
-    def read(self, artifact: str) -> object:
-        return self.get(artifact)
-
-
-def report(source: str, prepared: str) -> SimpleNamespace:
-    return SimpleNamespace(source=source, prepared=prepared)
-
-
 @pytest.mark.parametrize(
     ("source", "told", "outcome"),
     [
@@ -87,24 +78,21 @@ def test_bytes_are_compared_with_what_was_written_and_else_with_the_source(layou
     """R21 proven-here: a report of another source says nothing of this one."""
     found = put(layout)
     words = {"found": found, None: None}
-    known = Told({A: report(*(words.get(one, one) for one in told))} if told else {})
-    proofs = Proofs(layout, known)  # type: ignore[arg-type]
+    proofs = proofs_of(layout, known(*(words.get(one, one) for one in told)) if told else None)
     proofs.note(A)
     assert proofs.prove(A, words.get(source, source), Stop()) is outcome
-    is_proven = outcome is ProofOutcome.PROVEN
     if source is None and told is None:
         assert A in proofs, "nothing was looked at"
         return
-    assert (A in proofs, proofs.is_intact(A)) == (is_proven, is_proven)
+    assert (A in proofs, proofs.is_intact(A)) == (outcome is ProofOutcome.PROVEN,) * 2
 
 
 @pytest.mark.parametrize("outcome", list(ProofOutcome), ids=lambda one: one.name.lower())
 def test_what_is_not_what_it_has_to_be_is_in_the_log_and_nothing_else(layout, monkeypatch, capsys, outcome):
     """R4: with what was found and what was expected; bytes of the source are no damage."""
     found = put(layout)
-    proofs = Proofs(layout, Told({A: report("source", "prepared")}))  # type: ignore[arg-type]
     monkeypatch.setattr(proof, "_outcome", lambda *_: outcome)
-    assert proofs.prove(A, "source", Stop()) is outcome
+    assert proofs_of(layout, known("source", "prepared")).prove(A, "source", Stop()) is outcome
     said = capsys.readouterr().out
     is_told = outcome not in {ProofOutcome.PROVEN, ProofOutcome.SOURCE}
     assert ("artifact_damaged" in said, found in said, "prepared" in said, outcome.value in said) == (is_told,) * 4
@@ -113,23 +101,20 @@ def test_what_is_not_what_it_has_to_be_is_in_the_log_and_nothing_else(layout, mo
 def test_a_fault_of_ours_is_no_artifact_that_is_not_as_we_left_it(layout, monkeypatch):
     """R21: what cannot be looked at is proven by nothing."""
     put(layout)
-    proofs = Proofs(layout, Told())  # type: ignore[arg-type]
+    proofs, lstat, (unreadable, ours) = proofs_of(layout), os.lstat, BROKEN
     proofs.note(A)
-    lstat = os.lstat
-    for error in (OSError(5, "bad sector"), ZeroDivisionError()):
 
-        def failing(path: str, error: Exception = error, **how: object) -> os.stat_result:
-            if str(path).startswith(str(layout.adapters)):
-                raise error
-            return lstat(path, **how)  # type: ignore[arg-type]
+    def break_by(error: Exception) -> None:
+        fail, adapters = raising(error), str(layout.adapters)
+        look = lambda path, **how: fail() if str(path).startswith(adapters) else lstat(path, **how)  # noqa: E731
+        monkeypatch.setattr(proof.os, "lstat", look)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(proof.os, "lstat", failing)
-            if isinstance(error, OSError):
-                assert not proofs.is_intact(A)
-            else:
-                with pytest.raises(ZeroDivisionError):
-                    proofs.is_intact(A)
+    break_by(unreadable)
+    assert not proofs.is_intact(A)
+    break_by(ours)
+    with pytest.raises(ZeroDivisionError):
+        proofs.is_intact(A)
+    monkeypatch.setattr(proof.os, "lstat", lstat)
     assert proofs.is_intact(A)
 
 
@@ -137,20 +122,17 @@ def test_a_fault_of_ours_is_no_artifact_that_is_not_as_we_left_it(layout, monkey
 def test_what_was_touched_since_is_not_intact(layout, change):
     """R21: whatever its bytes are now."""
     put(layout)
-    proofs, directory = Proofs(layout, Told()), layout.adapter(A)  # type: ignore[arg-type]
+    proofs, directory, old = proofs_of(layout), layout.adapter(A), layout.temporary(A, "old")
     assert not proofs.is_intact(A)
     proofs.note(A)
     assert proofs.is_intact(A)
     if change == "touched":
         (directory / CONFIG).chmod(0o600)
-    elif change == "replaced":
-        directory.rename(layout.temporary(A, "old"))
-        put(layout)
     elif change == "gone":
         (directory / WEIGHTS).unlink()
     else:
-        directory.rename(layout.temporary(A, "old"))
-        directory.symlink_to(layout.temporary(A, "old"))
+        directory.rename(old)
+        put(layout) if change == "replaced" else directory.symlink_to(old)
     assert not proofs.is_intact(A)
     assert A in proofs
     proofs.forget({A, B})
@@ -160,14 +142,10 @@ def test_what_was_touched_since_is_not_intact(layout, change):
 @pytest.mark.parametrize("which", [CONFIG, WEIGHTS, "."])
 def test_what_is_not_as_we_leave_an_artifact_is_never_proven(layout, which):
     """R21: however right its bytes are."""
-    found, directory = put(layout), layout.adapter(A)
-    if which == ".":
-        directory.rename(layout.temporary(A, "old"))
-        directory.symlink_to(layout.temporary(A, "old"))
-    else:
-        (directory / which).rename(layout.temporary(A, "old"))
-        (directory / which).symlink_to(layout.temporary(A, "old"))
-    proofs = Proofs(layout, Told({A: report("any", found)}))  # type: ignore[arg-type]
+    found, file = put(layout), layout.adapter(A) / which
+    file.rename(layout.temporary(A, "old"))
+    file.symlink_to(layout.temporary(A, "old"))
+    proofs = proofs_of(layout, known("any", found))
     proofs.note(A)
     assert (proofs.identity(A), A in proofs) == (None, False)
     assert proofs.prove(A, None, Stop()) is ProofOutcome.DAMAGED
@@ -190,22 +168,15 @@ def test_what_changes_while_it_is_hashed_is_neither_proven_nor_damaged(layout, m
         return digest
 
     monkeypatch.setattr(proof, "hash_directory", changing)
-    proofs = Proofs(layout, Told({A: report("any", found)}))  # type: ignore[arg-type]
+    proofs = proofs_of(layout, known("any", found))
     proofs.note(A)
-    assert proofs.prove(A, None, Stop()) is ProofOutcome.CHANGED
-    assert A not in proofs
-
-
-def test_what_is_missing_altogether_has_changed(layout):
-    proofs = Proofs(layout, Told())  # type: ignore[arg-type]
-    assert proofs.prove(A, "any", Stop()) is ProofOutcome.CHANGED
-
-
-def test_an_identity_has_the_size_of_both_files(layout):
-    put(layout, weights=b"w" * 9, config=b"{}")
-    identity = Proofs(layout, Told()).identity(A)  # type: ignore[arg-type]
+    identity = proofs.identity(A)
     assert identity is not None
     assert (len(identity), size_of(identity)) == (3, 11)
+    assert proofs.prove(A, None, Stop()) is ProofOutcome.CHANGED
+    assert A not in proofs
+    monkeypatch.undo()
+    assert proofs.prove(B, "any", Stop()) is ProofOutcome.CHANGED, "it is missing altogether"
 
 
 def test_hashing_takes_the_time_that_it_is_given_and_can_be_stopped(layout, monkeypatch):
@@ -226,15 +197,23 @@ def test_hashing_takes_the_time_that_it_is_given_and_can_be_stopped(layout, monk
         hash_directory(layout.adapter(A), stopped)
 
 
-@pytest.mark.parametrize("kind", ["stranger", "pipe", "missing", "no directory"])
-def test_what_is_no_artifact_has_no_digest_but_what_was_met(layout, kind):
+@pytest.mark.parametrize(
+    ("kind", "met"),
+    [
+        ("stranger", "files that are no part of an artifact: ['a', 'b', 'c']"),
+        ("pipe", "no regular file: "),
+        ("missing", "No such file or directory: "),
+        ("no directory", "Not a directory: "),
+    ],
+)
+def test_what_is_no_artifact_has_no_digest_but_what_was_met(layout, kind, met):
     """R21, X2: other files too would be read by an engine."""
     put(layout)
     directory = layout.adapter(A)
     if kind == "stranger":
         for name in "dcba":
             (directory / name).touch()
-        assert hash_directory(directory, Stop()) == "files that are no part of an artifact: ['a', 'b', 'c']"
+        assert hash_directory(directory, Stop()) == met
         return
     if kind == "no directory":
         directory.rename(layout.temporary(A, "old"))
@@ -243,8 +222,7 @@ def test_what_is_no_artifact_has_no_digest_but_what_was_met(layout, kind):
         (directory / WEIGHTS).unlink()
         if kind == "pipe":
             os.mkfifo(directory / WEIGHTS)
-    met = {"pipe": "no regular file: ", "missing": "No such file or directory: ", "no directory": "Not a directory: "}
-    assert hash_directory(directory, Stop()).startswith(met[kind] + str(directory))
+    assert hash_directory(directory, Stop()).startswith(met + str(directory))
 
 
 def test_what_is_marked_damaged_is_known_to_all_and_told_once(layout):
@@ -266,19 +244,17 @@ def test_what_is_marked_damaged_is_known_to_all_and_told_once(layout):
     assert DamagedArtifacts(layout).ids == frozenset()
 
 
-def limits(*, require_signature: bool) -> PoolSpec:
-    return PoolSpec(name="p", base_models=["b"], limits=PoolLimits(require_signature=require_signature))
-
-
 def test_a_policy_of_signatures_is_looked_at_anew_when_it_or_the_keys_are_others():
     """R21."""
-    keys: dict = {}
-    policy = Signatures(keys)
+    policy = Signatures({})
+    lax, strict = (
+        PoolSpec(name="p", base_models=["b"], limits=PoolLimits(require_signature=one)) for one in (False, True)
+    )
     for pool, changed, required in (
         (None, False, False),
-        (limits(require_signature=False), False, False),
-        (limits(require_signature=True), True, True),
-        (limits(require_signature=True), False, True),
+        (lax, False, False),
+        (strict, True, True),
+        (strict, False, True),
         (None, True, False),
     ):
         assert (policy.follow(pool), policy.are_required) == (changed, required)
@@ -286,60 +262,44 @@ def test_a_policy_of_signatures_is_looked_at_anew_when_it_or_the_keys_are_others
     assert [policy.follow(None), policy.follow(None)] == [True, False]
 
 
-def test_what_lacks_a_signature_is_refused_for_good_where_one_is_asked_for():
-    """R21."""
-    policy, ref = Signatures({}), ArtifactRef("file:///a", None)
-    policy.check(ref, "sha256:" + "1" * 64)
-    policy.follow(limits(require_signature=True))
-    with pytest.raises(ArtifactError) as refused:
-        policy.check(ref, "sha256:" + "1" * 64)
-    assert refused.value.permanent
-    assert refused.value.reason.startswith("signature_")
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"text", b"a: [", b"a: 2020-13-99", b"team: no key", b"\xff\xfe\x00"])
-def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path, content):
-    """R12, X2."""
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, b"", b"[]", b"text", b"a: [", b"a: 2020-13-99", b"team: no key", b"team: secret", b"team:\n  - 1"),
+        *(b"\xff\xfe\x00", b"[" * 5000),
+    ],
+    ids=range(11),
+)
+def test_a_file_of_keys_that_cannot_be_read_is_named_and_nothing_of_it_is_shown(tmp_path, monkeypatch, content):
+    """R12, X2, X1 secret-free: a fault of ours is told as such."""
     file = tmp_path / "keys.yaml"
-    file.write_bytes(content)
-    with pytest.raises(StoreError, match=f"--signature-keys {file}"):
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(StoreError, match=f"--signature-keys {file}") as told:
+        read_keys(file)
+    assert "secret" not in str(told.value)
+    file.touch()
+    monkeypatch.setattr(yaml, "safe_load", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
         read_keys(file)
 
 
-@pytest.mark.parametrize("error", [RecursionError(), ZeroDivisionError()], ids=["nested deeply", "ours"])
-def test_what_is_nested_too_deeply_is_no_file_of_keys_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, error):
-    """X2."""
-
-    def failing(_: bytes) -> object:
-        raise error
-
-    monkeypatch.setattr(yaml, "safe_load", failing)
-    (tmp_path / "keys.yaml").write_bytes(b"[")
-    with pytest.raises(StoreError if isinstance(error, RecursionError) else ZeroDivisionError):
-        read_keys(tmp_path / "keys.yaml")
-
-
-def test_no_more_of_a_file_of_keys_is_read_than_some(tmp_path, monkeypatch):
-    """R16 bounded: what stands behind it is not."""
-    monkeypatch.setattr(proof, "MAX_KEYS_BYTES", 100)
+def test_a_mebibyte_of_a_file_of_keys_is_read_and_what_stands_behind_it_is_not(tmp_path, monkeypatch):
+    """R16 bounded."""
     monkeypatch.setattr(ed25519, "read_public_key", lambda pem: f"key {pem}")
     file = tmp_path / "keys.yaml"
-    with pytest.raises(StoreError, match="No such file"):
-        read_keys(file)
-    file.write_bytes(b"team: one\n7: two\n".ljust(100) + b"\nother: three\n")
-    assert read_keys(file) == {"team": "key one", "7": "key two"}
-    file.write_bytes(b"team: one".rjust(100))
-    assert read_keys(file) == {"team": "key one"}
-
-
-def test_a_mebibyte_of_a_file_of_keys_is_read(tmp_path, monkeypatch):
-    """R16 bounded."""
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "MAX_KEYS_BYTES", 100)
+        file.write_bytes(b"team: one\n7: two\n".ljust(100) + b"\nother: three\n")
+        assert read_keys(file) == {"team": "key one", "7": "key two"}
+        file.write_bytes(b"team: one".rjust(100))
+        assert read_keys(file) == {"team": "key one"}
     read: list[bytes] = []
     monkeypatch.setattr(yaml, "safe_load", read.append)
     for size_bytes in (MIB - 1, MIB, MIB + 1, 3 * MIB):
-        (tmp_path / "keys.yaml").write_bytes(b"x" * size_bytes)
+        file.write_bytes(b"x" * size_bytes)
         with pytest.raises(StoreError, match="one or more public keys"):
-            read_keys(tmp_path / "keys.yaml")
+            read_keys(file)
     assert [len(content) for content in read] == [MIB - 1, MIB, MIB, MIB]
 
 
@@ -356,18 +316,11 @@ def test_half_a_mebibyte_is_read_in_the_event_loop(layout, size_bytes, is_quick,
 
 def test_what_an_artifact_was_made_of_is_read_once(layout, monkeypatch):
     """R9, R23: an id names one content. What has no report yet may have one later."""
-    kept = Reports(layout)
-    told: dict[str, SimpleNamespace] = {}
-    reads: list[str] = []
-
-    def read(artifact: str) -> SimpleNamespace | None:
-        reads.append(artifact)
-        return told.get(artifact)
-
-    monkeypatch.setattr(kept, "read", read)
+    kept, told, reads = Reports(layout), dict[str, Any](), list[str]()
+    monkeypatch.setattr(kept, "read", lambda artifact: reads.append(artifact) or told.get(artifact))
     monkeypatch.setattr(reports, "MAX_SOURCES", 1)
     assert kept.source_of(A) == ""
-    told |= {A: report("sha256:a", ""), B: report("sha256:b", "")}
+    told |= {A: known("sha256:a", ""), B: known("sha256:b", "")}
     assert [kept.source_of(one) for one in (A, A, B, A)] == ["sha256:a", "sha256:a", "sha256:b", "sha256:a"]
     assert reads == [A, A, B, A]
 
@@ -387,12 +340,8 @@ def test_a_report_is_read_only_of_the_artifact_that_it_is_of(layout, monkeypatch
             os.truncate(layout.report(A), size_bytes)
             assert kept.read(A) is None
     assert parsed == [64 * MIB], "nothing larger is read"
-    for error in (OSError(5, "bad sector"), ZeroDivisionError()):
-
-        def failing(*_: object, error: Exception = error, **__: object) -> bytes:
-            raise error
-
-        monkeypatch.setattr(reports, "read_file", failing)
+    for error in BROKEN:
+        monkeypatch.setattr(reports, "read_file", raising(error))
         with pytest.raises(type(error)):
             kept.read(A)
 
@@ -445,15 +394,7 @@ def test_a_key_is_made_under_its_lock(layout, monkeypatch):
     assert free == [False]
 
 
-class Layout:
-    """How new weights are made: a header, and ranges of the old numbers."""
-
-    def __init__(self, start: bytes, *ranges: list[tuple[int, int]]) -> None:
-        self.start = start
-        self.ranges = [SimpleNamespace(parts=lambda one=one: iter(one)) for one in ranges]
-
-
-def examined(**changes: object) -> SimpleNamespace:
+def examined(**changes: object) -> Any:
     return SimpleNamespace(**{"new_weights": None, "new_config": None, "start": 0} | changes)
 
 
@@ -465,11 +406,15 @@ def arrived(tmp_path) -> tuple[Path, list[FileEntry]]:
     return tmp_path, [FileEntry(name, len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()]
 
 
-def test_new_weights_are_the_old_numbers_behind_a_new_header(arrived):
+def test_new_weights_are_the_old_numbers_behind_a_new_header_and_what_need_not_change_stays(arrived):
     """R22, R4: in the order that they are asked for; what stands there is what is told."""
     folder, entries = arrived
-    layout = Layout(b"new", [(10, 20), (0, 5)], [(99, 100)], [])
-    told = prepare(folder, examined(new_weights=layout, start=4, new_config=b"[1]"), entries, Stop())  # type: ignore[arg-type]
+    before = (folder / WEIGHTS).stat().st_ino
+    assert prepare(folder, examined(), entries, Stop()) == entries
+    assert prepare(folder, examined(new_config=b"[]"), entries, Stop())[1] == entries[1]
+    assert before == (folder / WEIGHTS).stat().st_ino
+    weights = weights_of(b"new", [(10, 20), (0, 5)], [(99, 100)], [])
+    told = prepare(folder, examined(new_weights=weights, start=4, new_config=b"[1]"), entries, Stop())
     numbers = bytes(range(100))
     contents = {CONFIG: b"[1]", WEIGHTS: b"new" + numbers[10:20] + numbers[:5] + numbers[99:]}
     assert told == [FileEntry(name, len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()]
@@ -479,33 +424,23 @@ def test_new_weights_are_the_old_numbers_behind_a_new_header(arrived):
     assert {path.name for path in folder.iterdir()} == {CONFIG, WEIGHTS}
 
 
-def test_what_need_not_change_stays(arrived):
-    folder, entries = arrived
-    before = {path.name: path.stat().st_ino for path in folder.iterdir()}
-    assert prepare(folder, examined(), entries, Stop()) == entries  # type: ignore[arg-type]
-    told = prepare(folder, examined(new_config=b"[]"), entries, Stop())  # type: ignore[arg-type]
-    assert told[1] == entries[1]
-    assert before[WEIGHTS] == (folder / WEIGHTS).stat().st_ino
-
-
 def test_a_large_file_is_written_anew_a_mebibyte_at_a_time(tmp_path, monkeypatch):
     """R16: a staging that is stopped ends between two; a file that ends too early is as long as it is."""
     (tmp_path / WEIGHTS).write_bytes(b"x" * (2 * MIB + 100))
     stop, checks = Stop(), list[float]()
     monkeypatch.setattr(stop, "check", lambda: checks.append(0))
-    layout = Layout(b"new", [(0, 2 * MIB + 1), (2 * MIB + 50, 2 * MIB + 100)])
-    (entry,) = prepare(tmp_path, examined(new_weights=layout, start=0), [], stop)  # type: ignore[arg-type]
+    weights = weights_of(b"new", [(0, 2 * MIB + 1), (2 * MIB + 50, 2 * MIB + 100)])
+    (entry,) = prepare(tmp_path, examined(new_weights=weights), [], stop)
     assert (len(checks), entry.size) == (1 + 3 + 1, 3 + 2 * MIB + 51)
     stopped = Stop()
     stopped.set()
     with pytest.raises(ArtifactError):
-        prepare(tmp_path, examined(new_config=b"[]"), [], stopped)  # type: ignore[arg-type]
+        prepare(tmp_path, examined(new_config=b"[]"), [], stopped)
 
 
 def shapes_of(base: BaseModules, architecture: str | None) -> PoolSpec:
-    shapes = BaseShapes(modules=dict(base.modules), fingerprint=base.fingerprint)
-    pool = PoolSpec(name="p", base_models=["b"])
-    return pool.model_copy(update={"base": shapes.model_copy(update={"architecture": architecture})})
+    shapes = BaseShapes(modules=dict(base.modules), fingerprint=base.fingerprint, architecture=architecture)
+    return PoolSpec(name="p", base_models=["b"]).model_copy(update={"base": shapes})
 
 
 MODULES = {"model.layers.0.mlp.up_proj": (16, 16)}
@@ -539,43 +474,25 @@ def test_a_record_that_says_all_is_taken_and_one_that_does_not_is_completed():
     assert alone.current == BaseModules(MODULES)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b"null", b'{"digest": 5}', b'{"digest": "sha256:x"}', b'{"digest": "x"}', b"\xff"]
-)
-def test_a_pin_that_says_no_digest_says_nothing(layout, content):
-    """R12."""
-    ref = ArtifactRef("file:///a", None, pin_key="p/a@1")
-    pins = Pins(layout)
+def test_a_pin_is_of_one_reference_and_stands_as_later_releases_read_it(layout, monkeypatch):
+    """R4, R9, R12: one that says no digest says nothing; one that a disk or a fault of ours keeps from us is told."""
+    digests = [f"sha256:{digit * 64}" for digit in "12"]
+    ref, pins = ArtifactRef("file:///a", None, pin_key="p/a@1"), Pins(layout)
     assert pins.digest(ref) is None
-    layout.pin(pin_name(ref)).write_bytes(content)
-    assert pins.digest(ref) is None
-    pins.put(ref, "sha256:" + "1" * 64)
-    assert pins.digest(ref) == "sha256:" + "1" * 64
-    assert pins.digest(replace(ref, digest="sha256:" + "2" * 64)) == "sha256:" + "2" * 64
-    assert pins.digest(replace(ref, uri="file:///b")) is None
-    assert pins.digest(replace(ref, pin_key="p/a@2")) is None
-
-
-def test_a_pin_stands_as_later_releases_read_it(layout):
-    """R4, R12: in a file of its reference's name, and nothing beside it."""
-    ref, digest = ArtifactRef("file:///a", None, pin_key="p/a@1"), "sha256:" + "1" * 64
-    Pins(layout).put(ref, digest)
-    [file] = (layout.root / "pins").iterdir()
-    assert json.loads(file.read_bytes()) == {"schema": 1, "pin_key": "p/a@1", "digest": digest}
-    assert (file.name, Pins(layout).digest(ref)) == (f"{pin_name(ref)}.json", digest)
+    file = layout.pin(pin_name(ref))
+    for said in (b"", b"[]", b"{}", b"null", b'{"digest": 5}', b'{"digest": "sha256:x"}', b'{"digest": "x"}', b"\xff"):
+        file.write_bytes(said)
+        assert pins.digest(ref) is None
+    pins.put(ref, digests[0])
+    assert json.loads(file.read_bytes()) == {"schema": 1, "pin_key": "p/a@1", "digest": digests[0]}
+    assert [one.name for one in (layout.root / "pins").iterdir()] == [f"{pin_name(ref)}.json"]
     assert not list((layout.root / "tmp").iterdir())
-
-
-def test_a_pin_that_cannot_be_read_is_told(layout, monkeypatch):
-    """R9: a disk with a bad sector, and a fault of ours, say nothing of what a generation means."""
-    for error in (OSError(5, "bad sector"), ZeroDivisionError()):
-
-        def failing(_: Path, error: Exception = error) -> bytes:
-            raise error
-
-        monkeypatch.setattr(requests, "read_file", failing)
+    others = [replace(ref, digest=digests[1]), replace(ref, uri="file:///b"), replace(ref, pin_key="p/a@2")]
+    assert [pins.digest(one) for one in (ref, *others)] == [*digests, None, None]
+    for error in BROKEN:
+        monkeypatch.setattr(requests, "read_file", raising(error))
         with pytest.raises(type(error)):
-            Pins(layout).digest(ArtifactRef("file:///a", None, pin_key="p/a@1"))
+            pins.digest(ref)
 
 
 def test_each_damaged_copy_has_another_after_it_sixteen_times():
@@ -611,3 +528,17 @@ def test_other_files_than_were_meant_are_told_with_the_remedy():
         assert (told.reason, told.permanent) == ("digest_mismatch", False)
         assert "the digest found, expected wanted" in told.message
         assert remedy in told.message
+
+
+def known(source: str, prepared: str) -> Any:
+    return SimpleNamespace(source=source, prepared=prepared)
+
+
+def proofs_of(layout: StoreLayout, report: Any = None) -> Proofs:
+    """Of a store whose artifact has this report."""
+    return Proofs(layout, SimpleNamespace(read=lambda _: report))  # type: ignore[arg-type]
+
+
+def weights_of(start: bytes, *ranges: list[tuple[int, int]]) -> Any:
+    """How new weights are made: a header, and ranges of the old numbers."""
+    return SimpleNamespace(start=start, ranges=[SimpleNamespace(parts=lambda one=one: iter(one)) for one in ranges])

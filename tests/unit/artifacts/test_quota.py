@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,10 @@ import pytest
 from registry.model.status import ReportedStore
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.disk import RESERVE_DIVISOR
-from sidecar.artifacts.layout import StoreLayout
-from tests.unit.artifacts.conftest import release, stage
-from tests.unit.artifacts.test_maintenance import size_of
-
-
-async def test_a_store_with_room_is_not_listed_for_each_arrival(open_store, sources, monkeypatch):
-    """R16: with thousands of artifacts that would take longer than fetching a small one."""
-    listed, staged_ids = list[StoreLayout](), StoreLayout.staged_ids
-
-    def counted(layout: StoreLayout) -> set[str]:
-        listed.append(layout)
-        return staged_ids(layout)
-
-    store = open_store(budget_bytes=1 << 30)
-    monkeypatch.setattr(StoreLayout, "staged_ids", counted)
-    await stage(store, sources, 1, 2, 3, 4)
-    assert len(listed) == 1
-    await stage(open_store("r2", budget_bytes=1 << 30), sources, 5)
-    await stage(store, sources, 6)
-    assert len(listed) == 3
+from sidecar.artifacts.files import locked
+from sidecar.artifacts.types import Staged
+from tests.support.adapters import digest_of, write_adapter
+from tests.unit.artifacts.conftest import GRACE, age, contents, pinned, release, stage
 
 
 async def test_what_another_sidecar_staged_since_the_last_look_counts(open_store, sources):
@@ -75,30 +58,54 @@ async def test_the_room_of_a_store_counts_what_no_engine_reads(open_store, sourc
     )
 
 
-@pytest.mark.parametrize("change", ["came", "went"])
-async def test_close_to_the_budget_nothing_is_believed_that_was_not_just_seen(open_store, sources, change):
-    """R16: what nobody told us of, a hand or a sidecar of an earlier version, is counted too."""
-    count = 19 if change == "came" else 20
-    staged = await stage(open_store(), sources, *range(count))
-    store = open_store(budget_bytes=20 * size_of(staged[0]) + 500)
-    assert store._quota.excess_bytes() == 0
-    if change == "came":
-        shutil.copytree(staged[0].path, Path(staged[0].path).with_name("sha256-" + "0" * 64))
-        with pytest.raises(ArtifactError) as refused:
-            await stage(store, sources, 20)
-        assert refused.value.reason == "store_full"
-    else:
-        shutil.rmtree(staged[0].path)
-        await stage(store, sources, 20)
+def size_of(staged: Staged) -> int:
+    return sum(path.stat().st_size for path in Path(staged.path).iterdir())
 
 
-async def test_old_ones_make_room_for_each_that_comes(open_store, sources, tmp_path):
-    """R16: the account follows what goes as it follows what comes."""
-    staged = await stage(open_store(), sources, *range(5))
-    budget_bytes = 5 * size_of(staged[0]) + 500
-    store = open_store(budget_bytes=budget_bytes, grace_seconds=0.0)
-    for seed in range(5, 15):
-        release(store, staged.pop(0))
-        staged += await stage(store, sources, seed)
-        assert store.maintenance.round(Stop()).artifacts == 5
-        assert sorted((tmp_path / "store" / "adapters").iterdir()) == sorted(Path(one.path) for one in staged)
+async def test_what_was_used_of_late_stays_and_what_was_let_go_of_may_go_at_once(open_store, sources, adapters):
+    """R16: the disk keeps what somebody may ask for again; a use is noted whoever of the host it was."""
+    first, second = await stage(open_store(), sources, 1, 2)
+    store = open_store(budget_bytes=1, grace_seconds=GRACE)
+    for one in (first, second):
+        age(store, one)
+    await open_store("r2").ensure(pinned(write_adapter(sources / "s1", seed=1)))
+    (store._layout.leases / "r2").unlink()
+    (store._layout.leases / "r1").unlink()
+    assert store.maintenance.round(Stop()).artifacts == 1
+    assert contents(adapters) == [Path(first.path).name]
+    again = open_store(budget_bytes=1, grace_seconds=GRACE)
+    again.lease({first.id})
+    release(again, first)
+    assert again.maintenance.round(Stop()).artifacts == 0
+
+
+@pytest.mark.parametrize("why", ["leased", "leased by another", "young", "locked", "leases damaged"])
+async def test_what_must_not_be_removed_stays_whatever_the_budget(open_store, sources, adapters, tmp_path, why):
+    """R7 files-pinned, R16: leased ones are never removed."""
+    (staged,) = await stage(open_store("r2" if why == "leased by another" else "r1"), sources, 1)
+    store = open_store(budget_bytes=1)
+    if why not in {"leased", "leased by another"}:
+        release(store, staged)
+    age(store, staged, 0.0 if why == "young" else 2 * GRACE)
+    if why == "leases damaged":
+        (tmp_path / "store" / "leases" / "r3").write_bytes(b"\x00\x00")
+    with locked(store._layout.lock(staged.id if why == "locked" else "other"), Stop()):
+        store.maintenance.round(Stop())
+    assert digest_of(Path(staged.path)) == staged.digest
+
+
+async def test_what_has_no_room_is_refused_for_now_and_what_is_leased_stays(open_store, sources, adapters):
+    """R16, R8: under pressure new adapters wait."""
+    (staged,) = await stage(open_store(), sources, 1)
+    store = open_store(budget_bytes=size_of(staged) + 100)
+    with pytest.raises(ArtifactError) as refused:
+        await stage(store, sources, 2)
+    assert (refused.value.reason, refused.value.permanent) == ("store_full", False)
+    assert "--store-budget" in refused.value.message
+    assert contents(adapters) == [Path(staged.path).name]
+    assert not contents(adapters.parent / "tmp")
+    release(store, staged)
+    age(store, staged)
+    (later,) = await stage(store, sources, 2)  # room is made for it on the way
+    assert contents(adapters) == [Path(later.path).name]
+    assert not contents(adapters.parent / "tmp"), "only files that are gone make room"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import ArtifactError
-from sidecar.artifacts.leases import ArtifactLeases, read_leases
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.leases import read_leases
 from tests.support.adapters import digest_of, write_adapter
-from tests.unit.artifacts.conftest import WEIGHTS, contents, pinned, unpinned
+from tests.support.waiting import eventually
+from tests.unit.artifacts.conftest import WEIGHTS, age, contents, pinned, release, stage, unpinned
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -37,23 +37,6 @@ async def test_what_is_staged_is_a_copy_that_nobody_writes_to(store, sources, tm
     assert modes(directory) == {".": 0o750, "adapter_config.json": 0o444, WEIGHTS: 0o444}
     assert store.owns(staged.path) == staged.id
     assert not contents(tmp_path / "store" / "tmp")
-
-
-async def test_an_adapter_of_many_chunks_is_copied_to_the_byte(store, sources):
-    """R4 digest-true."""
-    adapter = write_adapter(sources / "a", rank=64, hidden=4096, layers=1)
-    staged = await store.ensure(pinned(adapter))
-    assert (Path(staged.path) / WEIGHTS).stat().st_size > 3 << 20
-    assert digest_of(Path(staged.path)) == adapter.digest
-
-
-async def test_lookup_knows_what_was_staged_and_nothing_else(store, sources):
-    adapter, other = write_adapter(sources / "a"), write_adapter(sources / "b", seed=1)
-    assert store.lookup(pinned(adapter)) is None
-    staged = await store.ensure(pinned(adapter))
-    assert store.lookup(pinned(adapter)) == staged
-    assert store.lookup(pinned(other)) is None
-    assert store.lookup(unpinned(adapter)) is None
 
 
 @pytest.mark.parametrize("make_ref", [pinned, unpinned])
@@ -78,30 +61,6 @@ async def test_another_replica_of_the_host_leases_before_it_may_look(open_store,
     assert second.lookup(pinned(adapter)) == staged
     leases = {path.name: read_leases(path) for path in (tmp_path / "store" / "leases").iterdir()}
     assert leases == {"r1": {staged.id}, "r2": {staged.id}}
-
-
-async def test_a_restarted_sidecar_does_not_look_while_the_artifact_is_locked(open_store, sources, tmp_path):
-    """R7: a removal may have looked at the leases just before ours was written."""
-    adapter = write_adapter(sources / "a")
-    staged = await open_store().ensure(pinned(adapter))
-    restarted = open_store()
-    with (tmp_path / "store" / "locks" / staged.id).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert restarted.lookup(pinned(adapter)) is None
-    assert restarted.lookup(pinned(adapter)) == replace(staged, is_proven=False)
-
-
-async def test_the_lease_is_on_disk_before_the_directory_is_looked_for(store, sources, tmp_path):
-    """R7: in this order, or a removal could come between."""
-    seen: list[tuple[Point, bool]] = []
-
-    def look(point: Point) -> None:
-        seen.append((point, (tmp_path / "store" / "leases" / "r1").exists()))
-
-    with handling(look):
-        await store.ensure(pinned(write_adapter(sources / "a")))
-    assert seen[0] == (Point.LEASED, True)
-    assert seen[1] == (Point.LOCKED, True)
 
 
 async def test_two_names_for_the_same_files_share_a_directory(store, sources, tmp_path):
@@ -136,50 +95,6 @@ async def test_a_pinned_meaning_whose_copy_is_gone_is_not_replaced_by_another(op
     assert changed.digest in refused.value.message
 
 
-async def test_the_same_generation_of_another_source_is_another_meaning(store, sources):
-    """A store may outlive its etcd: a pin of the same name and number from before must not be taken for this one."""
-    first, second = write_adapter(sources / "a"), write_adapter(sources / "b", seed=2)
-    assert (await store.ensure(unpinned(first))).digest == first.digest
-    assert (await store.ensure(unpinned(second))).digest == second.digest
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"digest": "sha256:x"}', b"\xff" * 99])
-@pytest.mark.parametrize("file", ["leases/r1", "pins/*", "reports/*"])
-async def test_no_damaged_file_of_the_store_prevents_staging(open_store, sources, tmp_path, file, damage):
-    """R12 crash-only: no local file can prevent the boot."""
-    adapter = write_adapter(sources / "a")
-    staged = await open_store().ensure(unpinned(adapter))
-    (path,) = (tmp_path / "store").glob(file)
-    path.write_bytes(damage)
-    restarted = open_store()
-    assert await restarted.ensure(unpinned(adapter)) == staged
-    assert restarted.lookup(unpinned(adapter)) == staged
-
-
-@pytest.mark.parametrize("file", ["adapter_config.json", WEIGHTS])
-async def test_a_directory_that_somebody_damaged_is_not_handed_out_until_it_is_whole(open_store, sources, file):
-    """R4: the planner is never told of what is not."""
-    adapter = write_adapter(sources / "a")
-    staged = await open_store().ensure(pinned(adapter))
-    (Path(staged.path) / file).unlink()
-    restarted = open_store()
-    assert restarted.lookup(pinned(adapter)) is None
-    assert (await restarted.ensure(pinned(adapter))).path == staged.path
-    assert digest_of(Path(staged.path)) == adapter.digest
-
-
-async def test_a_changed_config_in_the_store_is_damage_and_no_bad_adapter(open_store, sources):
-    """R4, R21."""
-    adapter = write_adapter(sources / "a")
-    staged = await open_store().ensure(pinned(adapter))
-    path = Path(staged.path) / "adapter_config.json"
-    path.chmod(0o644)
-    path.write_bytes(b"{}")
-    copy = await open_store().ensure(pinned(adapter))
-    assert copy.path != staged.path
-    assert digest_of(Path(copy.path)) == adapter.digest
-
-
 async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
     """R16 bounded: memory has a cap, and nothing depends on it."""
     monkeypatch.setattr("sidecar.artifacts.leases.MAX_REMEMBERED", 1)
@@ -189,38 +104,50 @@ async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
     assert [store.lookup(pinned(adapter)) for adapter in adapters] == staged
 
 
-async def test_leases_of_two_processes_for_one_replica_are_joined(open_store, sources, tmp_path):
-    """R7, R10: a second process that takes itself for this replica removes none of its leases."""
+async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_store, sources):
+    """R7, R10: what it let go of in the meantime may have been removed."""
     first, second = open_store(), open_store()
-    ids = {
-        (await store.ensure(pinned(write_adapter(sources / f"a{seed}", seed=seed)))).id
-        for seed, store in enumerate([first, second, first])
-    }
-    assert read_leases(tmp_path / "store" / "leases" / "r1") == ids
+    adapter = write_adapter(sources / "s")
+    staged = await first.ensure(pinned(adapter))
+    second.take_over()
+    assert second.leased() == {staged.id}
+    assert second.lookup(pinned(adapter)) == replace(staged, is_proven=False)
+    release(first, staged)
+    second.take_over()
+    assert not second.leased()
+    assert second.lookup(pinned(adapter)) is None
 
 
-async def test_a_lease_that_was_cut_off_does_not_swallow_the_next(open_store, sources, tmp_path):
-    """R7, R12: a full disk may leave half a line; it was never relied upon, and what follows it is whole."""
-    (tmp_path / "store" / "leases").mkdir(parents=True)
-    (tmp_path / "store" / "leases" / "r1").write_text("0123456789abcdef")
-    staged = await open_store().ensure(pinned(write_adapter(sources / "a")))
-    assert read_leases(tmp_path / "store" / "leases" / "r1") == {staged.id}
+async def test_what_is_being_staged_is_not_let_go(open_store, sources):
+    """R7: a worker thread is about to hand it out, and a plan to load it."""
+    reached, go_on = Event(), Event()
+
+    def wait(point: Point) -> None:
+        if point is Point.LOCKED:
+            reached.set()
+            go_on.wait()
+
+    adapter, store = write_adapter(sources / "s"), open_store()
+    with handling(wait):
+        staging = asyncio.create_task(store.ensure(pinned(adapter)))
+        await eventually(reached.is_set)
+        (artifact,) = store.leased()
+        assert not store.let_go({artifact})
+        go_on.set()
+        staged = await staging
+    assert store.leased() == {staged.id}
+    assert store.lookup(pinned(adapter)) == staged
+    assert store.let_go({artifact}) == {artifact}
 
 
-def test_half_a_line_is_an_error_of_the_store(tmp_path, monkeypatch):
-    """R7: what is not wholly written is not leased."""
-    monkeypatch.setattr("sidecar.artifacts.files.os.write", lambda descriptor, content: len(content) - 1)
-    leases = ArtifactLeases(tmp_path / "r1", lambda: ())
-    with pytest.raises(OSError, match="No space"):
-        leases.add("a" * 64)
-    assert "a" * 64 not in leases
-
-
-async def test_the_engine_can_read_whatever_our_umask_is(store, sources):
-    """The engine may run as another user."""
-    before = os.umask(0o077)
-    try:
-        staged = await store.ensure(pinned(write_adapter(sources / "a")))
-    finally:
-        os.umask(before)
-    assert modes(Path(staged.path)) == {".": 0o750, "adapter_config.json": 0o444, WEIGHTS: 0o444}
+async def test_leases_for_another_address_stay_and_are_told(open_store, sources, capsys):
+    """R7: nothing is known of an engine that a replica had before."""
+    before = open_store(engine="http://127.0.0.1:1")
+    (staged,) = await stage(before, sources, 1)
+    now = open_store(engine="http://127.0.0.1:2", budget_bytes=1)
+    now.take_over()
+    assert not now.leased()
+    assert before._lease_file.name in capsys.readouterr().out
+    age(now, staged)
+    now.maintenance.round(Stop())
+    assert digest_of(Path(staged.path)) == staged.digest

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from registry.lora.base import BaseModules, compress
 from registry.lora.ed25519 import read_public_key, sign
-from registry.model.records import PoolLimits, PoolSpec
-from registry.sources.base import ArtifactError, Stop, StoreError
+from registry.lora.engine_base import EngineBase
+from registry.model.records import BaseShapes, PoolLimits, PoolSpec
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.types import ArtifactRef
+from sidecar.plan.planner import make_plan
+from tests.corpus.drafts import LLAMA, QWEN2, Architecture
 from tests.support.adapters import write_adapter, write_files
 from tests.support.signing import make_key, public_pem
+from tests.support.worlds import known, observed, pool, wants
 from tests.unit.artifacts.conftest import contents, pinned, unpinned
 
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
@@ -96,14 +102,6 @@ async def test_without_being_asked_for_a_wrong_signature_is_refused_all_the_same
     assert (await strict.ensure(pinned(adapter))).digest == adapter.digest
 
 
-def test_keys_are_read_by_name(tmp_path):
-    _, public = make_key(tmp_path)
-    file = tmp_path / "keys.yaml"
-    indented = "\n".join(f"  {line}" for line in public.splitlines())
-    file.write_text(f"team: |\n{indented}\nalso: |\n{indented}\n")
-    assert set(read_keys(file)) == {"team", "also"}
-
-
 async def test_keys_are_read_again(open_store, sources, tmp_path, private):
     """R4 digest-true, R13: a new key counts, one that is gone does not, and half a file changes nothing."""
     adapter, store, file = write_adapter(sources / "a"), open_store(), tmp_path / "keys.yaml"
@@ -134,16 +132,74 @@ def write_keys(file: Path, **keys: str) -> None:
     file.write_text("".join(f"{name}: |\n{pem}" for name, pem in indented.items()))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [None, b"", b"[]", b"{", b"\xff", b"team: secret\n", b"team:\n  - 1\n", b"team: 2001-99-99\n", b"[" * 5000],
-    ids=range(9),
-)
-def test_a_file_without_keys_is_a_clear_error_at_start(tmp_path, content):
-    """X1 secret-free: its content is not shown."""
-    file: Path = tmp_path / "keys.yaml"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(StoreError, match=r"--signature-keys .*keys\.yaml") as error:
-        read_keys(file)
-    assert "secret" not in str(error.value)
+def pool_of(architecture: Architecture | None) -> PoolSpec:
+    if architecture is None:
+        return pool()
+    base = BaseModules(architecture.modules)
+    shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
+    return pool().model_copy(update={"base": shapes})
+
+
+def test_the_pools_base_is_followed_as_it_changes():
+    bases = Bases(None)
+    bases.follow(pool_of(LLAMA))
+    assert bases.current == BaseModules(LLAMA.modules)
+    first = bases.current
+    bases.follow(pool_of(LLAMA))
+    assert bases.current is first
+    bases.follow(pool_of(QWEN2))
+    assert bases.current == BaseModules(QWEN2.modules)
+    bases.follow(None)
+    assert bases.current is None
+
+
+def test_a_replica_with_another_base_than_its_pools_does_nothing_and_says_so():
+    """R4, R5: one of the two is wrong; until it is known which, nothing new is served."""
+    bases = Bases(BaseModules(QWEN2.modules))
+    bases.follow(pool_of(None))
+    assert (bases.current, bases.problem) == (BaseModules(QWEN2.modules), "")
+    bases.follow(pool_of(LLAMA))
+    assert "--base-model" in bases.problem
+    state = wants({"a": "v1"})
+    plan = make_plan(state, pool(), observed(), replace(known(state, "v1"), base_problem=bases.problem), now=0)
+    assert (plan.blocked, plan.calls, plan.stage) == (bases.problem, (), ())
+    bases.follow(pool_of(QWEN2))
+    assert bases.problem == ""
+
+
+def test_each_start_of_an_engine_is_compared():
+    """R23 same-base: with the pool's base, or else the sidecar's own; what the engine says soon is waited for."""
+    llama, qwen = EngineBase(files=BaseModules(LLAMA.modules)), EngineBase(files=BaseModules(QWEN2.modules))
+    bases = Bases(None)
+    bases.follow(pool_of(None), qwen)
+    bases.follow(pool_of(None), EngineBase(awaited="asked again"))
+    assert (bases.current, bases.problem) == (None, "")
+    bases.follow(pool_of(LLAMA), EngineBase(awaited="asked again"))
+    assert bases.problem == "asked again"
+    bases.follow(pool_of(LLAMA), qwen)
+    assert (bases.current, "pool update --from" in bases.problem) == (BaseModules(LLAMA.modules), True)
+    bases.follow(pool_of(LLAMA), llama)
+    assert bases.problem == ""
+    bases.follow(pool_of(QWEN2), llama)
+    assert bases.problem
+    own = Bases(BaseModules(QWEN2.modules))
+    own.follow(pool_of(None), llama)
+    assert own.problem
+    own.follow(pool_of(None), replace(llama, own=llama.files))
+    assert (own.current, own.problem) == (llama.files, "")
+    own.follow(pool_of(None), replace(llama, own=None))
+    assert (own.current, own.problem) == (llama.files, ""), "what was read last counts until it can be read again"
+
+
+def test_a_base_is_what_its_pool_says_of_it_and_of_its_engines():
+    """R22 applied-whole: a record of an earlier release says no architecture, and the replica's own base does."""
+    own = BaseModules(LLAMA.modules, architecture="LlamaForCausalLM")
+    bases = Bases(own)
+    bases.follow(pool_of(LLAMA))
+    assert bases.current == own
+    said = pool_of(LLAMA)
+    shapes = said.base.model_copy(update={"architecture": "Qwen3ForCausalLM", "tied": True, "head_size": 8})
+    bases.follow(said.model_copy(update={"base": shapes}))
+    assert bases.current == BaseModules(LLAMA.modules, (), "Qwen3ForCausalLM", is_tied=True, head_size=8)
+    bases.follow(said.model_copy(update={"base": shapes, "engine": "sglang"}))
+    assert (bases.current.engine, bases.current.coverage) == ("sglang", None)
