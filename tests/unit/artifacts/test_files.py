@@ -1,4 +1,4 @@
-"""Locks, writes and syncs of the store's own files, and the folders that these are in."""
+"""Locks, writes and syncs of the store's own files, its folders, and which paths are its own."""
 
 from __future__ import annotations
 

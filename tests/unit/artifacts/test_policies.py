@@ -1,4 +1,4 @@
-"""A pool that asks for signatures gets nothing else, from the source or from the store."""
+"""What a pool asks of its adapters: signatures, and the base that they are compared with."""
 
 from __future__ import annotations
 

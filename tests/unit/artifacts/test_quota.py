@@ -1,4 +1,4 @@
-"""How a store with a budget finds out whether there is room."""
+"""How a store with a budget finds out whether there is room, and what is removed when it is needed."""
 
 from __future__ import annotations
 
