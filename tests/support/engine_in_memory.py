@@ -8,6 +8,8 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -162,3 +164,13 @@ def played(body: Callable[[], Awaitable[None]]) -> float:
 
     with closing(VirtualLoop()) as loop:
         return loop.run_until_complete(bounded())
+
+
+def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test on virtual time; what it leaves behind ends with it."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        played(lambda: test(*args, **kwargs))
+
+    return run

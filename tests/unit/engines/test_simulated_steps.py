@@ -22,7 +22,7 @@ from sidecar.engines.simulated.engine import EngineDead, Rejection, SimulatedVll
 from sidecar.engines.simulated.options import DEFAULTS, Options
 from sidecar.vllm_plugin.guard import Guard
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import played
+from tests.support.engine_in_memory import played, virtual
 
 PLAIN = Options(served_model_name="base", model="/models/base")
 
@@ -52,19 +52,17 @@ async def test_tokens_are_letters_with_a_likelihood_and_a_function_of_what_came_
     assert await SimulatedVllm(replace(PLAIN, version="0.30.0")).generate(None, "p", 3) == made[:3]
 
 
-def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
-        engine = SimulatedVllm(replace(PLAIN, token_seconds=1.0, load_seconds=10.0))
-        await engine.generate(None, "p", 3)
-        assert loop.time() == pytest.approx(3.0)
-        await engine.load("x", paths["a"])
-        assert loop.time() == pytest.approx(13.0, abs=0.1)
-        began = loop.time()
-        await asyncio.gather(engine.load("y", paths["b"]), engine.generate(engine.cards["x"], "p", 1))
-        assert loop.time() - began == pytest.approx(11.0, abs=0.1)
-
-    played(body)
+@virtual
+async def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
+    loop = asyncio.get_running_loop()
+    engine = SimulatedVllm(replace(PLAIN, token_seconds=1.0, load_seconds=10.0))
+    await engine.generate(None, "p", 3)
+    assert loop.time() == pytest.approx(3.0)
+    await engine.load("x", paths["a"])
+    assert loop.time() == pytest.approx(13.0, abs=0.1)
+    began = loop.time()
+    await asyncio.gather(engine.load("y", paths["b"]), engine.generate(engine.cards["x"], "p", 1))
+    assert loop.time() - began == pytest.approx(11.0, abs=0.1)
 
 
 def test_unless_it_is_told_to_it_takes_no_time(paths):
@@ -193,35 +191,32 @@ def listener() -> Mock:
 
 
 @pytest.mark.parametrize("ends_by", ["death", "server", "nobody"])
-def test_it_is_served_until_it_dies_or_its_server_ends(monkeypatch, listener, ends_by):
+@virtual
+async def test_it_is_served_until_it_dies_or_its_server_ends(monkeypatch, listener, ends_by):
     """Its port stays open for a moment after its death, as vLLM's, so that whoever asks hears of it."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    closed: list[float] = []
 
-    async def body() -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        closed: list[float] = []
+    @asynccontextmanager
+    async def played_server(_app: object, given: socket.socket) -> AsyncIterator[asyncio.Task[bool]]:
+        assert given is listener
+        yield asyncio.create_task(ended.wait())
+        closed.append(loop.time())
 
-        @asynccontextmanager
-        async def played_server(_app: object, given: socket.socket) -> AsyncIterator[asyncio.Task[bool]]:
-            assert given is listener
-            yield asyncio.create_task(ended.wait())
-            closed.append(loop.time())
-
-        monkeypatch.setattr(application, "served", played_server)
-        engine = SimulatedVllm(PLAIN)
-        work = asyncio.create_task(application.serve(engine, listener))
-        await asyncio.sleep(5.0)
-        assert (work.done(), closed) == (False, [])
-        if ends_by == "nobody":
-            return
-        engine.die() if ends_by == "death" else ended.set()
-        async with asyncio.timeout(60):
-            await work
-        assert closed == [pytest.approx(5.3 if ends_by == "death" else 5.0)]
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.sleep(0)
-        assert len({task for task in others if not task.done()}) <= 1, "nobody waits for a death any more"
-
-    played(body)
+    monkeypatch.setattr(application, "served", played_server)
+    engine = SimulatedVllm(PLAIN)
+    work = asyncio.create_task(application.serve(engine, listener))
+    await asyncio.sleep(5.0)
+    assert (work.done(), closed) == (False, [])
+    if ends_by == "nobody":
+        return
+    engine.die() if ends_by == "death" else ended.set()
+    async with asyncio.timeout(60):
+        await work
+    assert closed == [pytest.approx(5.3 if ends_by == "death" else 5.0)]
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.sleep(0)
+    assert len({task for task in others if not task.done()}) <= 1, "nobody waits for a death any more"
 
 
 def started(monkeypatch, *flags: str, until: str) -> tuple[Options, tuple[object, ...], int]:

@@ -30,7 +30,7 @@ from sidecar.engines.simulated.options import Hang, Options, RouteName
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import ALONE, VllmEngine
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import InMemory, driver_of, played
+from tests.support.engine_in_memory import InMemory, driver_of, played, virtual
 
 PLAIN = Options(served_model_name="base", model="/models/base")
 WITH_PLUGIN = replace(PLAIN, plugin=True)
@@ -240,43 +240,37 @@ def accept(way: InMemory) -> None:
     ("slots", "running", "outcome"),
     [(2, "x", Transient), (3, "x", Done), (2, "y", Done), (2, "", Done)],
 )
-def test_a_swap_that_might_end_the_engine_waits_for_a_moment_without_requests(slots, running, outcome):
+@virtual
+async def test_a_swap_that_might_end_the_engine_waits_for_a_moment_without_requests(slots, running, outcome):
     """R7: as long as it may, and is tried again later. Where there is room, or nobody asks for it, it goes at once."""
-
-    async def body() -> None:
-        engine, driver, way = await crowded(slots, "x", running=running)
-        accept(way)
-        begin_at = asyncio.get_running_loop().time()
-        swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
-        await asyncio.sleep(1.0)
-        assert driver.is_deciding is (outcome is Transient)
-        assert isinstance(await swap, outcome)
-        assert driver.is_deciding is False
-        took = asyncio.get_running_loop().time() - begin_at
-        assert (5.0 <= took < 5.2) if outcome is Transient else took == 1.0
-        assert (way.changes == []) is (outcome is Transient)
-        looks = way.together.count(("/metrics", "/v1/models"))
-        assert (5 < looks < 60) if outcome is Transient else looks == 1, "a few times a second, and not more"
-        assert len(engine.running) == bool(running)
-
-    played(body)
+    engine, driver, way = await crowded(slots, "x", running=running)
+    accept(way)
+    begin_at = asyncio.get_running_loop().time()
+    swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+    await asyncio.sleep(1.0)
+    assert driver.is_deciding is (outcome is Transient)
+    assert isinstance(await swap, outcome)
+    assert driver.is_deciding is False
+    took = asyncio.get_running_loop().time() - begin_at
+    assert (5.0 <= took < 5.2) if outcome is Transient else took == 1.0
+    assert (way.changes == []) is (outcome is Transient)
+    looks = way.together.count(("/metrics", "/v1/models"))
+    assert (5 < looks < 60) if outcome is Transient else looks == 1, "a few times a second, and not more"
+    assert len(engine.running) == bool(running)
 
 
-def test_a_swap_goes_as_soon_as_no_request_is_left():
+@virtual
+async def test_a_swap_goes_as_soon_as_no_request_is_left():
     """R3: the moment is found while it lasts."""
-
-    async def body() -> None:
-        engine, driver, way = await crowded(2, "x")
-        accept(way)
-        loop = asyncio.get_running_loop()
-        swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
-        loop.call_later(1.05, end, engine)
-        begin_at = loop.time()
-        assert await swap == Done()
-        assert 1.05 <= loop.time() - begin_at < 1.3
-        assert [what for what, *_ in way.changes] == ["load_lora_adapter", "unload_lora_adapter"] * 2
-
-    played(body)
+    engine, driver, way = await crowded(2, "x")
+    accept(way)
+    loop = asyncio.get_running_loop()
+    swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+    loop.call_later(1.05, end, engine)
+    begin_at = loop.time()
+    assert await swap == Done()
+    assert 1.05 <= loop.time() - begin_at < 1.3
+    assert [what for what, *_ in way.changes] == ["load_lora_adapter", "unload_lora_adapter"] * 2
 
 
 @pytest.mark.parametrize(
@@ -321,108 +315,94 @@ async def _unload_and_load(driver: VllmEngine) -> Outcome:
 
 
 @pytest.mark.parametrize("gone_by", ["driver", "others"])
-def test_a_name_that_was_there_is_loaded_as_carefully_as_it_is_swapped(gone_by):
+@virtual
+async def test_a_name_that_was_there_is_loaded_as_carefully_as_it_is_swapped(gone_by):
     """R7: requests of what had the name before may still be in a batch with it; a new name goes at once."""
-
-    async def body() -> None:
-        engine, driver, way = await crowded(2, "x", "y")
-        accept(way)
-        assert await driver.load("z", "/z", request_id="r") == Done(), "there never was one"
-        engine.cards.pop("y")
-        if gone_by == "driver":
-            found = await _unload_and_load(driver)
-        else:
-            found = await driver.load("x", "/new", request_id="r")
-        assert isinstance(found, Transient)
-        assert [one for one in way.changes if one[0] == "load_lora_adapter"] == [("load_lora_adapter", "z", "/z")]
-        end(engine)
-        assert await driver.load("x", "/new", request_id="r") == Done()
-        engine.started_at += 1
-        begin(engine, "x")
-        engine.cards.pop("x", None)
-        way.instead.clear()
-        await driver.observe()
-        accept(way)
-        assert await driver.load("x", "/new", request_id="r") == Done(), "another process never had it"
-
-    played(body)
+    engine, driver, way = await crowded(2, "x", "y")
+    accept(way)
+    assert await driver.load("z", "/z", request_id="r") == Done(), "there never was one"
+    engine.cards.pop("y")
+    if gone_by == "driver":
+        found = await _unload_and_load(driver)
+    else:
+        found = await driver.load("x", "/new", request_id="r")
+    assert isinstance(found, Transient)
+    assert [one for one in way.changes if one[0] == "load_lora_adapter"] == [("load_lora_adapter", "z", "/z")]
+    end(engine)
+    assert await driver.load("x", "/new", request_id="r") == Done()
+    engine.started_at += 1
+    begin(engine, "x")
+    engine.cards.pop("x", None)
+    way.instead.clear()
+    await driver.observe()
+    accept(way)
+    assert await driver.load("x", "/new", request_id="r") == Done(), "another process never had it"
 
 
-def test_what_was_only_just_unloaded_counts_from_then_on():
+@virtual
+async def test_what_was_only_just_unloaded_counts_from_then_on():
     """R7: a request that waits may be for it, for two minutes after it went."""
-
-    async def body() -> None:
-        engine, driver, way = await crowded(1, "x", running="")
-        accept(way)
-        engine.waiting.append("")
-        begin(engine, "")
-        end(engine)
-        await asyncio.sleep(200.0)
-        assert await driver.unload("x", request_id="r") == Done()
-        for seconds in (100.0, 10.0):
-            assert isinstance(await driver.load("x", "/new", request_id="r"), Transient)
-            await asyncio.sleep(seconds)
-        assert await driver.load("x", "/new", request_id="r") == Done()
-
-    played(body)
+    engine, driver, way = await crowded(1, "x", running="")
+    accept(way)
+    engine.waiting.append("")
+    begin(engine, "")
+    end(engine)
+    await asyncio.sleep(200.0)
+    assert await driver.unload("x", request_id="r") == Done()
+    for seconds in (100.0, 10.0):
+        assert isinstance(await driver.load("x", "/new", request_id="r"), Transient)
+        await asyncio.sleep(seconds)
+    assert await driver.load("x", "/new", request_id="r") == Done()
 
 
-def test_a_load_that_is_under_way_counts_as_listed():
+@virtual
+async def test_a_load_that_is_under_way_counts_as_listed():
     """R7: and no more once it has ended."""
-
-    async def body() -> None:
-        engine, driver, way = await crowded(3, "x")
-        release = asyncio.Event()
-        engine.faults.order("load", Hang(release))
-        loading = asyncio.create_task(driver.load("y", "/none", request_id="r"))
-        await asyncio.sleep(1.0)
-        assert isinstance(await driver.swap("x", "/x", "/new", request_id="r"), Transient)
-        loading.cancel()
-        await asyncio.wait([loading])
-        accept(way)
-        assert await driver.swap("x", "/x", "/new", request_id="r") == Done()
-        assert await driver.load("y", "/y", request_id="r") == Done()
-        engine.cards.pop("x")
-        engine.cards["x"] = engine.card("x", "/new")
-        assert await driver.swap("x", "/new", "/x", request_id="r") == Done()
-        way.instead[LOAD].clear()
-
-    played(body)
+    engine, driver, way = await crowded(3, "x")
+    release = asyncio.Event()
+    engine.faults.order("load", Hang(release))
+    loading = asyncio.create_task(driver.load("y", "/none", request_id="r"))
+    await asyncio.sleep(1.0)
+    assert isinstance(await driver.swap("x", "/x", "/new", request_id="r"), Transient)
+    loading.cancel()
+    await asyncio.wait([loading])
+    accept(way)
+    assert await driver.swap("x", "/x", "/new", request_id="r") == Done()
+    assert await driver.load("y", "/y", request_id="r") == Done()
+    engine.cards.pop("x")
+    engine.cards["x"] = engine.card("x", "/new")
+    assert await driver.swap("x", "/new", "/x", request_id="r") == Done()
+    way.instead[LOAD].clear()
 
 
-def test_two_loads_that_are_under_way_count_as_two():
-    async def body() -> None:
-        engine, driver, way = await crowded(4, "x")
-        release = asyncio.Event()
-        engine.faults.order("load", Hang(release))
-        accept(way)
-        for name, outcome in (("y", Done), ("z", Transient)):
-            way.instead[LOAD].appendleft(None)
-            loading = asyncio.create_task(driver.load(name, "/none", request_id="r"))
-            await asyncio.sleep(0.5)
-            assert isinstance(await driver.swap("x", "/x", "/new", request_id="r"), outcome), name
-            assert not loading.done()
-
-    played(body)
-
-
-def test_beside_a_decision_nothing_begins_that_brings_the_engine_an_adapter():
-    """R7: what it has must still be so when the swap is sent. Without danger nobody waits for another."""
-
-    async def body() -> None:
-        engine, driver, way = await crowded(2, "x")
-        accept(way)
-        swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+@virtual
+async def test_two_loads_that_are_under_way_count_as_two():
+    engine, driver, way = await crowded(4, "x")
+    release = asyncio.Event()
+    engine.faults.order("load", Hang(release))
+    accept(way)
+    for name, outcome in (("y", Done), ("z", Transient)):
+        way.instead[LOAD].appendleft(None)
+        loading = asyncio.create_task(driver.load(name, "/none", request_id="r"))
         await asyncio.sleep(0.5)
-        assert await driver.load("z", "/z", request_id="r") == Transient(ALONE)
-        assert await driver.swap("z", "/z", "/new", request_id="r") == Transient(ALONE)
-        assert way.changes == []
-        assert await driver.unload("z", request_id="r") == Done(), "which brings it nothing"
-        end(engine)
-        assert await swap == Done()
-        assert await driver.load("z", "/z", request_id="r") == Done()
+        assert isinstance(await driver.swap("x", "/x", "/new", request_id="r"), outcome), name
+        assert not loading.done()
 
-    played(body)
+
+@virtual
+async def test_beside_a_decision_nothing_begins_that_brings_the_engine_an_adapter():
+    """R7: what it has must still be so when the swap is sent. Without danger nobody waits for another."""
+    engine, driver, way = await crowded(2, "x")
+    accept(way)
+    swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
+    await asyncio.sleep(0.5)
+    assert await driver.load("z", "/z", request_id="r") == Transient(ALONE)
+    assert await driver.swap("z", "/z", "/new", request_id="r") == Transient(ALONE)
+    assert way.changes == []
+    assert await driver.unload("z", request_id="r") == Done(), "which brings it nothing"
+    end(engine)
+    assert await swap == Done()
+    assert await driver.load("z", "/z", request_id="r") == Done()
 
 
 async def test_with_the_plugin_no_load_waits_for_a_moment(a):
@@ -450,28 +430,25 @@ HANGS: list[tuple[RouteName, Callable[[VllmEngine], Awaitable[object]], float]] 
 @pytest.mark.parametrize(
     ("route", "call", "seconds"), HANGS, ids=[f"{route} {at}" for at, (route, *_) in enumerate(HANGS)]
 )
-def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_take(route, call, seconds):
+@virtual
+async def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_take(route, call, seconds):
     """R16, R18: loads wait for others and for a step; a look, a probe and a pulse tell within half a minute.
 
     A swap also waits for a moment without requests; here it comes at its very end.
     """
-
-    async def body() -> None:
-        engine = SimulatedVllm(replace(PLAIN, max_loras=2))
-        driver, _ = driver_of(engine)
-        engine.cards["x"] = engine.card("x", "/x")
-        await driver.observe()
-        await driver.incarnation()
-        await asyncio.sleep(6.0)
-        loop = asyncio.get_running_loop()
-        assert check_name("/new") != check_name("/newer")
-        if seconds > 60.0:
-            begin(engine, "x")
-            loop.call_later(4.95, end, engine)
-        engine.faults.order(route, Hang(asyncio.Event()))
-        began = loop.time()
-        with suppress(EngineUnreachable):
-            await call(driver)
-        assert loop.time() - began == pytest.approx(seconds, abs=0.2)
-
-    played(body)
+    engine = SimulatedVllm(replace(PLAIN, max_loras=2))
+    driver, _ = driver_of(engine)
+    engine.cards["x"] = engine.card("x", "/x")
+    await driver.observe()
+    await driver.incarnation()
+    await asyncio.sleep(6.0)
+    loop = asyncio.get_running_loop()
+    assert check_name("/new") != check_name("/newer")
+    if seconds > 60.0:
+        begin(engine, "x")
+        loop.call_later(4.95, end, engine)
+    engine.faults.order(route, Hang(asyncio.Event()))
+    began = loop.time()
+    with suppress(EngineUnreachable):
+        await call(driver)
+    assert loop.time() - began == pytest.approx(seconds, abs=0.2)

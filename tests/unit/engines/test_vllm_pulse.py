@@ -14,7 +14,7 @@ from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import InMemory, driver_of, played
+from tests.support.engine_in_memory import InMemory, driver_of, virtual
 
 PLAIN = Options(served_model_name="base", model="/models/base")
 WITH_PLUGIN = replace(PLAIN, plugin=True)
@@ -39,23 +39,20 @@ def paths(way: InMemory) -> list[str]:
     return [path for _, path, _ in way.asked]
 
 
-def test_an_engine_that_makes_progress_is_asked_for_nothing():
+@virtual
+async def test_an_engine_that_makes_progress_is_asked_for_nothing():
     """R18: a full one may let a request of ours wait for long, and generates all the same."""
-
-    async def body() -> None:
-        engine, driver, way = await looked_at()
-        for number in ("tokens", "prompt_tokens"):
-            setattr(engine, number, 7)
-            await driver.incarnation()
-            way.asked.clear()
-            await asyncio.sleep(4.9)
-            assert (await driver.pulse(), paths(way)) == (True, [])
-            await driver.incarnation()
-            way.asked.clear()
-            await asyncio.sleep(0.1)
-            assert (await driver.pulse(), paths(way)) == (True, [COMPLETIONS]), "the same page is no progress"
-
-    played(body)
+    engine, driver, way = await looked_at()
+    for number in ("tokens", "prompt_tokens"):
+        setattr(engine, number, 7)
+        await driver.incarnation()
+        way.asked.clear()
+        await asyncio.sleep(4.9)
+        assert (await driver.pulse(), paths(way)) == (True, [])
+        await driver.incarnation()
+        way.asked.clear()
+        await asyncio.sleep(0.1)
+        assert (await driver.pulse(), paths(way)) == (True, [COMPLETIONS]), "the same page is no progress"
 
 
 @pytest.mark.parametrize(
@@ -70,68 +67,56 @@ def test_an_engine_that_makes_progress_is_asked_for_nothing():
     ],
     ids=str,
 )
-def test_without_progress_one_token_is_asked_for(answer, says):
+@virtual
+async def test_without_progress_one_token_is_asked_for(answer, says):
     """R18 readiness-follows: an engine that answers and generates nothing is found out."""
-
-    async def body() -> None:
-        _, driver, way = await looked_at()
-        way.instead[COMPLETIONS].append(answer)
-        assert await driver.pulse() is says
-        assert paths(way) == [COMPLETIONS, *(["/metrics"] if says is False else [])]
-        assert way.asked[0][2] == {"model": "base", "prompt": ".", "max_tokens": 1, "temperature": 0}
-
-    played(body)
+    _, driver, way = await looked_at()
+    way.instead[COMPLETIONS].append(answer)
+    assert await driver.pulse() is says
+    assert paths(way) == [COMPLETIONS, *(["/metrics"] if says is False else [])]
+    assert way.asked[0][2] == {"model": "base", "prompt": ".", "max_tokens": 1, "temperature": 0}
 
 
 @pytest.mark.parametrize(("options", "seconds"), [(PLAIN, 32.0), (WITH_PLUGIN, 8.0)], ids=["plain", "plugin"])
-def test_an_engine_that_stands_still_is_waited_for_no_longer_than_it_may_take(options, seconds):
+@virtual
+async def test_an_engine_that_stands_still_is_waited_for_no_longer_than_it_may_take(options, seconds):
     """R18: nothing of it goes on, though its pages answer. A plugin itself says sooner that its core does not."""
-
-    async def body() -> None:
-        engine, driver, _ = await looked_at(options)
-        async with engine._turn:
-            began = asyncio.get_running_loop().time()
-            assert await driver.pulse() is False
-            assert asyncio.get_running_loop().time() - began == pytest.approx(seconds)
-            assert await driver.turns() is False
-            assert asyncio.get_running_loop().time() - began == pytest.approx(seconds + 16.0)
-        assert (await driver.pulse(), await driver.turns()) == (True, True)
-
-    played(body)
-
-
-def test_with_the_plugin_its_core_is_asked_and_no_request_is_made():
-    """R18: of an engine that keeps no statistics too."""
-
-    async def body() -> None:
-        engine, driver, way = await looked_at(WITH_PLUGIN)
-        assert (await driver.pulse(), paths(way), way.seconds) == (True, [STATE], [32])
-        way.instead[STATE].extend([NO, LOST])
-        assert [await driver.pulse() for _ in range(3)] == [False, False, True]
-        assert engine.tokens == 0
-
-    played(body)
-
-
-def test_what_does_not_answer_is_not_said_to_stand_still_where_it_is_another_matter():
-    """R18: out of reach, restarted, or it made progress meanwhile."""
-
-    async def body() -> None:
-        engine, driver, way = await looked_at()
-        way.instead[COMPLETIONS].extend([NO] * 4)
-        way.instead["/metrics"].append(LOST)
-        assert await driver.pulse() is None
+    engine, driver, _ = await looked_at(options)
+    async with engine._turn:
+        began = asyncio.get_running_loop().time()
         assert await driver.pulse() is False
-        engine.started_at += 1
-        assert await driver.pulse() is None
-        engine.started_at -= 1
-        engine.tokens += 1
-        assert await driver.pulse() is True
-        way.is_there = False
-        await asyncio.sleep(5.0)
-        assert await driver.pulse() is None
+        assert asyncio.get_running_loop().time() - began == pytest.approx(seconds)
+        assert await driver.turns() is False
+        assert asyncio.get_running_loop().time() - began == pytest.approx(seconds + 16.0)
+    assert (await driver.pulse(), await driver.turns()) == (True, True)
 
-    played(body)
+
+@virtual
+async def test_with_the_plugin_its_core_is_asked_and_no_request_is_made():
+    """R18: of an engine that keeps no statistics too."""
+    engine, driver, way = await looked_at(WITH_PLUGIN)
+    assert (await driver.pulse(), paths(way), way.seconds) == (True, [STATE], [32])
+    way.instead[STATE].extend([NO, LOST])
+    assert [await driver.pulse() for _ in range(3)] == [False, False, True]
+    assert engine.tokens == 0
+
+
+@virtual
+async def test_what_does_not_answer_is_not_said_to_stand_still_where_it_is_another_matter():
+    """R18: out of reach, restarted, or it made progress meanwhile."""
+    engine, driver, way = await looked_at()
+    way.instead[COMPLETIONS].extend([NO] * 4)
+    way.instead["/metrics"].append(LOST)
+    assert await driver.pulse() is None
+    assert await driver.pulse() is False
+    engine.started_at += 1
+    assert await driver.pulse() is None
+    engine.started_at -= 1
+    engine.tokens += 1
+    assert await driver.pulse() is True
+    way.is_there = False
+    await asyncio.sleep(5.0)
+    assert await driver.pulse() is None
 
 
 async def test_of_what_nobody_looked_at_or_counts_nothing_there_is_no_pulse():
@@ -145,39 +130,33 @@ async def test_of_what_nobody_looked_at_or_counts_nothing_there_is_no_pulse():
     assert (await driver.pulse(), way.asked) == (None, [])
 
 
-def test_with_the_plugin_one_without_statistics_has_a_pulse_too():
+@virtual
+async def test_with_the_plugin_one_without_statistics_has_a_pulse_too():
     """R18: its core is asked, whatever its metrics say."""
-
-    async def body() -> None:
-        engine = SimulatedVllm(WITH_PLUGIN)
-        driver, way = driver_of(engine)
-        page = f"process_start_time_seconds {engine.started_at!r}\n".encode()
-        way.instead["/metrics"].extend([Reply(200, page)] * 3)
-        await driver.observe()
-        await asyncio.sleep(5.0)
-        way.asked.clear()
-        assert (await driver.pulse(), paths(way)) == (True, [STATE])
-
-    played(body)
+    engine = SimulatedVllm(WITH_PLUGIN)
+    driver, way = driver_of(engine)
+    page = f"process_start_time_seconds {engine.started_at!r}\n".encode()
+    way.instead["/metrics"].extend([Reply(200, page)] * 3)
+    await driver.observe()
+    await asyncio.sleep(5.0)
+    way.asked.clear()
+    assert (await driver.pulse(), paths(way)) == (True, [STATE])
 
 
-def test_one_that_is_paused_has_no_pulse_also_while_its_page_still_changes():
+@virtual
+async def test_one_that_is_paused_has_no_pulse_also_while_its_page_still_changes():
     """R18: it is asked whether it goes on, before progress of an earlier moment counts."""
-
-    async def body() -> None:
-        engine = SimulatedVllm(replace(PLAIN, development=True))
-        driver, way = driver_of(engine)
-        await driver.observe()
-        engine.pause(is_paused=True)
-        await driver.observe()
-        engine.tokens += 1
-        await driver.incarnation()
-        way.asked.clear()
-        assert (await driver.pulse(), set(paths(way))) == (None, {"/is_sleeping", "/is_paused"})
-        engine.pause(is_paused=False)
-        assert (await driver.pulse(), set(paths(way))) == (True, {"/is_sleeping", "/is_paused", COMPLETIONS})
-
-    played(body)
+    engine = SimulatedVllm(replace(PLAIN, development=True))
+    driver, way = driver_of(engine)
+    await driver.observe()
+    engine.pause(is_paused=True)
+    await driver.observe()
+    engine.tokens += 1
+    await driver.incarnation()
+    way.asked.clear()
+    assert (await driver.pulse(), set(paths(way))) == (None, {"/is_sleeping", "/is_paused"})
+    engine.pause(is_paused=False)
+    assert (await driver.pulse(), set(paths(way))) == (True, {"/is_sleeping", "/is_paused", COMPLETIONS})
 
 
 async def test_whether_it_is_busy_is_counted():
@@ -288,39 +267,36 @@ def fault() -> None:
 
 
 @pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
-def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(options, monkeypatch):
+@virtual
+async def test_a_fault_of_our_own_is_never_taken_for_a_state_of_the_engine(options, monkeypatch):
     """R12: what is not foreseen ends the part in which it happens, and is told; nothing is concluded from it."""
-
-    async def body() -> None:
-        engine, driver, way = await looked_at(replace(options, development=True))
-        engine.running.append("x")
-        engine._sample()
-        way.before = dict.fromkeys(("/metrics", COMPLETIONS, STATE, "/v1/models"), fault)
-        calls = [driver.is_busy, driver.turns, driver.pulse, driver.observe, driver.activity, driver.drain_evidence]
-        for call in calls:
-            with pytest.raises(FaultOfOurs):
-                await call()
-        way.before = {"/is_paused": fault}
-        for call in (driver.observe, driver.pulse):
-            with pytest.raises(FaultOfOurs):
-                await call()
-        way.before = {"/metrics": fault}
-        way.instead[COMPLETIONS].append(NO)
-        way.instead[STATE].append(NO)
+    engine, driver, way = await looked_at(replace(options, development=True))
+    engine.running.append("x")
+    engine._sample()
+    way.before = dict.fromkeys(("/metrics", COMPLETIONS, STATE, "/v1/models"), fault)
+    calls = [driver.is_busy, driver.turns, driver.pulse, driver.observe, driver.activity, driver.drain_evidence]
+    for call in calls:
         with pytest.raises(FaultOfOurs):
-            await driver.pulse()
-        if options is PLAIN:
+            await call()
+    way.before = {"/is_paused": fault}
+    for call in (driver.observe, driver.pulse):
+        with pytest.raises(FaultOfOurs):
+            await call()
+    way.before = {"/metrics": fault}
+    way.instead[COMPLETIONS].append(NO)
+    way.instead[STATE].append(NO)
+    with pytest.raises(FaultOfOurs):
+        await driver.pulse()
+    if options is PLAIN:
+        with pytest.raises(FaultOfOurs):
+            await driver.swap("x", "/a", "/b", request_id="r")
+        way.before = {}
+        with monkeypatch.context() as patch:
+            patch.setattr(VllmEngine, "_read_drain", lambda *_: fault())
             with pytest.raises(FaultOfOurs):
                 await driver.swap("x", "/a", "/b", request_id="r")
-            way.before = {}
-            with monkeypatch.context() as patch:
-                patch.setattr(VllmEngine, "_read_drain", lambda *_: fault())
-                with pytest.raises(FaultOfOurs):
-                    await driver.swap("x", "/a", "/b", request_id="r")
-        engine.started_at += 1
-        for path in ("/is_sleeping", "/v1/loraplane/plugin"):
-            way.before = {path: fault}
-            with pytest.raises(FaultOfOurs):
-                await driver.observe()
-
-    played(body)
+    engine.started_at += 1
+    for path in ("/is_sleeping", "/v1/loraplane/plugin"):
+        way.before = {path: fault}
+        with pytest.raises(FaultOfOurs):
+            await driver.observe()

@@ -42,8 +42,12 @@ class Played:
         evidence = DrainEvidence(self.incarnation, waiting, running, adapters, paths)
         self.drain_tracker.testify(evidence, asked_at=self.now, now=self.now)
 
-    def released(self) -> frozenset[str]:
-        return self.drain_tracker.proven()
+    def asked(self, times: int = 2, **evidence: object) -> set[str]:
+        """What may be let go of after so many questions, with a gap between them."""
+        for _ in range(times):
+            self.ask(**evidence)  # type: ignore[arg-type]
+            self.now += GAP
+        return set(self.drain_tracker.proven())
 
     def pass_grace(self) -> None:
         self.now += GRACE
@@ -61,43 +65,35 @@ def unloaded() -> Played:
     return played
 
 
-def test_let_go_after_the_grace_and_two_proofs(unloaded):
+@pytest.fixture
+def idle(unloaded) -> Played:
+    """As `unloaded`, and the grace is over."""
+    unloaded.pass_grace()
+    return unloaded
+
+
+def test_let_go_after_the_grace_and_two_proofs(idle):
     """R7 files-pinned."""
-    unloaded.pass_grace()
-    unloaded.ask()
-    assert not unloaded.released()
-    unloaded.now += GAP
-    unloaded.ask()
-    assert unloaded.released() == {"X"}
-
-
-def test_a_request_under_the_name_of_a_proof_counts(unloaded):
-    """R7: a client may have found that name in the one listing which had it, and no look of ours did."""
-    unloaded.pass_grace()
-    for _ in range(2):
-        unloaded.now += GAP
-        unloaded.ask(running=1, adapters=frozenset({check_name("/s/X")}))
-    assert not unloaded.released()
+    assert idle.asked(1) == set()
+    assert idle.asked(1) == {"X"}
 
 
 def test_proofs_within_the_grace_count_for_nothing(unloaded):
     """R7: a request may be on its way into the engine for a while."""
     assert not unloaded.drain_tracker.is_due(unloaded.now)
-    for _ in range(3):
-        unloaded.now += GAP
-        unloaded.ask()
+    unloaded.asked(3)
     unloaded.now = GRACE
     assert unloaded.drain_tracker.is_due(unloaded.now)
-    unloaded.ask()
-    assert not unloaded.released()
+    assert unloaded.asked(1) == set()
 
 
-def test_proofs_too_close_together_are_one(unloaded):
-    unloaded.pass_grace()
+def test_proofs_too_close_together_are_one_and_two_take_less_than_half_a_minute(idle):
+    """R7, in numbers: a request that was on its way is seen by then; files that nobody reads go the same minute."""
     for _ in range(3):
-        unloaded.ask()
-        unloaded.now += GAP / 4
-    assert not unloaded.released()
+        idle.ask()
+        idle.now += GAP / 4
+    assert idle.drain_tracker.proven() == set()
+    assert 2.0 < GAP <= 20.0
 
 
 @pytest.mark.parametrize(
@@ -107,39 +103,30 @@ def test_proofs_too_close_together_are_one(unloaded):
         {"running": 1, "adapters": None},
         {"running": 1, "adapters": frozenset({"x"})},
         {"running": 2, "adapters": frozenset({"x", "y"})},
+        {"running": 1, "adapters": frozenset({check_name("/s/X")})},  # a client may have found that name
     ],
 )
-def test_whatever_may_be_a_request_of_it_starts_the_proof_anew(unloaded, evidence):
+def test_whatever_may_be_a_request_of_it_starts_the_proof_anew(idle, evidence):
     """R7, fault 24: which adapters queued requests are for is not known."""
-    unloaded.pass_grace()
     for _ in range(2):
-        unloaded.ask()
-        unloaded.now += GAP
-        unloaded.ask(**evidence)
-        unloaded.now += GAP
-    unloaded.ask()
-    assert not unloaded.released()
-    unloaded.now += GAP
-    unloaded.ask()
-    assert unloaded.released() == {"X"}
+        idle.asked(1)
+        idle.asked(1, **evidence)
+    assert idle.asked(1) == set()
+    assert idle.asked(1) == {"X"}
 
 
-def test_requests_of_others_do_not_keep_it(unloaded):
-    unloaded.pass_grace()
-    unloaded.ask(running=3, adapters=frozenset({"y"}))
-    unloaded.now += GAP
-    unloaded.ask(running=3, adapters=frozenset({"y"}))
-    assert unloaded.released() == {"X"}
-
-
-@pytest.mark.parametrize(("paths", "is_released"), [({"/s/Y", "/elsewhere"}, True), ({"/s/X"}, False)])
-def test_where_the_engine_tells_paths_they_alone_count(unloaded, paths, is_released):
+@pytest.mark.parametrize(
+    ("evidence", "is_released"),
+    [
+        ({"running": 3, "adapters": frozenset({"y"})}, True),
+        ({"waiting": 3, "running": 1, "adapters": {"x"}, "paths": frozenset({"/s/Y", "/elsewhere"})}, True),
+        ({"waiting": 3, "running": 1, "adapters": {"x"}, "paths": frozenset({"/s/X"})}, False),
+    ],
+    ids=["others", "paths of others", "its path"],
+)
+def test_requests_of_others_do_not_keep_it_and_where_paths_are_told_they_alone_count(idle, evidence, is_released):
     """R7: after a swap its name is in every sample, and requests wait that are not of it."""
-    unloaded.pass_grace()
-    for _ in range(2):
-        unloaded.ask(waiting=3, running=1, adapters=frozenset({"x"}), paths=frozenset(paths))
-        unloaded.now += GAP
-    assert (unloaded.released() == {"X"}) is is_released
+    assert idle.asked(**evidence) == ({"X"} if is_released else set())
 
 
 def test_the_name_that_it_had_keeps_it_also_where_another_has_it_now(unloaded):
@@ -147,61 +134,48 @@ def test_the_name_that_it_had_keeps_it_also_where_another_has_it_now(unloaded):
     unloaded.listing["x"] = "/s/X2"
     unloaded.look()
     unloaded.pass_grace()
-    for _ in range(3):
-        unloaded.ask(running=1, adapters=frozenset({"x"}))
-        unloaded.now += GAP
-    assert not unloaded.released()
+    assert unloaded.asked(3, running=1, adapters=frozenset({"x"})) == set()
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_what_is_listed_or_planned_again_waits_the_grace_anew(unloaded, is_listed):
+def test_what_is_listed_or_planned_again_waits_the_grace_anew(idle, is_listed):
     """R7."""
-    unloaded.pass_grace()
-    unloaded.ask()
-    unloaded.now += GAP
-    unloaded.ask()
+    idle.asked()
     if is_listed:
-        unloaded.listing["z"] = "/s/X"
+        idle.listing["z"] = "/s/X"
     else:
-        unloaded.uses = {("z", "/s/X")}
-    unloaded.look()
-    assert not unloaded.released()
-    unloaded.listing.pop("z", None)
-    unloaded.uses = set()
-    unloaded.look()
-    unloaded.now += GRACE / 2
-    unloaded.ask()
-    assert not unloaded.released()
+        idle.uses = {("z", "/s/X")}
+    idle.look()
+    assert idle.drain_tracker.proven() == set()
+    idle.listing.pop("z", None)
+    idle.uses = set()
+    idle.look()
+    idle.now += GRACE / 2
+    assert idle.asked(1) == set()
 
 
-def test_another_engine_process_has_to_be_proven_anew(unloaded):
+def test_another_engine_process_has_to_be_proven_anew(idle):
     """R7: also what the last process let go of."""
-    unloaded.pass_grace()
-    unloaded.ask()
-    unloaded.now += GAP
-    unloaded.ask()
-    unloaded.incarnation = "e2"
-    unloaded.look()
-    assert not unloaded.released()
-    unloaded.pass_grace()
-    unloaded.ask()
-    unloaded.now += GAP
-    unloaded.ask()
-    assert unloaded.released() == {"X"}
+    idle.asked()
+    idle.incarnation = "e2"
+    idle.look()
+    assert idle.drain_tracker.proven() == set()
+    idle.pass_grace()
+    assert idle.asked() == {"X"}
 
 
 @pytest.mark.parametrize("is_other", [True, False])
-def test_an_answer_that_is_missing_or_another_process_s_starts_the_proof_anew(unloaded, is_other):
-    unloaded.pass_grace()
-    unloaded.ask()
-    unloaded.now += GAP
+def test_an_answer_that_is_missing_or_another_process_s_starts_the_proof_anew(idle, is_other):
+    idle.asked(1)
     if is_other:
-        unloaded.drain_tracker.testify(DrainEvidence("e2", 0, 0, None), asked_at=unloaded.now, now=unloaded.now)
+        idle.drain_tracker.testify(DrainEvidence("e2", 0, 0, None), asked_at=idle.now, now=idle.now)
     else:
-        unloaded.drain_tracker.doubt()
-    unloaded.now += GAP
-    unloaded.ask()
-    assert not unloaded.released()
+        idle.drain_tracker.doubt()
+    idle.now += GAP
+    assert idle.asked(1) == set()
+
+
+SOMEBODY = {"running": 1, "adapters": frozenset({"somebody"})}
 
 
 def test_what_was_leased_before_we_came_needs_an_engine_without_requests_of_any_adapter():
@@ -209,26 +183,26 @@ def test_what_was_leased_before_we_came_needs_an_engine_without_requests_of_any_
     played = Played("X")
     played.look()
     played.pass_grace()
-    for _ in range(3):
-        played.ask(running=1, adapters=frozenset({"somebody"}))
-        played.now += GAP
-    assert not played.released()
-    for _ in range(2):
-        played.ask(running=1, adapters=frozenset())
-        played.now += GAP
-    assert played.released() == {"X"}
+    assert played.asked(3, **SOMEBODY) == set()
+    assert played.asked(running=1) == {"X"}
 
 
-def test_an_engine_that_came_while_we_watched_has_no_names_that_we_do_not_know():
+@pytest.mark.parametrize("is_new_process", [True, False])
+def test_whose_names_are_known_is_not_taken_for_inherited(is_new_process):
+    """R16: of an engine that came while we watched, and of what left it and was used under a name of ours since."""
     played = Played("X")
     played.look()
-    played.incarnation = "e2"
+    if is_new_process:
+        played.incarnation = "e2"
+    else:
+        played.leased = set()
+        played.look()
+        played.leased, played.listing = {"X"}, {"x": "/s/X"}
+        played.look()
+        played.listing = {}
     played.look()
     played.pass_grace()
-    for _ in range(2):
-        played.ask(running=1, adapters=frozenset({"somebody"}))
-        played.now += GAP
-    assert played.released() == {"X"}
+    assert played.asked(**SOMEBODY) == {"X"}
 
 
 def test_nothing_is_remembered_of_what_is_not_leased_any_more(unloaded):
@@ -237,22 +211,6 @@ def test_nothing_is_remembered_of_what_is_not_leased_any_more(unloaded):
     unloaded.look()
     assert not unloaded.drain_tracker._idle
     assert not unloaded.drain_tracker._names
-
-
-def test_evidence_is_asked_for_twice_within_half_a_minute():
-    """R7, in numbers: a request that was on its way is seen by then; files that nobody reads go the same minute."""
-    played = Played()
-    played.look()
-    played.leased = {"X"}
-    played.look()
-    played.pass_grace()
-    played.ask()
-    played.now += 2.0
-    played.ask()
-    assert not played.released()
-    played.now += 20.0
-    played.ask()
-    assert played.released() == {"X"}
 
 
 def test_one_that_is_idle_for_long_is_due_though_another_is_not():
@@ -266,24 +224,4 @@ def test_one_that_is_idle_for_long_is_due_though_another_is_not():
     assert not played.drain_tracker.is_due(played.now)
     played.now = GRACE
     assert played.drain_tracker.is_due(played.now)
-    played.ask()
-    played.now += GAP
-    played.ask()
-    assert played.released() == {"X"}, "the other has been idle for half of the grace"
-
-
-def test_what_left_the_engine_before_is_no_longer_taken_for_inherited():
-    """R16: once it is used under a name that we gave it, that name is all that it has."""
-    played = Played("X")
-    played.look()
-    played.leased = set()
-    played.look()
-    played.leased, played.listing = {"X"}, {"x": "/s/X"}
-    played.look()
-    played.listing = {}
-    played.look()
-    played.pass_grace()
-    for _ in range(2):
-        played.ask(running=1, adapters=frozenset({"somebody"}))
-        played.now += GAP
-    assert played.released() == {"X"}
+    assert played.asked() == {"X"}, "the other has been idle for half of the grace"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection
-from contextlib import closing
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,7 +19,7 @@ from sidecar.engines.observed import DrainEvidence, EngineFacts, Observed
 from sidecar.loop import lease_collector as module
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import LeaseCollector
-from tests.simulation.loop import VirtualLoop
+from tests.support.engine_in_memory import virtual
 from tests.support.waiting import eventually
 
 GRACE = 10.0
@@ -117,20 +118,23 @@ class Rig:
     async def notice(self, *uses: tuple[str, str]) -> None:
         self.lease_collector.notice(await self.engine.observe(), set(uses))
 
-    async def review(self, seconds: float = 0.0) -> None:
-        self.now += seconds
-        await self.lease_collector._review()
+    async def review(self, times: int = 1) -> None:
+        """After the grace each time."""
+        for _ in range(times):
+            self.now += GRACE
+            await self.lease_collector._review()
 
 
-async def test_before_the_first_plan_nothing_is_asked_or_let_go():
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_before_the_first_plan_nothing_is_asked_or_let_go(is_told):
     """R13 static-stable: nobody knows yet what is wanted, and a restarted engine will need it."""
     keeper = Rig("X")
-    # Even if the tracker had looked, and took it for idle.
-    keeper.lease_collector._drain_tracker.look(await keeper.engine.observe(), set(), {"X"}, now=0.0)
-    for _ in range(4):
-        await keeper.review(GRACE)
-    assert keeper.store.ids == {"X"}
-    assert not keeper.engine.asked
+    if is_told:
+        keeper.lease_collector.expect(("x", "/s/X"))
+    else:  # even if the tracker had looked, and took it for idle
+        keeper.lease_collector._drain_tracker.look(await keeper.engine.observe(), set(), {"X"}, now=0.0)
+    await keeper.review(4)
+    assert (keeper.store.ids, keeper.engine.asked) == ({"X"}, 0)
 
 
 async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_in_vain():
@@ -138,13 +142,12 @@ async def test_what_is_not_used_any_more_is_let_go_and_the_engine_is_not_asked_i
     keeper = Rig("X", "Y", "Z")
     keeper.engine.cards = {"y": "/s/Y"}
     await keeper.notice(("z", "/s/Z"))
-    await keeper.review(GRACE / 2)
+    await keeper.lease_collector._review()
     assert not keeper.engine.asked
-    await keeper.review(GRACE)
-    await keeper.review(GRACE)
+    await keeper.review(2)
     assert keeper.store.ids == {"Y", "Z"}
     asked = keeper.engine.asked
-    await keeper.review(GRACE)
+    await keeper.review()
     assert keeper.engine.asked == asked
 
 
@@ -153,13 +156,13 @@ async def test_what_others_changed_is_told_to_whoever_plans():
     keeper = Rig("X", "Y")
     keeper.engine.cards = {"y": "/s/Y"}
     await keeper.notice()
-    await keeper.review(GRACE)
+    await keeper.review()
     assert (keeper.engine.asked > 0, keeper.news) == (True, 0)
     keeper.engine.cards = {"y": "/elsewhere"}
-    await keeper.review(GRACE)
+    await keeper.review()
     assert keeper.news == 1
     await keeper.notice()
-    await keeper.review(GRACE)
+    await keeper.review()
     assert keeper.news == 1
 
 
@@ -169,12 +172,10 @@ async def test_what_is_listed_when_a_plan_is_made_may_be_put_back_by_it():
     keeper.engine.cards = {"x": "/s/X"}
     await keeper.notice(("x", "/s/Y"))
     keeper.engine.cards = {"x": "/s/Y"}
-    for _ in range(4):
-        await keeper.review(GRACE)
+    await keeper.review(4)
     assert keeper.store.ids == {"X", "Y"}
     await keeper.notice(("x", "/s/Y"))
-    for _ in range(3):
-        await keeper.review(GRACE)
+    await keeper.review(3)
     assert keeper.store.ids == {"Y"}
 
 
@@ -183,15 +184,14 @@ async def test_an_engine_that_cannot_be_asked_keeps_everything(error):
     """R7: unknown is not idle."""
     keeper = Rig("X")
     await keeper.notice()
-    await keeper.review(GRACE)
+    await keeper.review()
     keeper.engine.error = error
-    for _ in range(3):
-        await keeper.review(GRACE)
+    await keeper.review(3)
     assert keeper.store.ids == {"X"}
     keeper.engine.error = None
-    await keeper.review(GRACE)
+    await keeper.review()
     assert keeper.store.ids == {"X"}
-    await keeper.review(GRACE)
+    await keeper.review()
     assert not keeper.store.ids
 
 
@@ -207,18 +207,28 @@ async def test_what_the_engine_lists_is_leased_whatever_the_file_said():
     assert keeper.store.ids == {"X"}
 
 
-async def test_a_store_that_fails_is_looked_after_again_later():
+async def test_a_store_that_fails_is_looked_after_and_scrubbed_again_later():
     """R12, R8: and it is told how much there is."""
     keeper = Rig()
     keeper.upkeeps = [OSError(5, "Input/output error"), ArtifactError("store_io", "no")]
-    running = asyncio.create_task(keeper.lease_collector.run())
-    await eventually(lambda: keeper.rounds >= 4)
-    running.cancel()
-    await asyncio.wait([running])
-    assert running.cancelled()
+    async with during(keeper.lease_collector.run()):
+        await eventually(lambda: keeper.rounds >= 4)
     gauges = (module.STORE_BYTES, module.STORE_ARTIFACTS, module.STORE_LEASED, module.STORE_DAMAGED)
     assert [gauge._value.get() for gauge in gauges] == [7, 3, 2, 1]
     assert keeper.rooms[:3] == [None, None, ROOM], "of a store that fails it is not known"
+    keeper.rounds, keeper.upkeeps = 0, [OSError(5, "Input/output error")]
+    async with during(keeper.lease_collector.scrub()):
+        await eventually(lambda: keeper.rounds >= 3)
+
+
+@asynccontextmanager
+async def during(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """While it runs, which it does until it is cancelled."""
+    running = asyncio.create_task(work)
+    yield
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
 
 
 async def test_files_that_somebody_touches_are_told_once_and_so_is_that_they_are_well():
@@ -226,38 +236,24 @@ async def test_files_that_somebody_touches_are_told_once_and_so_is_that_they_are
     keeper = Rig()
     keeper.troubles = {"/a": "was removed"}
     keeper.upkeeps = [None, OSError(5, "Input/output error")]
-    running = asyncio.create_task(keeper.lease_collector.watch_files())
-    await eventually(lambda: keeper.rounds >= 4)
-    assert (keeper.news, module.STORE_TOUCHED._value.get()) == (1, 1)
-    keeper.troubles = {}
-    await eventually(lambda: keeper.news == 2)
+    async with during(keeper.lease_collector.watch_files()):
+        await eventually(lambda: keeper.rounds >= 4)
+        assert (keeper.news, module.STORE_TOUCHED._value.get()) == (1, 1)
+        keeper.troubles = {}
+        await eventually(lambda: keeper.news == 2)
     assert module.STORE_TOUCHED._value.get() == 0
-    running.cancel()
-    await asyncio.wait([running])
-
-
-async def test_a_scrub_that_fails_goes_on_later():
-    keeper = Rig()
-    keeper.upkeeps = [OSError(5, "Input/output error")]
-    running = asyncio.create_task(keeper.lease_collector.scrub())
-    await eventually(lambda: keeper.rounds >= 3)
-    running.cancel()
-    await asyncio.wait([running])
-    assert running.cancelled()
 
 
 async def test_what_the_engine_is_about_to_be_told_of_is_kept_from_that_moment_on():
     """R7 files-pinned: it is proven to be idle, and the engine will load it a moment later."""
     keeper = Rig("X")
     await keeper.notice()
-    await keeper.review(GRACE)
+    await keeper.review()
     keeper.lease_collector.expect(("x", "/s/X"))
-    await keeper.review(GRACE)
-    await keeper.review(GRACE)
+    await keeper.review(2)
     assert keeper.store.ids == {"X"}, "no plan has been made since"
     await keeper.notice()
-    for _ in range(3):
-        await keeper.review(GRACE)
+    await keeper.review(3)
     assert keeper.store.ids == set()
 
 
@@ -265,7 +261,7 @@ async def test_what_comes_to_be_listed_while_the_engine_is_asked_is_kept():
     """R7 files-pinned: only a look after the evidence can show it."""
     keeper = Rig("X")
     await keeper.notice()
-    await keeper.review(GRACE)
+    await keeper.review()
     ask = keeper.engine.drain_evidence
 
     async def loaded_meanwhile() -> DrainEvidence:
@@ -274,42 +270,23 @@ async def test_what_comes_to_be_listed_while_the_engine_is_asked_is_kept():
         return evidence
 
     keeper.engine.drain_evidence = loaded_meanwhile  # type: ignore[method-assign]
-    await keeper.review(GRACE)
+    await keeper.review()
     assert keeper.store.ids == {"X"}
 
 
-async def test_what_is_told_before_the_first_plan_makes_no_plan():
-    keeper = Rig("X")
-    keeper.lease_collector.expect(("x", "/s/X"))
-    for _ in range(4):
-        await keeper.review(GRACE)
-    assert keeper.engine.asked == 0
-
-
-def test_the_store_is_looked_after_a_few_times_a_minute(monkeypatch):
+@virtual
+async def test_the_store_is_looked_after_a_few_times_a_minute():
     """R16: what may go is proven by two looks, and goes within a minute; and a host has better things to do."""
-    keeper = Rig("X")
-
-    async def keeping() -> None:
-        collector = LeaseCollector(
-            keeper.engine,  # type: ignore[arg-type]
-            keeper.store,
-            DrainTracker(GRACE, owns),
-            keeper,
-            monotonic=asyncio.get_running_loop().time,
-        )
-        collector.notice(await keeper.engine.observe(), set())
-        running = [asyncio.create_task(work()) for work in (collector.run, collector.scrub)]
+    keeper, now = Rig("X"), asyncio.get_running_loop().time
+    tracker = DrainTracker(GRACE, owns)
+    collector = LeaseCollector(keeper.engine, keeper.store, tracker, keeper, monotonic=now)  # type: ignore[arg-type]
+    collector.notice(await keeper.engine.observe(), set())
+    async with during(collector.run()), during(collector.scrub()):
         await asyncio.sleep(1.0)
         assert keeper.rounds == 2, "the first at once, so that a status says how much room there is"
         await asyncio.sleep(59.0)
         assert keeper.store.ids == set()
         await asyncio.sleep(60.0)
-        for task in running:
-            task.cancel()
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(keeping())
     assert 16 <= keeper.rounds <= 60, "both together"
 
 
@@ -327,11 +304,11 @@ async def test_a_problem_is_logged_once_until_it_is_another_or_was_over():
         await keeper.notice()
         keeper.engine.error = EngineUnreachable("away")
         for _ in range(3):
-            await keeper.review(GRACE)
+            await keeper.review()
         keeper.engine.error = None
-        await keeper.review(GRACE)
+        await keeper.review()
         keeper.engine.error = EngineUnreachable("away")
-        await keeper.review(GRACE)
+        await keeper.review()
     assert [one["what"] for one in logs if one["event"] == "store_not_kept"] == ["drain", "drain"]
 
 
@@ -385,12 +362,3 @@ async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_engine_or_the_disk
     keeper.now += GRACE
     with pytest.raises(RuntimeError):
         await keeper.lease_collector.run()
-
-
-async def test_what_is_let_go_of_is_logged_by_its_names():
-    keeper = Rig("X", "Y")
-    await keeper.notice()
-    with capture_logs() as logs:
-        for _ in range(3):
-            await keeper.review(GRACE)
-    assert [(one["count"], one["artifacts"]) for one in logs if one["event"] == "leases_dropped"] == [(2, ["X", "Y"])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sidecar.loop.observer import OwnNames, ServedGenerations
 from tests.support.worlds import observed, owns, path_of
 
@@ -25,39 +27,28 @@ def test_a_name_that_was_ours_and_has_other_files_was_taken():
     assert names.taken(observed({"a": THEIRS, "x": "/elsewhere/y"})) == {"a"}
 
 
-def test_it_stays_ours_while_it_is_desired_also_where_a_look_did_not_show_it():
-    """Somebody unloads it, and loads other files later; when we unload those, it is ours still."""
-    names = OwnNames(owns)
+ANEW = observed(incarnation="e2"), [], everything
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_taken"),
+    [
+        pytest.param([(observed(), [], everything), (observed({"a": THEIRS}), ["a"], everything)], True, id="desired"),
+        pytest.param([(observed({"a": THEIRS}), [], nothing)], False, id="desired no more"),
+        pytest.param([(observed({"a": "v1"}), ["a"], everything), (observed(), [], everything)], False, id="unloaded"),
+        pytest.param([(observed({"a": THEIRS}, incarnation="e2"), [], everything)], False, id="of a new process"),
+        pytest.param([ANEW], False, id="not in a new process"),
+    ],
+)
+def test_it_stays_ours_while_it_is_desired_and_is_anybodys_once_we_or_its_process_let_go_of_it(notes, is_taken):
+    """R11: a lazy adapter that nobody used, or one that others serve now; a new process has nothing from us."""
+    names, now = OwnNames(owns), notes[-1][0].facts.incarnation
     names.note(observed({"a": "v1"}), [], everything)
-    names.note(observed(), [], everything)
-    names.note(observed({"a": THEIRS}), ["a"], everything)
-    assert names.taken(observed({"a": THEIRS})) == {"a"}
-    names.note(observed({"a": THEIRS}), [], nothing)
-    assert names.taken(observed({"a": THEIRS})) == frozenset()
-
-
-def test_what_we_unloaded_ourselves_is_anybodys():
-    """R11 foreign-safe: a lazy adapter that nobody used, or one that others serve now."""
-    names = OwnNames(owns)
-    names.note(observed({"a": "v1"}), ["a"], everything)
-    names.note(observed(), [], everything)
-    assert names.taken(observed({"a": THEIRS})) == frozenset()
-
-
-def test_a_new_process_of_the_engine_has_nothing_from_us():
-    names = OwnNames(owns)
-    names.note(observed({"a": "v1"}), [], everything)
-    assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()
-    names.note(observed({"a": THEIRS}, incarnation="e2"), [], everything)
-    assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()
-
-
-def test_what_another_process_had_from_us_and_has_not_is_nobodys_in_this_one():
-    """R11 foreign-safe: also where it is desired still."""
-    names = OwnNames(owns)
-    names.note(observed({"a": "v1"}), [], everything)
-    names.note(observed(incarnation="e2"), [], everything)
-    assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()
+    if now == "e2":
+        assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()
+    for note in notes:
+        names.note(*note)
+    assert names.taken(observed({"a": THEIRS}, incarnation=now)) == ({"a"} if is_taken else frozenset())
 
 
 def test_what_was_served_as_desired_is_known_by_its_files_while_the_engine_lists_them():

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +37,7 @@ from sidecar.plan.types import RoundReport
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.simulation.artifacts import ROOT, SimStore, path_of
-from tests.simulation.loop import VirtualLoop
+from tests.support.engine_in_memory import virtual
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 
@@ -98,6 +98,10 @@ class Taken:
     refusal = "replica id 'r1' is held by another sidecar"
 
 
+def nothing_asked() -> ResidentSet:
+    return ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one))
+
+
 @asynccontextmanager
 async def running(
     engine: Engine,
@@ -125,12 +129,11 @@ async def running(
         reports.append,
         notice,
         sharing=sharing or Assigner(POOL, "r1", labels),
-        demand=demand or ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one)),
+        demand=demand or nothing_asked(),
         probes=probes or EngineProbes(engine, Clock(random.Random(0))),
         **more,
     )
-    if probes is not None:
-        engine.on_probed = reconciler.distrust
+    engine.on_probed = reconciler.distrust
     task = asyncio.create_task(reconciler.run())
     try:
         yield reports
@@ -298,18 +301,26 @@ async def test_a_round_is_of_one_moment():
 
 
 class Loading(Engine):
-    """Has nothing, and takes what it is told to load. Notes of each load whether the keeper knew of its files."""
+    """Has nothing, and takes what it is told to load, after `seconds`. Notes whether the keeper knew of its files."""
+
+    is_said_busy = False
 
     def __init__(self) -> None:
         super().__init__(lambda: None)
         self.adapters = {}
         self.uses: AbstractSet[Use] = set()
         self.were_known: list[bool] = []
+        self.seconds: Callable[[str], float] = lambda _name: 0.0
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        if seconds := self.seconds(name):
+            await asyncio.sleep(seconds)
         self.were_known.append((name, path) in self.uses)
         self.adapters[name] = path
         return Done()
+
+    async def is_busy(self) -> bool:
+        return self.is_said_busy
 
 
 async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made(tmp_path):
@@ -325,42 +336,28 @@ async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made
     assert engine.were_known == [True, True]
 
 
-class Busy(Loading):
-    """Runs requests all the time, and takes its time for a load."""
-
-    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
-        await asyncio.sleep(BUSY_SECONDS)
-        return await super().load(name, path, request_id=request_id)
-
-    async def is_busy(self) -> bool:
-        return True
-
-
 BUSY_SECONDS = 1.5
 
 
-def test_what_is_served_is_told_before_the_engine_has_rested_from_it():
+@virtual
+async def test_what_is_served_is_told_before_the_engine_has_rested_from_it():
     """R9, R19: nobody waits for one adapter's status since another one waits for its turn; nor for what needs none."""
-
-    async def body() -> None:
-        engine, mailbox, now = Busy(), Mailbox(), asyncio.get_running_loop().time
-        mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", load="eager")))
-        async with running(engine, mailbox) as reports:
-            await eventually(lambda: reports and reports[-1].situation.ready)
-            wanted = ("good-a", "good-b", "good-c")
-            mailbox.post(replace(mailbox.snapshot, desired=desired(2, *wanted, load="eager")))
-            await eventually(lambda: len(engine.adapters) == 2)
-            loaded_at = now()
-            await eventually(lambda: len(reports[-1].situation.plan.served) == 2)
-            assert now() - loaded_at < 1.0
-            mailbox.post(replace(mailbox.snapshot, desired=desired(3, *wanted[1:], load="eager")))
-            await eventually(lambda: "good-a" not in engine.adapters)
-            assert now() - loaded_at < 2.0
-            await eventually(lambda: len(engine.adapters) == 2)
-            assert now() - loaded_at >= BUSY_SECONDS * (1 + REST_FACTOR) - 0.1
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(body())
+    engine, mailbox, now = Loading(), Mailbox(), asyncio.get_running_loop().time
+    engine.is_said_busy, engine.seconds = True, lambda _: BUSY_SECONDS
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", load="eager")))
+    async with running(engine, mailbox) as reports:
+        await eventually(lambda: reports and reports[-1].situation.ready)
+        wanted = ("good-a", "good-b", "good-c")
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2, *wanted, load="eager")))
+        await eventually(lambda: len(engine.adapters) == 2)
+        loaded_at = now()
+        await eventually(lambda: len(reports[-1].situation.plan.served) == 2)
+        assert now() - loaded_at < 1.0
+        mailbox.post(replace(mailbox.snapshot, desired=desired(3, *wanted[1:], load="eager")))
+        await eventually(lambda: "good-a" not in engine.adapters)
+        assert now() - loaded_at < 2.0
+        await eventually(lambda: len(engine.adapters) == 2)
+        assert now() - loaded_at >= BUSY_SECONDS * (1 + REST_FACTOR) - 0.1
 
 
 class Frozen(Loading):
@@ -396,7 +393,9 @@ class Frozen(Loading):
         return Unknown("no answer")
 
 
-async def freezes_in_a_load() -> None:
+@virtual
+async def test_a_frozen_engine_is_not_called_ready_whatever_call_is_out():
+    """R18 readiness-follows: a hung GPU, a stopped process: within 10 s, though the load that is out lasts for 60 s."""
     engine, mailbox = Frozen(), Mailbox()
     probes = EngineProbes(engine, Clock(random.Random(0)))
     mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1)))
@@ -418,23 +417,11 @@ async def freezes_in_a_load() -> None:
         watching.cancel()
 
 
-def test_a_frozen_engine_is_not_called_ready_whatever_call_is_out():
-    """R18 readiness-follows: a hung GPU, a stopped process: within 10 s, though the load that is out lasts for 60 s."""
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(freezes_in_a_load())
-
-
-class Partly(Loading):
-    """Hangs in the load of one adapter, and takes all others at once."""
-
-    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
-        if name == "good-00":
-            await asyncio.sleep(30.0)
-        return await super().load(name, path, request_id=request_id)
-
-
-async def hangs_in_one_load() -> None:
-    engine, mailbox = Partly(), Mailbox()
+@virtual
+async def test_one_load_that_hangs_among_a_hundred_delays_nothing_else():
+    """R19 not-held-up, R7: neither loads nor removals, and is itself taken up when it ends."""
+    engine, mailbox = Loading(), Mailbox()
+    engine.seconds = lambda name: 30.0 if name == "good-00" else 0.0
     names = [f"good-{number:02}" for number in range(100)]
     engine.adapters = {"old": path_of("r1", "old")}
     mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, *names, load="eager")))
@@ -452,12 +439,6 @@ async def hangs_in_one_load() -> None:
         await asyncio.sleep(20.0)
         assert set(engine.adapters) == set(names[:50])
         assert reports[-1].situation.ready
-
-
-def test_one_load_that_hangs_among_a_hundred_delays_nothing_else():
-    """R19 not-held-up, R7: neither loads nor removals, and is itself taken up when it ends."""
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(hangs_in_one_load())
 
 
 def test_what_is_news_to_an_engine_and_what_was_used_last_outlives_its_processes():

@@ -21,7 +21,7 @@ from sidecar.loop.executor import Attempt
 from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
 from sidecar.plan.backoff import CONTRADICTIONS_UNPACED, LOOK_SECONDS, REFUSED_PACE_SECONDS, TRIES_UNPACED
 
-MANY = 100
+NAMES = [f"a{number}" for number in range(100)]
 
 
 class Held(random.Random):
@@ -63,13 +63,21 @@ def due(tracker: RetryTracker, now: float) -> set[str]:
     return {key for key, one in tracker.failures.items() if one.retry_at is not None and one.retry_at <= now}
 
 
-def test_what_is_refused_again_and_again_takes_turns():
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def tracker(held) -> RetryTracker:
+    return RetryTracker(Time(held), "r1")
+
+
+def test_what_is_refused_again_and_again_takes_turns(held, tracker):
     """R8, R17: after a few tries of each, one of all of them in so long."""
-    held, names = Held(), [f"a{number}" for number in range(MANY)]
-    tracker = RetryTracker(Time(held))
-    refuse(tracker, names, TRIES_UNPACED - 1)
-    assert due(tracker, 2.0) == set(names)
-    refuse(tracker, names)
+    refuse(tracker, NAMES, TRIES_UNPACED - 1)
+    assert due(tracker, 2.0) == set(NAMES)
+    refuse(tracker, NAMES)
     seconds = 10 * REFUSED_PACE_SECONDS
     assert len(due(tracker, seconds)) == 10
     held.now = seconds
@@ -77,34 +85,29 @@ def test_what_is_refused_again_and_again_takes_turns():
     assert len(due(tracker, 2 * seconds)) == 10
 
 
-def test_the_first_that_loads_has_all_others_tried_at_once():
+def test_the_first_that_loads_has_all_others_tried_at_once(held, tracker):
     """R17 heals: once; what is refused although others load waits for its turn again."""
-    held, names = Held(), [f"a{number}" for number in range(MANY)]
-    tracker = RetryTracker(Time(held))
-    refuse(tracker, names, TRIES_UNPACED)
+    refuse(tracker, NAMES, TRIES_UNPACED)
     load(tracker, "new")
-    assert due(tracker, held.now) == set(names)
-    refuse(tracker, names)
+    assert due(tracker, held.now) == set(NAMES)
+    refuse(tracker, NAMES)
     load(tracker, "newer")
     assert due(tracker, held.now) == set()
 
 
-def test_each_that_recovers_has_a_few_of_the_others_tried_the_least_tried_first():
+def test_each_that_recovers_has_a_few_of_the_others_tried_the_least_tried_first(held, tracker):
     """R8, R17: those that can recover do so as fast as they do, and those that cannot cost little."""
-    held, names = Held(), [f"a{number}" for number in range(MANY)]
-    tracker = RetryTracker(Time(held))
-    refuse(tracker, names)
+    refuse(tracker, NAMES)
     load(tracker, "new")
-    refuse(tracker, names[1:], TRIES_UNPACED)
-    refuse(tracker, names[9:])
+    refuse(tracker, NAMES[1:], TRIES_UNPACED)
+    refuse(tracker, NAMES[9:])
     load(tracker, "a0")
-    assert due(tracker, held.now) == set(names[1 : 1 + RELEASED_FOR_EACH])
+    assert due(tracker, held.now) == set(NAMES[1 : 1 + RELEASED_FOR_EACH])
+    assert 1 <= RELEASED_FOR_EACH <= 5, "or nothing would heal fast, or a refusal would cost much"
 
 
-def test_an_unload_does_not_have_what_would_not_load_tried_at_once():
+def test_an_unload_does_not_have_what_would_not_load_tried_at_once(held, tracker):
     """R8 paced: where somebody puts other files behind a name as often as we do, ours go ever later, not at once."""
-    held = Held()
-    tracker = RetryTracker(Time(held))
     theirs = Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), {"a": "/theirs"})
     unload = replace(attempt("a", Done()), path=None, ref=None)
     for tries in range(1, 4):
@@ -123,23 +126,19 @@ def miss(tracker: RetryTracker, names: Iterable[str], seen: Observed) -> None:
     tracker.settle(seen, turns=True)
 
 
-def test_an_engine_that_lists_nothing_of_what_it_did_is_asked_ever_more_rarely():
+def test_an_engine_that_lists_nothing_of_what_it_did_is_asked_ever_more_rarely(held, tracker):
     """R8: by the replica, however many adapters there are; one that is listed ends it."""
-    held, names = Held(), [f"a{number}" for number in range(MANY)]
-    tracker = RetryTracker(Time(held))
-    miss(tracker, names, observed())
+    miss(tracker, NAMES, observed())
     assert len(due(tracker, 60.0)) <= CONTRADICTIONS_UNPACED + 5
     load(tracker, "new")
-    assert due(tracker, held.now) == set(names)
+    assert due(tracker, held.now) == set(NAMES)
 
 
-def test_what_is_listed_late_is_mended_and_has_the_others_tried():
+def test_what_is_listed_late_is_mended_and_has_the_others_tried(held, tracker):
     """R17: nobody has to load it once more for that."""
-    held, names = Held(), [f"a{number}" for number in range(MANY)]
-    tracker = RetryTracker(Time(held))
-    miss(tracker, names, observed())
+    miss(tracker, NAMES, observed())
     load(tracker, "new")
-    miss(tracker, names, observed())
+    miss(tracker, NAMES, observed())
     assert due(tracker, held.now) == set()
     tracker.settle(observed("a0"), turns=True)
     assert "a0" not in tracker.failures
@@ -157,27 +156,23 @@ def test_what_is_listed_late_is_mended_and_has_the_others_tried():
         ({"b": "/b"}, "something else may drive"),
     ],
 )
-def test_another_name_for_the_same_files_is_named(listed, named):
+def test_another_name_for_the_same_files_is_named(listed, named, tracker):
     """R9: whoever reads it knows where to look."""
-    tracker = RetryTracker(Time(Held()))
     miss(tracker, ["a"], Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), listed))
     assert named in tracker.failures["a"].message
 
 
-def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others():
+def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others(tracker):
     """R8: it waits for a change of the record or the base."""
-    held = Held()
-    tracker = RetryTracker(Time(held))
     stage = Stage("bad", ArtifactRef("file:///bad", None), "")
     tracker.staging_failed(stage, ArtifactError("not_finite", "m"))
     load(tracker, "new")
     assert tracker.failures["bad"].retry_at is None
 
 
-def test_files_that_were_refused_are_looked_at_and_are_the_same_refusal_until_they_change():
+def test_files_that_were_refused_are_looked_at_and_are_the_same_refusal_until_they_change(held, tracker):
     """R8: a look is no try, and what is asked for meanwhile is judged anew."""
-    held, ref = Held(), ArtifactRef("file:///a", None)
-    tracker = RetryTracker(Time(held))
+    ref = ArtifactRef("file:///a", None)
     error = ArtifactError("not_finite", "m")
     error.version = "one"
     tracker.staging_failed(Stage("a", ref, ""), error)
@@ -201,9 +196,8 @@ def test_files_that_were_refused_are_looked_at_and_are_the_same_refusal_until_th
     ],
     ids=["the same", "applied anew", "asked of all", "asked of this one", "asked of another"],
 )
-def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, is_dropped):
+def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, is_dropped, tracker):
     """R17, R8: also what our own checks refused; once for each time."""
-    tracker = RetryTracker(Time(Held()), "r1")
     ref = ArtifactRef("file:///a", None)
     desired = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
     asked = replace(desired, generation=generation, retry=retry)
@@ -222,20 +216,18 @@ def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, 
     assert "a" in tracker.failures
 
 
-def test_an_unload_that_failed_is_nobodys_to_ask_for():
+def test_an_unload_that_failed_is_nobodys_to_ask_for(tracker):
     """R6."""
-    tracker = RetryTracker(Time(Held()))
     tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))], "e1")
     for _ in range(2):
         tracker.ask_again(lambda _key: None)
     assert "gone" in tracker.failures
 
 
-def test_a_failure_is_forgotten_with_what_it_was_of():
+def test_a_failure_is_forgotten_with_what_it_was_of(tracker):
     """R8, R6: a load's with the ref that is desired, an unload's once the name is not listed any more."""
     ref, other = ArtifactRef("file:///a", None), ArtifactRef("file:///other", None)
     adapter = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
-    tracker = RetryTracker(Time(Held()))
 
     def left(observed: Observed, wanted: DesiredAdapter | None) -> set[str]:
         tracker.take_up([attempt("a", Refused("no"))], "e1")
@@ -255,32 +247,29 @@ def test_a_failure_is_forgotten_with_what_it_was_of():
     [(True, 0.0), (None, UNTOLD_SECONDS), (False, math.inf)],
     ids=["it turns", "untold", "it hangs"],
 )
-def test_a_lost_answer_is_settled_by_the_listing_once_its_call_has_ended(turns, ended_at):
+def test_a_lost_answer_is_settled_by_the_listing_once_its_call_has_ended(turns, ended_at, held, tracker):
     """R17: "cannot tell" is not "hangs"; a second load is not made before."""
-    held = Held()
-    tracker = RetryTracker(Time(held))
+    assert USUAL.load_seconds <= UNTOLD_SECONDS <= 2 * USUAL.load_seconds, "it is given the time that it may take"
+    held.now = 1000.0
     tracker.take_up([attempt("a", Unknown("lost"))], "e1")
     for now in (0.0, UNTOLD_SECONDS - 0.1, UNTOLD_SECONDS):
-        held.now = now
+        held.now = 1000.0 + now
         tracker.settle(observed(), turns=turns)
         assert tracker.unsettled == (set() if now >= ended_at else {"a"})
         assert bool(tracker.failures) == (now >= ended_at)
 
 
 @pytest.mark.parametrize("outcome", [Done(), Unknown("lost")])
-def test_what_a_process_was_told_that_is_gone_is_no_failure_of_the_next(outcome):
+def test_what_a_process_was_told_that_is_gone_is_no_failure_of_the_next(outcome, tracker):
     """R8, R17: it never heard of it, and is told at once."""
-    tracker = RetryTracker(Time(Held()))
     tracker.take_up([attempt("a", outcome)], "e1")
     other = Observed(EngineFacts("vllm", "1", "u", "e2"), ("base",), {})
     tracker.settle(other, turns=False)
     assert (tracker.failures, tracker.loads(), tracker.unsettled) == ({}, set(), set())
 
 
-def test_the_first_that_comes_has_others_from_the_same_place_fetched_at_once():
+def test_the_first_that_comes_has_others_from_the_same_place_fetched_at_once(held, tracker):
     """R8, R17: a source that is back need not wait for each pause to end; what can never be had is left alone."""
-    held = Held()
-    tracker = RetryTracker(Time(held))
 
     def stage(name: str, place: str) -> Stage:
         return Stage(name, ArtifactRef(f"{place}/{name}", None), "")
@@ -297,9 +286,8 @@ def test_the_first_that_comes_has_others_from_the_same_place_fetched_at_once():
     assert due(tracker, held.now) == {"b", "c"}
 
 
-def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told():
+def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told(tracker):
     """R7 files-pinned: the files of loads and swaps; an unload reads none, nor does a call that was never made."""
-    tracker = RetryTracker(Time(Held()))
     unload = Attempt("gone", "gone", None, None, "e1", Done())
     lost = [attempt("x", EngineGone("it is away")), attempt("y", EnginePaused("it sleeps"))]
     tracker.take_up([attempt("a", Done()), attempt("b", Unknown("lost")), unload, *lost], "e1")
@@ -308,19 +296,17 @@ def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told():
     assert (tracker.loads(), tracker.unsettled, tracker.failures) == (set(), set(), {})
 
 
-def test_what_was_found_of_files_is_forgotten_and_what_the_engine_said_is_not():
+def test_what_was_found_of_files_is_forgotten_and_what_the_engine_said_is_not(tracker):
     """R8: a pool that asks for other terms has them looked at anew."""
-    tracker = RetryTracker(Time(Held()))
     refuse(tracker, ["a"])
     tracker.staging_failed(Stage("b", ArtifactRef("file:///b", None), ""), ArtifactError("r", "m"))
     tracker.forget_staging()
     assert set(tracker.failures) == {"a"}
 
 
-def test_an_unload_that_recovers_has_nothing_else_tried():
+def test_an_unload_that_recovers_has_nothing_else_tried(held, tracker):
     """R8 paced: it says nothing of loads, though others load at the same time."""
     held, names = Held(), [f"a{number}" for number in range(20)]
-    tracker = RetryTracker(Time(held))
     refuse(tracker, names, TRIES_UNPACED)
     load(tracker, "new")
     refuse(tracker, names)
@@ -332,74 +318,41 @@ def test_an_unload_that_recovers_has_nothing_else_tried():
     assert due(tracker, held.now) == set()
 
 
-def test_after_one_recovers_the_next_refusals_take_turns_from_now():
+def test_after_one_recovers_the_next_refusals_take_turns_from_now(tracker):
     """R17: the queue that they stood in was of a time that is over."""
-    held, names = Held(), [f"a{number}" for number in range(MANY)]
-    tracker = RetryTracker(Time(held))
-    refuse(tracker, names, TRIES_UNPACED)
+    refuse(tracker, NAMES, TRIES_UNPACED)
     load(tracker, "a0")
-    refuse(tracker, names[1:4])
-    assert due(tracker, 20.0) >= set(names[1:4])
+    refuse(tracker, NAMES[1:4])
+    assert due(tracker, 20.0) >= set(NAMES[1:4])
 
 
-def test_after_a_quiet_time_refusals_take_turns_as_before():
+def test_after_a_quiet_time_refusals_take_turns_as_before(held, tracker):
     """R8: the turns that nobody took meanwhile are not made up for."""
-    held, names = Held(), [f"a{number}" for number in range(50)]
-    tracker = RetryTracker(Time(held))
-    refuse(tracker, names, TRIES_UNPACED - 1)
+    refuse(tracker, NAMES, TRIES_UNPACED - 1)
     held.now = 5000.0
-    refuse(tracker, names)
+    refuse(tracker, NAMES)
     assert len(due(tracker, held.now + 10 * REFUSED_PACE_SECONDS)) == 10
 
 
-def test_for_each_that_recovers_a_few_are_tried():
-    """R8, R17, in numbers: at least one, or nothing would heal fast; not many, or a refusal would cost much."""
-    held, names = Held(), [f"a{number}" for number in range(MANY)]
-    tracker = RetryTracker(Time(held))
-    refuse(tracker, names)
-    load(tracker, "new")
-    refuse(tracker, names, TRIES_UNPACED)
-    load(tracker, "a0")
-    assert 1 <= len(due(tracker, held.now)) <= 5
-
-
-def test_a_lost_load_is_given_the_time_that_a_load_may_take_and_not_much_more():
-    """R17: where the engine cannot tell."""
-    held = Held()
-    held.now = 1000.0
-    tracker = RetryTracker(Time(held))
-    tracker.take_up([attempt("a", Unknown("lost"))], "e1")
-    settled = []
-    for seconds in (0.0, USUAL.load_seconds - 0.1, 2 * USUAL.load_seconds):
-        held.now = 1000.0 + seconds
-        tracker.settle(observed(), turns=None)
-        settled.append(not tracker.unsettled)
-    assert settled == [False, False, True]
-
-
 @pytest.mark.parametrize("turns", [True, False, None])
-def test_what_was_said_to_be_done_and_is_not_listed_has_failed_whether_or_not_the_engine_generates(turns):
+def test_what_was_said_to_be_done_and_is_not_listed_has_failed_whether_or_not_the_engine_generates(turns, tracker):
     """R9 status-truth: it has ended, so nothing is waited for."""
-    tracker = RetryTracker(Time(Held()))
     tracker.take_up([attempt("a", Done())], "e1")
     tracker.settle(observed(), turns=turns)
     assert (tracker.failures["a"].reason, tracker.loads()) == ("not_listed", set())
 
 
-def test_a_look_that_shows_nothing_new_ends_no_queue():
+def test_a_look_that_shows_nothing_new_ends_no_queue(tracker):
     """R8 paced: whoever comes last is tried last."""
-    tracker = RetryTracker(Time(Held()))
-    refuse(tracker, [f"a{number}" for number in range(MANY)], TRIES_UNPACED)
+    refuse(tracker, NAMES, TRIES_UNPACED)
     tracker.settle(observed(), turns=True)
     load(tracker, "new")
     refuse(tracker, ["late"], TRIES_UNPACED)
-    assert tracker.failures["late"].retry_at > MANY * REFUSED_PACE_SECONDS
+    assert tracker.failures["late"].retry_at > len(NAMES) * REFUSED_PACE_SECONDS
 
 
-def test_files_that_come_mend_nothing_that_the_engine_said():
+def test_files_that_come_mend_nothing_that_the_engine_said(held, tracker):
     """R8: nor do they have more of those tried at once that failed though others came."""
-    held = Held()
-    tracker = RetryTracker(Time(held))
     stages = {name: Stage(name, ArtifactRef(f"s3://ours/{name}", None), "") for name in "abcdef"}
     for name in "abcde":
         tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
@@ -419,9 +372,8 @@ def test_files_that_come_mend_nothing_that_the_engine_said():
     assert due(tracker, held.now) == {"b", "c"}
 
 
-def test_a_failure_that_comes_after_the_change_is_not_dropped_for_it():
+def test_a_failure_that_comes_after_the_change_is_not_dropped_for_it(tracker):
     """R8 paced: what failed before it has been forgotten since."""
-    tracker = RetryTracker(Time(Held()))
     ref = ArtifactRef("file:///a", None)
     first = DesiredAdapter("a", "a", 1, 1, ref, 0, "", "")
     second = replace(first, generation=2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +18,13 @@ from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
 from sidecar.loop.rounds import ServedNews
 from sidecar.plan.types import KeptAdapter, Plan, RoundReport, Selection, ServedAdapter
-from sidecar.resolver.demand import EXPECT_SECONDS, Answered, ResidentSet
-from sidecar.resolver.policy import Catalogue
+from sidecar.resolver.demand import EXPECT_SECONDS, Answered
 from tests.simulation.artifacts import ROOT, SimStore, path_of
-from tests.simulation.loop import VirtualLoop
-from tests.support.records import POOL
-from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, running
+from tests.support.engine_in_memory import virtual
+from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, nothing_asked, running
 from tests.unit.report.test_status import situation
 
 A, B = path_of("r1", "good-a"), path_of("r1", "good-b")
-Play = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Odd(Loading):
@@ -72,206 +69,148 @@ class Odd(Loading):
         return await super().unload(name, request_id=request_id)
 
 
-def play(body: Play) -> None:
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(body())
-
-
 def wanting(revision: int = 1, *names: str) -> Mailbox:
     mailbox = Mailbox()
     mailbox.post(Snapshot(pool=THE_POOL, desired=desired(revision, *names, load="eager")))
     return mailbox
 
 
-def test_what_somebody_else_does_to_the_engine_is_found_within_fifteen_seconds():
+@virtual
+async def test_what_somebody_else_does_to_the_engine_is_found_within_fifteen_seconds():
     """R3 converge, R6: nobody tells of it, and no change of what is desired comes to help."""
-
-    async def body() -> None:
-        engine = Odd()
-        async with running(engine, wanting(1, "good-a")):
-            await asyncio.sleep(5.0)
-            del engine.adapters["good-a"]
-            await asyncio.sleep(16.0)
-            assert engine.adapters == {"good-a": A}
-
-    play(body)
+    engine = Odd()
+    async with running(engine, wanting(1, "good-a")):
+        await asyncio.sleep(5.0)
+        del engine.adapters["good-a"]
+        await asyncio.sleep(16.0)
+        assert engine.adapters == {"good-a": A}
 
 
-def test_an_engine_that_is_doubted_is_looked_at_at_once():
-    """R18 readiness-follows: the probes found it away, or back."""
+@virtual
+async def test_an_engine_that_is_doubted_is_looked_at_at_once_and_one_failed_look_is_told_to_nobody():
+    """R18: the probes found it away, or back; one failed look takes nothing out where its process answers."""
+    async with serving() as (engine, _, _, reports):
+        looks, told = engine.looks, len(reports)
+        engine.on_probed()
+        await asyncio.sleep(0.1)
+        assert engine.looks == looks + 1
+        told, engine.failing = len(reports), 1
+        engine.on_probed()
+        await asyncio.sleep(0.1)
+        assert (engine.failing, len(reports)) == (0, told)
+        await asyncio.sleep(2.0)
+        assert all(report.situation.ready for report in reports[told:])
 
-    async def body() -> None:
-        engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))):
-            await asyncio.sleep(2.0)
-            looks = engine.looks
-            engine.on_probed()
-            await asyncio.sleep(0.1)
-            assert engine.looks == looks + 1
 
-    play(body)
-
-
-def test_an_engine_that_is_found_away_is_told_once_and_not_before_there_is_anything_to_tell():
+@virtual
+async def test_an_engine_that_is_found_away_is_told_once_and_not_before_there_is_anything_to_tell():
     """R18 readiness-follows, R12: the probes may be there before the first round, and find the same again and again."""
-
-    class Probes(EngineProbes):
-        problem = ""
-
-    async def body() -> None:
-        engine = Odd()
-        probes = Probes(engine, Clock(random.Random(0)))
-        async with running(engine, wanting(1, "good-a"), probes=probes) as reports:
-            probes.problem = "it is away"
-            engine.on_probed()
-            assert reports == []
-            probes.problem = ""
-            await asyncio.sleep(2.0)
-            assert reports[-1].situation.ready
-            told, probes.problem = len(reports), "it is away"
-            engine.on_probed()
-            engine.on_probed()
-            assert len(reports) == told + 1
-            assert (reports[-1].situation.ready, reports[-1].situation.note) == (False, "it is away")
-
-    play(body)
+    engine = Odd()
+    probes = SetProbes(engine, Clock(random.Random(0)))
+    async with running(engine, wanting(1, "good-a"), probes=probes) as reports:
+        probes.problem = "it is away"
+        engine.on_probed()
+        assert reports == []
+        probes.problem = ""
+        await asyncio.sleep(2.0)
+        assert reports[-1].situation.ready
+        told, probes.problem = len(reports), "it is away"
+        engine.on_probed()
+        engine.on_probed()
+        assert len(reports) == told + 1
+        assert (reports[-1].situation.ready, reports[-1].situation.note) == (False, "it is away")
 
 
-def test_before_anything_is_taken_away_the_engine_is_looked_at_anew():
+@virtual
+async def test_before_anything_is_taken_away_the_engine_is_looked_at_anew():
     """R11 foreign-safe: somebody put other files behind the name since the last look, which are not ours to unload."""
-
-    async def body() -> None:
-        engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))) as reports:
-            await asyncio.sleep(2.0)
-            assert reports[-1].situation.ready
-            engine.on_probed()
-            await asyncio.sleep(0.1)  # however young that look is
-            engine.adapters["good-a"] = "/elsewhere"
-            mailbox.post(replace(mailbox.snapshot, desired=desired(2)))
-            await asyncio.sleep(30.0)
-            assert engine.adapters == {"good-a": "/elsewhere"}
-        assert engine.called == ["load good-a"]
-
-    play(body)
+    async with serving() as (engine, _, mailbox, _):
+        engine.on_probed()
+        await asyncio.sleep(0.1)  # however young that look is
+        engine.adapters["good-a"] = "/elsewhere"
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2)))
+        await asyncio.sleep(30.0)
+        assert (engine.adapters, engine.called) == ({"good-a": "/elsewhere"}, ["load good-a"])
 
 
-def test_what_a_slow_call_put_off_is_done_as_soon_as_it_is_known_to_be_slow():
+@virtual
+async def test_a_name_of_ours_that_somebody_gave_other_files_gets_ours_again():
+    """R4 digest-true: nobody tells of it, and no record changes."""
+    async with serving() as (engine, _, _, reports):
+        engine.adapters["good-a"] = "/elsewhere"
+        engine.on_probed()
+        await asyncio.sleep(2.0)
+        assert engine.adapters == {"good-a": A}
+        assert engine.called == ["load good-a", "unload good-a", "load good-a"]
+        assert [one.name for one in reports[-1].situation.plan.served] == ["good-a"]
+
+
+@virtual
+async def test_what_a_slow_call_put_off_is_done_as_soon_as_it_is_known_to_be_slow():
     """R19 not-held-up: the plan is left, and the next one made at once."""
-
-    class Stuck(Odd):
-        hangs = False
-
-        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
-            if self.hangs and name == "good-a":
-                await asyncio.sleep(30.0)
-            return await super().load(name, path, request_id=request_id)
-
-    async def body() -> None:
-        engine, mailbox = Stuck(), wanting(1, "good-a", "good-b")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))):
-            await asyncio.sleep(2.0)
-            engine.adapters.clear()
-            engine.hangs = True
-            engine.on_probed()
-            await asyncio.sleep(1.0)
-            assert engine.adapters == {}
-            await asyncio.sleep(SLOW_SECONDS)
-            assert list(engine.adapters) == ["good-b"]
-
-    play(body)
+    engine, mailbox = Odd(), wanting(1, "good-a", "good-b")
+    async with running(engine, mailbox):
+        await asyncio.sleep(2.0)
+        engine.adapters.clear()
+        engine.seconds = lambda name: 30.0 if name == "good-a" else 0.0
+        engine.on_probed()
+        await asyncio.sleep(1.0)
+        assert engine.adapters == {}
+        await asyncio.sleep(SLOW_SECONDS)
+        assert list(engine.adapters) == ["good-b"]
 
 
-def test_one_look_that_fails_is_not_told_to_anybody():
-    """R18: one failed look takes nothing out, and nothing is said of an engine whose process answers."""
-
-    async def body() -> None:
-        engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox, probes=EngineProbes(engine, Clock(random.Random(0)))) as reports:
-            await asyncio.sleep(2.0)
-            told = len(reports)
-            engine.failing = 1
-            engine.on_probed()
-            await asyncio.sleep(0.1)
-            assert (engine.failing, len(reports)) == (0, told)
-            await asyncio.sleep(2.0)
-            assert all(report.situation.ready for report in reports[told:])
-
-    play(body)
-
-
-def test_a_load_without_an_answer_that_the_engine_lists_is_served():
+@virtual
+async def test_a_load_without_an_answer_that_the_engine_lists_is_served():
     """R17 heals, R9: the listing says what came of it, and the replica is not kept from being ready."""
-
-    async def body() -> None:
-        engine = Odd(Unknown("no answer"))
-        async with running(engine, wanting(1, "good-a")) as reports:
-            await asyncio.sleep(10.0)
-            assert reports[-1].situation.ready
-            looks = engine.looks
-            await asyncio.sleep(10.0)
-            assert engine.looks <= looks + 1, "nothing is in doubt any more"
-
-    play(body)
+    engine = Odd(Unknown("no answer"))
+    async with running(engine, wanting(1, "good-a")) as reports:
+        await asyncio.sleep(10.0)
+        assert reports[-1].situation.ready
+        looks = engine.looks
+        await asyncio.sleep(10.0)
+        assert engine.looks <= looks + 1, "nothing is in doubt any more"
 
 
-def test_a_load_that_was_said_to_be_done_and_is_not_listed_is_told_as_failed():
-    """R9 status-truth: the listing counts, not the answer."""
-
-    async def body() -> None:
-        engine = Odd(takes=False)
-        async with running(engine, wanting(1, "good-a")) as reports:
-            await asyncio.sleep(1.0)
-            failed = {(one.name, one.reason) for one in reports[-1].situation.plan.failed}
-            assert failed == {("good-a", "not_listed")}
-
-    play(body)
-
-
-def test_what_is_applied_again_is_tried_again_at_once():
+@virtual
+async def test_what_is_applied_again_is_tried_again_at_once():
     """R17, R8: whoever applies it has mended what the engine refused, and does not wait for a pause to end."""
-
-    async def body() -> None:
-        engine = Odd(Refused("no"), takes=False)
-        mailbox = wanting(1, "good-a")
-        async with running(engine, mailbox):
-            await asyncio.sleep(120.0)
-            engine.called.clear()
-            engine.outcome, engine.takes = Done(), True
-            again = desired(2, "good-a", load="eager")
-            adapters = {key: replace(one, generation=2) for key, one in again.adapters.items()}
-            mailbox.post(replace(mailbox.snapshot, desired=replace(again, adapters=adapters)))
-            await asyncio.sleep(0.5)
-            assert engine.adapters == {"good-a": A}
-
-    play(body)
+    engine = Odd(Refused("no"), takes=False)
+    mailbox = wanting(1, "good-a")
+    async with running(engine, mailbox):
+        await asyncio.sleep(120.0)
+        engine.called.clear()
+        engine.outcome, engine.takes = Done(), True
+        again = desired(2, "good-a", load="eager")
+        adapters = {key: replace(one, generation=2) for key, one in again.adapters.items()}
+        mailbox.post(replace(mailbox.snapshot, desired=replace(again, adapters=adapters)))
+        await asyncio.sleep(0.5)
+        assert engine.adapters == {"good-a": A}
 
 
-def test_what_was_touched_since_it_was_proven_is_neither_loaded_nor_swapped_in(monkeypatch):
+@virtual
+async def test_what_was_touched_since_it_was_proven_is_neither_loaded_nor_swapped_in(monkeypatch):
     """R21 proven-here: it is looked at anew before the engine is given it."""
     touched = {A, B}
     monkeypatch.setattr(SimStore, "is_intact", lambda _, path: path not in touched)
-
-    async def body() -> None:
-        engine, mailbox = Odd(), wanting(1, "good-a")
-        async with running(engine, mailbox):
-            await asyncio.sleep(1.0)
-            assert engine.called == []
-            touched.remove(A)
-            await asyncio.sleep(1.0)
-            assert engine.adapters == {"good-a": A}
-            other = desired(2, "good-a", load="eager", source=SourceSpec(uri=f"{ROOT}good-b"))
-            mailbox.post(replace(mailbox.snapshot, desired=other))
-            await asyncio.sleep(1.0)
-            assert engine.called == ["load good-a"]
-            touched.remove(B)
-            await asyncio.sleep(1.0)
-            assert engine.adapters == {"good-a": B}
-
-    play(body)
+    engine, mailbox = Odd(), wanting(1, "good-a")
+    async with running(engine, mailbox):
+        await asyncio.sleep(1.0)
+        assert engine.called == []
+        touched.remove(A)
+        await asyncio.sleep(1.0)
+        assert engine.adapters == {"good-a": A}
+        other = desired(2, "good-a", load="eager", source=SourceSpec(uri=f"{ROOT}good-b"))
+        mailbox.post(replace(mailbox.snapshot, desired=other))
+        await asyncio.sleep(1.0)
+        assert engine.called == ["load good-a"]
+        touched.remove(B)
+        await asyncio.sleep(1.0)
+        assert engine.adapters == {"good-a": B}
 
 
-def test_an_engine_that_pauses_amid_a_plan_gets_no_further_call():
+@virtual
+async def test_an_engine_that_pauses_amid_a_plan_gets_no_further_call():
     """R17 heals, R11: somebody put it to sleep, and it would answer when it wakes, or never."""
 
     class Tired(Odd):
@@ -280,38 +219,28 @@ def test_an_engine_that_pauses_amid_a_plan_gets_no_further_call():
             self.paused = "it sleeps"
             return await super().load(name, path, request_id=request_id)
 
-    async def body() -> None:
-        engine = Tired()
-        async with running(engine, wanting(1, "good-a", "good-b")):
+    engine = Tired()
+    async with running(engine, wanting(1, "good-a", "good-b")):
+        await asyncio.sleep(10.0)
+        assert len(engine.called) == 1
+        engine.paused = ""
+        await asyncio.sleep(20.0)
+        assert sorted(engine.called) == ["load good-a", "load good-b"]
+
+
+@virtual
+async def test_a_name_that_is_asked_about_amid_a_plan_is_left_alone():
+    """The deadlock rule: the engine holds the name's lock until it is answered, and takes one call after another."""
+    engine, demand = Odd(), nothing_asked()
+    engine.seconds = lambda _: 1.0
+    async with running(engine, wanting(1, "good-a", "good-b"), demand=demand):
+        await asyncio.sleep(0.8)
+        assert (len(engine.called), engine.adapters) == (1, {})
+        with demand.asking("good-a"), demand.asking("good-b"):
             await asyncio.sleep(10.0)
             assert len(engine.called) == 1
-            engine.paused = ""
-            await asyncio.sleep(20.0)
-            assert sorted(engine.called) == ["load good-a", "load good-b"]
-
-    play(body)
-
-
-def test_a_name_that_is_asked_about_amid_a_plan_is_left_alone():
-    """The deadlock rule: the engine holds the name's lock until it is answered, and takes one call after another."""
-
-    class Slow(Odd):
-        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
-            await asyncio.sleep(1.0)
-            return await super().load(name, path, request_id=request_id)
-
-    async def body() -> None:
-        engine, demand = Slow(), ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one))
-        async with running(engine, wanting(1, "good-a", "good-b"), demand=demand):
-            await asyncio.sleep(0.8)
-            assert (engine.called, engine.adapters) == ([], {})
-            with demand.asking("good-a"), demand.asking("good-b"):
-                await asyncio.sleep(10.0)
-                assert len(engine.called) == 1
-            await asyncio.sleep(20.0)
-            assert sorted(engine.called) == ["load good-a", "load good-b"]
-
-    play(body)
+        await asyncio.sleep(20.0)
+        assert sorted(engine.called) == ["load good-a", "load good-b"]
 
 
 class Moody(Odd):
@@ -348,201 +277,129 @@ def ready(reports: list[RoundReport]) -> tuple[bool, str]:
     return reports[-1].situation.ready, reports[-1].situation.note
 
 
-def test_what_a_replica_waits_for_before_it_is_ready_is_told():
+@virtual
+async def test_what_a_replica_waits_for_before_it_is_ready_is_told():
     """R9 status-truth, R18: in the order in which it can be mended; an engine that is mended is found in seconds."""
-
-    async def body() -> None:
-        engine, mailbox = Moody(), Mailbox()
-        async with running(engine, mailbox) as reports:
-            await asyncio.sleep(1.0)
-            assert "etcd was not reached and there is no snapshot" in reports[-1].situation.note
-            mailbox.post(replace(mailbox.snapshot, desired=desired(1)))
-            await asyncio.sleep(1.0)
-            assert "there is no such pool" in reports[-1].situation.note
-            assert not any(one.situation.ready for one in reports)
-        engine.base = "another"
-        async with running(engine, wanting(1, "good-a")) as reports:
-            await asyncio.sleep(1.0)
-            situation = reports[-1].situation
-            assert situation.plan is not None
-            assert (situation.ready, situation.note) == (False, situation.plan.blocked)
-            engine.base = "base"
-            await asyncio.sleep(4.0)
-            assert ready(reports) == (True, "")
-            notes = {one.situation.note for one in reports}
-            assert notes == {situation.note, "the first plan is being carried out", ""}
-
-    play(body)
+    engine, mailbox = Moody(), Mailbox()
+    async with running(engine, mailbox) as reports:
+        await asyncio.sleep(1.0)
+        assert "etcd was not reached and there is no snapshot" in reports[-1].situation.note
+        mailbox.post(replace(mailbox.snapshot, desired=desired(1)))
+        await asyncio.sleep(1.0)
+        assert "there is no such pool" in reports[-1].situation.note
+        assert not any(one.situation.ready for one in reports)
+    engine.base = "another"
+    async with running(engine, wanting(1, "good-a")) as reports:
+        await asyncio.sleep(1.0)
+        situation = reports[-1].situation
+        assert situation.plan is not None
+        assert (situation.ready, situation.note) == (False, situation.plan.blocked)
+        engine.base = "base"
+        await asyncio.sleep(4.0)
+        assert ready(reports) == (True, "")
+        notes = {one.situation.note for one in reports}
+        assert notes == {situation.note, "the first plan is being carried out", ""}
 
 
-def test_an_engine_that_sleeps_is_told_and_seen_to_wake():
-    """R18 readiness-follows: where nobody tells that it woke, either."""
-
-    async def body() -> None:
-        async with serving() as (engine, _, _, reports):
-            engine.paused = "it sleeps"
-            engine.on_probed()
-            await asyncio.sleep(1.0)
-            assert ready(reports) == (False, "it sleeps")
-            engine.paused = ""
-            await asyncio.sleep(4.0)
-            assert ready(reports) == (True, "")
-
-    play(body)
-
-
-def test_what_the_probes_found_is_told_by_the_rounds_too():
+@virtual
+async def test_what_the_probes_found_is_told_by_the_rounds_too():
     """R18 readiness-follows: the engine lists as ever, and something else is news meanwhile."""
-
-    async def body() -> None:
-        async with serving() as (engine, probes, mailbox, reports):
-            probes.problem = "it generates nothing"
-            engine.on_probed()
-            for _ in range(3):
-                told = len(reports)
-                mailbox.wake()
-                await asyncio.sleep(0.5)
-                assert len(reports) > told
-                assert ready(reports) == (False, "it generates nothing")
-            probes.problem = ""
+    async with serving() as (engine, probes, mailbox, reports):
+        probes.problem = "it generates nothing"
+        engine.on_probed()
+        for _ in range(3):
+            told = len(reports)
             mailbox.wake()
             await asyncio.sleep(0.5)
-            assert ready(reports) == (True, "")
-
-    play(body)
-
-
-def test_an_engine_that_answers_and_ends_no_load_is_told():
-    """R18 readiness-follows: what it lists looks as if all were well; once it generates again, so it is."""
-
-    async def body() -> None:
-        async with serving() as (engine, _, mailbox, reports):
-            engine.outcome, engine.takes, engine.generates = Unknown("no answer"), False, False
-            mailbox.post(replace(mailbox.snapshot, desired=desired(2, "good-a", "good-b", load="eager")))
-            await asyncio.sleep(3.0)
-            assert not reports[-1].situation.ready
-            assert "generates nothing" in reports[-1].situation.note
-            engine.outcome, engine.takes, engine.generates = Done(), True, True
-            await asyncio.sleep(10.0)
-            assert (ready(reports), sorted(engine.adapters)) == ((True, ""), ["good-a", "good-b"])
-
-    play(body)
+            assert len(reports) > told
+            assert ready(reports) == (False, "it generates nothing")
+        probes.problem = ""
+        mailbox.wake()
+        await asyncio.sleep(0.5)
+        assert ready(reports) == (True, "")
 
 
-def test_an_engine_that_refuses_what_it_is_to_serve_is_told():
-    """R18 readiness-follows: with what it said."""
-
-    async def body() -> None:
-        engine = Odd(Refused("no memory"), takes=False)
-        async with running(engine, wanting(1, "good-a")) as reports:
-            await asyncio.sleep(120.0)
-            situation = reports[-1].situation
-            assert (situation.ready, situation.note) == (False, situation.degraded)
-            assert "1 of 1 adapters, or does not list them: no memory" in situation.note
-
-    play(body)
-
-
-def test_what_was_served_last_is_told_of_an_engine_that_cannot_be_looked_at():
+@virtual
+async def test_what_was_served_last_is_told_of_an_engine_that_cannot_be_looked_at():
     """R9 status-truth: with the time of the look that found it."""
-
-    async def body() -> None:
-        async with serving() as (engine, _, _, reports):
-            assert [one.name for one in reports[-1].situation.last_seen.served] == ["good-a"]
-            at = reports[-1].situation.last_seen.at
-            engine.failing = 1000
-            engine.on_probed()
-            await asyncio.sleep(10.0)
-            assert ready(reports) == (False, "HTTP 500")
-            assert reports[-1].situation.observed is None
-            seen = reports[-1].situation.last_seen
-            assert ([one.name for one in seen.served], seen.at, bool(at)) == (["good-a"], at, True)
-
-    play(body)
+    async with serving() as (engine, _, _, reports):
+        assert [one.name for one in reports[-1].situation.last_seen.served] == ["good-a"]
+        at = reports[-1].situation.last_seen.at
+        engine.failing = 1000
+        engine.on_probed()
+        await asyncio.sleep(10.0)
+        assert ready(reports) == (False, "HTTP 500")
+        assert reports[-1].situation.observed is None
+        seen = reports[-1].situation.last_seen
+        assert ([one.name for one in seen.served], seen.at, bool(at)) == (["good-a"], at, True)
 
 
-def test_no_question_is_answered_while_the_engine_cannot_be_looked_at():
+@virtual
+async def test_no_question_is_answered_while_the_engine_cannot_be_looked_at():
     """R9, R18: what it would be told of could be gone by then; the status says that there is no room."""
-
-    async def body() -> None:
-        engine, demand = Odd(), ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one))
-        async with running(engine, wanting(1, "good-a"), demand=demand) as reports:
-            await asyncio.sleep(2.0)
-            assert demand.terms is not None
-            assert reports[-1].situation.lazy.room == demand.terms.room > 0
-            engine.failing = 1000
-            await asyncio.sleep(30.0)
-            assert (demand.terms, reports[-1].situation.observed) == (None, None)
-            assert {one.situation.lazy.room for one in reports if one.situation.observed is None} == {0}
-            engine.failing = 0
-            await asyncio.sleep(30.0)
-            assert demand.terms is not None
-
-    play(body)
+    engine, demand = Odd(), nothing_asked()
+    async with running(engine, wanting(1, "good-a"), demand=demand) as reports:
+        await asyncio.sleep(2.0)
+        assert demand.terms is not None
+        assert reports[-1].situation.lazy.room == demand.terms.room > 0
+        engine.failing = 1000
+        await asyncio.sleep(30.0)
+        assert (demand.terms, reports[-1].situation.observed) == (None, None)
+        assert {one.situation.lazy.room for one in reports if one.situation.observed is None} == {0}
+        engine.failing = 0
+        await asyncio.sleep(30.0)
+        assert demand.terms is not None
 
 
-def test_news_that_change_nothing_do_not_press_the_engine():
+@virtual
+async def test_news_that_change_nothing_do_not_press_the_engine():
     """R16 bounded: each listing costs it something, and what it said is young enough for the next plan."""
-
-    async def body() -> None:
-        async with serving() as (engine, _, mailbox, reports):
-            looks, told = engine.looks, len(reports)
-            for _ in range(8):
-                await asyncio.sleep(0.7)
-                mailbox.wake()
-            assert len(reports) >= told + 7
-            assert engine.looks == looks
-
-    play(body)
-
-
-def test_an_engine_that_was_told_of_an_adapter_is_looked_at_until_it_lists_it():
-    """R9 status-truth, R19: nobody tells that it has loaded it; what it never lists is not looked for without end."""
-
-    async def body() -> None:
-        engine, mailbox, demand = (
-            Odd(),
-            wanting(1, "good-a"),
-            ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one)),
-        )
-        async with running(engine, mailbox, demand=demand):
-            await asyncio.sleep(2.0)
-            looks = engine.looks
-            demand.tell("lazy", Answered("lazy", path_of("r1", "lazy"), asyncio.get_running_loop().time()))
+    async with serving() as (engine, _, mailbox, reports):
+        looks, told = engine.looks, len(reports)
+        for _ in range(8):
+            await asyncio.sleep(0.7)
             mailbox.wake()
-            await asyncio.sleep(4.0)
-            assert 5 <= engine.looks - looks <= 20
-            await asyncio.sleep(EXPECT_SECONDS)
-            looks = engine.looks
-            await asyncio.sleep(10.0)
-            assert engine.looks <= looks + 1
-
-    play(body)
+        assert len(reports) >= told + 7
+        assert engine.looks == looks
 
 
-def test_what_is_refused_of_a_last_good_generation_is_tried_again_in_its_own_time():
+@virtual
+async def test_an_engine_that_was_told_of_an_adapter_is_looked_at_until_it_lists_it():
+    """R9 status-truth, R19: nobody tells that it has loaded it; what it never lists is not looked for without end."""
+    engine, mailbox, demand = Odd(), wanting(1, "good-a"), nothing_asked()
+    async with running(engine, mailbox, demand=demand):
+        await asyncio.sleep(2.0)
+        looks = engine.looks
+        demand.tell("lazy", Answered("lazy", path_of("r1", "lazy"), asyncio.get_running_loop().time()))
+        mailbox.wake()
+        await asyncio.sleep(4.0)
+        assert 5 <= engine.looks - looks <= 20
+        await asyncio.sleep(EXPECT_SECONDS)
+        looks = engine.looks
+        await asyncio.sleep(10.0)
+        assert engine.looks <= looks + 1
+
+
+@virtual
+async def test_what_is_refused_of_a_last_good_generation_is_tried_again_in_its_own_time():
     """R13, R8: beside what failed of the newest, which is not forgotten with it."""
-
-    async def body() -> None:
-        state = desired(1, "missing-2", load="eager")
-        newest = state.adapters["missing-2"]
-        good = newest.earlier(1, replace(newest.ref, uri=f"{ROOT}good-1"))
-        newest = replace(newest, generation=2, last_good=good)
-        mailbox, engine = Mailbox(), Odd(Refused("out of memory"), takes=False)
-        mailbox.post(Snapshot(pool=THE_POOL, desired=replace(state, adapters=state.adapters.set(newest.key, newest))))
-        async with running(engine, mailbox) as reports:
-            await asyncio.sleep(20.0)
-            tries = len(engine.called)
-            assert 2 <= tries <= 8, "it is tried again with pauses"
-            engine.outcome, engine.takes = Done(), True
-            await asyncio.sleep(40.0)
-        plan = reports[-1].situation.plan
-        assert plan is not None
-        assert [(one.generation, one.reason) for one in plan.failed] == [(2, "weights_not_safetensors")]
-        assert [(one.name, one.generation) for one in plan.kept] == [("missing-2", 1)]
-        assert engine.adapters["missing-2"] == path_of("r1", "good-1")
-
-    play(body)
+    state = desired(1, "missing-2", load="eager")
+    newest = state.adapters["missing-2"]
+    good = newest.earlier(1, replace(newest.ref, uri=f"{ROOT}good-1"))
+    newest = replace(newest, generation=2, last_good=good)
+    mailbox, engine = Mailbox(), Odd(Refused("out of memory"), takes=False)
+    mailbox.post(Snapshot(pool=THE_POOL, desired=replace(state, adapters=state.adapters.set(newest.key, newest))))
+    async with running(engine, mailbox) as reports:
+        await asyncio.sleep(20.0)
+        tries = len(engine.called)
+        assert 2 <= tries <= 8, "it is tried again with pauses"
+        engine.outcome, engine.takes = Done(), True
+        await asyncio.sleep(40.0)
+    plan = reports[-1].situation.plan
+    assert plan is not None
+    assert [(one.generation, one.reason) for one in plan.failed] == [(2, "weights_not_safetensors")]
+    assert [(one.name, one.generation) for one in plan.kept] == [("missing-2", 1)]
+    assert engine.adapters["missing-2"] == path_of("r1", "good-1")
 
 
 class Memory:

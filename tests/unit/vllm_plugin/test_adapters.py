@@ -22,7 +22,7 @@ from sidecar.vllm_plugin.server import (
     NotLoaded,
 )
 from tests.support.cancelling import is_cancelled_at
-from tests.support.engine_in_memory import played
+from tests.support.engine_in_memory import virtual
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -217,20 +217,17 @@ async def test_a_name_that_nobody_has_is_told_at_once_and_gets_no_lock(server):
 
 
 @pytest.mark.parametrize(("seconds", "is_done"), [(4.9, True), (5.1, False)])
-def test_a_name_that_is_being_loaded_is_waited_for_five_seconds(new, seconds, is_done):
+@virtual
+async def test_a_name_that_is_being_loaded_is_waited_for_five_seconds(new, seconds, is_done):
     """R17 heals: most loads end within them, and the sidecar hears of the others in time."""
-
-    async def body() -> None:
-        server = PlayedServer()
-        server.load("x", "/old")
-        async with server.lock("x"):
-            unload = asyncio.create_task(Adapters(server, sweep_seconds=NEVER).unload("x"))
-            await asyncio.sleep(seconds)
-        await asyncio.wait([unload])
-        assert isinstance(unload.exception(), Busy) is not is_done
-        assert (server.paths() == {}) is is_done
-
-    played(body)
+    server = PlayedServer()
+    server.load("x", "/old")
+    async with server.lock("x"):
+        unload = asyncio.create_task(Adapters(server, sweep_seconds=NEVER).unload("x"))
+        await asyncio.sleep(seconds)
+    await asyncio.wait([unload])
+    assert isinstance(unload.exception(), Busy) is not is_done
+    assert (server.paths() == {}) is is_done
 
 
 async def test_too_much_that_drains_refuses_more(server, new, monkeypatch):
@@ -272,21 +269,18 @@ async def never(*_: object) -> None:
     ],
     ids=["state", "coverage", "swap"],
 )
-def test_an_engine_that_does_not_answer_is_told_before_the_sidecar_gives_up(new, call, seconds):
+@virtual
+async def test_an_engine_that_does_not_answer_is_told_before_the_sidecar_gives_up(new, call, seconds):
     """R9, R19: it waits ten, five and sixty seconds for these, and would not know what came of its call."""
-
-    async def body() -> None:
-        server = PlayedServer()
-        server.load("x", "/old")
-        server.resident = server.add = never  # type: ignore[assignment, method-assign]
-        server.ask_workers = never  # type: ignore[assignment]
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(DeadlinePassed):
-            await call(Adapters(server, sweep_seconds=NEVER), new)
-        assert asyncio.get_running_loop().time() - began == pytest.approx(seconds, abs=0.1)
-        assert server.paths() == {"x": "/old"}
-
-    played(body)
+    server = PlayedServer()
+    server.load("x", "/old")
+    server.resident = server.add = never  # type: ignore[assignment, method-assign]
+    server.ask_workers = never  # type: ignore[assignment]
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlinePassed):
+        await call(Adapters(server, sweep_seconds=NEVER), new)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(seconds, abs=0.1)
+    assert server.paths() == {"x": "/old"}
 
 
 async def test_a_fault_of_our_own_is_no_lateness_of_the_engine(server, monkeypatch):

@@ -6,7 +6,7 @@ import asyncio
 
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
-from tests.support.engine_in_memory import played
+from tests.support.engine_in_memory import virtual
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -142,62 +142,56 @@ def test_a_swap_that_is_cancelled_as_the_server_ends_leaves_no_task_behind(tmp_p
     assert not asyncio.all_tasks(asyncio.run(ended_within_a_swap()))
 
 
-def test_what_drains_is_looked_at_every_second_and_leaves_after_two_idle_looks():
+@virtual
+async def test_what_drains_is_looked_at_every_second_and_leaves_after_two_idle_looks():
     """R7, R16: whatever comes beside it; an engine in which all of it is in use is asked for nothing."""
+    loop = asyncio.get_running_loop()
+    server, asked = PlayedServer(), list[float]()
+    resident = server.resident
 
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
-        server, asked = PlayedServer(), list[float]()
-        resident = server.resident
+    async def asked_for() -> set[int]:
+        asked.append(loop.time())
+        return await resident()
 
-        async def asked_for() -> set[int]:
-            asked.append(loop.time())
-            return await resident()
-
-        server.resident = asked_for  # type: ignore[method-assign]
-        for name in "xyz":
-            server.load(name, f"/{name}")
-        drain = Drain(server, SWEEP_SECONDS)
-        kept = server.registered.pop("x")
-        drain.add(kept)
-        await asyncio.sleep(10.5)
-        assert (len(drain), server.calls, asked) == (1, [], [])
-        for name in "yz":
-            drain.add(server.registered.pop(name))
-        await asyncio.sleep(2.0)
-        assert (len(drain), server.calls) == (1, [("remove", 2), ("remove", 3)])
-        assert len(asked) == 1
-        del kept
-        await asyncio.sleep(3.0)
-        assert len(drain) == 0
-        assert len(asked) == 2
-        await asyncio.sleep(10.0)
-        assert len(asked) == 2, "nothing is left to be looked at"
-
-    played(body)
+    server.resident = asked_for  # type: ignore[method-assign]
+    for name in "xyz":
+        server.load(name, f"/{name}")
+    drain = Drain(server, SWEEP_SECONDS)
+    kept = server.registered.pop("x")
+    drain.add(kept)
+    await asyncio.sleep(10.5)
+    assert (len(drain), server.calls, asked) == (1, [], [])
+    for name in "yz":
+        drain.add(server.registered.pop(name))
+    await asyncio.sleep(2.0)
+    assert (len(drain), server.calls) == (1, [("remove", 2), ("remove", 3)])
+    assert len(asked) == 1
+    del kept
+    await asyncio.sleep(3.0)
+    assert len(drain) == 0
+    assert len(asked) == 2
+    await asyncio.sleep(10.0)
+    assert len(asked) == 2, "nothing is left to be looked at"
 
 
-def test_an_engine_that_hangs_is_asked_again_half_a_minute_later():
+@virtual
+async def test_an_engine_that_hangs_is_asked_again_half_a_minute_later():
     """R19: one call that is lost does not keep weights in memory for ever; nor is a second one made beside it."""
+    loop = asyncio.get_running_loop()
+    server, asked = PlayedServer(), list[float]()
 
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
-        server, asked = PlayedServer(), list[float]()
+    async def remove(_: int) -> None:
+        asked.append(loop.time())
+        if len(asked) == 1:
+            await asyncio.Event().wait()
 
-        async def remove(_: int) -> None:
-            asked.append(loop.time())
-            if len(asked) == 1:
-                await asyncio.Event().wait()
-
-        server.remove = remove  # type: ignore[method-assign]
-        for name in "xy":
-            server.load(name, f"/{name}")
-        drain = Drain(server, SWEEP_SECONDS)
-        drain.add(server.registered.pop("x"))
-        await asyncio.sleep(10.0)
-        drain.add(server.registered.pop("y"))
-        await asyncio.sleep(90.0)
-        assert asked[0] <= 3.0
-        assert 30.0 <= asked[1] - asked[0] <= 33.0
-
-    played(body)
+    server.remove = remove  # type: ignore[method-assign]
+    for name in "xy":
+        server.load(name, f"/{name}")
+    drain = Drain(server, SWEEP_SECONDS)
+    drain.add(server.registered.pop("x"))
+    await asyncio.sleep(10.0)
+    drain.add(server.registered.pop("y"))
+    await asyncio.sleep(90.0)
+    assert asked[0] <= 3.0
+    assert 30.0 <= asked[1] - asked[0] <= 33.0

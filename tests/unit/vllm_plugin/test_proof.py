@@ -29,7 +29,7 @@ from sidecar.vllm_plugin.protocol import (
 )
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, FilesMissing
-from tests.support.engine_in_memory import played
+from tests.support.engine_in_memory import virtual
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 
@@ -314,43 +314,37 @@ async def test_a_proof_that_takes_long_holds_no_load_up(tmp_path, monkeypatch):
     await eventually(lambda: prover.without_effect == [second])  # R16: of so many that are remembered
 
 
-def test_a_load_waits_four_seconds_for_a_proof(tmp_path):
+@virtual
+async def test_a_load_waits_four_seconds_for_a_proof(tmp_path):
     """R19: and no longer, for what the engine cannot answer by then."""
-
-    async def body() -> None:
-        gate, loop = asyncio.Event(), asyncio.get_running_loop()
-        prover = Prover(server_of((-1.0, -3.0), gate), module.PROOF_SECONDS)
-        assert await prover.prove(adapter(tmp_path / "a")) == "later"
-        assert loop.time() == pytest.approx(4.0, abs=0.1)
-        gate.set()
-        await asyncio.sleep(1.0)
-        assert await prover.prove(str(tmp_path / "a")) == "effect"
-        gate.clear()
-        loop.call_later(3.5, gate.set)
-        assert await prover.prove(adapter(tmp_path / "b")) == "effect"
-
-    played(body)
+    gate, loop = asyncio.Event(), asyncio.get_running_loop()
+    prover = Prover(server_of((-1.0, -3.0), gate), module.PROOF_SECONDS)
+    assert await prover.prove(adapter(tmp_path / "a")) == "later"
+    assert loop.time() == pytest.approx(4.0, abs=0.1)
+    gate.set()
+    await asyncio.sleep(1.0)
+    assert await prover.prove(str(tmp_path / "a")) == "effect"
+    gate.clear()
+    loop.call_later(3.5, gate.set)
+    assert await prover.prove(adapter(tmp_path / "b")) == "effect"
 
 
 @pytest.mark.parametrize(("seconds", "is_proven"), [(119.5, True), (120.5, False)])
-def test_what_is_registered_within_two_minutes_is_proven(tmp_path, seconds, is_proven):
+@virtual
+async def test_what_is_registered_within_two_minutes_is_proven(tmp_path, seconds, is_proven):
     """R22: what comes later was not that load, and what never comes is not remembered for ever."""
-
-    async def body() -> None:
-        server = server_of(BASE)
-        prover, path = Prover(server), adapter(tmp_path / "a")
-        server.is_full = True
-        prover.prove_later(path)
-        await asyncio.sleep(seconds)
-        prover.look_later()
-        server.is_full = False
-        prover.look_later()
-        server.load("a", path)
-        prover.look_later()
-        await asyncio.sleep(1.0)
-        assert prover.without_effect == ([path] if is_proven else [])
-
-    played(body)
+    server = server_of(BASE)
+    prover, path = Prover(server), adapter(tmp_path / "a")
+    server.is_full = True
+    prover.prove_later(path)
+    await asyncio.sleep(seconds)
+    prover.look_later()
+    server.is_full = False
+    prover.look_later()
+    server.load("a", path)
+    prover.look_later()
+    await asyncio.sleep(1.0)
+    assert prover.without_effect == ([path] if is_proven else [])
 
 
 async def test_what_was_found_of_five_hundred_adapters_is_remembered(tmp_path):
