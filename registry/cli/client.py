@@ -139,6 +139,7 @@ class AdminClient:
         timeout_seconds: how long one call may take, repetitions included.
         waits: False: no call is waited for once the admin service says that it does not reach etcd.
         before_change: is called before the first call that may change something.
+        repeats: the user named the request id, so every call may be one that was made before.
 
     Raises:
         CliError: that is no address, a file cannot be read, or a certificate is without its key.
@@ -152,10 +153,12 @@ class AdminClient:
         timeout_seconds: float,
         waits: bool = True,
         before_change: Callable[[], None] = lambda: None,
+        repeats: bool = False,
     ) -> None:
         self._before_change: Callable[[], None] | None = before_change
         self._loop = BackgroundLoop()
         self._waits = waits
+        self._repeats = repeats
         try:
             self._calls = self._loop.run(_connected, address, tls, timeout_seconds)
         except BaseException:  # an interrupt too: nobody else could end what it began
@@ -305,7 +308,7 @@ class AdminClient:
         if request_id and self._before_change is not None and not getattr(request, "validate_only", False):
             self._before_change()
             self._before_change = None
-        return self._run(partial(self._calls.unary, method, request, reply), request_id)
+        return self._run(partial(self._calls.unary, method, request, reply, repeats=self._repeats), request_id)
 
     def is_without_etcd(self) -> bool:
         """True if the admin service answers, and says that it does not reach etcd."""

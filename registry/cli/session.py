@@ -44,6 +44,7 @@ class Session:
     context_name: str = ""
     is_context_typed: bool = False
     waits: bool = False
+    repeats: bool = False
     template: str = ""
 
     @property
@@ -76,7 +77,12 @@ class Session:
     def client(self, timeout_seconds: float) -> AdminClient:
         """A connection whose calls may take `timeout_seconds` each, repetitions included. Raises as `admin` does."""
         return AdminClient(
-            self.admin, self.tls, timeout_seconds=timeout_seconds, waits=self.waits, before_change=self._tell_context
+            self.admin,
+            self.tls,
+            timeout_seconds=timeout_seconds,
+            waits=self.waits,
+            before_change=self._tell_context,
+            repeats=self.repeats,
         )
 
     def _tell_context(self) -> None:
@@ -159,12 +165,17 @@ def stack_failure(error: StackError, remedy: str = "") -> CliError:
 
 
 def session_of(context: typer.Context) -> Session:
-    """The session that the root command made; it waits if this command was told how long."""
+    """The session that the root command made; it waits if this command was told how long.
+
+    A request id that the user names may be that of an earlier command.
+    """
     session = context.find_object(Session)
     if session is None:
         raise usage("a command of loraplane runs below loraplane itself")
     if context.params.get("timeout") is not None and not session.waits:
         context.obj = session = replace(session, waits=True)
+    if context.params.get("request_id") is not None and not session.repeats:
+        context.obj = session = replace(session, repeats=True)
     return session
 
 

@@ -382,6 +382,7 @@ class AsyncRegistry:
         return False
 
     async def _changed(self, method: str, request: _Change, timeout_seconds: float | None) -> pb.ApplyAdaptersResponse:
+        is_given = bool(request.request_id)
         request.request_id = request.request_id or str(uuid.uuid4())
         return await self._calls.unary(
             method,
@@ -389,6 +390,7 @@ class AsyncRegistry:
             pb.ApplyAdaptersResponse,
             request_id=request.request_id,
             timeout_seconds=timeout_seconds,
+            repeats=is_given,
         )
 
 

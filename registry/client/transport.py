@@ -19,6 +19,7 @@ from registry.client.errors import CallErrors
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
 from registry.model.errors import InvalidArgument, Reason, Unavailable
+from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class AdminCalls:
         *,
         request_id: str = "",
         timeout_seconds: float | None = None,
+        repeats: bool = False,
     ) -> Reply:
         """One answer.
 
@@ -103,15 +105,19 @@ class AdminCalls:
             reply: type of the answer.
             request_id: for the metadata of errors.
             timeout_seconds: repetitions included; None: that of the connection.
+            repeats: the same may have been sent before; if not, only what is sent again here says so.
 
         Raises:
             RegistryError: as the admin service refused it, or Unavailable.
         """
+        sent = repeats
 
         async def attempt(seconds: float) -> Reply:
+            nonlocal sent
+            metadata, sent = (REPEATED_METADATA,) if sent else None, True
             call = self.channel.unary_unary(f"{_SERVICE}/{method}", _serialized, reply.FromString)
             with self.errors.translated(request_id):
-                return await call(request, timeout=seconds)
+                return await call(request, timeout=seconds, metadata=metadata)
 
         return await self.repeated(attempt, timeout_seconds)
 

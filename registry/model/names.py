@@ -75,6 +75,11 @@ def check_segment(name: str, *, field: str) -> None:
         )
 
 
+# gRPC metadata of a call that may repeat another one with the same request_id, which may be under way yet: then a
+# refusal waits until nothing of that can take effect any more (docs/etcd-layout.md).
+REPEATED_METADATA = ("loraplane-repeated", "1")
+
+
 def check_request_id(request_id: str, *, field: str = "request_id") -> None:
     """Raises InvalidArgument unless `request_id` may identify a request."""
     if not _REQUEST_ID.fullmatch(request_id):

@@ -84,11 +84,13 @@ def refusal(error: etcd.EtcdError) -> RegistryError:
     return REFUSALS[type(error)](str(error))
 
 
-def outcome_unknown(error: etcd.EtcdError, request_id: str) -> Unavailable:
+def outcome_unknown(error: etcd.EtcdError | RegistryError, request_id: str) -> Unavailable:
     """What a failure means after which nobody knows whether the change was made."""
+    # Behind the semicolon a refusal says that nothing was changed, or what to do instead.
+    why = error.message.partition(";")[0] if isinstance(error, RegistryError) else error
     return Unavailable(
         Reason.OUTCOME_UNKNOWN,
         f"it is not known whether the change was made; retry with the same request_id {request_id!r} to learn it: "
-        f"{error}",
+        f"{why}",
         metadata={"request_id": request_id},
     )

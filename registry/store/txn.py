@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, LeaseExpired, NoSpace
 from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn, TxnResult
-from registry.model.errors import Conflict, Reason, RegistryError
+from registry.model.errors import Conflict, Reason, RegistryError, Unavailable
 from registry.runtime.clock import Deadline
 from registry.store.failures import outcome_unknown, refusal
 from registry.transactions.builder import Commit, Settled, Unchanged, fence, is_fenced, replay, request_reads
@@ -213,7 +214,7 @@ class TxnRunner:
         self._tools = tools
         self._deadline = deadline
         self._reads = reads_of(change, context)
-        self._copies = False
+        self._copies = context.caller.repeats
 
     async def foretell(self) -> Settled:
         """What would become of the change. Raises as `carry_out`."""
@@ -221,7 +222,7 @@ class TxnRunner:
             view = await self._whole(await self._read())
         except EtcdError as error:
             raise refusal(error) from error
-        known = replay(view, self._context)
+        known = await self._replay(view)
         return known or Settled(plan_change(self._change, view, self._context).reply, view.revision)
 
     async def carry_out(self) -> Settled:
@@ -234,9 +235,21 @@ class TxnRunner:
         try:
             return await self._carry_out()
         except RegistryError as error:
+            with self.unfenced():
+                if not self._copies or isinstance(error, Unavailable):
+                    raise
+            return await self._fence(error)
+
+    @contextmanager
+    def unfenced(self) -> Iterator[None]:
+        """Around what may fail and puts no fence: if something that was sent may yet take effect, nobody knows."""
+        try:
+            yield
+        except RegistryError as error:
             if not self._copies or error.reason is Reason.OUTCOME_UNKNOWN:
                 raise
-            return await self._fence(error)
+            why = error.__cause__ if isinstance(error.__cause__, EtcdError) else error
+            raise outcome_unknown(why, self._context.caller.request_id) from error
 
     async def _carry_out(self) -> Settled:
         try:
@@ -282,7 +295,7 @@ class TxnRunner:
     async def _from(self, view: ReadSet) -> Settled:
         """Plans from a true view, and from those that follow, until it is settled."""
         for lost in range(_TRIES):
-            known = replay(view, self._context)
+            known = await self._replay(view)
             if known is not None:
                 return known
             view = await self._whole(view)
@@ -298,6 +311,16 @@ class TxnRunner:
         raise Conflict(
             Reason.LOST_RACE, f"others changed the same records {_TRIES} times in a row; nothing was changed, repeat it"
         )
+
+    async def _replay(self, view: ReadSet) -> Settled | None:
+        """How an earlier call with this request id was settled, if it was.
+
+        Raises:
+            RegistryError: it was refused: as this one would be now, or its request id is used up.
+        """
+        if is_fenced(view, self._context):
+            plan_change(self._change, await self._whole(view), self._context)
+        return replay(view, self._context)
 
     async def _whole(self, view: ReadSet) -> ReadSet:
         """With what only this kind of pool has to be planned from. From then on each else-branch reads that too."""

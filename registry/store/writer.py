@@ -10,7 +10,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -165,13 +165,21 @@ class Writer:
             Unavailable: the outcome is not known, or etcd does not answer; its reason and text tell which.
             RegistryError: it is refused, and nothing was changed.
         """
-        self._gate.check()
         attempt = TxnRunner(change, self._context(change, caller), self._tools, deadline)
         if validate_only:
+            self._gate.check()
             return await attempt.foretell()
+        async with AsyncExitStack() as held:
+            with attempt.unfenced():
+                self._gate.check()
+                await held.enter_async_context(self._turn(change, deadline.spend()))
+            return await attempt.carry_out()
+
+    @asynccontextmanager
+    async def _turn(self, change: Change, timeout_seconds: float) -> AsyncIterator[None]:
         try:
-            async with self._locks.hold(tenants_of(change), timeout_seconds=deadline.spend()):
-                return await attempt.carry_out()
+            async with self._locks.hold(tenants_of(change), timeout_seconds=timeout_seconds):
+                yield
         except TimeoutError as error:
             message = "other changes of the same tenant took all the time; nothing was changed, repeat it"
             raise Unavailable(Reason.DEADLINE_EXCEEDED, message) from error

@@ -28,12 +28,17 @@ UNAUTHENTICATED, OPERATOR, CONDUCTOR = "unauthenticated", "operator", "conductor
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. `request_id_given`: the id is the caller's own, so a replay may come, also of what changes nothing."""
+    """Who asks.
+
+    `request_id_given`: the id is the caller's own, so a replay may come, also of what changes nothing. `repeats`: this
+    call may be the replay, and one before it under way at another admin service.
+    """
 
     principal: str
     role: str
     request_id: str
     request_id_given: bool
+    repeats: bool = False
 
     @property
     def space(self) -> str:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from tests.simulation.channels import SimChannel
 from tests.simulation.links import CLOSED, RESET, Link, rpc_error
-from tests.simulation.serving import ServerCall
+from tests.simulation.serving import Metadata, ServerCall
 from tests.simulation.streams import SimStream
 
 Reply = TypeVar("Reply")
@@ -35,8 +35,8 @@ class CallerChannel(SimChannel):
     ) -> Callable[..., Coroutine[Any, Any, Reply]]:
         """A call with one reply."""
 
-        async def call(request: Message, *, timeout: float) -> Reply:
-            replies = SimReplies(self, path, serialize(request), parse, timeout, is_unary=True)
+        async def call(request: Message, *, timeout: float, metadata: Metadata) -> Reply:
+            replies = SimReplies(self, path, serialize(request), parse, timeout, metadata, is_unary=True)
             try:
                 return await anext(replies)
             finally:
@@ -88,6 +88,7 @@ class SimReplies(Generic[Reply]):
         request: bytes,
         parse: Callable[[bytes], Reply],
         timeout: float | None,
+        metadata: Metadata = None,
         *,
         is_unary: bool = False,
     ) -> None:
@@ -96,6 +97,7 @@ class SimReplies(Generic[Reply]):
         self._request = request
         self._parse = parse
         self._deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        self._metadata = metadata
         self._is_unary = is_unary
         self._stream: CallStream | None = None
 
@@ -105,7 +107,8 @@ class SimReplies(Generic[Reply]):
     async def __anext__(self) -> Reply:
         if self._stream is None:
             await self._channel.connected(self._deadline)
-            self._stream = CallStream(self._channel, self._path, self._left_seconds(), is_unary=self._is_unary)
+            left = self._left_seconds()
+            self._stream = CallStream(self._channel, self._path, left, self._metadata, is_unary=self._is_unary)
             await self._stream.begin(self._request)
         item = await self._stream.read()
         if item is grpc.aio.EOF:
@@ -128,13 +131,15 @@ class CallStream(SimStream):
     _channel: CallerChannel
     _far: ServerCall
 
-    def __init__(self, channel: CallerChannel, path: str, timeout: float | None, *, is_unary: bool) -> None:
-        self._timeout = timeout
+    def __init__(
+        self, channel: CallerChannel, path: str, timeout: float | None, metadata: Metadata, *, is_unary: bool
+    ) -> None:
+        self._timeout, self._metadata = timeout, metadata
         self._is_unary = is_unary
         super().__init__(channel, path, timeout)
 
     def _reached(self) -> ServerCall:
-        return ServerCall(self._path, self._channel.peer, self._number, self._timeout, self._deliver)
+        return ServerCall(self._path, self._channel.peer, self._number, self._timeout, self._deliver, self._metadata)
 
     async def begin(self, request: bytes) -> None:
         """Sends the call, and behind it the request."""

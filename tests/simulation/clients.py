@@ -24,15 +24,11 @@ LEAVES_WITHIN_SECONDS = (0.001, 0.01, 0.1, 1.0)
 
 @dataclass(frozen=True)
 class Answer:
-    """How a request ended for its caller; `revision` 0: it was refused.
-
-    `was_unsettled`: of an earlier call with the same id the caller knew no outcome; it may have been under way yet.
-    """
+    """How a request ended for its caller; `revision` 0: it was refused."""
 
     request_id: str
     revision: int
     reason: str = ""
-    was_unsettled: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,10 @@ class Clients:
             self._calls[admin.name] = AdminCalls(f"{self.caller}.{admin.address}", None, CALL_SECONDS)
         return self._calls[admin.name]
 
-    async def ask(self, admin: Admin, asked: Request, *, leaves_after: float | None = None) -> Message:
-        """One call, which the SDK repeats while it is Unavailable.
+    async def ask(
+        self, admin: Admin, asked: Request, *, leaves_after: float | None = None, repeats: bool = False
+    ) -> Message:
+        """One call, which the SDK repeats while it is Unavailable; `repeats`: it says that it may be a repetition.
 
         Raises:
             CallerLeft: the caller hung up.
@@ -71,7 +69,7 @@ class Clients:
         """
         try:
             async with asyncio.timeout(leaves_after):
-                return await self.of(admin).unary(asked.method, asked.message, asked.reply)
+                return await self.of(admin).unary(asked.method, asked.message, asked.reply, repeats=repeats)
         except TimeoutError as error:
             raise CallerLeft("nobody waits for it any more") from error
 
@@ -81,20 +79,29 @@ class Clients:
 
 
 async def settle(
-    clients: Clients, admins: list[Admin], asked: Request, rng: random.Random, impatience: Impatience
+    clients: Clients,
+    admins: list[Admin],
+    asked: Request,
+    rng: random.Random,
+    impatience: Impatience,
+    *,
+    repeats: bool = False,
 ) -> tuple[Message | RegistryError, bool]:
     """Asks one admin after another, always the same, until the outcome is known.
 
-    It comes with whether of an earlier call nobody knew the outcome.
+    It comes with whether of an earlier call nobody knew the outcome. `repeats`: there was one before these.
     """
     was_unsettled = False
     while True:
+        admin, leaves_after, is_repeated = rng.choice(admins), impatience.seconds(), repeats or was_unsettled
         try:
-            return await clients.ask(rng.choice(admins), asked, leaves_after=impatience.seconds()), was_unsettled
+            told = await clients.ask(admin, asked, leaves_after=leaves_after, repeats=is_repeated)
         except CallerLeft:
             impatience.left()
         except Unavailable:
             await asyncio.sleep(rng.uniform(0.05, 1.0))
         except RegistryError as error:
             return error, was_unsettled
+        else:
+            return told, was_unsettled
         was_unsettled = True

@@ -55,7 +55,7 @@ def _is_of_the_moment(*told: Told) -> bool:
     return any(isinstance(one, Unavailable) for one in told) or not reasons.isdisjoint(_MOMENTARY)
 
 
-# A store that is full refuses whatever would be written: docs/critiques.md, 23.
+# A store that is full refuses whatever would be written, and answers what is only read.
 _MOMENTARY = {Reason.ETCD_NO_SPACE, Reason.LOST_RACE, Reason.TOO_MANY_CALLS}
 
 

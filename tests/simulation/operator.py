@@ -115,9 +115,11 @@ class Operator:
         asked = request_of(change, request_id)
         dry = await self._dry_run(change) if self._dry.random() < DRY_RUNS else None
         while restores != self._world.restores:
-            restores = self._world.restores
-            told, was_unsettled = await settle(self._clients, self._world.admins, asked, self._rng, self._impatience)
-        answer = self._answer(request_id, told, was_unsettled=was_unsettled)
+            repeats, restores = restores >= 0, self._world.restores
+            told, was_unsettled = await settle(
+                self._clients, self._world.admins, asked, self._rng, self._impatience, repeats=repeats
+            )
+        answer = self._answer(request_id, told)
         self._world.log(f"{request_id} {type(change).__name__}: revision {answer.revision} {answer.reason}")
         self._world.answers.append(answer)
         if dry is not None and dry.restores == restores and not was_unsettled:
@@ -137,14 +139,14 @@ class Operator:
             told = error
         return DryRun(told, since, restores)
 
-    def _answer(self, request_id: str, told: Message | RegistryError, *, was_unsettled: bool) -> Answer:
+    def _answer(self, request_id: str, told: Message | RegistryError) -> Answer:
         """What its caller knows; a reply that tells no revision is of the one that has its request."""
         if isinstance(told, RegistryError):
-            return Answer(request_id, 0, told.reason, was_unsettled)
+            return Answer(request_id, 0, told.reason)
         if not isinstance(told, pb.Pool | pb.Tenant):
-            return Answer(request_id, told.revision, "", was_unsettled)  # type: ignore[attr-defined]
+            return Answer(request_id, told.revision)  # type: ignore[attr-defined]
         kv = self._world.store.kvs.get(KEYS.request(request_id))
-        return Answer(request_id, -1 if kv is None else kv.mod_revision, "", was_unsettled)
+        return Answer(request_id, -1 if kv is None else kv.mod_revision)
 
     async def change_one(self, name: str) -> None:
         """Changes or removes the adapter of that name."""

@@ -15,6 +15,7 @@ from tests.simulation.loop import current_process
 # So many messages of a stream are under way to a client that reads none; then its handler waits.
 WINDOW = 2
 Sent = Any  # bytes, an error as gRPC brings it, or grpc.aio.EOF
+Metadata = tuple[tuple[str, str], ...] | None
 _STOPPED = ("UNAVAILABLE", "Server is shutting down")
 
 
@@ -33,7 +34,15 @@ class ServerCall:
         is_over: its end was sent.
     """
 
-    def __init__(self, path: str, peer: str, number: int, seconds: float | None, send: Callable[[Sent], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        peer: str,
+        number: int,
+        seconds: float | None,
+        send: Callable[[Sent], None],
+        metadata: Metadata,
+    ) -> None:
         """`seconds`: that its client gives it, from when it comes in; `send` brings a message to the client."""
         self.path = path
         self.number = number
@@ -44,6 +53,7 @@ class ServerCall:
         self._peer = peer
         self._seconds = seconds
         self._send = send
+        self._metadata = metadata
         self._until: float | None = None
         self._requests: deque[bytes] = deque()
         self._room = WINDOW
@@ -141,6 +151,9 @@ class ServerCall:
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         return {}
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
 
     def peer(self) -> str:
         return self._peer

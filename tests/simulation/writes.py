@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from registry.model.errors import Reason
 from tests.simulation.clients import Answer
 from tests.simulation.world import KEYS, World
 from tests.support.history_check import History, check_history
@@ -52,8 +51,6 @@ def _wrong(answer: Answer, revisions: list[int]) -> str:
         return f"W3 {answer.request_id} was applied at {revisions}"
     if answer.revision and revisions != [answer.revision]:
         return f"W1 {answer}, but applied at {revisions}"
-    # Without space nothing can be written that would keep an earlier copy out: docs/critiques.md, 23.
-    is_told_of_a_copy = answer.was_unsettled and answer.reason == Reason.ETCD_NO_SPACE
-    if not answer.revision and revisions and not is_told_of_a_copy:
+    if not answer.revision and revisions:
         return f"W8 {answer}, but applied at {revisions}"
     return ""

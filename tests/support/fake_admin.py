@@ -220,12 +220,14 @@ class FakeChannel:
 
     Attributes:
         timeouts: how long each call might take, in their order.
+        metadata: of each call with one answer, in their order.
         graces: with which it was closed.
     """
 
     def __init__(self, admin: FakeAdmin) -> None:
         self._admin = admin
         self.timeouts: list[float | None] = []
+        self.metadata: list[object] = []
         self.graces: list[float | None] = []
 
     def unary_unary(
@@ -237,7 +239,8 @@ class FakeChannel:
     ) -> Callable[..., Any]:
         """A call with one answer."""
 
-        async def call(request: Message, *, timeout: float | None) -> Any:
+        async def call(request: Message, *, timeout: float | None, metadata: object = None) -> Any:
+            self.metadata.append(metadata)
             stream = self._begin(path, request_serializer(request), type(request), timeout, is_unary=True)
             return response_deserializer((await anext(stream)).SerializeToString())
 

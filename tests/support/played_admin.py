@@ -61,12 +61,16 @@ class Context:
 
     remaining: float | None = 60.0
     names: Mapping[str, list[bytes]] = field(default_factory=dict)
+    metadata: tuple[tuple[str, str], ...] = ()
 
     def time_remaining(self) -> float | None:
         return self.remaining
 
     def auth_context(self) -> Mapping[str, list[bytes]]:
         return self.names
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self.metadata
 
     def peer(self) -> str:
         return "ipv4:10.0.0.1:1"

@@ -33,7 +33,7 @@ class CallContext:
     """One call: its method's name, who makes it, and how long it may take.
 
     `origin` is whom limits count it to: the principal that a certificate names, or else the address. `connection` is
-    as gRPC names it.
+    as gRPC names it. `repeats`: its client says that it may be a repetition.
     """
 
     method: str
@@ -41,6 +41,7 @@ class CallContext:
     deadline: Deadline
     origin: str
     connection: str
+    repeats: bool = False
 
     def caller(self, request_id: str) -> Caller:
         """Who asks for a change; an empty id is replaced by one of ours.
@@ -50,8 +51,8 @@ class CallContext:
         """
         if request_id:
             check_request_id(request_id)
-        made = request_id or f"auto-{secrets.token_hex(12)}"
-        return Caller(self.principal.name, self.principal.role, made, request_id_given=bool(request_id))
+        made, is_given = request_id or f"auto-{secrets.token_hex(12)}", bool(request_id)
+        return Caller(self.principal.name, self.principal.role, made, is_given, repeats=is_given and self.repeats)
 
 
 def address_of(peer: str) -> str:

@@ -37,6 +37,7 @@ from registry.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from registry.model.names import REPEATED_METADATA
 from registry.runtime.clock import Deadline
 from registry.runtime.process import Repeats
 
@@ -324,6 +325,7 @@ def _call(method: str, context: Context) -> CallContext:
     seconds = MAX_UNARY_SECONDS if remaining is None else min(MAX_UNARY_SECONDS, remaining * (1 - _FOR_THE_ANSWER))
     names = context.auth_context().get("x509_common_name", ())
     name = next(iter(names), b"").decode(errors="replace")
+    peer, repeats = context.peer(), REPEATED_METADATA in (context.invocation_metadata() or ())
     if name:
-        return CallContext(method, operator(name), Deadline.of(seconds), f"operator {name}", context.peer())
-    return CallContext(method, ANONYMOUS, Deadline.of(seconds), address_of(context.peer()), context.peer())
+        return CallContext(method, operator(name), Deadline.of(seconds), f"operator {name}", peer, repeats)
+    return CallContext(method, ANONYMOUS, Deadline.of(seconds), address_of(peer), peer, repeats)

@@ -15,10 +15,11 @@ from grpc import StatusCode
 
 from registry.admin.rpc.calls import address_of
 from registry.admin.rpc.service import DESCRIPTOR
+from registry.model.names import REPEATED_METADATA
 from registry.model.records import AuditRecord
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
-from tests.support.admin import change_set, put
+from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Aborted, Context, Served, serve
 from tests.support.played_etcd import now
 from tests.support.records import KEYS
@@ -288,6 +289,20 @@ def test_who_asks_is_the_name_of_a_certificate_or_nobody_known():
         audits = sorted((AuditRecord.parse(value) for value in stored), key=lambda audit: audit.at)
         told = {(audit.principal, audit.role) for audit in audits}
         assert told == {("anonymous", "unauthenticated"), ("ann", "operator")}
+
+    serve(scene)
+
+
+@pytest.mark.parametrize("metadata", [(), (("other", "1"), REPEATED_METADATA)])
+def test_a_repetition_that_says_so_is_refused_behind_a_fence(metadata):
+    """W8 no-false-fail: what it repeats may be under way at another service. Whoever does not say so is not asked."""
+
+    async def scene(served: Served) -> None:
+        await served.make_pool()
+        request = change_set(drop("a"), request_id="r")
+        refused = await served.refusal("ApplyAdapters", request, Context(metadata=metadata))
+        assert refused.info.reason == "ADAPTER_NOT_FOUND"
+        assert (KEYS.request("r") in served.etcd.store.kvs) is bool(metadata)
 
     serve(scene)
 

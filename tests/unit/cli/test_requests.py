@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin
 
@@ -156,7 +157,7 @@ SENT: dict[str, Message] = {
     ("line", "dry_run"), [*((line, False) for line in SENT), *((line, True) for line in SENT if "retry" not in line)]
 )
 def test_a_change_is_sent_as_it_was_said_and_nothing_else(cli, store, line, dry_run):
-    """W7, W9: no flag is lost, and none that was not given is made up."""
+    """W7, W9: no flag is lost, and none that was not given is made up. W8: one with an id may be a repetition."""
     flags = [] if line.startswith("replica") else ["--request-id", "q1"]
     ran = cli(*line.format(DIGEST=DIGEST, SIGNATURE=SIGNATURE).split(), *flags, *(["--dry-run"] if dry_run else []))
     assert ran.code == 0, ran.err
@@ -164,6 +165,8 @@ def test_a_change_is_sent_as_it_was_said_and_nothing_else(cli, store, line, dry_
     expected.validate_only = dry_run
     assert [one for name, one in store.requests if not name.startswith(("Get", "List", "Watch"))] == [expected]
     assert store.asked("WatchRollout") == [], "nothing is waited for without --wait"
+    metadata = [one for channel in store.channels for one in channel.metadata]
+    assert ((REPEATED_METADATA,) in metadata) is bool(flags)
 
 
 UPDATES = {

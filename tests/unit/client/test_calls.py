@@ -23,6 +23,7 @@ from registry.client.adapters import Published, not_served
 from registry.client.errors import CallErrors
 from registry.lora.directory import digest_of
 from registry.model.messages import spec_dict
+from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA
 from tests.support.fake_admin import FakeAdmin, Hold, Refusal, applied
@@ -201,6 +202,10 @@ def test_a_change_is_repeated_with_its_request_id_until_its_time_is_up(registry,
     asked = admin.asked("ApplyAdapters")
     assert (len(asked), len({one.request_id for one in asked})) == (3, 1)
     assert (asked[0].changes[0].delete, asked[0].changes[0].etag) == ("acme/a", "16")
+    (channel,) = admin.channels
+    assert channel.metadata == [None, (REPEATED_METADATA,), (REPEATED_METADATA,)]
+    registry.withdraw("a", "p", request_id="mine")
+    assert channel.metadata[3:] == [(REPEATED_METADATA,)], "whoever names an id may have used it before"
     admin.answers["ApplyAdapters"] = [UNAVAILABLE]
     with pytest.raises(Unavailable) as unknown:
         registry.withdraw("a", "p", timeout_seconds=0.1, request_id="mine")

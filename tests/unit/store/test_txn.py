@@ -18,7 +18,7 @@ from registry.model.records import PoolLimits
 from registry.runtime.clock import Deadline
 from registry.store.txn import SharedLease, audit_lease, request_lease
 from registry.store.writer import WriteGate, Writer
-from registry.transactions.builder import Settled
+from registry.transactions.builder import Commit, Settled
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.context import Caller, TxnLimits
 from tests.simulation.loop import VirtualLoop
@@ -53,14 +53,25 @@ def writer(etcd: FlakyEtcd, *, rng: random.Random | None = None, max_ops: int = 
     return Writer(etcd.as_client(), KEYS, TxnLimits(max_ops=max_ops), gate, rng=rng or NoChance())
 
 
-async def change(by: Writer, what: Change, request_id: str = "", *, dry: bool = False, seconds: float = 30) -> Settled:
-    caller = Caller("alice", "operator", request_id or f"auto-{next(_numbers)}", request_id_given=bool(request_id))
+async def change(
+    by: Writer,
+    what: Change,
+    request_id: str = "",
+    *,
+    dry: bool = False,
+    repeats: bool = False,
+    seconds: float = 30,
+) -> Settled:
+    made = request_id or f"auto-{next(_numbers)}"
+    caller = Caller("alice", "operator", made, request_id_given=bool(request_id), repeats=repeats)
     return await by.change(what, caller, Deadline.of(seconds), validate_only=dry)
 
 
-async def refused(by: Writer, what: Change, request_id: str = "", *, seconds: float = 30) -> RegistryError:
+async def refused(
+    by: Writer, what: Change, request_id: str = "", *, dry: bool = False, repeats: bool = False, seconds: float = 30
+) -> RegistryError:
     with pytest.raises(RegistryError) as told:
-        await change(by, what, request_id, seconds=seconds)
+        await change(by, what, request_id, dry=dry, repeats=repeats, seconds=seconds)
     return told.value
 
 
@@ -226,6 +237,39 @@ def test_no_time_left(etcd):
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(scenario())
+
+
+async def test_a_repeated_call_is_refused_behind_a_fence(etcd):
+    """W8 no-false-fail: what its first call sent elsewhere cannot arrive then. W3, W9: it is refused as before."""
+    by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
+    under_way = somebody.plan(DeletePool(POOL), "late")
+    assert isinstance(under_way, Commit)
+    somebody.change(applying(upsert("acme/x")))
+    for dry in (True, False, False, True):
+        told = await refused(by, DeletePool(POOL), "late", dry=dry, repeats=True)
+        assert told.reason is Reason.POOL_NOT_EMPTY
+    somebody.change(applying(Remove("acme/x")))
+    assert not etcd.etcd.txn(under_way.txn).succeeded
+    for dry in (True, False):
+        told = await refused(by, DeletePool(POOL), "late", dry=dry, repeats=True)
+        assert told.reason is Reason.REQUEST_ID_REUSED
+
+
+@pytest.mark.parametrize("why", ["etcd is away", "etcd is full", "the gate is shut", "no time"])
+async def test_a_repeated_call_that_cannot_be_fenced_is_of_unknown_outcome(etcd, why):
+    """W8 no-false-fail: its first call may be carried out elsewhere yet, and the same request id settles it."""
+    gate = WriteGate()
+    if why != "the gate is shut":
+        gate.open()
+    flaky = Full(etcd.etcd) if why == "etcd is full" else etcd
+    by = Writer(flaky.as_client(), KEYS, TxnLimits(), gate, rng=NoChance())
+    if why == "etcd is away":
+        etcd.fail([Fault.REFUSED])
+    told = await refused(by, applying(upsert("acme/a")), "r", repeats=True, seconds=0.0 if why == "no time" else 30)
+    assert (type(told), told.reason, told.metadata) == (Unavailable, Reason.OUTCOME_UNKNOWN, {"request_id": "r"})
+    assert "nothing was changed" not in told.message
+    settled = await change(writer(etcd), applying(upsert("acme/a")), "r", repeats=True)
+    assert settled.reply.adapters[0].outcome == "created"
 
 
 async def test_what_was_certainly_not_applied_is_told_so(etcd):
