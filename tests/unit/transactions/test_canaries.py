@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from registry.etcd3.ops import Put, Txn
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason
 from registry.model.records import (
-    AdapterRecord,
     AuditRecord,
     Canary,
     Expect,
@@ -18,174 +19,117 @@ from registry.model.records import (
     Strategy,
 )
 from registry.model.status import Presence
-from registry.transactions.changes import AbortRollout, HaltRollout, PromoteRollout, Remove, RollbackAdapter
+from registry.transactions.changes import (
+    AbortRollout,
+    ApplyAdapters,
+    Change,
+    HaltRollout,
+    PromoteRollout,
+    Remove,
+    RollbackAdapter,
+)
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import etag, record, refused
 
 NAME = "acme/a"
-QUARTER = Strategy(canary=Canary(replicas="25%"))
-ONE = Strategy(canary=Canary(replicas=1))
-PROMOTE, ABORT = PromoteRollout(POOL, NAME), AbortRollout(POOL, NAME)
+QUARTER, ONE, TWO = (Strategy(canary=Canary(replicas=number)) for number in ("25%", 1, 2))
+PROMOTE, ABORT, BACK = PromoteRollout(POOL, NAME), AbortRollout(POOL, NAME), RollbackAdapter(POOL, NAME)
+
+
+def put(source: str, **spec) -> ApplyAdapters:
+    return applying(upsert(NAME, source, **{"strategy": QUARTER, **spec}))
 
 
 @pytest.fixture
 def author(author: Author) -> Author:
     """An adapter at generation 1, which all serve."""
-    author.change(applying(upsert(NAME, "v1", strategy=QUARTER)))
+    author.change(put("v1"))
     return author
 
 
-def put(author: Author, source: str, **spec) -> AdapterRecord:
-    author.change(applying(upsert(NAME, source, **{"strategy": QUARTER, **spec})))
-    return record(author)
+V2, V3, GONE = put("v2"), put("v3"), applying(Remove(NAME))
+HALT_2, HALT_3 = (HaltRollout(POOL, NAME, number, 0, "they refuse it") for number in (2, 3))
+OTHERS = {"priority": 3, "labels": {"a": "b"}, "description": "d", "load": "lazy"}
+EXPECT = Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])])
+# What is changed, the source that stands then, its generation, and whether all others serve the first meanwhile.
+COURSES: dict[str, tuple[list[Change], tuple[str, int, bool]]] = {
+    "new weights": ([V2], ("v2", 2, True)),
+    "of another base": ([put("v1", base_model="other")], ("v1", 2, True)),
+    "of other credentials": ([put("v1", credentials="s3")], ("v1", 2, True)),
+    "prepared otherwise": ([put("v1", prepare=Prepare(dora="strip"))], ("v1", 2, True)),
+    "expected to answer otherwise": ([put("v1", expect=EXPECT)], ("v1", 2, True)),
+    "whatever else": ([put("v1", **OTHERS, strategy=ONE)], ("v1", 2, False)),
+    "without a strategy": ([V2, put("v3", strategy=None)], ("v3", 3, False)),
+    "canaries upon canaries": ([V2, V3], ("v3", 3, True)),
+    "the weights of the others": ([V2, put("v1", priority=1)], ("v1", 3, False)),
+    "tried anew": ([V2, HALT_2, put("v2", priority=1)], ("v2", 3, True)),
+    "the same again": ([V2, V2], ("v2", 2, True)),
+    "promoted": ([V2, HALT_2, PROMOTE], ("v2", 2, False)),
+    "aborted": ([put("v2", priority=5), ABORT], ("v1", 3, False)),
+    "aborted after a promotion": ([V2, PROMOTE, V3, HALT_3, ABORT], ("v2", 4, False)),
+    "deleted, and new": ([V2, GONE, V3], ("v3", 3, False)),
+    "rolled back": ([V2, PROMOTE, V3, BACK], ("v2", 4, False)),
+    "rolled back to itself": ([V2, replace(BACK, to_generation=2)], ("v2", 2, False)),
+    "rolled back from what canaries refuse": ([V2, HALT_2, V3, BACK], ("v1", 4, False)),
+    "rolled back past an abortion": ([V2, PROMOTE, V3, ABORT, put("v5", strategy=None), BACK], ("v2", 6, False)),
+    "rolled back to what only canaries had": ([V2, ABORT, replace(BACK, to_generation=2)], ("v2", 4, False)),
+    "rolled back to a number": ([V2, PROMOTE, V3, replace(BACK, to_generation=1)], ("v1", 4, False)),
+    "rolled back from an abortion": ([V2, ABORT, BACK], ("v1", 3, False)),
+    "rolled back to what history forgot": ([*(put(f"v{n}") for n in range(2, 16)), BACK], ("v1", 16, False)),
+    "deleted, and rolled back": ([V2, GONE, BACK], ("v1", 3, False)),
+}
 
 
-def alive(
-    author: Author, *, leaving: bool = False, reports: bool = True, by_reports: bool = True, **labels: str
-) -> None:
-    name = f"r{author.etcd.revision}"
-    about = {"pool": POOL, "replica": name, "incarnation": "i", "owner": "o", "started_at": "t"}
-    presence = Presence(**about, labels=labels, leaving=leaving, by_reports=by_reports)
-    stands(author, name, presence.to_bytes(), reports=reports)
-
-
-def stands(author: Author, name: str, presence: bytes, *, reports: bool = True) -> None:
-    """A presence, and beside it a status that is under its lease, or is not."""
-    puts = Put(KEYS.replica(POOL, name), presence, 7), Put(KEYS.status(POOL, name), b"{}", 7 if reports else 8)
-    author.etcd.txn(Txn((), puts))
-
-
-def test_new_weights_come_to_canaries_first(author):
-    first = record(author)
-    assert first.rollout is None
-    second = put(author, "v2")
-    assert second.generation == 2
-    assert (second.rollout.stable_generation, second.rollout.stable_spec) == (1, first.spec)
-    assert second.rollout.halted == ""
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"base_model": "other"},
-        {"credentials": "s3"},
-        {"prepare": Prepare(dora="strip")},
-        {"expect": Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])])},
-    ],
-    ids=str,
-)
-def test_what_decides_about_weights(author, spec):
-    assert put(author, "v1", **spec).rollout is not None
-
-
-def test_whatever_else_changes_comes_to_all_at_once(author):
-    other = put(author, "v1", priority=3, labels={"a": "b"}, description="d", load="lazy", strategy=ONE)
-    assert (other.generation, other.rollout) == (2, None)
-
-
-def test_without_a_strategy_new_weights_come_to_all_at_once(author):
-    put(author, "v2")
-    third = put(author, "v3", strategy=None)
-    assert (third.generation, third.rollout) == (3, None)
-
-
-def test_a_canary_upon_a_canary_keeps_what_the_others_serve(author):
-    first = record(author)
-    put(author, "v2")
-    third = put(author, "v3")
-    assert (third.rollout.stable_generation, third.rollout.stable_spec) == (1, first.spec)
-
-
-def test_back_to_the_weights_of_the_others_is_no_rollout(author):
-    put(author, "v2")
-    assert put(author, "v1", priority=1).rollout is None
-
-
-def test_a_change_of_nothing_else_goes_on_and_is_tried_anew(author):
-    put(author, "v2")
-    author.change(HaltRollout(POOL, NAME, 2, etag(author), "1 of 1 canaries refuse it"))
-    assert record(author).rollout.halted
-    third = put(author, "v2", priority=1)
-    assert (third.generation, third.rollout.stable_generation, third.rollout.halted) == (3, 1, "")
-
-
-def test_the_same_again_changes_nothing(author):
-    put(author, "v2")
-    before = author.etcd.revision
-    put(author, "v2")
-    assert author.etcd.revision == before
+@pytest.mark.parametrize(("course", "end"), COURSES.values(), ids=COURSES)
+def test_what_all_serve_is_never_what_only_canaries_have_seen(author, course, end):
+    """W2, W6, W7: unless its number is given, or it is promoted."""
+    first = record(author).spec
+    for change in course:
+        author.change(replace(change, etag=etag(author)) if isinstance(change, HaltRollout) else change)
+    found = record(author)
+    assert (found.spec.source.uri.rpartition("/")[2], found.generation, found.rollout is not None) == end
+    if found.rollout:
+        assert (found.rollout.stable_generation, found.rollout.stable_spec, found.rollout.halted) == (1, first, "")
+    check_history(KEYS, author.etcd.history)
 
 
 def test_promotion_is_the_same_generation_for_all(author):
-    """W2, W6, W7: one revision with its audit record; history has nothing to keep, and shows what came before."""
-    put(author, "v2")
+    """W2, W3, W7: one revision with its audit record; history has nothing to keep."""
+    author.change(V2)
     before = record(author)
     author.change(PROMOTE, "q")
     after = record(author)
     assert after == before.model_copy(update={"rollout": None})
     assert KEYS.history(POOL, NAME, 2) not in author.etcd.kvs
     audit = AuditRecord.parse(
-        max(author.etcd.kvs.items(), key=lambda kv: (kv[0].startswith(KEYS.audits()), kv[0]))[1].value
+        author.etcd.kvs[max(key for key in author.etcd.kvs if key.startswith(KEYS.audits()))].value
     )
     assert (audit.method, audit.request_id) == ("PromoteRollout", "q")
-    assert author.change(PROMOTE, "q").reply.adapters[0].record == after, "W3: the first reply again"
-    check_history(KEYS, author.etcd.history)
+    assert author.change(PROMOTE, "q").reply.adapters[0].record == after
 
 
-def test_abortion_is_a_new_generation_that_is_as_before(author):
-    """W2, W6: the generation that never got past its canaries stays in history, and says so."""
-    first = record(author)
-    put(author, "v2", priority=5)
+def test_history_tells_of_what_never_got_past_its_canaries(author):
+    """W6: a halt that is told again is none, and a rollback from an abortion changes nothing."""
+    author.change(V2)
+    author.change(replace(HALT_2, etag=etag(author)))
+    assert record(author).rollout.halted == "they refuse it"
+    revision = author.etcd.revision
+    author.change(replace(HALT_2, etag=etag(author)))
+    assert author.etcd.revision == revision
     author.change(ABORT)
-    after = record(author)
-    assert (after.generation, after.spec, after.rollout) == (3, first.spec, None)
     kept = RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, NAME, 2)].value)
     assert kept.rollout.stable_generation == 1
-    check_history(KEYS, author.etcd.history)
+    assert author.change(BACK).reply.adapters[0].outcome == "unchanged"
 
 
-def test_promotion_and_abortion_of_what_is_halted(author):
-    put(author, "v2")
-    author.change(HaltRollout(POOL, NAME, 2, etag(author), "they refuse it"))
-    revision = author.etcd.revision
-    author.change(HaltRollout(POOL, NAME, 2, etag(author), "they refuse it"))
-    assert author.etcd.revision == revision
-    author.change(PROMOTE)
-    put(author, "v3")
-    author.change(HaltRollout(POOL, NAME, 3, etag(author), "they refuse it"))
-    author.change(ABORT)
-    assert record(author).spec.source.uri == "file:///a/v2"
-    check_history(KEYS, author.etcd.history)
-
-
-def test_a_rollback_is_for_all_at_once(author):
-    put(author, "v2")
-    author.change(PROMOTE)
-    put(author, "v3")
-    author.change(RollbackAdapter(POOL, NAME))
-    assert (record(author).generation, record(author).rollout, record(author).spec.source.uri) == (
-        4,
-        None,
-        "file:///a/v2",
-    )
-    put(author, "v5")
-    author.change(RollbackAdapter(POOL, NAME, 5))
-    assert (record(author).generation, record(author).rollout) == (5, None), "the present one, then for all"
-    check_history(KEYS, author.etcd.history)
-
-
-def test_a_name_that_comes_back_has_nothing_to_go_back_to(author):
-    put(author, "v2")
-    author.change(applying(Remove(NAME)))
-    assert put(author, "v3").rollout is None
+def test_records_that_somebody_else_wrote(author):
+    """W6: what is damaged has nothing to go back to, and others may be said to serve the very same."""
+    author.change(V2)
+    second = record(author)
     author.etcd.put(KEYS.adapter(POOL, NAME), b"?")
-    assert put(author, "v4").rollout is None
-
-
-def test_stored_rollout_of_nothing_new_is_ended_without_a_new_generation(author):
-    """W6: what was written by hand may claim that others serve the very same."""
-    second = put(author, "v2")
+    author.change(V3)
+    assert record(author).rollout is None
     odd = second.rollout.model_copy(update={"stable_spec": second.spec})
     author.etcd.put(KEYS.adapter(POOL, NAME), second.model_copy(update={"rollout": odd}).to_bytes())
     author.change(ABORT)
@@ -196,82 +140,76 @@ def test_stored_rollout_of_nothing_new_is_ended_without_a_new_generation(author)
 def test_refusals(author, kind):
     none = refused(author, kind(POOL, NAME))
     assert (type(none), none.reason) == (FailedPrecondition, Reason.NO_ROLLOUT)
-    put(author, "v2")
+    author.change(V2)
     assert refused(author, kind(POOL, NAME, 0, etag(author) - 1)).reason is Reason.ETAG_MISMATCH
     other = refused(author, kind(POOL, NAME, 1))
     assert (type(other), other.reason, other.metadata) == (Conflict, Reason.GENERATION_MISMATCH, {"generation": "2"})
     absent = refused(author, kind(POOL, "acme/none"))
     assert (type(absent), absent.reason) == (NotFound, Reason.ADAPTER_NOT_FOUND)
     assert refused(author, kind("q", NAME)).reason is Reason.POOL_NOT_FOUND
-    author.etcd.put(KEYS.adapter(POOL, NAME), b"?")
-    assert refused(author, kind(POOL, NAME)).reason is Reason.UNREADABLE_RECORD
 
 
-def test_more_canaries_than_live_replicas(author):
-    """Both numbers are told; a share always fits, and where nobody lives nothing can be said."""
-    three = Strategy(canary=Canary(replicas=3))
-    assert put(author, "v1", strategy=three).generation == 2
-    alive(author, zone="a")
-    alive(author, zone="b")
-    stands(author, "odd", b"?")
-    assert put(author, "v2", strategy=three).rollout is not None, "three live, one of which cannot be read"
-    narrow = Placement(selector={"zone": "a"})
-    told = refused(author, applying(upsert(NAME, "v1", strategy=Strategy(canary=Canary(replicas=2)), placement=narrow)))
-    assert (type(told), told.reason) == (FailedPrecondition, Reason.CANARY_TOO_LARGE)
-    assert (told.field, told.metadata) == (
+def replica(author: Author, name: str, *, reports: bool = True, readable: bool = True, **says) -> None:
+    """A presence, and beside it a status that is under its lease, or is not."""
+    about = {"pool": POOL, "replica": name, "incarnation": "i", "owner": "o", "started_at": "t", "by_reports": True}
+    presence = Presence(**about | says).to_bytes() if readable else b"?"
+    puts = Put(KEYS.replica(POOL, name), presence, 7), Put(KEYS.status(POOL, name), b"{}", 7 if reports else 8)
+    author.etcd.txn(Txn((), puts))
+
+
+ONLY_A = {"placement": Placement(selector={"zone": "a"})}
+ZONES = [{"labels": {"zone": zone}} for zone in "ab"]
+# Those who live, what is asked for, and how many replicas there are for it; None: enough.
+LIVING = {
+    "nobody, so nothing can be said": ([], {"strategy": TWO}, None),
+    "one": ([{}], {"strategy": TWO}, "1"),
+    "one that cannot be read": ([{}, {"readable": False}], {"strategy": TWO}, None),
+    "a presence alone": ([{"reports": False}], {"strategy": TWO}, None),
+    "a presence alone, beside one": ([{}, {"reports": False, "readable": False}], {"strategy": TWO}, "1"),
+    "an earlier release": ([{"by_reports": False}, {"reports": False}], {"strategy": TWO}, None),
+    "one that drains": ([{}, {"leaving": True}], {"strategy": TWO}, "1"),
+    "both": (ZONES, {"strategy": TWO}, None),
+    "one of them placed": (ZONES, {"strategy": TWO} | ONLY_A, "1"),
+    "a share, which always fits": (ZONES, ONLY_A, None),
+}
+
+
+@pytest.mark.parametrize(("living", "spec", "found"), LIVING.values(), ids=LIVING)
+def test_canaries_are_replicas_that_live(author, living, spec, found):
+    """X2, R20: a number that somebody makes up who only writes to etcd would give new weights to all at once."""
+    for number, says in enumerate(living):
+        replica(author, f"r{number}", **says)
+    if found is None:
+        author.change(put("v2", **spec))
+        assert record(author).rollout is not None
+        return
+    told = refused(author, put("v2", **spec))
+    assert (type(told), told.reason, told.field, told.metadata) == (
+        FailedPrecondition,
+        Reason.CANARY_TOO_LARGE,
         "changes[0].upsert.spec.strategy.canary.replicas",
-        {"canaries": "2", "replicas": "1"},
+        {"canaries": "2", "replicas": found},
     )
-    assert put(author, "v3", placement=narrow).generation == 4
-
-
-def test_a_presence_alone_is_no_canary(author):
-    """X2: a number that somebody who only writes to etcd makes up for would give new weights to all at once."""
-    two = Strategy(canary=Canary(replicas=2))
-    alive(author, reports=False)
-    assert put(author, "v1", strategy=two).generation == 2, "nobody lives, so nothing can be said"
-    alive(author)
-    stands(author, "ghost", b"?", reports=False)
-    told = refused(author, applying(upsert(NAME, "v2", strategy=two)))
-    assert (told.reason, told.metadata["replicas"]) == (Reason.CANARY_TOO_LARGE, "1")
-    alive(author)
-    assert put(author, "v2", strategy=two).rollout is not None
-
-
-def test_a_sidecar_of_an_earlier_release_counts_every_presence(author):
-    """As it places adapters, and so finds canaries."""
-    alive(author, by_reports=False)
-    alive(author, reports=False)
-    assert put(author, "v2", strategy=Strategy(canary=Canary(replicas=2))).rollout is not None
 
 
 def test_a_replica_that_goes_forbids_no_other_change(author):
     """Only where the number is new, or canaries are about to begin, does it have to be there."""
-    two = Strategy(canary=Canary(replicas=2))
-    alive(author)
-    stands(author, "other", b"?")
-    put(author, "v1", strategy=two)
+    replica(author, "one")
+    assert refused(author, put("v1", strategy=TWO)).reason is Reason.CANARY_TOO_LARGE
+    replica(author, "other")
+    author.change(put("v1", strategy=TWO))
     author.etcd.delete(KEYS.replica(POOL, "other"))
-    assert put(author, "v1", strategy=two, priority=1).generation == 3
-    assert refused(author, applying(upsert(NAME, "v2", strategy=two))).reason is Reason.CANARY_TOO_LARGE
-    author.change(applying(Remove(NAME)))
-    assert refused(author, applying(upsert(NAME, "v2", strategy=two))).reason is Reason.CANARY_TOO_LARGE
+    author.change(put("v1", strategy=TWO, priority=1))
+    assert record(author).generation == 3
+    assert refused(author, put("v2", strategy=TWO)).reason is Reason.CANARY_TOO_LARGE
+    author.change(GONE)
+    assert refused(author, put("v2", strategy=TWO)).reason is Reason.CANARY_TOO_LARGE
 
 
 def test_two_specs_must_fit_into_one_record(author):
     """A record that history could not keep readable is refused whole."""
     many = {f"k{number:060}": "v" * 250 for number in range(64)}
     large = {"labels": many, "placement": Placement(selector=many)}
-    put(author, "v1", **large)
-    told = refused(author, applying(upsert(NAME, "v2", strategy=QUARTER, **large)))
+    author.change(put("v1", **large))
+    told = refused(author, put("v2", **large))
     assert (told.reason, told.field) == (Reason.TOO_LARGE, "changes[0].upsert.spec")
-
-
-def test_a_replica_that_drains_is_no_canary(author):
-    """R20 drain: it takes nothing new."""
-    two = Strategy(canary=Canary(replicas=2))
-    alive(author)
-    alive(author, leaving=True)
-    assert refused(author, applying(upsert("other", strategy=two))).reason is Reason.CANARY_TOO_LARGE
-    alive(author)
-    author.change(applying(upsert("other", strategy=two)))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.ops import Compare, Delete, Range, none_between, prefix_end
+from registry.etcd3.ops import Delete
 from registry.model.errors import InvalidArgument, Reason
-from registry.model.records import AdapterSpec, AuditRecord, Canary, PoolLimits, RetiredRecord, SourceSpec, Strategy
+from registry.model.records import AdapterSpec, Canary, RetiredRecord, SourceSpec, Strategy
 from registry.transactions.adapters import too_many_changes
 from registry.transactions.builder import Commit
 from registry.transactions.canaries import looks_at_replicas
-from registry.transactions.changes import CreatePool, Remove, RestoreHistory, RollbackAdapter
+from registry.transactions.changes import Remove, RestoreHistory, RollbackAdapter
 from registry.transactions.context import TxnLimits
 from registry.transactions.plan import reads_beside, reads_of
 from registry.transactions.steps import carry_unknown
@@ -62,47 +62,6 @@ def test_a_set_that_can_never_fit_is_refused_before_anything_is_read(canaries, n
     assert told.value.reason is Reason.TOO_MANY_CHANGES
 
 
-def one_at_a_time() -> Author:
-    """With a pool whose engines have one adapter at a time."""
-    author = Author()
-    author.change(CreatePool(POOL, ("base",), PoolLimits(), engine="axolotl"))
-    return author
-
-
-ADAPTERS = KEYS.adapters(POOL)
-
-
-def between(*names: str) -> list[Compare]:
-    """That there is no adapter but these."""
-    keys = [KEYS.adapter(POOL, name) for name in names]
-    starts, ends = [ADAPTERS, *(key + b"\0" for key in keys)], [*keys, prefix_end(ADAPTERS)]
-    return [none_between(start, end) for start, end in zip(starts, ends, strict=True)]
-
-
-def test_what_is_created_is_alone_when_it_is_carried_out():
-    """Nobody else stands before, between or behind the adapters of the change."""
-    author = one_at_a_time()
-    change = applying(upsert("b"))
-    beside = reads_beside(change, author.view(change, author.context(change)), author.context(change))
-    assert beside == (Range(ADAPTERS, prefix_end(ADAPTERS), limit=2, keys_only=True),)
-    planned = author.plan(change)
-    assert isinstance(planned, Commit)
-    assert [one for one in planned.txn.compare if one.range_end and one.key.startswith(ADAPTERS)] == between("b")
-    author.change(change)
-    swap = applying(upsert("c"), Remove("b"))
-    planned = author.plan(swap)
-    assert isinstance(planned, Commit)
-    assert [one for one in planned.txn.compare if one.range_end and one.key.startswith(ADAPTERS)] == between("b", "c")
-    author.change(swap)
-    again = author.plan(RollbackAdapter(POOL, "c", 1), "q")
-    assert isinstance(again, Commit)
-    assert not [one for one in again.txn.compare if one.range_end and one.key.startswith(ADAPTERS)]
-    author.change(applying(Remove("c")))
-    back = author.plan(RollbackAdapter(POOL, "c", 1))
-    assert isinstance(back, Commit)
-    assert [one for one in back.txn.compare if one.range_end and one.key.startswith(ADAPTERS)] == between("c")
-
-
 def test_others_are_not_looked_at_where_engines_have_many():
     author = Author()
     author.change(creating())
@@ -112,21 +71,6 @@ def test_others_are_not_looked_at_where_engines_have_many():
     author.etcd.put(KEYS.pool(POOL), b"?")
     change = applying(upsert("b"))
     assert reads_beside(change, author.view(change, author.context(change)), author.context(change)) == ()
-
-
-def test_a_name_in_another_case_is_told_by_its_own():
-    """W7: of what is deleted, or rolled back, the record has the name."""
-    author = Author()
-    author.change(creating())
-    author.change(applying(upsert("acme/a")))
-    author.change(applying(upsert("acme/a", "v2")))
-    settled = author.change(RollbackAdapter(POOL, "ACME/A"), "q1")
-    assert (settled.reply.adapters[0].name, record(author).generation) == ("acme/a", 3)
-    settled = author.change(applying(Remove("ACME/A")), "q2")
-    assert settled.reply.adapters[0].name == "acme/a"
-    audits = [AuditRecord.parse(kv.value) for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    told = {audit.request_id: [one.name for one in audit.changes] for audit in audits}
-    assert (told["q1"], told["q2"]) == (["acme/a"], ["acme/a"])
 
 
 def test_what_all_but_canaries_have_is_in_the_record_itself():

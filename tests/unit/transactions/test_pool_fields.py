@@ -36,11 +36,48 @@ def whole() -> Author:
     return author
 
 
-def test_a_client_that_does_not_know_a_field_does_not_clear_it(whole):
-    """R5: without the base's modules, adapters of other bases would be loaded."""
+OTHER_SHAPES = {"model.layers.0.mlp.up_proj": (32, 16)}
+OTHER = {"modules": OTHER_SHAPES, "fingerprint": fingerprint(OTHER_SHAPES)}
+
+
+@pytest.mark.parametrize(
+    ("names", "base", "mask", "expected"),
+    [
+        (["base"], None, None, {"max_rank": 16, "max_adapters": None}),
+        (["base"], None, ["base"], {"base": None}),
+        (["base"], OTHER, ["base"], {"base": OTHER}),
+        (["base"], None, ["limits.target_modules"], {"target_modules": None}),
+        (["base"], None, ["limits"], {"target_modules": None, "max_rank": 16, "max_adapters": None}),
+        (["base"], None, ["limits.max_rank", "base"], {"max_rank": 16, "base": None}),
+        ([], None, ["limits.max_rank"], {"max_rank": 16}),
+    ],
+)
+def test_a_mask_replaces_what_it_names_and_nothing_else(whole, names, base, mask, expected):
+    """R5, R15: who knows nothing of a base clears none, and removals that somebody vouched for stay confirmed."""
+    whole.change(ConfirmRemovals(POOL, 2))
     before = stored(whole)
-    whole.change(update({"max_rank": 16}))
-    assert stored(whole) == before | {"max_rank": 16, "max_adapters": None}
+    whole.change(validate.make_update_pool(POOL, names, {"max_rank": 16}, "", base, mask))
+    after = stored(whole)
+    if base:
+        assert after["base"]["fingerprint"] == base["fingerprint"]
+        after, expected = after | {"base": None}, {"base": None}
+    assert after == before | expected
+    assert json.loads(whole.etcd.kvs[KEYS.pool(POOL)].value)["removals_confirmed_revision"] == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "becomes"),
+    [({}, ("vllm", "plain")), ({"engine": "axolotl"}, ("axolotl", "plain")), ({"engine_names": "versioned"}, None)],
+)
+def test_a_pool_that_cannot_be_read_becomes_what_is_said(whole, told, becomes):
+    """No part of it is kept: of another kind of engine, adapters would be refused that it has."""
+    whole.etcd.put(KEYS.pool(POOL), b"?")
+    with pytest.raises(InvalidArgument) as refused:
+        whole.change(update({}, mask=["base"]))
+    assert refused.value.field == "update_mask"
+    whole.change(validate.make_update_pool(POOL, ["base"], {"max_rank": 16}, "", engines=told))
+    assert stored(whole) == PoolLimits(max_rank=16).model_dump() | {"base": None, "base_models": ["base"]}
+    assert engines(whole) == (becomes or ("vllm", "versioned"))
 
 
 def test_an_update_that_changes_nothing_tells_the_etag_that_stands(whole):
@@ -52,70 +89,6 @@ def test_an_update_that_changes_nothing_tells_the_etag_that_stands(whole):
     assert whole.etcd.kvs[key] == before
     assert [one for one in whole.etcd.kvs if one.startswith(KEYS.audits())] == audits
     assert whole.change(update({"max_rank": 16})).reply.etag is None
-
-
-def test_a_mask_that_names_the_base_replaces_it(whole):
-    """R5: adapters are compared with the new one from then on."""
-    shapes = {"model.layers.0.mlp.up_proj": (32, 16)}
-    before = stored(whole)
-    whole.change(update({}, {"modules": shapes, "fingerprint": fingerprint(shapes)}, ["base"]))
-    after = stored(whole)
-    assert after["base"]["fingerprint"] == fingerprint(shapes)
-    assert after | {"base": None} == before | {"base": None}
-
-
-@pytest.mark.parametrize(
-    ("mask", "expected"),
-    [
-        (["base"], {"base": None}),
-        (["limits.target_modules"], {"target_modules": None}),
-        (["limits"], {"target_modules": None, "max_rank": 16, "max_adapters": None}),
-        (["limits.max_rank", "base"], {"max_rank": 16, "base": None}),
-        (["base_models"], {}),
-    ],
-    ids=str,
-)
-def test_a_mask_replaces_what_it_names_and_nothing_else(whole, mask, expected):
-    before = stored(whole)
-    if expected:
-        whole.change(update({"max_rank": 16}, mask=mask))
-    assert stored(whole) == before | expected
-
-
-def test_names_may_be_left_out_where_they_are_not_replaced(whole):
-    before = stored(whole)
-    whole.change(validate.make_update_pool(POOL, [], {"max_rank": 16}, "", None, ["limits.max_rank"]))
-    assert stored(whole) == before | {"max_rank": 16}
-
-
-def test_no_part_of_what_cannot_be_read_is_kept(whole):
-    whole.etcd.put(KEYS.pool(POOL), b"?")
-    with pytest.raises(InvalidArgument) as refused:
-        whole.change(update({}, mask=["base"]))
-    assert refused.value.field == "update_mask"
-    whole.change(update({"max_rank": 16}))
-    rest = {"base": None, "base_models": ["base"]}
-    assert stored(whole) == PoolLimits(max_rank=16).model_dump() | rest
-
-
-def test_an_update_of_the_pool_keeps_what_was_confirmed(whole):
-    """R15 brake: removals that somebody vouched for stay confirmed."""
-    whole.change(ConfirmRemovals(POOL, 2))
-    whole.change(update({"max_rank": 16}))
-    assert json.loads(whole.etcd.kvs[KEYS.pool(POOL)].value)["removals_confirmed_revision"] == 2
-
-
-@pytest.mark.parametrize(
-    ("engine", "names", "is_told"),
-    [("", "", ("vllm", "plain")), ("axolotl", "", ("axolotl", "plain")), ("", "versioned", ("vllm", "versioned"))],
-)
-def test_a_pool_that_cannot_be_read_becomes_what_is_said(whole, engine, names, is_told):
-    """Of another kind of engine, adapters would be refused that it has, or taken that it has not."""
-    whole.etcd.put(KEYS.pool(POOL), b"?")
-    engines = {name: told for name, told in (("engine", engine), ("engine_names", names)) if told}
-    whole.change(validate.make_update_pool(POOL, ["base"], {}, "", engines=engines))
-    found = json.loads(whole.etcd.kvs[KEYS.pool(POOL)].value)
-    assert (found["engine"], found["engine_names"]) == is_told
 
 
 def test_a_pool_may_ask_for_digests(whole):

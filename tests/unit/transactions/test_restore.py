@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from registry.etcd3.ops import Put, Txn
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterRecord, Restoration, RetiredRecord
 from registry.model.stored import MAX_RECORD_BYTES
-from registry.transactions.changes import Remove, RestoreHistory, RollbackAdapter, tenants_of
+from registry.transactions.changes import Remove, RestoreHistory, RollbackAdapter
 from registry.transactions.validate import make_restore_history
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
@@ -34,55 +33,6 @@ def saved(author: Author) -> tuple[tuple[RetiredRecord, ...], AdapterRecord]:
     made = [one.model_copy(update={"generation": number}) for number in range(1, 13)]
     values = [each.model_dump(by_alias=True) | {"retired_by_request": "r", "deleted": False} for each in made[:-1]]
     return tuple(map(RetiredRecord.model_validate, values)), made[-1]
-
-
-def test_names_go_on_from_the_backup(author, saved):
-    """W2, W6, W7: history keeps ten, each put in by itself, the newest last; the next generation is one more."""
-    change = RestoreHistory(POOL, NAME, *saved)
-    assert tenants_of(change) == ("acme",)
-    for newest in range(3, 13):
-        assert author.change(change).reply.etag is None
-        assert kept(author) == list(range(3, newest + 1))
-    assert RetiredRecord.parse(author.etcd.kvs[KEYS.history(POOL, NAME, 12)].value).deleted
-    assert author.change(change).reply.etag == 0
-    author.change(applying(upsert(NAME)))
-    assert record_of(author, NAME).generation == 13
-    check_history(KEYS, author.etcd.history)
-
-
-@pytest.mark.parametrize("calls", [1, 2, 9])
-def test_a_name_goes_on_from_wherever_its_restoration_broke_off(author, saved, calls):
-    """W6 one-digest: no generation that history has is given again."""
-    for _ in range(calls):
-        author.change(RestoreHistory(POOL, NAME, *saved))
-    newest = kept(author)[-1]
-    author.change(applying(upsert(NAME)))
-    assert record_of(author, NAME).generation == newest + 2
-    check_history(KEYS, author.etcd.history)
-
-
-def test_an_adapter_that_exists_has_a_history_of_its_own(author, saved):
-    author.change(applying(upsert(NAME)))
-    assert "has a history of its own" in str(refused(author, RestoreHistory(POOL, NAME, *saved)))
-
-
-def test_history_of_a_pool_that_is_not_there_is_refused(author, saved):
-    """Nobody would ever see it, nor take it away."""
-    told = refused(author, RestoreHistory("gone", NAME, *saved))
-    assert (told.reason, told.field) == (Reason.POOL_NOT_FOUND, "pool")
-
-
-@pytest.mark.parametrize("standing", [True, False])
-def test_the_replay_finds_history_that_was_written_over(author, saved, standing):
-    """W6 one-digest: of a name that stands, or where something stood."""
-    author.change(applying(upsert(NAME), upsert("other")))
-    author.change(applying(upsert(NAME, "v2")))
-    if not standing:
-        author.change(applying(Remove(NAME)))
-    key = KEYS.history(POOL, NAME, 1)
-    author.etcd.txn(Txn((), (Put(key, saved[0][0].to_bytes()),)))
-    with pytest.raises(AssertionError, match="history of what exists was written anew"):
-        check_history(KEYS, author.etcd.history)
 
 
 def restoring(*generations: int, name: str = NAME) -> RestoreHistory:
@@ -158,25 +108,19 @@ def test_a_past_that_somebody_else_tells_is_served_only_where_it_is_asked_for(au
         assert "--restored" in error.message
     author.change(RollbackAdapter(POOL, NAME, 1, restored=True))
     assert record_of(author, NAME).spec.source.uri == "file:///theirs/1"
-    check_history(KEYS, author.etcd.history)
-
-
-def test_what_this_store_had_itself_needs_no_word(author):
-    """W6 one-digest: a generation that was retired here is rolled back to as ever, the one that a rollback made too."""
-    author.change(restoring(1))
-    author.change(RollbackAdapter(POOL, NAME, 1, restored=True))
     author.change(applying(upsert(NAME, "mine")))
-    author.change(RollbackAdapter(POOL, NAME))
+    author.change(RollbackAdapter(POOL, NAME))  # W6: to what was retired here nobody has to say a word
     assert record_of(author, NAME).spec.source.uri == "file:///theirs/1"
+    check_history(KEYS, author.etcd.history)
 
 
 def test_history_does_not_grow_with_each_restoration(author):
     """R16 bounded: what is older than history keeps goes, as it does with a change."""
-    for first in range(1, 60_001, 1000):
+    for first in range(1, 4001, 1000):
         change = restoring(*range(first, first + 10))
         while author.change(change).reply.etag is None:
             pass
-    assert kept(author) == list(range(59_001, 59_011))
+        assert kept(author) == list(range(first, first + 10))
 
 
 def test_a_record_that_would_be_too_large_with_its_mark_is_refused(author):
@@ -261,10 +205,26 @@ def test_a_generation_of_canaries_is_restored_as_it_was():
     with pytest.raises(InvalidArgument) as told:
         make_restore_history(POOL, NAME, [json.dumps(value | {"schema": 2}).encode()], b"")
     assert (told.value.reason, told.value.field) == (Reason.FUTURE_SCHEMA, "generations[0]")
-
-
-def test_no_more_generations_than_history_could_have():
-    """X2 unbreakable: they are refused before any is read."""
     with pytest.raises(InvalidArgument) as told:
         make_restore_history(POOL, NAME, [b"?"] * 65, b"")
-    assert (told.value.reason, told.value.field) == (Reason.TOO_LARGE, "generations")
+    assert (told.value.reason, told.value.field) == (Reason.TOO_LARGE, "generations"), "before any is read"
+
+
+@pytest.mark.parametrize("calls", [1, 2, 9, 10, 11])
+def test_a_name_goes_on_from_wherever_its_restoration_broke_off(author, saved, calls):
+    """W2, W6, W7: history keeps ten, each put in by itself, the newest last, and no generation of it is given again."""
+    change = RestoreHistory(POOL, NAME, *saved)
+    for newest in range(3, 3 + calls):
+        assert author.change(change).reply.etag == (0 if newest == 13 else None)
+        assert kept(author) == list(range(3, min(newest, 12) + 1))
+    author.change(applying(upsert(NAME)))
+    # What was never deleted was followed by a generation that is lost; the last one was.
+    assert record_of(author, NAME).generation == (calls + 4 if calls < 10 else 13)
+    check_history(KEYS, author.etcd.history)
+
+
+def test_what_exists_has_a_history_of_its_own_and_what_is_in_no_pool_has_none(author, saved):
+    author.change(applying(upsert(NAME)))
+    assert "has a history of its own" in str(refused(author, RestoreHistory(POOL, NAME, *saved)))
+    told = refused(author, RestoreHistory("gone", NAME, *saved))
+    assert (told.reason, told.field) == (Reason.POOL_NOT_FOUND, "pool")

@@ -1,46 +1,60 @@
-"""What stands in etcd and cannot be read: who is refused, and what the refusal says."""
+"""What stands in etcd and cannot be read, is of a later release, or has fields that this release does not know."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from registry.etcd3.ops import KeyValue, Put, Txn
-from registry.model.errors import FailedPrecondition, Reason, RegistryError
-from registry.model.records import AuditChange, AuditRecord, PoolLimits, PoolSpec, RetiredRecord
+from registry.etcd3.ops import KeyValue
+from registry.model.errors import FailedPrecondition, Reason
+from registry.model.records import (
+    MAX_GENERATION,
+    AuditChange,
+    AuditRecord,
+    PoolLimits,
+    PoolSpec,
+    RetiredRecord,
+    TenantRecord,
+)
 from registry.model.stored import MAX_RECORD_BYTES
-from registry.transactions.builder import is_fenced, replay
+from registry.transactions.builder import Unchanged, is_fenced, replay
 from registry.transactions.changes import (
-    ApplyAdapters,
     Change,
     ConfirmRemovals,
+    DeletePool,
     PromoteRollout,
+    Remove,
     RepairTenant,
     RollbackAdapter,
     SetTenant,
     UpdatePool,
 )
 from registry.transactions.decode import (
+    Damaged,
     ReadSet,
     engine_hosts_of,
+    read_adapter,
     read_pool,
     read_tenant,
+    snapshot_of,
     stored_adapter,
     stored_tenant,
 )
 from registry.transactions.repair import AuditTrail, is_of_tenant
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, upsert
-from tests.unit.transactions.conftest import record, refused
+from tests.unit.transactions.conftest import etag, record, refused
 
 A, POOL_KEY, ACME = KEYS.adapter(POOL, "acme/a"), KEYS.pool(POOL), KEYS.tenant("acme")
 FUTURE = b'{"schema": 99}'
 OLD = KEYS.history(POOL, "acme/a", 1)
+REPLACE = "replace it whole, as loraplane pool update"
 REFUSED: dict[str, tuple[Change, bytes, str]] = {
-    "the pool of an apply": (applying(upsert("acme/a")), POOL_KEY, "replace it whole, as loraplane pool update"),
-    "the pool of a confirmation": (ConfirmRemovals(POOL, 1), POOL_KEY, "replace it whole, as loraplane pool update"),
-    "the pool of a rollout": (PromoteRollout(POOL, "acme/a"), POOL_KEY, "replace it whole, as loraplane pool update"),
+    "the pool of an apply": (applying(upsert("acme/a")), POOL_KEY, REPLACE),
+    "the pool of a confirmation": (ConfirmRemovals(POOL, 1), POOL_KEY, REPLACE),
+    "the pool of a rollout": (PromoteRollout(POOL, "acme/a"), POOL_KEY, REPLACE),
     "the adapter of a rollout": (PromoteRollout(POOL, "acme/a"), A, "apply or delete the adapter to replace it"),
     "a generation": (RollbackAdapter(POOL, "acme/a"), OLD, "choose another generation of the adapter's history"),
     "the counter of an apply": (applying(upsert("acme/b")), ACME, "put {"),
@@ -62,7 +76,7 @@ def author(author) -> Author:
 )
 @pytest.mark.parametrize(("change", "key", "remedy"), REFUSED.values(), ids=REFUSED)
 def test_what_depends_on_it_is_refused_by_its_key(author, change, key, remedy, value):
-    """X2, R14: fail closed; the refusal says what to do, unless a later release wrote it."""
+    """X2, R14, W5: fail closed; the refusal says what to do, unless a later release wrote it."""
     author.etcd.put(key, value)
     told = refused(author, change)
     assert type(told) is FailedPrecondition
@@ -73,52 +87,65 @@ def test_what_depends_on_it_is_refused_by_its_key(author, change, key, remedy, v
     else:
         assert told.reason is Reason.UNREADABLE_RECORD
         assert f"; {remedy}" in told.message
+    if key == ACME:
+        author.change(applying(upsert("acme/a", "v3")))  # which counts nothing
 
 
 @pytest.mark.parametrize(
     ("change", "key"),
     [
         (applying(upsert("acme/a")), A),
+        (applying(Remove("acme/a")), A),
         (RollbackAdapter(POOL, "acme/a", 1), A),
         (UpdatePool(POOL, ("base",), PoolLimits()), POOL_KEY),
+        (DeletePool(POOL), POOL_KEY),
     ],
 )
 def test_what_a_later_release_wrote_is_not_replaced(author, change, key):
     """R14: what cannot be read at all is."""
+    if isinstance(change, DeletePool):
+        author.change(applying(Remove("acme/a")))
     author.etcd.put(key, FUTURE)
     told = refused(author, change)
     assert (told.reason, told.metadata) == (Reason.FUTURE_SCHEMA, {"key": key.decode()})
     author.etcd.put(key, b"?")
     author.change(change)
-    assert author.etcd.kvs[key].value != b"?"
+    assert key not in author.etcd.kvs or author.etcd.kvs[key].value != b"?"
 
 
-def test_a_request_record_that_cannot_be_read_is_no_reply(author):
+@pytest.mark.parametrize("value", [b"?", FUTURE])
+def test_a_request_record_that_cannot_be_read_is_no_reply(author, value):
     """W3 idempotent: neither that it was carried out nor that it was not is known."""
     change = applying(upsert("acme/b"))
     context = author.context(change, "q")
     key = KEYS.request("q", ALICE)
-    assert is_fenced(author.view(change, context), context) is False
-    author.etcd.put(key, b"?")
+    author.etcd.put(key, value)
     view = author.view(change, context)
     for asked in (replay, is_fenced):
         with pytest.raises(FailedPrecondition) as told:
             asked(view, context)
-        assert (told.value.reason, told.value.metadata) == (Reason.UNREADABLE_RECORD, {"key": key.decode()})
-        assert told.value.message.endswith("; use a new request_id")
+        if value == FUTURE:
+            assert told.value.reason is Reason.FUTURE_SCHEMA
+        else:
+            assert (told.value.reason, told.value.metadata) == (Reason.UNREADABLE_RECORD, {"key": key.decode()})
+            assert told.value.message.endswith("; use a new request_id")
 
 
-Reader = Callable[[KeyValue], object]
-MISPLACED: list[tuple[Reader, bytes]] = [(read_pool, POOL_KEY), (read_tenant, ACME)]
+READERS: list[tuple[Callable[[KeyValue], object], bytes, bytes]] = [
+    (read_pool, POOL_KEY, KEYS.pool("q")),
+    (read_tenant, ACME, KEYS.tenant("other")),
+    (lambda kv: read_adapter(POOL, kv), A, KEYS.adapter(POOL, "acme/b")),
+    (lambda kv: read_adapter("p" if kv.key == A else "q", kv), A, KEYS.adapter("q", "acme/a")),
+]
 
 
-@pytest.mark.parametrize(("reader", "key"), MISPLACED)
-def test_a_record_is_read_under_its_own_key(author, reader, key):
-    """X2: whoever copied it elsewhere has made no record of it."""
+@pytest.mark.parametrize(("reader", "key", "elsewhere"), READERS)
+def test_a_record_is_read_under_its_own_key(author, reader, key, elsewhere):
+    """X2, R14: whoever copied it elsewhere, past the admin service, has made no record of it."""
     kv = author.etcd.kvs[key]
     assert reader(kv)
     with pytest.raises(FailedPrecondition, match="stands under another key than its own"):
-        reader(KeyValue(key + b"x", kv.value, 1, 1, 1, 0))
+        reader(replace(kv, key=elsewhere))
 
 
 def test_the_hosts_that_a_pool_allows():
@@ -127,8 +154,8 @@ def test_the_hosts_that_a_pool_allows():
     kv = KeyValue(POOL_KEY, spec.to_bytes(), 1, 1, 1, 0)
     assert engine_hosts_of(kv) == ("a", "b")
     assert engine_hosts_of(None) == ()
-    assert engine_hosts_of(KeyValue(POOL_KEY, b"?", 1, 1, 1, 0)) is None
-    assert engine_hosts_of(KeyValue(KEYS.pool("q"), spec.to_bytes(), 1, 1, 1, 0)) is None
+    assert engine_hosts_of(replace(kv, value=b"?")) is None
+    assert engine_hosts_of(replace(kv, key=KEYS.pool("q"))) is None
 
 
 @pytest.mark.parametrize(
@@ -147,11 +174,78 @@ def test_what_history_says_of_a_name_that_is_gone(author, deleted, last):
     assert record(author).generation == last + 1
 
 
-def test_what_is_cut_off_of_a_damaged_record(author):
-    """R16 bounded: history keeps as much of it as may stand in etcd."""
-    author.etcd.put(A, b"?" * (MAX_RECORD_BYTES + 1))
-    author.change(applying(upsert("acme/a")))
-    assert author.etcd.kvs[KEYS.history(POOL, "acme/a", 2)].value == b"?" * MAX_RECORD_BYTES
+@pytest.mark.parametrize(
+    ("value", "generation"),
+    [
+        (b"?", 3),
+        (b'"x"', 3),
+        (b"[" * 100_000, 3),
+        (b'{"generation": 2}', 3),
+        (b'{"generation": 3}', 3),
+        (b'{"generation": 4}', 4),
+        (b'{"generation": 4.0}', 3),
+        (b'{"generation": true}', 3),
+        (b'{"generation": "9"}', 3),
+        (b'{"generation": -1}', 3),
+        (b'{"generation": %d}' % ((1 << 53) - 2), (1 << 53) - 2),
+        (b'{"generation": %d}' % (1 << 63), 3),
+        (b"[4]", 3),
+    ],
+    ids=lambda one: str(one)[:20],
+)
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_damaged_record_stands_for_the_generation_that_it_claims_or_the_next(author, value, generation, is_deleted):
+    """W6, W7, R16: the larger one, so that none is given twice; history keeps of it as much as may stand in etcd."""
+    author.change(applying(Remove("acme/a")))
+    author.etcd.put(A, value)
+    change = applying(upsert("acme/a"))
+    state = stored_adapter(author.view(change, author.context(change)), KEYS, POOL, "acme/a")
+    assert state == Damaged(value, etag(author), generation)
+    shown = {"unreadable": value[:4096].decode()}
+    assert snapshot_of(state) == shown
+    assert snapshot_of(replace(state, value=b"\xff" * 5000)) == {"unreadable": "\\xff" * 4096}
+    if is_deleted:
+        [gone] = author.change(applying(Remove("acme/a"))).reply.adapters
+        assert (gone.record, gone.name) == (None, "acme/a")
+    author.change(change)
+    assert record(author).generation == generation + 1
+    assert author.etcd.kvs[KEYS.history(POOL, "acme/a", generation)].value == value[:MAX_RECORD_BYTES]
+    assert TenantRecord.parse(author.etcd.kvs[ACME].value).adapters == (1 if is_deleted else 0)
+
+
+def test_the_last_generation(author):
+    """Generations end where readers of JSON would lose digits; that is refused, not written."""
+    last_but_one = record(author).model_copy(update={"generation": MAX_GENERATION - 1})
+    author.etcd.put(A, last_but_one.to_bytes())
+    author.change(applying(upsert("acme/a", "last")))
+    assert record(author).generation == MAX_GENERATION
+    assert refused(author, applying(upsert("acme/a", "v2"))).reason is Reason.UNREADABLE_RECORD
+    author.change(applying(Remove("acme/a")))
+    assert refused(author, applying(upsert("acme/a"))).reason is Reason.UNREADABLE_RECORD
+
+
+def test_unknown_fields_survive(author):
+    """R14: a field of a later release stays, at every depth, and counts as no change; a rollback takes it along."""
+    author.change(SetTenant("acme", 5))
+    for key in (A, POOL_KEY, ACME):
+        document = json.loads(author.etcd.kvs[key].value) | {"new": 1}
+        if key == A:
+            document["spec"]["source"]["new"] = 2
+        if key == POOL_KEY:
+            document["limits"]["new"] = 3
+        author.etcd.put(key, json.dumps(document).encode())
+    for same in (applying(upsert("acme/a", "v2")), UpdatePool(POOL, ("base",), PoolLimits()), SetTenant("acme", 5)):
+        assert isinstance(author.plan(same), Unchanged)
+    author.change(applying(upsert("acme/a", "v3"), upsert("acme/b")))
+    author.change(UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+    adapter, pool, tenant = (json.loads(author.etcd.kvs[key].value) for key in (A, POOL_KEY, ACME))
+    assert (adapter["new"], adapter["spec"]["source"]["new"], adapter["generation"]) == (1, 2, 3)
+    assert (pool["new"], pool["limits"]) == (1, PoolLimits(max_rank=8).model_dump() | {"new": 3})
+    assert tenant["new"] == 1
+    first = json.loads(author.etcd.kvs[OLD].value)
+    author.change(RollbackAdapter(POOL, "acme/a", 1))
+    after = json.loads(author.etcd.kvs[A].value)
+    assert (after["generation"], after["spec"]) == (4, first["spec"]), "W6: what was said of other weights is not"
 
 
 def audit(number: int, *changes: AuditChange) -> KeyValue:
@@ -192,29 +286,7 @@ def test_the_last_record_of_each_adapter_is_known_from_its_audit_trail(author):
     assert lost(audit(3, told({"unreadable": "?"}, None)), made) == [(POOL, 1)], "of whatever pool that was"
 
 
-def test_whose_an_adapter_is():
-    assert is_of_tenant(A, "acme")
-    assert not is_of_tenant(A, "default")
+def test_whose_an_adapter_is_and_what_nobody_has():
+    assert [is_of_tenant(A, "acme"), is_of_tenant(A, "default")] == [True, False]
     assert is_of_tenant(KEYS.adapter(POOL, "b"), "default")
-
-
-def test_a_counter_of_nobody_is_none():
-    with pytest.raises(RegistryError):
-        stored_tenant(ReadSet(1, (), {ACME: KeyValue(ACME, b"?", 1, 1, 1, 0)}), KEYS, "acme")
     assert stored_tenant(ReadSet(1, (), {}), KEYS, "acme").revision == 0
-
-
-def test_a_repair_counts_what_stands_in_all_pools(author):
-    """W5: of its own tenant, whatever the records say."""
-    ops = tuple(Put(KEYS.adapter(pool, name), b"?") for pool, name in (("q", "acme/z"), ("q", "b"), (POOL, "acme/y")))
-    author.etcd.txn(Txn((), ops))
-    settled = author.change(RepairTenant("acme"))
-    assert settled.reply.tenant is not None
-    assert settled.reply.tenant.adapters == 3
-    assert author.change(RepairTenant("acme")).reply.etag == author.etcd.kvs[ACME].mod_revision
-
-
-def test_a_retry_of_one_replica_is_no_change_of_another_kind(author):
-    """R17: what was changed by the same request is no retry."""
-    author.change(ApplyAdapters(POOL, (upsert("acme/a", "v2"), upsert("acme/b")), retry=True))
-    assert [record(author, name).retry is not None for name in ("acme/a", "acme/b")] == [True, False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -33,6 +33,7 @@ from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.builder import Commit, Unchanged, check_fits, fence, fits, put_record
 from registry.transactions.changes import (
     AbortRollout,
+    ApplyAdapters,
     Change,
     ConfirmRemovals,
     DeletePool,
@@ -49,11 +50,11 @@ from registry.transactions.changes import (
     tenants_of,
 )
 from registry.transactions.context import TxnLimits, check_etag
-from registry.transactions.decode import Absent, Damaged, generation_of_key, read_set_of, snapshot_of, stored_adapter
+from registry.transactions.decode import Absent, Damaged, generation_of_key, read_set_of
 from registry.transactions.plan import may_be_guessed, reads_of
-from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, lost_records, spec, upsert
+from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, spec, upsert
 from tests.support.memory_etcd import MemoryEtcd
-from tests.unit.transactions.conftest import record, refused
+from tests.unit.transactions.conftest import refused
 
 POOL_KEY, A, ACME = KEYS.pool(POOL), KEYS.adapter(POOL, "acme/a"), KEYS.tenant("acme")
 OURS, BARE = KEYS.request("q", ALICE), KEYS.request("q")
@@ -66,39 +67,6 @@ def revision(author: Author, key: bytes) -> int:
     return kv.mod_revision if kv else 0
 
 
-def one(author: Author) -> None:
-    """acme/a, in its first generation."""
-    author.change(applying(upsert("acme/a")))
-
-
-def two(author: Author) -> None:
-    """acme/a, in its second generation."""
-    one(author)
-    author.change(applying(upsert("acme/a", "v2")))
-
-
-def canaries(author: Author) -> None:
-    """acme/a, in a second generation that canaries are to have first."""
-    one(author)
-    author.change(applying(upsert("acme/a", "v2", strategy=CANARY)))
-
-
-def nothing(author: Author) -> None:
-    """The pool alone."""
-
-
-def lives(author: Author) -> None:
-    presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="")
-    author.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), presence.to_bytes(), 7),)))
-
-
-def lost(author: Author) -> None:
-    """Two adapters of acme, one of which is deleted past the admin service."""
-    author.change(applying(upsert("acme/a"), upsert("acme/b")))
-    author.etcd.delete(A)
-
-
-Compares = Callable[[Author], Sequence[Compare]]
 Written = tuple[type[Put] | type[Delete], bytes, int]
 REPLICA, DRAIN = KEYS.replica(POOL, "r1"), KEYS.drain(POOL, "r1")
 NEWEST = Range(HISTORY, prefix_end(HISTORY), limit=1, descending_by=SortTarget.MOD)
@@ -126,116 +94,100 @@ ORDERS = [Range(REPLICA), Range(DRAIN), Range(POOL_KEY)]
 OTHER_POOL = [KEYS.pool("q"), KEYS.adapter("q", "b1"), KEYS.adapter("q", "b2")]
 
 
-def same(*keys: bytes, more: Callable[[Author], Sequence[Compare]] = lambda _: ()) -> Compares:
-    """That each of these keys is as it was read, and more."""
-    return lambda made: [*(mod_is(key, revision(made, key)) for key in keys), *more(made)]
+@dataclass(frozen=True)
+class Plan:
+    """A change of what stands, and the transaction that it has to be.
+
+    Attributes:
+        before: what is changed first.
+        reads: beside what was noted of the request.
+        same: the keys which have to be as they were read.
+        more: what is compared besides.
+        writes: what is written (a key: it is put, under no lease), beside the books.
+        scope: where its audit record stands; empty: it changes nothing.
+    """
+
+    before: Sequence[Change | bytes]
+    change: Change
+    reads: Sequence[Range]
+    same: Sequence[bytes]
+    writes: Sequence[bytes | Written]
+    more: Callable[[Author], Sequence[Compare]] = lambda _: ()
+    scope: str = POOL
+    of_acme: bool = False
+
+    def stand(self, author: Author) -> None:
+        """Makes what stands: by changes, of a replica that lives, or of a key that somebody wrote or deleted."""
+        for one in self.before:
+            if not isinstance(one, bytes):
+                author.change(one)
+            elif one == REPLICA:
+                presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="")
+                author.etcd.txn(Txn((), (Put(REPLICA, presence.to_bytes(), 7),)))
+            elif one:
+                author.etcd.delete(one)
+            else:
+                author.etcd.put(A, b"?")
 
 
 def unwritten(made: Author) -> Compare:
     return unwritten_since(HISTORY, made.etcd.revision)
 
 
-def draining(made: Author) -> None:
-    lives(made)
-    made.change(DrainReplica(POOL, "r1", drain=True))
-
-
-def damaged(made: Author) -> None:
-    two(made)
-    made.etcd.put(A, b"?")
-
-
-# What stands, the change, what it reads, compares and writes (a key: it is put, under no lease), and its audit scope.
-Row = tuple[Callable[[Author], None], Change, list[Range], Compares, list[bytes | Written], str]
-PLANS: dict[str, Row] = {
-    "create": (
-        nothing,
-        applying(upsert("acme/a")),
-        [*OF_A, NEWEST],
-        same(POOL_KEY, more=lambda made: [absent(A), unwritten(made), mod_is(ACME, 0)]),
-        [A, ACME],
-        POOL,
+ONE, V2 = applying(upsert("acme/a")), applying(upsert("acme/a", "v2"))
+CANARIES = [ONE, applying(upsert("acme/a", "v2", strategy=CANARY))]
+LOST_ONE = [applying(upsert("acme/a"), upsert("acme/b")), A]
+DRAINS, SERVES = (DrainReplica(POOL, "r1", drain) for drain in (True, False))
+APPLY, ROLLOUT, OF_POOL = [*OF_A, NEWEST], OF_A[::2], [Range(POOL_KEY), Range(BASE), ANY_ADAPTER]
+QUOTA_5, CONFIRM = SetTenant("acme", 5), ConfirmRemovals(POOL, 1)
+WIDER, SGLANG = PoolLimits(max_rank=8), {"engine": "sglang"}
+PLANS = {
+    "create": Plan(
+        [], ONE, APPLY, [POOL_KEY], [A, ACME], lambda made: [absent(A), unwritten(made), mod_is(ACME, 0)], of_acme=True
     ),
-    "update": (one, applying(upsert("acme/a", "v2")), [*OF_A, NEWEST], same(POOL_KEY, A), [A, H1], POOL),
-    "unchanged": (one, applying(upsert("acme/a")), [*OF_A, NEWEST], same(POOL_KEY, A), [], ""),
-    "delete": (
-        one,
-        applying(Remove("acme/a")),
-        [*OF_A, NEWEST],
-        same(POOL_KEY, A, ACME),
-        [(Delete, A, 0), H1, ACME],
-        POOL,
+    "update": Plan([ONE], V2, APPLY, [POOL_KEY, A], [A, H1], of_acme=True),
+    "unchanged": Plan([ONE], ONE, APPLY, [POOL_KEY, A], [], scope="", of_acme=True),
+    "delete": Plan(
+        [ONE], applying(Remove("acme/a")), APPLY, [POOL_KEY, A, ACME], [(Delete, A, 0), H1, ACME], of_acme=True
     ),
-    "replace what is damaged": (
-        damaged,
-        applying(upsert("acme/a")),
-        [*OF_A, NEWEST],
-        same(POOL_KEY, A, more=lambda made: [unwritten(made)]),
-        [A, H2],
-        POOL,
+    "replace what is damaged": Plan(
+        [ONE, V2, b""], ONE, APPLY, [POOL_KEY, A], [A, H2], lambda made: [unwritten(made)], of_acme=True
     ),
-    "roll back": (two, RollbackAdapter(POOL, "acme/a"), [*OF_A, ALL_BELOW], same(POOL_KEY, A), [A, H2], POOL),
-    "promote": (canaries, PromoteRollout(POOL, "acme/a"), OF_A[::2], same(POOL_KEY, A), [A], POOL),
-    "abort": (canaries, AbortRollout(POOL, "acme/a"), OF_A[::2], same(POOL_KEY, A), [A, H2], POOL),
-    "halt": (canaries, HaltRollout(POOL, "acme/a", 2, 4, "why"), OF_A[::2], same(POOL_KEY, A), [A], POOL),
-    "create a pool": (
-        nothing,
-        creating("q", "b1", "b2"),
-        [*map(Range, OTHER_POOL)],
+    "roll back": Plan(
+        [ONE, V2], RollbackAdapter(POOL, "acme/a"), [*OF_A, ALL_BELOW], [POOL_KEY, A], [A, H2], of_acme=True
+    ),
+    "promote": Plan(CANARIES, PromoteRollout(POOL, "acme/a"), ROLLOUT, [POOL_KEY, A], [A]),
+    "abort": Plan(CANARIES, AbortRollout(POOL, "acme/a"), ROLLOUT, [POOL_KEY, A], [A, H2]),
+    "halt": Plan(CANARIES, HaltRollout(POOL, "acme/a", 2, 4, "why"), ROLLOUT, [POOL_KEY, A], [A]),
+    "create a pool": Plan(
+        *([], creating("q", "b1", "b2"), [*map(Range, OTHER_POOL)], [], OTHER_POOL[:1]),
         lambda _: [*map(absent, OTHER_POOL)],
-        OTHER_POOL[:1],
         "q",
     ),
-    "change a pool": (
-        one,
-        UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)),
-        [Range(POOL_KEY), Range(BASE), ANY_ADAPTER],
-        same(POOL_KEY, more=lambda _: [absent(BASE)]),
-        [POOL_KEY],
-        POOL,
+    "change a pool": Plan(
+        [ONE], UpdatePool(POOL, ("base",), WIDER), OF_POOL, [POOL_KEY], [POOL_KEY], lambda _: [absent(BASE)]
     ),
-    "give a pool other engines": (
-        nothing,
-        UpdatePool(POOL, ("base",), PoolLimits(), engine="sglang"),
-        [Range(POOL_KEY), Range(BASE), ANY_ADAPTER],
-        same(POOL_KEY, more=lambda _: [absent(BASE), none_in(ADAPTERS)]),
-        [POOL_KEY],
-        POOL,
+    "give a pool other engines": Plan(
+        *([], UpdatePool(POOL, ("base",), PoolLimits(), **SGLANG), OF_POOL, [POOL_KEY], [POOL_KEY]),
+        lambda _: [absent(BASE), none_in(ADAPTERS)],
     ),
-    "delete a pool": (
-        nothing,
-        DeletePool(POOL),
-        [Range(POOL_KEY), ANY_ADAPTER],
-        same(POOL_KEY, more=lambda _: [none_in(ADAPTERS)]),
-        [(Delete, POOL_KEY, 0)],
-        POOL,
+    "delete a pool": Plan(
+        *([], DeletePool(POOL), [Range(POOL_KEY), ANY_ADAPTER], [POOL_KEY], [(Delete, POOL_KEY, 0)]),
+        lambda _: [none_in(ADAPTERS)],
     ),
-    "confirm removals": (nothing, ConfirmRemovals(POOL, 1), [Range(POOL_KEY)], same(POOL_KEY), [POOL_KEY], POOL),
-    "drain": (lives, DrainReplica(POOL, "r1", drain=True), ORDERS, same(REPLICA, DRAIN), [(Put, DRAIN, 7)], POOL),
-    "serve again": (
-        draining,
-        DrainReplica(POOL, "r1", drain=False),
-        ORDERS,
-        same(REPLICA, DRAIN),
-        [(Put, DRAIN, 7)],
-        POOL,
+    "confirm removals": Plan([], CONFIRM, [Range(POOL_KEY)], [POOL_KEY], [POOL_KEY]),
+    "drain": Plan([REPLICA], DRAINS, ORDERS, [REPLICA, DRAIN], [(Put, DRAIN, 7)]),
+    "serve again": Plan([REPLICA, DRAINS], SERVES, ORDERS, [REPLICA, DRAIN], [(Put, DRAIN, 7)]),
+    "set a quota": Plan([ONE], QUOTA_5, [Range(ACME)], [ACME], [ACME], scope="_", of_acme=True),
+    "repair": Plan(
+        *(LOST_ONE, RepairTenant("acme", (LOST,)), [Range(ACME), ALL_KEYS, Range(H1)], [ACME], [H1, ACME]),
+        *(lambda _: [absent(A), absent(H1)], "_", True),
     ),
-    "set a quota": (one, SetTenant("acme", 5), [Range(ACME)], same(ACME), [ACME], "_"),
-    "repair": (
-        lost,
-        RepairTenant("acme", (LOST,)),
-        [Range(ACME), ALL_KEYS, Range(H1)],
-        same(ACME, more=lambda _: [absent(A), absent(H1)]),
-        [H1, ACME],
-        "_",
-    ),
-    "restore": (
-        nothing,
+    "restore": Plan(
+        [],
         RestoreHistory(POOL, "acme/a", (GENERATION_4,), None),
         [Range(POOL_KEY), Range(A), Range(HISTORY, prefix_end(HISTORY), keys_only=True)],
-        lambda _: [absent(A), absent(H4)],
-        [H4],
-        POOL,
+        *([], [H4], lambda _: [absent(A), absent(H4)], POOL, True),
     ),
 }
 
@@ -245,46 +197,57 @@ def written(op: Op) -> Written:
     return type(op), op.key, op.lease if isinstance(op, Put) else 0
 
 
-@pytest.mark.parametrize(("before", "change", "reads", "compares", "writes", "scope"), PLANS.values(), ids=PLANS)
-def test_the_transaction_of_each_change(author, before, change, reads, compares, writes, scope):
-    """W2 atomic-set, W3, W4: it holds only where all stands that it was made from, and has its bookkeeping in it."""
-    before(author)
-    context = author.context(change, "q")
-    assert list(reads_of(change, context)) == [Range(OURS), Range(BARE), *reads]
-    planned = author.plan(change, "q")
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_the_transaction_of_each_change(author, plan):
+    """W2 atomic-set, W3, W4: it holds only where all stands that it was made from, and has its bookkeeping in it.
+
+    W5: of whose counters it touches some, those are locked while it is made.
+    """
+    plan.stand(author)
+    reads = [Range(OURS), Range(BARE), *plan.reads]
+    assert list(reads_of(plan.change, author.context(plan.change, "q"))) == reads
+    planned = author.plan(plan.change, "q")
     assert isinstance(planned, Commit)
-    assert list(planned.txn.compare) == [absent(OURS), absent(BARE), *compares(author)]
+    same = [mod_is(key, revision(author, key)) for key in plan.same]
+    assert list(planned.txn.compare) == [absent(OURS), absent(BARE), *same, *plan.more(author)]
     books: list[Written] = [(Put, OURS, 1)]
-    if scope:
-        books.append((Put, KEYS.audit(scope, f"a{author.made:06}"), 2))
-    wanted = [(Put, one, 0) if isinstance(one, bytes) else one for one in writes]
+    if plan.scope:
+        books.append((Put, KEYS.audit(plan.scope, f"a{author.made:06}"), 2))
+    wanted = [(Put, one, 0) if isinstance(one, bytes) else one for one in plan.writes]
     assert [written(op) for op in planned.txn.success] == [*wanted, *books]
-    assert list(planned.txn.failure) == [Range(OURS), Range(BARE), *reads]
-    assert planned.changes == bool(scope)
+    assert list(planned.txn.failure) == reads
+    assert planned.changes == bool(plan.scope)
+    assert tenants_of(plan.change) == (("acme",) if plan.of_acme else ())
     assert author.etcd.txn(planned.txn).succeeded
 
 
-@pytest.mark.parametrize(("before", "change"), [plan[:2] for plan in PLANS.values()], ids=PLANS)
-def test_a_stale_etag_stops_each_change_that_takes_one(author, before, change):
+@pytest.mark.parametrize("plan", [plan for plan in PLANS.values() if hasattr(plan.change, "etag")])
+def test_a_stale_etag_stops_each_change_that_takes_one(author, plan):
     """W4 etag: whatever it is of; with the right one it goes on, and without any."""
-    before(author)
-    if not hasattr(change, "etag"):
-        return
-    key = ACME if isinstance(change, SetTenant) else A if hasattr(change, "pool") else POOL_KEY
+    plan.stand(author)
+    key = ACME if isinstance(plan.change, SetTenant) else A if hasattr(plan.change, "pool") else POOL_KEY
     right = revision(author, key)
-    told = refused(author, replace(change, etag=right - 1))
+    told = refused(author, replace(plan.change, etag=right - 1))
     assert (type(told), told.reason, told.metadata) == (Conflict, Reason.ETAG_MISMATCH, {"etag": str(right)})
-    assert isinstance(author.plan(replace(change, etag=right)), Commit)
+    named = {SetTenant: "tenant.etag", UpdatePool: "pool.etag"}
+    assert told.field == named.get(type(plan.change), "etag")
+    assert isinstance(author.plan(replace(plan.change, etag=right)), Commit)
 
 
-def test_the_etag_decides_before_all_else(author):
+@pytest.mark.parametrize(
+    "change",
+    [
+        UpdatePool(POOL, ("acme/a",), PoolLimits(), 1),
+        DeletePool(POOL, 1),
+        ConfirmRemovals(POOL, 99, 1),
+        SetTenant("acme", 0, 1),
+        PromoteRollout(POOL, "acme/a", 9, 1),
+    ],
+)
+def test_the_etag_decides_before_all_else(author, change):
     """W4: whoever sends an old one is told so, and not what is wrong with it besides."""
-    one(author)
-    assert refused(author, UpdatePool(POOL, ("acme/a",), PoolLimits(), 1)).reason is Reason.ETAG_MISMATCH
-    assert refused(author, DeletePool(POOL, 1)).reason is Reason.ETAG_MISMATCH
-    assert refused(author, ConfirmRemovals(POOL, 99, 1)).reason is Reason.ETAG_MISMATCH
-    assert refused(author, SetTenant("acme", 0, 1)).reason is Reason.ETAG_MISMATCH
-    assert refused(author, PromoteRollout(POOL, "acme/a", 9, 1)).reason is Reason.ETAG_MISMATCH
+    author.change(ONE)
+    assert refused(author, change).reason is Reason.ETAG_MISMATCH
 
 
 @pytest.mark.parametrize(("etag_now", "sent", "is_stale"), [(0, 0, False), (0, 1, True), (3, 3, False), (3, 0, True)])
@@ -297,120 +260,6 @@ def test_an_etag_is_that_of_what_stands(etag_now, sent, is_stale):
             check_etag(sent, state, field="etag")
     else:
         check_etag(sent, state, field="etag")
-
-
-def count(author: Author, tenant: str = "acme") -> int:
-    return TenantRecord.parse(author.etcd.kvs[KEYS.tenant(tenant)].value).adapters
-
-
-def test_counters_follow_each_change(author):
-    """W5 quota-never: one up for what is created, one down for what is deleted, of each tenant by itself."""
-    author.change(applying(upsert("acme/a"), upsert("acme/b"), upsert("c"), upsert("acme/d")))
-    assert (count(author), count(author, "default")) == (3, 1)
-    author.change(applying(upsert("acme/a", "v2"), Remove("acme/b"), upsert("acme/d")))
-    assert count(author) == 2
-    author.change(applying(Remove("acme/a"), upsert("acme/e"), Remove("c")))
-    assert (count(author), count(author, "default")) == (2, 0)
-    author.etcd.put(KEYS.adapter(POOL, "acme/d"), b"?")
-    author.change(applying(upsert("acme/d")))
-    assert count(author) == 2
-    author.etcd.put(KEYS.adapter(POOL, "acme/d"), b"?")
-    author.change(applying(Remove("acme/d")))
-    assert count(author) == 1
-    author.change(RollbackAdapter(POOL, "acme/a"))
-    assert count(author) == 2
-
-
-@pytest.mark.parametrize(("quota", "fits_in"), [(2, True), (1, False)])
-def test_a_quota_is_full_when_it_is_full(author, quota, fits_in):
-    """W5: as many as it says, and none more; one that goes makes room in the same change."""
-    one(author)
-    author.change(SetTenant("acme", quota))
-    if fits_in:
-        author.change(applying(upsert("acme/b")))
-        assert count(author) == 2
-    else:
-        told = refused(author, applying(upsert("acme/b")))
-        numbers = {"tenant": "acme", "max_adapters": "1", "adapters": "1", "added": "1"}
-        assert (told.reason, told.metadata) == (Reason.QUOTA_EXCEEDED, numbers)
-        author.change(applying(Remove("acme/a"), upsert("acme/b")))
-        assert count(author) == 1
-
-
-def test_a_quota_is_not_set_below_what_there_is(author):
-    """W5: at it, it is."""
-    author.change(applying(upsert("acme/a"), upsert("acme/b")))
-    told = refused(author, SetTenant("acme", 1))
-    assert (told.reason, told.metadata) == (Reason.QUOTA_BELOW_USE, {"adapters": "2"})
-    assert author.change(SetTenant("acme", 2)).reply.etag is None
-    again = author.change(SetTenant("acme", 2))
-    assert (again.reply.etag, again.reply.tenant) == (
-        revision(author, ACME),
-        TenantRecord(name="acme", adapters=2, max_adapters=2),
-    )
-    author.change(SetTenant("acme", None))
-    assert TenantRecord.parse(author.etcd.kvs[ACME].value).max_adapters is None
-
-
-def test_what_a_tenant_has_too_much_of_may_still_go(author):
-    """W5: a quota refuses what is added, and nothing else."""
-    author.change(applying(upsert("acme/a"), upsert("acme/b")))
-    author.etcd.put(ACME, TenantRecord(name="acme", adapters=3, max_adapters=1).to_bytes())
-    author.change(applying(Remove("acme/a")))
-    assert count(author) == 2
-
-
-@pytest.mark.parametrize(("limit", "taken"), [(20, 8), (21, 8), (22, 9), (6, 1)])
-def test_a_repair_takes_as_many_as_one_transaction_has_room_for(limit, taken):
-    """W5: two compares and two operations each, and four besides; the rest stays counted."""
-    author = Author()
-    author.change(creating())
-    names = [f"acme/n{number}" for number in range(10)]
-    author.change(applying(*map(upsert, names)))
-    for name in names:
-        author.etcd.delete(KEYS.adapter(POOL, name))
-    author.limits = TxnLimits(max_ops=limit)
-    settled = author.change(RepairTenant("acme", lost_records(author.etcd, "acme")))
-    assert [one.name for one in settled.reply.adapters] == names[:taken]
-    assert {one.outcome for one in settled.reply.adapters} == {"deleted"}
-    assert count(author) == 10 - taken
-    assert settled.reply.tenant == TenantRecord(name="acme", adapters=10 - taken)
-
-
-def txn(compare: int = 1, success: int = 1, failure: int = 1, value: int = 100) -> Commit:
-    puts = tuple(Put(b"k" * 10, b"v" * value) for _ in range(success))
-    ranges = tuple(Range(b"k" * 10, b"e" * 5) for _ in range(failure))
-    compares = tuple(absent(b"k" * 10) for _ in range(compare))
-    return Commit(Txn(compares, puts, ranges), ChangeReply(), changes=True)
-
-
-@pytest.mark.parametrize("part", ["compare", "success", "failure"])
-def test_no_part_of_a_transaction_has_more_operations_than_etcd_takes(part):
-    """Each of the three counts by itself."""
-    limits = TxnLimits(max_ops=3, max_bytes=10_000)
-    assert fits(txn(**{part: 3}), limits)
-    assert not fits(txn(**{part: 4}), limits)
-    with pytest.raises(InvalidArgument) as told:
-        check_fits(txn(**{part: 4}), limits)
-    assert told.value.reason is Reason.TOO_LARGE
-    assert fits(Unchanged(ChangeReply()), TxnLimits(max_ops=0, max_bytes=0))
-
-
-def test_no_transaction_has_more_bytes_than_etcd_takes():
-    """Its keys, values and ends of ranges, and 32 for each part: one of three parts has 10 + 110 + 15, and 96."""
-    whole = txn()
-    assert fits(whole, TxnLimits(max_bytes=231))
-    assert not fits(whole, TxnLimits(max_bytes=230))
-    assert check_fits(whole, TxnLimits(max_bytes=231)) is whole
-
-
-def test_no_record_is_larger_than_readers_take():
-    """R16 bounded: with what history adds to it."""
-    most = MAX_RECORD_BYTES - 512
-    assert put_record(b"k", b"v" * most, field="f") == Put(b"k", b"v" * most)
-    with pytest.raises(InvalidArgument) as told:
-        put_record(b"k", b"v" * (most + 1), field="f")
-    assert (told.value.reason, told.value.field) == (Reason.TOO_LARGE, "f")
 
 
 @pytest.mark.parametrize(
@@ -433,22 +282,6 @@ def test_where_a_request_is_looked_for(role, keys):
     made = fence(context)
     assert (made.compare, [op.key for op in made.success]) == ((absent(keys[0]),), keys[:1])
     assert [op.key for op in made.failure] == keys
-
-
-def test_what_makes_two_requests_the_same():
-    """W3: what is asked, without what is left at its default, so that a later release may add to it."""
-    known = b'SetTenant\0{"name":"acme","max_adapters":1}'
-    assert payload_digest(SetTenant("acme", 1)) == "sha256:" + hashlib.sha256(known).hexdigest()
-    known = b'DrainReplica\0{"pool":"p","name":"r1","drain":true}'
-    assert payload_digest(DrainReplica("p", "r1", drain=True)) == "sha256:" + hashlib.sha256(known).hexdigest()
-    assert payload_digest(RepairTenant("acme", (LOST,))) == payload_digest(RepairTenant("acme"))
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_whose_counters_a_change_touches(name):
-    """W5: those are locked while it is made."""
-    of_acme = {"create", "update", "unchanged", "delete", "replace what is damaged", "roll back", "set a quota"}
-    assert tenants_of(PLANS[name][1]) == (("acme",) if name in of_acme | {"repair", "restore"} else ())
 
 
 @pytest.mark.parametrize(
@@ -510,37 +343,6 @@ def test_the_generation_of_a_key(part, generation):
     assert generation_of_key(None) == 0
 
 
-@pytest.mark.parametrize(
-    ("value", "generation"),
-    [
-        (b"?", 3),
-        (b'{"generation": 2}', 3),
-        (b'{"generation": 3}', 3),
-        (b'{"generation": 4}', 4),
-        (b'{"generation": 4.0}', 3),
-        (b'{"generation": true}', 3),
-        (b'{"generation": "9"}', 3),
-        (b'{"generation": -1}', 3),
-        (b'{"generation": %d}' % ((1 << 53) - 2), (1 << 53) - 2),
-        (b'{"generation": %d}' % (1 << 63), 3),
-        (b"[4]", 3),
-    ],
-)
-def test_a_damaged_record_stands_for_the_generation_that_it_claims_or_the_next(author, value, generation):
-    """W6: the larger one, so that none is given twice."""
-    two(author)
-    author.change(applying(Remove("acme/a")))
-    author.etcd.put(A, value)
-    change = applying(upsert("acme/a"))
-    state = stored_adapter(author.view(change, author.context(change)), KEYS, POOL, "acme/a")
-    assert state == Damaged(value, revision(author, A), generation)
-    assert snapshot_of(state) == {"unreadable": value.decode()}
-    assert json.loads(json.dumps(snapshot_of(replace(state, value=b"\xff" * 5000)))) == {"unreadable": "\\xff" * 4096}
-    author.change(change)
-    assert record(author).generation == generation + 1
-    assert author.etcd.kvs[KEYS.history(POOL, "acme/a", generation)].value == value
-
-
 @pytest.mark.parametrize(("pool_revision", "is_taken"), [(1, True), (2, True), (3, False)])
 def test_removals_are_confirmed_up_to_what_was_seen(pool_revision, is_taken):
     """R15 brake: not for a revision that is still to come; a lower one changes nothing."""
@@ -560,61 +362,116 @@ def test_removals_are_confirmed_up_to_what_was_seen(pool_revision, is_taken):
     assert again.reply.etag == revision(author, POOL_KEY)
 
 
-def told(change: Change) -> Callable[[Author], object]:
-    """The change was made before."""
-    return lambda made: made.change(change)
+def count(author: Author, tenant: str = "acme") -> int:
+    return TenantRecord.parse(author.etcd.kvs[KEYS.tenant(tenant)].value).adapters
 
 
-def serving_again(made: Author) -> None:
-    draining(made)
-    made.change(DrainReplica(POOL, "r1", drain=False))
+def test_counters_follow_each_change(author):
+    """W5 quota-never: one up for what is created, one down for what is deleted, of each tenant by itself."""
+    author.change(applying(upsert("acme/a"), upsert("acme/b"), upsert("c"), upsert("acme/d")))
+    assert (count(author), count(author, "default")) == (3, 1)
+    author.change(applying(upsert("acme/a", "v2"), Remove("acme/b"), upsert("acme/d")))
+    assert count(author) == 2
+    author.change(applying(Remove("acme/a"), upsert("acme/e"), Remove("c")))
+    assert (count(author), count(author, "default")) == (2, 0)
+    for change, left in ((applying(upsert("acme/d")), 2), (applying(Remove("acme/d")), 1)):
+        author.etcd.put(KEYS.adapter(POOL, "acme/d"), b"?")
+        author.change(change)
+        assert count(author) == left
+    author.change(RollbackAdapter(POOL, "acme/a"))
+    assert count(author) == 2
 
 
-SAME: dict[str, tuple[Callable[[Author], object], Change, bytes]] = {
-    "an adapter": (one, applying(upsert("acme/a")), A),
-    "a pool": (nothing, UpdatePool(POOL, ("base",), PoolLimits()), POOL_KEY),
-    "a confirmation": (told(ConfirmRemovals(POOL, 1)), ConfirmRemovals(POOL, 1), POOL_KEY),
-    "a quota": (told(SetTenant("acme", 5)), SetTenant("acme", 5), ACME),
-    "a repair": (one, RepairTenant("acme"), ACME),
-    "an order": (lives, DrainReplica(POOL, "r1", drain=False), REPLICA),
-    "an order that was given": (draining, DrainReplica(POOL, "r1", drain=True), REPLICA),
-    "the end of an order": (serving_again, DrainReplica(POOL, "r1", drain=False), REPLICA),
+def test_a_quota_is_full_when_it_is_full(author):
+    """W5: as many as it says and none more; one that goes makes room in the same change, and whatever goes may go."""
+    author.change(ONE)
+    author.change(SetTenant("acme", 2))
+    author.change(applying(upsert("acme/b")))
+    told = refused(author, applying(upsert("acme/c")))
+    numbers = {"tenant": "acme", "max_adapters": "2", "adapters": "2", "added": "1"}
+    assert (told.reason, told.metadata) == (Reason.QUOTA_EXCEEDED, numbers)
+    author.change(applying(Remove("acme/a"), upsert("acme/c")))
+    assert count(author) == 2
+    told = refused(author, SetTenant("acme", 1))
+    assert (told.reason, told.metadata) == (Reason.QUOTA_BELOW_USE, {"adapters": "2"})
+    author.change(SetTenant("acme", None))
+    assert TenantRecord.parse(author.etcd.kvs[ACME].value).max_adapters is None
+    assert author.change(SetTenant("acme", 2)).reply.tenant == TenantRecord(name="acme", adapters=2, max_adapters=2)
+    author.etcd.put(ACME, TenantRecord(name="acme", adapters=3, max_adapters=1).to_bytes())
+    author.change(applying(Remove("acme/c")))
+    assert count(author) == 2
+
+
+def txn(compare: int = 1, success: int = 1, failure: int = 1) -> Commit:
+    puts = tuple(Put(b"k" * 10, b"v" * 100) for _ in range(success))
+    ranges = tuple(Range(b"k" * 10, b"e" * 5) for _ in range(failure))
+    compares = tuple(absent(b"k" * 10) for _ in range(compare))
+    return Commit(Txn(compares, puts, ranges), ChangeReply(), changes=True)
+
+
+def test_no_transaction_is_larger_than_etcd_takes():
+    """R16: each of its three parts counts by itself; its bytes are keys, values, ends, and 32 for each operation."""
+    limits = TxnLimits(max_ops=3, max_bytes=10_000)
+    for part in ("compare", "success", "failure"):
+        assert fits(txn(**{part: 3}), limits)
+        assert not fits(txn(**{part: 4}), limits)
+        with pytest.raises(InvalidArgument) as told:
+            check_fits(txn(**{part: 4}), limits)
+        assert told.value.reason is Reason.TOO_LARGE
+    whole = txn()
+    assert [fits(whole, TxnLimits(max_bytes=10 + 110 + 15 + 96 - less)) for less in (0, 1)] == [True, False]
+    assert check_fits(whole, TxnLimits(max_bytes=231)) is whole
+    assert fits(Unchanged(ChangeReply()), TxnLimits(max_ops=0, max_bytes=0))
+    most = MAX_RECORD_BYTES - 512  # with what history adds to it
+    assert put_record(b"k", b"v" * most, field="f") == Put(b"k", b"v" * most)
+    with pytest.raises(InvalidArgument) as told:
+        put_record(b"k", b"v" * (most + 1), field="f")
+    assert (told.value.reason, told.value.field) == (Reason.TOO_LARGE, "f")
+
+
+def test_what_makes_two_requests_the_same():
+    """W3: what is asked, without what is left at its default, so that a later release may add to it."""
+    for change, known in (
+        (SetTenant("acme", 1), b'SetTenant\0{"name":"acme","max_adapters":1}'),
+        (DRAINS, b'DrainReplica\0{"pool":"p","name":"r1","drain":true}'),
+    ):
+        assert payload_digest(change) == "sha256:" + hashlib.sha256(known).hexdigest()
+    assert payload_digest(RepairTenant("acme", (LOST,))) == payload_digest(RepairTenant("acme"))
+    assert payload_digest(ONE) == payload_digest(applying(upsert("acme/a"))) != payload_digest(V2)
+    assert payload_digest(DeletePool("x")) != payload_digest(ApplyAdapters("x", ()))
+    assert tenants_of(applying(upsert("B/x"), upsert("a/x"), upsert("x"))) == ("a", "b", "default")
+
+
+SAME: dict[str, tuple[Plan, bytes]] = {
+    "an adapter": (Plan([ONE], ONE, [], [], []), A),
+    "a pool": (Plan([], UpdatePool(POOL, ("base",), PoolLimits()), [], [], []), POOL_KEY),
+    "a confirmation": (Plan([CONFIRM], CONFIRM, [], [], []), POOL_KEY),
+    "a quota": (Plan([QUOTA_5], QUOTA_5, [], [], []), ACME),
+    "a repair": (Plan([ONE], RepairTenant("acme"), [], [], []), ACME),
+    "an order": (Plan([REPLICA], SERVES, [], [], []), REPLICA),
+    "an order that was given": (Plan([REPLICA, DRAINS], DRAINS, [], [], []), REPLICA),
+    "the end of an order": (Plan([REPLICA, DRAINS, SERVES], SERVES, [], [], []), REPLICA),
 }
 
 
-@pytest.mark.parametrize(("before", "change", "key"), SAME.values(), ids=SAME)
-def test_what_is_so_already_is_not_written(author, before, change, key):
+@pytest.mark.parametrize(("plan", "key"), SAME.values(), ids=SAME)
+def test_what_is_so_already_is_not_written(author, plan, key):
     """W3, W7: it is no change; whoever gave a request id finds the reply again, and it tells the etag that stands."""
-    before(author)
+    plan.stand(author)
     stands = revision(author, key)
-    assert isinstance(author.plan(change), Unchanged)
-    planned = author.plan(change, "q")
+    assert isinstance(author.plan(plan.change), Unchanged)
+    planned = author.plan(plan.change, "q")
     assert isinstance(planned, Commit)
     assert (planned.changes, [written(op) for op in planned.txn.success]) == (False, [(Put, OURS, 1)])
     told = planned.reply.adapters[0].etag if planned.reply.adapters else planned.reply.etag
     assert told == stands
-    first = author.change(change, "q")
-    assert (author.change(change, "q"), revision(author, key)) == (first, stands)
-
-
-def test_a_change_tells_no_etag_but_that_of_its_revision():
-    """W4: the reply of what was written has none of its own, so that the revision is taken."""
-    author = Author()
-    for change in (creating(), SetTenant("acme", 5), ConfirmRemovals(POOL, 1), UpdatePool(POOL, ("c",), PoolLimits())):
-        assert author.change(change).reply.etag is None
-    lives(author)
-    assert author.change(DrainReplica(POOL, "r1", drain=True)).reply.etag is None
+    first = author.change(plan.change, "q")
+    assert (author.change(plan.change, "q"), revision(author, key)) == (first, stands)
 
 
 @pytest.mark.parametrize(
     ("names", "most", "is_right"),
-    [
-        ("plain", 1, True),
-        ("plain", 2, True),
-        ("versioned", 1, False),
-        ("versioned", 2, True),
-        ("versioned", None, True),
-    ],
+    [("plain", 1, True), ("versioned", 1, False), ("versioned", 2, True), ("versioned", None, True)],
 )
 def test_versioned_names_need_room_for_two(author, names, most, is_right):
     change = UpdatePool(POOL, ("base",), PoolLimits(max_adapters=most), engine_names=names)
@@ -626,29 +483,23 @@ def test_versioned_names_need_room_for_two(author, names, most, is_right):
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_history_has_the_record_as_it_stood(author, deleted):
-    """W2 atomic-set: each of its fields, who replaced it, and that it was deleted; and nothing else."""
-    one(author)
+def test_history_and_audit_have_the_record_as_it_stood(author, deleted):
+    """W2 atomic-set, W7: each of its fields, who replaced it, and that it was deleted; and nothing else."""
+    author.change(ONE)
     stood = json.loads(author.etcd.kvs[A].value)
     author.change(applying(Remove("acme/a") if deleted else upsert("acme/a", "v2")), "q")
-    kept = json.loads(author.etcd.kvs[KEYS.history(POOL, "acme/a", 1)].value)
+    kept = json.loads(author.etcd.kvs[H1].value)
     assert kept == stood | {"retired_by_request": "q", "deleted": deleted, "restored_by": None}
+    audits = [json.loads(kv.value) for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
+    (told,) = (audit for audit in audits if audit["request_id"] == "q")
+    stands = None if deleted else json.loads(author.etcd.kvs[A].value)
+    assert told["changes"] == [{"kind": "adapter", "name": "acme/a", "before": stood, "after": stands}]
+    assert (told["principal"], told["role"], told["method"]) == ("alice", "operator", "ApplyAdapters")
     other = Author()
     other.change(creating())
     other.change(RestoreHistory(POOL, "acme/a", (), AdapterRecord.model_validate(stood)), "q")
-    assert json.loads(other.etcd.kvs[KEYS.history(POOL, "acme/a", 1)].value) == stood | {
+    assert json.loads(other.etcd.kvs[H1].value) == stood | {
         "retired_by_request": "q",
         "deleted": True,
         "restored_by": {"principal": "alice", "at": "2026-01-01T00:00:02Z"},
     }
-
-
-def test_an_audit_record_shows_values_as_they_stand(author):
-    """W7 audit-complete."""
-    one(author)
-    stood = json.loads(author.etcd.kvs[A].value)
-    author.change(applying(Remove("acme/a")), "q")
-    audits = [json.loads(kv.value) for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    (told,) = (audit for audit in audits if audit["request_id"] == "q")
-    assert told["changes"] == [{"kind": "adapter", "name": "acme/a", "before": stood, "after": None}]
-    assert (told["principal"], told["role"], told["method"]) == ("alice", "operator", "ApplyAdapters")
