@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from registry.etcd3.errors import EtcdUnauthenticated
 from registry.etcd3.options import TlsFiles
-from registry.runtime.settings import Address, DaemonSettings, List, Listen, go_together, is_loopback
+from registry.runtime.settings import Address, DaemonSettings, List, Listen, is_loopback
 
 LISTEN: TypeAdapter[Address] = TypeAdapter(Listen)
 
@@ -19,70 +19,30 @@ LISTEN: TypeAdapter[Address] = TypeAdapter(Listen)
 @pytest.mark.parametrize(
     ("text", "host", "port", "shown"),
     [
-        ("a:1", "a", 1, "a:1"),
-        ("0.0.0.0:0", "0.0.0.0", 0, "0.0.0.0:0"),  # noqa: S104 - nothing listens
-        ("a:65535", "a", 65535, "a:65535"),
-        ("[::1]:80", "::1", 80, "[::1]:80"),
-        ("::1:80", "::1", 80, "[::1]:80"),
+        *(("a:1", "a", 1, "a:1"), ("a:65535", "a", 65535, "a:65535"), ("a:0", "a", 0, "a:0")),
+        *(("[::1]:80", "::1", 80, "[::1]:80"), ("::1:80", "::1", 80, "[::1]:80")),
+        *((text, None, 0, "") for text in ("", "a", "a:", ":1", "a:b", "a:-1", "a:65536", "a:1:", "a:1x", "a: 1")),
     ],
 )
 def test_an_address_is_a_host_and_a_port(text, host, port, shown):
-    read = LISTEN.validate_python(text)
-    assert (read, str(read)) == (Address(host=host, port=port), shown)
-    assert LISTEN.validate_python(read) == read
-
-
-@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:b", "a:-1", "a:65536", "a:1:", "a:1x", "a: 1"])
-def test_what_is_no_address_is_told_as_it_was_given(text):
-    with pytest.raises(ValidationError) as told:
-        LISTEN.validate_python(text)
-    assert f"{text!r} is not HOST:PORT" in str(told.value)
-
-
-@pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_is_one_that_there_is(port):
-    with pytest.raises(ValidationError):
-        Address(host="a", port=port)
-
-
-@pytest.mark.parametrize(
-    ("value", "parts"), [("a,b", ("a", "b")), ("a", ("a",)), (",a,,b,", ("a", "b")), ("", ()), (["a,b"], ("a,b",))]
-)
-def test_a_list_has_commas_between_its_parts(value, parts):
-    assert TypeAdapter(List).validate_python(value) == parts
-
-
-@pytest.mark.parametrize(
-    ("host", "is_it"),
-    [
-        ("127.0.0.1", True),
-        ("127.1.2.3", True),
-        ("::1", True),
-        ("[::1]", True),
-        ("localhost", True),
-        ("LocalHost", True),
-        ("10.0.0.1", False),
-        ("0.0.0.0", False),  # noqa: S104 - nothing listens
-        ("::", False),
-        ("localhost.example", False),
-        ("etcd-0", False),
-        ("", False),
-    ],
-)
-def test_only_what_surely_is_this_host_is_taken_for_it(host, is_it):
-    """X1 secret-free: a name that has to be looked up may be anybody's tomorrow."""
-    assert is_loopback(host) is is_it
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "fits"), [(None, None, True), ("a", "b", True), ("a", None, False), (None, "b", False)]
-)
-def test_two_flags_of_which_one_says_nothing_without_the_other(one, other, fits):
-    if fits:
-        go_together("--one", one, "--other", other)
+    if host is None:
+        with pytest.raises(ValidationError) as told:
+            LISTEN.validate_python(text)
+        assert f"{text!r} is not HOST:PORT" in str(told.value)
         return
-    with pytest.raises(ValueError, match="--one and --other go together"):
-        go_together("--one", one, "--other", other)
+    read = LISTEN.validate_python(text)
+    assert (read, str(read), LISTEN.validate_python(read)) == (Address(host=host, port=port), shown, read)
+    for wrong in (-1, 65536):
+        with pytest.raises(ValidationError):
+            Address(host="a", port=wrong)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "LocalHost"])
+def test_only_what_surely_is_this_host_is_taken_for_it(host):
+    """X1 secret-free: a name that has to be looked up may be anybody's tomorrow."""
+    assert is_loopback(host)
+    others = ("10.0.0.1", "0.0.0.0", "::", "localhost.example", "etcd-0", "")  # noqa: S104 - nothing listens
+    assert [other for other in others if is_loopback(other)] == []
 
 
 def daemon(**values: Any) -> DaemonSettings:
@@ -90,18 +50,18 @@ def daemon(**values: Any) -> DaemonSettings:
 
 
 def test_etcd_is_reached_in_plain_text_unless_there_are_files():
+    """Parts of a list have commas between them. What was checked together is never changed alone."""
     plain = daemon().client_options()
     assert (plain.endpoints, plain.tls, plain.user, plain.password) == (("127.0.0.1:1", "[::1]:2"), None, None, None)
-    ca, certificate, key = Path("ca"), Path("certificate"), Path("key")
-    for given, files in (
-        ({"etcd_tls_ca": ca}, TlsFiles(ca=ca)),
-        ({"etcd_tls_cert": certificate, "etcd_tls_key": key}, TlsFiles(certificate=certificate, key=key)),
-        (
-            {"etcd_tls_ca": ca, "etcd_tls_cert": certificate, "etcd_tls_key": key},
-            TlsFiles(ca=ca, certificate=certificate, key=key),
-        ),
-    ):
-        assert daemon(**given).client_options().tls == files
+    assert [TypeAdapter(List).validate_python(one) for one in (",a,,b,", "", ["a,b"])] == [("a", "b"), (), ("a,b",)]
+    files = {"ca": Path("ca"), "certificate": Path("certificate"), "key": Path("key")}
+    flags = dict(zip(files, ("etcd_tls_ca", "etcd_tls_cert", "etcd_tls_key"), strict=True))
+    for some in (("ca",), ("certificate", "key"), (*files,)):
+        options = daemon(**{flags[one]: files[one] for one in some}).client_options()
+        assert options.tls == TlsFiles(**{one: files[one] for one in some})
+    for one, field in ((daemon(), "prefix"), (Address(host="a", port=1), "host")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(one, field, "/other")
 
 
 def test_the_password_is_read_at_each_login(tmp_path):
@@ -149,30 +109,17 @@ def test_what_makes_no_sense_for_etcd_is_refused(values, says):
 REMOTE, LOGIN = {"etcd": "127.0.0.1:1,10.0.0.1:2"}, {"etcd_user": "u", "etcd_password_file": "f"}
 
 
-@pytest.mark.parametrize(
-    ("values", "is_bare"),
-    [
-        (REMOTE | LOGIN, True),
-        (LOGIN, False),
-        (REMOTE, False),
-        (REMOTE | LOGIN | {"etcd_tls_ca": "a"}, False),
-        (REMOTE | LOGIN | {"etcd_tls_cert": "c", "etcd_tls_key": "k"}, False),
-    ],
-)
-def test_a_password_leaves_this_host_only_encrypted(values, is_bare):
+def test_a_password_leaves_this_host_only_encrypted():
     """X1 secret-free: unless somebody says that the network may be trusted."""
-    if is_bare:
-        with pytest.raises(ValidationError, match="--insecure where the network may be trusted"):
-            daemon(**values)
-        [found] = daemon(**values, insecure=True).unprotected()
-        assert "unencrypted to 10.0.0.1:2" in found
-    else:
-        assert daemon(**values).unprotected() == ()
-        assert daemon(**values).insecure is False
-
-
-def test_settings_stay_as_a_process_was_started_with_them():
-    """What was checked together is never changed alone."""
-    for one, field in ((daemon(), "prefix"), (Address(host="a", port=1), "host")):
-        with pytest.raises(ValidationError, match="frozen"):
-            setattr(one, field, "/other")
+    with pytest.raises(ValidationError, match="--insecure where the network may be trusted"):
+        daemon(**REMOTE, **LOGIN)
+    [found] = daemon(**REMOTE, **LOGIN, insecure=True).unprotected()
+    assert "unencrypted to 10.0.0.1:2" in found
+    encrypted = REMOTE | LOGIN
+    for values in (
+        LOGIN,
+        REMOTE,
+        encrypted | {"etcd_tls_ca": "a"},
+        encrypted | {"etcd_tls_cert": "c", "etcd_tls_key": "k"},
+    ):
+        assert (daemon(**values).unprotected(), daemon(**values).insecure) == ((), False)

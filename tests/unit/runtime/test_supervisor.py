@@ -6,11 +6,12 @@ import asyncio
 import random
 from contextlib import closing
 from itertools import pairwise
+from unittest.mock import AsyncMock
 
 import pytest
 import structlog.testing
 
-from registry.runtime.supervisor import WELL_SECONDS, Supervisor, keep_once
+from registry.runtime.supervisor import Supervisor, keep_once
 from tests.simulation.loop import VirtualLoop
 from tests.support.flaky_etcd import Longest
 
@@ -46,49 +47,6 @@ def play(work) -> None:
         loop.run_until_complete(work())
 
 
-def test_a_part_that_fails_is_run_again_until_it_ends(scene):
-    """X2 unbreakable: with a pause that grows up to a cap, so that a value which stays costs next to nothing."""
-    started: list[float] = []
-
-    async def work() -> None:
-        started.append(asyncio.get_running_loop().time())
-        if len(started) <= 40:
-            raise OverflowError("int too large to convert to float")
-
-    play(lambda: scene.supervisor.keep("feed", work))
-    assert len(started) == 41
-    assert scene.counted == ["feed"] * 40
-    assert max(after - before for before, after in pairwise(started)) <= 15.0
-    assert started[-1] > 60.0
-    assert scene.failures == {"feed": 40}
-    assert scene.changes == 40
-
-
-def test_a_part_that_runs_for_a_while_is_well(scene):
-    async def main() -> None:
-        fails = True
-
-        async def work() -> None:
-            nonlocal fails
-            if fails:
-                fails = False
-                raise KeyError("pool")
-            await asyncio.sleep(10 * WELL_SECONDS)
-
-        kept = asyncio.create_task(scene.supervisor.keep("feed", work))
-        await asyncio.sleep(WELL_SECONDS / 2)
-        assert scene.failures == {"feed": 1}
-        assert scene.supervisor.troubles["feed"].error == "KeyError"
-        await asyncio.sleep(WELL_SECONDS)
-        assert scene.failures == {}
-        assert scene.changes == 2
-        kept.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await kept
-
-    play(main)
-
-
 def test_what_is_fatal_ends_the_process(scene):
     """R10: the race for a replica id that is lost twice, say."""
 
@@ -104,6 +62,51 @@ def test_what_is_fatal_ends_the_process(scene):
     assert not scene.counted
 
 
+def test_a_part_that_fails_is_run_again_until_it_ends(scene):
+    """X2 unbreakable: with a pause that grows up to a cap, so that a value which stays costs next to nothing."""
+    started: list[float] = []
+
+    async def work() -> None:
+        started.append(asyncio.get_running_loop().time())
+        if len(started) <= 40:
+            raise OverflowError("int too large to convert to float")
+
+    play(lambda: scene.supervisor.keep("feed", work))
+    assert (len(started), scene.counted, scene.failures, scene.changes) == (41, ["feed"] * 40, {"feed": 40}, 40)
+    assert (max(after - before for before, after in pairwise(started)) <= 15.0, started[-1] > 60.0) == (True, True)
+
+
+def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
+    """R8: a part that fails at each start costs next to nothing; one that has run for so long begins anew."""
+    changes, started = list[tuple[float, int]](), list[float]()
+
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def work() -> None:
+        started.append(now())
+        if len(started) <= 7:
+            raise KeyError
+        await asyncio.sleep(3600)
+
+    async def main() -> None:
+        supervisor = Supervisor(
+            lambda _: None, Longest(), on_change=lambda: changes.append((now(), len(supervisor.troubles)))
+        )
+        kept = asyncio.create_task(supervisor.keep("feed", work))
+        await asyncio.sleep(2.0)
+        trouble = supervisor.troubles["feed"]
+        assert (trouble.error, trouble.since, trouble.failures) == ("KeyError", 0.0, 2)
+        await asyncio.sleep(1800)
+        assert [after - before for before, after in pairwise(started)] == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
+        assert (changes[-1], [count for _, count in changes]) == ((started[-1] + 30.0, 0), [1] * 7 + [0])
+        kept.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await kept
+
+    play(main)
+
+
 def test_a_round_that_fails_comes_again_after_a_while(scene):
     async def main() -> None:
         async def fails() -> float:
@@ -115,8 +118,7 @@ def test_a_round_that_fails_comes_again_after_a_while(scene):
         pauses = [await scene.supervisor.paced("loop", fails) for _ in range(20)]
         assert max(pauses) <= 15.0 < sum(pauses)
         assert scene.failures == {"loop": 20}
-        assert await scene.supervisor.paced("loop", succeeds) == 3600.0
-        assert scene.failures == {}
+        assert (await scene.supervisor.paced("loop", succeeds), scene.failures) == (3600.0, {})
 
     play(main)
 
@@ -133,61 +135,8 @@ def test_what_is_done_without(scene):
     play(main)
 
 
-async def test_nobody_has_to_supervise():
-    async def work() -> None:
-        raise Fatal
-
-    with pytest.raises(Fatal):
-        await keep_once("feed", work)
-
-
-def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
-    """R8: a part that fails at each start costs next to nothing; one that has run for so long begins anew."""
-    changes: list[tuple[float, int]] = []
-    started: list[float] = []
-
-    def now() -> float:
-        return asyncio.get_running_loop().time()
-
-    async def main() -> None:
-        supervisor = Supervisor(
-            lambda _: None, Longest(), on_change=lambda: changes.append((now(), len(supervisor.troubles)))
-        )
-
-        async def work() -> None:
-            started.append(now())
-            if len(started) <= 7:
-                raise KeyError
-            await asyncio.sleep(3600)
-
-        kept = asyncio.create_task(supervisor.keep("feed", work))
-        await asyncio.sleep(1800)
-        assert [after - before for before, after in pairwise(started)] == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
-        assert changes[-1] == (started[-1] + 30.0, 0)
-        assert [count for _, count in changes] == [1] * 7 + [0]
-        kept.cancel()
-
-    play(main)
-
-
-def test_a_trouble_is_known_since_its_first_failure():
-    async def main() -> None:
-        supervisor = Supervisor(lambda _: None, Longest())
-
-        async def fails() -> float:
-            raise KeyError
-
-        for _ in range(3):
-            await asyncio.sleep(10)
-            await supervisor.paced("loop", fails)
-        trouble = supervisor.troubles["loop"]
-        assert (trouble.error, trouble.since, trouble.failures) == ("KeyError", 10.0, 3)
-
-    play(main)
-
-
 async def test_what_ends_for_another_reason_is_not_run_again(scene):
-    """R12: the end of its task is none of its failures."""
+    """R12: the end of its task is none of its failures. Nobody has to supervise, either."""
     entered = asyncio.Event()
 
     async def work() -> None:
@@ -200,13 +149,8 @@ async def test_what_ends_for_another_reason_is_not_run_again(scene):
     with pytest.raises(asyncio.CancelledError):
         await kept
     assert (scene.failures, scene.counted) == ({}, [])
-
-
-async def test_nobody_has_to_supervise_what_goes_well():
-    done: list[int] = []
-
-    async def work() -> None:
-        done.append(1)
-
-    await keep_once("feed", work)
-    assert done == [1]
+    once = AsyncMock(side_effect=[None, Fatal])
+    await keep_once("feed", once)
+    with pytest.raises(Fatal):
+        await keep_once("feed", once)
+    assert once.await_count == 2
