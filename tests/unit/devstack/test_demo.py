@@ -321,28 +321,27 @@ def test_each_step_is_told_and_what_fails_ends_it(root, monkeypatch, capsys, err
     assert (root.exists(), f"the logs are in {root / 'logs'}" in told) == (error is not None, error is not None)
 
 
-def test_an_end_that_somebody_asks_for_cleans_up_as_an_interrupt_does(root, monkeypatch, capsys):
-    """SIGTERM, as whoever runs it in the background sends it."""
-    handlers: dict[int, Callable[[int, object], None]] = {}
-    monkeypatch.setattr(demo.signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(demo, "_play", lambda *_: handlers[demo.signal.SIGTERM](15, None))
-    with pytest.raises(KeyboardInterrupt):
-        demo.demo(engine=EngineKind.SIM)
-    assert (root.exists(), "held" in capsys.readouterr().out) == (False, False)
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [("", ("vllm", 2)), ("--engine sim --replicas 3", ("sim", 3)), ("--replicas 1", None), ("--replicas 9", None)],
 )
-def test_the_demonstration_is_called_as_its_page_says(root, monkeypatch, given, expected):
-    """One replica would show nothing, nine would be too many."""
-    asked: list[tuple[str, int]] = []
+def test_the_demonstration_is_called_as_its_page_says(root, monkeypatch, capsys, given, expected):
+    """One replica would show nothing, nine would be too many. SIGTERM, as whoever runs it in the background sends it,
+    cleans up as an interrupt does.
+    """
+    asked, handlers = list[tuple[str, int]](), dict[int, Callable[[int, object], None]]()
+    monkeypatch.setattr(demo.signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(demo, "_play", lambda _, engine, replicas: asked.append((engine, replicas)))
     monkeypatch.setattr("sys.argv", ["demo", *given.split()])
     with pytest.raises(SystemExit) as ended:
         demo.main()
     assert (ended.value.code, asked) == ((0, [expected]) if expected else (2, []))
+    if expected:
+        capsys.readouterr()
+        monkeypatch.setattr(demo, "_play", lambda *_: handlers[demo.signal.SIGTERM](15, None))
+        with pytest.raises(KeyboardInterrupt):
+            demo.demo(engine=EngineKind.SIM)
+        assert (root.exists(), "held" in capsys.readouterr().out) == (False, False)
 
 
 def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import runpy
 import sys
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -25,7 +27,6 @@ from registry.tools.devstack.engine_environment import (
     plugin_folder,
 )
 from registry.tools.devstack.engine_install import InstallFailed, install
-from registry.tools.devstack.tiny_adapters import write_adapter
 
 
 def interpreter(folder: Path) -> Path:
@@ -50,7 +51,14 @@ def places(tmp_path, monkeypatch) -> SimpleNamespace:
 
 
 def test_the_engine_that_is_named_is_taken_then_that_of_this_folder_then_the_projects(places, monkeypatch, tmp_path):
-    """What cannot be run is none; no other is taken for what is named. A relative name is made absolute."""
+    """What cannot be run is none; no other is taken for what is named. A relative name is made absolute. Without any
+    our own has to have vLLM.
+    """
+    asked: list[str] = []
+    with pytest.raises(EngineNotFound, match=r"\.venv-engine\) is not there.*--engine sim"):
+        find_engine_python()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: (asked.append(name), object())[1])
+    assert (find_engine_python(), asked) == (Path(sys.executable), ["vllm"])
     of_project = interpreter(places.project)
     assert find_engine_python() == of_project
     of_here = interpreter(places.here)
@@ -61,73 +69,56 @@ def test_the_engine_that_is_named_is_taken_then_that_of_this_folder_then_the_pro
     monkeypatch.setenv(VARIABLE, "python")
     assert find_engine_python() == places.here / "python", "a link is that environment, what it leads to another"
     monkeypatch.setenv(VARIABLE, "pythonx")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     with pytest.raises(EngineNotFound, match=rf"pythonx is not there; make it with: make engine.*{VARIABLE}"):
         find_engine_python()
 
 
-def test_without_an_environment_our_own_has_to_have_vllm(places, monkeypatch):
-    with pytest.raises(EngineNotFound, match=r"\.venv-engine\) is not there.*--engine sim"):
-        find_engine_python()
-    asked: list[str] = []
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: (asked.append(name), object())[1])
-    assert (find_engine_python(), asked) == (Path(sys.executable), ["vllm"])
-
-
 @pytest.fixture
-def steps(monkeypatch) -> list[str]:
-    """What an install does, in its order; nothing is installed."""
-    did: list[str] = []
+def steps(monkeypatch) -> Any:
+    """What an install does, in its order; nothing is installed, and a step may fail that is named."""
+    made = SimpleNamespace(did=list[str](), fails="nothing")
 
     def create(folder: Path, *, with_pip: bool) -> None:
-        did.append(f"create {folder.name} {'with' if with_pip else 'without'} pip")
+        made.did.append(f"create {folder.name} {'with' if with_pip else 'without'} pip")
         interpreter(folder.parent)
 
     def run(command: list[str], what: str) -> None:
-        did.append(f"{what}: {' '.join(command[1:])}")
+        if made.fails in command[-1]:
+            raise InstallFailed("no such build")
+        made.did.append(f"{what}: {' '.join(command[1:])}")
 
     monkeypatch.setattr(engine_install.venv, "create", create)
     monkeypatch.setattr(engine_install, "_run", run)
-    return did
+    return made
 
 
 PIP = "-m pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement"
 IMPORT = "importing vllm, torch and peft: -c import peft, torch, vllm"
 
 
-def test_an_environment_is_made_once_and_completed_each_time(tmp_path, steps):
-    """A run that broke off is gone on with. What was installed is tried at the end."""
+def test_an_environment_is_made_once_and_completed_each_time(tmp_path, steps, capsys):
+    """A run that broke off is gone on with. What was installed is tried at the end. Without a build for CPUs the plain
+    one is taken.
+    """
     listed = f"installing the packages of requirements/engine.txt: {PIP} {tmp_path / 'list.txt'}"
     complete = [f"installing torch's CPU build: {PIP} {engine_install._TORCH}", listed, IMPORT]
     install(tmp_path / ".venv-engine", tmp_path / "list.txt")
-    assert steps == ["create .venv-engine with pip", *complete]
-    steps.clear()
+    assert steps.did == ["create .venv-engine with pip", *complete]
+    steps.did.clear()
     install(tmp_path / ".venv-engine", tmp_path / "list.txt")
-    assert steps == complete
-
-
-def test_without_a_build_for_cpus_the_plain_one_is_taken(tmp_path, monkeypatch, steps, capsys):
-    def run(command: list[str], what: str) -> None:
-        if command[-1].endswith("torch-cpu.txt"):
-            raise InstallFailed("no such build")
-        steps.append(what)
-
-    monkeypatch.setattr(engine_install, "_run", run)
-    install(tmp_path / ".venv-engine")
-    assert steps[1:] == ["installing the packages of requirements/engine.txt", "importing vllm, torch and peft"]
-    assert "no such build" in capsys.readouterr().err
+    assert steps.did == complete
+    steps.did.clear()
+    steps.fails = "torch-cpu.txt"
+    install(tmp_path / ".venv-engine", tmp_path / "list.txt")
+    assert (steps.did, "no such build" in capsys.readouterr().err) == ([listed, IMPORT], True)
 
 
 @pytest.mark.parametrize(("version", "is_refused"), [((3, 11), False), ((3, 10), True), ((3, 12), True)], ids=str)
 def test_another_python_is_refused_before_anything_is_made(tmp_path, monkeypatch, steps, version, is_refused):
     monkeypatch.setattr(engine_install, "sys", SimpleNamespace(version_info=(*version, 4, "final", 0)))
-    if is_refused:
-        with pytest.raises(InstallFailed, match=r"run this with python3\.11"):
-            install(tmp_path / ".venv-engine")
-        assert steps == []
-    else:
+    with pytest.raises(InstallFailed, match=r"run this with python3\.11") if is_refused else nullcontext():
         install(tmp_path / ".venv-engine")
-        assert steps[-1] == IMPORT
+    assert steps.did[-1:] == ([] if is_refused else [IMPORT])
 
 
 def test_the_package_is_that_of_this_installation_whatever_it_was_before(tmp_path):
@@ -160,15 +151,14 @@ def test_vllm_finds_our_entry_points_there_and_nothing_else(tmp_path, monkeypatc
     assert plugin_environment(tmp_path) == expected
 
 
+HERE = SimpleNamespace(origin="/x/y.py")
+
+
 @pytest.mark.parametrize(
     ("points", "spec"),
     [
-        (POINTS[1:], SimpleNamespace(origin="/x/y.py")),
-        (POINTS[:1], SimpleNamespace(origin="/x/y.py")),
-        ([*POINTS[:1]] * 2, SimpleNamespace(origin="/x/y.py")),
-        ([], SimpleNamespace(origin="/x/y.py")),
-        (POINTS, None),
-        (POINTS, SimpleNamespace(origin=None)),
+        *((POINTS[1:], HERE), (POINTS[:1], HERE), ([*POINTS[:1]] * 2, HERE), ([], HERE)),
+        *((POINTS, None), (POINTS, SimpleNamespace(origin=None))),
     ],
     ids=["no general", "no endpoint", "one twice", "none", "no package", "a package without files"],
 )
@@ -216,10 +206,3 @@ def test_tiny_files_are_made_each_with_weights_of_its_own(monkeypatch, capsys, p
         return
     program.main()
     assert did == [(folder, seed, Path("m")) for folder, seed in made]
-
-
-def test_an_adapter_is_written_into_a_folder_that_is_there_or_not(tmp_path):
-    for _ in range(2):
-        write_adapter(tmp_path / "deep" / "a", seed=1)
-    found = sorted(file.name for file in (tmp_path / "deep" / "a").iterdir())
-    assert found == ["adapter_config.json", "adapter_model.safetensors"]

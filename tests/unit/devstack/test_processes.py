@@ -1,19 +1,21 @@
-"""Processes are found again by pid and start time, and no other is ever touched."""
+"""Processes are found again by pid and start time, no other is ever touched; and a port is handed out once."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from registry.tools.devstack import processes
-from registry.tools.devstack.processes import Process, find_marked, recall, remember, spawn, wait_until
+from registry.tools.devstack.processes import Process, find_marked, free_ports, recall, remember, spawn, wait_until
 from tests.support.processes import child
 
 FOREVER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
@@ -27,9 +29,9 @@ def started(tmp_path):
     """Starts a process and waits until it has written something."""
     begun = []
 
-    def start(command: list[str]) -> Process:
+    def start(command: list[str], **environment: str) -> Process:
         log = tmp_path / "logs" / f"{len(begun)}.log"
-        begun.append(spawn(command, dict(os.environ), log))
+        begun.append(spawn(command, os.environ | environment, log))
         assert wait_until(lambda: "up" in log.read_text(), 60)
         return begun[-1]
 
@@ -48,6 +50,33 @@ def test_a_pid_that_belongs_to_another_by_now_is_left_alone():
         stale.stop(1)
         stale.kill()
         assert other.poll() is None
+
+
+def test_a_process_outlives_who_started_it_and_is_recalled_and_ended(started, tmp_path):
+    """It keeps nothing of him: what it reads is nothing, what it says goes into its log. One that nobody wrote down is
+    found by its mark: whoever started it may be killed before. Also one that ignores the polite signal is ended; a
+    zombie counts as dead.
+    """
+    process, deaf, child_of_ours = started(FOREVER, MARK_OF_TEST=str(tmp_path)), started(DEAF), started(FOREVER)
+    assert os.getsid(process.pid) == process.pid != os.getsid(0)
+    read, *written = (Path(f"/proc/{process.pid}/fd/{number}").readlink() for number in range(3))
+    assert (str(read), {one.parent.name for one in written}) == (os.devnull, {"logs"})
+    opened = Path(f"/proc/{process.pid}/fdinfo/1").read_text().split("flags:")[1].split()[0]
+    assert int(opened, 8) & os.O_APPEND, "a log goes on where it was"
+    os.umask(mask := os.umask(0))
+    assert written[0].stat().st_mode & 0o777 == 0o644 & ~mask
+    assert (find_marked("MARK_OF_TEST", str(tmp_path)), find_marked("MARK_OF_TEST", f"{tmp_path}x")) == (process, None)
+    remember(tmp_path / "run" / "one.json", process)
+    recalled = recall(tmp_path / "run" / "one.json")
+    assert (recalled, recalled.is_running()) == (process, True)
+    recalled.stop(60)
+    deaf.stop(0.2)
+    os.kill(child_of_ours.pid, signal.SIGKILL)
+    assert (process.is_running(), deaf.is_running()) == (False, False)
+    assert (wait_until(lambda: not child_of_ours.is_running(), 60), find_marked("MARK_OF_TEST", str(tmp_path))) == (
+        True,
+        None,
+    )
 
 
 def test_what_a_killed_process_leaves_behind_is_ended_with_it(started):
@@ -69,33 +98,15 @@ def _session(leader: int) -> set[int]:
     return {pid for pid, one in seen.items() if one and one.session == leader and one.state not in {"Z", "X"}}
 
 
-def test_a_process_of_before_the_machine_started_anew_is_none(tmp_path):
-    """Its pid and its start in ticks may well be another's by now."""
-    file = tmp_path / "one.json"
-    remember(file, Process(os.getpid(), 1))
-    assert recall(file) == Process(os.getpid(), 1)
-    file.write_text(file.read_text().replace('"boot": "', '"boot": "x'))
-    assert recall(file) is None
-
-
-def test_it_outlives_the_session_of_who_started_it(started):
-    """And keeps nothing of it: what it reads is nothing, what it says goes into its log."""
-    process = started(FOREVER)
-    assert os.getsid(process.pid) == process.pid != os.getsid(0)
-    read, *written = (Path(f"/proc/{process.pid}/fd/{number}").readlink() for number in range(3))
-    assert (str(read), {one.parent.name for one in written}) == (os.devnull, {"logs"})
-    opened = Path(f"/proc/{process.pid}/fdinfo/1").read_text().split("flags:")[1].split()[0]
-    assert int(opened, 8) & os.O_APPEND, "a log goes on where it was"
-    assert written[0].stat().st_mode & 0o777 == 0o644 & ~_mask()
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", "[" * 30_000, *(f'{{"boot": BOOT, "pid": {pid}, "started": 1}}' for pid in PIDS)],
     ids=["empty", "half", "list", "nothing", "deep", *PIDS],
 )
 def test_a_pid_file_that_cannot_be_read_is_no_process(tmp_path, text):
-    """However it came to be so; no process is ended by it."""
+    """However it came to be so; no process is ended by it, nor by one of before the machine started anew: its pid and
+    its start in ticks may well be another's by now.
+    """
     file = tmp_path / "one.json"
     assert recall(file) is None
     remember(file, Process(os.getpid(), 1))
@@ -104,25 +115,8 @@ def test_a_pid_file_that_cannot_be_read_is_no_process(tmp_path, text):
     assert recall(file) is None
     file.write_text(f'{{"boot": {boot}, "pid": 7, "started": 1}}')
     assert recall(file) == Process(7, 1)
-
-
-def test_a_process_that_nobody_wrote_down_is_found_by_its_mark(tmp_path):
-    """Whoever started it may be killed before he has written down its pid."""
-    log = tmp_path / "log"
-    process = spawn(FOREVER, {**os.environ, "MARK_OF_TEST": str(tmp_path)}, log)
-    try:
-        assert wait_until(lambda: "up" in log.read_text(), 60)
-        assert find_marked("MARK_OF_TEST", str(tmp_path)) == process
-        assert find_marked("MARK_OF_TEST", f"{tmp_path}x") is None
-    finally:
-        process.kill()
-    assert find_marked("MARK_OF_TEST", str(tmp_path)) is None
-
-
-def _mask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    file.write_text(file.read_text().replace('"boot": "', '"boot": "x'))
+    assert recall(file) is None
 
 
 DEAD = 9_999_999  # more than Linux gives
@@ -196,19 +190,6 @@ def test_what_is_found_by_its_mark_is_the_leader_and_lives(monkeypatch, seen, is
     assert find_marked("A", "c") is None
 
 
-def test_a_process_is_recalled_and_ended(started, tmp_path):
-    """Also one that ignores the polite signal; a zombie counts as dead."""
-    process, deaf, child_of_ours = started(FOREVER), started(DEAF), started(FOREVER)
-    remember(tmp_path / "run" / "one.json", process)
-    recalled = recall(tmp_path / "run" / "one.json")
-    assert (recalled, recalled.is_running()) == (process, True)
-    recalled.stop(60)
-    deaf.stop(0.2)
-    os.kill(child_of_ours.pid, signal.SIGKILL)
-    assert (process.is_running(), deaf.is_running()) == (False, False)
-    assert wait_until(lambda: not child_of_ours.is_running(), 60)
-
-
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
 def test_what_ends_just_before_it_is_ended_is_no_error_and_what_may_not_be_ended_is_told(monkeypatch, error):
     """Of the process itself, and of what it left behind."""
@@ -227,3 +208,55 @@ def test_what_ends_just_before_it_is_ended_is_no_error_and_what_may_not_be_ended
     else:
         with pytest.raises(PermissionError):
             Process(DEAD, 40).signal(signal.SIGTERM)
+
+
+ASK = (
+    "from registry.tools.devstack import processes; processes.FIRST = processes.LAST = {port}; processes.free_ports(1)"
+)
+
+
+@pytest.fixture
+def only(monkeypatch) -> int:
+    """A port that was handed out here, and is the only one there is."""
+    (port,) = free_ports(1)
+    monkeypatch.setattr(processes, "FIRST", port)
+    monkeypatch.setattr(processes, "LAST", port)
+    return port
+
+
+def test_a_port_is_handed_out_once_and_its_server_listens_on_it_and_restarts(only):
+    command = [sys.executable, "-c", ASK.format(port=only)]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (asked.returncode, f"no 1 ports from {only} to {only} are free" in asked.stderr) == (1, True)
+    for _ in range(2):
+        with pytest.raises(OSError, match=f"no 1 ports from {only} to {only} are free"):
+            free_ports(1)
+        with socket.create_server(("127.0.0.1", only)), socket.create_connection(("127.0.0.1", only)):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", only))
+
+
+def is_taken(port: int) -> bool:
+    with socket.socket() as anybody:
+        try:
+            anybody.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("most", "count"), [(None, 40), (2, 3)], ids=["a large stack", "too many"])
+def test_ports_are_held_until_their_servers_have_them_and_no_more_than_some(monkeypatch, most, count):
+    """Those that are known already are not given again."""
+    monkeypatch.setattr(processes, "_held", deque())
+    if most:
+        monkeypatch.setattr(processes, "_MAX_HELD", most)
+    ports = free_ports(count)
+    assert (len(set(ports)), [*map(is_taken, ports)]) == (count, [False] * (most == 2) + [True] * (most or count))
+    for one in processes._held:
+        one.close()
+    monkeypatch.setattr(processes, "FIRST", ports[-1])
+    monkeypatch.setattr(processes, "LAST", ports[-1])
+    with pytest.raises(OSError, match="are free"):
+        free_ports(1, taken={ports[-1]})

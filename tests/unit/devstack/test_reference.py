@@ -132,8 +132,10 @@ def test_each_adapter_answers_each_prompt_on_a_base_of_its_own(script):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_expected_is_told_with_what_the_base_says_of_the_same_tokens(script, dtype):
-    """Texts are read by the model's own tokenizer; numbers are taken as they are."""
+def test_what_is_expected_is_told_with_what_the_base_says_of_the_same_tokens(script, monkeypatch, dtype):
+    """Texts are read by the model's own tokenizer; numbers are taken as they are, unless the model does not know one:
+    it would read past the end of the embeddings.
+    """
     one, two = script.expected("/base", "/a", ["ab", [4]], 3, dtype)
     assert (one.prompt, one.tokens, two.prompt, two.tokens) == ([0, 1], [3, 5, 7], [4], [6, 8, 10])
     for answer in (one, two):
@@ -141,44 +143,28 @@ def test_what_is_expected_is_told_with_what_the_base_says_of_the_same_tokens(scr
         assert answer.base_logprobs == pytest.approx([OTHERS] * 3), "it would have gone on otherwise"
     assert [model.dtype for model in played.models] == [dtype]
     assert script.expected("/base", "/a", [[4]], 1)[0].tokens == [6]
-
-
-def test_the_bases_logprobs_are_those_after_the_same_tokens(script, monkeypatch):
-    """Place by place: the first is of the first token after the prompt."""
+    assert script.expected("/base", "/a", [[1], [0, VOCABULARY - 1, 2]], 1)
+    with pytest.raises(ValueError, match=f"a prompt has the token {VOCABULARY}, and the model knows {VOCABULARY}"):
+        script.expected("/base", "/a", [[1], [0, VOCABULARY, 2]], 1)
     monkeypatch.setitem(STEPS, "/base", STEPS["/a"])
     (answer,) = script.expected("/base", "/a", [[4, 0]], 3)
     assert answer.tokens == [2, 4, 6]
-    assert answer.base_logprobs == pytest.approx([LIKELIEST] * 3)
-
-
-@pytest.mark.parametrize(("token", "is_known"), [(VOCABULARY - 1, True), (VOCABULARY, False)])
-def test_a_token_that_the_model_does_not_know_is_refused(script, token, is_known):
-    """It would read past the end of the embeddings."""
-    if is_known:
-        assert script.expected("/base", "/a", [[1], [0, token, 2]], 1)
-    else:
-        with pytest.raises(ValueError, match=f"a prompt has the token {token}, and the model knows {VOCABULARY}"):
-            script.expected("/base", "/a", [[1], [0, token, 2]], 1)
+    assert answer.base_logprobs == pytest.approx([LIKELIEST] * 3), "place by place, from the first after the prompt"
 
 
 def test_answers_are_printed_for_programs(script, monkeypatch, capsys):
     """A folder may have an equals sign in its name; the base alone is answered for, too."""
-    arguments = ["--model", "/base", "--prompt", "ab", "--adapter", "one=/x=y", "--tokens", "2"]
+    arguments = ["reference", "--model", "/base", "--prompt", "ab", "--adapter", "one=/x=y", "--tokens", "2"]
     monkeypatch.setitem(STEPS, "/x=y", 2)
-    monkeypatch.setattr("sys.argv", ["reference", *arguments])
+    monkeypatch.setattr("sys.argv", arguments)
     script.main()
     found = json.loads(capsys.readouterr().out)
     assert {name: tokens(one["ab"]) for name, one in found.items()} == {"": [2, 3], "one": [3, 5]}
-    monkeypatch.setattr("sys.argv", ["reference", *arguments[:4]])
+    monkeypatch.setattr("sys.argv", arguments[:5])
     script.main()
     assert {name: len(one["ab"]) for name, one in json.loads(capsys.readouterr().out).items()} == {"": 8}
-
-
-@pytest.mark.parametrize("missing", ["--model", "--prompt"])
-def test_without_a_model_or_a_prompt_nothing_is_answered(script, monkeypatch, capsys, missing):
-    given = {"--model": "/base", "--prompt": "ab"}
-    del given[missing]
-    monkeypatch.setattr("sys.argv", ["reference", *(part for pair in given.items() for part in pair)])
-    with pytest.raises(SystemExit):
-        script.main()
-    assert missing in capsys.readouterr().err
+    for missing, given in (("--model", arguments[3:5]), ("--prompt", arguments[1:3])):
+        monkeypatch.setattr("sys.argv", ["reference", *given])
+        with pytest.raises(SystemExit):
+            script.main()
+        assert missing in capsys.readouterr().err

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from http.client import BadStatusLine
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -68,7 +68,8 @@ def _write(file: Path) -> None:
     file.write_text("x\n")
 
 
-def test_a_stack_is_set_up_as_it_was_unless_somebody_says_otherwise(tmp_path, files):
+def test_a_stack_is_set_up_as_it_was_unless_somebody_says_otherwise(tmp_path, files, monkeypatch):
+    """A program that is missing is told before anything is written."""
     first = set_up(tmp_path / "s", 3, EngineKind.SIM)
     assert files == ["model", *verbs.ADAPTERS]
     again = set_up(tmp_path / "s", None, None)
@@ -76,23 +77,27 @@ def test_a_stack_is_set_up_as_it_was_unless_somebody_says_otherwise(tmp_path, fi
     assert files == ["model", *verbs.ADAPTERS], "what is there already is kept"
     assert set_up(tmp_path / "s", 2, None).layout.replicas == ("r1", "r2")
     assert set_up(tmp_path / "t", None, EngineKind.SIM).layout.replicas == ("r1", "r2")
+    monkeypatch.setenv("ETCD_BIN", str(tmp_path / "absent"))
+    with pytest.raises(StackError, match="absent is not a program"):
+        set_up(tmp_path / "u", 1, EngineKind.SIM)
+    assert not (tmp_path / "u").exists()
 
 
-@pytest.mark.parametrize(
-    ("replicas", "is_refused"), [(None, False), (2, False), (3, True)], ids=["as it is", "the same", "another"]
-)
 @pytest.mark.parametrize("runs", ["", "etcd", "sidecar-r2"])
-def test_what_runs_keeps_its_form(tmp_path, files, replicas, is_refused, runs):
+def test_what_runs_keeps_its_form(tmp_path, files, runs):
     """Its processes would be nobody's."""
     stack = set_up(tmp_path / "s", 2, EngineKind.SIM)
     if runs:
         remember(pid_file(tmp_path / "s", runs), spawned_by_us())
-    if runs and is_refused:
-        with pytest.raises(StackError, match="runs with 2 sim engines; end it first with: loraplane dev down"):
-            set_up(tmp_path / "s", replicas, None)
-        assert load(tmp_path / "s") == stack.layout
-    else:
-        assert len(set_up(tmp_path / "s", replicas, None).layout.replicas) == (replicas or 2)
+    for replicas in (None, 2):
+        assert set_up(tmp_path / "s", replicas, None).layout.replicas == ("r1", "r2")
+    with (
+        pytest.raises(StackError, match="runs with 2 sim engines; end it first with: loraplane dev down")
+        if runs
+        else nullcontext()
+    ):
+        set_up(tmp_path / "s", 3, None)
+    assert (load(tmp_path / "s") == stack.layout) is bool(runs)
 
 
 def spawned_by_us() -> Process:
@@ -101,38 +106,51 @@ def spawned_by_us() -> Process:
     return Process(os.getpid(), started)
 
 
-def test_a_program_that_is_missing_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setenv("ETCD_BIN", str(tmp_path / "absent"))
-    with pytest.raises(StackError, match="absent is not a program"):
-        set_up(tmp_path / "s", 1, EngineKind.SIM)
-    assert not (tmp_path / "s").exists()
-
-
-class PlayedStack(Stack):
-    """Says what it was told to do."""
-
-    def __init__(self, root: Path, replicas: int) -> None:
-        super().__init__(Folder(root), make_layout(EngineKind.SIM, replicas, {}))
-        self.did: list[str] = []
-
-    def start(self, name: str) -> None:
-        self.did.append(f"start {name}")
-
-    def wait_ready(self, names: object, timeout_seconds: float = 0.0) -> None:
-        assert isinstance(names, list)
-        self.did += [f"wait for {name}" for name in names]
-
-
-def test_each_part_is_started_when_what_it_needs_is_ready(tmp_path, monkeypatch):
-    """And nothing is called ready that was not waited for."""
-    stack = PlayedStack(tmp_path, 2)
-    monkeypatch.setattr(verbs, "make_pool", lambda stack: stack.did.append("pool"))
-    start(stack, lambda line: stack.did.append(f"tell {line.split()[0]}"))
-    assert stack.did == [
+def test_each_part_is_started_when_what_it_needs_is_ready_and_ended_all_at_once(tmp_path, monkeypatch):
+    """Nothing is called ready that was not waited for. Whose end is waited for after the other's would take long; what
+    cannot be found has nothing to end.
+    """
+    stack, did = stack_in(tmp_path, 2), list[str]()
+    monkeypatch.setattr(verbs, "make_pool", lambda _: did.append("pool"))
+    monkeypatch.setattr(stack, "start", lambda name: did.append(f"start {name}"))
+    monkeypatch.setattr(stack, "wait_ready", lambda names: did.extend(f"wait for {name}" for name in names))
+    start(stack, lambda line: did.append(f"tell {line.split()[0]}"))
+    assert did == [
         *("start etcd", "start engine-r1", "start engine-r2", "wait for etcd", "start admin", "wait for admin"),
         *("tell etcd", "pool", "start sidecar-r1", "start sidecar-r2", "wait for engine-r1", "wait for engine-r2"),
         *("wait for sidecar-r1", "wait for sidecar-r2", "tell engines"),
     ]
+    did.clear()
+
+    def last(name: str) -> Any:
+        return SimpleNamespace(
+            signal=lambda number: did.append(f"{number.name} {name}"),
+            stop=lambda seconds: did.append(f"stop {name} {seconds:g}"),
+        )
+
+    monkeypatch.setattr(stack, "_last", lambda name: last(name) if name != "admin" else None)
+    remember(pid_file(tmp_path, "etcd"), spawned_by_us())
+    stack.stop(["etcd", "admin", "engine-r1"])
+    assert did == ["SIGTERM etcd", "SIGTERM engine-r1", "stop etcd 20", "stop engine-r1 20"]
+    assert not pid_file(tmp_path, "etcd").exists()
+
+
+def test_how_each_part_is_tells_whether_it_runs_and_whether_it_is_ready(tmp_path, monkeypatch):
+    """What answers at the port of a part that does not run is somebody else. Several real engines have minutes to
+    start: one takes 13 s alone on a quiet machine. Each part is asked for, and those before it are ready.
+    """
+    stack, process, asked, waited = stack_in(tmp_path, 2), spawned_by_us(), list[str](), list[float]()
+    monkeypatch.setattr(stack, "process", lambda name: (asked.append(name), process if name != "admin" else None)[1])
+    monkeypatch.setattr(stacks, "is_ready", lambda part: part.name != "engine-r2")
+    found = {one.part.name: (one.pid, one.ready) for one in stack.status()}
+    runs = dict.fromkeys(("etcd", "engine-r1", "sidecar-r1", "sidecar-r2"), (process.pid, True))
+    assert found == runs | {"admin": (None, False), "engine-r2": (process.pid, False)}
+    assert stack.status()[0].log == tmp_path / "logs" / "etcd.log"
+    asked.clear()
+    monkeypatch.setattr(stacks, "wait_until", lambda check, seconds: (waited.append(seconds), check())[1])
+    with pytest.raises(StackError, match="engine-r2 is not ready in time"):
+        stack.wait_ready(["engine-r1", "engine-r2", "etcd"])
+    assert (waited, asked) == ([300.0, 300.0], ["engine-r1", "engine-r2"])
 
 
 @pytest.mark.parametrize(
@@ -143,9 +161,18 @@ def test_each_part_is_started_when_what_it_needs_is_ready(tmp_path, monkeypatch)
     ],
 )
 def test_a_pool_is_made_unless_there_is_one(tmp_path, monkeypatch, code, stderr, is_fine):
-    monkeypatch.setattr(verbs, "cli", lambda *_: SimpleNamespace(returncode=code, stdout="", stderr=stderr))
+    """By a command that is run against the stack whatever is set around it: a variable would name another service."""
+    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
+    ran, stack = MagicMock(return_value=SimpleNamespace(returncode=code, stdout="", stderr=stderr)), stack_in(tmp_path)
+    monkeypatch.setattr(verbs.subprocess, "run", ran)
     with nullcontext() if is_fine else pytest.raises(StackError, match="the pool dev could not be made"):
-        make_pool(stack_in(tmp_path))
+        make_pool(stack)
+    (command,), how = ran.call_args
+    pool = f"-o json pool create dev --base-model tiny --from {stack.folder.model} --max-rank 16"
+    expected = f"-m registry.cli.main --admin {stack.layout.address('admin')} {pool}"
+    assert " ".join(command[1:]).startswith(expected)
+    assert (how["capture_output"], how["text"], how["check"]) == (True, True, False)
+    assert ([name for name in how["env"] if name.startswith("LORAPLANE_")], 60 < how["timeout"] < 1000) == ([], True)
 
 
 def test_a_part_is_found_by_what_was_written_down_or_by_its_mark(tmp_path, monkeypatch):
@@ -269,64 +296,20 @@ def test_a_stack_is_brought_up_by_one_at_a_time_and_says_first_what_it_will_be(t
     assert root.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_command_line_is_run_against_the_stack_whatever_is_set_around_it(tmp_path, monkeypatch):
-    """A variable of ours would name another admin service."""
-    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
-    ran = MagicMock(return_value=SimpleNamespace(returncode=3, stdout="", stderr=""))
-    monkeypatch.setattr(verbs.subprocess, "run", ran)
-    stack = stack_in(tmp_path)
-    assert verbs.cli(stack, "get", "pools").returncode == 3
-    (command,), how = ran.call_args
-    assert command[1:] == ["-m", "registry.cli.main", "--admin", stack.layout.address("admin"), "get", "pools"]
-    assert (how["capture_output"], how["text"], how["check"]) == (True, True, False)
-    assert not [name for name in how["env"] if name.startswith("LORAPLANE_")]
-    assert 60 < how["timeout"] < 1000, "longer than the pool may take"
-    with pytest.raises(StackError, match="the pool dev could not be made"):
-        make_pool(stack)
-    told = f"-o json pool create dev --base-model tiny --from {stack.folder.model} --max-rank 16"
-    assert told in " ".join(ran.call_args.args[0])
-
-
-def test_how_each_part_is_tells_whether_it_runs_and_whether_it_is_ready(tmp_path, monkeypatch):
-    """What answers at the port of a part that does not run is somebody else."""
-    stack, process = stack_in(tmp_path), spawned_by_us()
-    monkeypatch.setattr(stack, "process", lambda name: process if name != "admin" else None)
-    monkeypatch.setattr(stacks, "is_ready", lambda part: part.role is not Role.ENGINE)
-    found = {one.part.name: (one.pid, one.ready, one.log) for one in stack.status()}
-    assert found == {
-        "etcd": (process.pid, True, tmp_path / "logs" / "etcd.log"),
-        "admin": (None, False, tmp_path / "logs" / "admin.log"),
-        "engine-r1": (process.pid, False, tmp_path / "logs" / "engine-r1.log"),
-        "sidecar-r1": (process.pid, True, tmp_path / "logs" / "sidecar-r1.log"),
-    }
-
-
-def test_a_control_token_is_made_once_and_is_read_by_us_alone(tmp_path, program):
-    """X2: whoever knows it may have the engine load what he likes."""
-    stack, mask = stack_in(tmp_path / "s"), os.umask(0)
-    try:
-        engine = stack.command("engine-r1")
-    finally:
-        os.umask(mask)
-    token = tmp_path / "s" / "control-token"
-    assert (engine.environment["LORAPLANE_CONTROL_TOKEN_FILE"], token.stat().st_mode & 0o777) == (str(token), 0o600)
-    secret = token.read_text()
-    assert len(secret) > 32
-    sidecar = stack.command("sidecar-r1").arguments
-    assert sidecar[sidecar.index("--control-token-file") + 1] == str(token)
-    assert token.read_text() == secret
-    assert stack_in(tmp_path / "t").command("engine-r1").arguments[1:] != []
-    assert (tmp_path / "t" / "control-token").read_text() != secret
-
-
 def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, monkeypatch):
-    """And nothing of what is set around it reaches a part as a flag."""
+    """Nothing of what is set around it reaches a part as a flag. With vLLM an engine gets the plugin, and its sidecar
+    the base (R14: it refuses what does not fit). X2: whoever knows the token may have the engine load what he likes.
+    """
     monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
     monkeypatch.setenv("ETCD_NAME", "elsewhere")
     root = tmp_path / "s"
     stack = stack_in(root)
     url, at = stack.layout.url, stack.layout.address
-    commands = {part.name: stack.command(part.name) for part in stack.parts}
+    mask = os.umask(0)
+    try:
+        commands = {part.name: stack.command(part.name) for part in stack.parts}
+    finally:
+        os.umask(mask)
     peer = url("etcd-peer")
     assert commands["etcd"].arguments == [
         *(str(program), "--name=dev", f"--data-dir={root / 'etcd'}"),
@@ -345,19 +328,16 @@ def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, mo
     ]
     socket = root / "sockets" / "r1"
     engine = commands["engine-r1"].environment
-    assert {name: engine[name] for name in ("LORAPLANE_RESOLVER", "LORAPLANE_STORE", "LORAPLANE_PLUGIN")} == {
-        "LORAPLANE_RESOLVER": str(socket),
-        "LORAPLANE_STORE": str(root / "store"),
-        "LORAPLANE_PLUGIN": "1",
-    }
-    assert engine["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    sidecar = [
+    told = {"LORAPLANE_RESOLVER": str(socket), "LORAPLANE_STORE": str(root / "store"), "LORAPLANE_PLUGIN": "1"}
+    told |= {"LORAPLANE_CONTROL_TOKEN_FILE": str(root / "control-token"), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    assert engine.items() >= told.items()
+    expected = [
         *("-m", "sidecar.main", "--etcd", at("etcd"), "--pool", "dev", "--replica", "r1"),
         *("--engine", url("engine-r1"), "--store", str(root / "store"), "--http", at("sidecar-r1")),
         *("--allow-source", f"{(root / 'adapters').as_uri()}/", "--resolver-socket", str(socket)),
         *("--control-token-file", str(root / "control-token")),
     ]
-    assert commands["sidecar-r1"].arguments[1:] == sidecar
+    assert commands["sidecar-r1"].arguments[1:] == expected
     assert socket.parent.is_dir(), "it binds a socket there"
     assert not [name for name, one in commands.items() if "LORAPLANE_ADMIN" in one.environment and name != "etcd"]
     assert "ETCD_NAME" not in commands["etcd"].environment
@@ -368,54 +348,20 @@ def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, mo
         "engine-r1": f"{url('engine-r1')}/health",
         "sidecar-r1": f"{url('sidecar-r1')}/readyz",
     }
-
-
-def test_with_vllm_an_engine_gets_the_plugin_and_its_sidecar_the_base(tmp_path, program, monkeypatch):
-    """R14: a sidecar that knows the base refuses what does not fit it."""
-    layout = make_layout(EngineKind.VLLM, 1, {})
-    stack = Stack(Folder(tmp_path / "s"), layout)
+    token, kept = root / "control-token", (root / "control-token").read_text()
+    assert (token.stat().st_mode & 0o777, len(kept) > 32) == (0o600, True)
+    assert (stack.command("engine-r1"), token.read_text()) == (commands["engine-r1"], kept), "it is made once"
+    assert stack_in(tmp_path / "t").command("engine-r1").arguments[1:] != []
+    assert (tmp_path / "t" / "control-token").read_text() != kept
     monkeypatch.setattr(stack_parts, "find_engine_python", lambda: Path("/py"))
     monkeypatch.setattr(stack_parts, "plugin_folder", lambda folder: folder)
-    engine, sidecar = stack.command("engine-r1"), stack.command("sidecar-r1")
-    assert engine.arguments == vllm_command(
-        Path("/py"), stack.folder.model, port=layout.ports["engine-r1"], served_model_name="tiny"
-    )
-    assert engine.environment["PYTHONPATH"] == str(tmp_path / "s" / "plugin")
-    assert engine.environment["LORAPLANE_RESOLVER"] == str(stack.folder.socket("r1"))
-    assert list(sidecar.arguments[-2:]) == ["--base-model", str(stack.folder.model)]
-
-
-def test_parts_are_asked_to_end_all_at_once_and_then_waited_for(tmp_path, monkeypatch):
-    """Else each would take its time after the other; what cannot be found has nothing to end."""
-    stack, did = stack_in(tmp_path, 2), list[str]()
-
-    class Played:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def signal(self, number: signal.Signals) -> None:
-            did.append(f"{number.name} {self.name}")
-
-        def stop(self, seconds: float) -> None:
-            did.append(f"stop {self.name} {seconds:g}")
-
-    monkeypatch.setattr(stack, "_last", lambda name: Played(name) if name != "admin" else None)
-    remember(pid_file(tmp_path, "etcd"), spawned_by_us())
-    stack.stop(["etcd", "admin", "engine-r1"])
-    assert did == ["SIGTERM etcd", "SIGTERM engine-r1", "stop etcd 20", "stop engine-r1 20"]
-    assert not pid_file(tmp_path, "etcd").exists()
-
-
-def test_several_real_engines_have_minutes_to_start(tmp_path, monkeypatch):
-    """One takes 13 s alone on a quiet machine. Each part is asked for, and those before it are ready."""
-    stack, waited = stack_in(tmp_path, 2), list[float]()
-    asked: list[str] = []
-    monkeypatch.setattr(stack, "process", lambda name: (asked.append(name), spawned_by_us())[1])
-    monkeypatch.setattr(stacks, "is_ready", lambda part: part.name != "engine-r2")
-    monkeypatch.setattr(stacks, "wait_until", lambda check, seconds: (waited.append(seconds), check())[1])
-    with pytest.raises(StackError, match="engine-r2 is not ready in time"):
-        stack.wait_ready(["engine-r1", "engine-r2", "etcd"])
-    assert (waited, asked) == ([300.0, 300.0], ["engine-r1", "engine-r2"])
+    stack = Stack(Folder(tmp_path / "v"), make_layout(EngineKind.VLLM, 1, {}))
+    real, sidecar = stack.command("engine-r1"), stack.command("sidecar-r1")
+    port, model = stack.layout.ports["engine-r1"], stack.folder.model
+    assert real.arguments == vllm_command(Path("/py"), model, port=port, served_model_name="tiny")
+    assert real.environment["PYTHONPATH"] == str(tmp_path / "v" / "plugin")
+    assert real.environment["LORAPLANE_RESOLVER"] == str(stack.folder.socket("r1"))
+    assert list(sidecar.arguments[-2:]) == ["--base-model", str(model)]
 
 
 @pytest.mark.parametrize(
