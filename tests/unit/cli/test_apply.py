@@ -47,24 +47,20 @@ def test_what_is_handed_over_at_once_is_sent_at_once(cli, admin, manifest, monke
 
 
 def test_a_change_is_repeated_with_its_id_while_nobody_answers(cli, admin, manifest, clock):
-    """W3 idempotent, W8 no-false-fail: an unknown outcome is told with what settles it; a refusal is one."""
-    path = manifest("a")
+    """W3 idempotent, W8 no-false-fail: an unknown outcome is told with what settles it; a refusal is one, and the
+    service's field becomes file, document and field.
+    """
+    path = manifest("a", "b")
     admin.answers["ApplyAdapters"] = [UNAVAILABLE, UNAVAILABLE, applied]
     assert (cli("apply", "-f", path).code, len(sent(admin)), len({*sent(admin)})) == (0, 3, 1)
     admin.answers["ApplyAdapters"] = [UNAVAILABLE, clock.late(UNAVAILABLE)]
     ran = cli("apply", "-f", path, "--timeout", "3000", "--request-id", "q1")
     assert (ran.code, ran.err) == (6, "error: ETCD_UNAVAILABLE: no quorum (request id q1)\n")
-    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", "stale")]
-    ran = cli("apply", "-f", path)
-    assert (ran.code, ran.err, len(sent(admin))) == (5, "error: ETAG_MISMATCH: stale\n", 6)
-
-
-def test_the_services_field_becomes_file_document_and_field(cli, admin, manifest):
     where = "changes[1].upsert.spec.base_model"
-    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "bad", where=where)]
-    path = manifest("a", "b")
-    ran = cli("-o", "json", "apply", "-f", path)
-    assert (ran.code, ran.error["field"]) == (4, f"{path}: document 2 (line 6): spec.baseModel")
+    admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", "stale", where=where)]
+    ran = cli("apply", "-f", path)
+    told = f"error: ETAG_MISMATCH: {path}: document 2 (line 6): spec.baseModel: stale\n"
+    assert (ran.code, ran.err, len(sent(admin))) == (5, told, 6)
 
 
 def test_what_is_wrong_here_is_refused_before_anything_is_sent(cli, admin, manifest, tmp_path):
@@ -92,12 +88,12 @@ def test_no_atomic_splits_what_does_not_fit_with_ids_that_follow_from_the_first(
     ran = cli("-o", "json", "apply", "-f", path)
     assert (ran.code, ran.error["reason"], ran.error["metadata"]) == (4, "TOO_MANY_CHANGES", {"max_changes": "2"})
     assert ("--no-atomic" in ran.error["message"], len(sent(admin))) == (True, 1)
+    admin.requests.clear()
     for _ in range(2):
-        admin.requests.clear()
         ran = cli("apply", "-f", path, "--no-atomic", "--request-id", "q1")
         assert (ran.code, "3 of 3 transactions applied" in ran.out) == (0, True)
-        parts = [(one[1], one[2]) for one in sent(admin)[1:]]
-        assert parts == [("ab", "q1:part1"), ("cd", "q1:part2"), ("e", "q1:part3")]
+    parts = [("dev", "ab", "q1:part1"), ("dev", "cd", "q1:part2"), ("dev", "e", "q1:part3")]
+    assert sent(admin) == [("dev", "abcde", "q1"), *parts] * 2
 
 
 def test_no_atomic_goes_on_after_a_refusal_and_stops_where_nobody_answers(cli, admin, manifest, clock):
@@ -229,27 +225,24 @@ def earlier(name: str, generation: int = 3) -> pb.Adapter:
 
 
 def test_what_changes_of_an_adapter_is_told(cli, admin, manifest):
-    """No field is erased without a word, in a dry run neither; what nobody knows any more is no reason to fail."""
+    """No field is erased without a word, in a dry run neither; what nobody knows any more is no reason to fail. Of more
+    than twenty nobody reads it.
+    """
+    names = [f"a{number}" for number in range(21)]
     admin.answers |= {"ApplyAdapters": [updated], "GetAdapter": [earlier("a")]}
-    admin.answers["ListAdapterHistory"] = [history_of(*map(earlier, "ab"))]
+    admin.answers["ListAdapterHistory"] = [history_of(*map(earlier, [*"ab", *names]))]
     told = ["priority: 7 → 0", "source.uri: s3://b/v0 → file:///adapters/a"]
     for flags in ([], ["--dry-run"]):
         assert cli("apply", "-f", manifest("a"), *flags).out.splitlines()[:2] == told
     both = cli("apply", "-f", manifest("a", "b", "c")).out.splitlines()
     assert both[:3] == [*(f"a: {line}" for line in told), "b: priority: 7 → 0"]
+    for count, are_told in ((20, 20), (21, 0)):
+        assert cli("apply", "-f", manifest(*names[:count])).out.count("source.uri: s3://b/v0 → file:///") == are_told
     assert "→" not in cli("apply", "-f", manifest("a"), "--retry").out, "whose generation stays is not looked up"
     for unknown in (history_of(), history_of(earlier("a", 2)), Refusal(grpc.StatusCode.UNIMPLEMENTED)):
         admin.answers["ListAdapterHistory"] = [unknown]
         ran = cli("apply", "-f", manifest("a"))
         assert (ran.code, "→" in ran.out) == (0, False)
-
-
-@pytest.mark.parametrize(("count", "is_told"), [(20, True), (21, False)])
-def test_of_up_to_twenty_changes_fields_are_told(cli, admin, manifest, count, is_told):
-    names = [f"a{number}" for number in range(count)]
-    admin.answers |= {"ApplyAdapters": [updated], "ListAdapterHistory": [history_of(*map(earlier, names))]}
-    out = cli("apply", "-f", manifest(*names)).out
-    assert out.count("source.uri: s3://b/v0 → file:///adapters/") == (count if is_told else 0)
 
 
 def there(**spec: object) -> pb.Adapter:
@@ -259,24 +252,24 @@ def there(**spec: object) -> pb.Adapter:
 
 
 def test_set_changes_what_it_names_and_shows_it(cli, admin):
-    before = there(priority=1, load="lazy")
+    """What is expected of files goes with them."""
+    expect = pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1], tokens=[2])])
+    before = there(priority=1, load="lazy", expect=expect)
     admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
     admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[before])]
     ran = cli("set", "sql", "--priority", "5", "--label", "team=ml", "--label", "old-", "--replicas", "2", "--eager")
     lines = ["labels.old: 1 → -", "labels.team: bi → ml", "load: lazy → eager", "placement.replicas: all → 2"]
     assert (ran.code, ran.out.splitlines()[:5]) == (0, [*lines, "priority: 1 → 5"])
-    (change,) = admin.asked("ApplyAdapters")[0].changes
-    spec = change.upsert.spec
-    assert (change.etag, spec.source.digest, spec.source.signature) == ("9", "sha256:" + "1" * 64, "s")
-
-
-def test_what_is_expected_of_files_goes_with_them(cli, admin):
-    expect = pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1], tokens=[2])])
-    admin.answers["GetAdapter"] = [there(expect=expect)]
-    assert cli("-o", "json", "set", "sql", "--priority", "7").json["results"]
-    assert cli("-o", "json", "set", "sql", "--source", "s3://b/v2", "--lazy").json["results"]
-    same, other = (one.changes[0].upsert.spec for one in admin.asked("ApplyAdapters"))
-    assert (same.expect, other.HasField("expect"), other.source.digest) == (expect, False, "")
+    assert cli("set", "sql", "--source", "s3://b/v2", "--lazy").code == 0
+    (same,), (other,) = (one.changes for one in admin.asked("ApplyAdapters"))
+    source = same.upsert.spec.source
+    assert (same.etag, source.digest, source.signature, same.upsert.spec.expect) == (
+        "9",
+        before.spec.source.digest,
+        "s",
+        expect,
+    )
+    assert (other.upsert.spec.HasField("expect"), other.upsert.spec.source.digest) == (False, "")
 
 
 def replica_with(room: int, served: int, revision: int) -> pb.ListReplicasResponse:
@@ -295,38 +288,30 @@ def replica_with(room: int, served: int, revision: int) -> pb.ListReplicasRespon
         (0, 900, 6, 0, ""),
     ],
 )
-@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_more_than_there_is_room_for_is_warned_of(cli, admin, manifest, room, served, revision, limit, told, flags):
+def test_more_than_there_is_room_for_is_warned_of(cli, admin, manifest, room, served, revision, limit, told):
     """Whether replicas have heard of the change already is seen by the revision; a dry run has none of its own."""
     admin.answers["ApplyAdapters"] = [lambda request: applied(request, 0 if request.validate_only else 7)]
     admin.answers["GetPool"] = [pb.Pool(name="dev", limits=pb.PoolLimits(max_adapters=limit))]
     admin.answers["ListReplicas"] = [replica_with(room, served, revision)]
-    ran = cli("apply", "-f", manifest("a", "b"), *flags)
-    assert ran.code == 0
-    if not flags:
-        assert (told in ran.err) if told else ran.err == ""
-    elif told:
-        assert "of them wait (over_capacity)" in ran.err
-
-
-def test_the_room_of_a_pool_is_read_once_for_all_parts(cli, admin, manifest):
-    """Statuses of many replicas are many bytes; each part that is too much is told all the same."""
-    admin.answers |= {"ApplyAdapters": [limited], "ListReplicas": [replica_with(16, 13, 0)]}
-    ran = cli("apply", "-f", manifest(*"abcde"), "--no-atomic")
-    assert (ran.code, ran.err.count("is to hold 17: 1 of them wait (over_capacity)")) == (0, 2)
-    assert (len(admin.asked("GetPool")), len(admin.asked("ListReplicas"))) == (1, 1)
+    path = manifest("a", "b")
+    ran, dry = cli("apply", "-f", path), cli("apply", "-f", path, "--dry-run")
+    assert (ran.code, dry.code, told in ran.err, bool(ran.err)) == (0, 0, True, bool(told))
+    assert not told or "of them wait (over_capacity)" in dry.err
 
 
 @pytest.mark.parametrize(
     ("answer", "spec"),
     [
-        (applied, {"load": "lazy"}),
-        (applied, {"placement": {"replicas": 1}}),
+        *((applied, {"load": "lazy"}), (applied, {"placement": {"replicas": 1}}), (updated, {})),
         (applied, {"placement": {"selector": {"gpu": "a10"}}}),
-        (updated, {}),
     ],
 )
 def test_what_takes_no_more_room_everywhere_is_not_counted(cli, admin, manifest, answer, spec):
+    """What does is told of each part; statuses of many replicas are many bytes, and read once for all."""
     admin.answers |= {"ApplyAdapters": [answer], "ListReplicas": [replica_with(1, 1, 6)]}
     ran = cli("apply", "-f", manifest("a", **spec))
     assert (ran.code, ran.err, admin.asked("ListReplicas")) == (0, "", [])
+    admin.answers |= {"ApplyAdapters": [limited], "ListReplicas": [replica_with(16, 13, 0)]}
+    ran = cli("apply", "-f", manifest(*"abcde"), "--no-atomic")
+    assert (ran.code, ran.err.count("is to hold 17: 1 of them wait (over_capacity)")) == (0, 2)
+    assert (len(admin.asked("GetPool")), len(admin.asked("ListReplicas"))) == (1, 1)

@@ -155,20 +155,20 @@ def test_the_whole_plan_of_a_restoration():
         canaries=[],
         too_high=[],
     )
-
-
-@pytest.mark.parametrize("base", ["tiny", "other"])
-def test_what_was_vouched_for_in_a_store_is_no_difference_between_pools(base):
-    """R15: of which lists somebody said that they lack nothing is true of that store alone, and is not restored."""
-    vouched = PoolSpec(name="dev", base_models=[base], removals_confirmed_revision=9)
-    plan = plan_restore(state_of([stored("pools/dev", vouched)]), state_of([POOL]))
-    assert len(plan.update_pools) == (base != "tiny")
-
-
-def test_an_adapter_whose_record_the_backup_could_not_read_is_none_of_the_others():
-    """It was there: to delete it would be a loss."""
     torn = state_of([stored("adapters/dev/z", b"{")])
-    assert plan_restore(torn, NOW).others == [("dev", "Changed", "32"), ("dev", "extra", "34"), ("dev", "same", "31")]
+    assert plan_restore(torn, NOW).others == [
+        ("dev", "Changed", "32"),
+        ("dev", "extra", "34"),
+        ("dev", "same", "31"),
+    ], "what the backup could not read was there: to delete it would be a loss"
+    for base in ("tiny", "other"):
+        # R15: of which lists somebody said that they lack nothing is true of that store alone.
+        vouched = PoolSpec(name="dev", base_models=[base], removals_confirmed_revision=9)
+        plan = plan_restore(state_of([stored("pools/dev", vouched)]), state_of([POOL]))
+        assert len(plan.update_pools) == (base != "tiny")
+    quotas = [(1, 2), (2, 1), (1, None), (None, 5), (None, None), (0, 1), (3, 3)]
+    rises = [RestoredQuota("t", found, wanted, "1").rises for found, wanted in quotas]
+    assert rises == [True, False, True, False, True, True, False], "W5: those come before more adapters"
 
 
 @pytest.mark.parametrize(
@@ -186,26 +186,19 @@ def test_history_is_restored_where_it_lacks_the_newest(of_backup, present, of_no
     assert plan.histories == ([("dev", "a")] if is_restored else [])
 
 
-@pytest.mark.parametrize(
-    ("found", "wanted", "rises"),
-    [(1, 2, True), (2, 1, False), (1, None, True), (None, 5, False), (None, None, True), (0, 1, True), (3, 3, False)],
-)
-def test_which_quotas_rise(found, wanted, rises):
-    """W5 quota-never: those come before more adapters, the others after fewer."""
-    assert RestoredQuota("t", found, wanted, "1").rises is rises
-
-
-def test_a_backup_is_plain_ascii_whatever_it_holds():
+def test_a_backup_is_plain_ascii_whatever_it_holds_and_what_is_written_is_read():
     """So it comes whole through any program that copies text."""
-    values = {"pools/é": '{"é": "\u2028"}'.encode(), "pools/b": b"\xff\xfe"}
-    whole = backup_text([pb.StoredRecord(key=key, value=value) for key, value in values.items()], 12, "now")
+    odd = {"adapters/dev/torn": b"\xff\n{", "pools/é": '{"é": "\u2028"}'.encode(), "pools/b": b"\xff\xfe"}
+    values = odd | {one.key: one.value for one in WHOLE}
+    whole = text([pb.StoredRecord(key=key, value=value) for key, value in values.items()])
     assert whole.isascii()
     header, *lines, end = map(json.loads, whole.splitlines())
-    assert header == {"format": "loraplane-backup/1", "revision": 12, "created_at": "now"}
-    assert lines[1] == {"key": "pools/b", "base64": base64.b64encode(b"\xff\xfe").decode()}
-    assert (end["records"], len(end["sha256"])) == (2, 64)
+    assert header == {"format": "loraplane-backup/1", "revision": 12, "created_at": "2026-01-01T00:00:00+00:00"}
+    assert lines[2] == {"key": "pools/b", "base64": base64.b64encode(b"\xff\xfe").decode()}
+    assert (end["records"], len(end["sha256"])) == (6, 64)
     revision, found = records_of(whole + b"\n\n", "f")
     assert (revision, {one.key: one.value for one in found}) == (12, values)
+    assert state_of(found).unreadable == [*odd]
 
 
 @pytest.fixture
@@ -270,24 +263,6 @@ def test_each_step_is_carried_out_once_and_in_order(cli, store):
     assert (sent, "created  b" in ran.out) == ([("Changed", "s3://b/old", "32"), ("b", "s3://b/x", "0")], True)
 
 
-def test_a_backup_that_broke_off_before_does_not_hinder_the_next(cli, store, tmp_path):
-    (tmp_path / ".c.jsonl.new").write_text("half of one")
-    (tmp_path / ".c.jsonl.new").chmod(0o644)
-    ran = cli("backup", "c.jsonl")
-    assert ran.code == 0, ran.err
-    expected = "c.jsonl: revision 30, 2 pools, 5 tenants, 4 adapters, 1 earlier generations, 0 unreadable\n"
-    assert (ran.out, (tmp_path / "c.jsonl").stat().st_mode & 0o777) == (expected, 0o600)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["b.jsonl", "c.jsonl"]
-    assert len(records_of((tmp_path / "c.jsonl").read_bytes(), "f")[1]) == len(NOW.values)
-
-
-def test_what_is_written_is_read():
-    odd = [*WHOLE, stored("adapters/dev/torn", b"\xff\n{"), stored("pools/x", '{"é": "\u2028"}'.encode())]
-    revision, found = records_of(text(odd), "f")
-    assert (revision, [(one.key, one.value) for one in found]) == (12, [(one.key, one.value) for one in odd])
-    assert state_of(found).unreadable == ["adapters/dev/torn", "pools/x"]
-
-
 def test_a_state_keeps_values_and_etags_of_what_cannot_be_read_too():
     keys = ["adapters/dev/torn", "history/dev/a/1", "history/dev", "pools/a/b", "pools/p", "meta/x"]
     state = state_of([stored(key, b"{", str(at)) for at, key in enumerate(keys)])
@@ -317,24 +292,17 @@ NO_BACKUP = [
 
 @pytest.mark.parametrize("content", NO_BACKUP, ids=range(len(NO_BACKUP)))
 def test_what_is_no_whole_backup_is_refused(content):
-    """X2 unbreakable: a checksum is soon made; bad input gets one clear error, never an internal one."""
-    with pytest.raises(CliError, match=r"is no whole backup|its checksum differs") as raised:
-        records_of(content, "b.jsonl")
-    assert (raised.value.failure.exit, raised.value.failure.field) == (4, "b.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes", "told", "reason"),
-    [
-        (b"s3://b/x", b"s3://b/y", "its checksum differs", "UNREADABLE_RECORD"),
-        (b"loraplane-backup/1", b"loraplane-backup/9", "loraplane-backup/9", "UNSUPPORTED"),
-    ],
-)
-def test_a_damaged_file_is_told_from_one_of_another_release(was, becomes, told, reason):
-    """What helps against the one is another backup, against the other another release."""
-    with pytest.raises(CliError, match=told) as raised:
-        records_of(FILE.replace(was, becomes), "b.jsonl")
-    assert (raised.value.failure.reason, raised.value.failure.field) == (reason, "b.jsonl")
+    """X2 unbreakable: a checksum is soon made; bad input gets one clear error, never an internal one. Against a damaged
+    file helps another backup, against one of another release another release.
+    """
+    cases = [(content, r"is no whole backup|its checksum differs", "UNREADABLE_RECORD")]
+    cases += [(FILE.replace(b"s3://b/x", b"s3://b/y"), "its checksum differs", "UNREADABLE_RECORD")]
+    cases += [(FILE.replace(b"loraplane-backup/1", b"loraplane-backup/9"), "loraplane-backup/9", "UNSUPPORTED")]
+    for given, told, reason in cases:
+        with pytest.raises(CliError, match=told) as raised:
+            records_of(given, "b.jsonl")
+        failure = raised.value.failure
+        assert (failure.exit, failure.field, failure.reason) == (4, "b.jsonl", reason)
 
 
 def test_of_canaries_what_all_others_served_is_restored():
@@ -400,14 +368,17 @@ def test_what_cannot_be_read_is_left_out_of_a_restoration_or_replaced_whole(cli,
     assert sorted((one.upsert.name, one.etag) for one in request.changes) == [("c", "0"), ("d", "9")]
 
 
-def test_backup_writes_for_its_owner_and_over_nothing(cli, admin, tmp_path):
-    pages = [pb.ReadBackupResponse(records=WHOLE[:1], revision=12, next_page_token="n")]  # noqa: S106 - of a listing
-    admin.answers["ReadBackup"] = [*pages, pb.ReadBackupResponse(records=WHOLE[1:], revision=12)]
-    assert "1 pools, 1 tenants, 1 adapters" in cli("backup", "b.jsonl").out
-    file = tmp_path / "b.jsonl"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert [one.key for one in records_of(file.read_bytes(), "f")[1]] == [one.key for one in WHOLE]
-    assert cli("-o", "json", "backup", "b.jsonl", "--force").json["revision"] == 12
+def test_backup_writes_for_its_owner_and_over_nothing(cli, admin, store, tmp_path):
+    """One that broke off before does not hinder the next."""
+    (tmp_path / ".c.jsonl.new").write_text("half of one")
+    (tmp_path / ".c.jsonl.new").chmod(0o644)
+    ran = cli("backup", "c.jsonl")
+    file = tmp_path / "c.jsonl"
+    expected = "c.jsonl: revision 30, 2 pools, 5 tenants, 4 adapters, 1 earlier generations, 0 unreadable\n"
+    assert (ran.code, ran.out, stat.S_IMODE(file.stat().st_mode)) == (0, expected, 0o600)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["b.jsonl", "c.jsonl"]
+    assert {one.key for one in records_of(file.read_bytes(), "f")[1]} == {*NOW.values}
+    assert cli("-o", "json", "backup", "c.jsonl", "--force").json["revision"] == 30
     admin.requests.clear()
     (tmp_path / "link.jsonl").symlink_to("nowhere")
     for name in ("b.jsonl", "link.jsonl"):
