@@ -47,20 +47,9 @@ def planned(state: DesiredState, of: Share, listed: dict[str, str], handed=None)
     return make_plan(state, pool(), observed(listed), facts, now=0.0)
 
 
-def test_each_adapter_is_somebodys():
-    owned = [key for replica in FLEET for key in keys_of(share(ONE_EACH, replica=replica).order) if key != "all"]
-    assert sorted(owned) == NAMES
-
-
 def test_a_pool_without_terms_costs_nothing():
     state = desired(kv("a", 1), kv("b", 2))
     assert share(state).order is state.order
-
-
-def test_labels_decide_without_a_look_at_others():
-    state = desired(kv("a", 1, placement=placed_at("all", zone="x")), kv("b", 1))
-    assert keys_of(share(state, None, zone="x").order) == ["a", "b"]
-    assert keys_of(share(state, None).order) == ["b"]
 
 
 def test_until_the_replicas_are_known_what_is_placed_is_neither_loaded_nor_unloaded():
@@ -119,31 +108,10 @@ def test_what_somebody_else_loaded_is_not_ours_to_hand_over():
     assert [call for call in plan.calls if isinstance(call, Unload)] == [Unload("N-other", "/store/adapters/sha256-v1")]
 
 
-def test_what_is_listed_in_other_letters_is_no_adapter_of_ours():
-    state = desired(kv("a", 1, placement=placed_at("all", zone="x")))
-    assert chosen(state, observed({"A": "v1"}), share=share(state, None)).leaving == ()
-
-
-def test_all_but_the_canaries_keep_the_generation_before():
-    canary = {"canary": {"replicas": 1}}
-    state = desired(rolling("a", 5, strategy=canary))
-    versions = {replica: share(state, replica=replica).version(state.adapters["a"]) for replica in FLEET}
-    assert sorted(one.generation for one in versions.values()) == [1, 1, 2]
-    assert {one.ref.uri for one in versions.values() if one.generation == 1} == {"file:///a/v1"}
-
-
 def test_a_rollout_without_a_strategy_has_no_canaries():
     """Whoever cannot tell who is to go first lets nobody go first."""
     state = desired(rolling("a", 5))
     assert {share(state, replica=replica).version(state.adapters["a"]).generation for replica in FLEET} == {1}
-
-
-def test_a_replica_that_goes_leaves_its_share_and_no_other():
-    before = {replica: set(keys_of(share(ONE_EACH, replica=replica).order)) for replica in FLEET}
-    rest = without(FLEET, "r3")
-    after = {replica: set(keys_of(share(ONE_EACH, rest, replica=replica).order)) for replica in rest}
-    assert all(before[replica] <= after[replica] for replica in rest)
-    assert set.union(*after.values()) == {*NAMES, "all"}
 
 
 def test_only_very_many_places_take_long():
@@ -163,22 +131,6 @@ def test_only_very_many_places_take_long():
     informer.apply(4, [deletion(f"n{number}", 4) for number in range(2)])
     informer.apply(5, [put(f"n{number}", 5, placement=placed_at(2)) for number in range(70)])
     assert sharing.is_long(informer.state, many)
-
-
-def test_a_change_of_one_record_moves_no_other():
-    informer, sharing = Informer(POOL), Assigner(POOL, "r1", {})
-    informer.replace(1, [kv(name, 1, placement=placed_at(1)) for name in NAMES])
-    before = sharing.find(informer.state, FLEET)
-    informer.apply(2, [put("n1", 2, generation=2, priority=1, placement=placed_at(3))])
-    after = sharing.find(informer.state, FLEET)
-    assert set(keys_of(after.order)) == {*keys_of(before.order), "n1"}
-    assert keys_of(after.order)[0] == "n1"
-
-
-def test_who_takes_over_what_labels_place_is_whoever_has_them():
-    state = desired(kv("a", 7, placement=placed_at("all", zone="x")))
-    (leaving,) = chosen(state, observed({"a": "v1"}), share=share(state, None)).leaving
-    assert (leaving.owners, leaving.terms.selector, leaving.revision) == (None, frozenset({("zone", "x")}), 7)
 
 
 def test_a_replica_that_comes_wins_its_share_and_moves_no_other():
@@ -273,26 +225,17 @@ def test_what_was_taken_over_just_now_is_told_no_more_and_not_yet_unloaded():
 
 
 def test_until_the_replicas_are_known_what_labels_decide_is_decided():
-    """R13: also beside what is placed by number."""
-    by_labels = [
-        kv("here", 1, placement=placed_at("all", zone="x")),
-        kv("there", 1, placement=placed_at("all", zone="y")),
-    ]
+    """R13: also beside what is placed by number. Who takes over what labels place is whoever has them."""
+    by_labels = [kv(name, 7, placement=placed_at("all", zone=zone)) for name, zone in (("here", "x"), ("there", "y"))]
     state = desired(*by_labels, kv("one", 1, placement=placed_at(1)), kv("no", 1, placement=placed_at(1, zone="y")))
     found = share(state, None, zone="x")
     assert (keys_of(found.order), keys_of(found.undecided)) == (["here"], ["one"])
     assert not any(found.is_elsewhere(state.adapters[key]) for key in ("here", "one"))
     assert all(found.is_elsewhere(state.adapters[key]) for key in ("there", "no"))
     assert not found.is_out, "it is not known who is there"
-
-
-def test_only_what_depends_on_who_lives_is_placed_on_somebody():
-    state = desired(
-        kv("all", 1), kv("x", 1, placement=placed_at("all", zone="x")), kv("one", 1, placement=placed_at(1))
-    )
-    found = share(state, zone="x")
-    assert set(found.placed) == {"one"}
-    assert share(desired(kv("x", 1, placement=placed_at("all", zone="x")))).among == share(desired(kv("a", 1))).among
+    (leaving,) = chosen(state, observed({"there": "v1", "HERE": "v1"}), share=found).leaving
+    assert (leaving.owners, leaving.terms.selector, leaving.revision) == (None, frozenset({("zone", "y")}), 7)
+    assert set(share(state, zone="x").placed) == {"one", "no"}, "only what depends on who lives"
 
 
 def test_a_change_costs_nothing_for_what_it_does_not_concern(monkeypatch):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from registry.etcd3.reflector import Connected, Progressed, Reflection, Resume
+from registry.etcd3.reflector import Connected, Progressed, Resume
 from registry.model.records import PoolSpec
 from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
@@ -22,7 +22,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.support.records import POOL, kv, put, record
 from tests.support.waiting import eventually
 from tests.support.worlds import fleet, pool
-from tests.unit.desired.test_watcher import Scene
+from tests.unit.desired.test_watcher import Played, Scene, end
 
 RECORDS = {name: RawRecord(record(name).to_bytes(), 5) for name in ("a", "b")}
 TRIO = fleet("r1", "r2", "r3")
@@ -72,13 +72,14 @@ def test_all_that_was_followed_is_taken_up_and_nothing_of_adapters_is_acted_upon
     assert scene.watcher._begin() == Resume(10, 7)
 
 
-def test_a_base_alone_is_enough(tmp_path):
-    """R13: the live replicas too, so that the share is the one that it was."""
-    written(tmp_path)
+@pytest.mark.parametrize("record", [None, pool_of(1)], ids=["from before there was a pool", "with a pool"])
+def test_a_base_alone_is_enough(tmp_path, record):
+    """R13, R5: whether there is a pool is known only where it says so, else all would be compared with no base."""
+    written(tmp_path, pool_record=record)
     scene = booted(tmp_path)
     scene.journal.close()
     assert scene.mailbox.snapshot.members == TRIO
-    assert scene.mailbox.snapshot.pool_read
+    assert (scene.mailbox.snapshot.pool is None, scene.mailbox.snapshot.pool_read) == (not record, bool(record))
     assert scene.watcher._informer.state.count == 2
 
 
@@ -125,7 +126,7 @@ def test_once_connected_what_changed_since_has_the_time_to_come(tmp_path):
     async def script(scene: Scene) -> None:
         boot = asyncio.create_task(scene.watcher._act_upon_snapshot())
         await asyncio.sleep(BOOT_WAIT_SECONDS / 2)
-        await scene.watcher._take(Connected("etcd-1"))
+        await scene.take(Connected("etcd-1"))
         assert all(one.desired is None for one in scene.mailbox.posted)
         await asyncio.sleep(CATCH_UP_SECONDS - 0.01)
         assert all(one.desired is None for one in scene.mailbox.posted)
@@ -178,22 +179,22 @@ def test_nothing_of_a_list_is_acted_upon_before_it_is_on_disk(tmp_path, monkeypa
 
 async def hears_of_progress(scene: Scene) -> None:
     boot = asyncio.create_task(scene.watcher._act_upon_snapshot())
-    await scene.watcher._take(Connected("etcd-1"))
-    await scene.watcher._take(Progressed(20))
+    await scene.take(Connected("etcd-1"))
+    await scene.take(Progressed(20))
     await boot
 
 
 async def serves_after_progress(scene: Scene) -> None:
     await hears_of_progress(scene)
     await scene.watcher._take_events(31, (put("a", 31, generation=2),))
-    await scene.watcher._take(Progressed(40))
+    await scene.take(Progressed(40))
     scene.watcher.note_served([("a", 2)])
 
 
 async def adopts_after_progress(scene: Scene) -> None:
     await hears_of_progress(scene)
     await scene.watcher._take_events(31, (put("a", 31, generation=2),))
-    await scene.watcher._take(Progressed(50))
+    await scene.take(Progressed(50))
     scene.watcher.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
 
 
@@ -225,26 +226,10 @@ def test_a_boot_without_a_snapshot_waits_for_the_first_list(tmp_path):
     played(script, tmp_path)
 
 
-class Silent:
+def following(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> asyncio.Task[None]:
     """A watch of which nothing comes."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    async def stream(self) -> AsyncGenerator[Reflection, None]:
-        await asyncio.Event().wait()
-        yield Progressed(1)
-
-
-async def following(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> asyncio.Task[None]:
-    monkeypatch.setattr(module, "Reflector", Silent)
+    monkeypatch.setattr(module, "Reflector", lambda *_, **__: Played())
     return asyncio.create_task(scene.watcher._follow_adapters())
-
-
-async def end(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
 
 
 async def test_what_is_left_of_a_damaged_snapshot_is_written_whole_before_anything_is_followed(tmp_path, monkeypatch):
@@ -253,7 +238,7 @@ async def test_what_is_left_of_a_damaged_snapshot_is_written_whole_before_anythi
     (tmp_path / "journal-1").write_bytes(b"half")
     scene = booted(tmp_path)
     assert scene.journal.wants_base
-    running = await following(scene, monkeypatch)
+    running = following(scene, monkeypatch)
     await eventually(lambda: not scene.journal.wants_base)
     await eventually(lambda: not (tmp_path / "snapshot-1").exists())
     await end(running)
@@ -269,42 +254,16 @@ async def test_what_is_left_of_a_damaged_snapshot_is_written_whole_before_anythi
 async def test_before_anything_was_followed_nothing_is_written(tmp_path, monkeypatch):
     """R15: a base without adapters would be a snapshot of an empty pool."""
     scene = booted(tmp_path / "state")
-    running = await following(scene, monkeypatch)
+    running = following(scene, monkeypatch)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not (tmp_path / "state").exists()
     await end(running)
 
 
-async def test_the_first_list_is_acted_upon_at_once_and_is_on_disk_then(tmp_path):
-    """R13: a restart right after it needs no etcd; nobody waited for the disk."""
-    scene = booted(tmp_path)
-    order: list[str] = []
-    note_order(scene, order)
-    await scene.listed(9, kv("a", 3), kv("b", 4))
-    assert order == ["in force", "on disk"]
-    scene.journal.close()
-    again = booted(tmp_path)
-    again.journal.close()
-    assert (again.state, again.watcher._informer.state.revision, again.watcher._informer.state.count) == (
-        Following(),
-        9,
-        2,
-    )
-
-
-async def test_a_later_list_is_on_disk_before_it_is_acted_upon(tmp_path):
-    """R1: a kill in between must not bring back what was followed before it."""
-    scene = booted(tmp_path)
-    await scene.listed(9, kv("a", 3))
-    order: list[str] = []
-    note_order(scene, order)
-    await scene.listed(10, kv("a", 3), kv("b", 10))
-    assert order == ["on disk", "in force"]
-    scene.journal.close()
-
-
-def note_order(scene: Scene, order: list[str]) -> None:
+async def test_the_first_list_is_acted_upon_at_once_and_a_later_one_once_it_is_on_disk(tmp_path):
+    """R13, R1: nobody waited for the disk; a kill in between must not bring back what was followed before it."""
+    scene, order = booted(tmp_path), list[str]()
     rewrite, post = scene.journal.rewrite, scene.watcher._post
 
     async def noting_rewrite(base: SnapshotBase, **how: bool) -> None:
@@ -316,6 +275,14 @@ def note_order(scene: Scene, order: list[str]) -> None:
         order.append("in force")
 
     scene.journal.rewrite, scene.watcher._post = noting_rewrite, noting_post  # type: ignore[method-assign]
+    await scene.listed(9, kv("a", 3), kv("b", 4))
+    again = booted(tmp_path)
+    again.journal.close()
+    state = again.watcher._informer.state
+    assert (again.state, state.revision, state.count) == (Following(), 9, 2)
+    await scene.listed(10, kv("a", 3), kv("b", 10))
+    assert order == ["in force", "on disk", "on disk", "in force"]
+    scene.journal.close()
 
 
 async def test_a_store_whose_epoch_comes_later_is_known_by_it_from_then_on(tmp_path):
@@ -324,18 +291,9 @@ async def test_a_store_whose_epoch_comes_later_is_known_by_it_from_then_on(tmp_p
     scene.client.epoch = ""
     await scene.listed(9, kv("a", 3))
     scene.client.epoch = "first"
-    await scene.watcher._take(Connected("etcd-1"))
+    await scene.take(Connected("etcd-1"))
     assert (scene.state, scene.mailbox.snapshot.connected) == (Following(), True)
     scene.client.epoch = "second"
-    await scene.watcher._take(Connected("etcd-1"))
+    await scene.take(Connected("etcd-1"))
     assert scene.state == Relisting(is_begun=False)
     scene.journal.close()
-
-
-def test_a_snapshot_from_before_there_was_a_pool_says_nothing_of_one(tmp_path):
-    """R13, R5: whether there is one is not known, so nothing is planned that would be compared with no base."""
-    written(tmp_path, pool_record=None)
-    scene = booted(tmp_path)
-    scene.journal.close()
-    assert (scene.mailbox.snapshot.pool, scene.mailbox.snapshot.pool_read) == (None, False)
-    assert scene.watcher._informer.state.count == 2

@@ -7,7 +7,8 @@ import hashlib
 import pytest
 
 from sidecar.desired import informer as module
-from sidecar.desired.informer import DesiredState, Informer, record_hash
+from sidecar.desired.informer import DesiredState, Informer
+from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, read_expected
 from tests.support.records import POOL, deletion, kv, put, record
 from tests.support.worlds import placed_at, rolling
 
@@ -81,40 +82,6 @@ def test_a_refused_record_that_is_mended_is_followed_and_one_that_is_deleted_is_
     assert made.raw["a"].good is None
 
 
-def test_restoring_brings_back_good_and_refused_records():
-    """R12, R14: a restart knows the last good generation of what is refused now."""
-    made = informer(kv("a", 1, generation=3), kv("b", 2))
-    made.apply(11, [put("a", 11, b"?")])
-    again = Informer(POOL)
-    again.restore(11, made.raw)
-    assert again.state == made.state
-    assert again.raw == made.raw
-
-
-def test_a_list_is_taken_by_difference():
-    made = informer(kv("a", 1), kv("b", 2))
-    changed = made.replace(20, [kv("a", 1), kv("c", 15)])
-    assert sorted(changed) == ["b", "c"]
-    assert set(made.state.adapters) == {"a", "c"}
-    assert made.state.revision == 20
-
-
-def test_the_revision_never_goes_back():
-    """R1 monotonic."""
-    made = informer(kv("a", 1))
-    made.advance(30)
-    made.advance(20)
-    made.apply(25, [])
-    assert made.state.revision == 30
-
-
-def test_the_hash_is_that_of_the_records():
-    """R2 replay-equal: the hash depends on keys, revisions and values, not on how they arrived."""
-    made = informer(kv("a", 1), kv("b", 2))
-    made.apply(11, [deletion("b", 11), deletion("never", 11)])
-    assert made.state.state_hash == record_hash("a", 1, kv("a", 1).value)
-
-
 def test_many_changes_at_once_keep_the_order():
     made = informer(*(kv(f"n{i:03}", i + 1) for i in range(200)))
     made.apply(11, [deletion(f"n{i:03}", 11) for i in range(100)])
@@ -131,25 +98,21 @@ def test_the_hash_of_a_state_can_be_found_by_others():
     assert informer().state.state_hash == DesiredState().state_hash == 0
 
 
-def test_what_is_desired_under_a_key_is_found_whether_it_is_eager_or_lazy():
-    state = informer(kv("a", 1), kv("b", 2, load="lazy")).state
-    assert (state.of("a"), state.of("b"), state.of("c")) == (state.adapters["a"], state.lazy["b"], None)
-    assert state.lazy["b"] is not None
-
-
-def test_a_list_tells_records_apart_by_revision_and_by_content():
-    """R2: of two stores, records that differ may have one revision, and those that are alike two."""
-    made = informer(kv("a", 1), kv("b", 2), kv("c", 3))
+def test_a_list_is_taken_by_difference_and_only_a_list_takes_the_revision_back():
+    """R1, R2, R15: of two stores, records that differ may have one revision, and those that are alike two."""
+    made = informer(kv("a", 1), kv("b", 2), kv("c", 3), kv("d", 4, load="lazy"), kv("e", 5))
     other = kv("b", 2, generation=7)
-    assert made.replace(20, [kv("a", 9), other, kv("c", 3)]) == ["a", "b"]
-    assert (made.state.adapters["a"].revision, made.state.adapters["b"].generation) == (9, 7)
-    assert made.state.state_hash == informer(kv("a", 9), other, kv("c", 3)).state.state_hash
-
-
-def test_a_list_that_is_followed_takes_the_revision_back_with_it():
-    """R1, R15: whether it may be, the guard has said."""
-    made = informer(kv("a", 1))
-    made.replace(5, [kv("a", 1)])
+    assert sorted(made.replace(20, [kv("a", 9), other, kv("c", 3), kv("d", 4, load="lazy")])) == ["a", "b", "e"]
+    state = made.state
+    assert (state.revision, state.adapters["a"].revision, state.adapters["b"].generation) == (20, 9, 7)
+    assert state.state_hash == informer(kv("a", 9), other, kv("c", 3), kv("d", 4, load="lazy")).state.state_hash
+    assert (state.of("a"), state.of("d"), state.of("e")) == (state.adapters["a"], state.lazy["d"], None)
+    assert made.record("b").value == other.value
+    made.advance(30)
+    made.advance(20)
+    made.apply(25, [])
+    assert made.state.revision == 30
+    made.replace(5, [kv("a", 9)])
     assert made.state.revision == 5
 
 
@@ -181,12 +144,15 @@ def test_each_generation_that_somebody_is_to_serve_is_named_the_newest_first():
 
 
 @pytest.mark.parametrize("prepare", [{"drop": ["mlp.gate"]}, {"a_later_field": "on"}, {"remap": "off"}])
-def test_what_may_be_done_to_files_is_part_of_what_is_asked_for(prepare):
-    """R4, R14: other files come of it; also where a later release wrote what this one does not know."""
-    made = informer(kv("usual", 1), kv("a", 2, prepare=prepare))
-    ref = made.state.adapters["a"].ref
-    assert ref.prepare != made.state.adapters["usual"].ref.prepare
+def test_what_may_be_done_to_files_and_what_they_are_to_answer_is_part_of_what_is_asked_for(prepare):
+    """R4, R14, R22: other files come of it; also where a later release wrote what this one does not know."""
+    expect = {"answers": [{"prompt": [1], "tokens": [2], "logprobs": [-1.0]}], "tolerance": 0.25}
+    made = informer(kv("usual", 1), kv("a", 2, prepare=prepare, expect=expect))
+    ref, usual = made.state.adapters["a"].ref, made.state.adapters["usual"].ref
+    assert ref.prepare != usual.prepare
     assert all(name in ref.prepare for name in prepare)
+    assert usual.expect == ""
+    assert read_expected(ref.expect) == ExpectedAnswers((PromptedAnswer((1,), (2,), (-1.0,)),), 0.25)
 
 
 def test_a_fault_of_our_own_is_not_taken_for_a_bad_record(monkeypatch):

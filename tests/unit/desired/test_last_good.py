@@ -57,13 +57,16 @@ def test_what_was_served_is_remembered_until_the_newest_is_served():
     assert good(made) == ("a@3", 3, "v3")
 
 
-def test_nothing_is_remembered_of_what_was_never_served():
+def test_nothing_is_remembered_of_what_was_never_served_nor_changed_by_another_try():
     made = informer(kv("a", 1))
     made.apply(11, [put("a", 11, generation=2)])
     made.apply(12, [put("a", 12, generation=3)])
     assert good(made) is None
     assert made.note_served([("a", 4), ("never", 1)]) == (), "nobody followed that"
     assert made.memory.keys == frozenset()
+    again = serving()
+    again.apply(11, [put("a", 11, generation=1, priority=3)])
+    assert (good(again), again.note_served([("a", 1)])) == (None, ())
 
 
 @pytest.mark.parametrize("was_served", [True, False])
@@ -109,29 +112,18 @@ def test_as_many_are_kept_to_be_looked_for_as_a_memory_bears():
     assert [name for name in names if not former(made, name)] == ["n0"]
 
 
-def test_another_try_of_a_generation_changes_nothing():
-    made = serving()
-    made.apply(11, [put("a", 11, generation=1, priority=3)])
-    assert good(made) is None
-    assert made.note_served([("a", 1)]) == ()
-
-
-def test_it_goes_with_the_record():
-    """R6 unload-eventual: the name may be another's when it comes back."""
+@pytest.mark.parametrize("created", [1, 15, None])
+def test_it_goes_with_the_record(created):
+    """R6 unload-eventual: the name may be another's when it comes back; a list shows that too."""
     made = serving()
     made.apply(11, [put("a", 11, generation=2)])
-    made.apply(12, [deletion("a", 12)])
-    made.apply(13, [put("a", 13, generation=3)])
-    assert good(made) is None
-    assert made.memory.keys == frozenset()
-
-
-@pytest.mark.parametrize("created", [1, 15])
-def test_a_list_shows_whether_the_record_was_made_anew_meanwhile(created):
-    made = serving()
-    made.apply(11, [put("a", 11, generation=2)])
-    made.replace(20, [replace(kv("a", 16, generation=4), create_revision=created)])
-    assert (good(made) is None) is (created == 15)
+    if created:
+        made.replace(20, [replace(kv("a", 16, generation=4), create_revision=created)])
+    else:
+        made.apply(12, [deletion("a", 12)])
+        made.apply(13, [put("a", 13, generation=3)])
+        assert made.memory.keys == frozenset()
+    assert (good(made) is None) is (created != 1)
 
 
 def test_a_record_that_cannot_be_read_changes_nothing_and_the_next_is_held_against_what_was_followed():
@@ -185,7 +177,8 @@ def test_what_is_placed_on_others_is_forgotten():
     assert good(made) is None
 
 
-def test_what_others_serve_counts_where_this_replica_served_nothing():
+def test_what_others_serve_counts_where_this_replica_served_nothing_and_their_record_tells():
+    """R12: whatever stands in a file."""
     others = GoodRecord(kv("a", 1).value, 1, 1)
     made = informer(kv("a", 1, generation=2))
     made.adopt("a", others)
@@ -195,14 +188,10 @@ def test_what_others_serve_counts_where_this_replica_served_nothing():
     served = serving(2)
     served.adopt("a", others)
     assert good(served) is None
-
-
-@pytest.mark.parametrize("others", [GoodRecord(b"?", 1, 1), GoodRecord(kv("a", 1).value, 1, 7)])
-def test_a_record_that_does_not_tell_what_was_served_is_none(others):
-    """R12: whatever stands in a file."""
-    made = informer(kv("a", 1, generation=9))
-    made.adopt("a", others)
-    assert good(made) is None
+    for wrong in (GoodRecord(b"?", 1, 1), replace(others, generation=7)):
+        made = informer(kv("a", 1, generation=9))
+        made.adopt("a", wrong)
+        assert good(made) is None
 
 
 def test_a_lazy_adapter_has_one_too():

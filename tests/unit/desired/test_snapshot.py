@@ -118,36 +118,32 @@ def with_checksum(lines: bytes) -> bytes:
     return lines + b'{"sha256":"%s"}\n' % hashlib.sha256(lines).hexdigest().encode()
 
 
+def header(schema: str = "1", cluster: str = "1", revision: str = "1", members: str = "[]") -> bytes:
+    fields = f'"schema":{schema},"pool":"p","cluster_id":{cluster},"revision":{revision},"pool_record":null'
+    return with_checksum(f'{{{fields},"members":{members}}}\n'.encode())
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"{}",
-        b"[]\n",
-        b"\xff\n",
-        with_checksum(b""),
-        with_checksum(b"[]\n"),
-        with_checksum(b'{"schema":2}\n'),
-        with_checksum(b'{"schema":1}\n'),
+        *(b"", b"{}", b"[]\n", b"\xff\n", with_checksum(b""), with_checksum(b"[]\n"), with_checksum(b'{"schema":1}\n')),
+        *(header(schema=schema) for schema in ("2", "0", '"1"')),
+        *(header(members=said) for said in ('[["r", {}, 1' + "0" * 400 + "]]", "[7]", "7", "[" * 30_000)),
+        *(header(revision=number) for number in (f"{2**63}", "-1", "true", "1.0", "null")),
+        *(header(cluster=number) for number in (f"{2**64}", "-1")),
     ],
+    ids=lambda data: data[:60],
 )
-def test_what_is_no_base_is_refused(data):
+def test_what_is_no_base_of_ours_is_refused(data):
+    """R12, R14, X2: what a later release means by the same fields is not known, nor what etcd cannot have."""
     with pytest.raises(SnapshotDamaged):
         base_of(data)
 
 
-@pytest.mark.parametrize(("schema", "is_read"), [(b"1", True), (b"2", False), (b"0", False), (b'"1"', False)])
-def test_a_whole_snapshot_of_another_schema_is_not_taken_for_one_of_ours(schema, is_read):
-    """R12, R14: what a later release means by the same fields is not known."""
-    written = bytes_of(SnapshotBase("p", 5, 9, None, {"a": RawRecord(b"v", 7)}))
-    lines = written[: written.rindex(b"\n", 0, -1) + 1]
-    assert with_checksum(lines) == written
-    told = with_checksum(lines.replace(b'"schema":1', b'"schema":' + schema, 1))
-    if is_read:
-        assert base_of(told) == base_of(written)
-    else:
-        with pytest.raises(SnapshotDamaged, match="schema"):
-            base_of(told)
+@pytest.mark.parametrize(("revision", "cluster"), [(0, 0), (2**63 - 1, 2**64 - 1)])
+def test_numbers_are_those_that_etcd_can_have(revision, cluster):
+    found = base_of(header(revision=f"{revision}", cluster=f"{cluster}"))
+    assert (found.revision, found.cluster_id) == (revision, cluster)
 
 
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
@@ -163,17 +159,6 @@ def test_a_torn_journal_gives_what_came_before_the_tear(written, data):
         pass
     assert read == written[: len(read)]
     assert b"".join(map(encode_entry, read)) == torn[: torn.rfind(b"\n") + 1]
-
-
-def test_an_entry_of_an_unknown_form_is_damage():
-    line = encode_entry(PoolChanged(None)).replace(b'"p"', b'"q"')
-    with pytest.raises(SnapshotDamaged):
-        list(decode_entries(line))
-    import zlib
-
-    body = b'{"q":1}\n'
-    with pytest.raises(SnapshotDamaged):
-        list(decode_entries(b"%08x %s" % (zlib.crc32(body), body)))
 
 
 @pytest.mark.parametrize(
@@ -199,6 +184,7 @@ def test_an_entry_of_an_unknown_form_is_damage():
         b'{"r": 3, "e": [], "o": ["k", 7, 1, 1]}',
         b"[" * 30_000,
         b"7",
+        b'{"q":1}',
     ],
 )
 def test_an_entry_that_says_what_nobody_could_have_written_is_damage(body):
@@ -206,16 +192,6 @@ def test_an_entry_that_says_what_nobody_could_have_written_is_damage(body):
     body += b"\n"
     with pytest.raises(SnapshotDamaged):
         list(decode_entries(b"%08x %s" % (zlib.crc32(body), body)))
-
-
-@pytest.mark.parametrize("members", ['[["r", {}, 1' + "0" * 400 + "]]", "[7]", "7", "[" * 30_000])
-def test_a_base_whose_members_nobody_could_have_written_is_damage(members):
-    """R12."""
-    fields = '"schema": 1, "pool": "p", "cluster_id": 1, "revision": 1, "pool_record": null'
-    header = f'{{{fields}, "members": {members}}}\n'
-    digest = hashlib.sha256(header.encode()).hexdigest()
-    with pytest.raises(SnapshotDamaged):
-        decode_base([header.encode(), b'{"sha256":"%s"}\n' % digest.encode()])
 
 
 def test_what_this_release_wrote_is_what_every_other_one_reads():
@@ -258,31 +234,6 @@ def test_what_an_earlier_release_did_not_write_is_as_it_was_then():
     """R12: neither epoch nor doubt nor members."""
     header = b'{"schema":1,"pool":"p","cluster_id":5,"revision":9,"pool_record":null}\n'
     assert base_of(with_checksum(header)) == SnapshotBase("p", 5, 9)
-
-
-@pytest.mark.parametrize(
-    ("revision", "cluster", "is_good"),
-    [
-        ("0", "0", True),
-        (f"{2**63 - 1}", f"{2**64 - 1}", True),
-        (f"{2**63}", "0", False),
-        ("0", f"{2**64}", False),
-        ("-1", "0", False),
-        ("0", "-1", False),
-        ("true", "0", False),
-        ("1.0", "0", False),
-        ("null", "0", False),
-    ],
-)
-def test_numbers_are_those_that_etcd_can_have(revision, cluster, is_good):
-    """R12, X2: no other could be written back, or sent to etcd."""
-    header = f'{{"schema":1,"pool":"p","cluster_id":{cluster},"revision":{revision},"pool_record":null}}\n'
-    data = with_checksum(header.encode())
-    if is_good:
-        assert (base_of(data).revision, base_of(data).cluster_id) == (int(revision), int(cluster))
-    else:
-        with pytest.raises(SnapshotDamaged):
-            base_of(data)
 
 
 def test_a_fault_of_our_own_is_not_taken_for_a_damaged_file(monkeypatch):

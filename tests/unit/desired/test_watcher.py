@@ -67,7 +67,22 @@ class Scene:
         self.watcher = Watcher(self.client, KEYS, POOL, "r1", self.mailbox, self.journal, Clock(random.Random(0)))  # type: ignore[arg-type]
 
     async def listed(self, revision: int, *kvs: KeyValue, cluster_id: int = 7) -> None:
-        await self.watcher._take(Listed(revision, kvs, cluster_id, ListCause.FIRST, 1))
+        await self.take(Listed(revision, kvs, cluster_id, ListCause.FIRST, 1))
+
+    async def take(self, *reflections: Reflection) -> None:
+        for one in reflections:
+            await self.watcher._take(one)
+
+    def note_bases(self) -> list[int]:
+        """The revisions of the bases that are written from now on."""
+        written, rewrite = list[int](), self.journal.rewrite
+
+        async def noting(base: SnapshotBase, **how: bool) -> None:
+            written.append(base.revision)
+            await rewrite(base, **how)
+
+        self.journal.rewrite = noting  # type: ignore[method-assign]
+        return written
 
     async def pool(self, **terms: int) -> None:
         """The pool's record changes."""
@@ -85,11 +100,24 @@ class Played:
 
     def __init__(self) -> None:
         self.says: asyncio.Queue[Reflection] = asyncio.Queue()
+        self.watches = 0
 
     async def stream(self) -> AsyncGenerator[Reflection, None]:
+        self.watches += 1
         while True:
             yield await self.says.get()
             self.says.task_done()
+
+    async def hear(self, *reflections: Reflection) -> None:
+        for one in reflections:
+            self.says.put_nowait(one)
+        await self.says.join()
+
+
+async def end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 @pytest.fixture
@@ -99,83 +127,76 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.journal.close()
 
 
-async def test_a_change_is_followed_without_another_read_of_etcd(scene):
+async def test_the_first_list_and_each_change_are_followed_without_another_read_of_etcd(scene):
     """R3 converge: an etcd that is slow after a fault holds up no deletion. Whose one was, no watch says."""
+    assert (scene.state, scene.watcher._begin()) == (Booting(), None)
     await scene.listed(4, kv("a", 3), kv("b", 4))
+    assert (scene.state, scene.watcher._begin().revision) == (Following(), 4)
     scene.client.reads.clear()
     told = []
     for revision, events in enumerate([(put("c", 5),), (deletion("a", 6),), (deletion("b", 7), put("d", 7))], 5):
-        await scene.watcher._take(Changed(revision, events))
+        await scene.take(Changed(revision, events))
         told.append((scene.mailbox.snapshot.desired.revision, scene.mailbox.snapshot.last_request_id))
     assert told == [(5, "req-c-1"), (6, ""), (7, "req-d-1")]
     assert scene.client.reads == []
 
 
-async def test_the_first_list_is_followed(scene):
-    assert scene.state == Booting()
-    assert scene.watcher._begin() is None
-    await scene.listed(9, *MANY)
-    assert scene.state == Following()
-    assert scene.watcher._begin().revision == 9
+async def test_how_far_the_watch_has_come_is_told_and_it_goes_on_from_there(scene):
+    """R2, R3: from the last change of this pool it might be compacted. An alert compares it, and counts lists."""
+    lists, losses, told = module.RELISTS._value.get(), module.ETCD_RECONNECTS._value.get(), []
+    reflections = Listed(9, (kv("a", 3),), 7, ListCause.FIRST, 1), Changed(11, (put("b", 11),)), Progressed(15)
+    for reflection in reflections:
+        await scene.take(reflection)
+        told.append(module.OBSERVED_REVISION._value.get())
+    assert told == [9, 11, 15]
+    assert scene.watcher._begin().revision == scene.watcher._informer.state.revision == 15
+    await scene.listed(16)
+    await scene.take(Disconnected("it is away"), Disconnected("it is away"))
+    counted = module.RELISTS._value.get() - lists, module.ETCD_RECONNECTS._value.get() - losses
+    assert counted == (2, 2)
 
 
-async def test_a_watch_goes_on_from_the_progress_that_etcd_told(scene):
-    """R2 replay-equal, R3: from the last change of this pool it might be compacted, and all would be listed anew."""
-    await scene.listed(9, *MANY)
-    await scene.watcher._take(Progressed(12))
-    assert scene.watcher._begin().revision == 12
-    assert scene.watcher._informer.state.revision == 12
-
-
-async def test_each_list_is_counted(scene):
-    """An alert tells of an etcd that has to be listed again and again."""
-    before = module.RELISTS._value.get()
-    await scene.listed(9, *MANY)
-    await scene.listed(10, *MANY)
-    assert module.RELISTS._value.get() == before + 2
-
-
-async def test_what_changes_in_a_list_that_is_held_writes_no_base(scene, monkeypatch):
-    """R16 bounded, R15: the doubt is on disk already, and what is in force does not change."""
-    await scene.listed(50, *MANY)
-    written: list[object] = []
-    rewrite = scene.journal.rewrite
-
-    async def noting(base: object, **how: bool) -> None:
-        written.append(base)
-        await rewrite(base, **how)
-
-    monkeypatch.setattr(scene.journal, "rewrite", noting)
-    await scene.listed(60)
-    assert len(written) == 1
-    await scene.watcher._take(Changed(61, (put("late", 61),)))
-    await scene.watcher._take(Progressed(62))
-    assert isinstance(scene.state, Holding)
-    assert len(written) == 1
-
-
-async def test_what_is_held_comes_in_force_at_once_with_the_record_that_vouches_for_it(scene):
-    """R15 brake, R2: nobody ever sees the new pool with the old adapters, or no reason to hold them with either."""
-    await scene.listed(50, *MANY)
-    await scene.pool()
-    await scene.listed(60)
-    assert isinstance(scene.state, Holding)
-    assert scene.mailbox.snapshot.held
-    await scene.watcher._take(Changed(61, (put("late", 61),)))
-    await scene.watcher._take(Progressed(62))
-    assert (scene.mailbox.snapshot.desired.revision, scene.mailbox.snapshot.desired.count) == (50, 40)
-    scene.mailbox.posted.clear()
-    await scene.pool(removals_confirmed_revision=60)
-    assert scene.state == Following()
-    (posted,) = scene.mailbox.posted
-    assert (posted.held, posted.desired.revision, posted.desired.count) == ("", 62, 1)
+async def test_a_held_list_comes_in_force_at_once_with_the_record_that_vouches_for_it(scene):
+    """R15 brake, R2, R16: it is told, logged and written once, and nobody ever sees half of it."""
+    with capture_logs() as logs:
+        await scene.listed(50, *MANY)
+        await scene.pool()
+        bases = scene.note_bases()
+        await scene.listed(60)
+        assert isinstance(scene.state, Holding)
+        assert "lacks 40 of 40" in (first := scene.mailbox.snapshot.held)
+        scene.mailbox.posted.clear()
+        await scene.take(Progressed(61), Changed(62, (put("late", 62),)))
+        assert (scene.mailbox.posted, scene.mailbox.snapshot.held, len(bases)) == ([], first, 1)
+        await scene.take(Changed(63, (put("n1", 63),)))
+        assert "lacks 39 of 40" in scene.mailbox.snapshot.held
+        assert (scene.mailbox.snapshot.desired.revision, scene.mailbox.snapshot.desired.count) == (50, 40)
+        scene.mailbox.posted.clear()
+        await scene.pool(removals_confirmed_revision=60)
+        await scene.listed(70, kv("a", 65))
+    posted = scene.mailbox.posted[0]
+    assert (posted.held, posted.desired.revision, posted.desired.count) == ("", 63, 2)
     assert posted.pool.removals_confirmed_revision == 60
+    assert (scene.state, len(scene.mailbox.posted)) == (Following(), 2)
+    told = [(one["event"], one["revision"], one.get("cause", one.get("reason"))) for one in logs if "revision" in one]
+    assert told == [
+        ("listed", 50, "FIRST"),
+        ("list_held", 60, "mass_removal"),
+        ("listed", 63, "HELD"),
+        ("removals_confirmed", 63, None),
+        ("listed", 70, "FIRST"),
+    ]
 
 
-async def test_a_watch_that_ends_while_a_list_is_held_begins_with_a_list(scene):
-    """R15 brake: what is held is not resumed, nor what was followed before it."""
+async def test_a_watch_or_a_process_that_ends_while_a_list_is_held_begins_with_a_list(scene, tmp_path):
+    """R15 brake, R12: what is held is not resumed, nor what was followed before it. The doubt is on disk at once."""
     await scene.listed(50, *MANY)
     await scene.listed(60)
+    scene.journal.close()
+    again = Scene(tmp_path / "state")
+    again.watcher.restore()
+    again.journal.close()
+    assert (again.state, again.watcher._begin()) == (Relisting(is_begun=False), None)
     assert scene.watcher._begin() is None
     assert scene.state == Relisting(is_begun=True)
     assert scene.mailbox.snapshot.held
@@ -183,12 +204,16 @@ async def test_a_watch_that_ends_while_a_list_is_held_begins_with_a_list(scene):
     assert (scene.state, scene.mailbox.snapshot.held) == (Following(), "")
 
 
-async def test_another_store_behind_the_same_address_is_listed_before_it_is_followed(scene):
-    """R15 brake."""
+async def test_another_store_behind_the_same_address_is_listed_before_it_is_followed(scene, monkeypatch):
+    """R15 brake, R3: at once, although nothing more comes of it."""
+    played = Played()
+    monkeypatch.setattr(module, "Reflector", lambda *_, **__: played)
     await scene.listed(50, *MANY)
     before = scene.mailbox.snapshot
     scene.client.epoch = "second"
-    await scene.watcher._take(Connected("etcd-1"))
+    played.says.put_nowait(Connected("etcd-1"))
+    async with asyncio.timeout(60):
+        await scene.watcher._follow_one_store()
     assert scene.state == Relisting(is_begun=False)
     assert scene.mailbox.snapshot is before
     assert scene.watcher._begin() is None
@@ -197,26 +222,12 @@ async def test_another_store_behind_the_same_address_is_listed_before_it_is_foll
     assert scene.mailbox.snapshot.desired is before.desired
 
 
-async def test_another_store_is_listed_at_once_although_nothing_more_comes_of_it(scene, monkeypatch):
-    """R15 brake, R3."""
-    played = Played()
-    monkeypatch.setattr(module, "Reflector", lambda *_, **__: played)
-    await scene.listed(50, *MANY)
-    scene.client.epoch = "second"
-    played.says.put_nowait(Connected("etcd-1"))
-    async with asyncio.timeout(60):
-        await scene.watcher._follow_one_store()
-    assert scene.state == Relisting(is_begun=False)
-
-
 async def test_what_comes_while_a_list_that_was_held_is_written_comes_in_force_after_it(scene, monkeypatch):
     """R1 monotonic: a kill meanwhile would bring back what was followed before the list."""
     played, is_writing, may_go_on = Played(), asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(module, "Reflector", lambda *_, **__: played)
     following = asyncio.create_task(scene.watcher._follow_one_store())
-    for revision, kvs in ((50, MANY), (60, [])):
-        played.says.put_nowait(Listed(revision, tuple(kvs), 7, ListCause.FIRST, 1))
-    await played.says.join()
+    await played.hear(*(Listed(at, tuple(kvs), 7, ListCause.FIRST, 1) for at, kvs in ((50, MANY), (60, []))))
     assert isinstance(scene.state, Holding)
     rewrite = scene.journal.rewrite
 
@@ -234,8 +245,7 @@ async def test_what_comes_while_a_list_that_was_held_is_written_comes_in_force_a
     assert scene.mailbox.snapshot.desired.revision == 50
     may_go_on.set()
     await eventually(lambda: scene.mailbox.snapshot.desired.revision == 61)
-    following.cancel()
-    await asyncio.wait([following, vouched])
+    await end(following, vouched)
 
 
 async def test_a_list_that_could_not_be_written_is_listed_anew(scene, monkeypatch):
@@ -254,149 +264,59 @@ async def test_a_list_that_could_not_be_written_is_listed_anew(scene, monkeypatc
 async def test_who_left_while_only_the_watch_on_adapters_was_down_is_gone_once_it_stands(scene, monkeypatch):
     """R3: nothing comes of replicas any more that would make anybody look again."""
     played = Played()
-    told = played.says
     monkeypatch.setattr(members, "Reflector", lambda *_, **__: played)
     monkeypatch.setattr(members, "BELIEVE_SECONDS", 0.0)
     watcher = scene.watcher._members_watcher
     running = asyncio.create_task(watcher.run())
     await scene.listed(50, *MANY)
-    await scene.watcher._take(Connected("etcd-1"))
+    await scene.take(Connected("etcd-1"))
     watcher.want(wanted=True)
     ours, others = (KeyValue(KEYS.replica(POOL, one), presence(one).to_bytes(), 1, 1, 1, LEASE) for one in ("r1", "r2"))
-    told.put_nowait(Listed(50, (ours, others), 7, ListCause.FIRST, 1))
+    await played.hear(Listed(50, (ours, others), 7, ListCause.FIRST, 1))
     await eventually(lambda: set(scene.mailbox.snapshot.members or ()) == {"r1", "r2"})
-    await scene.watcher._take(Disconnected("it is away", denied=False))
-    told.put_nowait(Changed(51, (Event(others.key, 51, None),)))
-    told.put_nowait(Progressed(52))
-    await told.join()
+    await scene.take(Disconnected("it is away", denied=False))
+    await played.hear(Changed(51, (Event(others.key, 51, None),)), Progressed(52))
     assert set(scene.mailbox.snapshot.members or ()) == {"r1", "r2"}, "whether this store may be followed is in doubt"
-    await scene.watcher._take(Connected("etcd-1"))
+    await scene.take(Connected("etcd-1"))
     await eventually(lambda: set(scene.mailbox.snapshot.members or ()) == {"r1"})
-    running.cancel()
-    await asyncio.wait([running])
+    await end(running)
 
 
-async def test_a_restart_while_a_list_is_held_lists_anew(scene, tmp_path):
-    """R15 brake, R12: the doubt is on disk before anybody can rely on it."""
-    await scene.listed(50, *MANY)
-    await scene.listed(60)
-    scene.journal.close()
-    again = Scene(tmp_path / "state")
-    again.watcher.restore()
-    again.journal.close()
-    assert again.state == Relisting(is_begun=False)
-    assert again.watcher._begin() is None
-
-
-async def test_what_refuses_progress_is_named_until_progress_comes(scene):
-    """R2 replay-equal: it may lose events, whether or not the watch stands at the moment."""
-    await scene.listed(50, *MANY)
-    await scene.watcher._take(Disconnected("behind a proxy", refuses_progress=True))
-    await scene.watcher._take(Disconnected("it is away"))
-    await scene.watcher._take(Connected("proxy"))
-    assert scene.mailbox.snapshot.proxied == "behind a proxy"
-    await scene.watcher._take(Progressed(50))
-    assert scene.mailbox.snapshot.proxied == ""
-
-
-async def test_how_far_the_watch_has_come_is_told(scene):
-    """An alert compares it with etcd's: by each list, each change, and what etcd says of others' changes."""
-    told = []
-    for reflection in (
-        Listed(9, (kv("a", 3),), 7, ListCause.FIRST, 1),
-        Changed(11, (put("b", 11),)),
-        Progressed(15),
-    ):
-        await scene.watcher._take(reflection)
-        told.append(module.OBSERVED_REVISION._value.get())
-    assert told == [9, 11, 15]
-
-
-async def test_each_lost_connection_is_counted(scene):
-    before = module.ETCD_RECONNECTS._value.get()
-    await scene.watcher._take(Disconnected("it is away"))
-    await scene.watcher._take(Disconnected("it is away"))
-    assert module.ETCD_RECONNECTS._value.get() == before + 2
-
-
-async def test_a_connection_is_told_once_and_so_is_its_loss(scene):
-    """R16, R9: who reads the snapshot is woken by news alone. A list is an answer, too."""
+async def test_a_connection_and_its_loss_are_told_once_and_what_refuses_progress_until_it_comes(scene):
+    """R16, R9, R2: who reads the snapshot is woken by news alone. A list is an answer, too."""
     await scene.listed(9, kv("a", 3))
     assert scene.mailbox.snapshot.connected
-    posted = len(scene.mailbox.posted)
-    for reflection in (Connected("etcd-1"), Connected("etcd-2"), Progressed(10), Progressed(11)):
-        await scene.watcher._take(reflection)
-    assert len(scene.mailbox.posted) == posted
-    for _ in range(2):
-        await scene.watcher._take(Disconnected("it is away"))
-    assert (len(scene.mailbox.posted), scene.mailbox.snapshot.connected) == (posted + 1, False)
+    scene.mailbox.posted.clear()
+    await scene.take(Connected("etcd-1"), Connected("etcd-2"), Progressed(10), Progressed(11))
+    assert scene.mailbox.posted == []
+    await scene.take(Disconnected("it is away"), Disconnected("it is away"))
+    assert [one.connected for one in scene.mailbox.posted] == [False]
+    refusal = Disconnected("behind a proxy", refuses_progress=True)
+    await scene.take(refusal, Disconnected("it is away"), Connected("proxy"))
+    assert scene.mailbox.snapshot.proxied == "behind a proxy"
+    await scene.take(Progressed(50))
+    assert scene.mailbox.snapshot.proxied == ""
 
 
 async def test_a_connection_while_a_list_is_held_lets_go_of_nothing(scene):
     """R15 brake: the next list is held against the store that was followed, whichever is there by now."""
     await scene.listed(50, *MANY)
     await scene.listed(60)
-    await scene.watcher._take(Disconnected("it is away"))
+    await scene.take(Disconnected("it is away"))
     scene.client.epoch = "second"
-    await scene.watcher._take(Connected("etcd-1"))
+    await scene.take(Connected("etcd-1"))
     assert isinstance(scene.state, Holding)
-    assert scene.mailbox.snapshot.connected
-    assert scene.watcher._store.epoch == "first"
-
-
-async def test_what_is_held_is_told_once_with_what_it_lacks_now(scene):
-    """R15: an operator reads why; the same again wakes nobody."""
-    with capture_logs() as logs:
-        await scene.listed(50, *MANY)
-        await scene.listed(60)
-        first = scene.mailbox.snapshot.held
-        posted = len(scene.mailbox.posted)
-        await scene.watcher._take(Progressed(61))
-        await scene.watcher._take(Changed(62, (put("late", 62),)))
-        assert (len(scene.mailbox.posted), scene.mailbox.snapshot.held) == (posted, first)
-        await scene.watcher._take(Changed(63, (put("n1", 63),)))
-    assert "lacks 40 of 40" in first
-    assert "lacks 39 of 40" in scene.mailbox.snapshot.held
-    assert [(one["reason"], one["revision"]) for one in logs if one["event"] == "list_held"] == [("mass_removal", 60)]
-
-
-async def test_the_log_says_why_a_list_was_followed_and_whether_somebody_vouched_for_it(scene):
-    """R1, R15: the checkers of a run read it; a revision goes back only where that was allowed."""
-    with capture_logs() as logs:
-        await scene.listed(50, *MANY)
-        await scene.listed(60)
-        await scene.pool(removals_confirmed_revision=60)
-        await scene.listed(70, kv("a", 65))
-    told = [
-        (one["event"], one["revision"], one.get("cause"))
-        for one in logs
-        if one["event"] in {"listed", "removals_confirmed"}
-    ]
-    assert told == [
-        ("listed", 50, "FIRST"),
-        ("listed", 60, "HELD"),
-        ("removals_confirmed", 60, None),
-        ("listed", 70, "FIRST"),
-    ]
+    assert (scene.mailbox.snapshot.connected, scene.watcher._store.epoch) == (True, "first")
 
 
 async def test_changes_are_written_to_the_journal_until_it_has_outgrown_its_base(scene, monkeypatch):
     """R16 bounded: what a change costs does not grow with the pool, and the journal not without end."""
     await scene.listed(50, *MANY)
-    bases: list[int] = []
-    rewrite = scene.journal.rewrite
-
-    async def noting(base: SnapshotBase, **how: bool) -> None:
-        bases.append(base.revision)
-        await rewrite(base, **how)
-
-    monkeypatch.setattr(scene.journal, "rewrite", noting)
-    for revision in range(51, 61):
-        await scene.watcher._take(Changed(revision, (put("n1", revision),)))
+    bases = scene.note_bases()
+    await scene.take(*(Changed(revision, (put("n1", revision),)) for revision in range(51, 61)))
     assert bases == []
     monkeypatch.setattr("sidecar.desired.journal.MIN_JOURNAL_BYTES", 10)
-    for revision in range(61, 161):
-        await scene.watcher._take(Changed(revision, (put("n1", revision),)))
+    await scene.take(*(Changed(revision, (put("n1", revision),)) for revision in range(61, 161)))
     assert 1 <= len(bases) <= 20
     assert all(revision > 60 for revision in bases)
 
@@ -435,6 +355,6 @@ async def test_a_store_that_has_caught_up_is_followed_with_what_shows_it(scene, 
     await scene.listed(50, *MANY)
     await scene.listed(40, *MANY)
     assert isinstance(scene.state, Holding)
-    await scene.watcher._take(caught_up)
+    await scene.take(caught_up)
     assert (scene.state, scene.mailbox.snapshot.held) == (Following(), "")
     assert scene.mailbox.snapshot.desired.revision == 55
