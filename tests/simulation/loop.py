@@ -19,11 +19,12 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from contextlib import closing
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import partial, wraps
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -301,3 +302,14 @@ def _settle(future: asyncio.Future[Any], error: OSError | None, value: object) -
         future.set_exception(error)
     else:
         future.set_result(value)
+
+
+def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is played on a virtual loop of its own."""
+
+    @wraps(test)
+    def played(*arguments: Any, **named: Any) -> None:
+        with closing(VirtualLoop()) as loop:
+            loop.run_until_complete(test(*arguments, **named))
+
+    return played

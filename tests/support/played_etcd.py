@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import closing
+from functools import update_wrapper
 from typing import Any
 from unittest import mock
 
@@ -67,6 +69,18 @@ def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int 
             loop.run_until_complete(work())
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def played(scene: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is such a scene: its first argument is the etcd, all others are fixtures."""
+
+    def test(**fixtures: Any) -> None:
+        play(lambda etcd: scene(etcd, **fixtures))
+
+    update_wrapper(test, scene)
+    del test.__wrapped__  # type: ignore[attr-defined] # whose first argument is no fixture
+    test.__signature__ = inspect.Signature([*inspect.signature(scene).parameters.values()][1:])  # type: ignore[attr-defined]
+    return test
 
 
 def now() -> float:

@@ -22,7 +22,7 @@ from sidecar.desired.packing import PackedRecord
 from sidecar.desired.watcher import Watcher, epoch_of
 from sidecar.metrics import OBSERVED_REVISION, RELISTS
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import presence, replica_status
 from tests.support.worlds import fleet, pool
@@ -73,52 +73,52 @@ def make_registry(etcd: PlayedEtcd, *names: str, **spec: object) -> None:
 ON_ONE = Placement(replicas=1)
 
 
-def test_all_that_etcd_has_of_a_pool_comes_in_force_and_outlives_etcd_and_a_restart(tmp_path):
+@played
+async def test_all_that_etcd_has_of_a_pool_comes_in_force_and_outlives_etcd_and_a_restart(etcd: PlayedEtcd, tmp_path):
     """R1, R3, R13: adapters, the pool's record and the live replicas, as far as somebody has to know them."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        make_registry(etcd, "a", placement=ON_ONE)
-        lease = etcd.store.grant(3600, now())
-        for replica in ("r1", "r2"):
-            said = presence(replica, by_reports=True).to_bytes(), replica_status(replica, 1).to_bytes()
-            keys = KEYS.replica(POOL, replica), KEYS.status(POOL, replica)
-            puts = (Put(key, value, lease) for key, value in zip(keys, said, strict=True))
-            etcd.store.txn(Txn((), tuple(puts)))
-        etcd.store.put(KEYS.replica(POOL, "ghost"), presence("ghost", by_reports=True).to_bytes())
-        first = Sidecar(etcd, tmp_path)
-        await asyncio.sleep(1)
-        snapshot = first.mailbox.snapshot
-        assert (first.names, snapshot.connected, snapshot.pool) == ({"a"}, True, pool())
-        assert snapshot.members is None, "others may be on their way"
-        await asyncio.sleep(BELIEVE_SECONDS)
-        assert first.mailbox.snapshot.members == fleet("r1", "r2")
-        etcd.store.delete(KEYS.replica(POOL, "r2"))
-        write(etcd, ["b", "c"])
-        etcd.store.delete(KEYS.adapter(POOL, "b"))
-        await asyncio.sleep(1)
-        assert (first.names, first.mailbox.snapshot.members) == ({"a", "c"}, fleet("r1"))
-        assert first.mailbox.snapshot.last_request_id == ""
-        assert OBSERVED_REVISION._value.get() == etcd.store.revision
-        await first.end()
-        assert sorted(first.parts) == ["adapters", "boot", "members", "pack", "pool", "sync"]
-        for link in etcd.links.values():
-            link.set_way(Way.REFUSED)
-        again = Sidecar(etcd, tmp_path)
-        await asyncio.sleep(1)
-        assert (again.names, again.mailbox.snapshot.connected) == (None, False), "etcd may have something newer"
-        await asyncio.sleep(3)
-        assert (again.names, again.mailbox.snapshot.members) == ({"a", "c"}, fleet("r1"))
-        for link in etcd.links.values():
-            link.set_way(Way.OPEN)
-        write(etcd, ["d"])
-        await asyncio.sleep(15)
-        assert (again.names, again.mailbox.snapshot.connected) == ({"a", "c", "d"}, True)
-        await again.end()
-
-    play(scene)
+    make_registry(etcd, "a", placement=ON_ONE)
+    lease = etcd.store.grant(3600, now())
+    for replica in ("r1", "r2"):
+        said = presence(replica, by_reports=True).to_bytes(), replica_status(replica, 1).to_bytes()
+        keys = KEYS.replica(POOL, replica), KEYS.status(POOL, replica)
+        puts = (Put(key, value, lease) for key, value in zip(keys, said, strict=True))
+        etcd.store.txn(Txn((), tuple(puts)))
+    etcd.store.put(KEYS.replica(POOL, "ghost"), presence("ghost", by_reports=True).to_bytes())
+    first = Sidecar(etcd, tmp_path)
+    await asyncio.sleep(1)
+    snapshot = first.mailbox.snapshot
+    assert (first.names, snapshot.connected, snapshot.pool) == ({"a"}, True, pool())
+    assert snapshot.members is None, "others may be on their way"
+    await asyncio.sleep(BELIEVE_SECONDS)
+    assert first.mailbox.snapshot.members == fleet("r1", "r2")
+    etcd.store.delete(KEYS.replica(POOL, "r2"))
+    write(etcd, ["b", "c"])
+    etcd.store.delete(KEYS.adapter(POOL, "b"))
+    await asyncio.sleep(1)
+    assert (first.names, first.mailbox.snapshot.members) == ({"a", "c"}, fleet("r1"))
+    assert first.mailbox.snapshot.last_request_id == ""
+    assert OBSERVED_REVISION._value.get() == etcd.store.revision
+    await first.end()
+    assert sorted(first.parts) == ["adapters", "boot", "members", "pack", "pool", "sync"]
+    for link in etcd.links.values():
+        link.set_way(Way.REFUSED)
+    again = Sidecar(etcd, tmp_path)
+    await asyncio.sleep(1)
+    assert (again.names, again.mailbox.snapshot.connected) == (None, False), "etcd may have something newer"
+    await asyncio.sleep(3)
+    assert (again.names, again.mailbox.snapshot.members) == ({"a", "c"}, fleet("r1"))
+    for link in etcd.links.values():
+        link.set_way(Way.OPEN)
+    write(etcd, ["d"])
+    await asyncio.sleep(15)
+    assert (again.names, again.mailbox.snapshot.connected) == ({"a", "c", "d"}, True)
+    await again.end()
 
 
-def test_what_came_is_packed_within_seconds_and_memory_given_back_once_there_was_much_of_it(tmp_path, monkeypatch):
+@played
+async def test_what_came_is_packed_within_seconds_and_memory_given_back_once_there_was_much_of_it(
+    etcd: PlayedEtcd, tmp_path, monkeypatch
+):
     """R16 bounded: also what comes later, and what a restart reads. Giving back takes the loop for milliseconds."""
     given: list[None] = []
     monkeypatch.setattr(packing, "give_back", lambda: given.append(None))
@@ -126,40 +126,37 @@ def test_what_came_is_packed_within_seconds_and_memory_given_back_once_there_was
     def packed(sidecar: Sidecar) -> list[bool]:
         return [isinstance(one, PackedRecord) for one in sidecar.watcher._informer.raw.values()]
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        make_registry(etcd, *(f"n{number}" for number in range(200)))
-        first = Sidecar(etcd, tmp_path)
-        await asyncio.sleep(0.5)
-        assert (len(packed(first)), any(packed(first))) == (200, False)
-        await asyncio.sleep(5)
-        assert (all(packed(first)), len(given)) == (True, 1)
-        write(etcd, ["late"])
-        await asyncio.sleep(4)
-        assert (len(packed(first)), all(packed(first)), len(given)) == (201, True, 1)
-        await first.end()
-        again = Sidecar(etcd, tmp_path)
-        await asyncio.sleep(6)
-        assert (len(packed(again)), all(packed(again))) == (201, True)
-        await again.end()
-
-    play(scene)
+    make_registry(etcd, *(f"n{number}" for number in range(200)))
+    first = Sidecar(etcd, tmp_path)
+    await asyncio.sleep(0.5)
+    assert (len(packed(first)), any(packed(first))) == (200, False)
+    await asyncio.sleep(5)
+    assert (all(packed(first)), len(given)) == (True, 1)
+    write(etcd, ["late"])
+    await asyncio.sleep(4)
+    assert (len(packed(first)), all(packed(first)), len(given)) == (201, True, 1)
+    await first.end()
+    again = Sidecar(etcd, tmp_path)
+    await asyncio.sleep(6)
+    assert (len(packed(again)), all(packed(again))) == (201, True)
+    await again.end()
 
 
-def test_what_is_missing_in_silence_is_found_by_a_list_now_and_then(tmp_path):
+@played
+async def test_what_is_missing_in_silence_is_found_by_a_list_now_and_then(etcd: PlayedEtcd, tmp_path):
     """R2: a net below the watch, every ten minutes or so, and never its substitute."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        make_registry(etcd, "a")
-        before = RELISTS._value.get()
-        sidecar = Sidecar(etcd, tmp_path)
-        await asyncio.sleep(2000)
-        assert 3 <= RELISTS._value.get() - before <= 6
-        await sidecar.end()
-
-    play(scene)
+    make_registry(etcd, "a")
+    before = RELISTS._value.get()
+    sidecar = Sidecar(etcd, tmp_path)
+    await asyncio.sleep(2000)
+    assert 3 <= RELISTS._value.get() - before <= 6
+    await sidecar.end()
 
 
-def test_a_store_that_cannot_say_which_it_is_is_not_followed_until_it_can(tmp_path, monkeypatch):
+@played
+async def test_a_store_that_cannot_say_which_it_is_is_not_followed_until_it_can(
+    etcd: PlayedEtcd, tmp_path, monkeypatch
+):
     """R15: it may be another one. It is asked again within seconds, and not more than it can bear."""
     asked: list[float] = []
     is_away = False
@@ -171,45 +168,37 @@ def test_a_store_that_cannot_say_which_it_is_is_not_followed_until_it_can(tmp_pa
         return await epoch_of(*arguments, known=known)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "epoch_of", ask)
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        nonlocal is_away
-        make_registry(etcd, "a")
-        sidecar = Sidecar(etcd, tmp_path)
-        await asyncio.sleep(1)
-        assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a"}, True)
-        is_away = True
-        etcd.cluster.restart()
-        write(etcd, ["b"])
-        await asyncio.sleep(10)
-        assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a"}, False)
-        asked.clear()
-        await asyncio.sleep(20)
-        assert 5 <= len(asked) <= 40
-        is_away = False
-        await asyncio.sleep(5)
-        assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a", "b"}, True)
-        await sidecar.end()
-
-    play(scene)
+    make_registry(etcd, "a")
+    sidecar = Sidecar(etcd, tmp_path)
+    await asyncio.sleep(1)
+    assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a"}, True)
+    is_away = True
+    etcd.cluster.restart()
+    write(etcd, ["b"])
+    await asyncio.sleep(10)
+    assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a"}, False)
+    asked.clear()
+    await asyncio.sleep(20)
+    assert 5 <= len(asked) <= 40
+    is_away = False
+    await asyncio.sleep(5)
+    assert (sidecar.names, sidecar.mailbox.snapshot.connected) == ({"a", "b"}, True)
+    await sidecar.end()
 
 
-def test_a_fault_of_our_own_is_not_taken_for_one_of_etcds(tmp_path, monkeypatch):
+@played
+async def test_a_fault_of_our_own_is_not_taken_for_one_of_etcds(etcd: PlayedEtcd, tmp_path, monkeypatch):
     """Fail stop: whoever keeps the part has to know of it."""
 
     async def broken(*_: object, known: str) -> str:
         raise RuntimeError(known)
 
     monkeypatch.setattr(module, "epoch_of", broken)
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        make_registry(etcd, "a")
-        sidecar = Sidecar(etcd, tmp_path)
-        with pytest.raises(ExceptionGroup):
-            await sidecar._task
-        sidecar.journal.close()
-
-    play(scene)
+    make_registry(etcd, "a")
+    sidecar = Sidecar(etcd, tmp_path)
+    with pytest.raises(ExceptionGroup):
+        await sidecar._task
+    sidecar.journal.close()
 
 
 @pytest.mark.parametrize(

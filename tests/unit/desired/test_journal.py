@@ -28,7 +28,7 @@ from sidecar.desired.snapshot import (
     decode_entries,
     encode_entry,
 )
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
 from tests.unit.desired.test_snapshot import bytes_of, change
 
 
@@ -318,39 +318,35 @@ async def test_what_is_being_synced_is_not_settled_yet(journal, monkeypatch):
     await asyncio.gather(syncing, settling)
 
 
-def test_what_comes_within_a_moment_is_synced_together_and_soon(tmp_path, monkeypatch):
+@on_virtual_time
+async def test_what_comes_within_a_moment_is_synced_together_and_soon(tmp_path, monkeypatch):
     """R1, R16: a power cut costs a moment at the most; a disk is not asked for each of many changes, nor for none."""
     synced: list[tuple[float, int]] = []
-
-    async def scene() -> None:
-        loop = asyncio.get_running_loop()
-        journal = Journal(tmp_path)
-        await journal.rewrite(base(1))
-        monkeypatch.setattr(
-            journal_module, "_sync", lambda fd: (synced.append((loop.time(), os.fstat(fd).st_size)), os.close(fd))
-        )
-        keeping = asyncio.create_task(journal.keep_synced())
-        await asyncio.sleep(10)
-        assert synced == []
-        for revision in range(2, 7):
-            journal.append(change(revision))
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)
-        ((_, size),) = synced
-        assert size == (tmp_path / "journal-1").stat().st_size
-        await asyncio.sleep(10)
-        assert len(synced) == 1
-        journal.append(change(7))
-        await asyncio.sleep(0.5)
-        assert len(synced) == 2
-        keeping.cancel()
-        await asyncio.wait([keeping])
-        journal.close()
-        await journal.sync()
-        assert len(synced) == 2, "there is nothing to be synced any more"
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scene())
+    loop = asyncio.get_running_loop()
+    journal = Journal(tmp_path)
+    await journal.rewrite(base(1))
+    monkeypatch.setattr(
+        journal_module, "_sync", lambda fd: (synced.append((loop.time(), os.fstat(fd).st_size)), os.close(fd))
+    )
+    keeping = asyncio.create_task(journal.keep_synced())
+    await asyncio.sleep(10)
+    assert synced == []
+    for revision in range(2, 7):
+        journal.append(change(revision))
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
+    ((_, size),) = synced
+    assert size == (tmp_path / "journal-1").stat().st_size
+    await asyncio.sleep(10)
+    assert len(synced) == 1
+    journal.append(change(7))
+    await asyncio.sleep(0.5)
+    assert len(synced) == 2
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    journal.close()
+    await journal.sync()
+    assert len(synced) == 2, "there is nothing to be synced any more"
 
 
 async def test_what_is_kept_is_whole_lines_in_order_for_nobody_else_and_in_no_open_file(tmp_path, journal):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import closing
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import Keys
 from sidecar.desired.informer import Informer
 from sidecar.desired.packing import PACKED_AT_ONCE, PackedRecord, Packing, RawRecord, give_back, packed
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
 from tests.support.fleet import POOL
 from tests.support.waiting import eventually
 
@@ -104,7 +103,8 @@ def test_what_a_list_was_made_of_goes_back_to_the_system():
     assert before - rss_bytes(os.getpid()) > PIECES * PIECE_BYTES // 2
 
 
-def test_where_nothing_came_nothing_is_packed():
+@on_virtual_time
+async def test_where_nothing_came_nothing_is_packed():
     """R16: a sidecar of a quiet pool sleeps."""
     packs: list[float] = []
 
@@ -113,15 +113,11 @@ def test_where_nothing_came_nothing_is_packed():
             packs.append(asyncio.get_running_loop().time())
             return super().pack(count)
 
-    async def scene() -> None:
-        packing = Packing(Noting(POOL))
-        running = asyncio.create_task(packing.run())
-        await asyncio.sleep(60)
-        assert packs == []
-        packing.wake()
-        await asyncio.sleep(60)
-        assert len(packs) == 1
-        running.cancel()
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scene())
+    packing = Packing(Noting(POOL))
+    running = asyncio.create_task(packing.run())
+    await asyncio.sleep(60)
+    assert packs == []
+    packing.wake()
+    await asyncio.sleep(60)
+    assert len(packs) == 1
+    running.cancel()

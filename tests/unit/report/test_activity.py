@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,7 +13,7 @@ from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import EngineActivity
 from sidecar.metrics import ENGINE_CALL_SECONDS, done_calls
 from sidecar.plan.handoff import Need
-from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
+from sidecar.plan.types import RoundReport
 from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
@@ -23,15 +22,19 @@ from sidecar.report.status import ReplicaIdentity
 from sidecar.settings import SidecarSettings
 from tests.support.worlds import observed
 from tests.unit.report.test_events import PLAN
+from tests.unit.report.test_status import situation
 
 PRESENCE = Presence(pool="p", replica="r1", incarnation="x", owner="", started_at="")
+
+
+ACTIVITY = EngineActivity(1, 2, 3, 4, 5, {"a": 7.5, "gone": 9.0}, {"a": 12})
 
 
 class Asked:
     """An engine that is asked for its activity."""
 
     def __init__(self) -> None:
-        self.answer: EngineActivity | None = EngineActivity(1, 2, 3, 4, 5, {"a": 7.5, "gone": 9.0}, {"a": 12})
+        self.answer: EngineActivity | None = ACTIVITY
         self.times = 0
 
     async def activity(self) -> EngineActivity:
@@ -60,11 +63,8 @@ class Scene:
         clock = self.clock
         self.cache = StatusCache(ReplicaIdentity("r1", "p", "vllm", "http://e"), clock, lambda _: None)
         ring = EventRing(clock, lambda _: True)
-        situation = StatusInputs(
-            1, None, PLAN, ready=True, stale=False, lazy=LazySituation(), note="", held="", last_request_id=""
-        )
         for look in (observed({"a": "v1", "b": "v1"}), observed({"a": "v2", "b": "v1"})):
-            report = RoundReport(replace(situation, observed=look), 2)
+            report = RoundReport(situation(PLAN, observed=look), 2)
             self.cache.take(report)
             ring.take(report)
         self.activity = ReplicaActivity(PRESENCE, self.engine, self.cache, ring, self.need, clock)  # type: ignore[arg-type]
@@ -101,14 +101,26 @@ async def test_engine_calls_and_adapters_together():
         {"name": "b", "loaded": True, "last_used_seconds": None, "requests": 0, **nothing},
         {"name": "gone", "loaded": False, "last_used_seconds": 9.0, "requests": None, **nothing},
     ]
+    scene.needed = Need.NOBODY
+    assert (await scene.activity.read())["drain"] == {"reason": "nobody", "needed": Need.NOBODY.value}, "R20"
 
 
-async def test_requests_that_nobody_counts_are_not_known():
-    """Without the plugin, or with one of an earlier release."""
+@pytest.mark.parametrize(
+    ("answer", "is_looked_at", "expected"),
+    [
+        (EngineActivity(1, 2, 3), True, [("a", True, None), ("b", True, None)]),
+        (ACTIVITY, False, [("a", False, None), ("gone", False, None)]),
+    ],
+    ids=["without the plugin, or with one of an earlier release", "before it was looked at"],
+)
+async def test_what_nobody_knows_of_adapters_is_told_as_not_known(answer, is_looked_at, expected):
+    """R9: one that it used since is told all the same."""
     scene = Scene()
-    scene.engine.answer = EngineActivity(1, 2, 3)
-    told = (await scene.get()).json()
-    assert [one["requests"] for one in told["adapters"]] == [None, None]
+    scene.engine.answer = answer
+    if not is_looked_at:
+        scene.cache.take(RoundReport(situation(PLAN, observed=None), 2))
+    told = await scene.activity.read()
+    assert [(one["name"], one["loaded"], one["requests"]) for one in told["adapters"]] == expected  # type: ignore[attr-defined]
 
 
 async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():
@@ -127,16 +139,6 @@ async def test_an_engine_out_of_reach_is_told_and_no_engine_is_pressed():
     assert scene.engine.times == 2
 
 
-async def test_before_an_engine_was_looked_at_none_of_its_adapters_is_loaded():
-    """R9: one that it used since is told all the same."""
-    scene = Scene()
-    unseen = replace(scene.cache.report.situation, observed=None)
-    scene.cache.take(RoundReport(unseen, 2))
-    told = await scene.activity.read()
-    adapters = [(one["name"], one["loaded"], one["requests"]) for one in told["adapters"]]  # type: ignore[attr-defined]
-    assert adapters == [("a", False, None), ("gone", False, None)]
-
-
 async def test_a_fault_of_our_own_is_no_engine_out_of_reach(monkeypatch):
     """R12: it is told as such, and the next who asks is answered."""
     scene = Scene()
@@ -149,13 +151,6 @@ async def test_a_fault_of_our_own_is_no_engine_out_of_reach(monkeypatch):
         with pytest.raises(ValueError, match="ours"):
             await scene.activity.read()
     assert (await scene.activity.read())["engine"] is not None
-
-
-async def test_a_drain_is_told_with_what_is_needed():
-    """R20 drain: `loraplane drain --wait` follows it."""
-    scene = Scene()
-    scene.needed = Need.NOBODY
-    assert (await scene.activity.read())["drain"] == {"reason": "nobody", "needed": Need.NOBODY.value}
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from registry.model.placement import Declined, decline_id
 from registry.model.status import ReportedDeclines
 from sidecar.plan.backoff import Decline, Declines
-from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
+from sidecar.plan.types import RoundReport
 from sidecar.report.declines import FILE, GATHER_SECONDS, PACE_SECONDS, DeclineTeller
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
+from tests.unit.report.test_events import PLAN
+from tests.unit.report.test_status import situation
 
 
 class Writer:
@@ -33,11 +32,7 @@ class Writer:
 
 
 def report(declined: Declines | None) -> RoundReport:
-    plan = None if declined is None else Plan(1, (), (), (), (), (), None, declined=declined)
-    situation = StatusInputs(
-        1, None, plan, ready=True, stale=False, lazy=LazySituation(), note="", held="", last_request_id=""
-    )
-    return RoundReport(situation, 0)
+    return RoundReport(situation(None if declined is None else replace(PLAN, declined=declined)), 0)
 
 
 def declined(*keys: str) -> Declines:
@@ -48,97 +43,63 @@ def ids(*keys: str) -> list[str]:
     return sorted(decline_id(key, 1) for key in keys)
 
 
-def play(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs it on virtual time."""
-    with contextlib.closing(VirtualLoop()) as loop:
-        loop.run_until_complete(body())
-
-
-def test_what_is_new_is_gathered_for_a_moment_and_told_only_now_and_then(tmp_path):
+@on_virtual_time
+async def test_what_is_new_is_gathered_for_a_moment_and_told_only_now_and_then(tmp_path):
     """R16: each write has all sidecars of the pool find their shares anew."""
-
-    async def body() -> None:
-        writer = Writer()
-        teller, begin = DeclineTeller(writer, tmp_path), asyncio.get_running_loop().time()
-        teller.take(report(None))
-        teller.take(report(declined("a")))
-        teller.take(report(declined("a", "b")))
-        await asyncio.sleep(GATHER_SECONDS + 0.1)
-        for number in range(8):
-            teller.take(report(declined("a", "b", str(number))))
-            await asyncio.sleep(1.0)
-        teller.take(report(declined("a", "b", "7")))
-        await asyncio.sleep(3 * PACE_SECONDS)
-        assert [one["rank_too_high"].adapters for _, one in writer.told][:1] == [ids("a", "b")]
-        assert writer.told[-1][1] == {"rank_too_high": ReportedDeclines(by="8", adapters=ids("a", "b", "7"))}
-        first, *others = writer.times
-        assert first == pytest.approx(begin + GATHER_SECONDS)
-        assert all(after - before >= PACE_SECONDS for before, after in zip(writer.times, others, strict=False))
-        assert len(writer.told) == 3
-
-    play(body)
+    writer = Writer()
+    teller, begin = DeclineTeller(writer, tmp_path), asyncio.get_running_loop().time()
+    teller.take(report(None))
+    teller.take(report(declined("a")))
+    teller.take(report(declined("a", "b")))
+    await asyncio.sleep(GATHER_SECONDS + 0.1)
+    for number in range(8):
+        teller.take(report(declined("a", "b", str(number))))
+        await asyncio.sleep(1.0)
+    teller.take(report(declined("a", "b", "7")))
+    await asyncio.sleep(3 * PACE_SECONDS)
+    assert [one["rank_too_high"].adapters for _, one in writer.told][:1] == [ids("a", "b")]
+    assert writer.told[-1][1] == {"rank_too_high": ReportedDeclines(by="8", adapters=ids("a", "b", "7"))}
+    first, *others = writer.times
+    assert first == pytest.approx(begin + GATHER_SECONDS)
+    assert all(after - before >= PACE_SECONDS for before, after in zip(writer.times, others, strict=False))
+    assert len(writer.told) == 3
 
 
-def test_the_next_process_tells_the_same_at_once(tmp_path):
+@on_virtual_time
+async def test_the_next_process_tells_the_same_at_once(tmp_path):
     """No flapping: an adapter does not come back with each restart, only to be refused again."""
-
-    async def body() -> None:
-        before = DeclineTeller(Writer(), tmp_path)
-        before.take(report(declined("a")))
-        await asyncio.sleep(1.0)
-        writer = Writer()
-        teller = DeclineTeller(writer, tmp_path)
-        teller.restore()
-        assert teller.told == {"rank_too_high": Declined("8", frozenset(ids("a")))}
-        assert [one for _, one in writer.told] == [{"rank_too_high": ReportedDeclines(by="8", adapters=ids("a"))}]
-        teller.take(report(declined("a")))
-        await asyncio.sleep(PACE_SECONDS)
-        assert len(writer.told) == 1
-        teller.take(report({}))
-        await asyncio.sleep(PACE_SECONDS)
-        assert writer.told[-1][1] == {}
-
-    play(body)
+    before = DeclineTeller(Writer(), tmp_path)
+    before.take(report(declined("a")))
+    await asyncio.sleep(1.0)
+    writer = Writer()
+    teller = DeclineTeller(writer, tmp_path)
+    teller.restore()
+    assert teller.told == {"rank_too_high": Declined("8", frozenset(ids("a")))}
+    assert [one for _, one in writer.told] == [{"rank_too_high": ReportedDeclines(by="8", adapters=ids("a"))}]
+    teller.take(report(declined("a")))
+    await asyncio.sleep(PACE_SECONDS)
+    assert len(writer.told) == 1
+    teller.take(report({}))
+    await asyncio.sleep(PACE_SECONDS)
+    assert writer.told[-1][1] == {}
 
 
-def leave_nothing(file: Path) -> None:
-    file.unlink(missing_ok=True)
-
-
-def leave_half(file: Path) -> None:
-    file.write_bytes(b'{"schema":1,"declines":{"rank')
-
-
-def leave_a_folder(file: Path) -> None:
-    file.unlink(missing_ok=True)
-    file.mkdir()
-
-
-@pytest.mark.parametrize("damage", [leave_nothing, leave_half, leave_a_folder])
-def test_no_file_prevents_a_start(tmp_path, damage):
-    """R12 crash-only."""
-
-    async def body() -> None:
-        writer = Writer()
-        damage(tmp_path / FILE)
-        teller = DeclineTeller(writer, tmp_path)
-        teller.restore()
-        assert (teller.told, writer.told) == ({}, [])
-        teller.take(report(declined("a")))
-        await asyncio.sleep(1.0)
-        again = DeclineTeller(writer, tmp_path)
-        again.restore()
-        assert again.told == teller.told != {}
-
-    play(body)
-
-
-def test_a_store_that_cannot_be_written_costs_only_the_memory(tmp_path):
-    async def body() -> None:
-        writer = Writer()
-        teller = DeclineTeller(writer, tmp_path / "gone")
-        teller.take(report(declined("a")))
-        await asyncio.sleep(1.0)
-        assert len(writer.told) == 1
-
-    play(body)
+@pytest.mark.parametrize("damage", ["nothing", "half", "a folder", "no store"])
+@on_virtual_time
+async def test_no_file_prevents_a_start(tmp_path, damage):
+    """R12 crash-only: a store that cannot be written costs only the memory."""
+    writer, folder = Writer(), tmp_path / "gone" if damage == "no store" else tmp_path
+    if damage == "half":
+        (folder / FILE).write_bytes(b'{"schema":1,"declines":{"rank')
+    elif damage == "a folder":
+        (folder / FILE).mkdir()
+    teller = DeclineTeller(writer, folder)
+    teller.restore()
+    assert (teller.told, writer.told) == ({}, [])
+    teller.take(report(declined("a")))
+    await asyncio.sleep(1.0)
+    assert len(writer.told) == 1
+    again = DeclineTeller(writer, folder)
+    again.restore()
+    assert again.told == ({} if damage == "no store" else teller.told)
+    assert teller.told

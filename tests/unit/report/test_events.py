@@ -14,12 +14,10 @@ from sidecar.engines.observed import Observed
 from sidecar.plan.handoff import Handoff
 from sidecar.plan.types import (
     FailedAdapter,
-    LazySituation,
     Plan,
     RoundReport,
     Selection,
     ServedAdapter,
-    StatusInputs,
     Unload,
 )
 from sidecar.report.cache import StatusCache
@@ -28,6 +26,7 @@ from sidecar.report.http import make_app
 from sidecar.report.status import ReplicaIdentity
 from tests.support.records import kv
 from tests.support.worlds import desired, observed
+from tests.unit.report.test_status import situation
 
 PLAN = Plan(1, (), (), (), (), (), None)
 CLOCK = Clock(wall=lambda: datetime(2026, 1, 2, tzinfo=UTC))
@@ -36,31 +35,25 @@ CLOCK = Clock(wall=lambda: datetime(2026, 1, 2, tzinfo=UTC))
 class Told:
     """A ring, and what it has told since it was last asked."""
 
-    def __init__(self, *gone: str, size: int = 100) -> None:
-        self.ring = EventRing(CLOCK, lambda key: key not in gone, size)
+    def __init__(self, *gone: str, size: int | None = None) -> None:
+        bound = () if size is None else (size,)
+        self.ring = EventRing(CLOCK, lambda key: key not in gone, *bound)
         self._seen = 1
 
     def round(self, look: Observed | None, plan: Plan | None = PLAN, *, ready: bool = False, **said: str) -> list[str]:
         texts = {"note": "", "held": "", "last_request_id": ""} | said
-        lazy = LazySituation()
-        self.ring.take(RoundReport(StatusInputs(1, look, plan, ready=ready, stale=False, lazy=lazy, **texts), 0))
+        self.ring.take(RoundReport(situation(plan, observed=look, ready=ready, **texts), 0))
         events = [one for one in self.ring.as_dict()["events"] if one["number"] > self._seen]  # type: ignore[attr-defined]
         self._seen += len(events)
         keys = ("event", "name", "generation", "reason", "message")
         return [" ".join(str(one[key]) for key in keys if one[key]) for one in events]
 
 
-def test_what_an_engine_had_before_is_no_event():
-    told = Told()
-    assert told.ring.as_dict()["events"][0]["event"] == "started"  # type: ignore[index]
-    assert told.round(observed({"a": "v1"})) == []
-
-
 def test_loads_swaps_and_unloads_are_those_that_the_engine_lists():
-    """R9: also those that somebody else made."""
+    """R9: also those that somebody else made. What it had before is no event."""
     told, served = Told("gone"), replace(PLAN, served=(ServedAdapter("a", 2, "d"),))
-    first = observed({"gone": "v1", "a": "v1"})
-    told.round(first)
+    assert told.ring.as_dict()["events"][0]["event"] == "started"  # type: ignore[index]
+    assert told.round(observed({"gone": "v1", "a": "v1"})) == []
     assert told.round(observed({"a": "v2", "b": "v1"}), served) == ["unloaded gone", "swapped a 2", "loaded b"]
     assert told.round(observed({"a": "v2", "b": "v1"}), served) == []
     assert told.round(None, None) == []
@@ -68,11 +61,13 @@ def test_loads_swaps_and_unloads_are_those_that_the_engine_lists():
 
 
 def test_a_restart_of_the_engine_is_told_once_with_what_comes_back():
+    """What a process lost is not evicted of the next."""
     told = Told()
-    told.round(observed({"a": "v1", "b": "v1"}))
+    told.round(observed({"a": "v1", "b": "v1"}), replace(PLAN, calls=(Unload("a", "/v1"),)))
     restarted = "engine_restarted another process of the engine than before, which had 2 adapters"
     assert told.round(observed({}, incarnation="e2")) == [restarted]
     assert told.round(observed({"a": "v1"}, incarnation="e2")) == ["loaded a"]
+    assert told.round(observed({}, incarnation="e2")) == ["unloaded a"]
 
 
 STATE = desired(kv("a", 1))
@@ -97,13 +92,6 @@ def test_what_we_unload_although_it_is_desired_is_evicted(name, parts, now, expe
     assert told.round(observed(now), PLAN)[0] == expected
     told.round(observed({name: "v1"}), PLAN)
     assert told.round(observed({}), PLAN)[0] == f"unloaded {name}", "somebody else did that"
-
-
-def test_what_a_process_lost_is_not_evicted_of_the_next():
-    told = Told()
-    told.round(observed({"a": "v1"}), replace(PLAN, calls=(Unload("a", "/v1"),)))
-    told.round(observed({"a": "v1"}, incarnation="e2"))
-    assert told.round(observed({}, incarnation="e2")) == ["unloaded a"]
 
 
 def test_a_refusal_is_told_once_until_it_is_another():
@@ -133,18 +121,12 @@ def test_readiness_and_held_lists_are_told_with_why():
     assert told.round(None, held="13 of 13 would go") == ["held 13 of 13 would go"]
 
 
-def test_a_thousand_events_are_kept():
-    ring = EventRing(CLOCK, bool)
-    lazy = LazySituation()
-    for number in range(1, 1002):
-        said = {"note": "", "held": f"{number}", "last_request_id": ""}
-        ring.take(RoundReport(StatusInputs(1, None, None, ready=False, stale=False, lazy=lazy, **said), 0))
-    told = ring.as_dict()
-    assert (len(told["events"]), told["forgotten"]) == (1000, 2)  # type: ignore[arg-type]
-
-
 async def test_the_ring_is_bounded_and_served():
     """X2: however much happens, memory is bounded; half a character that somebody wrote breaks no reply."""
+    usual = Told()
+    for number in range(1001):
+        usual.ring.take(RoundReport(situation(held=f"{number}", ready=False), 0))
+    assert (len(usual.ring.as_dict()["events"]), usual.ring.as_dict()["forgotten"]) == (1000, 2)  # type: ignore[arg-type]
     told = Told(size=3)
     for number in range(4):
         told.round(None, held=f"{number} \ud800")

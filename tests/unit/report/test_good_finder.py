@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.plan.types import FailedAdapter, KeptAdapter, Plan, RoundReport, Selection
 from sidecar.report.good_finder import MAX_REPLICAS, GoodFinder
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, presence, replica_status
@@ -71,133 +70,109 @@ class Scene:
         await asyncio.wait([running])
 
 
-def play(work: Any) -> None:
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(work())
-
-
 @pytest.mark.parametrize(("kept", "taken"), [([2], [2]), ([1, 2], [2]), ([1], [1]), ([], []), ([7], [])])
-def test_the_newest_that_another_replica_answers_with_is_taken(kept, taken):
+@on_virtual_time
+async def test_the_newest_that_another_replica_answers_with_is_taken(kept, taken):
     """R13, R14."""
-
-    async def body() -> None:
-        scene = Scene()
-        for number, generation in enumerate(kept):
-            scene.live(f"o{number}", generation)
-        scene.report()
-        await scene.run(1.0)
-        assert [(key, good.generation) for key, good in scene.adopted] == [("a", one) for one in taken]
-
-    play(body)
+    scene = Scene()
+    for number, generation in enumerate(kept):
+        scene.live(f"o{number}", generation)
+    scene.report()
+    await scene.run(1.0)
+    assert [(key, good.generation) for key, good in scene.adopted] == [("a", one) for one in taken]
 
 
-def test_what_nobody_proves_is_asked_for_again_with_growing_pauses_until_somebody_does():
+@on_virtual_time
+async def test_what_nobody_proves_is_asked_for_again_with_growing_pauses_until_somebody_does():
     """R16 bounded: deliveries are etcd's budget. A newer record is asked about at once."""
+    scene = Scene()
+    scene.report()
+    running = asyncio.create_task(scene.run(9000.0))
+    await asyncio.sleep(3600.0)
+    assert 8 <= scene.client.listed / 2 <= 40, "of history and of presences"
+    asked = scene.client.listed
+    scene.state = desired(kv("a", 2, generation=3))
+    scene.mailbox.post(Snapshot(connected=True, desired=scene.state))
+    scene.report()
+    await asyncio.sleep(0.1)
+    assert scene.client.listed > asked
+    scene.live("r2", 2)
+    await asyncio.sleep(1300.0)
+    assert [good.generation for _, good in scene.adopted] == [2]
+    asked = scene.client.listed
+    await asyncio.sleep(3600.0)
+    assert scene.client.listed == asked, "nothing is lacking any more"
+    await running
 
-    async def body() -> None:
-        scene = Scene()
-        scene.report()
-        running = asyncio.create_task(scene.run(9000.0))
-        await asyncio.sleep(3600.0)
-        assert 8 <= scene.client.listed / 2 <= 40, "of history and of presences"
-        asked = scene.client.listed
+
+@on_virtual_time
+async def test_what_comes_to_lack_while_it_reads_is_read_at_once():
+    """R13 static-stable."""
+    scene = Scene()
+    scene.live("r2", 2)
+    scene.report()
+    read = scene.client.list_prefix
+
+    async def reading(prefix: bytes) -> RangeResult:
+        scene.client.list_prefix = read  # type: ignore[method-assign]
         scene.state = desired(kv("a", 2, generation=3))
         scene.mailbox.post(Snapshot(connected=True, desired=scene.state))
         scene.report()
-        await asyncio.sleep(0.1)
-        assert scene.client.listed > asked
-        scene.live("r2", 2)
-        await asyncio.sleep(1300.0)
-        assert [good.generation for _, good in scene.adopted] == [2]
-        asked = scene.client.listed
-        await asyncio.sleep(3600.0)
-        assert scene.client.listed == asked, "nothing is lacking any more"
-        await running
+        return await read(prefix)
 
-    play(body)
+    scene.client.list_prefix = reading  # type: ignore[method-assign]
+    await scene.run(0.01)
+    assert [good.generation for _, good in scene.adopted] == [2]
 
 
-def test_what_comes_to_lack_while_it_reads_is_read_at_once():
-    """R13 static-stable."""
-
-    async def body() -> None:
-        scene = Scene()
-        scene.live("r2", 2)
-        scene.report()
-        read = scene.client.list_prefix
-
-        async def reading(prefix: bytes) -> RangeResult:
-            scene.client.list_prefix = read  # type: ignore[method-assign]
-            scene.state = desired(kv("a", 2, generation=3))
-            scene.mailbox.post(Snapshot(connected=True, desired=scene.state))
-            scene.report()
-            return await read(prefix)
-
-        scene.client.list_prefix = reading  # type: ignore[method-assign]
-        await scene.run(0.01)
-        assert [good.generation for _, good in scene.adopted] == [2]
-
-    play(body)
-
-
-def test_of_a_large_pool_some_are_asked():
+@on_virtual_time
+async def test_of_a_large_pool_some_are_asked():
     """R16 bounded."""
+    scene = Scene()
+    for number in range(100):
+        scene.live(f"o{number}")
+    scene.report()
+    await scene.run(0.1)
+    assert scene.client.asked == MAX_REPLICAS
+    scene.live("r1", 2)
+    assert scene.adopted == [], "nobody is a witness for himself"
 
-    async def body() -> None:
-        scene = Scene()
-        for number in range(100):
-            scene.live(f"o{number}")
+
+@on_virtual_time
+async def test_nothing_is_read_where_nothing_lacks_or_the_state_may_be_old():
+    scene = Scene()
+    scene.live("r2", 2)
+    scene.finder.take(RoundReport(situation(None), 1))
+    scene.report(failed=())
+    await scene.run(60.0)
+    for changes in ({"connected": False}, {"held": "another store"}):
+        scene.mailbox.post(replace(scene.mailbox.snapshot, **{"connected": True, "held": ""} | changes))
         scene.report()
-        await scene.run(0.1)
-        assert scene.client.asked == MAX_REPLICAS
-        scene.live("r1", 2)
-        assert scene.adopted == [], "nobody is a witness for himself"
-
-    play(body)
-
-
-def test_nothing_is_read_where_nothing_lacks_or_the_state_may_be_old():
-    async def body() -> None:
-        scene = Scene()
-        scene.live("r2", 2)
-        scene.finder.take(RoundReport(situation(None), 1))
-        scene.report(failed=())
         await scene.run(60.0)
-        for changes in ({"connected": False}, {"held": "another store"}):
-            scene.mailbox.post(replace(scene.mailbox.snapshot, **{"connected": True, "held": ""} | changes))
-            scene.report()
-            await scene.run(60.0)
-        assert (scene.client.listed, scene.client.asked) == (0, 0)
-
-    play(body)
+    assert (scene.client.listed, scene.client.asked) == (0, 0)
 
 
 @pytest.mark.parametrize("now", [kv("a", 2, generation=4), kv("b", 1)])
-def test_what_was_read_of_another_record_than_the_newest_is_not_taken(now):
+@on_virtual_time
+async def test_what_was_read_of_another_record_than_the_newest_is_not_taken(now):
     """R6: the name may be another's by now."""
+    scene = Scene()
+    scene.live("r2", 2)
+    scene.report()
+    scene.mailbox.post(Snapshot(connected=True, desired=desired(now)))
+    await scene.run(1.0)
+    assert scene.adopted == []
 
-    async def body() -> None:
-        scene = Scene()
-        scene.live("r2", 2)
-        scene.report()
-        scene.mailbox.post(Snapshot(connected=True, desired=desired(now)))
+
+@on_virtual_time
+async def test_an_etcd_that_does_not_let_it_read_is_told():
+    scene = Scene()
+    scene.live("r2", 2)
+    scene.client.error = EtcdPermissionDenied("permission denied")
+    scene.report()
+    with capture_logs() as logs:
         await scene.run(1.0)
-        assert scene.adopted == []
-
-    play(body)
-
-
-def test_an_etcd_that_does_not_let_it_read_is_told():
-    async def body() -> None:
-        scene = Scene()
-        scene.live("r2", 2)
-        scene.client.error = EtcdPermissionDenied("permission denied")
-        scene.report()
-        with capture_logs() as logs:
-            await scene.run(1.0)
-        assert [one["event"] for one in logs] == ["last_good_not_found"]
-        scene.client.error = None
-        await scene.run(30.0)
-        assert [good.generation for _, good in scene.adopted] == [2]
-
-    play(body)
+    assert [one["event"] for one in logs] == ["last_good_not_found"]
+    scene.client.error = None
+    await scene.run(30.0)
+    assert [good.generation for _, good in scene.adopted] == [2]

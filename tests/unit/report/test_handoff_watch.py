@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -12,15 +11,15 @@ from structlog.testing import capture_logs
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult, prefix_end
 from registry.model.records import Placement
-from registry.model.status import EngineStatus, ReplicaStatus, Served
+from registry.model.status import ReplicaStatus
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.placement import MembershipDigest, PlacementSpec
 from sidecar.plan.handoff import Handoff, Taken
 from sidecar.report.handoff_watch import HandoffWatch
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL, record
-from tests.support.residency_world import LEASE, presence
+from tests.support.residency_world import LEASE, presence, replica_status
 from tests.support.waiting import eventually
 
 AMONG = MembershipDigest("m", "w")
@@ -81,21 +80,7 @@ class Scene:
 
 
 def serving(revision: int) -> ReplicaStatus:
-    engine = EngineStatus(kind="vllm", version="", url="", base_models=["base"], incarnation="e1")
-    return ReplicaStatus(
-        replica="r2",
-        pool=POOL,
-        engine=engine,
-        observed_revision=revision,
-        ready=True,
-        stale=False,
-        served=Served(count=1, hash=""),
-        pending=[],
-        failed=[],
-        members=AMONG.members,
-        weights=AMONG.weights,
-        updated_at="",
-    )
+    return replica_status("r2", revision, members=AMONG.members, weights=AMONG.weights)
 
 
 @pytest.fixture
@@ -129,15 +114,6 @@ async def test_whoever_plans_is_woken_by_a_verdict_that_is_news(scene, monkeypat
     asked = scene.client.asked
     await eventually(lambda: scene.client.asked > asked + 6)
     assert woken == [True], "the same again wakes nobody"
-
-
-async def test_what_is_handed_over_before_it_runs_is_asked_for():
-    """R20: a signal may come at any moment of a start."""
-    scene = Scene()
-    scene.handoff_watch.follow([scene.leaving])
-    running = asyncio.create_task(scene.handoff_watch.run())
-    await eventually(lambda: scene.is_taken)
-    running.cancel()
 
 
 async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene):
@@ -235,34 +211,30 @@ async def test_others_are_those_who_live_and_do_not_leave(scene):
     assert found == {"ready": True, "starting": False, "stale": False}
 
 
-def test_others_are_asked_at_once_and_then_once_a_second_and_what_they_took_over_stays_for_two_seconds():
+@on_virtual_time
+async def test_others_are_asked_at_once_and_then_once_a_second_and_what_they_took_over_stays_for_two_seconds():
     """R20, R16 bounded: routers hear of it within that time; and etcd is not pressed."""
-
-    async def body() -> None:
-        scene, now = Scene(), asyncio.get_running_loop().time
-        running = asyncio.create_task(scene.handoff_watch.run())
-        await asyncio.sleep(5.0)
-        assert scene.client.asked == 0, "nothing is handed over"
-        began = now()
-        scene.handoff_watch.follow([scene.leaving])
-        news: list[float] = []
-        scene.mailbox.wake = lambda: news.append(now() - began)  # type: ignore[method-assign]
-        await asyncio.sleep(0.5)
-        assert scene.handoff_watch.verdicts() == {scene.leaving: Taken(routers_know=False)}
-        each = scene.client.asked
-        await asyncio.sleep(9.0)
-        assert scene.client.asked == 10 * each
-        assert scene.handoff_watch.verdicts() == {scene.leaving: Taken()}
-        assert news == [pytest.approx(0.0, abs=0.01), pytest.approx(2.0, abs=0.01)]
-        assert scene.client.listed == 0, "it is known who takes over; nobody's labels are read"
-        scene.handoff_watch.follow([])
-        await asyncio.sleep(5.0)
-        assert scene.client.asked == 10 * each, "nothing is handed over any more"
-        assert not running.done()
-        running.cancel()
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(body())
+    scene, now = Scene(), asyncio.get_running_loop().time
+    running = asyncio.create_task(scene.handoff_watch.run())
+    await asyncio.sleep(5.0)
+    assert scene.client.asked == 0, "nothing is handed over"
+    began = now()
+    scene.handoff_watch.follow([scene.leaving])
+    news: list[float] = []
+    scene.mailbox.wake = lambda: news.append(now() - began)  # type: ignore[method-assign]
+    await asyncio.sleep(0.5)
+    assert scene.handoff_watch.verdicts() == {scene.leaving: Taken(routers_know=False)}
+    each = scene.client.asked
+    await asyncio.sleep(9.0)
+    assert scene.client.asked == 10 * each
+    assert scene.handoff_watch.verdicts() == {scene.leaving: Taken()}
+    assert news == [pytest.approx(0.0, abs=0.01), pytest.approx(2.0, abs=0.01)]
+    assert scene.client.listed == 0, "it is known who takes over; nobody's labels are read"
+    scene.handoff_watch.follow([])
+    await asyncio.sleep(5.0)
+    assert scene.client.asked == 10 * each, "nothing is handed over any more"
+    assert not running.done()
+    running.cancel()
 
 
 async def test_many_are_asked_for_in_transactions_that_etcd_takes(scene):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -33,7 +34,7 @@ from sidecar.report.http import MAX_CALLER_CHARACTERS, MAX_DRAIN_WAITERS, make_a
 from sidecar.report.replica_drain import DrainCause, ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
 from tests.support.http_client import http_client
 from tests.support.records import KEYS, POOL, kv
 from tests.support.waiting import eventually
@@ -46,6 +47,11 @@ LEAVING = Handoff("one", "one", 3, 1, pinned=True, terms=STATE.adapters["one"].t
 PLAN = Plan(1, (), (), (), (), (), None, chosen=COMMON)
 OUT = replace(PLAN, leaving=(LEAVING,), among=MembershipDigest("m", "w"), is_out=True)
 READY = OtherReplica({"zone": "x"}, ready=True)
+
+
+def ordered(revision: int, *, drain: bool) -> KeyValue:
+    value = DrainOrder(pool=POOL, replica="r1", drain=drain, at="", by="alice").to_bytes()
+    return KeyValue(b"k", value, revision, revision, 1)
 
 
 class Scene:
@@ -87,8 +93,7 @@ class Scene:
         self.cache.take(RoundReport(situation, 0))
 
     def order(self, revision: int, *, drain: bool, is_news: bool = True) -> None:
-        value = DrainOrder(pool=POOL, replica="r1", drain=drain, at="", by="alice").to_bytes()
-        self.drain._obey([KeyValue(b"", value, 1, revision, 1)], is_news=is_news)
+        self.drain._obey([ordered(revision, drain=drain)], is_news=is_news)
 
     def app(self, token_file: Path | None = None) -> Starlette:
         return make_app(self.cache, [], self.drain, self.ring, None, token_file=token_file)  # type: ignore[arg-type]
@@ -136,11 +141,6 @@ class Told:
         return found
 
 
-def ordered(revision: int, *, drain: bool) -> KeyValue:
-    value = DrainOrder(pool=POOL, replica="r1", drain=drain, at="", by="alice").to_bytes()
-    return KeyValue(b"k", value, revision, revision, 1)
-
-
 NONE, TO_DRAIN, TO_SERVE = (), (ordered(29, drain=True),), (ordered(31, drain=False),)
 
 
@@ -177,14 +177,18 @@ async def test_a_drain_is_told_at_once_and_ends_unless_the_process_does(scene):
 
 
 async def test_orders_are_followed_once_each_and_none_of_before_this_process_ends_its_drain(scene):
-    """R20: after a lost connection the same order is listed again, and may be older than a call of /drain."""
+    """R20: after a lost connection the same order is listed again, and may be older than a call of /drain.
+
+    In a store that was replaced another may stand at the same revision: simulation seed 37.
+    """
     scene.drain.begin(DrainCause.REQUEST)
     scene.order(5, drain=False, is_news=False)
     assert scene.drain.why == DrainCause.REQUEST.value
-    scene.order(6, drain=True)
-    assert scene.drain.why == DrainCause.OPERATOR.value
-    scene.order(7, drain=False)
-    assert not scene.drain.why
+    for revision in (6, 7):
+        scene.order(revision, drain=True)
+        assert scene.drain.why == DrainCause.OPERATOR.value
+        scene.order(7, drain=False)
+        assert not scene.drain.why
     scene.drain.begin(DrainCause.REQUEST)
     scene.order(7, drain=False)
     scene.drain._obey([KeyValue(b"", b"?", 1, 8, 1)], is_news=True)
@@ -193,52 +197,43 @@ async def test_orders_are_followed_once_each_and_none_of_before_this_process_end
     assert not scene.drain.why
 
 
-async def test_an_order_in_a_store_that_was_replaced_may_stand_at_the_revision_of_one_that_was_followed(scene):
-    """R20: simulation seed 37: undrain was ordered in an emptied store, at the revision of the order to drain."""
-    scene.order(14, drain=True)
-    assert scene.drain.why == DrainCause.OPERATOR.value
-    scene.order(14, drain=False)
-    assert not scene.drain.why
-
-
 CHANGED = Changed(30, (Event(b"k", 30, None),))
 NOTHING = RangeResult(40, NONE, more=False, count=0)
 
 
-async def test_a_fault_of_our_own_is_no_fault_of_etcd(scene, monkeypatch):
-    """R12: the supervisor tells it."""
-    told = Told([CHANGED], [ValueError("ours"), NOTHING])
-    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
-    scene.drain._client = told
-    with pytest.raises(ValueError, match="ours"):
-        await scene.drain.run()
-
-
-def test_an_etcd_that_is_away_is_not_pressed_for_the_order_that_stands(monkeypatch):
+@on_virtual_time
+async def test_an_etcd_that_is_away_is_not_pressed_for_the_order_that_stands(monkeypatch):
     """R16 bounded: it is asked a few times a second, until it answers."""
     told = Told([CHANGED], [*[EtcdUnavailable("away", maybe_applied=False)] * 50, NOTHING])
     monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
-
-    async def body() -> float:
-        drain = Scene().drain
-        drain._client = told  # type: ignore[assignment]
-        await drain.run()
-        return asyncio.get_running_loop().time()
-
-    with closing(VirtualLoop()) as loop:
-        started = loop.time()
-        assert 10.0 < loop.run_until_complete(body()) - started < 50.0
+    drain, now = Scene().drain, asyncio.get_running_loop().time
+    drain._client, started = told, now()  # type: ignore[assignment]
+    await drain.run()
+    assert 10.0 < now() - started < 50.0
 
 
-async def test_a_fault_of_our_own_is_no_order_that_cannot_be_read(scene, monkeypatch):
-    """R12."""
+OURS = ValueError("ours")
+FAULTS = {
+    "of etcd": lambda scene: scene.drain.run(),
+    "an order that cannot be read": lambda scene: scene.order(5, drain=True),
+    "the end of the time": lambda scene: scene.drain.wait(60),
+    "the end of the wait after a signal": lambda scene: scene.drain.wait_at_end(60),
+}
 
-    def fail(_: object) -> None:
-        raise ValueError("ours")
 
-    monkeypatch.setattr(DrainOrder, "parse", fail)
+@pytest.mark.parametrize("what", FAULTS)
+async def test_a_fault_of_our_own_is_taken_for_nothing_else(scene, monkeypatch, what):
+    """R12: the supervisor tells it, and whoever waits is not told that the replica is still needed."""
+    told = Told([CHANGED], [OURS, NOTHING])
+    monkeypatch.setattr("sidecar.report.replica_drain.Reflector", told)
+    scene.drain._client = told
+    scene.plan(OUT if "signal" in what else PLAN)
+    fails = mock.Mock(side_effect=OURS)
+    monkeypatch.setattr(DrainOrder, "parse", fails)
+    monkeypatch.setattr(scene, "others", mock.AsyncMock(side_effect=OURS))
+    monkeypatch.setattr(scene, "verdicts", fails)
     with pytest.raises(ValueError, match="ours"):
-        scene.order(5, drain=True)
+        await found if (found := FAULTS[what](scene)) is not None else None
 
 
 @pytest.mark.parametrize("lists", [1, 2])
@@ -285,19 +280,14 @@ async def test_it_is_needed_until_others_serve_what_it_serves(scene):
 
 
 @pytest.mark.parametrize("wait", [ReplicaDrain.wait, ReplicaDrain.wait_at_end])
-def test_who_is_needed_no_more_is_let_go_at_once(wait):
+@on_virtual_time
+async def test_who_is_needed_no_more_is_let_go_at_once(wait):
     """R20: a hook waits as little as a signal."""
-
-    async def body() -> float:
-        scene = Scene()
-        scene.plan(OUT)
-        scene.verdict = Taken()
-        began = asyncio.get_running_loop().time()
-        await wait(scene.drain, 60)
-        return asyncio.get_running_loop().time() - began
-
-    with closing(VirtualLoop()) as loop:
-        assert loop.run_until_complete(body()) == 0
+    scene, now = Scene(), asyncio.get_running_loop().time
+    scene.plan(OUT)
+    scene.verdict, began = Taken(), now()
+    await wait(scene.drain, 60)
+    assert now() == began
 
 
 async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scene):
@@ -310,18 +300,6 @@ async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scen
     assert await scene.drain.need() is Need.NOTHING
     scene.drain.end()
     assert await scene.drain.need() is None
-
-
-async def test_a_fault_of_our_own_is_no_end_of_the_time(scene, monkeypatch):
-    """R12: whoever waits is not told that the replica is still needed."""
-
-    async def fail() -> list[OtherReplica]:
-        raise ValueError("ours")
-
-    scene.plan(PLAN)
-    monkeypatch.setattr(scene, "others", fail)
-    with pytest.raises(ValueError, match="ours"):
-        await scene.drain.wait(60)
 
 
 async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(scene):
@@ -391,37 +369,23 @@ async def test_after_a_signal_it_waits_neither_for_ever_nor_for_what_cannot_come
     assert scene.ends == 1, "nobody is to wait for it, whoever serves its adapters"
 
 
-async def test_a_fault_of_our_own_is_no_end_of_the_wait_after_a_signal(scene, monkeypatch):
-    """R12: it is told by whoever supervises, and not taken for a time that is up."""
-
-    def fail() -> None:
-        raise ValueError("ours")
-
-    scene.plan(OUT)
-    monkeypatch.setattr(scene, "verdicts", fail)
-    with pytest.raises(ValueError, match="ours"):
-        await scene.drain.wait_at_end(60)
-
-
+@pytest.mark.parametrize("has_address", [True, False])
 @pytest.mark.parametrize("host", ["10.0.0.1", "::2", "testclient", ""])
-async def test_only_the_own_host_may_drain_it(scene, host):
-    """R20, X2: who reaches the port of /metrics must not take a fleet out of use."""
+async def test_only_the_own_host_may_drain_it(scene, host, has_address):
+    """R20, X2: who reaches the port of /metrics must not take a fleet out of use.
+
+    A server without an address of its own tells nothing of where somebody is.
+    """
     scene.plan(PLAN)
-    code, said = await scene.get("/drain", host)
-    assert (code, scene.drain.why) == (403, "")
-    assert "loraplane drain" in said["error"]["message"]
-
-
-async def test_who_comes_past_every_address_may_not_drain_it(scene):
-    """R20, X2: a server without an address of its own tells nothing of where somebody is."""
     inner = scene.app()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await inner({**scope, "server": None}, receive, send)
+        await inner(scope if has_address else {**scope, "server": None}, receive, send)
 
-    async with scene.calling(app, peer="10.0.0.1") as client:  # type: ignore[arg-type]
-        assert (await client.post("/drain", headers={CONTROL_HEADER: "1"})).status_code == 403
-    assert scene.drain.why == ""
+    async with scene.calling(app, peer=host) as client:  # type: ignore[arg-type]
+        reply = await client.post("/drain", headers={CONTROL_HEADER: "1"})
+    assert (reply.status_code, scene.drain.why) == (403, "")
+    assert "loraplane drain" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("wait", ["long", "-1", "nan", "inf", "3601", ""])
@@ -441,6 +405,9 @@ async def test_the_page_says_whether_it_is_still_needed(scene):
     assert (await scene.get("/readyz"))[0] == 503
     own = await scene.get("/drain", "10.0.0.1", url="http://10.0.0.1:7602")
     assert own[0] == 200, "from the address at which it listens"
+    for url in ("http://localhost:7602", "http://[::1]:7602", "http://127.0.0.1"):
+        scene.drain.end()
+        assert ((await scene.get("/drain", url=url))[0], bool(scene.drain.why)) == (200, True)
     scene.plan(OUT)
     assert (await scene.get("/drain?wait=0.05"))[1]["needed"] == Need.TAKEOVER.value
 
@@ -475,12 +442,6 @@ async def test_no_page_and_no_fetch_drains_a_replica(scene, how, method):
     assert (reply.status_code, error["reason"], scene.drain.why) == (code, reason, "")
     assert all(word in error["message"] for word in words), reply.text
     assert counted("loraplane_http_refused_total", {"reason": reason}) == before + 1
-
-
-@pytest.mark.parametrize("url", ["http://localhost:7602", "http://[::1]:7602", "http://127.0.0.1"])
-async def test_who_names_the_host_itself_and_sends_the_header_drains_it(scene, url):
-    assert (await scene.get("/drain", url=url))[0] == 200
-    assert scene.drain.why
 
 
 async def test_a_token_is_asked_for_where_there_is_one(scene, tmp_path):

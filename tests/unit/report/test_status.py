@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -39,7 +38,7 @@ from sidecar.report.status import (
     served_hash,
     tells_what_is_served,
 )
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
 from tests.support.worlds import observed, staged, wants
 
 REPLICA = ReplicaIdentity("r1", "p", "vllm", "http://e")
@@ -184,14 +183,6 @@ async def test_how_full_a_store_is_is_offered_to_nobody():
     assert cache.status.store is None
 
 
-def test_statuses_that_differ_in_time_alone_say_the_same():
-    early = derive_status(REPLICA, situation(plan()), MOMENT)
-    late = derive_status(REPLICA, situation(plan()), Moment(1001.0, datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)))
-    assert early != late
-    assert says_the_same(early, late)
-    assert not says_the_same(early, derive_status(REPLICA, situation(plan(), stale=True), MOMENT))
-
-
 @pytest.mark.parametrize(
     ("told", "is_known"),
     [
@@ -211,6 +202,11 @@ def test_a_process_that_has_just_begun_tells_what_is_served_once_it_knows(told, 
 
 def test_one_more_try_of_what_was_refused_before_is_no_news():
     """R16 bounded: it is told with the next write; while nobody knows yet whether it lasts, each try is told."""
+    early = derive_status(REPLICA, situation(plan()), MOMENT)
+    late = derive_status(REPLICA, situation(plan()), Moment(1001.0, datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)))
+    assert early != late
+    assert says_the_same(early, late), "they differ in time alone"
+    assert not says_the_same(early, derive_status(REPLICA, situation(plan(), stale=True), MOMENT))
 
     def failing(attempts: int, *, final_at: float) -> ReplicaStatus:
         retry_at, terms = MOMENT.monotonic + attempts, {"is_settled": False, "final_at": final_at}
@@ -426,21 +422,15 @@ def test_what_room_a_store_has_is_told_where_it_is_another_by_a_quarter():
     assert says_the_same(*[said.model_copy(update={"store": None}) for _ in range(2)])
 
 
-def test_a_status_is_old_once_no_round_has_ended_for_long():
+@on_virtual_time
+async def test_a_status_is_old_once_no_round_has_ended_for_long():
     """R9: a loop that hangs keeps nobody from renewing the lease under which it stands."""
-    said = StatusInputs(
-        1, None, None, ready=False, stale=False, lazy=LazySituation(), note="", held="", last_request_id=""
-    )
-
-    async def body() -> None:
-        cache = StatusCache(REPLICA, Clock(random.Random(0)), lambda _: None)
-        cache.take(RoundReport(said, 0))
-        await asyncio.sleep(SILENT_SECONDS - 1)
-        assert not cache.status.stale
-        await asyncio.sleep(1)
-        assert cache.status.stale
-        cache.take(RoundReport(said, 0))
-        assert not cache.status.stale
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(body())
+    said = situation(observed=None, ready=False)
+    cache = StatusCache(REPLICA, Clock(random.Random(0)), lambda _: None)
+    cache.take(RoundReport(said, 0))
+    await asyncio.sleep(SILENT_SECONDS - 1)
+    assert not cache.status.stale
+    await asyncio.sleep(1)
+    assert cache.status.stale
+    cache.take(RoundReport(said, 0))
+    assert not cache.status.stale

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,16 +19,17 @@ from registry.etcd3.ops import Delete, Put, Range, RangeResult, Txn, TxnResult
 from registry.model.status import MAX_CAPACITY, Failed, LeftReplica, Presence, ReplicaStatus, ReportedLimits
 from registry.runtime.clock import Clock
 from sidecar.ownership import ReplicaTaken
-from sidecar.plan.types import LazySituation, Plan, RoundReport, StatusInputs
+from sidecar.plan.types import Plan, RoundReport
 from sidecar.report import writer as module
 from sidecar.report.status import ReplicaIdentity, derive_status
 from sidecar.report.writer import ShareGuard, StatusWriter
 from sidecar.settings import SidecarSettings
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import on_virtual_time
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 from tests.support.worlds import observed
+from tests.unit.report.test_status import situation
 
 PRESENCE, STATUS, LEFT = KEYS.replica(POOL, "r"), KEYS.status(POOL, "r"), KEYS.left(POOL, "r")
 
@@ -110,20 +112,8 @@ def holder(client: Client) -> str:
 
 
 def status(revision: int = 1) -> ReplicaStatus:
-    situation = StatusInputs(
-        revision=revision,
-        observed=None,
-        plan=None,
-        ready=False,
-        stale=False,
-        lazy=LazySituation(),
-        note="",
-        held="",
-        last_request_id="",
-    )
-    return derive_status(
-        ReplicaIdentity("r", POOL, "vllm", "http://engine"), situation, Clock(random.Random(0)).moment()
-    )
+    said = situation(revision=revision, observed=None, ready=False, last_request_id="")
+    return derive_status(ReplicaIdentity("r", POOL, "vllm", "http://engine"), said, Clock(random.Random(0)).moment())
 
 
 @contextlib.asynccontextmanager
@@ -138,10 +128,16 @@ async def publishing(one: StatusWriter, lease: int) -> AsyncIterator[None]:
             await task
 
 
-def play(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs it on virtual time."""
-    with contextlib.closing(VirtualLoop()) as loop:
-        loop.run_until_complete(body())
+@contextlib.asynccontextmanager
+async def alive(
+    client: Client | None = None, lease: int = 1, says: Callable[[], ReplicaStatus] | None = None
+) -> AsyncIterator[tuple[Client, StatusWriter]]:
+    """A replica that has this lease within the body."""
+    client = client or Client()
+    one = writer(client, "a")
+    one.offer(says or status)
+    async with publishing(one, lease):
+        yield client, one
 
 
 async def claims(client: Client, one: StatusWriter, lease: int) -> None:
@@ -164,90 +160,65 @@ async def test_a_key_that_another_made_at_the_same_revision_of_a_store_that_was_
     assert (holder(client), "held by another" in ours.refusal) == ("b", True)
 
 
-def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew():
+@on_virtual_time
+async def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew():
     """R9, R20: an old presence under the same lease would have a draining replica asked for; simulated seed 700854."""
-
-    async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
-        one.offer(status)
-        async with publishing(one, 1):
-            await eventually(lambda: STATUS in client.store.kvs)
-            before = dict(client.store.kvs)
-            one.leave(leaving=True)
+    async with alive() as (client, one):
+        await eventually(lambda: STATUS in client.store.kvs)
+        before = dict(client.store.kvs)
+        one.leave(leaving=True)
+        await eventually(lambda: presence(client).leaving)
+        client.store.kvs = dict(before)
+        with capture_logs() as logs:
             await eventually(lambda: presence(client).leaving)
-            client.store.kvs = dict(before)
-            with capture_logs() as logs:
-                await eventually(lambda: presence(client).leaving)
-                assert "presence_overwritten" not in {log["event"] for log in logs}, "nobody else wrote it"
-            client.store.kvs = dict(before)
-            one.offer(lambda: status(2))
-            await asyncio.sleep(2.0)
-            assert (presence(client).leaving, read(client).observed_revision) == (True, 2), "with the next status"
-
-    play(body)
-
-
-class StandingClock:
-    """Stands still until it is set."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-class Held:
-    """Notes what room it is told of."""
-
-    refusal = ""
-
-    def __init__(self) -> None:
-        self.said: list[int | None] = []
-
-    def hold(self, capacity: int | None) -> None:
-        self.said.append(capacity)
+            assert "presence_overwritten" not in {log["event"] for log in logs}, "nobody else wrote it"
+        client.store.kvs = dict(before)
+        one.offer(lambda: status(2))
+        await asyncio.sleep(2.0)
+        assert (presence(client).leaving, read(client).observed_revision) == (True, 2), "with the next status"
 
 
 def report(*, is_away: bool, has_plan: bool = True) -> RoundReport:
     plan = Plan(1, (), (), (), (), (), None) if has_plan and not is_away else None
-    seen = None if is_away else observed()
-    situation = StatusInputs(
-        1, seen, plan, ready=False, stale=False, lazy=LazySituation(), note="", held="", last_request_id=""
-    )
-    return RoundReport(situation, 0, 7)
+    return RoundReport(situation(plan, observed=None if is_away else observed()), 0, 7)
+
+
+def guard(seconds: float, refusal: str = "") -> tuple[ShareGuard, mock.Mock, list[int | None]]:
+    """One, the clock that it looks at, and what room it tells of."""
+    said, clock = list[int | None](), mock.Mock()
+    held = mock.Mock(refusal=refusal, hold=said.append)
+    return ShareGuard(held, clock, seconds), clock, said
 
 
 def test_an_engine_that_is_away_for_long_has_no_room_until_it_is_back():
     """R3: others take its part over, and it gets it back at its first plan. A minute, as docs/placement.md says."""
-    held, clock = Held(), StandingClock()
-    guard = ShareGuard(held, clock, SidecarSettings.model_fields["give_up_share"].default)  # type: ignore[arg-type]
-    for clock.now in (0.0, 59.9):
-        guard.take(report(is_away=True))
-    guard.take(report(is_away=False, has_plan=False))
-    assert held.said == []
-    for clock.now in (60.0, 75.0):
-        guard.take(report(is_away=True))
-        assert held.said == [0]
-    guard.take(report(is_away=False))
-    assert held.said == [0, 7]
-    clock.now = 130.0
-    guard.take(report(is_away=True))
-    assert held.said == [0, 7], "it was there in between"
-    clock.now = 190.0
-    guard.take(report(is_away=True))
-    assert held.said == [0, 7, 0]
+    one, clock, said = guard(SidecarSettings.model_fields["give_up_share"].default)
+    for at, is_away, has_plan, expected in [
+        (0.0, True, False, []),
+        (59.9, True, False, []),
+        (59.9, False, False, []),
+        (60.0, True, False, [0]),
+        (75.0, True, False, [0]),
+        (75.0, False, True, [0, 7]),
+        (130.0, True, False, [0, 7]),  # it was there in between
+        (190.0, True, False, [0, 7, 0]),
+    ]:
+        clock.monotonic.return_value = at
+        one.take(report(is_away=is_away, has_plan=has_plan))
+        assert said == expected
 
 
-@pytest.mark.parametrize(("seconds", "refusal"), [(math.inf, ""), (60.0, "another has the id")])
-def test_who_keeps_its_part_whatever_its_engine_does(seconds, refusal):
-    """R10: nor does one speak for a replica that is another's."""
-    held, clock = Held(), StandingClock()
-    held.refusal = refusal
-    guard = ShareGuard(held, clock, seconds)  # type: ignore[arg-type]
-    for clock.now in (0.0, 1e9):
-        guard.take(report(is_away=True))
-    assert held.said == []
+@pytest.mark.parametrize(
+    ("seconds", "refusal", "is_away"),
+    [(math.inf, "", True), (60.0, "another has the id", True), (60.0, "", False)],
+    ids=["it is not to give it up", "it is another's", "it loads, which takes as long as it takes"],
+)
+def test_who_keeps_its_part_whatever_its_engine_does(seconds, refusal, is_away):
+    """R10, R3: nor does one speak for a replica that is another's."""
+    one, clock, said = guard(seconds, refusal)
+    for clock.monotonic.return_value in (0.0, 100.0, 1e9):
+        one.take(report(is_away=is_away, has_plan=False))
+    assert said == []
 
 
 async def test_a_twin_that_comes_between_the_look_and_the_claim_is_not_overwritten():
@@ -288,33 +259,33 @@ async def test_room_that_changes_while_a_status_is_written_reaches_the_presence(
         await eventually(lambda: presence(client).capacity == 8)
 
 
-def test_what_comes_at_once_is_one_write_and_what_stays_so_is_none():
+@on_virtual_time
+async def test_what_comes_at_once_is_one_write_and_what_stays_so_is_none():
     """R9 status-truth, R16 bounded: soon; for as long as the lease stands, whoever reads it knows that it is so."""
-
-    async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
-        async with publishing(one, 1):
-            await asyncio.sleep(1.0)
-            for revision in range(2, 21):
-                one.offer(lambda revision=revision: status(revision))
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.7)
-            written = client.store.kvs[STATUS]
-            assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 2)
-            await asyncio.sleep(10.0)
-            one.offer(lambda: status(20))
-            await asyncio.sleep(600.0)
-            assert client.store.kvs[STATUS].version == 2, "it says the same"
-            one.offer(lambda: status(21))
-            await asyncio.sleep(0.7)
-            assert client.store.kvs[STATUS].version == 3
-
-    play(body)
+    async with alive() as (client, one):
+        await asyncio.sleep(1.0)
+        for revision in range(2, 21):
+            one.offer(lambda revision=revision: status(revision))
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.7)
+        written = client.store.kvs[STATUS]
+        assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 2)
+        await asyncio.sleep(10.0)
+        one.offer(lambda: status(20))
+        await asyncio.sleep(600.0)
+        assert client.store.kvs[STATUS].version == 2, "it says the same"
+        now = [status(21)]
+        one.offer(lambda: now[0])
+        await asyncio.sleep(0.7)
+        assert client.store.kvs[STATUS].version == 3
+        now[0] = now[0].model_copy(update={"stale": True})
+        await asyncio.sleep(2 * module.LOOK_SECONDS)
+        assert (read(client).stale, client.store.kvs[STATUS].version) == (True, 4), "though nobody offers it"
 
 
 @pytest.mark.parametrize("good", [0, 1])
-def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_one_of_etcd(good):
+@on_virtual_time
+async def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_one_of_etcd(good):
     """R12 crash-only: be it in the first status or in a later one."""
     left = [True] * good
 
@@ -324,91 +295,43 @@ def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_one_of_e
         left.pop()
         return status()
 
-    async def body() -> None:
-        one = writer(Client(), "a")
-        task = asyncio.create_task(one._publish(1))
-        for _ in range(good + 1):
-            one.offer(derive)
-            await asyncio.sleep(2.0)
-        assert isinstance(task.exception(), ValueError)
-
-    play(body)
+    one = writer(Client(), "a")
+    task = asyncio.create_task(one._publish(1))
+    for _ in range(good + 1):
+        one.offer(derive)
+        await asyncio.sleep(2.0)
+    assert isinstance(task.exception(), ValueError)
 
 
-def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
+@on_virtual_time
+async def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
     """R12, R16 bounded: under the same lease, be it for the presence or for a status."""
-
-    async def body() -> None:
-        client = Client()
+    client = Client()
+    client.is_away = True
+    one = writer(client, "a")
+    async with publishing(one, 1):
+        await asyncio.sleep(10.0)
+        assert 3 <= client.answered <= 30
+        client.is_away = False
+        await asyncio.sleep(3.0)
+        assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {1}
         client.is_away = True
-        one = writer(client, "a")
-        one.offer(status)
-        async with publishing(one, 1):
-            await asyncio.sleep(10.0)
-            assert 3 <= client.answered <= 30
-            client.is_away = False
-            await asyncio.sleep(3.0)
-            assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {1}
-            client.is_away = True
-            one.offer(lambda: status(2))
-            await asyncio.sleep(10.0)
-            client.is_away = False
-            await asyncio.sleep(3.0)
-            assert ReplicaStatus.parse(client.store.kvs[STATUS].value).observed_revision == 2
-
-    play(body)
+        one.offer(lambda: status(2))
+        await asyncio.sleep(10.0)
+        client.is_away = False
+        await asyncio.sleep(3.0)
+        assert ReplicaStatus.parse(client.store.kvs[STATUS].value).observed_revision == 2
 
 
-def test_a_presence_that_nobody_can_read_is_nobodys():
-    """R10, R12: no sidecar of any release wrote it, so that the id is not lost to one."""
-
-    async def body() -> None:
-        client = Client()
-        client.store.txn(Txn((), (Put(PRESENCE, b"?", 9),)))
-        one = writer(client, "a")
-        one.offer(status)
-        async with publishing(one, 1):
-            await asyncio.sleep(3.0)
-            assert (holder(client), one.refusal) == ("a", "")
-            with capture_logs() as logs:
-                client.store.txn(Txn((), (Put(PRESENCE, b"?"),)))
-                await asyncio.sleep(10.0)
-            assert (holder(client), client.store.kvs[PRESENCE].lease) == ("a", 1)
-        told = [(log["holder"], log["lease"]) for log in logs if log["event"] == "presence_overwritten"]
-        assert told == [("unreadable", "0")]
-
-    play(body)
-
-
-def test_who_lost_the_replica_id_takes_it_once_the_other_has_gone():
-    """R10 one-owner: it is alive then."""
-
-    async def body() -> None:
-        client = Client()
-        client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 9),)))
-        one = writer(client, "a")
-        async with publishing(one, 1):
-            await asyncio.sleep(3.0)
-            assert "held by another" in one.refusal
-            client.expire(9)
-            await asyncio.sleep(3.0)
-            assert (holder(client), one.refusal) == ("a", "")
-
-    play(body)
-
-
-def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
+@on_virtual_time
+async def test_a_presence_that_goes_between_the_look_and_the_claim_is_made_anew():
     """R10: of a process before us, whose lease ended just then."""
-
-    async def body() -> None:
-        client = Client()
-        client.store.txn(Txn((), (Put(PRESENCE, presence_of("a").to_bytes(), 1),)))
-        client.after = lambda _: client.store.txn(Txn((), (Delete(PRESENCE),)))
-        async with publishing(writer(client, "a"), 2):
-            await asyncio.sleep(module.TAKE_OVER_SECONDS + 3.0)
-            assert (client.after, client.store.kvs[PRESENCE].lease) == (None, 2)
-
-    play(body)
+    client = Client()
+    client.store.txn(Txn((), (Put(PRESENCE, presence_of("a").to_bytes(), 1),)))
+    client.after = lambda _: client.store.txn(Txn((), (Delete(PRESENCE),)))
+    async with publishing(writer(client, "a"), 2):
+        await asyncio.sleep(module.TAKE_OVER_SECONDS + 3.0)
+        assert (client.after, client.store.kvs[PRESENCE].lease) == (None, 2)
 
 
 @pytest.mark.parametrize(("theirs", "ours", "taken"), [("s", "s", True), ("", "", False), ("s", "t", False)])
@@ -438,66 +361,59 @@ async def test_an_id_that_is_held_is_no_error_before_its_holder_must_be_dead(mon
     assert one._losses == 1
 
 
-def test_who_loses_the_replica_id_twice_ends():
+@on_virtual_time
+async def test_who_loses_the_replica_id_twice_ends():
     """R10 one-owner: once may be a twin that ends just now; each change is told to the loop."""
+    client, changes = Client(), []
+    one = StatusWriter(client, KEYS, presence_of("a"), Clock(random.Random(0)), lambda: changes.append(one.refusal))  # type: ignore[arg-type]
+    one.offer(status)
 
-    async def body() -> None:
-        client, changes = Client(), []
-        one = StatusWriter(client, KEYS, presence_of("a"), Clock(random.Random(0)), lambda: changes.append(one.refusal))  # type: ignore[arg-type]
-        one.offer(status)
-
-        def twin() -> None:
-            client.store.txn(Txn((), (Delete(PRESENCE),)))
-            client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 2),)))
-
-        twin()
-        task = asyncio.create_task(one._publish(1))
-        await asyncio.sleep(20.0)
-        assert (task.done(), holder(client), STATUS in client.store.kvs) == (False, "twin", False)
+    def twin() -> None:
         client.store.txn(Txn((), (Delete(PRESENCE),)))
-        await asyncio.sleep(2.0)
-        assert (holder(client), STATUS in client.store.kvs) == ("a", True)
-        assert [bool(refusal) for refusal in changes] == [True, True, False]
-        one.leave(leaving=True)
-        await asyncio.sleep(2.0)
-        assert one.is_leave_known
-        twin()
-        await asyncio.sleep(10.0)
-        assert not one.is_leave_known, "what stands there is not of this replica"
-        assert isinstance(task.exception(), ReplicaTaken)
-        assert holder(client) == "twin"
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 2),)))
 
-    play(body)
+    twin()
+    task = asyncio.create_task(one._publish(1))
+    await asyncio.sleep(20.0)
+    assert (task.done(), holder(client), STATUS in client.store.kvs) == (False, "twin", False)
+    client.store.txn(Txn((), (Delete(PRESENCE),)))
+    await asyncio.sleep(2.0)
+    assert (holder(client), STATUS in client.store.kvs) == ("a", True)
+    assert [bool(refusal) for refusal in changes] == [True, True, False]
+    one.leave(leaving=True)
+    await asyncio.sleep(2.0)
+    assert one.is_leave_known
+    twin()
+    await asyncio.sleep(10.0)
+    assert not one.is_leave_known, "what stands there is not of this replica"
+    assert isinstance(task.exception(), ReplicaTaken)
+    assert holder(client) == "twin"
 
 
-def test_a_presence_that_was_written_over_is_written_again_and_that_is_told():
+@on_virtual_time
+async def test_a_presence_that_was_written_over_is_written_again_and_that_is_told():
     """R10: nobody has the id by it, and the log says who wrote there. With a new lease of our own nothing is amiss."""
-
-    async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
-        one.offer(status)
-        with capture_logs() as logs:
-            for lease in (1, 2):
-                async with publishing(one, lease):
-                    await asyncio.sleep(10.0)
-            assert "presence_overwritten" not in {log["event"] for log in logs}
-            async with publishing(one, 3):
-                await asyncio.sleep(1.0)
-                for who, lease in (("script", 0), ("script with a lease", 9)):
-                    client.store.txn(Txn((), (Put(PRESENCE, presence_of(who).to_bytes(), lease),)))
-                    await asyncio.sleep(10.0)
-                    assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 3, "")
-            client.store.txn(Txn((), (Delete(PRESENCE),)))
-            client.store.txn(Txn((), (Put(PRESENCE, presence_of("maker").to_bytes()),)))
-            async with publishing(one, 4):
-                await asyncio.sleep(3.0)
-                assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 4, "")
-        overwritten = [log["holder"] for log in logs if log["event"] == "presence_overwritten"]
-        told = ["script", "script with a lease", "maker"]
-        assert overwritten == told, "also who made the key: a sidecar does so under a lease"
-
-    play(body)
+    client = Client()
+    one = writer(client, "a")
+    with capture_logs() as logs:
+        for lease in (1, 2):
+            async with publishing(one, lease):
+                await asyncio.sleep(10.0)
+        assert "presence_overwritten" not in {log["event"] for log in logs}
+        async with publishing(one, 3):
+            await asyncio.sleep(1.0)
+            for who, lease in (("script", 0), ("script with a lease", 9)):
+                client.store.txn(Txn((), (Put(PRESENCE, presence_of(who).to_bytes(), lease),)))
+                await asyncio.sleep(10.0)
+                assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 3, "")
+        client.store.txn(Txn((), (Delete(PRESENCE),)))
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("maker").to_bytes()),)))
+        async with publishing(one, 4):
+            await asyncio.sleep(3.0)
+            assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 4, "")
+    overwritten = [log["holder"] for log in logs if log["event"] == "presence_overwritten"]
+    told = ["script", "script with a lease", "maker"]
+    assert overwritten == told, "also who made the key: a sidecar does so under a lease"
 
 
 async def test_a_fault_of_our_own_is_none_of_etcd_at_the_end_either(monkeypatch):
@@ -506,9 +422,7 @@ async def test_a_fault_of_our_own_is_none_of_etcd_at_the_end_either(monkeypatch)
     async def fail(*_: object, **__: object) -> None:
         raise ValueError("ours")
 
-    client = Client()
-    one = writer(client, "a")
-    async with publishing(one, 1):
+    async with alive() as (client, one):
         await eventually(lambda: one._written is not None)
         monkeypatch.setattr(client, "lease_grant", fail)
         with pytest.raises(ValueError, match="ours"):
@@ -538,76 +452,66 @@ async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
     assert (told.pool, told.replica, told.incarnation) == (POOL, "r", "a")
 
 
-def test_presence_is_never_written_without_a_status_and_says_no_more_than_that():
+@on_virtual_time
+async def test_presence_is_never_written_without_a_status_and_says_no_more_than_that():
     """R9 status-truth, R24: nobody places anything by a presence alone; and who reads both finds one capacity."""
+    client, written = Client(), list[tuple[Presence, bool]]()
 
-    async def body() -> None:
-        client, written = Client(), list[tuple[Presence, bool]]()
+    def note(txn: Txn) -> bool:
+        values = {op.key: op.value for op in txn.success if isinstance(op, Put)}
+        if PRESENCE in values:
+            written.append((Presence.parse(values[PRESENCE]), STATUS in values))
+        return False
 
-        def note(txn: Txn) -> bool:
-            values = {op.key: op.value for op in txn.success if isinstance(op, Put)}
-            if PRESENCE in values:
-                written.append((Presence.parse(values[PRESENCE]), STATUS in values))
-            return False
-
-        client.after = note
-        one = StatusWriter(client, KEYS, presence_of("a"), *ARGUMENTS)  # type: ignore[arg-type]
-        async with publishing(one, 1):
-            await asyncio.sleep(1.0)
-            one.hold(5)
-            await asyncio.sleep(1.0)
-            assert written == []
-            one.offer(status)
-            await asyncio.sleep(1.0)
-            one.hold(5_000_000)
-            await asyncio.sleep(1.0)
-            small = status().engine.model_copy(update={"limits": ReportedLimits(max_cpu_loras=3)})
-            one.offer(lambda: status().model_copy(update={"engine": small}))
-            await asyncio.sleep(1.0)
-        assert [(one.capacity, one.by_reports, both) for one, both in written] == [
-            (5, True, True),
-            (MAX_CAPACITY, True, True),
-            (3, True, True),
-        ]
-
-    play(body)
-
-
-def test_a_status_that_somebody_removed_is_written_again():
-    """R3 converge: without it the replica counts for nobody who starts, and nothing is placed on it."""
-
-    async def body() -> None:
-        client = Client()
-        async with publishing(writer(client, "a"), 1):
-            await asyncio.sleep(1.0)
-            for take in (Delete(STATUS), Put(STATUS, client.store.kvs[STATUS].value, 9)):
-                client.store.txn(Txn((), (take,)))
-                await asyncio.sleep(module.LOOK_SECONDS + 2.0)
-                assert client.store.kvs[STATUS].lease == client.store.kvs[PRESENCE].lease == 1
-
-    play(body)
-
-
-def test_presence_and_status_go_with_a_lease_and_come_with_the_next():
-    """R9, R10: nothing of a sidecar that is dead stands for long, and one that only stood still is soon there again."""
-
-    async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
+    client.after = note
+    one = StatusWriter(client, KEYS, presence_of("a"), *ARGUMENTS)  # type: ignore[arg-type]
+    async with publishing(one, 1):
+        await asyncio.sleep(1.0)
+        one.hold(5)
+        await asyncio.sleep(1.0)
+        assert written == []
         one.offer(status)
-        task = asyncio.create_task(one.run())
-        await asyncio.sleep(2.0)
-        assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {77}
-        client.expire(77)
-        assert client.store.kvs == {}
-        await asyncio.sleep(10.0)
-        assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {78}
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert client.store.kvs == {}
-        assert set(client.leases.values()) == {10}, "a pause of seconds costs nothing"
+        await asyncio.sleep(1.0)
+        one.hold(5_000_000)
+        await asyncio.sleep(1.0)
+        small = status().engine.model_copy(update={"limits": ReportedLimits(max_cpu_loras=3)})
+        one.offer(lambda: status().model_copy(update={"engine": small}))
+        await asyncio.sleep(1.0)
+    assert [(one.capacity, one.by_reports, both) for one, both in written] == [
+        (5, True, True),
+        (MAX_CAPACITY, True, True),
+        (3, True, True),
+    ]
 
-    play(body)
+
+@on_virtual_time
+async def test_a_status_that_somebody_removed_is_written_again():
+    """R3 converge: without it the replica counts for nobody who starts, and nothing is placed on it."""
+    client = Client()
+    async with publishing(writer(client, "a"), 1):
+        await asyncio.sleep(1.0)
+        for take in (Delete(STATUS), Put(STATUS, client.store.kvs[STATUS].value, 9)):
+            client.store.txn(Txn((), (take,)))
+            await asyncio.sleep(module.LOOK_SECONDS + 2.0)
+            assert client.store.kvs[STATUS].lease == client.store.kvs[PRESENCE].lease == 1
+
+
+@on_virtual_time
+async def test_presence_and_status_go_with_a_lease_and_come_with_the_next():
+    """R9, R10: nothing of a sidecar that is dead stands for long, and one that only stood still is soon there again."""
+    client = Client()
+    one = writer(client, "a")
+    task = asyncio.create_task(one.run())
+    await asyncio.sleep(2.0)
+    assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {77}
+    client.expire(77)
+    assert client.store.kvs == {}
+    await asyncio.sleep(10.0)
+    assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {78}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert client.store.kvs == {}
+    assert set(client.leases.values()) == {10}, "a pause of seconds costs nothing"
 
 
 @pytest.mark.parametrize("looked", [False, True])
@@ -627,7 +531,8 @@ async def test_until_its_engine_was_looked_at_a_sidecar_says_what_the_process_be
     assert (presence(client).incarnation, presence(client).capacity) == ("a", None if looked else 40)
 
 
-def test_what_is_said_again_costs_nothing():
+@on_virtual_time
+async def test_what_is_said_again_costs_nothing():
     """R16 bounded: rounds say it each time; no status is derived and nothing is written for what stands already."""
     derived: list[int] = []
 
@@ -635,119 +540,61 @@ def test_what_is_said_again_costs_nothing():
         derived.append(1)
         return status()
 
-    async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
-        one.hold(5)
+    client = Client()
+    one = writer(client, "a")
+    one.hold(5)
+    one.offer(newest)
+    async with publishing(one, 1):
+        await asyncio.sleep(2.0)
+        assert (len(derived), client.answered, presence(client).capacity) == (1, 1, 5)
+        for _ in range(5):
+            one.hold(5)
+            one.leave(leaving=False)
+            await asyncio.sleep(0.5)
+        assert (len(derived), client.answered, one.is_leave_known) == (1, 1, False)
         one.offer(newest)
-        async with publishing(one, 1):
-            await asyncio.sleep(2.0)
-            assert (len(derived), client.answered, presence(client).capacity) == (1, 1, 5)
-            for _ in range(5):
-                one.hold(5)
-                one.leave(leaving=False)
-                await asyncio.sleep(0.5)
-            assert (len(derived), client.answered, one.is_leave_known) == (1, 1, False)
-            one.offer(newest)
-            await asyncio.sleep(10.0)
-            assert 1 <= client.looks <= 4, "that the presence still stands"
-            assert len(derived) <= 2 + client.looks, "once for each time that it was offered, or looked at"
-            assert client.store.kvs[STATUS].version == 1
-
-    play(body)
+        await asyncio.sleep(10.0)
+        assert 1 <= client.looks <= 4, "that the presence still stands"
+        assert len(derived) <= 2 + client.looks, "once for each time that it was offered, or looked at"
+        assert client.store.kvs[STATUS].version == 1
 
 
-def test_that_it_drains_is_known_as_soon_as_its_presence_says_so():
-    """R20: a drain that began before the id was taken is told with the first status, and by no second write."""
-
-    async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
-        one.leave(leaving=True)
-        assert not one.is_leave_known
-        async with publishing(one, 1):
-            await asyncio.sleep(1.0)
-            assert (one.is_leave_known, presence(client).leaving) == (True, True)
-            one.offer(status)
-            await asyncio.sleep(1.0)
-            assert (client.store.kvs[PRESENCE].version, client.store.kvs[STATUS].version) == (1, 1)
-
-    play(body)
-
-
-def test_no_status_is_written_beside_a_presence_of_another_at_the_revision_of_ours():
+@on_virtual_time
+async def test_no_status_is_written_beside_a_presence_of_another_at_the_revision_of_ours():
     """R10 one-owner: in a store that was set back a twin's presence may stand where ours stood."""
-
-    async def body() -> None:
-        client = Client()
-        one = writer(client, "a")
-        one.offer(status)
-        async with publishing(one, 1):
-            await asyncio.sleep(1.0)
-            written = client.store.kvs[STATUS]
-            client.store.kvs[PRESENCE] = replace(
-                client.store.kvs[PRESENCE], value=presence_of("twin").to_bytes(), create_revision=1, lease=2
-            )
-            one.offer(lambda: status(2))
-            await asyncio.sleep(3.0)
-            assert (client.store.kvs[STATUS], holder(client)) == (written, "twin")
-            assert "held by another" in one.refusal
-
-    play(body)
+    async with alive() as (client, one):
+        await asyncio.sleep(1.0)
+        written = client.store.kvs[STATUS]
+        client.store.kvs[PRESENCE] = replace(
+            client.store.kvs[PRESENCE], value=presence_of("twin").to_bytes(), create_revision=1, lease=2
+        )
+        one.offer(lambda: status(2))
+        await asyncio.sleep(3.0)
+        assert (client.store.kvs[STATUS], holder(client)) == (written, "twin")
+        assert "held by another" in one.refusal
 
 
-def test_an_engine_that_is_there_and_has_no_plan_yet_keeps_its_part():
-    """R3: what it loads takes as long as it takes."""
-    held, clock = Held(), StandingClock()
-    guard = ShareGuard(held, clock, 60.0)  # type: ignore[arg-type]
-    for clock.now in (0.0, 100.0, 200.0):
-        guard.take(report(is_away=False, has_plan=False))
-    assert held.said == []
-
-
-def test_a_status_that_says_nothing_new_is_written_once_and_what_it_says_is_looked_at_again():
-    """R9: its lease says that it lives; what makes it old is written though nobody offers it."""
-
-    async def body() -> None:
-        client, now = Client(), [status()]
-        one = writer(client, "a")
-        one.offer(lambda: now[0])
-        async with publishing(one, 1):
-            await eventually(lambda: STATUS in client.store.kvs)
-            written = client.store.revision
-            await asyncio.sleep(3600.0)
-            assert client.store.revision == written
-            now[0] = now[0].model_copy(update={"stale": True})
-            await asyncio.sleep(2 * module.LOOK_SECONDS)
-            assert (read(client).stale, client.store.revision) == (True, written + 1)
-
-    play(body)
-
-
-def test_the_tries_of_what_was_refused_before_are_told_now_and_then():
+@on_virtual_time
+async def test_the_tries_of_what_was_refused_before_are_told_now_and_then():
     """R16: hours of them are not written one by one, and not left out either."""
+    client, tries = Client(), [3]
+    one = writer(client, "a")
 
-    async def body() -> None:
-        client, tries = Client(), [3]
-        one = writer(client, "a")
+    def newest() -> ReplicaStatus:
+        told = {"name": "a", "generation": 1, "reason": "r", "message": "", "retry_at": "t", "settled": True}
+        said = Failed.model_validate({**told, "attempts": tries[0]})
+        return status().model_copy(update={"failed": [said]})
 
-        def newest() -> ReplicaStatus:
-            told = {"name": "a", "generation": 1, "reason": "r", "message": "", "retry_at": "t", "settled": True}
-            said = Failed.model_validate({**told, "attempts": tries[0]})
-            return status().model_copy(update={"failed": [said]})
-
-        one.offer(newest)
-        async with publishing(one, 1):
-            await eventually(lambda: STATUS in client.store.kvs)
-            written = client.store.revision
-            for number in range(4, 40):
-                tries[0] = number
-                await asyncio.sleep(module.TRIES_SECONDS / 10)
-                one.offer(newest)
-            assert 2 <= client.store.revision - written <= 4
-            assert read(client).failed[0].attempts > 30
-
-    play(body)
+    one.offer(newest)
+    async with publishing(one, 1):
+        await eventually(lambda: STATUS in client.store.kvs)
+        written = client.store.revision
+        for number in range(4, 40):
+            tries[0] = number
+            await asyncio.sleep(module.TRIES_SECONDS / 10)
+            one.offer(newest)
+        assert 2 <= client.store.revision - written <= 4
+        assert read(client).failed[0].attempts > 30
 
 
 def begins() -> ReplicaStatus:
@@ -766,72 +613,48 @@ def leases(client: Client) -> list[int]:
     return [client.store.kvs[key].lease if key in client.store.kvs else 0 for key in (PRESENCE, STATUS)]
 
 
-def test_what_the_process_before_said_stands_until_it_is_known_what_is_served():
+@on_virtual_time
+async def test_what_the_process_before_said_stands_until_it_is_known_what_is_served():
     """R24: else routers lose an engine that serves on; and no reader finds presence without a status that counts."""
-
-    async def body() -> None:
-        client = restarted()
-        one = writer(client, "a")
-        one.offer(begins)
-        async with publishing(one, 2):
-            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
-            assert (leases(client), one.refusal) == ([1, 1], "")
-            one.offer(lambda: status(8))
-            await asyncio.sleep(0.1)
-            assert (leases(client), read(client).observed_revision) == ([2, 2], 8)
-            assert len({client.store.kvs[key].mod_revision for key in (PRESENCE, STATUS)}) == 1
-
-    play(body)
+    async with alive(restarted(), 2, begins) as (client, one):
+        await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+        assert (leases(client), one.refusal) == ([1, 1], "")
+        one.offer(lambda: status(8))
+        await asyncio.sleep(0.1)
+        assert (leases(client), read(client).observed_revision) == ([2, 2], 8)
+        assert len({client.store.kvs[key].mod_revision for key in (PRESENCE, STATUS)}) == 1
 
 
 @pytest.mark.parametrize(
     ("before", "waits"), [({}, True), ({"labels": {"zone": "b"}}, False), ({"leaving": True}, False)]
 )
-def test_a_presence_is_not_waited_for_for_long_nor_where_it_says_something_else(before, waits):
+@on_virtual_time
+async def test_a_presence_is_not_waited_for_for_long_nor_where_it_says_something_else(before, waits):
     """R3: others place adapters by it."""
-
-    async def body() -> None:
-        client = restarted(**before)
-        one = writer(client, "a")
-        one.offer(begins)
-        async with publishing(one, 2):
-            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
-            assert leases(client) == ([1, 1] if waits else [2, 2])
-            await asyncio.sleep(module.TAKE_OVER_SECONDS)
-            assert leases(client) == [2, 2]
-
-    play(body)
+    async with alive(restarted(**before), 2, begins) as (client, _):
+        await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+        assert leases(client) == ([1, 1] if waits else [2, 2])
+        await asyncio.sleep(module.TAKE_OVER_SECONDS)
+        assert leases(client) == [2, 2]
 
 
-def test_who_waits_to_say_what_is_served_has_no_id_that_another_took():
+@on_virtual_time
+async def test_who_waits_to_say_what_is_served_has_no_id_that_another_took():
     """R10: the lease of the process before ended meanwhile."""
-
-    async def body() -> None:
-        client = restarted()
-        one = writer(client, "a")
-        one.offer(begins)
-        async with publishing(one, 2):
-            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
-            client.expire(1)
-            client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 3),)))
-            one.offer(lambda: status(8))
-            await asyncio.sleep(3.0)
-            assert (holder(client), leases(client), "held by another" in one.refusal) == ("twin", [3, 0], True)
-
-    play(body)
+    async with alive(restarted(), 2, begins) as (client, one):
+        await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+        client.expire(1)
+        client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 3),)))
+        one.offer(lambda: status(8))
+        await asyncio.sleep(3.0)
+        assert (holder(client), leases(client), "held by another" in one.refusal) == ("twin", [3, 0], True)
 
 
-def test_who_ends_in_order_before_it_could_say_anything_is_not_waited_for():
+@on_virtual_time
+async def test_who_ends_in_order_before_it_could_say_anything_is_not_waited_for():
     """R20: what stands then is of the process before."""
-
-    async def body() -> None:
-        client = restarted()
-        one = writer(client, "a")
-        one.offer(begins)
-        async with publishing(one, 2):
-            await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
-            await one.say_left()
-        assert PRESENCE not in client.store.kvs
-        assert LeftReplica.parse(client.store.kvs[LEFT].value).incarnation == "a"
-
-    play(body)
+    async with alive(restarted(), 2, begins) as (client, one):
+        await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
+        await one.say_left()
+    assert PRESENCE not in client.store.kvs
+    assert LeftReplica.parse(client.store.kvs[LEFT].value).incarnation == "a"

@@ -24,7 +24,7 @@ from registry.residency.hub import LINGER_SECONDS, ResidencyHub, ResidencyUpdate
 from registry.residency.view import PoolView
 from registry.rollout.pool import PoolValues
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, play
+from tests.support.played_etcd import PlayedEtcd, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import PENDING, SERVING, Replicas, among, members
 from tests.unit.rollout.test_pool import Forgetful
@@ -70,233 +70,204 @@ def told(update: ResidencyUpdate) -> tuple[tuple[str, ...], bool]:
     return update.keys, update.snapshot
 
 
-def test_all_there_is_first_and_then_what_changes():
+@played
+async def test_all_there_is_first_and_then_what_changes(etcd: PlayedEtcd):
     """R9 status-truth."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a", "b")
-        async with board.hub.look(POOL) as one:
-            updates = one.follow()
-            assert told(await anext(updates)) == (("a", "b"), True)
-            assert (state(one, "a"), state(one, "c")) == ([SERVING], [])
-            revision = board.put("c")
-            assert told(await anext(updates)) == (("c",), False)
-            await board.replicas.says("r1", revision)
-            assert told(await anext(updates)) == (("c",), False)
-            assert state(one, "c") == [SERVING]
-            etcd.store.delete(KEYS.adapter(POOL, "a"))
-            assert told(await anext(updates)) == (("a",), False)
-            await board.replicas.gone("r1")
-            assert told(await anext(updates)) == (("b", "c"), False)
-
-    play(scene)
+    board = Board(etcd)
+    await board.served("a", "b")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        assert told(await anext(updates)) == (("a", "b"), True)
+        assert (state(one, "a"), state(one, "c")) == ([SERVING], [])
+        revision = board.put("c")
+        assert told(await anext(updates)) == (("c",), False)
+        await board.replicas.says("r1", revision)
+        assert told(await anext(updates)) == (("c",), False)
+        assert state(one, "c") == [SERVING]
+        etcd.store.delete(KEYS.adapter(POOL, "a"))
+        assert told(await anext(updates)) == (("a",), False)
+        await board.replicas.gone("r1")
+        assert told(await anext(updates)) == (("b", "c"), False)
 
 
-def test_what_comes_within_a_moment_is_told_together_and_soon():
+@played
+async def test_what_comes_within_a_moment_is_told_together_and_soon(etcd: PlayedEtcd):
     """R16 bounded, R9."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        async with board.hub.look(POOL) as one:
-            updates = one.follow()
-            await anext(updates)
-            await asyncio.sleep(1)
-            began, telling = asyncio.get_running_loop().time(), asyncio.create_task(anext(updates))
-            for name in ("b", "c"):
-                board.put(name)
-                await asyncio.sleep(0.05)
-            assert told(await telling) == (("b", "c"), False)
-            assert asyncio.get_running_loop().time() - began < 0.19
-
-    play(scene)
+    board = Board(etcd)
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        await anext(updates)
+        await asyncio.sleep(1)
+        began, telling = asyncio.get_running_loop().time(), asyncio.create_task(anext(updates))
+        for name in ("b", "c"):
+            board.put(name)
+            await asyncio.sleep(0.05)
+        assert told(await telling) == (("b", "c"), False)
+        assert asyncio.get_running_loop().time() - began < 0.19
 
 
-def test_what_comes_while_something_else_is_told_is_told_next(monkeypatch):
+@played
+async def test_what_comes_while_something_else_is_told_is_told_next(etcd: PlayedEtcd, monkeypatch):
     """R9: with nothing else that would make anybody look again."""
+    board, tell = Board(etcd), follower.PoolFollower._tell
+    await board.served("a")
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        board, tell = Board(etcd), follower.PoolFollower._tell
-        await board.served("a")
-
-        async def telling(self: follower.PoolFollower) -> None:
-            if KEYS.adapter(POOL, "b") not in etcd.store.kvs:
-                board.put("b")
-                await asyncio.sleep(0.05)
-            await tell(self)
-
-        monkeypatch.setattr(follower.PoolFollower, "_tell", telling)
-        async with board.hub.look(POOL) as one, asyncio.timeout(1):
-            updates = one.follow()
-            assert [told(await anext(updates)) for _ in range(2)] == [(("a",), True), (("b",), False)]
-
-    play(scene)
-
-
-def test_who_stays_hears_on_though_others_come_and_go():
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        async with board.hub.look(POOL) as one:
-            updates = one.follow()
-            await anext(updates)
-            async with board.hub.look(POOL) as other:
-                assert other is one
-            await asyncio.sleep(2 * LINGER_SECONDS)
+    async def telling(self: follower.PoolFollower) -> None:
+        if KEYS.adapter(POOL, "b") not in etcd.store.kvs:
             board.put("b")
-            async with asyncio.timeout(1):
-                assert told(await anext(updates)) == (("b",), False)
+            await asyncio.sleep(0.05)
+        await tell(self)
 
-    play(scene)
+    monkeypatch.setattr(follower.PoolFollower, "_tell", telling)
+    async with board.hub.look(POOL) as one, asyncio.timeout(1):
+        updates = one.follow()
+        assert [told(await anext(updates)) for _ in range(2)] == [(("a",), True), (("b",), False)]
 
 
-def test_a_pool_that_nobody_looks_at_is_followed_a_little_longer():
+@played
+async def test_who_stays_hears_on_though_others_come_and_go(etcd: PlayedEtcd):
+    board = Board(etcd)
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        await anext(updates)
+        async with board.hub.look(POOL) as other:
+            assert other is one
+        await asyncio.sleep(2 * LINGER_SECONDS)
+        board.put("b")
+        async with asyncio.timeout(1):
+            assert told(await anext(updates)) == (("b",), False)
+
+
+@played
+async def test_a_pool_that_nobody_looks_at_is_followed_a_little_longer(etcd: PlayedEtcd):
     """R16 bounded; and a router that polls each half minute finds it ready."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        boards = list[Subscription]()
-        for pause in (LINGER_SECONDS - 1, LINGER_SECONDS - 1, LINGER_SECONDS + 1, 0.0):
-            with suppress(ConnectionError):
-                async with board.hub.look(POOL) as one:
-                    assert told(await one.look()) == (("a",), True)
-                    boards.append(one)
-                    raise ConnectionError("the router hung up")
-            await asyncio.sleep(pause)
-        assert [one is boards[0] for one in boards] == [True, True, True, False]
-        assert boards[3].epoch != boards[0].epoch
+    board = Board(etcd)
+    await board.served("a")
+    boards = list[Subscription]()
+    for pause in (LINGER_SECONDS - 1, LINGER_SECONDS - 1, LINGER_SECONDS + 1, 0.0):
+        with suppress(ConnectionError):
+            async with board.hub.look(POOL) as one:
+                assert told(await one.look()) == (("a",), True)
+                boards.append(one)
+                raise ConnectionError("the router hung up")
+        await asyncio.sleep(pause)
+    assert [one is boards[0] for one in boards] == [True, True, True, False]
+    assert boards[3].epoch != boards[0].epoch
+    with pytest.raises(Unavailable):
+        await boards[0].look()
+    async with board.hub.look(POOL) as last:
+        await board.hub.aclose()
         with pytest.raises(Unavailable):
-            await boards[0].look()
-        async with board.hub.look(POOL) as last:
-            await board.hub.aclose()
-            with pytest.raises(Unavailable):
-                await last.look()
-
-    play(scene)
+            await last.look()
 
 
-def test_etcd_that_is_away_at_first_is_waited_for():
+@played
+async def test_etcd_that_is_away_at_first_is_waited_for(etcd: PlayedEtcd):
     """R13: whoever looks meanwhile waits, and is answered without asking again."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        etcd.links["m0"].set_way(Way.REFUSED)
-        async with board.hub.look(POOL) as one:
-            looking = asyncio.create_task(one.look())
-            await asyncio.sleep(30)
-            assert not looking.done()
-            etcd.links["m0"].set_way(Way.OPEN)
-            async with asyncio.timeout(30):
-                assert told(await looking) == (("a",), True)
-
-    play(scene)
+    board = Board(etcd)
+    await board.served("a")
+    etcd.links["m0"].set_way(Way.REFUSED)
+    async with board.hub.look(POOL) as one:
+        looking = asyncio.create_task(one.look())
+        await asyncio.sleep(30)
+        assert not looking.done()
+        etcd.links["m0"].set_way(Way.OPEN)
+        async with asyncio.timeout(30):
+            assert told(await looking) == (("a",), True)
 
 
-def test_a_status_of_a_revision_in_which_no_adapter_changed_is_understood_at_once():
+@played
+async def test_a_status_of_a_revision_in_which_no_adapter_changed_is_understood_at_once(etcd: PlayedEtcd):
     """R9: etcd tells of no progress by itself for a while, so it is proven that there is nothing to wait for."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        board.put("a")
-        await board.replicas.alive("r1")
-        async with board.hub.look(POOL) as one:
-            updates = one.follow()
-            await anext(updates)
-            revision = etcd.store.put(b"/of/others", b"")
-            await board.replicas.says("r1", revision)
-            async with asyncio.timeout(0.5):
-                assert told(await anext(updates)) == (("a",), False)
-            assert (state(one, "a"), one.view.revision >= revision) == ([SERVING], True)
-
-    play(scene)
+    board = Board(etcd)
+    board.put("a")
+    await board.replicas.alive("r1")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        await anext(updates)
+        revision = etcd.store.put(b"/of/others", b"")
+        await board.replicas.says("r1", revision)
+        async with asyncio.timeout(0.5):
+            assert told(await anext(updates)) == (("a",), False)
+        assert (state(one, "a"), one.view.revision >= revision) == ([SERVING], True)
 
 
 @pytest.mark.parametrize("change", ["deletion", "creation", "change"])
-def test_a_status_that_speaks_of_what_is_not_known_yet_waits_for_it(change):
+@played
+async def test_a_status_that_speaks_of_what_is_not_known_yet_waits_for_it(etcd: PlayedEtcd, change):
     """R9: nor is anything proven that has not arrived."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("b", "a")
-        async with board.hub.look(POOL) as one:
-            updates = one.follow()
-            await anext(updates)
-            [adapters] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == ADAPTERS]
-            unmute = adapters.mute()
-            if change == "deletion":
-                etcd.store.delete(KEYS.adapter(POOL, "b"))
-            else:
-                board.put("c" if change == "creation" else "b", 2)
-            revision = etcd.store.revision
-            await board.replicas.says("r1", revision)
-            await asyncio.sleep(2)
-            assert one.view.revision < revision
-            assert (state(one, "b"), state(one, "c")) == ([SERVING], [])
-            unmute()
-            await asyncio.sleep(1)
-            assert one.view.revision >= revision
-            assert (len(state(one, "b")), len(state(one, "c"))) == (change != "deletion", change == "creation")
-
-    play(scene)
+    board = Board(etcd)
+    await board.served("b", "a")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        await anext(updates)
+        [adapters] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == ADAPTERS]
+        unmute = adapters.mute()
+        if change == "deletion":
+            etcd.store.delete(KEYS.adapter(POOL, "b"))
+        else:
+            board.put("c" if change == "creation" else "b", 2)
+        revision = etcd.store.revision
+        await board.replicas.says("r1", revision)
+        await asyncio.sleep(2)
+        assert one.view.revision < revision
+        assert (state(one, "b"), state(one, "c")) == ([SERVING], [])
+        unmute()
+        await asyncio.sleep(1)
+        assert one.view.revision >= revision
+        assert (len(state(one, "b")), len(state(one, "c"))) == (change != "deletion", change == "creation")
 
 
 @pytest.mark.parametrize("late", [KEYS.replicas(POOL), KEYS.statuses(POOL)])
-def test_a_sidecar_that_restarts_keeps_its_places_though_one_of_its_keys_is_heard_of_late(late):
+@played
+async def test_a_sidecar_that_restarts_keeps_its_places_though_one_of_its_keys_is_heard_of_late(etcd: PlayedEtcd, late):
     """R24 always-placed: its presence and its status are of one transaction, and never told of by halves."""
+    board = Board(etcd)
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        seen = list[list[Any]]()
+        post = one.post
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        async with board.hub.look(POOL) as one:
-            seen = list[list[Any]]()
-            post = one.post
+        def noted(view: PoolView, keys: frozenset[str]) -> None:
+            post(view, keys)
+            seen.append(state(one, "a"))
 
-            def noted(view: PoolView, keys: frozenset[str]) -> None:
-                post(view, keys)
-                seen.append(state(one, "a"))
-
-            one.post = noted  # type: ignore[method-assign] # each answer, though nobody asks
-            await one.look()
-            [watch] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == late]
-            unmute = watch.mute()
-            board.put("b")
-            await board.replicas.restarts("r1", etcd.store.revision)
-            await asyncio.sleep(1)
-            assert state(one, "b") == [SERVING], "it is read before it is heard of"
-            unmute()
-            await asyncio.sleep(1)
-        assert len(seen) > 1
-        assert all(found == [SERVING] for found in seen), seen
-
-    play(scene)
-
-
-def test_a_store_that_was_set_back_is_followed_as_it_is():
-    """R3: nothing that was proven of what it was before counts for it."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        kept = etcd.store.revision
+        one.post = noted  # type: ignore[method-assign] # each answer, though nobody asks
+        await one.look()
+        [watch] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == late]
+        unmute = watch.mute()
         board.put("b")
-        await board.replicas.says("r1", etcd.store.revision)
-        async with board.hub.look(POOL) as one:
-            assert told(await one.look()) == (("a", "b"), True)
-            etcd.store.restore(kept, 0.0)
-            etcd.cluster.restart()
-            etcd.links["m0"].cut()
-            await asyncio.sleep(30)
-            assert told(await one.look()) == (("a",), True)
-            assert state(one, "a") == [SERVING]
-            assert one.view.revision < kept + 2
-            board.put("b", 7)
-            await asyncio.sleep(1)
-            assert state(one, "b") == [PENDING]
+        await board.replicas.restarts("r1", etcd.store.revision)
+        await asyncio.sleep(1)
+        assert state(one, "b") == [SERVING], "it is read before it is heard of"
+        unmute()
+        await asyncio.sleep(1)
+    assert len(seen) > 1
+    assert all(found == [SERVING] for found in seen), seen
 
-    play(scene)
+
+@played
+async def test_a_store_that_was_set_back_is_followed_as_it_is(etcd: PlayedEtcd):
+    """R3: nothing that was proven of what it was before counts for it."""
+    board = Board(etcd)
+    await board.served("a")
+    kept = etcd.store.revision
+    board.put("b")
+    await board.replicas.says("r1", etcd.store.revision)
+    async with board.hub.look(POOL) as one:
+        assert told(await one.look()) == (("a", "b"), True)
+        etcd.store.restore(kept, 0.0)
+        etcd.cluster.restart()
+        etcd.links["m0"].cut()
+        await asyncio.sleep(30)
+        assert told(await one.look()) == (("a",), True)
+        assert state(one, "a") == [SERVING]
+        assert one.view.revision < kept + 2
+        board.put("b", 7)
+        await asyncio.sleep(1)
+        assert state(one, "b") == [PENDING]
 
 
 def stored(key: bytes, revision: int) -> KeyValue:
@@ -323,84 +294,74 @@ async def test_what_was_read_first_counts_until_the_informer_is_as_far():
     assert {*followed.kvs()} == {b"/p/c"}, "a store that was set back is believed"
 
 
-def test_who_still_looks_is_told_when_the_service_stops():
+@played
+async def test_who_still_looks_is_told_when_the_service_stops(etcd: PlayedEtcd):
     """R20: also whoever was the first to look, so that nothing was to end yet."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        async with board.hub.look(POOL) as one:
-            updates = one.follow()
-            await anext(updates)
-            await board.hub.aclose()
-            with pytest.raises(Unavailable):
-                await anext(updates)
+    board = Board(etcd)
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        await anext(updates)
         await board.hub.aclose()
-
-    play(scene)
-
-
-def test_a_router_that_polls_each_half_minute_finds_the_pool_followed():
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        seen = list[Subscription]()
-        for _ in range(4):
-            async with board.hub.look(POOL) as one:
-                await one.look()
-                seen.append(one)
-            await asyncio.sleep(30)
-        assert all(one is seen[0] for one in seen)
-
-    play(scene)
+        with pytest.raises(Unavailable):
+            await anext(updates)
+    await board.hub.aclose()
 
 
-def test_who_comes_after_a_pool_was_left_is_told_what_stands_then():
-    """R9: and not what was known when it was followed last."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
+@played
+async def test_a_router_that_polls_each_half_minute_finds_the_pool_followed(etcd: PlayedEtcd):
+    board = Board(etcd)
+    await board.served("a")
+    seen = list[Subscription]()
+    for _ in range(4):
         async with board.hub.look(POOL) as one:
             await one.look()
-        await asyncio.sleep(LINGER_SECONDS + 1)
-        board.put("b")
-        async with board.hub.look(POOL) as one, asyncio.timeout(10):
-            assert told(await one.look()) == (("a", "b"), True)
+            seen.append(one)
+        await asyncio.sleep(30)
+    assert all(one is seen[0] for one in seen)
 
-    play(scene)
+
+@played
+async def test_who_comes_after_a_pool_was_left_is_told_what_stands_then(etcd: PlayedEtcd):
+    """R9: and not what was known when it was followed last."""
+    board = Board(etcd)
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        await one.look()
+    await asyncio.sleep(LINGER_SECONDS + 1)
+    board.put("b")
+    async with board.hub.look(POOL) as one, asyncio.timeout(10):
+        assert told(await one.look()) == (("a", "b"), True)
 
 
 @pytest.mark.parametrize("change", ["deletion", "creation", "change"])
-def test_nothing_is_told_before_the_records_are_known_as_far_as_they_are_read(change):
+@played
+async def test_nothing_is_told_before_the_records_are_known_as_far_as_they_are_read(etcd: PlayedEtcd, change):
     """R9: the first view is whole and of one revision; etcd is asked for it ten times a second at most."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("b", "a")
-        async with board.informers.look(ADAPTERS, prefix_end(ADAPTERS), asyncio.Event()):
-            await asyncio.sleep(1)
-            [adapters] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == ADAPTERS]
-            unmute = adapters.mute()
-            if change == "deletion":
-                etcd.store.delete(KEYS.adapter(POOL, "b"))
-            else:
-                board.put("c" if change == "creation" else "b", 2)
-            async with board.hub.look(POOL) as one:
-                looking = asyncio.create_task(one.look())
-                await asyncio.sleep(2)
-                assert not looking.done()
-                assert 10 <= len(board.reads) <= 25
-                unmute()
-                async with asyncio.timeout(10):
-                    update = await looking
-                keys = {"deletion": ("a",), "creation": ("a", "b", "c"), "change": ("a", "b")}[change]
-                assert told(update) == (keys, True)
-
-    play(scene)
+    board = Board(etcd)
+    await board.served("b", "a")
+    async with board.informers.look(ADAPTERS, prefix_end(ADAPTERS), asyncio.Event()):
+        await asyncio.sleep(1)
+        [adapters] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == ADAPTERS]
+        unmute = adapters.mute()
+        if change == "deletion":
+            etcd.store.delete(KEYS.adapter(POOL, "b"))
+        else:
+            board.put("c" if change == "creation" else "b", 2)
+        async with board.hub.look(POOL) as one:
+            looking = asyncio.create_task(one.look())
+            await asyncio.sleep(2)
+            assert not looking.done()
+            assert 10 <= len(board.reads) <= 25
+            unmute()
+            async with asyncio.timeout(10):
+                update = await looking
+            keys = {"deletion": ("a",), "creation": ("a", "b", "c"), "change": ("a", "b")}[change]
+            assert told(update) == (keys, True)
 
 
-def test_what_is_understood_at_once_costs_no_read_and_no_further_look(monkeypatch):
+@played
+async def test_what_is_understood_at_once_costs_no_read_and_no_further_look(etcd: PlayedEtcd, monkeypatch):
     """R16 bounded: only a status that speaks of what is not known yet is a reason to ask, and for no values."""
     looks: list[PoolView] = []
     advanced = follower._advanced
@@ -410,26 +371,22 @@ def test_what_is_understood_at_once_costs_no_read_and_no_further_look(monkeypatc
         return advanced(view, steps)
 
     monkeypatch.setattr(follower, "_advanced", noted)
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        await board.served("a")
-        async with board.hub.look(POOL) as one:
-            await one.look()
+    board = Board(etcd)
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        await one.look()
+        await asyncio.sleep(5)
+        board.reads.clear()
+        looks.clear()
+        for number in range(5):
+            board.put(f"b{number}")
             await asyncio.sleep(5)
-            board.reads.clear()
-            looks.clear()
-            for number in range(5):
-                board.put(f"b{number}")
-                await asyncio.sleep(5)
-            assert (board.reads, 5 <= len(looks) <= 10) == ([], True)
-            revision = etcd.store.put(b"/of/others", b"")
-            await board.replicas.says("r1", revision)
-            await asyncio.sleep(5)
-            assert board.reads
-            assert all(read.keys_only and read.limit == 1 for read in board.reads)
-
-    play(scene)
+        assert (board.reads, 5 <= len(looks) <= 10) == ([], True)
+        revision = etcd.store.put(b"/of/others", b"")
+        await board.replicas.says("r1", revision)
+        await asyncio.sleep(5)
+        assert board.reads
+        assert all(read.keys_only and read.limit == 1 for read in board.reads)
 
 
 @asynccontextmanager
@@ -448,145 +405,132 @@ def served(one: Subscription, name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("fields", [{}, {"placement": Placement(replicas=1)}, {"load": "lazy"}], ids=str)
 @pytest.mark.parametrize("is_compacted", [False, True])
-def test_whoever_comes_amid_publishes_is_told_of_what_replicas_serve_meanwhile(fields, is_compacted):
+@played
+async def test_whoever_comes_amid_publishes_is_told_of_what_replicas_serve_meanwhile(
+    etcd: PlayedEtcd, fields, is_compacted
+):
     """R24 always-placed: an admin service that has just started knows of no earlier record, and etcd does."""
+    board, lazy = Board(etcd), Lazy(count=1, servable=True)
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        board, lazy = Board(etcd), Lazy(count=1, servable=True)
+    def put(generation: int) -> int:
+        made = record("a", generation, source=f"v{generation}", **fields)
+        return etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
 
-        def put(generation: int) -> int:
-            made = record("a", generation, source=f"v{generation}", **fields)
-            return etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
-
-        first = put(1)
-        await board.replicas.alive("r1")
-        await board.replicas.says("r1", first, lazy=lazy, **among(members("r1")))
-        if is_compacted:  # a status at rest may be days old
-            etcd.store.compact(etcd.store.put(b"/of/others", b""))
-        put(2)
-        put(3)
-        async with board.hub.look(POOL) as one:
-            await one.look()
-            assert served(one, "a") == {"r1": 1}
-            put(4)
-            second = put(5)
+    first = put(1)
+    await board.replicas.alive("r1")
+    await board.replicas.says("r1", first, lazy=lazy, **among(members("r1")))
+    if is_compacted:  # a status at rest may be days old
+        etcd.store.compact(etcd.store.put(b"/of/others", b""))
+    put(2)
+    put(3)
+    async with board.hub.look(POOL) as one:
+        await one.look()
+        assert served(one, "a") == {"r1": 1}
+        put(4)
+        second = put(5)
+        await asyncio.sleep(1)
+        assert served(one, "a") == {"r1": 1}
+        await board.replicas.says("r1", second - 1, lazy=lazy, **among(members("r1")))
+        await asyncio.sleep(1)
+        assert served(one, "a") == {"r1": 4}, "of two changes that came at once it knows the first"
+        etcd.store.compact(etcd.store.revision)
+        async with board_of(etcd) as other, other.look(POOL) as fresh:
+            await fresh.look()
+            assert served(fresh, "a") == {}, "nobody can tell any more"
+        async with board_of(etcd) as other, other.look(POOL) as fresh:
+            looking = asyncio.create_task(fresh.look())
             await asyncio.sleep(1)
-            assert served(one, "a") == {"r1": 1}
-            await board.replicas.says("r1", second - 1, lazy=lazy, **among(members("r1")))
-            await asyncio.sleep(1)
-            assert served(one, "a") == {"r1": 4}, "of two changes that came at once it knows the first"
-            etcd.store.compact(etcd.store.revision)
-            async with board_of(etcd) as other, other.look(POOL) as fresh:
-                await fresh.look()
-                assert served(fresh, "a") == {}, "nobody can tell any more"
-            async with board_of(etcd) as other, other.look(POOL) as fresh:
-                looking = asyncio.create_task(fresh.look())
-                await asyncio.sleep(1)
-                await board.replicas.says("r1", second, lazy=lazy, **among(members("r1")))
-                await looking
-                assert served(fresh, "a") == {"r1": 5}, "nothing was told before its next status"
-
-    play(scene)
+            await board.replicas.says("r1", second, lazy=lazy, **among(members("r1")))
+            await looking
+            assert served(fresh, "a") == {"r1": 5}, "nothing was told before its next status"
 
 
 @pytest.mark.parametrize("fields", [{}, {"placement": Placement(replicas=1)}], ids=str)
-def test_a_router_keeps_its_places_where_etcd_forgot_what_happened(fields):
+@played
+async def test_a_router_keeps_its_places_where_etcd_forgot_what_happened(etcd: PlayedEtcd, fields):
     """R24: a list after a compaction says nothing of the steps to it; the next statuses can be understood."""
+    board, seen, link = Board(etcd), list[dict[str, int]](), etcd.links["m0"]
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        board, seen, link = Board(etcd), list[dict[str, int]](), etcd.links["m0"]
+    def put(generation: int) -> int:
+        made = record("a", generation, source=f"v{generation}", **fields)
+        return etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
 
-        def put(generation: int) -> int:
-            made = record("a", generation, source=f"v{generation}", **fields)
-            return etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
+    async def follow(one: Subscription) -> None:
+        async for _ in one.follow():
+            seen.append(served(one, "a"))
 
-        async def follow(one: Subscription) -> None:
-            async for _ in one.follow():
-                seen.append(served(one, "a"))
-
-        await board.replicas.alive("r1")
-        await board.replicas.says("r1", put(1), **among(members("r1")))
-        async with board.hub.look(POOL) as one:
-            following = asyncio.create_task(follow(one))
+    await board.replicas.alive("r1")
+    await board.replicas.says("r1", put(1), **among(members("r1")))
+    async with board.hub.look(POOL) as one:
+        following = asyncio.create_task(follow(one))
+        await asyncio.sleep(1)
+        link.set_way(Way.REFUSED)
+        put(2)
+        known = put(3)
+        newest = put(4)
+        etcd.store.compact(etcd.store.revision)
+        link.set_way(Way.OPEN)
+        for revision in (known, newest):
             await asyncio.sleep(1)
-            link.set_way(Way.REFUSED)
-            put(2)
-            known = put(3)
-            newest = put(4)
-            etcd.store.compact(etcd.store.revision)
-            link.set_way(Way.OPEN)
-            for revision in (known, newest):
-                await asyncio.sleep(1)
-                await board.replicas.says("r1", revision, **among(members("r1")))
-            await asyncio.sleep(10)
-            following.cancel()
-        assert seen == [{"r1": 1}, {"r1": 4}]
-
-    play(scene)
+            await board.replicas.says("r1", revision, **among(members("r1")))
+        await asyncio.sleep(10)
+        following.cancel()
+    assert seen == [{"r1": 1}, {"r1": 4}]
 
 
 @pytest.mark.parametrize("by_reports", [True, False])
-def test_replicas_that_came_and_went_at_once_are_each_understood(by_reports):
+@played
+async def test_replicas_that_came_and_went_at_once_are_each_understood(etcd: PlayedEtcd, by_reports):
     """R24: whoever found its share among those that lived in between serves what it says; r3 is a presence alone."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        made = record("a", placement=Placement(replicas=9))
-        revision = etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
-        await board.replicas.alive("r1", by_reports=by_reports)
-        await board.replicas.says("r1", revision, **among(members("r1")))
-        async with board.hub.look(POOL) as one:
-            await one.look()
-            await asyncio.sleep(1)
-            await board.replicas.alive("r2", by_reports=by_reports)
-            await board.replicas.says("r2", revision)
-            await board.replicas.says("r1", revision, **among(members("r1", "r2")))
-            await board.replicas.alive("r3", by_reports=by_reports)
-            await asyncio.sleep(1)
-            assert served(one, "a") == {"r1": 1}
-            await board.replicas.gone("r2")
-            async with board_of(etcd) as other, other.look(POOL) as fresh:
-                await fresh.look()
-                assert served(fresh, "a") == {"r1": 1}
-
-    play(scene)
+    board = Board(etcd)
+    made = record("a", placement=Placement(replicas=9))
+    revision = etcd.store.put(KEYS.adapter(POOL, "a"), made.to_bytes())
+    await board.replicas.alive("r1", by_reports=by_reports)
+    await board.replicas.says("r1", revision, **among(members("r1")))
+    async with board.hub.look(POOL) as one:
+        await one.look()
+        await asyncio.sleep(1)
+        await board.replicas.alive("r2", by_reports=by_reports)
+        await board.replicas.says("r2", revision)
+        await board.replicas.says("r1", revision, **among(members("r1", "r2")))
+        await board.replicas.alive("r3", by_reports=by_reports)
+        await asyncio.sleep(1)
+        assert served(one, "a") == {"r1": 1}
+        await board.replicas.gone("r2")
+        async with board_of(etcd) as other, other.look(POOL) as fresh:
+            await fresh.look()
+            assert served(fresh, "a") == {"r1": 1}
 
 
-def test_what_is_not_understood_is_not_told_with_what_proves_that_it_is_new():
+@played
+async def test_what_is_not_understood_is_not_told_with_what_proves_that_it_is_new(etcd: PlayedEtcd):
     """R24: its status speaks of a revision that no record told of, and of replicas that nobody else knows."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board = Board(etcd)
-        revision = etcd.store.put(KEYS.adapter(POOL, "a"), record("a", placement=Placement(replicas=9)).to_bytes())
-        await board.replicas.alive("r1")
-        await board.replicas.says("r1", revision, **among(members("r1")))
-        async with board.hub.look(POOL) as one:
-            await one.look()
-            await asyncio.sleep(1)
-            others = etcd.store.put(b"/of/others", b"")
-            await board.replicas.says("r1", others, **among(members("r1", "r2")))
-            await asyncio.sleep(1)
-            assert served(one, "a") == {"r1": 1}
-
-    play(scene)
+    board = Board(etcd)
+    revision = etcd.store.put(KEYS.adapter(POOL, "a"), record("a", placement=Placement(replicas=9)).to_bytes())
+    await board.replicas.alive("r1")
+    await board.replicas.says("r1", revision, **among(members("r1")))
+    async with board.hub.look(POOL) as one:
+        await one.look()
+        await asyncio.sleep(1)
+        others = etcd.store.put(b"/of/others", b"")
+        await board.replicas.says("r1", others, **among(members("r1", "r2")))
+        await asyncio.sleep(1)
+        assert served(one, "a") == {"r1": 1}
 
 
-def test_no_answer_is_given_between_one_that_leaves_and_one_that_is_not_understood_yet():
+@played
+async def test_no_answer_is_given_between_one_that_leaves_and_one_that_is_not_understood_yet(etcd: PlayedEtcd):
     """R24, R20: a new replica's status speaks of a revision that no record told of."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        board, seen = Board(etcd), list[dict[str, int]]()
-        await board.served("a")
-        async with board.hub.look(POOL) as one:
-            updates = one.follow()
-            await anext(updates)
-            await board.replicas.alive("r2")
-            await board.replicas.says("r2", etcd.store.put(b"/of/others", b""))
-            await board.replicas.alive("r1", leaving=True)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(2):
-                    async for _ in updates:
-                        seen.append(served(one, "a"))
-            assert seen == [{"r2": 1}]
-
-    play(scene)
+    board, seen = Board(etcd), list[dict[str, int]]()
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        await anext(updates)
+        await board.replicas.alive("r2")
+        await board.replicas.says("r2", etcd.store.put(b"/of/others", b""))
+        await board.replicas.alive("r1", leaving=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                async for _ in updates:
+                    seen.append(served(one, "a"))
+        assert seen == [{"r2": 1}]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
 from registry.model.placement import Member, decline_id, members_digest, rate, weights_digest
 from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
 from registry.model.replica_state import ReplicaState, parse_status
-from registry.model.status import EngineStatus, Failed, Found, Lazy, Pending, ReplicaStatus, ReportedDeclines, Served
+from registry.model.status import EngineStatus, Failed, Found, Lazy, ReplicaStatus, ReportedDeclines, Served
 from registry.rollout.pool import PoolSnapshot, PoolValues, read_presence, renew, without_strangers
-from registry.rollout.status import Question, ReplicaFailure, RolloutStage, derive_rollout, needs_room
+from registry.rollout.status import Question, RolloutStage, derive_rollout
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import LEASE, pool_snapshot, presence
 
@@ -71,52 +69,6 @@ def derive(of: AdapterRecord, others=None, records=None, strangers=(), decliners
 
 def failed(retry_at: str | None = None) -> ReplicaStatus:
     return status(failed=[Failed(name=NAME, generation=2, reason="BAD", message="m", attempts=1, retry_at=retry_at)])
-
-
-def test_canaries_serve_one_generation_and_the_others_another():
-    rollout = derive(canaried())
-    assert {one.replica for one in rollout.replicas if one.canary} == CANARIES
-    assert {one.generation for one in rollout.replicas if one.canary} == {2}
-    assert {one.generation for one in rollout.replicas if not one.canary} == {1}
-    assert (rollout.done, rollout.stage, rollout.canary) == (False, RolloutStage.SERVED, canaried().rollout)
-    assert rollout.waiting == "its canaries serve it; it comes to all once they have for 60 seconds"
-
-
-def test_only_canaries_are_waited_for():
-    others = {name: status(stale=True) for name in REPLICAS if name not in CANARIES}
-    assert derive(canaried(), **others).stage is RolloutStage.SERVED
-    behind = derive(canaried(), **{FIRST: status(pending=[Pending(name=NAME, generation=2, reason="staging")])})
-    assert (behind.stage, behind.waiting) == (RolloutStage.WAITING, "1 of 2 canaries do not serve it yet")
-    assert derive(canaried(), **{FIRST: failed("soon")}).stage is RolloutStage.WAITING
-
-
-def test_a_rollout_by_hand_is_done_once_the_canaries_serve_it():
-    rollout = derive(canaried(Strategy(canary=Canary(replicas=2), promote="manual")))
-    assert (rollout.done, rollout.failure, rollout.waiting) == (True, None, "")
-    assert rollout.note == (
-        "2 of 4 replicas, its canaries, serve it, the others generation 1, until it is promoted by hand"
-    )
-
-
-def test_a_refusal_is_about_to_halt_it():
-    rollout = derive(canaried(), **{FIRST: failed()})
-    assert (rollout.stage, rollout.done) == (RolloutStage.REFUSED, False)
-    assert rollout.waiting == f"1 of 2 canaries refuse it: {FIRST} BAD - m; it is about to be halted"
-
-
-def test_so_many_refusals_may_be():
-    one = Strategy(canary=Canary(replicas=2), max_failures=1)
-    assert derive(canaried(one), **{FIRST: failed()}).stage is RolloutStage.SERVED
-    assert derive(canaried(one), **{FIRST: failed(), SECOND: failed()}).stage is RolloutStage.REFUSED
-    many = Strategy(canary=Canary(replicas=2), max_failures=7)
-    assert derive(canaried(many), **{FIRST: failed(), SECOND: failed()}).stage is RolloutStage.REFUSED, (
-        "nobody serves it"
-    )
-
-
-def test_halted_is_over():
-    rollout = derive(canaried(halted="they refuse it"), **{FIRST: failed()})
-    assert (rollout.done, rollout.failure, rollout.canary.halted) == (True, ReplicaFailure.HALTED, "they refuse it")
 
 
 def test_a_status_counts_once_the_replica_has_seen_who_lives():
@@ -204,17 +156,6 @@ def test_the_room_must_have_been_seen_by_the_replicas_too():
     assert derive(record(NAME, 2), records=records).done, "whoever is everywhere does not care"
 
 
-def test_whether_rooms_are_needed():
-    question = Question(POOL, NAME, 0)
-    numbered = kv(NAME, 50, by_number(2).to_bytes())
-    for of, expected in ((None, False), (kv(NAME, 50), False), (numbered, True), (kv(NAME, 50, b"?"), False)):
-        assert needs_room(question, of, PoolSnapshot(POOL)) is expected
-    assert needs_room(question, numbered, pool_snapshot([], [], [kv("b", 49)])), (
-        "what is known is older than the record"
-    )
-    assert not needs_room(question, numbered, pool_snapshot([], [], [kv("b", 51)]))
-
-
 def test_room_is_counted_as_records_change():
     records = {one.key: one for one in (kv("a", 3), kv("c", 5, load="lazy"), kv("d", 6, value=b"?"))}
     zoned = kv("b", 4, placement=Placement(selector={"zone": "a"}))
@@ -258,13 +199,6 @@ def test_a_replica_that_drains_is_counted_by_no_rollout():
     pool = pool_snapshot([staying, leaving], [])
     assert list(pool.replicas) == ["r0"]
     assert pool.inputs_now(by_room=False) == pool_snapshot([staying], []).inputs_now(by_room=False)
-
-
-@pytest.mark.parametrize("stale", [True, False])
-def test_all_others_are_told_too(stale):
-    other = next(name for name in REPLICAS if name not in CANARIES)
-    (one,) = [one for one in derive(canaried(), **{other: status(stale=stale)}).replicas if one.replica == other]
-    assert one.state is (ReplicaState.UNKNOWN if stale else ReplicaState.SERVING)
 
 
 def test_whoever_declines_it_is_not_asked_and_the_note_says_why():

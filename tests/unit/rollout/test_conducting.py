@@ -1,17 +1,21 @@
-"""When the conductor of a pool does what, and with which words, on virtual time."""
+"""When the conductor of a pool does what, with which words, and whatever etcd answers, on virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
+import pytest
+
+from registry.etcd3.errors import Compacted, EtcdError, EtcdPermissionDenied
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.errors import Conflict, Reason, RegistryError, Unavailable
-from registry.model.records import AdapterRecord, Canary, ChangeReply, Placement, Strategy
-from registry.model.status import Failed
+from registry.model.errors import Conflict, InvalidArgument, Reason, Unavailable
+from registry.model.placement import Member
+from registry.model.records import Canary, ChangeReply, Placement, Strategy
+from registry.model.status import Failed, Pending
 from registry.rollout.controller import PoolController, Shared
 from registry.rollout.policy import OpenRollouts
 from registry.rollout.pool import PoolSnapshot
@@ -20,10 +24,23 @@ from registry.transactions.changes import Change, HaltRollout, PromoteRollout
 from registry.transactions.context import Caller
 from tests.simulation.loop import VirtualLoop
 from tests.support.records import KEYS, POOL, kv
-from tests.support.residency_world import pool_snapshot
-from tests.unit.rollout.test_canary_rollout import NAME, canaried, status
-from tests.unit.rollout.test_controller import PRESENCES, SERVED, statuses
+from tests.support.residency_world import LEASE, pool_snapshot, presence
+from tests.unit.rollout.test_canary_rollout import MEMBERS, NAME, canaried, status
 from tests.unit.rollout.test_pool import Forgetful
+
+
+def live(member: Member) -> KeyValue:
+    told = presence(member.replica, labels=dict(member.labels)).to_bytes()
+    return KeyValue(KEYS.replica(POOL, member.replica), told, 1, 1, 1, LEASE)
+
+
+PRESENCES = tuple(map(live, MEMBERS))
+SERVED = status().to_bytes()
+BEHIND = status(pending=[Pending(name=NAME, generation=2, reason="staging")]).to_bytes()
+
+
+def statuses(value: bytes) -> tuple[KeyValue, ...]:
+    return tuple(KeyValue(KEYS.status(POOL, one.replica), value, 1, 1, 1, LEASE) for one in MEMBERS)
 
 
 def rolled(soak_seconds: int, name: str = NAME, **spec: Any) -> KeyValue:
@@ -32,22 +49,43 @@ def rolled(soak_seconds: int, name: str = NAME, **spec: Any) -> KeyValue:
     return kv(name, 50, made.model_copy(update={"name": name}).to_bytes())
 
 
+DUE = rolled(0)
+
+
 def refusing(*names: str) -> bytes:
     """That a replica refuses these."""
     told = [Failed(name=name, generation=2, reason="BAD", message="m", attempts=1, retry_at=None) for name in names]
     return status(failed=told).to_bytes()
 
 
-@dataclass
-class Reader:
-    """Informers in which every replica says the same; room is known once it is asked for."""
+class World:
+    """A pool with rollouts, and its conductor; it is also its informers, where room is known once it is asked for.
 
-    records: Sequence[KeyValue]
-    told: bytes = SERVED
-    follows: int = 0
-    losses: int | None = 0
-    is_listed: bool = True
-    wake: asyncio.Event | None = None
+    Attributes:
+        told: what every replica says, in informers; in etcd it is `stands`.
+        asked: when what was asked for, by whom.
+        refusals: what is refused first.
+        counted: the verbs that were counted.
+    """
+
+    def __init__(
+        self,
+        *records: KeyValue,
+        told: bytes = SERVED,
+        stands: bytes | None = None,
+        errors: Sequence[EtcdError] = (),
+        refusals: Iterable[Exception] = (),
+    ) -> None:
+        self.records, self.told, self.refusals = records or (DUE,), told, list(refusals)
+        self.follows, self.is_listed = 0, True
+        self.losses: int | None = 0
+        self.asked: list[tuple[float, Change, Caller]] = []
+        self.counted: list[str] = []
+        self.running = OpenRollouts(KEYS.all_adapters())
+        self.running.listed(self.records)
+        client = Forgetful(*errors, kvs=(*self.records, *PRESENCES, *statuses(stands or told)))
+        made: Any = (client, KEYS, self, None, self.counted.append, random.Random(0))
+        self.conductor = PoolController(POOL, self.running, Shared(*made))
 
     def snapshot(self) -> PoolSnapshot | None:
         known = self.records if self.follows else None
@@ -55,33 +93,8 @@ class Reader:
 
     async def follow_adapters(self) -> None:
         self.follows += 1
-        if self.wake is not None and self.follows == 1:
-            self.wake.set()  # as they do once they are listed
-
-
-@dataclass
-class World:
-    """A pool with rollouts, and its conductor.
-
-    Attributes:
-        asked: when what was asked for, by whom.
-        refusals: what is refused first.
-        counted: the verbs that were counted.
-    """
-
-    records: Sequence[KeyValue]
-    reader: Reader
-    refusals: list[RegistryError] = field(default_factory=list)
-    asked: list[tuple[float, Change, Caller]] = field(default_factory=list)
-    counted: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.running = OpenRollouts(KEYS.all_adapters())
-        self.running.listed(self.records)
-        client = Forgetful(kvs=(*self.records, *PRESENCES, *statuses(self.reader.told)))
-        made: Any = (client, KEYS, self, None, self.counted.append, random.Random(0))
-        self.conductor = PoolController(POOL, self.running, Shared(*made))
-        self.reader.wake = self.conductor.wake
+        if self.follows == 1:
+            self.conductor.wake.set()  # as they do once they are listed
 
     async def change(self, change: Any, caller: Caller, _deadline: object, *, validate_only: bool) -> Settled:
         assert not validate_only
@@ -94,99 +107,122 @@ class World:
 
     def play(self, seconds: float = 3600.0) -> bool:
         """Whether it came to its end within so long."""
-        loop, reader = VirtualLoop(), self.reader
 
-        async def conduct() -> None:
-            async with asyncio.timeout(seconds):
-                await self.conductor.run(reader)  # type: ignore[arg-type] # which is played
+        async def conduct() -> bool:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.conductor.run(self)  # type: ignore[arg-type] # which plays the informers, too
+            except TimeoutError:
+                return False
+            return True
 
-        try:
-            loop.run_until_complete(conduct())
-        except TimeoutError:
-            return False
-        finally:
-            loop.close()
-        return True
+        with closing(VirtualLoop()) as loop:
+            return loop.run_until_complete(conduct())
+
+    @property
+    def ids(self) -> list[str]:
+        return [caller.request_id for _, _, caller in self.asked]
 
 
-def world(*records: KeyValue, told: bytes = SERVED, **fields: Any) -> World:
-    return World(records, Reader(records, told), **fields)
+AWAY = Unavailable(Reason.ETCD_UNAVAILABLE, "away")
+FASTER = Conflict(Reason.ETAG_MISMATCH, "somebody was faster")
+DENIED = EtcdPermissionDenied("not yours")
 
 
 def test_each_rollout_comes_to_all_when_its_own_time_is_over():
     """The earliest is not waited for with the latest, nor the latest hurried."""
-    played = world(rolled(300, "b"), rolled(30, "acme/a"), rolled(100, "c"))
+    played = World(rolled(300, "b"), rolled(30, "acme/a"), rolled(100, "c"))
     assert played.play()
     assert [(change.name, round(at, -1)) for at, change, _ in played.asked] == [("acme/a", 30), ("c", 100), ("b", 300)]
     assert all(isinstance(change, PromoteRollout) for _, change, _ in played.asked)
     assert played.counted == ["promote"] * 3
 
 
-def test_what_is_asked_for_names_the_generation_and_its_etag():
-    """W4, W7: so that nothing else can be meant, by whoever reads of it later."""
-    played = world(rolled(0))
+@pytest.mark.parametrize("told", [SERVED, refusing(NAME)], ids=["served", "refused"])
+def test_what_is_asked_for_names_the_generation_and_its_etag(told):
+    """W4, W7: so that nothing else can be meant, by whoever reads of it later. What is refused is halted, with why."""
+    played = World(told=told)
     assert played.play()
     ((_, change, caller),) = played.asked
-    assert change == PromoteRollout(POOL, NAME, 2, 50)
+    why = "2 of 2 canaries refuse it: r1 BAD - m; r2 BAD - m"
+    wanted = PromoteRollout(POOL, NAME, 2, 50) if told == SERVED else HaltRollout(POOL, NAME, 2, 50, why)
+    assert (change, played.counted) == (wanted, ["promote" if told == SERVED else "halt"])
     assert (caller.principal, caller.role, caller.request_id_given) == ("loraplane-admin", "conductor", True)
-
-
-def test_what_canaries_refuse_is_halted_with_their_reasons():
-    played = world(rolled(0), told=refusing(NAME))
-    assert played.play()
-    ((_, change, _),) = played.asked
-    assert change == HaltRollout(POOL, NAME, 2, 50, "2 of 2 canaries refuse it: r1 BAD - m; r2 BAD - m")
-    assert played.counted == ["halt"]
 
 
 def test_what_was_refused_does_not_keep_others():
     """R8 isolation: and it is tried again by itself, with the same id unless that is used up."""
-    played = world(rolled(0, "acme/a"), rolled(0, "b"), refusals=[Conflict(Reason.ETAG_MISMATCH, "faster")])
+    played = World(rolled(0, "acme/a"), rolled(0, "b"), refusals=[FASTER])
     assert played.play()
     names = [change.name for _, change, _ in played.asked]
     assert (names, played.counted) == (["acme/a", "b", "acme/a"], ["promote", "promote"])
-    assert played.asked[0][2].request_id == played.asked[2][2].request_id
+    assert played.ids[0] == played.ids[2]
 
 
-def test_what_is_not_known_to_be_done_is_asked_for_with_the_same_id():
-    """W3 idempotent, W8: whoever finds it done is told so."""
-    played = world(rolled(0), refusals=[Unavailable(Reason.ETCD_UNAVAILABLE, "away")] * 3)
+def test_a_request_id_that_is_used_up_is_not_asked_with_again():
+    """R3 converge: one that was refused after its outcome had been unknown can never be settled otherwise."""
+    played = World(refusals=[InvalidArgument(Reason.REQUEST_ID_REUSED, "it was refused", field="request_id")])
     assert played.play()
-    assert len({caller.request_id for _, _, caller in played.asked}) == 1
-    assert (len(played.asked), played.counted) == (4, ["promote"])
+    first, second = played.ids
+    assert first != second
+
+
+def test_while_it_is_not_known_what_became_of_one_change_no_other_is_begun():
+    """W3 idempotent, W8, R13: a store that does not answer would be asked by all rollouts, each for its whole time."""
+    played = World(DUE, rolled(0, "acme/z"), refusals=[AWAY] * 3)
+    assert played.play()
+    first, *again, other = played.ids
+    assert ({*again}, len(again), first != other) == ({first}, 3, True), "with the same id, by which it is known"
+    assert played.counted == ["promote", "promote"]
 
 
 def test_pauses_after_refusals_grow_and_begin_anew():
-    """R8: after one that succeeded the next is tried at once."""
-    away = Unavailable(Reason.ETCD_UNAVAILABLE, "away")
-    played = world(rolled(0), refusals=[away] * 12)
+    """R8 isolation: not as fast as etcd answers; after one that succeeded the next is tried at once."""
+    played = World(refusals=[AWAY] * 12)
     assert played.play()
     times = [at for at, _, _ in played.asked]
     assert times[-1] - times[-2] < 15.0 + 1.0
     assert times[-1] > 12 * 0.1
     assert played.conductor._failures == 0
+    always = World(refusals=[FASTER] * 10_000)
+    assert not always.play(600.0)
+    assert 20 < len(always.asked) < 200
+
+
+def test_it_survives_whatever_etcd_answers():
+    """R12 crash-only, R8: what was refused is tried again, ever more rarely; the admin service does not end."""
+    compacted = Compacted("compacted", compact_revision=9)
+    for errors in ([DENIED, compacted, compacted, compacted], [DENIED] * 20):
+        played = World(errors=errors)
+        assert (played.play(600.0), played.counted) == (True, ["promote"])
+    assert not World(errors=[DENIED] * 1000).play(600.0)
 
 
 def test_who_is_placed_by_number_is_not_promoted_before_the_room_is_known():
     """R9: who its canaries are depends on that."""
-    played = world(rolled(0, placement=Placement(replicas=4)))
+    played = World(rolled(0, placement=Placement(replicas=4)))
     assert played.play()
-    assert (len(played.asked), played.reader.follows) == (1, 1)
+    assert (len(played.asked), played.follows) == (1, 1)
 
 
 def test_nothing_is_done_while_replicas_are_out_of_sight():
-    """R9: an interruption may have gone unseen."""
-    lost, unlisted = world(rolled(0)), world(rolled(0))
-    lost.reader.losses, unlisted.reader.is_listed = None, False
-    for played in (lost, unlisted):
-        assert not played.play(60.0)
+    """R9 status-truth: an interruption may have gone unseen; informers may be old, and of different revisions."""
+    lost, unlisted, behind = World(), World(), World(stands=BEHIND)
+    lost.losses, unlisted.is_listed = None, False
+    for played in (lost, unlisted, behind):
+        assert not played.play(600.0)
         assert played.asked == []
 
 
 def test_a_record_that_cannot_be_read_is_left_to_whoever_wrote_it():
     """R14 nack: and keeps nobody from the others."""
     broken = KeyValue(KEYS.adapter(POOL, "x"), b'{"stable_generation":', 1, 50, 1)
-    assert AdapterRecord.parse(rolled(0).value).rollout
-    played = world(broken, rolled(0))
+    played = World(broken, DUE)
     assert not played.play(60.0)
     assert [change.name for _, change, _ in played.asked] == [NAME]
+
+
+def test_a_fault_of_ours_is_no_refusal():
+    """R8: whoever keeps the task hears of it, and begins anew."""
+    with pytest.raises(ZeroDivisionError):
+        World(refusals=[ZeroDivisionError()]).play()

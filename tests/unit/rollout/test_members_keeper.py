@@ -20,7 +20,7 @@ from registry.rollout.members import MembersKeeper, forget
 from registry.runtime.clock import Deadline, rfc3339
 from tests.simulation.links import Way
 from tests.simulation.store import Refusal
-from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL
 from tests.support.residency_world import Replicas, replica_status
 
@@ -84,119 +84,110 @@ def left(replica: str) -> bytes:
     return LeftReplica(pool=POOL, replica=replica, incarnation="i", at=rfc3339(EPOCH)).to_bytes()
 
 
-def test_who_comes_is_remembered_and_who_goes_is_missed_for_a_day(monkeypatch):
+@played
+async def test_who_comes_is_remembered_and_who_goes_is_missed_for_a_day(etcd: PlayedEtcd, monkeypatch):
     """One write for each change, none for anything else."""
     monkeypatch.setattr(members, "_LOOK_SECONDS", WHILE / 2)
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL, "q")
-        await kept.replicas.alive("r1", "r2")
-        await asyncio.sleep(SOON)
-        assert (kept.members(), kept.members("q"), kept.told) == ({"r1": "", "r2": ""}, {}, {POOL: 0, "q": 0})
-        before = etcd.store.revision
-        await kept.replicas.alive("r1", "r2")
-        await asyncio.sleep(WHILE)
-        assert etcd.store.revision == before + 1, "of the replicas themselves"
-        await kept.replicas.gone("r2")
-        gone_at = now()
-        await asyncio.sleep(SOON)
-        assert kept.told == {POOL: 1, "q": 0}
-        seen = datetime.fromisoformat(kept.members()["r2"]) - EPOCH
-        assert 0 <= seen.total_seconds() - gone_at < SOON
-        kept.past = timedelta(hours=23)
-        await asyncio.sleep(WHILE)
-        assert kept.told == {POOL: 1, "q": 0}
-        kept.past = timedelta(hours=24)
-        await asyncio.sleep(WHILE)
-        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0, "q": 0})
-
-    play(scene)
+    kept = Kept(etcd, POOL, "q")
+    await kept.replicas.alive("r1", "r2")
+    await asyncio.sleep(SOON)
+    assert (kept.members(), kept.members("q"), kept.told) == ({"r1": "", "r2": ""}, {}, {POOL: 0, "q": 0})
+    before = etcd.store.revision
+    await kept.replicas.alive("r1", "r2")
+    await asyncio.sleep(WHILE)
+    assert etcd.store.revision == before + 1, "of the replicas themselves"
+    await kept.replicas.gone("r2")
+    gone_at = now()
+    await asyncio.sleep(SOON)
+    assert kept.told == {POOL: 1, "q": 0}
+    seen = datetime.fromisoformat(kept.members()["r2"]) - EPOCH
+    assert 0 <= seen.total_seconds() - gone_at < SOON
+    kept.past = timedelta(hours=23)
+    await asyncio.sleep(WHILE)
+    assert kept.told == {POOL: 1, "q": 0}
+    kept.past = timedelta(hours=24)
+    await asyncio.sleep(WHILE)
+    assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0, "q": 0})
 
 
-def test_who_ended_in_order_is_missed_by_nobody_whatever_stands_beside_its_mark():
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await kept.replicas.alive("r1", "r2")
-        await asyncio.sleep(SOON)
-        etcd.store.put(KEYS.left(POOL, "r0"), b"?")
-        etcd.store.put(KEYS.left(POOL, "r1"), left("r1"))
-        etcd.store.put(KEYS.left("q", "r2"), left("r2"))
-        await kept.replicas.gone("r1", "r2")
-        await asyncio.sleep(SOON)
-        assert ({*kept.members()}, kept.told) == ({"r2"}, {POOL: 1})
-
-    play(scene)
+@played
+async def test_who_ended_in_order_is_missed_by_nobody_whatever_stands_beside_its_mark(etcd: PlayedEtcd):
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1", "r2")
+    await asyncio.sleep(SOON)
+    etcd.store.put(KEYS.left(POOL, "r0"), b"?")
+    etcd.store.put(KEYS.left(POOL, "r1"), left("r1"))
+    etcd.store.put(KEYS.left("q", "r2"), left("r2"))
+    await kept.replicas.gone("r1", "r2")
+    await asyncio.sleep(SOON)
+    assert ({*kept.members()}, kept.told) == ({"r2"}, {POOL: 1})
 
 
-def test_a_presence_alone_is_nobody_and_who_never_was_ready_is_missed_by_nobody():
+@played
+async def test_a_presence_alone_is_nobody_and_who_never_was_ready_is_missed_by_nobody(etcd: PlayedEtcd):
     """X3 given-back: a presence that anybody had written was expected for a day after it was deleted."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd)
-        kept.make_pool(POOL, 2)
-        await kept.replicas.alive("r1")
-        starting = Replicas(kept.client, KEYS)
-        await starting.alive("ghost", "r2")
-        await asyncio.sleep(SOON)
-        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 1})
-        await starting.says("r2", 1, ready=False)
-        await asyncio.sleep(SOON)
-        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0}), "it lives, and was never ready"
-        await starting.says("r2", 1)
-        await asyncio.sleep(SOON)
-        assert (kept.members(), kept.told) == ({"r1": "", "r2": ""}, {POOL: 0})
-        await starting.says("r2", 1, ready=False)
-        await starting.gone("ghost", "r2")
-        await asyncio.sleep(SOON)
-        assert ({*kept.members()}, kept.told) == ({"r1", "r2"}, {POOL: 1}), "it was ready once"
-
-    play(scene)
+    kept = Kept(etcd)
+    kept.make_pool(POOL, 2)
+    await kept.replicas.alive("r1")
+    starting = Replicas(kept.client, KEYS)
+    await starting.alive("ghost", "r2")
+    await asyncio.sleep(SOON)
+    assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 1})
+    await starting.says("r2", 1, ready=False)
+    await asyncio.sleep(SOON)
+    assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0}), "it lives, and was never ready"
+    await starting.says("r2", 1)
+    await asyncio.sleep(SOON)
+    assert (kept.members(), kept.told) == ({"r1": "", "r2": ""}, {POOL: 0})
+    await starting.says("r2", 1, ready=False)
+    await starting.gone("ghost", "r2")
+    await asyncio.sleep(SOON)
+    assert ({*kept.members()}, kept.told) == ({"r1", "r2"}, {POOL: 1}), "it was ready once"
 
 
-def test_statuses_are_followed_only_while_somebody_lives_who_is_not_remembered():
+@played
+async def test_statuses_are_followed_only_while_somebody_lives_who_is_not_remembered(etcd: PlayedEtcd):
     """R16 bounded: they change all the time."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await kept.replicas.alive("r1")
-        await asyncio.sleep(WHILE)
-        looks = kept.looks
-        for revision in range(20):
-            await kept.replicas.says("r1", revision)
-            await asyncio.sleep(SOON)
-        assert (kept.members(), kept.looks) == ({"r1": ""}, looks)
-
-    play(scene)
-
-
-def test_of_a_pool_that_is_gone_nobody_is_remembered():
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await kept.replicas.alive("r1")
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1")
+    await asyncio.sleep(WHILE)
+    looks = kept.looks
+    for revision in range(20):
+        await kept.replicas.says("r1", revision)
         await asyncio.sleep(SOON)
-        etcd.store.delete(KEYS.pool(POOL))
-        await asyncio.sleep(SOON)
-        assert (KEYS.members(POOL) in etcd.store.kvs, kept.told) == (False, {})
-
-    play(scene)
+    assert (kept.members(), kept.looks) == ({"r1": ""}, looks)
 
 
-def test_many_changes_within_a_moment_are_one_write_and_one_word():
+@played
+async def test_of_a_pool_that_is_gone_nobody_is_remembered(etcd: PlayedEtcd):
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1")
+    await asyncio.sleep(SOON)
+    etcd.store.delete(KEYS.pool(POOL))
+    await asyncio.sleep(SOON)
+    assert (KEYS.members(POOL) in etcd.store.kvs, kept.told) == (False, {})
+
+
+@played
+async def test_many_changes_within_a_moment_are_one_write_and_one_word(etcd: PlayedEtcd):
     """R16 bounded: a fleet that starts comes replica by replica."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await asyncio.sleep(SOON)
-        looks = kept.looks
-        for number in range(20):
-            await kept.replicas.alive(f"r{number}")
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(SOON)
-        assert len(kept.members()) == 20
-        assert kept.looks - looks <= 4, "with those for what it wrote itself"
-        assert etcd.store.kvs[KEYS.members(POOL)].version <= 2
-
-    play(scene)
+    kept = Kept(etcd, POOL)
+    await asyncio.sleep(SOON)
+    looks = kept.looks
+    for number in range(20):
+        await kept.replicas.alive(f"r{number}")
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(SOON)
+    assert len(kept.members()) == 20
+    assert kept.looks - looks <= 4, "with those for what it wrote itself"
+    assert etcd.store.kvs[KEYS.members(POOL)].version <= 2
+    written = etcd.store.kvs[KEYS.members(POOL)].version
+    await asyncio.sleep(LOOK)  # by then nobody's status is followed any more
+    await kept.replicas.gone("r0")
+    await kept.replicas.alive("r20")
+    await asyncio.sleep(WHILE)
+    assert kept.members().keys() == {f"r{number}" for number in range(21)}
+    assert etcd.store.kvs[KEYS.members(POOL)].version == written + 1, "who goes is noted with who comes"
 
 
 def refuse(etcd: PlayedEtcd, key: bytes) -> None:
@@ -213,55 +204,47 @@ def refuse(etcd: PlayedEtcd, key: bytes) -> None:
 
 
 @pytest.mark.parametrize("unknown", [KEYS.all_replicas(), KEYS.all_left(), KEYS.pools(), KEYS.statuses(POOL)])
-def test_nothing_is_concluded_from_what_is_not_known(unknown):
+@played
+async def test_nothing_is_concluded_from_what_is_not_known(etcd: PlayedEtcd, unknown):
     """R9: whose presence was not read is not gone; and a number of the missing that is a guess is told to nobody."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        first = Kept(etcd, POOL)
-        await first.replicas.alive("r1")
-        await asyncio.sleep(SOON)
-        first.task.cancel()
-        await first.replicas.alive("r2")
-        refuse(etcd, unknown)
-        second, before = Kept(etcd), etcd.store.revision
-        await asyncio.sleep(WHILE)
-        assert (second.looks, etcd.store.revision) == (0, before)
-
-    play(scene)
+    first = Kept(etcd, POOL)
+    await first.replicas.alive("r1")
+    await asyncio.sleep(SOON)
+    first.task.cancel()
+    await first.replicas.alive("r2")
+    refuse(etcd, unknown)
+    second, before = Kept(etcd), etcd.store.revision
+    await asyncio.sleep(WHILE)
+    assert (second.looks, etcd.store.revision) == (0, before)
 
 
-def test_while_etcd_is_away_nobody_is_missed():
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await kept.replicas.alive("r1")
-        await asyncio.sleep(SOON)
-        etcd.links["m0"].set_way(Way.REFUSED)
-        looks = kept.looks
-        await asyncio.sleep(WHILE)
-        assert kept.looks == looks
-        etcd.links["m0"].set_way(Way.OPEN)
-        await asyncio.sleep(30)
-        assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0})
-        assert not kept.task.done()
-
-    play(scene)
+@played
+async def test_while_etcd_is_away_nobody_is_missed(etcd: PlayedEtcd):
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1")
+    await asyncio.sleep(SOON)
+    etcd.links["m0"].set_way(Way.REFUSED)
+    looks = kept.looks
+    await asyncio.sleep(WHILE)
+    assert kept.looks == looks
+    etcd.links["m0"].set_way(Way.OPEN)
+    await asyncio.sleep(30)
+    assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0})
+    assert not kept.task.done()
 
 
-def test_a_write_that_fails_is_made_by_the_next_look():
+@played
+async def test_a_write_that_fails_is_made_by_the_next_look(etcd: PlayedEtcd):
     """R12: and ends nobody."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await asyncio.sleep(SOON)
-        await kept.replicas.alive("r1")
-        etcd.store.is_full = True
-        await asyncio.sleep(60)
-        assert (kept.members(), kept.task.done()) == ({}, False)
-        etcd.store.is_full = False
-        await asyncio.sleep(LOOK)
-        assert kept.members() == {"r1": ""}
-
-    play(scene)
+    kept = Kept(etcd, POOL)
+    await asyncio.sleep(SOON)
+    await kept.replicas.alive("r1")
+    etcd.store.is_full = True
+    await asyncio.sleep(60)
+    assert (kept.members(), kept.task.done()) == ({}, False)
+    etcd.store.is_full = False
+    await asyncio.sleep(LOOK)
+    assert kept.members() == {"r1": ""}
 
 
 async def refused_to_forget(kept: Kept, name: str) -> RegistryError:
@@ -270,89 +253,78 @@ async def refused_to_forget(kept: Kept, name: str) -> RegistryError:
     return refused.value
 
 
-def test_who_is_dead_is_forgotten_and_nobody_else():
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await kept.replicas.alive("r1", "r2", "r3")
-        await asyncio.sleep(SOON)
-        await kept.replicas.gone("r2", "r3")
-        await asyncio.sleep(SOON)
-        lives, unknown = await refused_to_forget(kept, "r1"), await refused_to_forget(kept, "r9")
-        assert (type(lives), lives.reason, lives.field) == (FailedPrecondition, Reason.REPLICA_LIVES, "name")
-        assert (type(unknown), unknown.reason, unknown.field) == (NotFound, Reason.REPLICA_NOT_FOUND, "name")
-        await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=True)
-        assert {*kept.members()} == {"r1", "r2", "r3"}
-        await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=False)
-        assert {*kept.members()} == {"r1", "r3"}
-        await asyncio.sleep(SOON)
-        assert kept.told == {POOL: 1}
-
-    play(scene)
+@played
+async def test_who_is_dead_is_forgotten_and_nobody_else(etcd: PlayedEtcd):
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1", "r2", "r3")
+    await asyncio.sleep(SOON)
+    await kept.replicas.gone("r2", "r3")
+    await asyncio.sleep(SOON)
+    lives, unknown = await refused_to_forget(kept, "r1"), await refused_to_forget(kept, "r9")
+    assert (type(lives), lives.reason, lives.field) == (FailedPrecondition, Reason.REPLICA_LIVES, "name")
+    assert (type(unknown), unknown.reason, unknown.field) == (NotFound, Reason.REPLICA_NOT_FOUND, "name")
+    await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=True)
+    assert {*kept.members()} == {"r1", "r2", "r3"}
+    await forget(kept.client, KEYS, POOL, "r2", Deadline.of(60.0), dry_run=False)
+    assert {*kept.members()} == {"r1", "r3"}
+    await asyncio.sleep(SOON)
+    assert kept.told == {POOL: 1}
 
 
-def test_who_forgets_while_others_come_is_told_to_try_again_and_changes_nothing():
+@played
+async def test_who_forgets_while_others_come_is_told_to_try_again_and_changes_nothing(etcd: PlayedEtcd):
     """R1: else a replica that came in between would be forgotten with it."""
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1")
+    await asyncio.sleep(SOON)
+    await kept.replicas.gone("r1")
+    await asyncio.sleep(SOON)
+    kept.task.cancel()
+    member, key = etcd.links["m0"].member, KEYS.members(POOL)
+    serve = member.serve
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await kept.replicas.alive("r1")
-        await asyncio.sleep(SOON)
-        await kept.replicas.gone("r1")
-        await asyncio.sleep(SOON)
-        kept.task.cancel()
-        member, key = etcd.links["m0"].member, KEYS.members(POOL)
-        serve = member.serve
+    def served(path: str, request: object, at: float) -> object:
+        reply = serve(path, request, at)  # type: ignore[arg-type]
+        if getattr(request, "key", b"") == key:
+            etcd.store.put(key, etcd.store.kvs[key].value)
+        return reply
 
-        def served(path: str, request: object, at: float) -> object:
-            reply = serve(path, request, at)  # type: ignore[arg-type]
-            if getattr(request, "key", b"") == key:
-                etcd.store.put(key, etcd.store.kvs[key].value)
-            return reply
-
-        member.serve = served  # type: ignore[method-assign,assignment]
-        lost = await refused_to_forget(kept, "r1")
-        assert (type(lost), lost.reason) == (Conflict, Reason.LOST_RACE)
-        assert {*kept.members()} == {"r1"}
-        etcd.links["m0"].set_way(Way.REFUSED)
-        assert isinstance(await refused_to_forget(kept, "r1"), Unavailable)
-
-    play(scene)
+    member.serve = served  # type: ignore[method-assign,assignment]
+    lost = await refused_to_forget(kept, "r1")
+    assert (type(lost), lost.reason) == (Conflict, Reason.LOST_RACE)
+    assert {*kept.members()} == {"r1"}
+    etcd.links["m0"].set_way(Way.REFUSED)
+    assert isinstance(await refused_to_forget(kept, "r1"), Unavailable)
 
 
-def test_what_another_admin_service_noted_meanwhile_is_not_written_over():
+@played
+async def test_what_another_admin_service_noted_meanwhile_is_not_written_over(etcd: PlayedEtcd):
     """R1: whom only the other has seen would be missed by nobody."""
+    kept = Kept(etcd, POOL)
+    await asyncio.sleep(SOON)
+    member, key = etcd.links["m0"].member, KEYS.members(POOL)
+    serve, theirs = member.serve, RememberedReplicas(members={"r9": RememberedReplica()})
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await asyncio.sleep(SOON)
-        member, key = etcd.links["m0"].member, KEYS.members(POOL)
-        serve, theirs = member.serve, RememberedReplicas(members={"r9": RememberedReplica()})
+    def served(path: str, request: Any, at: float) -> object:
+        is_write = path.endswith("Txn") and any(one.request_put.key == key for one in request.success)
+        if is_write and key not in etcd.store.kvs:
+            etcd.store.put(key, theirs.to_bytes())
+        return serve(path, request, at)
 
-        def served(path: str, request: Any, at: float) -> object:
-            is_write = path.endswith("Txn") and any(one.request_put.key == key for one in request.success)
-            if is_write and key not in etcd.store.kvs:
-                etcd.store.put(key, theirs.to_bytes())
-            return serve(path, request, at)
-
-        member.serve = served  # type: ignore[method-assign]
-        await kept.replicas.alive("r1")
-        await asyncio.sleep(WHILE)
-        assert {*kept.members()} == {"r1", "r9"}
-        assert kept.told == {POOL: 1}
-
-    play(scene)
+    member.serve = served  # type: ignore[method-assign]
+    await kept.replicas.alive("r1")
+    await asyncio.sleep(WHILE)
+    assert {*kept.members()} == {"r1", "r9"}
+    assert kept.told == {POOL: 1}
 
 
-def test_a_pool_in_which_nothing_happens_is_looked_at_every_five_minutes():
+@played
+async def test_a_pool_in_which_nothing_happens_is_looked_at_every_five_minutes(etcd: PlayedEtcd):
     """R16 bounded: who was gone for a day is forgotten within minutes, and etcd has an hour's rest else."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        kept = Kept(etcd, POOL)
-        await kept.replicas.alive("r1")
-        await asyncio.sleep(WHILE)
-        before = kept.looks
-        await asyncio.sleep(3600)
-        assert 11 <= kept.looks - before <= 13
-        kept.task.cancel()
-
-    play(scene)
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1")
+    await asyncio.sleep(WHILE)
+    before = kept.looks
+    await asyncio.sleep(3600)
+    assert 11 <= kept.looks - before <= 13
+    kept.task.cancel()

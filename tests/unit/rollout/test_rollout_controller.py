@@ -12,18 +12,17 @@ import pytest
 from registry.etcd3.informer import SharedInformerFactory
 from registry.etcd3.ops import Put, Txn
 from registry.etcd3.stream import Connected, Disconnected, ListCause, Listed, Progressed, Reflection
-from registry.model.errors import FailedPrecondition, NotFound, Reason
+from registry.model.errors import FailedPrecondition
 from registry.model.records import AdapterRecord, Canary, Meta, PoolSpec, Strategy
 from registry.rollout import watching
 from registry.rollout.controller import RolloutController, Shared
-from registry.rollout.status import Question, ReplicaFailure, Rollout
 from registry.rollout.watching import AdapterStreams, WatchBatch
 from registry.runtime.clock import Deadline
 from registry.store.reader import Reader
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.context import TxnLimits
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import presence
 from tests.unit.rollout.test_canary_rollout import MEMBERS, NAME, canaried, failed, status
@@ -74,158 +73,80 @@ class Conducted:
 
 
 @pytest.mark.parametrize("is_there_first", [True, False])
-def test_what_canaries_serve_is_promoted_after_its_soak(is_there_first):
+@played
+async def test_what_canaries_serve_is_promoted_after_its_soak(etcd: PlayedEtcd, is_there_first):
     """R3: whether the service or the rollout was there first, and however often the pool speaks meanwhile."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        pool = Conducted(etcd)
-        if is_there_first:
-            pool.put(SOAKING)
-        conducting = asyncio.create_task(pool.controller.run())
-        await asyncio.sleep(1)
-        if not is_there_first:
-            pool.put(SOAKING)
-        pool.put(record("other"))
-        await asyncio.sleep(1)
-        conducting.cancel()  # and is kept by who supervises it
-        await asyncio.wait([conducting])
-        conducting = asyncio.create_task(pool.controller.run())
-        begun = now()
-        while pool.record.rollout is not None:
-            pool.say()
-            await asyncio.sleep(5)
-            assert now() - begun < 2 * SOAK_SECONDS
-        assert now() - begun >= SOAK_SECONDS
-        assert (pool.record.generation, pool.done) == (2, {"promote": 1})
-        await asyncio.sleep(5)
-        assert (pool.controller._pools, conducting.done()) == ({}, False), "a pool without a rollout costs nothing"
+    pool = Conducted(etcd)
+    if is_there_first:
         pool.put(SOAKING)
-        pool.say(refuse=True)
-        await asyncio.sleep(10)
-        halted = pool.record.rollout
-        assert halted is not None
-        assert "BAD" in halted.halted
-        assert pool.done == {"promote": 1, "halt": 1}
+    conducting = asyncio.create_task(pool.controller.run())
+    await asyncio.sleep(1)
+    if not is_there_first:
+        pool.put(SOAKING)
+    pool.put(record("other"))
+    await asyncio.sleep(1)
+    conducting.cancel()  # and is kept by who supervises it
+    await asyncio.wait([conducting])
+    conducting = asyncio.create_task(pool.controller.run())
+    begun = now()
+    while pool.record.rollout is not None:
+        pool.say()
+        await asyncio.sleep(5)
+        assert now() - begun < 2 * SOAK_SECONDS
+    assert now() - begun >= SOAK_SECONDS
+    assert (pool.record.generation, pool.done) == (2, {"promote": 1})
+    await asyncio.sleep(5)
+    assert (pool.controller._pools, conducting.done()) == ({}, False), "a pool without a rollout costs nothing"
+    pool.put(SOAKING)
+    pool.say(refuse=True)
+    await asyncio.sleep(10)
+    halted = pool.record.rollout
+    assert halted is not None
+    assert "BAD" in halted.halted
+    assert pool.done == {"promote": 1, "halt": 1}
 
-    play(scene)
 
-
-def test_a_record_that_cannot_be_read_keeps_no_other_rollout():
+@played
+async def test_a_record_that_cannot_be_read_keeps_no_other_rollout(etcd: PlayedEtcd):
     """R8, X2: of a later release, say; it has a rollout too, as far as can be seen."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        pool = Conducted(etcd)
-        later = SOAKING.to_bytes().replace(b'"schema":1', b'"schema":99')
-        assert later != SOAKING.to_bytes()
-        etcd.store.put(KEYS.adapter(POOL, "acme/later"), later)
-        pool.put(canaried(Strategy(canary=Canary(replicas=2), soak_seconds=0)))
-        pool.say()
-        conducting = asyncio.create_task(pool.controller.run())
-        await asyncio.sleep(20)
-        assert (pool.record.rollout, pool.done, conducting.done()) == (None, {"promote": 1}, False)
-
-    play(scene)
-
-
-def test_who_watches_a_rollout_hears_how_it_goes_until_it_is_done():
-    """Each state once; what informers of different revisions say is no end of it."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        pool, told = Conducted(etcd), list[Rollout]()
-        pool.put(record(NAME))
-
-        async def watch() -> None:
-            async for one in pool.streams.rollout(Question(POOL, NAME, 0), Deadline.of(60)):
-                told.append(one)
-
-        watching_it = asyncio.create_task(watch())
-        await asyncio.sleep(10)
-        assert [(one.done, one.generation, len(one.replicas)) for one in told] == [(False, 1, 4)]
-        assert not watching_it.done()
-        pool.put(record("other"))
-        await asyncio.sleep(10)
-        assert len(told) == 1
-        pool.say()
-        await asyncio.wait_for(watching_it, 60)
-        assert told[-1].done
-        assert all(one is not None for one in told)
-        assert len({repr(one) for one in told}) == len(told)
-        again = [one async for one in pool.streams.rollout(Question(POOL, NAME, 0), Deadline.of(60))]
-        assert again == [told[-1]]
-
-    play(scene)
-
-
-def test_who_asks_for_what_is_not_there_hears_so():
-    async def scene(etcd: PlayedEtcd) -> None:
-        pool = Conducted(etcd)
-        for question, reason in (
-            (Question(POOL, NAME, 0), Reason.ADAPTER_NOT_FOUND),
-            (Question("q", NAME, 0), Reason.POOL_NOT_FOUND),
-        ):
-            with pytest.raises(NotFound) as refused:
-                await anext(pool.streams.rollout(question, Deadline.of(60)))
-            assert refused.value.reason is reason
-        [gone] = [one async for one in pool.streams.rollout(Question(POOL, NAME, 1), Deadline.of(60))]
-        assert (gone.done, gone.failure, gone.replicas) == (True, ReplicaFailure.DELETED, ())
-        with pytest.raises(NotFound) as refused:
-            await anext(pool.streams.adapters("q", 0, Deadline.of(60)))
-        assert refused.value.reason is Reason.POOL_NOT_FOUND
-
-    play(scene)
+    pool = Conducted(etcd)
+    later = SOAKING.to_bytes().replace(b'"schema":1', b'"schema":99')
+    assert later != SOAKING.to_bytes()
+    etcd.store.put(KEYS.adapter(POOL, "acme/later"), later)
+    pool.put(canaried(Strategy(canary=Canary(replicas=2), soak_seconds=0)))
+    pool.say()
+    conducting = asyncio.create_task(pool.controller.run())
+    await asyncio.sleep(20)
+    assert (pool.record.rollout, pool.done, conducting.done()) == (None, {"promote": 1}, False)
 
 
 def told(batch: WatchBatch) -> tuple[bool, int, list[bytes]]:
     return batch.snapshot, batch.revision, [event.key for event in batch.events]
 
 
-def test_who_watches_adapters_hears_all_there_is_and_then_each_change():
-    async def scene(etcd: PlayedEtcd) -> None:
-        pool = Conducted(etcd)
-        first = pool.put(record(NAME))
-        second = pool.put(record("other"))
-        async with aclosing(pool.streams.adapters(POOL, 0, Deadline.of(60))) as batches:
-            assert told(await anext(batches)) == (True, second, [KEY, KEYS.adapter(POOL, "other")])
-            third = etcd.store.delete(KEY)
-            assert told(await anext(batches)) == (False, third, [KEY])
-        async with aclosing(pool.streams.adapters(POOL, second, Deadline.of(60))) as batches:
-            assert told(await anext(batches)) == (False, second, [KEYS.adapter(POOL, "other")])
-            assert told(await anext(batches)) == (False, third, [KEY])
-        etcd.store.compact(third)
-        async with aclosing(pool.streams.adapters(POOL, first, Deadline.of(60))) as batches:
-            with pytest.raises(FailedPrecondition) as refused:
-                await anext(batches)
-        assert (refused.value.reason, refused.value.field) == (Reason.REVISION_COMPACTED, "start_revision")
-        assert refused.value.metadata == {"revision": str(third)}
-
-    play(scene)
-
-
-def test_whoever_has_heard_something_is_given_the_whole_when_etcd_forgets():
+@played
+async def test_whoever_has_heard_something_is_given_the_whole_when_etcd_forgets(etcd: PlayedEtcd):
     """R3: only before the first word is it told that it cannot be gone on from there."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        pool = Conducted(etcd)
-        first = pool.put(record(NAME))
-        async with aclosing(pool.streams.adapters(POOL, first, Deadline.of(60))) as batches:
-            assert told(await anext(batches)) == (False, first, [KEY])
-            etcd.links["m0"].set_way(Way.REFUSED)
-            etcd.store.delete(KEY)
-            last = pool.put(record("other"))
-            etcd.store.compact(last)
-            following = asyncio.ensure_future(anext(batches))
-            await asyncio.sleep(10)
-            etcd.links["m0"].set_way(Way.OPEN)
-            assert told(await following) == (True, last, [KEYS.adapter(POOL, "other")])
-
-    play(scene)
+    pool = Conducted(etcd)
+    first = pool.put(record(NAME))
+    async with aclosing(pool.streams.adapters(POOL, first, Deadline.of(60))) as batches:
+        assert told(await anext(batches)) == (False, first, [KEY])
+        etcd.links["m0"].set_way(Way.REFUSED)
+        etcd.store.delete(KEY)
+        last = pool.put(record("other"))
+        etcd.store.compact(last)
+        following = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(10)
+        etcd.links["m0"].set_way(Way.OPEN)
+        assert told(await following) == (True, last, [KEYS.adapter(POOL, "other")])
 
 
 @pytest.mark.parametrize(
     ("heard", "goes_on"),
     [([Connected("m0")], False), ([Disconnected("gone")], False), ([Progressed(9)], True)],
 )
-def test_a_connection_that_stood_is_not_a_word_about_adapters(heard, goes_on, monkeypatch):
+@played
+async def test_a_connection_that_stood_is_not_a_word_about_adapters(etcd: PlayedEtcd, heard, goes_on, monkeypatch):
     """R3: whoever asks from a revision on and got a whole instead would not know what was deleted before."""
 
     class Played:
@@ -237,14 +158,11 @@ def test_a_connection_that_stood_is_not_a_word_about_adapters(heard, goes_on, mo
             for one in reflections:
                 yield one
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        pool = Conducted(etcd)
-        monkeypatch.setattr(watching, "Reflector", Played)
-        async with aclosing(pool.streams.adapters(POOL, 5, Deadline.of(60))) as batches:
-            if goes_on:
-                assert told(await anext(batches)) == (True, 12, [])
-                return
-            with pytest.raises(FailedPrecondition):
-                await anext(batches)
-
-    play(scene)
+    pool = Conducted(etcd)
+    monkeypatch.setattr(watching, "Reflector", Played)
+    async with aclosing(pool.streams.adapters(POOL, 5, Deadline.of(60))) as batches:
+        if goes_on:
+            assert told(await anext(batches)) == (True, 12, [])
+            return
+        with pytest.raises(FailedPrecondition):
+            await anext(batches)

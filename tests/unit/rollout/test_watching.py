@@ -18,7 +18,7 @@ from registry.rollout.status import Question, ReplicaFailure, Rollout
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.clock import Deadline
 from registry.store.reader import Reader
-from tests.support.played_etcd import PlayedEtcd, play
+from tests.support.played_etcd import PlayedEtcd, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import Replicas, among
 
@@ -61,170 +61,120 @@ def told(rollout: Rollout) -> tuple[bool, list[str]]:
     return rollout.done, [f"{one.replica} {one.reason}" for one in rollout.replicas if one.reason]
 
 
-def test_a_rollout_is_told_whenever_it_changes_until_it_is_done():
+@played
+async def test_a_rollout_is_told_whenever_it_changes_until_it_is_done(etcd: PlayedEtcd):
     """R9: and no look tells the same again."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        await watched.alive()
-        at = watched.put("a", 3)
-        async with aclosing(watched.rollout("a")) as rollouts:
-            assert told(await anext(rollouts)) == (False, ["r1 no_status", "r2 no_status"])
-            await watched.says("r1", at)
-            assert told(await anext(rollouts)) == (False, ["r2 no_status"])
-            watched.put("b")
-            following = asyncio.ensure_future(anext(rollouts))
-            await asyncio.sleep(30)
-            assert not following.done()
-            await watched.says("r2", at)
-            last = await following
-            assert (told(last), last.generation, last.failure) == ((True, []), 3, None)
-            assert await anext(rollouts, None) is None
-
-    play(scene)
+    watched = Watched(etcd)
+    await watched.alive()
+    at = watched.put("a", 3)
+    async with aclosing(watched.rollout("a")) as rollouts:
+        assert told(await anext(rollouts)) == (False, ["r1 no_status", "r2 no_status"])
+        await watched.says("r1", at)
+        assert told(await anext(rollouts)) == (False, ["r2 no_status"])
+        watched.put("b")
+        following = asyncio.ensure_future(anext(rollouts))
+        await asyncio.sleep(30)
+        assert not following.done()
+        await watched.says("r2", at)
+        last = await following
+        assert (told(last), last.generation, last.failure) == ((True, []), 3, None)
+        assert await anext(rollouts, None) is None
+    assert [told(one) async for one in watched.rollout("a")] == [(True, [])], "it is done already"
 
 
-def test_what_comes_while_a_rollout_is_looked_at_is_told_next(monkeypatch):
+@played
+async def test_what_comes_while_a_rollout_is_looked_at_is_told_next(etcd: PlayedEtcd, monkeypatch):
     """R9: with nothing else that would make anybody look again."""
+    watched, derive = Watched(etcd), AdapterStreams._derive
+    await watched.alive()
+    at = watched.put("a")
 
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched, derive = Watched(etcd), AdapterStreams._derive
-        await watched.alive()
-        at = watched.put("a")
+    async def slow(*asked: Any) -> Rollout | None:
+        if (found := await derive(*asked)) is not None:
+            monkeypatch.setattr(AdapterStreams, "_derive", derive)
+            await watched.says("r1", at)
+            await asyncio.sleep(0.5)
+        return found
 
-        async def slow(*asked: Any) -> Rollout | None:
-            if (found := await derive(*asked)) is not None:
-                monkeypatch.setattr(AdapterStreams, "_derive", derive)
-                await watched.says("r1", at)
-                await asyncio.sleep(0.5)
-            return found
-
-        monkeypatch.setattr(AdapterStreams, "_derive", slow)
-        async with aclosing(watched.rollout("a")) as rollouts, asyncio.timeout(5):
-            while told(await anext(rollouts)) != (False, ["r2 no_status"]):
-                pass
-
-    play(scene)
-
-
-def test_what_is_done_already_is_told_once():
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        await watched.alive()
-        at = watched.put("a")
-        for name in NAMES:
-            await watched.says(name, at)
-        assert [told(one) async for one in watched.rollout("a")] == [(True, [])]
-
-    play(scene)
+    monkeypatch.setattr(AdapterStreams, "_derive", slow)
+    async with aclosing(watched.rollout("a")) as rollouts, asyncio.timeout(5):
+        while told(await anext(rollouts)) != (False, ["r2 no_status"]):
+            pass
 
 
 @pytest.mark.parametrize(("generation", "failure"), [(0, ReplicaFailure.SUPERSEDED), (1, ReplicaFailure.SUPERSEDED)])
-def test_the_generation_that_was_found_first_is_the_one_that_is_watched(generation, failure):
+@played
+async def test_the_generation_that_was_found_first_is_the_one_that_is_watched(etcd: PlayedEtcd, generation, failure):
     """R9: what is served of a later one says nothing of it."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        await watched.alive()
-        watched.put("a")
-        async with aclosing(watched.rollout("a", generation)) as rollouts:
-            assert (await anext(rollouts)).generation == 1
-            watched.put("a", 2, source="v2")
-            last = await anext(rollouts)
-            assert (last.done, last.failure, last.generation) == (True, failure, 1)
-            assert await anext(rollouts, None) is None
-
-    play(scene)
+    watched = Watched(etcd)
+    await watched.alive()
+    watched.put("a")
+    async with aclosing(watched.rollout("a", generation)) as rollouts:
+        assert (await anext(rollouts)).generation == 1
+        watched.put("a", 2, source="v2")
+        last = await anext(rollouts)
+        assert (last.done, last.failure, last.generation) == (True, failure, 1)
+        assert await anext(rollouts, None) is None
 
 
-def test_what_is_deleted_is_over_and_what_never_was_is_none():
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        with pytest.raises(NotFound) as none:
-            await anext(watched.rollout("a"))
-        assert (none.value.reason, none.value.field) == (Reason.ADAPTER_NOT_FOUND, "name")
-        (gone,) = [one async for one in watched.rollout("a", 2)]
-        assert (gone.done, gone.failure, gone.generation) == (True, ReplicaFailure.DELETED, 2)
-        etcd.store.delete(KEYS.pool(POOL))
-        for generation in (0, 2):
-            with pytest.raises(NotFound) as nowhere:
-                await anext(watched.rollout("a", generation))
-            assert nowhere.value.reason is Reason.POOL_NOT_FOUND
-
-    play(scene)
+@played
+async def test_what_is_deleted_is_over_and_what_never_was_is_none(etcd: PlayedEtcd):
+    watched = Watched(etcd)
+    with pytest.raises(NotFound) as none:
+        await anext(watched.rollout("a"))
+    assert (none.value.reason, none.value.field) == (Reason.ADAPTER_NOT_FOUND, "name")
+    (gone,) = [one async for one in watched.rollout("a", 2)]
+    assert (gone.done, gone.failure, gone.generation) == (True, ReplicaFailure.DELETED, 2)
+    etcd.store.delete(KEYS.pool(POOL))
+    for generation in (0, 2):
+        with pytest.raises(NotFound) as nowhere:
+            await anext(watched.rollout("a", generation))
+        assert nowhere.value.reason is Reason.POOL_NOT_FOUND
 
 
-def test_what_is_placed_by_number_waits_for_the_room_that_others_take():
+@played
+async def test_what_is_placed_by_number_waits_for_the_room_that_others_take(etcd: PlayedEtcd):
     """R9: who is to serve it follows from that, so nothing is said before it is known."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        await watched.alive()
-        for other in ("x", "y"):
-            watched.put(other)
-        at = watched.put("a", placement=Placement(replicas=2))
+    watched = Watched(etcd)
+    await watched.alive()
+    for other in ("x", "y"):
+        watched.put(other)
+    at = watched.put("a", placement=Placement(replicas=2))
+    for name in NAMES:
+        await watched.says(name, at)  # with other room than there is
+    async with aclosing(watched.rollout("a")) as rollouts:
+        assert told(await anext(rollouts)) == (False, ["r1 room_not_seen", "r2 room_not_seen"])
         for name in NAMES:
-            await watched.says(name, at)  # with other room than there is
-        async with aclosing(watched.rollout("a")) as rollouts:
-            assert told(await anext(rollouts)) == (False, ["r1 room_not_seen", "r2 room_not_seen"])
-            for name in NAMES:
-                await watched.says(name, at, "x", "y")
-            found = [told(one) async for one in rollouts]
-        assert found[-1] == (True, [])
-
-    play(scene)
+            await watched.says(name, at, "x", "y")
+        found = [told(one) async for one in rollouts]
+    assert found[-1] == (True, [])
+    (only,) = [one async for one in watched.rollout("a")]
+    assert (told(only), len(only.replicas)) == ((True, []), 2)
 
 
-def test_what_came_to_be_placed_by_number_is_followed_to_its_end():
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        await watched.alive()
-        watched.put("x")
-        at = watched.put("a", placement=Placement(replicas=1))
-        for name in NAMES:
-            await watched.says(name, at, "x")
-        (only,) = [one async for one in watched.rollout("a")]
-        assert (told(only), len(only.replicas)) == ((True, []), 1)
-
-    play(scene)
-
-
-def test_a_pools_adapters_are_told_as_they_stand_and_as_they_change():
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        first = watched.put("a")
-        async with aclosing(watched.streams.adapters(POOL, 0, Deadline.of(60.0))) as batches:
-            snapshot = await anext(batches)
-            assert (snapshot.revision, snapshot.snapshot) == (first, True)
-            assert [(one.key, one.mod_revision, one.kv is None) for one in snapshot.events] == [
-                (KEYS.adapter(POOL, "a"), first, False)
-            ]
-            second = watched.put("b")
-            change = await anext(batches)
-            assert (change.revision, change.snapshot, len(change.events)) == (second, False, 1)
-            third = etcd.store.delete(KEYS.adapter(POOL, "a"))
-            gone = await anext(batches)
-            assert (gone.revision, [one.kv for one in gone.events]) == (third, [None])
-        async with aclosing(watched.streams.adapters(POOL, second, Deadline.of(60.0))) as batches:
-            assert [(await anext(batches)).revision for _ in range(2)] == [second, third]
-        with pytest.raises(NotFound):
-            await anext(watched.streams.adapters("q", 0, Deadline.of(60.0)))
-
-    play(scene)
-
-
-def test_changes_that_are_not_kept_are_an_error_and_no_gap():
-    """R2: whoever goes on from a revision has to know that there is nothing between."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        watched = Watched(etcd)
-        first = watched.put("a")
-        for generation in range(2, 5):
-            last = watched.put("a", generation, source=f"v{generation}")
-        etcd.store.compact(last)
-        with pytest.raises(FailedPrecondition) as lost:
-            await anext(watched.streams.adapters(POOL, first, Deadline.of(60.0)))
-        assert (lost.value.reason, lost.value.field) == (Reason.REVISION_COMPACTED, "start_revision")
-        assert lost.value.metadata == {"revision": str(last)}
-
-    play(scene)
+@played
+async def test_a_pools_adapters_are_told_as_they_stand_and_as_they_change(etcd: PlayedEtcd):
+    watched = Watched(etcd)
+    first = watched.put("a")
+    async with aclosing(watched.streams.adapters(POOL, 0, Deadline.of(60.0))) as batches:
+        snapshot = await anext(batches)
+        assert (snapshot.revision, snapshot.snapshot) == (first, True)
+        assert [(one.key, one.mod_revision, one.kv is None) for one in snapshot.events] == [
+            (KEYS.adapter(POOL, "a"), first, False)
+        ]
+        second = watched.put("b")
+        change = await anext(batches)
+        assert (change.revision, change.snapshot, len(change.events)) == (second, False, 1)
+        third = etcd.store.delete(KEYS.adapter(POOL, "a"))
+        gone = await anext(batches)
+        assert (gone.revision, [one.kv for one in gone.events]) == (third, [None])
+    async with aclosing(watched.streams.adapters(POOL, second, Deadline.of(60.0))) as batches:
+        assert [(await anext(batches)).revision for _ in range(2)] == [second, third]
+    with pytest.raises(NotFound) as nowhere:
+        await anext(watched.streams.adapters("q", 0, Deadline.of(60.0)))
+    assert nowhere.value.reason is Reason.POOL_NOT_FOUND
+    etcd.store.compact(third)
+    with pytest.raises(FailedPrecondition) as lost:
+        await anext(watched.streams.adapters(POOL, first, Deadline.of(60.0)))
+    assert (lost.value.reason, lost.value.field) == (Reason.REVISION_COMPACTED, "start_revision")
+    assert lost.value.metadata == {"revision": str(third)}

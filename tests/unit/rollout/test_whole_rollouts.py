@@ -10,7 +10,7 @@ import pytest
 from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.errors import RegistryError
-from registry.model.names import label_text
+from registry.model.names import check_request_id, label_text
 from registry.model.placement import Placement, assign
 from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Found, Kept, Pending
@@ -50,7 +50,18 @@ from tests.support.residency_world import (
     presence,
     replica_status,
 )
-from tests.unit.rollout.test_canary_rollout import CANARIES, FIRST, NAME, SECOND, TWO, canaried, derive, failed, status
+from tests.unit.rollout.test_canary_rollout import (
+    CANARIES,
+    FIRST,
+    NAME,
+    REPLICAS,
+    SECOND,
+    TWO,
+    canaried,
+    derive,
+    failed,
+    status,
+)
 from tests.unit.rollout.test_pool import COMPACTED, Forgetful, read
 
 SOON = [Pending(name=NAME, generation=2, reason="staging")]
@@ -109,12 +120,13 @@ def test_of_what_is_gone_or_damaged():
     assert "cannot be read" in other.waiting
 
 
-@pytest.mark.parametrize(("known", "is_needed"), [(49, True), (50, False), (51, False)])
+@pytest.mark.parametrize(("known", "is_needed"), [(0, True), (49, True), (50, False), (51, False)])
 def test_the_room_is_needed_up_to_the_record(known, is_needed):
     """R9: what is placed by number depends on what else takes room."""
     numbered = kv(NAME, 50, record(NAME, 2, placement=Placement(replicas=2)).to_bytes())
-    pool = pool_snapshot([], [], [kv("b", known)])
-    assert needs_room(Question(POOL, NAME, 0), numbered, pool) is is_needed
+    pool, question = pool_snapshot([], [], [kv("b", known)] if known else None), Question(POOL, NAME, 0)
+    assert needs_room(question, numbered, pool) is is_needed
+    assert not any(needs_room(question, of, pool) for of in (None, kv(NAME, 50), kv(NAME, 50, b"?")))
 
 
 def test_of_each_canary_and_each_other_all_is_told():
@@ -168,14 +180,22 @@ def test_the_stage_of_a_rollout_follows_from_its_canaries(allowed, refuse, pendi
     )
 
 
-def test_canaries_that_are_out_of_sight_are_waited_for():
-    """R9: unknown is not served."""
+def test_only_canaries_are_waited_for_also_those_that_are_out_of_sight():
+    """R9: unknown is not served. All others are told too."""
     assert derive(canaried(), **{FIRST: status(stale=True)}).stage is RolloutStage.WAITING
+    assert derive(canaried(), **{FIRST: failed("soon")}).stage is RolloutStage.WAITING
+    others = derive(canaried(), **{name: status(stale=True) for name in REPLICAS if name not in CANARIES})
+    assert (others.stage, others.done) == (RolloutStage.SERVED, False)
+    both = derive(canaried(), **dict.fromkeys((FIRST, SECOND), status(pending=SOON)))
+    assert both.waiting == "2 of 2 canaries do not serve it yet"
+    assert others.waiting == "its canaries serve it; it comes to all once they have for 60 seconds"
+    assert {one.state for one in others.replicas if not one.canary} == {UNKNOWN}
 
 
 def test_what_is_said_of_refusals():
     told = derive(canaried(), **{FIRST: failed(), SECOND: failed()})
     assert refusals(told) == "2 of 2 canaries refuse it: r1 BAD - m; r2 BAD - m"
+    assert told.waiting == f"{refusals(told)}; it is about to be halted"
     quiet = Rollout(NAME, 2, (ReplicaRollout("r1", FAILED, "BAD", canary=True), ReplicaRollout("r2", FAILED, "X", "n")))
     assert refusals(quiet) == "1 of 1 canaries refuse it: r1 BAD"
 
@@ -195,6 +215,7 @@ def test_a_note_says_that_fewer_live_than_it_is_placed_on(count, note):
 
 
 def test_notes_of_a_rollout_by_hand_follow_each_other():
+    """R9: only canaries that serve it are counted; one may refuse it."""
     by_hand = Strategy(canary=Canary(replicas=1), promote="manual")
     numbered = canaried(by_hand, placement=Placement(replicas=5))
     found = derive(numbered, records=[kv(NAME, 50, numbered.to_bytes())])
@@ -203,6 +224,9 @@ def test_notes_of_a_rollout_by_hand_follow_each_other():
         "generation 1, until it is promoted by hand"
     )
     assert (found.done, found.failure) == (True, None)
+    by_hand = Strategy(canary=Canary(replicas=2), promote="manual", max_failures=1)
+    found = derive(canaried(by_hand), **{FIRST: failed()})
+    assert (found.done, found.note.partition(",")[0]) == (True, "1 of 4 replicas")
 
 
 def test_who_is_expected_and_does_not_live_is_waited_for_by_what_is_for_all():
@@ -231,25 +255,37 @@ SERVED = Rollout(
 
 
 def test_a_clock_runs_while_the_same_canaries_serve_the_same_record():
-    """Those alone count: others may come and go."""
+    """Those alone count: others may come and go. Each interruption starts it anew."""
     soak = soaking(None, SERVED, 7, 0, 5.0)
     assert soak == Soak((7, 0, frozenset({"r0"})), 5.0)
-    fewer = Rollout("a", 2, SERVED.replicas[:1], stage=RolloutStage.SERVED)
+    fewer = replace(SERVED, replicas=SERVED.replicas[:1])
     assert soaking(soak, fewer, 7, 0, 9.0) is soak
+    other = replace(SERVED, replicas=(replace(SERVED.replicas[0], replica="r2"),))
     assert soaking(soak, SERVED, 7, 1, 9.0) == Soak((7, 1, frozenset({"r0"})), 9.0)
+    assert soaking(soak, SERVED, 8, 0, 9.0) == Soak((8, 0, frozenset({"r0"})), 9.0)
+    assert soaking(soak, other, 7, 0, 9.0) == Soak((7, 0, frozenset({"r2"})), 9.0)
     for stage in (RolloutStage.WAITING, RolloutStage.REFUSED, RolloutStage.HALTED, None):
-        assert soaking(soak, Rollout("a", 2, SERVED.replicas, stage=stage), 7, 0, 9.0) is None
-    assert soaking(soak, SERVED, 7, None, 9.0) is None
+        assert soaking(soak, replace(SERVED, stage=stage), 7, 0, 9.0) is None
+    assert soaking(soak, SERVED, 7, None, 9.0) is None, "nobody sees them"
 
 
 @pytest.mark.parametrize(
-    ("promote", "now", "decision"),
-    [("auto", 14.9, LookAgain(15.0)), ("auto", 15.0, Promote()), ("auto", 15.1, Promote()), ("manual", 99.0, Leave())],
+    ("promote", "seconds", "now", "decision"),
+    [
+        ("auto", 10, 14.9, LookAgain(15.0)),
+        ("auto", 10, 15.0, Promote()),
+        ("auto", 10, 15.1, Promote()),
+        ("auto", 0, 5.0, Promote()),
+        ("manual", 10, 99.0, Leave()),
+        ("manual", 0, 99.0, Leave()),
+    ],
 )
-def test_it_comes_to_all_once_it_was_served_for_long_enough(promote, now, decision):
-    strategy = Strategy(canary=Canary(replicas=1), soak_seconds=10, promote=promote)
+def test_it_comes_to_all_once_it_was_served_for_long_enough(promote, seconds, now, decision):
+    strategy = Strategy(canary=Canary(replicas=1), soak_seconds=seconds, promote=promote)
     assert decide(strategy, SERVED, soaking(None, SERVED, 7, 0, 5.0), now) == decision
-    assert decide(strategy, SERVED, None, now) == Leave()
+    assert decide(strategy, SERVED, None, now) == Leave(), "they are out of sight"
+    for stage in (RolloutStage.WAITING, RolloutStage.HALTED, None):
+        assert decide(strategy, replace(SERVED, stage=stage), None, now) == Leave()
     refused = Rollout("a", 2, (ReplicaRollout("r0", FAILED, "x" * 700, canary=True),), stage=RolloutStage.REFUSED)
     halt = decide(strategy, refused, None, now)
     assert isinstance(halt, Halt)
@@ -267,6 +303,7 @@ def test_the_request_id_of_the_admin_service_is_the_same_in_all_of_them():
     assert conductor_request_id("promote", one, 2) == f"promote-p-{NAMED}-3-2"
     long = one.model_copy(update={"pool": "q" * 90})
     assert conductor_request_id("halt", long, 1).split("-")[1] == "q" * 64
+    check_request_id(conductor_request_id("promote", long.model_copy(update={"generation": 2**53 - 1}), 99))
 
 
 def event(key: bytes, value: KeyValue | None) -> Event:
@@ -458,13 +495,6 @@ def test_files_of_others_are_compared_by_the_record_that_they_follow(is_pinned):
     assert differ == (set(CANARIES) if is_pinned else {"r0", "r3"})
 
 
-def test_by_hand_only_canaries_that_serve_it_are_counted():
-    """R9: one may refuse it."""
-    by_hand = Strategy(canary=Canary(replicas=2), promote="manual", max_failures=1)
-    found = derive(canaried(by_hand), **{FIRST: failed()})
-    assert (found.done, found.note.partition(",")[0]) == (True, "1 of 4 replicas")
-
-
 def test_an_assignment_is_by_the_name_of_the_adapter():
     """As every sidecar finds it."""
     live_ones = members("r1", "r2", "r3", "r4", "r5")
@@ -482,8 +512,3 @@ async def test_only_what_is_compacted_is_read_anew(error, reads):
     with pytest.raises(RegistryError):
         await read(client)
     assert 9 - len(client.errors) == reads
-
-
-def test_of_canaries_those_are_counted_that_do_not_serve_it():
-    both = derive(canaried(), **dict.fromkeys((FIRST, SECOND), status(pending=SOON)))
-    assert both.waiting == "2 of 2 canaries do not serve it yet"
