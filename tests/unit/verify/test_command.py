@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import typer.main
@@ -13,7 +16,7 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.runtime.program import variable_of
 from registry.tools.verify import main as command
 from registry.tools.verify.export import decode, encode
-from registry.tools.verify.history import HistoryBase, Revision, Step
+from registry.tools.verify.history import HistoryBase, Revision
 from registry.tools.verify.main import app, main
 from registry.tools.verify.replay import LoggedCall
 from tests.unit.verify.conftest import steps_of
@@ -58,11 +61,18 @@ def test_a_line_that_is_none_of_an_export_is_told_by_its_number(line):
         list(decode([good, line]))
 
 
+@pytest.fixture
+def history(author, tmp_path) -> Path:
+    """A file with the history of the pool p, below /t."""
+    file = tmp_path / "h.jsonl"
+    file.write_text("\n".join(encode(steps_of(author))))
+    return file
+
+
 @pytest.mark.parametrize("line", ["5", "[1]", '"plan_made"', "null", "true"])
-def test_a_line_of_a_log_that_is_no_object_is_passed_over(line, author, tmp_path, capsys):
+def test_a_line_of_a_log_that_is_no_object_is_passed_over(line, history, tmp_path, capsys):
     """As a traceback is: the lines around it count."""
-    history, log = tmp_path / "h.jsonl", tmp_path / "r1.log"
-    history.write_text("\n".join(encode(steps_of(author))))
+    log = tmp_path / "r1.log"
     log.write_text(f'{line}\n{{"event": "plan_made", "revision": 2, "state_hash": "x"}}\n')
     assert run("verify", "--history", str(history), "--prefix", "/t", "--pool", "p", "--log", str(log)) == 1
     assert "6 changes, 1 plans, 0 loads, 0 statuses, 0 removals: 1 findings" in capsys.readouterr().out
@@ -72,9 +82,8 @@ def run(*arguments: str) -> int:
     return app(args=arguments, standalone_mode=False) or 0
 
 
-def test_the_command_tells_a_counter_example_and_fails(author, tmp_path, capsys):
-    history, calls = tmp_path / "h.jsonl", tmp_path / "calls.jsonl"
-    history.write_text("\n".join(encode(steps_of(author))))
+def test_the_command_tells_a_counter_example_and_fails(history, tmp_path, capsys):
+    calls = tmp_path / "calls.jsonl"
     calls.write_text(LoggedCall(request_id="q2", caller="operator:alice", outcome="ok", revision=2).model_dump_json())
     arguments = ("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls))
     assert run(*arguments) == 0
@@ -87,9 +96,8 @@ def test_the_command_tells_a_counter_example_and_fails(author, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("count", "shown"), [(20, 20), (21, 20), (45, 20)], ids=["as many as are shown", "one more", "many more"]
 )
-def test_of_many_findings_the_first_are_shown_and_the_rest_counted(author, tmp_path, capsys, count, shown):
-    history, calls = tmp_path / "h.jsonl", tmp_path / "calls.jsonl"
-    history.write_text("\n".join(encode(steps_of(author))))
+def test_of_many_findings_the_first_are_shown_and_the_rest_counted(history, tmp_path, capsys, count, shown):
+    calls = tmp_path / "calls.jsonl"
     lost = [LoggedCall(request_id=f"gone-{number}", outcome="ok", revision=2) for number in range(count)]
     calls.write_text("\n".join(call.model_dump_json() for call in lost))
     assert run("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls)) == 1
@@ -98,6 +106,17 @@ def test_of_many_findings_the_first_are_shown_and_the_rest_counted(author, tmp_p
     assert told[shown:] == more
     assert all(f"gone-{number}: acknowledged" in line for number, line in enumerate(told[:shown]))
     assert last.endswith(f": {count} findings")
+
+
+@pytest.fixture
+def etcd(author, monkeypatch) -> Iterator[mock.AsyncMock]:
+    """In place of what reads etcd; whatever comes of it, the connection is closed."""
+    client = mock.AsyncMock()
+    monkeypatch.setattr(command, "Client", lambda _options: client)
+    reads = mock.AsyncMock(side_effect=lambda _, prefix, **__: steps_of(author) if prefix == "/t" else [])
+    monkeypatch.setattr(command, "read_history", reads)
+    yield reads
+    assert client.aclose.await_count == reads.await_count > 0
 
 
 @pytest.mark.parametrize(
@@ -109,42 +128,31 @@ def test_of_many_findings_the_first_are_shown_and_the_rest_counted(author, tmp_p
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_etcd_that_does_not_answer_is_told_as_that(error, told, tmp_path, monkeypatch, capsys):
+def test_an_etcd_that_does_not_answer_is_told_as_that(error, told, tmp_path, etcd, capsys):
     """Nothing is written, and the exit code is that of an etcd that is away."""
-
-    async def read_history(*_: object, **__: object) -> list[Step]:
-        raise error
-
-    monkeypatch.setattr(command, "read_history", read_history)
+    etcd.side_effect = error
     assert run("export", "--etcd", "a:1", "--out", str(tmp_path / "h")) == 6
     assert capsys.readouterr().err == f"loraplane-verify: {told}\n"
     assert not (tmp_path / "h").exists()
 
 
-def test_what_was_read_is_written_and_can_be_verified(author, tmp_path, monkeypatch, capsys):
-    asked = []
-
-    async def read_history(_: object, prefix: str, *, from_revision: int) -> list[Step]:
-        asked.append((prefix, from_revision))
-        return steps_of(author) if prefix == "/t" else []
-
-    monkeypatch.setattr(command, "read_history", read_history)
+def test_what_was_read_is_written_and_can_be_verified(author, tmp_path, etcd, capsys):
     arguments = ("export", "--etcd", "a:1", "--out", str(tmp_path / "h"))
     assert run(*arguments, "--prefix", "/t", "--from-revision", "3") == 0
     assert capsys.readouterr().out == f"6 revisions in {tmp_path / 'h'}\n"
     assert list(decode((tmp_path / "h").read_text().splitlines())) == steps_of(author)
     assert run(*arguments) == 2
     assert "holds nothing below '/loraplane/v1'" in capsys.readouterr().err
-    assert asked == [("/t", 3), ("/loraplane/v1", 1)]
+    asked = [(one.args[1], one.kwargs) for one in etcd.await_args_list]
+    assert asked == [("/t", {"from_revision": 3}), ("/loraplane/v1", {"from_revision": 1})]
     assert run(*arguments[:-1], str(tmp_path / "no" / "h"), "--prefix", "/t") == 2
     assert f"--out {tmp_path / 'no' / 'h'}: No such file or directory" in capsys.readouterr().err
     assert run(*arguments, "--etcd-user", "u") == 2
 
 
-def test_the_command_tells_how_much_it_compared(author, tmp_path, capsys):
+def test_the_command_tells_how_much_it_compared(history, tmp_path, capsys):
     """A log that is not one of JSON lines holds no plan, and nothing of it was checked."""
-    history, log, looks = tmp_path / "h.jsonl", tmp_path / "r1.log", tmp_path / "looks.jsonl"
-    history.write_text("\n".join(encode(steps_of(author))))
+    log, looks = tmp_path / "r1.log", tmp_path / "looks.jsonl"
     log.write_text("12:00 [info] plan_made revision=2\n")
     looks.write_text('{"replica": "r1", "revision": 3, "adapters": {}}\n')
     arguments = ("verify", "--history", str(history), "--prefix", "/t", "--pool", "p")
@@ -182,9 +190,7 @@ def test_what_cannot_be_checked_is_named(arguments, words, author, tmp_path, cap
     assert words in capsys.readouterr().err
 
 
-def test_the_variables_are_read(author, tmp_path, monkeypatch, capsys):
-    history = tmp_path / "h.jsonl"
-    history.write_text("\n".join(encode(steps_of(author))))
+def test_the_variables_are_read(history, monkeypatch, capsys):
     monkeypatch.setenv("LORAPLANE_HISTORY", str(history))
     monkeypatch.setenv("LORAPLANE_PREFIX", "/t")
     assert run("verify") == 0

@@ -36,14 +36,10 @@ def at_time(story: Story, seconds: float, digit: str, **fields: str) -> EngineLi
     return EngineListing(revision=0, adapters={"a": path_of(digit), "t": "/x"}, at=story.now + seconds, **about)
 
 
-def test_what_was_not_listed_for_the_grace_may_go():
-    """R7 files-pinned."""
-    assert swapped(GRACE_SECONDS).check() == ([], {"removals": 1})
-
-
 def test_what_others_saw_counts_if_they_say_when_and_of_which_process():
     """R7: no sidecar's look showed it, so nothing else can tell."""
     story = swapped(GRACE_SECONDS)
+    assert story.check() == ([], {"removals": 1})
     for listing in (
         at_time(story, -GRACE_SECONDS, "1"),
         at_time(story, 1.0, "1"),

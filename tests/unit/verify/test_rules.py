@@ -319,10 +319,17 @@ def restored(*more: Mapping[str, object], history_of: str = "acme/a") -> Written
 
 
 def test_history_of_a_backup_comes_alone():
-    """W2, W6, W7: of a name that does not exist; a name goes on from it."""
+    """W2, W6, W7: of a name that does not exist, or no longer, and may go again; a name goes on from it."""
+    gone = restored()
+    gone.write({"history/p/acme%2Fa/4": None})
     history = restored()
     history.write(history.whole(None, adapter(generation=5)))
-    assert history.found() == []
+    before = Written()
+    before.write(before.whole(None, adapter()))
+    before.write(before.whole(adapter(), None, count=0))
+    old = adapter(generation=4) | {"deleted": True}
+    before.write({"history/p/acme%2Fa/4": old, **before.books("history", "acme/a", None, old)})
+    assert gone.found() == history.found() == before.found() == []
     history = restored()
     history.write(history.whole(None, adapter()))
     assert history.found() == [("W6", 3, "generation 1 follows 4")]
@@ -341,23 +348,6 @@ def test_history_of_what_exists_is_not_written_anew(before):
     anew = ("W6", 3, "history of what exists was written anew")
     assert [one for one in restored(before).found() if one[1] == 3] == [anew]
     assert [one for one in restored(before, history_of="acme/b").found() if one[1] == 3] == []
-
-
-def test_history_of_what_was_deleted_comes_alone_too():
-    """W6: what is gone does not stand."""
-    before = Written()
-    before.write(before.whole(None, adapter(generation=1)))
-    gone = before.whole(adapter(generation=1), None, count=0)
-    before.write(gone)
-    old = adapter(generation=4) | {"deleted": True}
-    before.write({"history/p/acme%2Fa/4": old, **before.books("history", "acme/a", None, old)})
-    assert before.found() == []
-
-
-def test_old_history_may_go_by_itself():
-    history = restored()
-    history.write({"history/p/acme%2Fa/4": None})
-    assert history.found() == []
 
 
 @pytest.mark.parametrize("value", [b"", b"?", b"{}"], ids=["empty", "no JSON", "nothing in it"])

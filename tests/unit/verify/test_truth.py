@@ -160,6 +160,14 @@ def test_who_serves_a_part_says_which_by_its_hash():
     refused = Failed(name="a", generation=1, reason="x", message="", attempts=1, retry_at=None)
     story.say(at, served=served(rest, ("some", 1, "2")), failed=[refused], **about)
     assert (story.found(), story.check()[1]["statuses"]) == ([], 3)
+    lines = [*story.lines]
+    story.look(some=None)
+    for _ in range(4):
+        story.look(theirs="9")
+    story.say(at, served=served(("a", 1, "1"), rest, ("some", 1, "2")), **about)
+    story.say(at, served=served(("a", 1, "1"), rest, ("some", 1, "2")), **about)
+    assert {(one.guarantee, "'some' is called served" in str(one)) for one in story.found()} == {("R9", True)}
+    story.lines = lines
     story.say(at, served=served(("a", 2, "4"), rest, ("some", 1, "2")), **about)
     story.log("artifact_staged", name="a", artifact="1" * 64, digest="sha256:" + "1" * 64)
     assert [one.guarantee for one in story.found()] == ["R9"]
@@ -212,15 +220,3 @@ def test_a_status_whose_looks_are_not_known_is_not_judged(fault):
             story.lines[-1]["updated_at"] = "2026-01-01T00:00:01.000Z"
     story.lines.append({"level": "info"})
     assert story.check() == ([], {})
-
-
-def test_what_is_placed_on_some_and_called_served_without_being_listed_is_found():
-    """R9: which claim has the hash is known of all records, also of those that need not be everywhere."""
-    story = Story()
-    at = story.write(pinned("a", "1"), pinned("some", "2", placement=Placement(replicas=1)))
-    story.start()
-    story.look(whole=True, a="1")
-    story.say(at, served=served(("a", 1, "1")))
-    assert (story.found(), story.check()[1]["statuses"]) == ([], 1)
-    story.say(at, served=served(("a", 1, "1"), ("some", 1, "2")))
-    assert [(one.guarantee, "'some' is called served" in str(one)) for one in story.found()] == [("R9", True)]
