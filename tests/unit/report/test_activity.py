@@ -19,7 +19,6 @@ from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
 from sidecar.report.status import ReplicaIdentity
-from sidecar.settings import SidecarSettings
 from tests.support.worlds import observed
 from tests.unit.report.test_events import PLAN
 from tests.unit.report.test_status import situation
@@ -151,18 +150,3 @@ async def test_a_fault_of_our_own_is_no_engine_out_of_reach(monkeypatch):
         with pytest.raises(ValueError, match="ours"):
             await scene.activity.read()
     assert (await scene.activity.read())["engine"] is not None
-
-
-@pytest.mark.parametrize(
-    ("http", "advertised", "expected"),
-    [
-        ("127.0.0.1:7602", None, "127.0.0.1:7602"),
-        ("0.0.0.0:7602", "http://10.0.0.3:8000", "10.0.0.3:7602"),
-        ("[::]:7602", "http://[fd00::3]:8000", "[fd00::3]:7602"),
-        ("0.0.0.0:7602", None, ""),
-        ("r1.pods:0", None, ""),
-    ],
-)
-def test_where_a_sidecar_is_reached(tmp_path, http, advertised, expected):
-    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1", "store": tmp_path}
-    assert SidecarSettings(**needed, http=http, advertise_url=advertised, insecure=True).reached_at() == expected

@@ -11,10 +11,10 @@ from registry.model.names import name_key
 from registry.model.placement import Member, Selector, decline_id
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.status import Found, Leaving, Pending, ReportedDeclines
-from registry.residency.derive import counted, residency
+from registry.residency.derive import residency
 from registry.rollout import pool
 from registry.rollout.pool import read_presence
-from tests.support.records import KEYS, POOL, kv, record
+from tests.support.records import POOL, kv, record
 from tests.support.residency_world import (
     FAILED,
     PENDING,
@@ -37,23 +37,6 @@ def owners(name: str, count: int, *replicas: str, taken: int = 0) -> set[str]:
     return set(assigned(POOL, name_key(name), spec, members, {ANYWHERE: taken}).serving)
 
 
-def test_placed_by_number(world):
-    """Those that serve it are those that every reader finds; others have no part in it."""
-    world.alive(*NAMES)
-    world.put("a", placement=Placement(replicas=2))
-    for name in NAMES:
-        world.says(name, **among(members(*NAMES)))
-    assert world.states("a") == dict.fromkeys(sorted(owners("a", 2, *NAMES)), (SERVING, ""))
-
-
-def test_fewer_live_than_are_asked_for(world):
-    world.alive("r1", "r2")
-    world.put("a", placement=Placement(replicas=3))
-    world.says("r1", **among(members("r1", "r2")))
-    where = world.where("a")
-    assert (where.note, len(where.replicas)) == ("placed on 3, 2 alive", 2)
-
-
 @pytest.mark.parametrize("strategy", [None, Strategy(canary=Canary(replicas=1))])
 def test_nobody_is_there(world, strategy):
     """What no replica is to serve has no row, so somebody has to say why; it is told anew when that changes."""
@@ -72,15 +55,6 @@ def test_nobody_is_there(world, strategy):
     world.dead("r2")
     assert world.look() >= {"zoned"}
     assert notes() == {"plain": "", "zoned": nobody}
-
-
-def test_a_replica_that_looks_at_others_proves_nothing(world):
-    """R9: a replica that found its share among other replicas may have found another share."""
-    world.alive("r1", "r2")
-    world.put("a", placement=Placement(replicas=2))
-    world.says("r1", **among(members("r1", "r2", "r9")))
-    world.says("r2")
-    assert world.states("a") == dict.fromkeys(("r1", "r2"), (PENDING, "membership_not_seen"))
 
 
 def moved(names: tuple[str, ...]) -> str:
@@ -150,21 +124,6 @@ def test_room_is_reckoned_as_each_replica_saw_it(world):
     assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "room_not_seen")}
 
 
-def test_room_that_was_freed_unseen(world):
-    """R9: a deletion that no event told of; what a replica reckons with shows in its weights, not in revisions."""
-    name = crowded_out(world)
-    world.put("big")
-    for one in ("r1", "r2"):
-        world.says(one, **among(SMALL_AND_LARGE, {ANYWHERE: 1}))
-    assert world.states(name) == {"r2": (SERVING, "")}
-    del world.records[KEYS.adapter(POOL, "big")]
-    assert world.states(name) == {"r2": (SERVING, ""), "r1": (PENDING, "room_not_seen")}
-    world.says("r1", **among(SMALL_AND_LARGE))
-    assert world.states(name) == {"r1": (SERVING, ""), "r2": (SERVING, "")}
-    world.says("r2", **among(SMALL_AND_LARGE))
-    assert world.states(name) == {"r1": (SERVING, "")}
-
-
 def test_room_that_is_not_remembered(world):
     """R9: weights that fit nothing that is known prove nothing."""
     name = crowded_out(world)
@@ -204,18 +163,6 @@ def test_canaries(world):
     assert where == {canary: (5, SERVING), **dict.fromkeys(others, (4, FAILED))}
     world.says(canary)
     assert world.states("a")[canary] == (PENDING, "membership_not_seen")
-
-
-def test_a_halted_rollout_is_told_with_the_counts_too(world):
-    """R9 status-truth: all who have stood by serve what they should, and yet it goes no further."""
-    world.alive("r1")
-    stable = record("a", 4).spec
-    for halted in ("", "1 of 1 canaries refuse it"):
-        rollout = CanaryRollout(stable_generation=4, stable_spec=stable, halted=halted)
-        world.put("a", 5, rollout, source="v2", strategy=Strategy(canary=Canary(replicas=1)))
-        assert world.where("a").halted == halted
-        ((_, found),) = counted(world.view, ["a"])
-        assert found.halted == halted
 
 
 def test_a_store_that_was_set_back(world):
@@ -279,24 +226,6 @@ def test_a_replica_that_is_to_serve_what_it_still_keeps(world):
     other = [Found(name="a", generation=1, digest="sha256:2")]
     world.says("r1", **among(members("r2", "r3")), **leaving("a"), found=other)
     assert world.states("a") == dict.fromkeys(("r1", "r2"), (FAILED, "digests_differ"))
-
-
-def test_what_is_remembered_changes_no_answer(world, monkeypatch):
-    """R16 bounded: what is forgotten is found again."""
-    monkeypatch.setattr(pool, "_MAX_ASSIGNMENTS", 2)
-    monkeypatch.setattr(pool, "_MAX_INPUTS", 1)
-    world.alive(*NAMES)
-    for i in range(5):
-        world.put(f"n{i}", placement=Placement(replicas=2))
-    for name in NAMES:
-        world.says(name, **among(members(*NAMES)))
-    for _ in range(2):
-        for i in range(5):
-            assert set(world.states(f"n{i}")) == owners(f"n{i}", 2, *NAMES)
-    world.alive("r5")
-    assert set(world.states("n0")) == owners("n0", 2, *NAMES) | owners("n0", 2, *NAMES, "r5")
-    assert len(world.view.snapshot.assignments._inputs) <= 1
-    assert len(world.view.snapshot.assignments._assigned) <= 2
 
 
 def declining(name: str, adapter: str, generation: int = 1) -> dict[str, ReportedDeclines]:

@@ -295,33 +295,6 @@ async def test_what_was_read_first_counts_until_the_informer_is_as_far():
 
 
 @played
-async def test_who_still_looks_is_told_when_the_service_stops(etcd: PlayedEtcd):
-    """R20: also whoever was the first to look, so that nothing was to end yet."""
-    board = Board(etcd)
-    await board.served("a")
-    async with board.hub.look(POOL) as one:
-        updates = one.follow()
-        await anext(updates)
-        await board.hub.aclose()
-        with pytest.raises(Unavailable):
-            await anext(updates)
-    await board.hub.aclose()
-
-
-@played
-async def test_a_router_that_polls_each_half_minute_finds_the_pool_followed(etcd: PlayedEtcd):
-    board = Board(etcd)
-    await board.served("a")
-    seen = list[Subscription]()
-    for _ in range(4):
-        async with board.hub.look(POOL) as one:
-            await one.look()
-            seen.append(one)
-        await asyncio.sleep(30)
-    assert all(one is seen[0] for one in seen)
-
-
-@played
 async def test_who_comes_after_a_pool_was_left_is_told_what_stands_then(etcd: PlayedEtcd):
     """R9: and not what was known when it was followed last."""
     board = Board(etcd)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from registry.model.errors import Unavailable
-from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.replica_state import Expectation, ReplicaState, StatusReading, Verdict
 from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, Resident, Warned
@@ -225,20 +224,6 @@ def test_who_knows_what_and_who_names_whom(world):
     says(world, "r2", leaving=[Leaving(name="P", generation=1)])
     world.look()
     assert world.view.answering == {"p": {"r2"}}
-
-
-@pytest.mark.parametrize(
-    ("hosts", "withheld"),
-    [((), set()), (("r1",), {"r2"}), (("r1", "r2"), set()), (("other",), {"r1", "r2"})],
-)
-def test_whose_engine_the_pool_does_not_allow(world, hosts, withheld):
-    """X2: routers are not sent there; one without a URL is nowhere."""
-    if hosts:
-        world.allow(*hosts)
-    world.alive("r3")
-    world.look()
-    assert world.view.withheld == withheld
-    assert isinstance(HERE[0], Member)
 
 
 @pytest.mark.parametrize(

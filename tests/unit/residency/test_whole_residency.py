@@ -113,7 +113,7 @@ def test_a_replica_that_has_not_received_a_change_goes_on_with_the_record_before
 
 def test_a_lazy_adapter_is_loaded_where_it_is_resident(world):
     """R9: at the generation that is meant; since when it is idle is told of nothing else."""
-    world.alive("r1", "r2", "r3", "r4")
+    world.alive("r1", "r2", "r3", "r4", "r5")
     world.put("a", 2, load="lazy")
 
     def lazy(generation: int) -> Lazy:
@@ -124,6 +124,7 @@ def test_a_lazy_adapter_is_loaded_where_it_is_resident(world):
     world.says("r2", lazy=lazy(1))
     world.says("r3", lazy=lazy(2), failed=failed())
     world.says("r4", lazy=lazy(1), failed=failed("soon"), kept=[Kept(name="a", generation=1)])
+    world.says("r5", lazy=Lazy(count=1, servable=False, reason="needs_plugin"))
     found = world.where("a")
     assert (found.lazy, found.replicas) == (
         True,
@@ -132,6 +133,7 @@ def test_a_lazy_adapter_is_loaded_where_it_is_resident(world):
             part("r2", 2, reason="lazy", loaded=False),
             part("r3", 2, state=FAILED, reason="BAD", loaded=False),
             part("r4", 1, reason="earlier_generation", last_used="then", wanted=WantedGeneration(2, PENDING, "BAD")),
+            part("r5", 2, state=FAILED, reason="needs_plugin", loaded=False),
         ),
     )
 
@@ -146,7 +148,9 @@ def test_what_canaries_try_is_told_beside_what_the_others_serve(world):
         for name in ("r1", "r2"):
             world.says(name, **NOW)
         found = world.where("a")
-        assert (found.generation, found.halted) == (2, halted)
+        ((_, told),) = counted(world.view, ["a"])
+        assert told is not None
+        assert (found.generation, found.halted, told.halted) == (2, halted, halted)
         assert sorted(one.generation for one in found.replicas) == [1, 2]
         assert {one.state for one in found.replicas} == {SERVING}
     world.says("r1", members="other")
@@ -220,23 +224,13 @@ def test_who_is_missing_is_counted_where_it_would_serve(world, placement, missin
     assert dict(found.counts) == ({ReplicaStanding(UNKNOWN, "not_alive"): missing} if missing else {})
 
 
-def test_adapters_that_cannot_be_read_are_counted_as_nothing(world):
-    world.alive("r1")
-    world.put("b", 3)
-    world.look()
-    found = dict(counted(world.view, ["nothing", "b"]))
-    assert found["nothing"] is None
-    assert found["b"] is not None
-    assert (found["b"].name, found["b"].generation) == ("b", 3)
-
-
 def test_adapters_that_stand_alike_are_told_by_their_own_names(world: World):
     world.alive("r1")
     for generation, name in enumerate(("A", "b", "C"), start=1):
         world.put(name, generation)
     world.says("r1")
     world.look()
-    found = [one for _, one in counted(world.view, ["a", "b", "c"]) if one]
+    found = [one for _, one in counted(world.view, ["a", "b", "nothing", "c"]) if one]
     assert [(one.name, one.generation, dict(one.counts)) for one in found] == [
         (name, generation, {ReplicaStanding(SERVING, ""): 1})
         for generation, name in enumerate(("A", "b", "C"), start=1)

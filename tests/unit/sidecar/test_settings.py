@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -20,19 +22,14 @@ REQUIRED = {
 }
 
 
+def made(**changes: Any) -> SidecarSettings:
+    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1/", "store": "/nowhere"}
+    return SidecarSettings(**(needed | {"insecure": True} | changes))
+
+
 def read(changes: dict[str, str]) -> SidecarSettings:
     arguments = [part for pair in (REQUIRED | changes).items() for part in pair]
     return read_settings(SidecarSettings, program=PROGRAM, summary=SUMMARY, arguments=arguments, environment={})
-
-
-def test_the_required_ones_are_enough():
-    """What the next test changes is all that is wrong."""
-    assert read({}).pool == "p"
-
-
-def test_files_are_kept_for_ten_minutes_after_an_unload_unless_something_else_is_said():
-    """R7 files-pinned, docs/operations.md."""
-    assert (read({}).unload_grace, read({"--unload-grace": "5"}).unload_grace) == (600.0, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +54,12 @@ def test_files_are_kept_for_ten_minutes_after_an_unload_unless_something_else_is
         ({"--http-names": "a.example,http://b.example"}, ["--http-names", "'http://b.example'", "lora.example.com"]),
         ({"--http-names": "a.example:7602"}, ["--http-names", "leave scheme, port"]),
         ({"--http-names": "*.example"}, ["--http-names"]),
+        ({"--pool": ".."}, ["--pool", "not a name"]),
+        ({"--engine": "ftp://e"}, ["engine", "http://"]),
+        ({"--engine": "http://"}, ["engine", "http://"]),
+        ({"--engine-kind": "dynamo"}, ["dynamo does not tell its base model", "--engine-base-model"]),
+        ({"--engine-base-model": "base"}, ["vllm tells its base model itself"]),
+        ({"--engine-kind": "axolotl"}, ["axolotl does not tell its --max-lora-rank", "--engine-max-rank"]),
         ({"--frob": "x"}, ["unrecognized arguments: --frob x", "--help"]),
     ],
 )
@@ -69,9 +72,11 @@ def test_a_wrong_one_is_one_line_that_names_it(capsys, changes, words):
 
 
 def test_what_is_not_said_is_as_the_page_of_flags_says():
-    """Kubernetes kills a pod 30 seconds after the signal: it has handed over by then."""
-    usual = read({"--http": "127.0.0.1:7602"})
+    """Kubernetes kills a pod 30 seconds after the signal: it has handed over by then. The required ones are enough."""
+    usual = made()
     assert (str(usual.http), usual.drain_timeout, usual.engine_kind) == ("127.0.0.1:7602", 20.0, "vllm")
+    assert (usual.engine, usual.advertise_url) == ("http://e:1", None)
+    assert (read({}).unload_grace, read({"--unload-grace": "5"}).unload_grace) == (600.0, 5.0), "R7"
     assert usual.engine_limits() == EngineLimits()
     flags = {"--engine-max-rank": "8", "--engine-max-cpu-loras": "9", "--engine-target-modules": "q_proj,v_proj"}
     assert read(flags).engine_limits() == EngineLimits(None, 9, 8, ("q_proj", "v_proj"))
@@ -106,12 +111,6 @@ def test_whose_name_is_not_to_come_back(replica, said, is_ephemeral):
     assert found.is_ephemeral() is is_ephemeral
 
 
-def test_its_pages_have_a_port_of_their_own(tmp_path):
-    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1/", "store": tmp_path}
-    settings = SidecarSettings(**needed, insecure=True)
-    assert (str(settings.http), settings.engine, settings.advertise_url) == ("127.0.0.1:7602", "http://e:1", None)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -130,22 +129,6 @@ def test_what_is_right_is_taken(changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"--pool": ".."}, ["--pool", "not a name"]),
-        ({"--engine": "ftp://e"}, ["engine", "http://"]),
-        ({"--engine": "http://"}, ["engine", "http://"]),
-        ({"--engine-kind": "dynamo"}, ["dynamo does not tell its base model", "--engine-base-model"]),
-        ({"--engine-base-model": "base"}, ["vllm tells its base model itself"]),
-        ({"--engine-kind": "axolotl"}, ["axolotl does not tell its --max-lora-rank", "--engine-max-rank"]),
-    ],
-    ids=str,
-)
-def test_what_an_engine_of_a_kind_needs_is_said(capsys, changes, words):
-    test_a_wrong_one_is_one_line_that_names_it(capsys, changes, words)
-
-
-@pytest.mark.parametrize(
     ("engine", "has_key", "is_unprotected"),
     [
         ("http://e:8000", True, True),
@@ -157,8 +140,7 @@ def test_what_an_engine_of_a_kind_needs_is_said(capsys, changes, words):
 )
 def test_a_key_goes_encrypted_or_not_over_the_network(tmp_path, engine, has_key, is_unprotected):
     """X1 secret-free."""
-    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": engine, "store": tmp_path}
-    settings = SidecarSettings(**needed, insecure=True, engine_api_key_file=tmp_path / "key" if has_key else None)
+    settings = made(engine=engine, engine_api_key_file=tmp_path / "key" if has_key else None)
     found = [one for one in settings.unprotected() if one.startswith("--engine-api-key-file")]
     assert bool(found) is is_unprotected
     assert not found or "e:8000" in found[0]
@@ -175,16 +157,9 @@ def test_a_key_goes_encrypted_or_not_over_the_network(tmp_path, engine, has_key,
         ("10.0.0.3:0", "", ""),
     ],
 )
-def test_under_which_address_others_reach_its_port(tmp_path, http, advertised, reached_at):
+def test_under_which_address_others_reach_its_port(http, advertised, reached_at):
     """Where it listens on all of them, it is that of the engine beside it."""
-    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1", "store": tmp_path}
-    settings = SidecarSettings(**needed, insecure=True, http=http, advertise_url=advertised or None)
-    assert settings.reached_at() == reached_at
-
-
-def labels_of(folder, text: object) -> dict[str, str]:
-    needed = {"etcd": "127.0.0.1:1", "pool": "p", "replica": "r1", "engine": "http://e:1", "store": folder}
-    return dict(SidecarSettings(**needed, insecure=True, labels=text).labels)
+    assert made(http=http, advertise_url=advertised or None).reached_at() == reached_at
 
 
 @pytest.mark.parametrize(
@@ -197,12 +172,12 @@ def labels_of(folder, text: object) -> dict[str, str]:
         ({"gpu": "a10"}, {"gpu": "a10"}),
     ],
 )
-def test_labels_are_pairs(tmp_path, text, labels):
-    assert labels_of(tmp_path, text) == labels
+def test_labels_are_pairs(text, labels):
+    assert made(labels=text).labels == labels
 
 
 @pytest.mark.parametrize("text", ["gpu", "=a10", "gpu=a10,zone", "gpu=a10,=b"])
-def test_one_that_is_no_pair_is_refused_whatever_stands_beside_it(tmp_path, text):
+def test_one_that_is_no_pair_is_refused_whatever_stands_beside_it(text):
     """A replica with other labels than were meant would serve what others are to serve."""
     with pytest.raises(ValidationError, match="is not k=v,k=v"):
-        labels_of(tmp_path, text)
+        made(labels=text)
