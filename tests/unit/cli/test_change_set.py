@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,17 +55,14 @@ def test_a_part_that_has_to_be_cut_once_more_is_halved_at_least(given, request_i
     assert [(part.pool, names(part.changes), part.request_id) for part in found] == [("dev", *part) for part in parts]
 
 
-def test_each_pool_has_its_own_transaction_in_the_order_in_which_they_came():
-    changes = [change("a", "p"), change("b", "q"), change("c", "p"), change("d", "r")]
-    found = [(one.pool, names(one.changes), one.request_id) for one in by_pool(changes, "i")]
-    assert found == [("p", "ac", "i"), ("q", "b", "i:pool2"), ("r", "d", "i:pool3")]
-
-
-def test_an_id_that_would_be_too_long_ends_with_a_digest():
+def test_an_id_that_would_be_too_long_ends_with_a_digest_and_each_pool_has_one():
     """W3 idempotent: the same command sends the same ids again, also by another release; so this is written down."""
     assert derived_id("q" * 128) == "q" * 128
     assert derived_id("q" * 129) == "q" * 64 + ":part-f0886d9cc70695b46d863ebbe7eb7675"
     assert derived_id("q" * 128 + "r") != derived_id("q" * 129)
+    found = by_pool([change("a", "p"), change("b", "q"), change("c", "p"), change("d", "r")], "i")
+    told = [(one.pool, names(one.changes), one.request_id) for one in found]
+    assert told == [("p", "ac", "i"), ("q", "b", "i:pool2"), ("r", "d", "i:pool3")]
 
 
 BOTH = (change("a"), deletion("b"))
@@ -114,16 +112,6 @@ def test_a_source_is_sent_so_that_replicas_understand_it(tmp_path, monkeypatch):
         source_uri("")
 
 
-def test_a_folder_that_cannot_be_looked_at_is_neither_here_nor_away(monkeypatch, tmp_path):
-    def refuse(_path: Path) -> bool:
-        raise PermissionError(13, "Permission denied")
-
-    assert (is_here(tmp_path), is_here(tmp_path / "none")) == (True, False)
-    monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(CliError, match="Permission denied"):
-        is_here(tmp_path)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """A folder with manifests, and with what is none."""
@@ -145,26 +133,24 @@ def test_a_folder_stands_for_the_manifests_in_it_by_their_names(folder, read):
     assert names(read(["all/.h.yaml", "all/in"])) == "hd"
 
 
-def test_a_folder_without_a_manifest_is_no_empty_set(folder, cli):
-    """To delete or prune by it would be by mistake."""
+def test_a_folder_without_a_manifest_is_no_empty_set(folder, cli, monkeypatch):
+    """To delete or prune by it would be by mistake. One that cannot be read is not passed over: half of a set would be
+    applied; and one that cannot be looked at is neither here nor away.
+    """
     with pytest.raises(CliError, match=r"empty is a folder without a manifest .*; -R reads the folders in it too"):
         upserts(["empty"])
     ran = cli("apply", "-R", "-f", "empty")
     assert (ran.code, "folder without a manifest" in ran.err, "-R" in ran.err) == (2, True, False)
     with pytest.raises(CliError, match="no manifest was given"):
         upserts([])
-
-
-def test_a_folder_that_cannot_be_read_is_not_passed_over(folder, monkeypatch):
-    """Half of a set would be applied, or with --prune the other half deleted."""
-
-    def walk(_name: str, onerror):
-        onerror(PermissionError(13, "Permission denied", "all/in"))
-        return []
-
-    monkeypatch.setattr("registry.cli.change_set.os.walk", walk)
+    no = PermissionError(13, "Permission denied", "all/in")
+    monkeypatch.setattr("registry.cli.change_set.os.walk", lambda _, onerror: onerror(no) or [])
     with pytest.raises(CliError, match="cannot read all/in: Permission denied"):
         upserts(["all"], recursive=True)
+    assert (is_here(folder), is_here(folder / "none")) == (True, False)
+    monkeypatch.setattr(Path, "is_dir", Mock(side_effect=no))
+    with pytest.raises(CliError, match="Permission denied"):
+        is_here(folder)
 
 
 @pytest.mark.parametrize("line", ["apply", "delete"])

@@ -6,6 +6,7 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -51,15 +52,6 @@ def test_a_wrong_one_ends_with_4_and_all_findings(capsys, base, tmp_path):
     assert json.loads(err)["error"]["reason"] == "ADAPTER_UNFIT"
     assert (run(arguments), "zero_alpha" in capsys.readouterr().out) == (4, True)
     assert (run(["-o", "name", *arguments]), capsys.readouterr().out.split()[0]) == (4, "bias_not_supported")
-
-
-def test_a_policy_may_be_tried_out(capsys, base, tmp_path):
-    draft = LLAMA.draft()
-    draft.config["use_dora"] = True
-    draft.write(tmp_path / "dora")
-    arguments = ["check", str(tmp_path / "dora"), "--base-model", str(base)]
-    assert (run(arguments), run([*arguments, "--dora", "strip"])) == (4, 0)
-    assert "warning: dora_stripped" in capsys.readouterr().out
 
 
 def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_path):
@@ -155,32 +147,31 @@ def looked(admin, monkeypatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("line", "variables", "pool", "base"),
+    ("line", "variables", "pool", "base", "rank"),
     [
-        ("check a --pool p", {}, "p", None),
-        ("check a --base-model b", {"LORAPLANE_POOL": "v"}, None, "b"),
-        ("check a", {"LORAPLANE_POOL": "v"}, "v", None),
-        ("check a", {}, "dev", None),
+        ("check a --pool p --max-rank 4", {}, "p", None, 4),
+        ("check a --base-model b", {"LORAPLANE_POOL": "v"}, None, "b", None),
+        ("check a", {"LORAPLANE_POOL": "v"}, "v", None, 16),
+        ("check a", {}, "dev", None, 16),
     ],
 )
-def test_an_adapter_is_compared_with_what_was_said(cli, looked, here, admin, monkeypatch, line, variables, pool, base):
-    looked()
+def test_an_adapter_is_compared_with_what_was_said(cli, here, admin, monkeypatch, line, variables, pool, base, rank):
+    """A rank that is said goes before that of the pool."""
+    limits = pb.PoolLimits(max_rank=16, target_modules=["q_proj"])
+    admin.answers["GetPool"] = [pb.Pool(name="dev", limits=limits), pb.Pool(name="dev")]
+    look, base_here = Mock(return_value=Looked(())), Mock()
+    monkeypatch.setattr(check, "look", look)
+    monkeypatch.setattr(check, "base_here", base_here)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    bases: list[str] = []
-    monkeypatch.setattr(check, "base_here", lambda folder, flag: bases.append(f"{flag} {folder}"))
     assert (cli(*line.split()).code, [one.name for one in admin.asked("GetPool")]) == (0, [pool] if pool else [])
-    assert bases == ([f"--base-model {base}"] if base else [])
-
-
-def test_a_rank_that_is_said_goes_before_that_of_the_pool(cli, here, admin, monkeypatch):
-    admin.answers["GetPool"] = [pb.Pool(name="dev", limits=pb.PoolLimits(max_rank=16, target_modules=["q_proj"]))]
-    seen: list[Any] = []
-    monkeypatch.setattr(check, "look", lambda _folder, _base, limits, _policy: seen.append(limits) or Looked(()))
-    assert (cli("check", "a").code, cli("check", "a", "--max-rank", "4").code) == (0, 0)
-    assert [(one.max_rank, one.target_modules) for one in seen] == [(16, ("q_proj",)), (4, ("q_proj",))]
-    admin.answers["GetPool"] = [pb.Pool(name="dev")]
-    assert (cli("check", "a").code, seen[-1].max_rank, seen[-1].target_modules) == (0, None, None)
+    assert [*base_here.call_args_list] == ([call(Path(base), flag="--base-model")] if base else [])
+    assert [look.call_args.args[2].max_rank, look.call_args.args[2].target_modules] == [
+        rank,
+        ("q_proj",) if pool else None,
+    ]
+    if rank == 16:
+        assert (cli(*line.split()).code, look.call_args.args[2].max_rank) == (0, None)
 
 
 @pytest.mark.parametrize("command", ["check s3://b/a --pool dev", "digest s3://b/a", "sign s3://b/a --key k"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import stat
+import sys
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -132,32 +133,6 @@ PLAIN = Session("a:1", Format.TABLE, Tls())
 PROTECTED = Session("a:1", Format.TABLE, Tls(), PROD, "prod")
 
 
-@pytest.fixture
-def says(monkeypatch) -> Any:
-    def lay_down(answer: str | None) -> None:
-        monkeypatch.setattr("sys.stdin", Terminal(answer) if answer is not None else io.StringIO("y\n"))
-
-    return lay_down
-
-
-def test_a_question_is_seen_before_its_answer_is_waited_for(monkeypatch):
-    """A terminal shows what does not end its line only once it is flushed."""
-    shown = ""
-
-    class Err(io.StringIO):
-        def flush(self) -> None:
-            nonlocal shown
-            shown = self.getvalue()
-
-    class Person(Terminal):
-        def readline(self, *_size: int) -> str:
-            return "y" if shown.endswith("delete 1? [y/N] ") else "n"
-
-    monkeypatch.setattr("sys.stderr", Err())
-    monkeypatch.setattr("sys.stdin", Person())
-    agree(PLAIN, ["dev/a"], yes=False)
-
-
 def test_what_is_set_is_told_with_whether_commands_use_it(call, tmp_path):
     """The first is used at once; which is used is told of each. The file is for its owner alone."""
     for line in ("a --admin a:1", "a --pool p"):
@@ -236,12 +211,8 @@ def test_what_is_changed_without_a_name_is_told(call, prod, address, monkeypatch
 @pytest.mark.parametrize("line", ["set-context prod --pool x", "use-context prod", "delete-context prod"])
 def test_a_file_that_cannot_be_read_or_written(call, prod, tmp_path, monkeypatch, line):
     """And what could not be written is not told as done."""
-
-    def full(*_arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr("registry.cli.contexts.os.open", full)
+        patched.setattr("registry.cli.contexts.os.open", Mock(side_effect=OSError(28, "No space left on device")))
         ran = call(f"config {line}")
         assert (ran.code, ran.out, "No space left on device" in ran.err) == (2, "", True)
     (tmp_path / "folder").mkdir(mode=0o700)
@@ -274,26 +245,20 @@ def test_contexts_and_names_are_completed(call, prod, address, admin, monkeypatc
     assert capsys.readouterr().out == offered
 
 
-def page(*names: str, unreadable: tuple[str, ...] = ()) -> pb.ListPoolsResponse:
-    return pb.ListPoolsResponse(pools=[pb.Pool(name=name) for name in names], unreadable=unreadable)
-
-
 @pytest.mark.parametrize(
-    ("found", "pool"),
-    [
-        *((page("a"), "a"), (page("a", unreadable=("b",)), "a"), (page(unreadable=("b",)), "b")),
-        *((page("a", "b"), None), (page(unreadable=("a", "b")), None)),
-    ],
+    ("readable", "unreadable", "pool"),
+    [("a", "", "a"), ("a", "b", "a"), ("", "b", "b"), ("ab", "", None), ("", "ab", None)],
 )
-def test_a_pool_may_be_left_out_where_there_is_one(client, admin, found, pool):
+def test_a_pool_may_be_left_out_where_there_is_one(client, admin, readable, unreadable, pool):
     empty = pb.ListPoolsResponse(next_page_token="n")  # noqa: S106 - of a listing
+    found = pb.ListPoolsResponse(pools=[pb.Pool(name=name) for name in readable], unreadable=unreadable)
     admin.answers["ListPools"] = [empty, found]
     if pool:
         assert (pool_or_only(client, "given"), pool_or_only(client, None)) == ("given", pool)
     else:
         with pytest.raises(CliError, match=r"there are several pools \(a, b\); choose one with --pool"):
             pool_or_only(client, None)
-    admin.answers["ListPools"] = [page()]
+    admin.answers["ListPools"] = [pb.ListPoolsResponse()]
     with pytest.raises(CliError, match="loraplane pool create") as raised:
         pool_or_only(client, None)
     assert raised.value.failure.exit is Exit.NOT_FOUND
@@ -306,11 +271,14 @@ def test_a_pool_may_be_left_out_where_there_is_one(client, admin, found, pool):
         *((one, False) for one in ("\n", "n\n", "", "yess\n", "ja\n", None)),
     ],
 )
-def test_who_agrees_goes_on_and_who_does_not_or_is_not_there_changes_nothing(says, capsys, answer, agrees):
-    says(answer)
+def test_who_agrees_goes_on_and_who_does_not_or_is_not_there_changes_nothing(monkeypatch, capsys, answer, agrees):
+    """A terminal shows what does not end its line only once it is flushed: before the answer is waited for."""
+    monkeypatch.setattr("sys.stdin", Terminal(answer) if answer is not None else io.StringIO("y\n"))
+    flush = Mock(wraps=sys.stderr.flush)
+    monkeypatch.setattr(sys.stderr, "flush", flush)
     if agrees:
         agree(PLAIN, ["dev/a"], yes=False)
-        assert capsys.readouterr().err == "delete dev/a\ndelete 1? [y/N] "
+        assert (capsys.readouterr().err, flush.called) == ("delete dev/a\ndelete 1? [y/N] ", True)
     elif answer is None:
         with pytest.raises(CliError, match=r"would delete 1 in the protected context prod, and nobody .* give --yes$"):
             agree(PROTECTED, ["dev/a"], yes=False)
@@ -330,14 +298,7 @@ def test_who_agrees_goes_on_and_who_does_not_or_is_not_there_changes_nothing(say
     ],
 )
 def test_how_a_command_ends(monkeypatch, capsys, ends, code, told):
-    class Command:
-        @staticmethod
-        def main(*_arguments: object, **_options: object) -> int | None:
-            if isinstance(ends, BaseException):
-                raise ends
-            return ends
-
-    monkeypatch.setattr(main, "make_command", Command)
+    monkeypatch.setattr(main, "make_command", lambda: Mock(main=Mock(side_effect=[ends])))
     assert (run(["get", "pools"]), capsys.readouterr()) == (code, ("", told))
 
 

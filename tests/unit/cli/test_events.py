@@ -80,15 +80,13 @@ def test_what_happened_in_a_pool_the_oldest_first(cli, world):
     header, first, *_ = cli("events").out.splitlines()
     assert header.split() == ["TIME", "EVENT", "KIND", "NAME", "REPLICA", "GENERATION", "BY", "WHY"]
     assert first.split()[1:] == ["missing", "replica", "r3", "r3", "-", "-", "-"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"), [("--replica r9", "REPLICA_NOT_FOUND: there is no replica 'r9' in pool"), ("none", "ADAPTER_NO")]
-)
-def test_what_there_is_not(cli, world, words, says):
     world.answers["ListAdapterHistory"] = [Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")]
-    ran = cli("events", *words.split())
-    assert (ran.code, ran.out, ran.err.count("\n"), says in ran.err) == (3, "", 1, True)
+    for words, says in (
+        ("--replica r9", "REPLICA_NOT_FOUND: there is no replica 'r9' in pool"),
+        ("none", "ADAPTER_NO"),
+    ):
+        ran = cli("events", *words.split())
+        assert (ran.code, ran.out, ran.err.count("\n"), says in ran.err) == (3, "", 1, True)
 
 
 @contextmanager
@@ -130,14 +128,6 @@ def test_the_ring_of_a_sidecar(cli, admin):
         one = cli("events", "SQL", "--sidecar", address)
     assert set(shown(whole)) == {"replica r1 r1", "started replica r1 r1 \x1b", "swapped adapter sql r1 3"}
     assert ([line.split()[1] for line in one.out.splitlines()[1:]], admin.requests) == (["swapped"], [])
-
-
-def test_a_connection_that_the_other_side_ended_is_no_error():
-    """Its time may be up at the same moment."""
-    one, other = socket.socketpair()
-    other.close()
-    one.close()
-    events._cut(one)
 
 
 @pytest.mark.parametrize(
@@ -242,18 +232,10 @@ def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):
     else:
         assert (ran.code, ran.error["reason"], says in ran.error["message"]) == (6, "SIDECAR_UNAVAILABLE", True)
     assert "no events of a sidecar" in cli("events", "--sidecar", address).err, "it is gone"
-
-
-@pytest.mark.parametrize(
-    "case", "0s=0 90s=90 30m=1800 2h=7200 7d=604800 366d=31622400 999999d=31622400 = s= 1= 1w= 1.5h= 1234567s=".split()
-)
-def test_spans(case):
-    text, _, seconds = case.partition("=")
-    if seconds:
-        assert events._span(text).total_seconds() == int(seconds)
-        return
-    with pytest.raises(CliError, match="write a number and s, m, h or d"):
-        events._span(text)
+    one, other = socket.socketpair()
+    other.close()
+    one.close()
+    events._cut(one)  # whose other side ended at the same moment
 
 
 @pytest.mark.parametrize(
@@ -261,11 +243,14 @@ def test_spans(case):
     [
         *(("r1:1", ("r1", 1)), ("127.0.0.1:65535", ("127.0.0.1", 65535)), ("[::1]:7602", ("::1", 7602))),
         *((text, None) for text in ("r1", "r1:", ":1", "r1:0", "r1:65536", "a b:1", "::1:7602", "r1:123456")),
+        *(("0s", 0), ("90s", 90), ("30m", 1800), ("2h", 7200), ("7d", 604800), ("366d", 31622400)),
+        *(("999999d", 31622400), *((f"{text} ", None) for text in ("", "s", "1", "1w", "1.5h", "1234567s"))),
     ],
 )
-def test_where_a_sidecar_is(text, address):
+def test_where_a_sidecar_is_and_how_long_ago(text, address):
+    is_span = isinstance(address, int) or text.endswith(" ")
     if address is not None:
-        assert events.sidecar_address(text) == address
+        assert (events._span(text).total_seconds() if is_span else events.sidecar_address(text)) == address
         return
-    with pytest.raises(CliError, match="write HOST:PORT"):
-        events.sidecar_address(text)
+    with pytest.raises(CliError, match="write a number and s, m, h or d" if is_span else "write HOST:PORT"):
+        (events._span if is_span else events.sidecar_address)(text.rstrip(" "))

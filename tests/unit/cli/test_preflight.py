@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -44,12 +45,25 @@ def sent(admin) -> list[str]:
 
 
 @pytest.mark.parametrize("digest", ["sha256:" + "0" * 64, ""])
-def test_what_is_not_there_yet_is_left_to_the_replicas(cli, admin, pool, tmp_path, digest):
+def test_what_is_not_there_yet_is_left_to_the_replicas(cli, admin, pool, monkeypatch, tmp_path, digest):
+    """And what changes while it is looked at: nobody knows its digest. A path that is typed is of this machine."""
     folder = LLAMA.draft().write(tmp_path / "a")
+    add = ["add", "sql", "--source", str(folder)]
+    with monkeypatch.context() as patched:
+        patched.setattr("registry.cli.source_reader.digest_here", Mock(side_effect=usage(f"{folder} changed")))
+        ran = cli(*add)
+        assert (ran.code, ran.err, sent(admin)) == (0, "", [""])
     (Path(folder) / "adapter_model.safetensors").unlink()
-    ran = cli("add", "sql", "--source", str(folder), *(["--digest", digest] if digest else []))
-    assert (ran.code, sent(admin)) == (0, [digest])
+    ran = cli(*add, *(["--digest", digest] if digest else []))
+    assert (ran.code, sent(admin)) == (0, ["", digest])
     assert (f"serve what has {digest}: what lies here is not whole" in ran.err) is bool(digest)
+    admin.answers["GetAdapter"] = [pb.Adapter(name="sql", pool="dev", spec=change("s3://b").wire.upsert.spec)]
+    for command in ("add", "set"):
+        for source, code in (("/none-such/deeper/a", 4), ("file:///none-such/deeper/a", 0)):
+            assert (
+                cli(command, "sql", "--source", source).code,
+                cli(command, "sql", "--source", source, "--force").code,
+            ) == (code, 0)
 
 
 def test_a_digest_that_the_files_here_contradict_is_refused(cli, admin, pool, tmp_path):
@@ -235,18 +249,6 @@ def test_a_pool_that_cannot_be_read_is_told_where_it_was_written(looks, folders,
     assert (raised.value.failure.reason, raised.value.failure.field) == (reason, field)
 
 
-@pytest.mark.parametrize("command", ["add", "set"])
-@pytest.mark.parametrize(("source", "code"), [("/none-such/deeper/a", 4), ("file:///none-such/deeper/a", 0)])
-def test_a_path_of_this_machine_that_is_not_there_was_mistyped(cli, admin, command, source, code):
-    """Who writes a URI may mean the disks of the replicas."""
-    admin.answers["GetAdapter"] = [
-        pb.Adapter(name="sql", pool="dev", spec=pb.AdapterSpec(source=pb.Source(uri="s3://b")))
-    ]
-    ran = cli(command, "sql", "--source", source)
-    assert (ran.code, len(admin.asked("ApplyAdapters"))) == (code, 0 if code else 1)
-    assert cli(command, "sql", "--source", source, "--force").code == 0
-
-
 def test_what_nobody_need_look_at_asks_nobody(looks, admin, folders):
     """What is pinned, on another host's disk, or deleted. In no time nothing is fetched; what is here is seen."""
     for given in (change("s3://b/a", digest="sha256:1"), change("file://elsewhere/a"), DELETION):
@@ -290,14 +292,3 @@ def test_what_would_be_refused_everywhere_is_refused_here(cli, admin, pool, mani
     source = {"uri": draft.write(tmp_path / "dora").as_uri()}
     assert cli("apply", "-f", manifest("sql", source=source)).code == 4
     assert cli("apply", "-f", manifest("sql", source=source, prepare={"dora": "strip"})).code == 0
-
-
-def test_what_changes_while_it_is_looked_at_is_left_to_the_replicas(cli, admin, pool, monkeypatch, tmp_path):
-    """Its files were right a moment later, and nobody knows their digest."""
-
-    def torn(folder: Path) -> str:
-        raise usage(f"{folder} changed")
-
-    monkeypatch.setattr("registry.cli.source_reader.digest_here", torn)
-    ran = cli("add", "sql", "--source", str(LLAMA.draft().write(tmp_path / "a")))
-    assert (ran.code, ran.err, sent(admin)) == (0, "", [""])

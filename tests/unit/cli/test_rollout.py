@@ -181,6 +181,10 @@ def test_a_rollout_is_followed_until_it_is_done_over_breaks_and_ends_of_streams(
 def test_a_rollout_is_not_followed_once_enough_serve_it_or_nobody_else_will(client, admin, min_ready, last):
     admin.answers["WatchRollout"] = [[rollout(LATE), last, DONE]]
     assert followed(client, min_ready=min_ready)[0] == last
+    admin.answers["WatchRollout"] = [lambda request: [rollout(SERVING, done=True, name=request.name)]]
+    found = follow_all(client, [target(name=name) for name in "cab"], 60, lambda *_: None)
+    assert [(one.target.name, one.rollout.name) for one in found] == [("c", "c"), ("a", "a"), ("b", "b")]
+    assert follow_all(client, [], 60, lambda *_: None) == []
 
 
 def test_at_the_deadline_the_last_that_was_heard_is_the_outcome(client, admin, time):
@@ -192,26 +196,16 @@ def test_at_the_deadline_the_last_that_was_heard_is_the_outcome(client, admin, t
     assert look(client, target()) is None
     admin.answers["WatchRollout"] = [[rollout(LATE)]]
     assert (look(client, target()), admin.channels[0].timeouts[-2:]) == (rollout(LATE), [2.0, 2.0])
-
-
-@pytest.mark.parametrize(("left", "given"), [(0.1, 2.0), (0.2, 2.0), (0.3, 0.3), (5.0, 5.0)])
-def test_a_stream_is_given_what_is_left_unless_that_is_too_little_to_hear_anything(client, admin, time, left, given):
-    admin.answers["WatchRollout"] = [[DONE]]
-    followed(client, left)
-    assert admin.channels[0].timeouts == [pytest.approx(given)]
-
-
-def test_an_error_that_stays_ends_it(client, admin, time):
-    admin.answers["WatchRollout"] = [[rollout(LATE), Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "gone")]]
+    for left, given in ((0.1, 2.0), (0.2, 2.0), (0.3, 0.3), (5.0, 5.0)):
+        admin.answers["WatchRollout"], time.now = [[DONE]], 0.0
+        followed(client, left)
+        assert admin.channels[0].timeouts[-1] == pytest.approx(given), "less is too little to hear anything"
+    gone = Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "gone")
+    admin.answers["WatchRollout"] = [[rollout(LATE), gone]]
+    time.pauses.clear()
     with pytest.raises(CliError, match="gone"):
         followed(client)
-    assert time.pauses == []
-
-
-def test_of_several_rollouts_each_has_its_own_outcome_in_their_order(client):
-    found = follow_all(client, [target(name=name) for name in "cab"], 60, lambda *_: None)
-    assert [(one.target.name, one.rollout.name) for one in found] == [("c", "c"), ("a", "a"), ("b", "b")]
-    assert follow_all(client, [], 60, lambda *_: None) == []
+    assert time.pauses == [], "an error that stays ends it"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError, RuntimeError])
@@ -232,20 +226,6 @@ def test_what_ends_the_wait_for_one_rollout_ends_all(client, admin, error):
     admin.answers["WatchRollout"] = [streams]
     with pytest.raises(error):
         follow_all(client, [target(name=name) for name in ("sql", "law")], 600, seen)
-
-
-def test_a_rollout_is_told_as_it_goes_on(cli, admin):
-    note = "placed on 3 replicas, 2 are alive: served by all of them"
-    soaking = rollout(SERVING, canaries=1, waiting="it comes to all later")
-    last = rollout(SERVING, SERVING, done=True, note=note)
-    admin.answers["WatchRollout"] = [[rollout(LATE, LATE), soaking, last]]
-    ran = cli("rollout", "sql")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines() == [
-        "sql generation 4: 0 of 2 replicas serve it (r0 pending: staging, r1 pending: staging)",
-        "sql generation 4: 1 of 1 canaries serve it, the others generation 3; it comes to all later",
-        f"sql generation 4: 2 of 2 replicas serve it; {note}",
-    ]
 
 
 def test_a_rollout_as_programs_see_it(cli, admin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -43,8 +44,7 @@ def answer(revision: int, *events: pb.AdapterEvent, **more: bool) -> pb.WatchAda
     return pb.WatchAdaptersResponse(revision=revision, events=events, **more)
 
 
-TORN = pb.AdapterEvent(unreadable="a")
-# By the name that is followed, if it is one: answers, what is told of each, and where a stream would begin after it.
+TORN, TORN_B = (pb.AdapterEvent(unreadable=name) for name in "ab")
 # Answers, what is told of each, and where a stream would begin after it; a text begins another feed, of all ("") or of
 # that name; None: the stream broke, and is begun anew.
 FOLLOWED: list[Any] = [
@@ -98,6 +98,9 @@ WITH_STATE = Query(Kind.ADAPTERS, "dev", None, pb.WatchResidencyRequest.COUNTS)
 
 
 def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
+    """What went before it was shown is not told, nor is it forgotten that what cannot be read was told. Rows that
+    waited come in the order of their records; without states nothing is waited for.
+    """
     feed = RowFeed(WITH_STATE)
     feed.begin()
     assert rows(feed, answer(5, put("A"), put("b"), snapshot=True), where("A", snapshot=True, more=True)) == []
@@ -106,8 +109,16 @@ def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
     assert rows(feed, answer(6, put("c", "6"))) == [("c", "")]
     assert rows(feed, where("c"), answer(7, gone("a"))) == [("c", "Healthy"), ("a", "AdapterGone")]
     assert rows(feed, where(gone=["a", "nobody"])) == []
-    assert rows(feed, answer(8, pb.AdapterEvent(unreadable="b"))) == [("b", "AdapterUnreadable")]
+    assert rows(feed, answer(8, TORN_B)) == [("b", "AdapterUnreadable")]
     assert rows(feed, where(gone=["b"]), answer(9, put("b", "9")), where("b")) == [("b", ""), ("b", "Healthy")]
+    feed, names = RowFeed(WITH_STATE), [f"a{number}" for number in range(40)]
+    feed.begin()
+    assert rows(feed, answer(5, put("c"), *map(put, names), put("b"), snapshot=True), answer(6, gone("c"))) == []
+    gone_b = [("b", "AdapterUnreadable"), ("b", "AdapterGone")]
+    assert rows(feed, answer(7, TORN_B), answer(8, gone("b"))) == gone_b
+    assert [name for name, _ in rows(feed, where(*reversed(names), snapshot=True))] == names
+    assert rows(feed, answer(9, put("c", "9"))) == [("c", "")]
+    assert rows(RowFeed(Query(Kind.ADAPTERS, "dev", None)), answer(5, put("a"), snapshot=True)) == [("a", "")]
 
 
 def test_after_a_break_only_what_changed_is_told():
@@ -127,38 +138,6 @@ def test_after_a_break_only_what_changed_is_told():
     assert rows(feed, where("b", snapshot=True)) == [("a", "")]
 
 
-def test_what_went_before_it_was_shown_is_not_told():
-    """Nor is it forgotten that what cannot be read was told."""
-    feed = RowFeed(WITH_STATE)
-    feed.begin()
-    assert rows(feed, answer(5, put("a"), put("b"), snapshot=True), answer(6, gone("a"))) == []
-    assert rows(feed, answer(7, pb.AdapterEvent(unreadable="b")), answer(8, gone("b"))) == [
-        ("b", "AdapterUnreadable"),
-        ("b", "AdapterGone"),
-    ]
-    assert rows(feed, where(snapshot=True), answer(9, put("a", "9"))) == [("a", "")]
-
-
-class Paper:
-    """What is drawn on it, sheet by sheet."""
-
-    def __init__(self) -> None:
-        self.sheets: list[tuple[list[str], str]] = []
-
-    def redraw(self, _view, items, foot: str) -> None:
-        self.sheets.append(([one.record.name for one in items], foot))
-
-
-def test_rows_that_waited_come_in_the_order_of_their_records():
-    """Without states nothing is waited for."""
-    feed = RowFeed(WITH_STATE)
-    feed.begin()
-    names = [f"a{number}" for number in range(40)]
-    assert rows(feed, answer(5, *map(put, names), snapshot=True)) == []
-    assert [name for name, _ in rows(feed, where(*reversed(names), snapshot=True))] == names
-    assert rows(RowFeed(Query(Kind.ADAPTERS, "dev", None)), answer(5, put("a"), snapshot=True)) == [("a", "")]
-
-
 def test_of_what_a_selector_asks_for_begin_and_end_are_told_once():
     """Another's changes and end are not; what cannot be read may be asked for, so that is told."""
     feed = SelectedFeed(lambda item: item == "Good", lambda _item: "A")
@@ -170,7 +149,8 @@ def test_of_what_a_selector_asks_for_begin_and_end_are_told_once():
 
 def test_a_live_table_is_drawn_when_it_changed_and_now_and_then():
     """Not once for each of a thousand changes; and ages go on."""
-    paper = Paper()
+    paper, sheets = Mock(), list[tuple[list[str], str]]()
+    paper.redraw = lambda _view, items, foot: sheets.append(([one.record.name for one in items], foot))
     table = LiveTable(ADAPTERS, paper)
     a, b = (AdapterPut(AdapterRow(pb.Adapter(name=name))) for name in ("a", "B"))
     torn = [AdapterUnreadable("b"), AdapterUnreadable("A")]
@@ -186,11 +166,11 @@ def test_a_live_table_is_drawn_when_it_changed_and_now_and_then():
         ([AdapterUnmatched("B")], 115.0, ([], "")),
     ]
     for told, at, drawn in news:
-        before = len(paper.sheets)
+        before = len(sheets)
         table.take(told, at)
-        assert paper.sheets[before:] == ([drawn] if drawn else []), at
-    LiveTable(TENANTS, (empty := Paper())).take([], 0.0)
-    assert empty.sheets == [([], "")], "also where there is nothing yet"
+        assert sheets[before:] == ([drawn] if drawn else []), at
+    LiveTable(TENANTS, paper).take([], 0.0)
+    assert sheets[-1] == ([], ""), "also where there is nothing yet"
 
 
 def changes(out: str) -> list[tuple[str, str]]:
