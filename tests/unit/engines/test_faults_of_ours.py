@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,7 +17,7 @@ from sidecar.engines.simulated import weights
 from sidecar.engines.simulated.weights import read_weights
 from sidecar.engines.vllm import plugin_calls
 from sidecar.engines.vllm.http import VllmHttp
-from sidecar.engines.vllm.process import VllmProcess, says_paused
+from sidecar.engines.vllm.process import VllmProcess, says_paused, with_base, with_evidence
 from tests.support.adapters import write_adapter
 
 TOLD = {"schema": 1, "architecture": "A", "applied": ["q"], "taken": [], "renames": [{}, {}, {}]}
@@ -67,11 +67,13 @@ def test_of_who_listens(monkeypatch, what):
         listener_identity("http://127.0.0.1:8000")
 
 
-async def test_of_whether_it_is_paused():
-    """R18: that it does not say so is another matter."""
+async def test_of_what_a_process_says_of_itself():
+    """R18, R22: that it does not say so is another matter."""
+    http: Any = SimpleNamespace(get=fault, find=fault)
     process = VllmProcess("e1", "0.32.0", None, pause_pages=("/is_paused",))
-    with pytest.raises(FaultOfOurs):
-        await says_paused(SimpleNamespace(get=fault), process)  # type: ignore[arg-type]
+    for call in (says_paused(http, process), with_evidence(http, process, 30), with_base(http, process, 30)):
+        with pytest.raises(FaultOfOurs):
+            await call
 
 
 async def test_of_a_file_with_a_key(tmp_path, monkeypatch):

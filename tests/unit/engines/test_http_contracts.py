@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Refused, Transient, Unknown
+from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Outcome, Refused, Transient, Unknown
 from sidecar.engines.others import axolotl
 from sidecar.engines.others.dynamo import Dynamo
 from sidecar.engines.others.pegainfer import Pegainfer
@@ -24,9 +26,12 @@ def said(code: int, /, **fields: object) -> Reply:
     return Reply(code, json.dumps(fields).encode())
 
 
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
+def models(*ids: object, **more: object) -> bytes:
+    return json.dumps({"object": "list", "data": [{"id": one, **more} for one in ids]}).encode()
+
+
+TOLD: dict[str, list[tuple[Reply | Lost | NotSent, Outcome]]] = {
+    "sglang": [
         (said(200, success=True, error_message="", loaded_adapters={"x": "/a"}), Done()),
         (said(400, success=False, error_message="a  b\n", loaded_adapters={}), Refused("a b")),
         (said(400, success=False, error_message=None), Refused("no text")),
@@ -35,17 +40,83 @@ def said(code: int, /, **fields: object) -> Reply:
         (said(500), Unknown("HTTP 500: no text")),
         (Reply(404, b"Not Found"), Unknown("HTTP 404: no text")),
         (Reply(200, b"[]"), Unknown("HTTP 200: no text")),
-        (Lost("broke"), Unknown("broke")),
-        (NotSent("none"), EngineGone("none")),
     ],
-    ids=str,
+    "pegainfer": [
+        (Reply(200, b"Success: LoRA adapter 'x' added successfully."), Done()),
+        (said(400, error="a  b\n"), Refused("a b")),
+        (said(404, error="unsupported"), Refused("unsupported")),
+        (Reply(404, b"Not Found"), Unknown("x: HTTP 404: no text")),
+        (said(503, error="closed"), Unknown("x: HTTP 503: closed")),
+    ],
+    "dynamo": [
+        (said(200, status="success", message="loaded", lora_name="x", lora_id=7), Done()),
+        (said(200, status="success", lora_name="y"), Unknown("x: HTTP 200: no text")),
+        (said(200, status="success"), Unknown("x: HTTP 200: no text")),
+        (said(200, status="error", message="a  b\n"), Refused("a b")),
+        (said(500, status="error", message="no endpoint", lora_name="x"), Unknown("x: HTTP 500: no endpoint")),
+        (Reply(404, b"Route not found"), Unknown("x: HTTP 404: no text")),
+        (Reply(200, b"[]"), Unknown("x: HTTP 200: no text")),
+    ],
+    "axolotl": [
+        (said(200, status="ok"), Done()),
+        (said(200, status="later"), Unknown('HTTP 200: {"status": "later"}')),
+        (said(422, detail=[]), Unknown('HTTP 422: {"detail": []}')),
+        (Reply(500, b""), Unknown("HTTP 500: no text")),
+    ],
+}
+LOADS: dict[str, Callable[[Any], Outcome]] = {
+    "sglang": lambda answer: SGLANG.load_outcome("x", answer),
+    "pegainfer": lambda answer: PEGAINFER.load_outcome("x", answer),
+    "dynamo": lambda answer: DYNAMO.load_outcome("x", answer),
+    "axolotl": axolotl.outcome_of,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "outcome"), [(kind, *one) for kind, told in TOLD.items() for one in told], ids=str
 )
-def test_sglang_loads(answer, outcome):
-    assert SGLANG.load_outcome("x", answer) == outcome
+def test_each_answer_to_a_load_has_one_meaning(kind, answer, outcome):
+    """R6."""
+    assert LOADS[kind](answer) == outcome
+    if kind in {"pegainfer", "dynamo"}:
+        assert {"pegainfer": PEGAINFER, "dynamo": DYNAMO}[kind].unload_outcome("x", answer) == outcome  # type: ignore[attr-defined]
+    assert LOADS[kind](Lost("broke")) == Unknown("broke")
+    assert LOADS[kind](NotSent("none")) == EngineGone("none")
 
 
-def test_sglang_wants_its_key():
+def test_what_stands_before_an_engine_or_in_its_place_may_be_mended():
+    for status in (401, 403, 404, 405):
+        assert isinstance(axolotl.outcome_of(Reply(status, b"")), Transient)
     assert isinstance(SGLANG.unload_outcome("x", Reply(401, b"")), Transient)
+
+
+@pytest.mark.parametrize(
+    ("read", "bodies"),
+    [
+        (lambda body: SGLANG.read([body, b"{}"], {}, "http://e"), [b"{}", b'{"version": 5}']),
+        (
+            lambda body: PEGAINFER.read([body], {}, "http://e"),
+            [
+                *(b'{"object": "list"}', b'{"object": "list", "data": [1]}', models(1), models("x", root="/m")),
+                models("x", owned_by="axolotl"),
+            ],
+        ),
+        (
+            lambda body: DYNAMO.read([body], {}, "http://e"),
+            [b"{}", b'{"status": "success", "loras": ["x"]}', b'{"status": "error"}'],
+        ),
+        (
+            lambda body: axolotl.read_base_models(body, "http://e"),
+            [models(), models("x"), models(1, owned_by="axolotl"), models("x", owned_by="vllm")],
+        ),
+    ],
+    ids=["sglang", "pegainfer", "dynamo", "axolotl"],
+)
+def test_something_else_is_no_such_engine(read, bodies):
+    for body in (b"", b"[]", *bodies):
+        with pytest.raises(EngineUnusable) as caught:
+            read(body)
+        assert caught.value.reason == "not_an_engine"
 
 
 METRICS = """\
@@ -64,13 +135,9 @@ def test_sglang_counts_requests_of_all_its_ranks():
     for text in ("", METRICS.replace("queue", "other"), METRICS.replace("running_reqs{", "other{")):
         with pytest.raises(EngineUnreachable, match="--enable-metrics"):
             read_requests(text, "http://e")
-
-
-@pytest.mark.parametrize("about", [b"", b"[]", b"{}", b'{"version": 5}'])
-def test_something_else_is_no_sglang(about):
-    with pytest.raises(EngineUnusable) as caught:
-        SGLANG.read([about, b"{}"], {}, "http://e")
-    assert caught.value.reason == "not_an_engine"
+    for number in ("-", "1e", "1e999"):
+        with pytest.raises(EngineUnreachable, match="no number"):  # found by the fuzzer
+            read_requests(METRICS.replace("2.0", number), "http://e")
 
 
 SGLANG_CARDS = b'{"data": [{"id": "base", "root": "base", "parent": null}]}'
@@ -116,63 +183,10 @@ def test_a_listing_that_is_not_understood_is_no_listing():
         SGLANG.read([about, b'{"data": [{"id": 1, "parent": null}]}'], {}, "http://e")
 
 
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (Reply(200, b"Success: LoRA adapter 'x' added successfully."), Done()),
-        (said(400, error="a  b\n"), Refused("a b")),
-        (said(404, error="unsupported"), Refused("unsupported")),
-        (Reply(404, b"Not Found"), Unknown("x: HTTP 404: no text")),
-        (said(503, error="closed"), Unknown("x: HTTP 503: closed")),
-        (Lost("broke"), Unknown("broke")),
-        (NotSent("none"), EngineGone("none")),
-    ],
-    ids=str,
-)
-def test_pegainfer_loads_and_unloads(answer, outcome):
-    assert PEGAINFER.load_outcome("x", answer) == PEGAINFER.unload_outcome("x", answer) == outcome
-
-
-def models(*ids: object, **more: object) -> bytes:
-    return json.dumps({"object": "list", "data": [{"id": one, **more} for one in ids]}).encode()
-
-
 def test_pegainfer_has_of_ours_what_our_record_says():
     """R11 foreign-safe: everything else is left alone."""
     seen = PEGAINFER.read([models("base", "foreign", "x")], {"x": "/a", "gone": "/b"}, "http://e")
     assert (seen.base_models, dict(seen.adapters), seen.version) == (("base", "foreign"), {"x": "/a"}, "")
-
-
-NO_PEGAINFER = [
-    *(b"", b"[]", b'{"object": "list"}', b'{"object": "list", "data": [1]}'),
-    *(models(1), models("x", root="/m"), models("x", owned_by="axolotl")),
-]
-
-
-@pytest.mark.parametrize("body", NO_PEGAINFER)
-def test_something_else_is_no_pegainfer(body):
-    with pytest.raises(EngineUnusable) as caught:
-        PEGAINFER.read([body], {}, "http://e")
-    assert caught.value.reason == "not_an_engine"
-
-
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (said(200, status="success", message="loaded", lora_name="x", lora_id=7), Done()),
-        (said(200, status="success", lora_name="y"), Unknown("x: HTTP 200: no text")),
-        (said(200, status="success"), Unknown("x: HTTP 200: no text")),
-        (said(200, status="error", message="a  b\n"), Refused("a b")),
-        (said(500, status="error", message="no endpoint", lora_name="x"), Unknown("x: HTTP 500: no endpoint")),
-        (Reply(404, b"Route not found"), Unknown("x: HTTP 404: no text")),
-        (Reply(200, b"[]"), Unknown("x: HTTP 200: no text")),
-        (Lost("broke"), Unknown("broke")),
-        (NotSent("none"), EngineGone("none")),
-    ],
-    ids=str,
-)
-def test_dynamo_loads_and_unloads(answer, outcome):
-    assert DYNAMO.load_outcome("x", answer) == DYNAMO.unload_outcome("x", answer) == outcome
 
 
 @pytest.mark.parametrize("names", [[], ["ours"]])
@@ -201,34 +215,6 @@ def test_a_dynamo_that_cannot_list_says_nothing():
     """R9: unknown is not empty."""
     with pytest.raises(EngineUnreachable, match="broken"):
         DYNAMO.read([b'{"status": "error", "message": "broken"}'], {}, "http://e")
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"status": "success", "loras": ["x"]}', b'{"status": "error"}'])
-def test_something_else_is_no_dynamo(body):
-    with pytest.raises(EngineUnusable) as caught:
-        DYNAMO.read([body], {}, "http://e")
-    assert caught.value.reason == "not_an_engine"
-
-
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (said(200, status="ok"), Done()),
-        (said(200, status="later"), Unknown('HTTP 200: {"status": "later"}')),
-        (said(422, detail=[]), Unknown('HTTP 422: {"detail": []}')),
-        (Reply(500, b""), Unknown("HTTP 500: no text")),
-        (Lost("broke"), Unknown("broke")),
-        (NotSent("none"), EngineGone("none")),
-    ],
-    ids=str,
-)
-def test_axolotl_is_told(answer, outcome):
-    assert axolotl.outcome_of(answer) == outcome
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 405])
-def test_something_before_axolotl_or_in_its_place_may_be_mended(status):
-    assert isinstance(axolotl.outcome_of(Reply(status, b"")), Transient)
 
 
 def test_axolotl_is_told_a_name_that_no_other_weights_have():
@@ -274,21 +260,3 @@ async def test_axolotl_that_may_not_have_let_go_is_not_taken_to_have(monkeypatch
 
 def test_axolotl_names_its_base_model():
     assert axolotl.read_base_models(models("Qwen/Qwen3", owned_by="axolotl"), "http://e") == ("Qwen/Qwen3",)
-
-
-NO_AXOLOTL = [b"", b"[]", models(), models("x"), models(1, owned_by="axolotl"), models("x", owned_by="vllm")]
-
-
-@pytest.mark.parametrize("body", NO_AXOLOTL)
-def test_something_else_is_no_axolotl(body):
-    with pytest.raises(EngineUnusable) as caught:
-        axolotl.read_base_models(body, "http://e")
-    assert caught.value.reason == "not_an_engine"
-
-
-@pytest.mark.parametrize("number", ["-", "1e", "1e999"])
-def test_a_count_of_sglang_that_is_no_number_says_nothing(number):
-    """X2 unbreakable: found by the fuzzer."""
-    page = f'sglang:num_running_reqs{{m="x"}} {number}\nsglang:num_queue_reqs{{m="x"}} 0.0\n'
-    with pytest.raises(EngineUnreachable, match="no number"):
-        read_requests(page, "u")

@@ -14,7 +14,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Cut, Die, Hang, Options, OrderedAnswer
 from sidecar.engines.transport import Lost, Reply
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import InMemory, answer_of, played
+from tests.support.engine_in_memory import InMemory, answer_of, virtual
 
 PLAIN = Options(served_model_name="base", model="/models/base")
 LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
@@ -130,6 +130,9 @@ async def test_a_completion_is_of_the_model_that_it_names(a):
     missing = read(await way.ask("POST", COMPLETIONS, {"model": "none", "prompt": "p"}))
     assert (missing[0], missing[1]["error"]["param"]) == (404, "model")
     assert engine.cards.counts() == {"x": 2}
+    engine.die()
+    assert read(await way.ask("POST", COMPLETIONS, body))[0] == 500
+    assert engine.cards.counts() == {"x": 3}, "whatever came of it"
 
 
 @pytest.mark.parametrize(
@@ -203,60 +206,45 @@ async def test_what_cannot_be_done_is_refused_in_vllms_form_and_remembered(a, pa
     assert call.kind == ("load" if path == LOAD else "unload")
 
 
-ROUTES = {
-    "health": ("GET", "/health", None),
-    "version": ("GET", "/version", None),
-    "metrics": ("GET", "/metrics", None),
-    "models": ("GET", "/v1/models", None),
-    "completions": ("POST", COMPLETIONS, {"prompt": "p"}),
-    "load": ("POST", LOAD, {"lora_name": "y", "lora_path": "/none"}),
-    "unload": ("POST", UNLOAD, {"lora_name": "y"}),
-    "paused": ("GET", "/is_sleeping", None),
-}
+ROUTES = [
+    ("health", "GET", "/health", None),
+    ("version", "GET", "/version", None),
+    ("metrics", "GET", "/metrics", None),
+    ("models", "GET", "/v1/models", None),
+    ("completions", "POST", COMPLETIONS, {"prompt": "p"}),
+    ("load", "POST", LOAD, {"lora_name": "y", "lora_path": "/none"}),
+    ("unload", "POST", UNLOAD, {"lora_name": "y"}),
+    ("paused", "GET", "/is_sleeping", None),
+    ("paused", "GET", "/is_paused", None),
+]
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_fault_strikes_the_next_request_of_its_route(route):
+@pytest.mark.parametrize(("route", "method", "path", "body"), ROUTES)
+@virtual
+async def test_a_fault_strikes_the_next_request_of_its_route(monkeypatch, route, method, path, body):
     """In its order; and once. What hangs goes on when it may, also where nobody waits for it any more."""
-
-    async def body() -> None:
-        engine, way = served(replace(PLAIN, development=True))
-
-        async def ask() -> int | None:
-            engine.cards.pop("y", None)
-            answer = await way.ask(*ROUTES[route])
-            return answer.status if isinstance(answer, Reply) else None
-
-        usual, release = await ask(), asyncio.Event()
-        engine.faults.order(route, OrderedAnswer(418, "tea"), Hang(release), Cut(is_done=False), spare=1)  # type: ignore[arg-type]
-        assert [await ask(), await ask()] == [usual, 418]
-        hanging = asyncio.create_task(ask())
-        await asyncio.sleep(1.0)
-        assert not hanging.done()
-        release.set()
-        assert [await hanging, await ask(), await ask()] == [usual, None, usual]
-        assert engine.faults.left == set()
-        engine.faults.order(route, Cut(is_done=True))  # type: ignore[arg-type]
-        assert await ask() is None
-        calls = [call for call in engine.calls if call.kind == route]
-        assert len(calls) == (5 if route in {"load", "unload"} else 0)
-        assert ("y" in engine.cards) is (route == "load")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sidecar.engines.simulated.engine.read_weights", lambda *_: "weights")
-        played(body)
-
-
-async def test_both_pages_of_a_pause_hang():
+    monkeypatch.setattr("sidecar.engines.simulated.engine.read_weights", lambda *_: "weights")
     engine, way = served(replace(PLAIN, development=True))
-    release = asyncio.Event()
-    engine.faults.order("paused", Hang(release))
-    hanging = asyncio.create_task(way.ask("GET", "/is_paused"))
-    for _ in range(20):
-        await asyncio.sleep(0)
+
+    async def ask() -> int | None:
+        engine.cards.pop("y", None)
+        answer = await way.ask(method, path, body)
+        return answer.status if isinstance(answer, Reply) else None
+
+    usual, release = await ask(), asyncio.Event()
+    engine.faults.order(route, OrderedAnswer(418, "tea"), Hang(release), Cut(is_done=False), spare=1)
+    assert [await ask(), await ask()] == [usual, 418]
+    hanging = asyncio.create_task(ask())
+    await asyncio.sleep(1.0)
     assert not hanging.done()
     release.set()
-    assert read(await hanging) == (200, {"is_paused": False})
+    assert [await hanging, await ask(), await ask()] == [usual, None, usual]
+    assert engine.faults.left == set()
+    engine.faults.order(route, Cut(is_done=True))
+    assert await ask() is None
+    calls = [call for call in engine.calls if call.kind == route]
+    assert len(calls) == (5 if route in {"load", "unload"} else 0)
+    assert ("y" in engine.cards) is (route == "load")
 
 
 async def test_one_that_dies_fails_every_request_from_then_on():

@@ -22,7 +22,7 @@ from sidecar.engines.simulated.engine import EngineDead, Rejection, SimulatedVll
 from sidecar.engines.simulated.options import DEFAULTS, Options
 from sidecar.vllm_plugin.guard import Guard
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import played, virtual
+from tests.support.engine_in_memory import virtual
 
 PLAIN = Options(served_model_name="base", model="/models/base")
 
@@ -54,26 +54,18 @@ async def test_tokens_are_letters_with_a_likelihood_and_a_function_of_what_came_
 
 @virtual
 async def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
-    loop = asyncio.get_running_loop()
+    loop, quick = asyncio.get_running_loop(), SimulatedVllm(Options())
+    await quick.load("x", paths["a"])
+    await quick.generate(quick.cards["x"], "p", 20)
+    assert loop.time() < 0.1, "unless it is told to it takes no time"
     engine = SimulatedVllm(replace(PLAIN, token_seconds=1.0, load_seconds=10.0))
     await engine.generate(None, "p", 3)
-    assert loop.time() == pytest.approx(3.0)
+    assert loop.time() == pytest.approx(3.0, abs=0.1)
     await engine.load("x", paths["a"])
     assert loop.time() == pytest.approx(13.0, abs=0.1)
     began = loop.time()
     await asyncio.gather(engine.load("y", paths["b"]), engine.generate(engine.cards["x"], "p", 1))
     assert loop.time() - began == pytest.approx(11.0, abs=0.1)
-
-
-def test_unless_it_is_told_to_it_takes_no_time(paths):
-    """So that tests with it are as quick as they can be."""
-
-    async def body() -> None:
-        engine = SimulatedVllm(Options())
-        await engine.load("x", paths["a"])
-        await engine.generate(engine.cards["x"], "p", 20)
-
-    assert played(body) < 0.1
 
 
 async def test_the_least_recently_used_weights_leave_memory_and_come_back_from_their_files(paths):
@@ -217,6 +209,21 @@ async def test_it_is_served_until_it_dies_or_its_server_ends(monkeypatch, listen
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.sleep(0)
     assert len({task for task in others if not task.done()}) <= 1, "nobody waits for a death any more"
+
+
+async def test_whoever_fails_while_it_is_served_leaves_no_server_behind(monkeypatch):
+    """R12."""
+
+    async def serve(_engine: SimulatedVllm, given: socket.socket) -> None:
+        with given:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(application, "serve", serve)
+    with pytest.raises(ZeroDivisionError):
+        async with application.serving(SimulatedVllm(PLAIN)):
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def started(monkeypatch, *flags: str, until: str) -> tuple[Options, tuple[object, ...], int]:

@@ -120,6 +120,40 @@ async def test_a_process_is_asked_what_it_applies_until_it_says_it_and_not_for_e
         assert not is_said or (found[-1] is not None and found[-1].engine == "vllm 0.32.0")
 
 
+READ = Reply(200, json.dumps({"schema": 1, "config": {}, "tensors": {"F32 4 2": ["q.weight"]}}).encode())
+READING = Reply(200, b'{"schema": 1, "reading": true}')
+NO_FOLDER = Reply(200, b'{"schema": 1, "path": "/m", "problem": "no such folder"}')
+
+
+@pytest.mark.parametrize(
+    ("answers", "awaited", "is_told"),
+    [
+        ([READ], [False], True),
+        ([READING, READ], [True, False], True),
+        ([NO, READ], [True, False], True),
+        ([NO_FOLDER], [False], False),
+        ([Reply(404, b"")], [False], False),
+        ([NO] * 60, [True] * 59 + [False], False),
+    ],
+    ids=["told", "reading", "late", "no folder", "no page", "never"],
+)
+async def test_what_its_base_model_is_is_waited_for_while_it_may_be_told(answers, awaited, is_told):
+    """R23 same-base: nothing is loaded before that, and an engine that never says it is driven all the same."""
+    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN), PATIENT)
+    about = {"schema": 1, "capabilities": ["swap", "unload", "state", "coverage", "base"]}
+    applied = {"schema": 1, "architecture": "A", "applied": ["q"], "taken": [], "renames": [{}, {}, {}]}
+    way.instead["/v1/loraplane/plugin"].append(Reply(200, json.dumps(about).encode()))
+    way.instead["/v1/loraplane/coverage"].append(Reply(200, json.dumps(applied | {"shapes": {"4 2": ["q"]}}).encode()))
+    way.instead["/v1/loraplane/base"].extend(answers)
+    found = [(await driver.observe()).facts for _ in range(len(awaited) + 1)]
+    assert [bool(one.base.awaited) for one in found] == [*awaited, False]
+    assert [path for _, path, _ in way.asked].count("/v1/loraplane/base") == len(awaited)
+    base = found[-1].base
+    assert (base.files is not None, found[-1].base_path) == (is_told, "/models/base")
+    assert (base.shapes, base.evidence, base.is_known) == ({"q": (4, 2)}, found[-1].evidence, True)
+    assert base.evidence is not None
+
+
 @pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
 async def test_a_restart_within_a_look_is_noticed(options):
     """R9 status-truth: a listing belongs to one process."""
@@ -280,10 +314,14 @@ async def test_whether_adapters_are_enabled_is_seen_in_the_metrics(more, reason)
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-async def test_a_missing_route_is_said_by_its_name(path):
+async def test_a_missing_route_is_said_by_its_name_and_an_engine_that_goes_away_meanwhile_is_absent(path):
+    """R18: that one is told as one that nobody reaches, and not as one whose routes are odd."""
     driver, way = driver_of(SimulatedVllm(PLAIN))
-    way.instead[path].extend([Reply(404, b"")] * 2)
+    way.instead[path].extend([Reply(404, b"")] * 3)
     with pytest.raises(EngineUnusable, match=path):
+        await driver.observe()
+    way.before[path] = lambda: setattr(way, "is_there", False)
+    with pytest.raises(EngineAbsent):
         await driver.observe()
 
 
@@ -333,6 +371,7 @@ VLLMS = json.dumps({"error": {"message": "so", "type": "T", "param": None, "code
         ([Reply(404, b""), Reply(500, b"")], None),
         ([Reply(404, b""), Reply(404, VLLMS)], None),
         ([Reply(404, b""), Reply(501, VLLMS)], None),
+        ([Reply(404, b""), Reply(404, b'{"detail": "Not Found"}')], EngineUnusable),
         ([Reply(404, b""), Reply(405, b"")], EngineUnusable),
         ([Reply(404, b""), Reply(501, b"")], EngineUnusable),
         ([Reply(404, b""), Reply(502, VLLMS)], EngineUnreachable),

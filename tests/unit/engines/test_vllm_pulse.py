@@ -59,11 +59,8 @@ async def test_an_engine_that_makes_progress_is_asked_for_nothing():
     ("answer", "says"),
     [
         (Reply(200, b""), True),
-        (Reply(404, b""), None),
-        (Reply(429, b""), None),
-        (Reply(501, b""), None),
-        (NO, False),
-        (LOST, False),
+        *((Reply(status, b""), None) for status in (400, 404, 429, 499, 501)),
+        *((answer, False) for answer in (NO, LOST, Reply(503, b""), Reply(302, b""))),
     ],
     ids=str,
 )
@@ -119,28 +116,19 @@ async def test_what_does_not_answer_is_not_said_to_stand_still_where_it_is_anoth
     assert await driver.pulse() is None
 
 
-async def test_of_what_nobody_looked_at_or_counts_nothing_there_is_no_pulse():
-    """R18: nobody could say of a full engine without statistics that it goes on."""
-    driver, way = driver_of(SimulatedVllm(PLAIN))
-    assert (await driver.pulse(), way.asked) == (None, [])
-    page = f"process_start_time_seconds {SimulatedVllm().started_at!r}\n".encode()
-    way.instead["/metrics"].extend([Reply(200, page)] * 2)
-    await driver.observe()
-    way.asked.clear()
-    assert (await driver.pulse(), way.asked) == (None, [])
-
-
+@pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
 @virtual
-async def test_with_the_plugin_one_without_statistics_has_a_pulse_too():
-    """R18: its core is asked, whatever its metrics say."""
-    engine = SimulatedVllm(WITH_PLUGIN)
+async def test_of_what_nobody_looked_at_or_counts_nothing_there_is_no_pulse(options):
+    """R18: nobody could say of a full engine without statistics that it goes on, but a plugin asks its core."""
+    engine = SimulatedVllm(options)
     driver, way = driver_of(engine)
+    assert (await driver.pulse(), way.asked) == (None, [])
     page = f"process_start_time_seconds {engine.started_at!r}\n".encode()
     way.instead["/metrics"].extend([Reply(200, page)] * 3)
     await driver.observe()
     await asyncio.sleep(5.0)
     way.asked.clear()
-    assert (await driver.pulse(), paths(way)) == (True, [STATE])
+    assert (await driver.pulse(), paths(way)) == ((None, []) if options is PLAIN else (True, [STATE]))
 
 
 @virtual
