@@ -218,11 +218,14 @@ async def test_whoever_fails_while_it_is_served_leaves_no_server_behind(monkeypa
         with given:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(application, "serve", serve)
-    with pytest.raises(ZeroDivisionError):
+    async def failing() -> None:
         async with application.serving(SimulatedVllm(PLAIN)):
             await asyncio.sleep(0)
             raise ZeroDivisionError
+
+    monkeypatch.setattr(application, "serve", serve)
+    with pytest.raises(ZeroDivisionError):
+        await failing()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
