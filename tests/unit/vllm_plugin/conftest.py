@@ -6,6 +6,7 @@ import pytest
 
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.proof import Prover
+from tests.unit.vllm_plugin.played import PlayedServer
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +17,18 @@ def patience(monkeypatch) -> None:
     """
     monkeypatch.setitem(Adapters.__init__.__kwdefaults__, "sweep_seconds", 3600.0)
     monkeypatch.setattr(Prover.__init__, "__defaults__", (60.0,))
+
+
+@pytest.fixture
+def server() -> PlayedServer:
+    """It has x."""
+    server = PlayedServer()
+    server.load("x", "/old/x")
+    return server
+
+
+@pytest.fixture
+def files(tmp_path) -> str:
+    """A directory with something that may be an adapter."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    return str(tmp_path)

@@ -22,6 +22,15 @@ class Version:
     lora_path: str
 
 
+class Clock:
+    """Seconds that pass when told."""
+
+    at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
 @dataclass
 class PlayedServer:
     """Implements `ApiServer`. `calls` are the engine's; `gate` holds loads back; `fails` makes them fail."""

@@ -24,10 +24,9 @@ OURS = {CONTROL_HEADER: "sidecar"}
 
 
 @pytest.fixture
-def server() -> PlayedServer:
-    """It has x."""
-    server = PlayedServer(limits={"max_loras": 4}, kv_connectors=["C"])
-    server.load("x", "/old/x")
+def server(server) -> PlayedServer:
+    """It has x, limits and a connector."""
+    server.limits, server.kv_connectors = {"max_loras": 4}, ["C"]
     return server
 
 
@@ -48,12 +47,6 @@ class Asking:
 @pytest.fixture
 def ask(server) -> Asking:
     return Asking(Adapters(server))
-
-
-@pytest.fixture
-def files(tmp_path) -> str:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    return str(tmp_path)
 
 
 ALL = [
@@ -202,7 +195,7 @@ SWAP = {"lora_name": "x", "lora_path": "/old/y", "expected_path": "/old/x"}
         ("unload", {"lora_name": "a\0"}, "lora_name"),
         ("unload", {"lora_name": 7}, "lora_name"),
         ("unload", {}, "lora_name"),
-        ("unload", [], "body"),
+        *(("unload", body, "body") for body in ([], "x", 7, b"null")),
         ("unload", b"{", "body"),
         ("unload", b"\xff", "body"),
         ("unload", b"[" * 60_000, "body"),
@@ -237,12 +230,15 @@ async def test_a_body_is_taken_as_far_as_it_is_well_formed(ask, server, path, bo
     assert (server.paths(), server.calls) == ({"x": "/old/x"}, [])
 
 
-async def test_who_leaves_before_the_end_of_a_body_is_answered_nothing(ask, server):
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_who_leaves_before_the_end_of_a_body_is_answered_nothing(ask, server, has_begun):
     """X2: no error of ours in the log of vLLM."""
     sent: list[dict[str, Any]] = []
+    left = {"type": "http.disconnect"}
+    coming = iter([*([{"type": "http.request", "body": b'{"lora_', "more_body": True}] * has_begun), left])
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
+        return next(coming)
 
     async def send(message: Any) -> None:
         sent.append(message)

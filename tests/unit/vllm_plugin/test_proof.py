@@ -241,12 +241,12 @@ class Telling(ResolverClient):
         return self._told
 
 
-@pytest.mark.parametrize("prove", [True, False])
-async def test_a_lazy_adapter_is_proven_after_its_first_request(tmp_path, prove):
+@pytest.mark.parametrize(("prove", "expect"), [(True, ""), (True, "WANTED"), (False, "")])
+async def test_a_lazy_adapter_is_proven_after_its_first_request(tmp_path, prove, expect):
     """R22 applied-whole, R19: the request does not wait; the pool decides whether it is proven at all."""
-    path = adapter(tmp_path / "a")
-    server = server_of(BASE)
-    adapters = Adapters(server, Telling(Resolved(path, prove=prove)))
+    path, expect = adapter(tmp_path / "a"), WANTED if expect else ""
+    server = answering(OTHERWISE) if expect else server_of(BASE)
+    adapters = Adapters(server, Telling(Resolved(path, prove=prove, expect=expect)))
     found = await adapters.resolve("x", "/base")
     assert found is not None
     adapters.prove_some()
@@ -257,7 +257,9 @@ async def test_a_lazy_adapter_is_proven_after_its_first_request(tmp_path, prove)
         await asyncio.sleep(0)
         assert server.calls == []
         return
-    await eventually(lambda: adapters.prove_some() or adapters.without_effect() == [path])
+    wanted = ([], [expected_key(path, expect)]) if expect else ([path], [])
+    told = lambda: (adapters.without_effect(), list(adapters.expectations()["unexpected"]))  # noqa: E731
+    await eventually(lambda: adapters.prove_some() or told() == wanted)
     assert await adapters.resolve("x", "/base") is not None  # that it is refused is the sidecar's answer
     calls = len(server.calls)
     adapters.prove_some()
@@ -288,13 +290,6 @@ async def test_what_was_put_off_waits_while_the_engine_cannot_be_asked(tmp_path)
     assert (server.calls, prover.without_effect) == ([], [])
     server.prober = prober
     await eventually(lambda: prover.look_later() or prover.without_effect == [path])
-
-
-def test_of_what_nobody_asked_no_deviation_is_known():
-    """R22: an adapter without expectations answers as expected."""
-    prover = Prover(server_of(BASE))
-    assert (prover.deviation("/a", ""), prover.deviation("/a", "{}")) == ("", "")
-    assert (prover.as_expected, prover.unexpected) == ([], {})
 
 
 async def test_a_proof_that_takes_long_holds_no_load_up(tmp_path, monkeypatch):
@@ -514,23 +509,6 @@ async def test_what_is_expected_is_asked_later_of_a_full_engine(tmp_path):
     before = adapters.changes
     await eventually(lambda: adapters.prove_some() or adapters.changes == before + 1)
     assert list(adapters.expectations()["unexpected"]) == [expected_key(path, WANTED)]
-
-
-async def test_a_lazy_adapter_answers_as_expected_after_its_first_request(tmp_path):
-    """R22 applied-whole, R19."""
-    path = adapter(tmp_path / "a")
-    server = answering(OTHERWISE)
-    adapters = Adapters(server, Telling(Resolved(path, prove=True, expect=WANTED)))
-    found = await adapters.resolve("x", "/base")
-    assert found is not None
-    server.registered["x"] = found
-    key = expected_key(path, WANTED)
-    await eventually(lambda: adapters.prove_some() or list(adapters.expectations()["unexpected"]) == [key])
-    assert await adapters.resolve("x", "/base") is not None
-    calls = len(server.calls)
-    adapters.prove_some()
-    await asyncio.sleep(0)
-    assert len(server.calls) == calls, "what is known is not asked again"
 
 
 async def test_engines_that_compute_nothing_are_not_asked():

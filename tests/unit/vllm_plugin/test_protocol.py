@@ -121,8 +121,14 @@ def test_the_longest_name_of_a_record_is_asked_for_and_the_longest_path_is_under
     assert is_askable(longest)
     assert is_askable("n" * 200)
     assert not is_askable("n" * 201)
-    assert socket_problem("/" + "p" * 106) is None
-    assert socket_problem("/" + "p" * 107) is not None
+    paths = {
+        "/run/x.sock": True,
+        "run/x.sock": False,
+        "/" + "p" * 106: True,
+        "/" + "p" * 107: False,
+        "/" + "ü" * 54: False,
+    }
+    assert {path: socket_problem(path) is None for path in paths} == paths
     around = len(write_question("x", ""))
     assert read_question(write_question("x", "b" * (4096 - around))) == "x"
     assert read_question(write_question("x", "b" * (4097 - around))) is None

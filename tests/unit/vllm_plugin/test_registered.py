@@ -9,15 +9,7 @@ import pytest
 
 from sidecar.vllm_plugin.usage import NameLocks, RequestStates, Usage
 from tests.support.waiting import eventually
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    at = 100.0
-
-    def __call__(self) -> float:
-        return self.at
+from tests.unit.vllm_plugin.played import Clock
 
 
 def test_a_binding_is_a_use_and_a_look_is_none():
@@ -31,15 +23,10 @@ def test_a_binding_is_a_use_and_a_look_is_none():
     assert registered["a"] == 1
     clock.at += 5
     assert registered.ages() == {"a": 5.0}
-
-
-def test_a_request_that_still_runs_is_a_use():
-    clock = Clock()
-    registered = Usage({"a": 1}, now=clock)
-    registered.note("a")
-    registered.note("gone")
+    for name in ("b", "gone"):
+        registered.note(name)  # a request that still runs
     clock.at += 2
-    assert registered.ages() == {"a": 2.0}
+    assert registered.ages() == {"a": 7.0, "b": 2.0}
 
 
 def test_what_is_unloaded_is_forgotten_and_new_weights_keep_the_use_of_their_name():
