@@ -54,17 +54,6 @@ def test_what_no_state_could_follow_is_not_read():
     assert Catalogue("other", informer.record, informer.with_last_good).whole(informer.state, "a") is None
 
 
-def test_it_remembers_so_many_and_no_more(monkeypatch):
-    """R16 bounded."""
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
-    informer, catalogue = informed(*(kv(name, number, load="lazy") for number, name in enumerate("abc", 1)))
-    first = catalogue.whole(informer.state, "a")
-    for name in "bac":
-        catalogue.whole(informer.state, name)
-    assert catalogue.whole(informer.state, "a") is first
-    assert len(catalogue._read) == 2
-
-
 def test_what_was_read_anew_is_remembered_as_the_newest(monkeypatch):
     """R16 bounded: it is wanted at each round."""
     monkeypatch.setattr(module, "MAX_REMEMBERED", 2)

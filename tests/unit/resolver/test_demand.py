@@ -1,148 +1,335 @@
-"""What was asked and answered, and what therefore stays loaded."""
+"""What was asked and answered, what therefore stays loaded, and how long it counts: each time from both sides."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from registry.model.records import AdapterRecord, AskedRetry
 from sidecar.artifacts.types import Staged
-from sidecar.desired.informer import Informer
+from sidecar.desired.informer import DesiredAdapter, Informer
 from sidecar.engines.driver import USUAL
+from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.planner import make_plan
-from sidecar.plan.types import PlanContext
-from sidecar.resolver import demand as module
-from sidecar.resolver.demand import (
-    BIND_SECONDS,
-    EXPECT_SECONDS,
-    FRESH_SECONDS,
-    HOLD_SECONDS,
-    LOOK_SECONDS,
-    Answered,
-    ResidentSet,
-)
+from sidecar.plan.types import LazyCandidates, Plan, PlanContext
+from sidecar.resolver.demand import Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.support.records import POOL, deletion, kv, put
 from tests.support.worlds import observed, owns, path_of, pool, review
 
+INFINITE = float("inf")
+
 
 class World:
-    """Three lazy adapters and an eager one, and an engine with room for `room` lazy ones."""
+    """Lazy adapters a to d, an eager one, and an engine with room for `room` lazy ones; all its usual times."""
 
-    def __init__(self, room: int = 9, idle_seconds: float = 600.0) -> None:
+    def __init__(self, room: int = 9) -> None:
         self.informer = Informer(POOL)
-        self.informer.replace(10, [kv(name, 1, load="lazy") for name in "abc"] + [kv("e", 2)])
-        self.demand = ResidentSet(
-            Catalogue(POOL, self.informer.record, self.informer.with_last_good), idle_seconds=idle_seconds
-        )
+        self.informer.replace(10, [*(kv(name, 1, load="lazy") for name in "abcd"), kv("e", 2)])
+        self.demand = ResidentSet(Catalogue(POOL, self.informer.record, self.informer.with_last_good))
         self.room = room
 
-    def review(self, *listed: str, now: float, **kwargs):
-        engine = replace(observed(dict.fromkeys(listed, "v1")), **kwargs)
-        return self.look(engine, now=now)
+    def adapter(self, name: str) -> DesiredAdapter:
+        found = self.demand.catalogue.whole(self.informer.state, name)
+        assert found is not None
+        return found
 
-    def look(self, engine, *, now: float, state=None):
-        spec = pool(max_adapters=self.room + 1)
-        return review(self.demand, state or self.informer.state, engine, now=now, spec=spec)
+    def candidates(self, *listed: str, now: float, **kwargs) -> LazyCandidates:
+        """What a look says, without a plan."""
+        engine = replace(observed(dict.fromkeys(listed, "v1")), **kwargs)
+        return self.demand.candidates(self.informer.state, engine, owns, now=now)
+
+    def look(self, *listed: str, now: float, engine: Observed | None = None, state=None, **kwargs) -> Plan:
+        """A look and the plan that follows from it."""
+        engine = engine or replace(observed(dict.fromkeys(listed, "v1")), **kwargs)
+        state = state or self.informer.state
+        lazy = self.demand.candidates(state, engine, owns, now=now)
+        context = PlanContext(lambda _: None, set(), {}, set(), owns, lazy=lazy)
+        plan = make_plan(state, pool(max_adapters=self.room + 1), engine, context, now=now)
+        self.demand.follow(plan, owns)
+        return plan
+
+    def review(self, *listed: str, now: float, **kwargs) -> LazyCandidates:
+        """What such a plan was made of."""
+        return self.look(*listed, now=now, **kwargs).chosen.lazy
 
     def tell(self, name: str, at: float) -> None:
         self.demand.tell(name, Answered(name, path_of("v1"), at))
 
-
-def names(wanted) -> list[str]:
-    return [one.name for one in wanted.residents]
-
-
-def test_what_the_engine_lists_from_our_store_is_resident_until_it_is_idle():
-    """R11 foreign-safe, and names are what records say."""
-    world = World(idle_seconds=100.0)
-    engine = observed({"a": "v1", "B": "v1", "c": "/elsewhere", "e": "v1", "x": "v1"})
-    assert names(world.look(engine, now=1000.0)) == ["a"]
-    assert world.demand.rest_seconds(1000.0) == 100.0
-    assert names(world.review("a", now=1100.0)) == ["a"]
-    assert names(world.review("a", now=1100.1)) == []
-    assert world.demand.rest_seconds(1100.1) == math.inf
+    def residents(self) -> str:
+        return "".join(name for name in "abcde" if self.demand.resident(name) is not None)
 
 
-def test_the_engine_knows_best_when_it_was_used_then_the_last_answer():
+def test_what_is_not_used_for_ten_minutes_goes():
+    """docs/lazy.md: 600 seconds, and the engine is looked at again when they are over."""
+    world = World()
+    world.look(now=0.0, engine=observed({"a": "v1", "B": "v1", "c": "/elsewhere", "e": "v1", "x": "v1"}))
+    assert world.residents() == "a", "what is ours, lazy, and named so by its record"
+    world.look("a", now=100.0, last_used={"a": 0.0})
+    assert world.demand.rest_seconds(100.0) == 600.0
+    world.look("a", now=700.0)
+    assert world.residents() == "a"
+    world.look("a", now=700.1)
+    assert world.residents() == ""
+
+
+def test_an_answer_counts_for_as_long_as_an_engine_needs_it():
+    """R7 files-pinned: two minutes for its files; ten seconds to be listed; two to be bound to a request."""
+    world = World()
+    world.look(now=0.0)
+    world.tell("a", at=1.0)
+    assert world.demand.rest_seconds(1.0) == 0.5
+    assert world.candidates(now=2.9).bound == {"a"}
+    assert world.candidates(now=3.0).bound == frozenset()
+    world.look(now=10.9)
+    assert world.demand.is_expecting
+    world.look(now=11.0)
+    assert not world.demand.is_expecting
+    assert world.demand.rest_seconds(11.0) == 110.0
+    assert world.demand.rest_seconds(120.9) == 0.5, "no oftener for anything that is due"
+    assert world.demand.uses(120.9) == {("a", path_of("v1"))}
+    assert world.demand.uses(121.0) == set()
+    world.look(now=121.0)
+    assert (world.demand.rest_seconds(121.0), world.demand._told) == (INFINITE, {})
+    assert USUAL.load_seconds + 10.0 < 120.0, "longer than an engine may take to load it"
+
+
+def test_requests_run_while_an_adapter_was_used_just_before_a_look_that_is_not_old():
+    """R16: what has requests makes no room; a fiftieth of a second, as a look of the last second had it."""
+    world = World(room=1)
+    world.look("a", now=5.0, last_used={"a": 0.019})
+    assert not world.demand.has_place("b", 5.0)
+    engine = replace(observed({"a": "v1"}), last_used={"a": 0.02})
+    world.look(now=6.0, engine=engine)
+    assert world.demand.has_place("b", 6.9)
+    assert not world.demand.has_place("b", 7.0)
+    world.look(now=6.9, engine=engine)
+    assert not world.demand.has_place("b", 7.0), "the same look again is no newer one"
+    world.look("a", now=8.0)
+    assert world.demand.has_place("b", 8.0), "of what the engine says nothing no request is known"
+
+
+def test_the_requests_of_an_adapter_itself_take_nothing_from_it():
+    """R16: and one that is expected already takes no second place."""
+    world = World(room=1)
+    world.look("a", now=0.0, last_used={"a": 0.0})
+    assert world.demand.has_place("a", 0.0)
+    world.look(now=1.0)
+    world.tell("b", at=1.0)
+    assert world.demand.has_place("b", 100.0)
+    assert not world.demand.has_place("c", 100.0)
+
+
+def test_as_many_more_as_an_engine_can_be_told_of_at_once_are_told():
+    """R16 bounded: 128 above the room, those that are listed among them."""
     world = World(room=2)
-    world.tell("b", at=50.0)
-    assert names(world.review("a", "b", "c", now=100.0, last_used={"a": 70.0, "c": 1.0})) == ["b", "c"]
-    assert names(world.review("a", "b", "c", now=110.0, last_used={"a": 2.0, "c": 11.0})) == ["a", "c"]
+    world.look("a", now=0.0)
+    for number in range(128):
+        world.tell(f"n{number}", at=0.0)
+    assert world.demand.has_place("b", 0.0)
+    world.tell("n128", at=0.0)
+    assert not world.demand.has_place("b", 0.0)
+    assert world.demand.has_place("n128", 0.0)
+
+
+def test_who_found_a_place_waits_for_none():
+    """R16: the engine is looked at often for the sake of others only."""
+    world = World(room=1)
+    assert not world.demand.has_place("b", 0.0)
+    with world.demand.asking("b"):
+        assert not world.demand.is_expecting, "nothing is known of the room yet"
+        world.look("a", now=0.0, last_used={"a": 0.0})
+        assert not world.demand.has_place("b", 0.0)
+        assert world.demand.is_expecting
+        world.look("a", now=1.0)
+        assert world.demand.has_place("b", 1.0)
+        world.tell("b", at=1.0)
+        world.look("a", "b", now=1.1)
+        assert not world.demand.is_expecting
+
+
+def test_an_adapter_was_used_when_the_engine_or_an_answer_says_so_last():
+    world = World()
+    assert world.candidates("a", now=100.0, last_used={"a": 10.0}).used_at == {"a": 90.0}
+    assert world.candidates("a", now=110.0, last_used={"a": 40.0}).used_at == {"a": 90.0}
+    world.tell("a", at=50.0)
+    assert world.candidates("a", now=110.0).used_at == {"a": 90.0}
+    world.tell("a", at=105.0)
+    assert world.candidates("a", now=110.0).used_at == {"a": 105.0}
+
+
+def test_what_is_neither_listed_nor_told_begins_anew():
+    """R16 bounded: nothing is remembered of it."""
+    world = World()
+    world.candidates("a", now=0.0)
+    world.tell("b", at=10.0)
+    world.candidates(now=20.0)
+    found = world.candidates("a", "b", now=30.0)
+    assert found.used_at == {"a": 30.0, "b": 10.0}
+    assert found.whole == {"a": world.adapter("a"), "b": world.adapter("b")}
+    assert found.idle_seconds == 600.0
+
+
+def test_a_question_that_is_open_binds_its_name_and_keeps_calls_from_it():
+    """The deadlock rule: whatever is listed."""
+    world = World()
+    with world.demand.asking("b"):
+        with world.demand.asking("b"):
+            assert world.demand.is_asked("b")
+        found = world.candidates("a", now=0.0)
+        assert (found.bound, found.asked) == ({"b"}, {"b"})
+    assert not world.demand.is_asked("b")
+    found = world.candidates("a", now=0.0)
+    assert (found.bound, found.asked) == (frozenset(), frozenset())
+
+
+def refusal(world: World, now: float = 0.0, path: str = path_of("v1")) -> Failure | None:
+    return world.demand.refusal(world.adapter("a"), path, now)
+
+
+def test_an_engine_refuses_only_what_it_was_told_of_and_did_not_list_twice():
+    """R8 isolation, R17: asked for again at once, at the same path, of the same process."""
+    world = World()
+    world.look(now=0.0)
+    world.tell("a", at=0.0)
+    assert refusal(world) is None
+    assert world.demand.trouble("a") is not None
+    world.tell("a", at=0.0)
+    found = refusal(world)
+    assert found is not None
+    assert (found.reason, found.attempts) == ("engine_refused", 2)
+
+
+@pytest.mark.parametrize("why", ["another path", "listed since", "long ago", "not told"])
+def test_what_says_nothing_of_a_refusal_is_not_counted(why):
+    """R17 heals."""
+    world = World()
+    world.look(now=0.0)
+    for now in (0.0, 120.0, 240.0):
+        if why != "not told":
+            world.tell("a", at=now)
+        if why == "listed since":
+            world.look("a", now=now)
+        if why == "long ago":
+            world.look(now=now + 120.0)
+        assert refusal(world, now + 120.0, path_of("v2" if why == "another path" else "v1")) is None
+        assert world.demand.trouble("a") is None
+
+
+def test_what_could_not_be_staged_is_no_refusal_and_ends_with_an_answer():
+    """R8: the engine had no part in it."""
+    world = World()
+    adapter = world.adapter("a")
+    world.demand.note_trouble("a", Failure(adapter.ref, None, "source_io", "", 5, None))
+    assert refusal(world) is None
+    world.tell("a", at=0.0)
+    assert world.demand.trouble("a") is None
+
+
+def test_a_refusal_that_an_older_look_does_not_show_stands():
+    """R9: only a look since then proves that it is loaded after all."""
+    world = World()
+    engine = observed({"a": "v1"})
+    world.look(now=0.0, engine=engine)
+    failure = Failure(world.adapter("a").ref, "e1", "engine_refused", "", 2, None)
+    world.demand.note_trouble("a", failure)
+    assert world.look(now=0.5, engine=engine).chosen.lazy.troubles
+    assert world.look("a", now=1.0).chosen.lazy.troubles == ()
+    assert world.demand.trouble("a") is None
+
+
+def test_the_hundred_newest_troubles_are_remembered():
+    """R16 bounded: one that comes again is new."""
+    world = World()
+    failure = Failure(None, None, "not_found", "", 1, None)
+    for number in range(100):
+        world.demand.note_trouble(f"n{number}", failure)
+    world.demand.note_trouble("n0", failure)
+    assert all(world.demand.trouble(f"n{number}") for number in range(100))
+    world.demand.note_trouble("n100", failure)
+    assert world.demand.trouble("n1") is None
+    assert world.demand.trouble("n0")
+    assert world.demand.trouble("n2")
+    world.demand.forget_troubles()
+    assert world.demand.trouble("n0") is None
+
+
+def test_another_try_counts_once_and_for_each_adapter_alone():
+    """R17: who asked for one of a, and later has trouble again, asks anew."""
+    world = World()
+    failures = {name: Failure(world.adapter(name).ref, None, "not_found", "", 1, None) for name in "ab"}
+
+    def note(*names: str) -> list[str]:
+        for name in names:
+            world.demand.note_trouble(name, failures[name])
+        return [one.key for one, _ in world.look(now=0.0).chosen.lazy.troubles]
+
+    def ask(revision: int, request: str) -> None:
+        before = kv("a", 1, load="lazy")
+        record = AdapterRecord.parse(before.value).model_copy(update={"retry": AskedRetry(request_id=request)})
+        others = [kv(name, 1, load="lazy") for name in "bcd"]
+        self_value = replace(before, value=record.to_bytes(), mod_revision=revision)
+        world.informer.replace(revision, [self_value, *others])
+
+    assert note("a", "b") == ["a", "b"]
+    ask(11, "q1")
+    assert note() == ["b"]
+    assert note("a") == ["b", "a"]
+    ask(12, "q2")
+    assert note() == ["b"]
+
+
+def test_a_plan_that_is_blocked_lets_no_question_be_answered_and_one_that_is_paused_says_so():
+    """R10, R13."""
+    world = World(room=3)
+    plan = world.look("a", now=0.0)
+    assert world.demand.terms is not None
+    assert (world.demand.terms.room, world.demand.terms.owns, world.demand.is_paused) == (3, owns, False)
+    world.demand.follow(replace(plan, paused="it sleeps"), owns)
+    assert world.demand.is_paused
+    world.demand.follow(replace(plan, blocked="another base"), owns)
+    assert (world.demand.terms, world.demand.is_paused) == (None, False)
+    assert world.demand.situation(world.informer.state, plan).room == 0
+
+
+def test_who_is_kept_above_the_room_is_looked_at_when_that_may_end():
+    """R16: and nobody is while there is room."""
+    world = World(room=2)
+    world.tell("a", at=0.0)
+    world.look("a", "b", now=0.5)
+    assert world.demand.rest_seconds(0.5) == 119.5
+    world.tell("b", at=0.5)
+    world.tell("c", at=0.6)
+    world.look("a", "b", "c", now=0.7)
+    assert world.residents() == "abc"
+    assert world.demand.rest_seconds(0.7) == pytest.approx(1.3)
+    world.look("a", "b", "c", now=2.7)
+    assert world.residents() == "bc"
+    world.look(now=200.0)
+    assert world.demand.rest_seconds(200.0) == INFINITE
 
 
 def test_one_look_says_once_when_something_was_used():
-    world = World(idle_seconds=10.0)
-    engine = replace(observed({"a": "v1"}), last_used={"a": 5.0})
-    world.look(engine, now=100.0)
-    wanted = world.look(engine, now=105.1)
-    assert names(wanted) == [], "the look is as old as it is"
-
-
-def test_an_answer_is_expected_to_be_listed_and_holds_its_files():
-    """R7 files-pinned: though no listing shows it yet."""
     world = World()
-    world.review(now=0.0)
-    world.tell("a", at=1.0)
-    use = {("a", path_of("v1"))}
-    assert world.demand.is_expecting
-    assert world.demand.rest_seconds(1.0) == LOOK_SECONDS
-    world.review(now=EXPECT_SECONDS)
-    assert world.demand.is_expecting
-    world.review(now=1.0 + EXPECT_SECONDS)
-    assert not world.demand.is_expecting
-    assert world.demand.rest_seconds(1.0 + EXPECT_SECONDS) == HOLD_SECONDS - EXPECT_SECONDS, "so that it is let go of"
-    assert world.demand.uses(HOLD_SECONDS) == use
-    assert world.demand.uses(1.0 + HOLD_SECONDS) == set()
-    world.review(now=1.0 + HOLD_SECONDS)
-    assert world.demand._told == {}
-    assert world.demand.rest_seconds(1.0 + HOLD_SECONDS) == math.inf
-
-
-def test_files_are_held_for_longer_than_an_engine_may_take_to_load_them():
-    """R7 files-pinned: whether a listing shows it in time or not."""
-    assert USUAL.load_seconds + EXPECT_SECONDS < HOLD_SECONDS
-
-
-def test_what_is_listed_is_expected_no_more():
-    world = World()
-    world.tell("a", at=1.0)
-    assert names(world.review("a", now=1.5)) == ["a"]
-    assert not world.demand.is_expecting
-
-
-def test_who_has_just_been_answered_stays_a_moment_above_the_room():
-    world = World(room=1)
-    for at, name in enumerate("abc"):
-        world.tell(name, at=float(at) / 10)
-    assert names(world.review("a", "b", "c", now=1.0)) == ["a", "b", "c"]
-    assert world.demand.rest_seconds(1.0) == pytest.approx(BIND_SECONDS - 1.0)
-    assert names(world.review("a", "b", "c", now=0.15 + BIND_SECONDS)) == ["c"]
-
-
-def test_nothing_is_called_for_a_name_that_is_being_asked_about():
-    """The deadlock rule: the engine holds the name's lock until it is answered."""
-    world = World(idle_seconds=0.0)
-    with world.demand.asking("a"), world.demand.asking("a"):
-        assert world.demand.is_asked("a")
-        assert world.review("a", now=5.0).asked == {"a"}
-    assert not world.demand.is_asked("a")
-    assert world.review("a", now=6.0).asked == frozenset()
+    engine = replace(observed({"a": "v1"}), last_used={"a": 595.0})
+    world.look(engine=engine, now=600.0)
+    world.look(engine=engine, now=605.1)
+    assert world.residents() == "", "the look is as old as it is"
 
 
 def test_what_moved_on_is_left_alone_until_the_state_has_it_too():
     world = World()
     old = world.informer.state
     world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
-    engine = observed({"a": "v1"})
-    wanted = world.look(engine, now=0.0, state=old)
+    wanted = world.review("a", now=0.0, state=old)
     assert (wanted.residents, wanted.asked) == ((), {"a"})
     assert world.demand.resident("a") is None
     assert world.review("a", now=0.0).residents[0].generation == 2
-    assert world.demand.resident("a").generation == 2
+    resident = world.demand.resident("a")
+    assert resident is not None
+    assert resident.generation == 2
 
 
 def test_without_any_limit_a_hundred_share_the_engine():
@@ -153,76 +340,31 @@ def test_without_any_limit_a_hundred_share_the_engine():
     assert world.demand.terms.room == 100
 
 
-def test_no_more_are_brought_in_than_a_listing_may_show(monkeypatch):
-    """R16 bounded."""
-    monkeypatch.setattr(module, "MAX_ABOVE_ROOM", 1)
-    world = World(room=1)
-    assert not world.demand.has_place("a", 0.0), "nothing is known yet"
-    world.review("a", now=0.0)
-    world.tell("b", at=0.0)
-    assert world.demand.has_place("a", 0.0)
-    assert world.demand.has_place("b", 0.0)
-    assert not world.demand.has_place("c", 0.0)
-    world.demand.suspend()
-    assert world.demand.terms is None
-
-
-def test_a_trouble_ends_when_somebody_asks_for_another_try():
-    """R17: whatever it was, and once for each time."""
-    world, refused = World(), Failure(None, None, "not_found", "", 1, None)
-    before = kv("a", 1, load="lazy")
-    asked = AdapterRecord.parse(before.value).model_copy(update={"retry": AskedRetry(request_id="q1")})
-    ref = world.demand.catalogue.whole(world.informer.state, "a").ref
-    world.demand.note_trouble("a", replace(refused, ref=ref))
-    assert world.review(now=0.0).troubles
-    world.informer.replace(11, [replace(before, value=asked.to_bytes(), mod_revision=11)])
-    assert world.review(now=1.0).troubles == ()
-    world.demand.note_trouble("a", replace(refused, ref=ref))
-    assert world.review(now=2.0).troubles
-
-
 def test_what_is_refused_is_told_once_the_engine_has_its_last_good_generation_instead():
     """R24: a status that tells the refusal alone takes the place from routers although the engine answers."""
     world = World()
     world.informer.note_served([("a", 1)])
     world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
-    newest = world.demand.catalogue.whole(world.informer.state, "a")
+    failure = Failure(world.adapter("a").ref, None, "not_finite", "", 1, None)
+
+    def told(*listed: str, now: float) -> list[str]:
+        return [one.key for one, _ in world.review(*listed, now=now).troubles]
+
     with world.demand.asking("a"):
-        world.demand.note_trouble("a", Failure(newest.ref, None, "not_finite", "", 1, None))
-        assert world.review(now=0.0).troubles == ()
+        world.demand.note_trouble("a", failure)
+        assert told(now=0.0) == []
         world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
-    assert world.review(now=1.0).troubles == ()
-    assert [one.key for one, _ in world.review("a", now=2.0).troubles] == ["a"]
-    assert [one.key for one, _ in world.review(now=3.0).troubles] == ["a"]
+    assert [told(now=1.0), told("a", now=2.0), told(now=3.0)] == [[], ["a"], ["a"]]
 
 
 def test_what_is_refused_is_told_though_the_engine_never_gets_anything_instead():
     world = World()
     world.informer.note_served([("a", 1)])
     world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
-    newest = world.demand.catalogue.whole(world.informer.state, "a")
-    world.demand.note_trouble("a", Failure(newest.ref, None, "not_finite", "", 1, None))
-    assert [one.key for one, _ in world.review(now=0.0).troubles] == ["a"]
-    world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
-    assert [one.key for one, _ in world.review(now=1.0).troubles] == ["a"]
-
-
-def test_troubles_stand_as_long_as_the_record_and_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MAX_TROUBLES", 2)
-    world = World()
-    refs = {key: world.demand.catalogue.whole(world.informer.state, key).ref for key in "abc"}
-    for key in "abc":
-        world.demand.note_trouble(key, Failure(refs[key], None, "not_found", "", 1, None))
-    assert [(one.key, why.reason) for one, why in world.review(now=0.0).troubles] == [
-        ("b", "not_found"),
-        ("c", "not_found"),
-    ]
-    world.informer.apply(11, [deletion("b", 11), put("c", 11, generation=2, source="v2", load="lazy")])
-    assert world.review(now=1.0).troubles == ()
-    assert world.demand.trouble("c") is None
-    world.demand.note_trouble("a", Failure(refs["a"], None, "not_found", "", 1, None))
-    world.demand.forget_troubles()
-    assert world.demand.trouble("a") is None
+    world.demand.note_trouble("a", Failure(world.adapter("a").ref, None, "not_finite", "", 1, None))
+    for at in (0.0, 1.0):
+        assert [one.key for one, _ in world.review(now=at).troubles] == ["a"]
+        world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
 
 
 def test_the_situation_tells_of_what_is_loaded_as_desired():
@@ -234,89 +376,30 @@ def test_the_situation_tells_of_what_is_loaded_as_desired():
     plan = make_plan(state, pool(max_adapters=10), engine, context, now=7.0)
     world.demand.follow(plan, owns)
     situation = world.demand.situation(state, plan)
-    assert (situation.count, situation.room, situation.used_at) == (3, 9, {"a": 7.0, "b": 7.0})
+    assert (situation.count, situation.room, situation.used_at) == (4, 9, {"a": 7.0, "b": 7.0})
     world.demand.suspend()
     assert world.demand.situation(None, None).count == 0
 
 
-def lazy(world: World, name: str):
-    adapter = world.demand.catalogue.whole(world.informer.state, name)
-    assert adapter is not None
-    return adapter
-
-
 def test_what_the_engine_was_told_of_in_vain_is_refused_for_longer_and_longer():
     """R8 isolation: it costs the engine a load each time. A request that was broken off once costs nobody anything."""
-    world, path, now, waits = World(), path_of("v1"), 0.0, []
-    world.review(now=now)
-    adapter = lazy(world, "a")
-    assert world.demand.refusal(adapter, path, now) is None
+    world, now, waits = World(), 0.0, []
+    world.look(now=now)
+    assert refusal(world, now) is None
     for _ in range(12):
         world.tell("a", at=now)
-        world.review(now=now)
-        failure = world.demand.refusal(adapter, path, now)
+        world.look(now=now)
+        failure = refusal(world, now)
         if failure is not None:
             assert failure.retry_at is not None
             waits.append(failure.retry_at - now)
             now = failure.retry_at
-            assert world.demand.refusal(adapter, path, now - 0.01) is not None
-        assert world.demand.refusal(adapter, path, now) is None
+            assert refusal(world, now - 0.01) is not None
+        assert refusal(world, now) is None
     assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
     assert waits[-1] == 60.0
     ((told, failure),) = world.review(now=now).troubles
     assert (told.name, failure.reason, failure.attempts) == ("a", "engine_refused", 12)
-
-
-def refused(world: World) -> bool:
-    return world.demand.refusal(lazy(world, "a"), path_of("v1"), 1.0) is not None
-
-
-def refuse(world: World) -> None:
-    world.review(now=0.0)
-    for _ in range(3):
-        world.tell("a", at=1.0)
-        world.demand.refusal(lazy(world, "a"), path_of("v1"), 1.0)
-    assert refused(world)
-
-
-def test_what_is_loaded_after_all_is_refused_no_more():
-    """R17 heals: whoever loaded it."""
-    world = World()
-    refuse(world)
-    assert world.review("a", now=1.0).troubles == ()
-    assert not refused(world)
-
-
-def test_another_process_of_the_engine_has_refused_nothing():
-    world = World()
-    refuse(world)
-    assert world.look(observed(incarnation="e2"), now=1.0).troubles == ()
-    assert not refused(world)
-    world.tell("a", at=1.0)
-    world.look(observed(incarnation="e3"), now=1.0)
-    assert not refused(world), "what the process before was told says nothing of this one"
-
-
-def test_other_weights_have_not_been_refused():
-    world = World()
-    refuse(world)
-    world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
-    assert world.review(now=1.0).troubles == ()
-    assert not refused(world)
-
-
-def test_what_has_requests_keeps_its_place():
-    """R16 bounded: or all would be loaded and unloaded in turn. What has none makes room."""
-    world = World(room=1)
-    world.review("a", now=0.0, last_used={"a": 0.0})
-    with world.demand.asking("b"):
-        assert not world.demand.has_place("b", 0.0)
-        assert world.demand.is_expecting, "so that it is looked at often"
-        assert world.demand.has_place("a", 0.0), "its own place"
-        world.review("a", now=0.5, last_used={"a": 0.5})
-        assert world.demand.has_place("b", 0.5)
-        assert not world.demand.has_place("b", 0.5 + FRESH_SECONDS), "an old look tells nothing of requests"
-    assert not world.demand.is_expecting
 
 
 def test_who_gave_up_waiting_for_a_place_is_forgotten_at_the_next_look():
@@ -331,3 +414,34 @@ def test_who_gave_up_waiting_for_a_place_is_forgotten_at_the_next_look():
         assert world.demand.is_expecting, "it still waits"
     with world.demand.asking("b"):
         assert not world.demand.is_expecting
+
+
+@pytest.mark.parametrize("why", ["it is loaded after all", "another process", "other weights"])
+def test_what_is_another_matter_has_not_been_refused(why):
+    """R17 heals: whoever loaded it; what the process before was told says nothing of this one."""
+    world = World()
+    world.look(now=0.0)
+    for _ in range(3):
+        world.tell("a", at=1.0)
+        refusal(world, 1.0)
+    assert refusal(world, 1.0) is not None
+    if why == "other weights":
+        world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
+    engine = observed({"a": "v1"} if "loaded" in why else {}, incarnation="e2" if "process" in why else "e1")
+    assert world.review(now=1.0, engine=engine).troubles == ()
+    assert refusal(world, 1.0) is None
+    if why == "another process":
+        world.tell("a", at=1.0)
+        world.look(now=1.0, engine=observed(incarnation="e3"))
+        assert refusal(world, 1.0) is None
+
+
+def test_a_trouble_stands_as_long_as_the_record():
+    world = World()
+    for key in "bc":
+        world.demand.note_trouble(key, Failure(world.adapter(key).ref, None, "not_found", "", 1, None))
+    told = [(one.key, why.reason) for one, why in world.review(now=0.0).troubles]
+    assert told == [("b", "not_found"), ("c", "not_found")]
+    world.informer.apply(11, [deletion("b", 11), put("c", 11, generation=2, source="v2", load="lazy")])
+    assert world.review(now=1.0).troubles == ()
+    assert world.demand.trouble("c") is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,26 +70,33 @@ class SocketLoop(VirtualLoop):
 
 
 class Answers:
-    """Knows one adapter, after `seconds`."""
+    """Knows one adapter, after `seconds`; `error`: fails instead."""
 
     seconds = 0.0
+    error: Exception | None = None
 
     async def ask(self, _name: str) -> Answer:
         await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
         return Resolved("/store/a")
 
 
-def serve(*coming: PlayedConnection | OSError, seconds: float = 0.0, then: Callable[[], Awaitable[None]] | None = None):
-    """Has all that comes served, for a minute."""
+def ask(process: int = 1) -> PlayedConnection:
+    """One that sends a question."""
+    return PlayedConnection([QUESTION % b"m" + b"\n"], process=process)
+
+
+def serve(*coming: PlayedConnection | OSError, seconds: float = 0.0, error: Exception | None = None) -> SocketLoop:
+    """Has all that comes served, for a minute, or until it fails."""
     answers = Answers()
-    answers.seconds = seconds
+    answers.seconds, answers.error = seconds, error
 
     async def run() -> None:
         serving = asyncio.create_task(ResolverServer(None, answers).run())  # type: ignore[arg-type]
-        await (then() if then is not None else asyncio.sleep(60))
-        assert not serving.done()
+        done, _ = await asyncio.wait([serving], timeout=60)
         serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.gather(serving, return_exceptions=not done)
 
     with closing(SocketLoop(list(coming))) as loop:
         loop.run_until_complete(run())
@@ -107,7 +113,7 @@ def test_who_sends_no_question_or_takes_no_answer_is_cut_off_after_two_seconds()
 
 def test_an_answer_may_take_longer_than_its_transfer():
     """The resolver has a time of its own for it."""
-    asker = PlayedConnection([QUESTION % b"m" + b"\n"])
+    asker = ask()
     serve(asker, seconds=25.0)
     assert (asker.got, asker.closed_at) == (FOUND, pytest.approx(25.0))
 
@@ -135,7 +141,7 @@ def test_a_question_is_a_line_of_at_most_4096_bytes_in_whatever_pieces(pieces, i
 
 def test_a_host_without_descriptors_is_asked_again_in_half_a_second():
     """R16, X2: whoever took them may not end the answers to everybody, nor have them spin."""
-    asker = PlayedConnection([QUESTION % b"m" + b"\n"])
+    asker = ask()
     loop = serve(OSError(24, "Too many open files"), OSError(24, "Too many open files"), asker)
     assert loop.accepted_at == [pytest.approx(at) for at in (0.0, 0.5, 1.0, 1.0)]
     assert asker.got == FOUND
@@ -143,8 +149,8 @@ def test_a_host_without_descriptors_is_asked_again_in_half_a_second():
 
 def test_256_are_served_at_once_and_others_again_when_these_have_ended():
     """R16 bounded."""
-    askers = [PlayedConnection([QUESTION % b"m" + b"\n"], process=number) for number in range(257)]
-    late = [PlayedConnection([QUESTION % b"m" + b"\n"], process=number) for number in range(256)]
+    askers = [ask(number) for number in range(257)]
+    late = [ask(number) for number in range(256)]
     loop_errors = [OSError(24, "Too many open files")] * 4
     serve(*askers, *loop_errors, *late, seconds=1.0)
     assert [one.closed_at for one in askers] == [pytest.approx(1.0)] * 256 + [pytest.approx(0.0)]
@@ -154,8 +160,8 @@ def test_256_are_served_at_once_and_others_again_when_these_have_ended():
 def test_one_process_has_192_questions_and_leaves_the_other_places_to_others():
     """X3 given-back: an engine is answered whatever another process has open; what is refused is counted."""
     before = CONNECTIONS_CLOSED.labels("resolver", "process_limit")._value.get()
-    greedy = [PlayedConnection([QUESTION % b"m" + b"\n"], process=7) for _ in range(300)]
-    engine = [PlayedConnection([QUESTION % b"m" + b"\n"], process=8) for _ in range(64)]
+    greedy = [ask(7) for _ in range(300)]
+    engine = [ask(8) for _ in range(64)]
     serve(*greedy, *engine, seconds=1.0)
     assert [one.got for one in greedy] == [FOUND] * 192 + [b""] * 108
     assert [one.got for one in engine] == [FOUND] * 64
@@ -164,15 +170,6 @@ def test_one_process_has_192_questions_and_leaves_the_other_places_to_others():
 
 def test_a_fault_of_ours_is_no_broken_connection():
     """R9: it is the supervisor's, which counts it."""
-
-    class Broken(Answers):
-        async def ask(self, _name: str) -> Answer:
-            raise ZeroDivisionError
-
-    async def run() -> None:
-        with pytest.raises(ExceptionGroup) as failed:
-            await ResolverServer(None, Broken()).run()  # type: ignore[arg-type]
-        assert failed.value.subgroup(ZeroDivisionError) is not None
-
-    with closing(SocketLoop([PlayedConnection([QUESTION % b"m" + b"\n"])])) as loop:
-        loop.run_until_complete(run())
+    with pytest.raises(ExceptionGroup) as failed:
+        serve(ask(), error=ZeroDivisionError())
+    assert failed.value.subgroup(ZeroDivisionError) is not None

@@ -20,21 +20,16 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_the_group_may_ask_and_the_file_goes_with_its_process(folder):
-    made = SocketFile(folder / "s")
-    assert (folder / "s").stat().st_mode & 0o777 == MODE
-    made.close()
-    assert not (folder / "s").exists()
-
-
-def test_what_a_dead_process_left_is_replaced(folder):
+def test_the_group_may_ask_and_what_a_dead_process_left_is_replaced(folder):
     dead = SocketFile(folder / "s")
+    assert (folder / "s").stat().st_mode & 0o777 == MODE
     dead.listener.close()
     new = SocketFile(folder / "s")
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(folder / "s"))
     new.close()
     new.close()
+    assert not (folder / "s").exists(), "it goes with its process"
 
 
 def test_a_living_process_keeps_its_socket(folder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -16,23 +15,12 @@ from registry.sources.base import ArtifactError
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.resolver.resolver import CROWDED
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
-from tests.simulation.loop import VirtualLoop
+from tests.support.engine_in_memory import virtual
 from tests.support.waiting import eventually
 from tests.support.worlds import observed, path_of, pool, review
 from tests.unit.resolver.test_resolver import Scene
 
 PASSING = ArtifactError("source_io", "not now")
-
-
-def play(script: Callable[[Scene], Awaitable[None]]) -> None:
-    """A script with a resolver that has all its usual times, on virtual time."""
-
-    async def run() -> None:
-        async with Scene().open() as scene:
-            await script(scene)
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(run())
 
 
 async def timed(asking: Awaitable[Answer]) -> tuple[Answer, float]:
@@ -62,44 +50,38 @@ async def staged(scene: Scene, *names: str) -> None:
     await scene.was_woken()
 
 
-def test_nobody_waits_longer_than_25_seconds():
+@virtual
+async def test_nobody_waits_longer_than_25_seconds():
     """docs/lazy.md; R8: whatever its files do."""
-
-    async def script(scene: Scene) -> None:
+    async with Scene().open() as scene:
         hold(scene, "of-a")
         assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
         assert scene.demand.trouble("a") is None
 
-    play(script)
 
-
-def test_what_was_brought_in_is_told_at_once():
+@virtual
+async def test_what_was_brought_in_is_told_at_once():
     """R19 not-held-up."""
-
-    async def script(scene: Scene) -> None:
+    async with Scene().open() as scene:
         hold(scene, "of-a")
         after(0.1, scene.store.gates["of-a"].set)
         assert await timed(scene.resolver.ask("a")) == (Resolved(path_of("of-a")), 0.1)
 
-    play(script)
 
-
-def test_what_nobody_tells_of_is_seen_a_quarter_of_a_second_later():
+@virtual
+async def test_what_nobody_tells_of_is_seen_a_quarter_of_a_second_later():
     """R19: a place that came free."""
-
-    async def script(scene: Scene) -> None:
+    async with Scene().open() as scene:
         await staged(scene, "a")
         busy(scene, 0.0)
         after(0.3, lambda: scene.look(room=2))
         assert await timed(scene.resolver.ask("a")) == (Resolved(path_of("of-a")), 0.5)
 
-    play(script)
 
-
-def test_what_fails_in_passing_is_tried_on_while_somebody_waits():
+@virtual
+async def test_what_fails_in_passing_is_tried_on_while_somebody_waits():
     """R8: at growing intervals, and what is said of it grows too."""
-
-    async def script(scene: Scene) -> None:
+    async with Scene().open() as scene:
         scene.store.errors = {"of-a": [PASSING] * 99}
         assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
         failure = scene.demand.trouble("a")
@@ -107,8 +89,6 @@ def test_what_fails_in_passing_is_tried_on_while_somebody_waits():
         assert (failure.reason, failure.attempts, failure.since < 0.5) == ("source_io", scene.store.asked, True)
         assert 3 < scene.store.asked < 99
         assert failure.retry_at is not None
-
-    play(script)
 
 
 class PlayedClock(Clock):
@@ -221,15 +201,6 @@ async def test_the_loop_hears_of_the_first_answer_and_of_each_refusal():
         assert await scene.was_woken()
         assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter")
         assert not await scene.was_woken()
-
-
-async def test_between_two_plans_nothing_is_told():
-    """R5: what a plan found of the engine is not known then."""
-    async with Scene().open() as scene:
-        await staged(scene, "a")
-        scene.demand.suspend()
-        assert await scene.resolver.ask("a") == Unresolved("not_ready")
-        assert scene.told == []
 
 
 async def test_what_anybody_can_ask_is_not_logged_and_what_is_decided_is():
