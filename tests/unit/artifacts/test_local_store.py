@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from registry.lora.base import BaseModules, compress
-from registry.model.records import BaseShapes, PoolLimits, PoolSpec
+from registry.model.records import BaseShapes, PoolSpec
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import store as module
 from sidecar.artifacts.files import locked, locked_at_once
@@ -23,6 +24,7 @@ from sidecar.artifacts.proof import ProofOutcome
 from sidecar.artifacts.requests import StageRequest, copy_after
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.unit.artifacts.conftest import raising
 
 DIGEST = "sha256:" + "1" * 64
 REF = ArtifactRef("file:///allowed/a", DIGEST)
@@ -38,36 +40,43 @@ class Played:
         self.id = store._order(REF).artifact(DIGEST)
         self.found: list[Any] = []
         self.peeked: Any = None
-        self.errors: dict[str, Exception] = {}
-        self.vouches, self.adopts = True, True
+        self.errors: dict[Any, Exception] = {}
+        self.vouches = self.adopts = True
         self.outcomes: dict[str, Any] = {}
         self.proven: set[str] = set()
         for part in ("_stored", "_ingest", "_signatures", "_allowed"):
             monkeypatch.setattr(store, part, self)
-        for name in ("prove", "is_intact", "forget", "__contains__"):
-            part = getattr(self, f"proofs_{name.strip('_')}")
+        is_proven = self.proven.__contains__
+        for name, part in (
+            ("prove", self._prove),
+            ("is_intact", is_proven),
+            ("__contains__", is_proven),
+            ("forget", lambda artifacts: self.did.append(("forgotten", *sorted(artifacts)))),
+        ):
             monkeypatch.setattr(type(store._proofs), name, lambda _, *how, part=part, **more: part(*how, **more))
+        for name, given in (
+            ("source", lambda: "source"),
+            ("peek", lambda: self.peeked),
+            ("see", lambda: self.peeked),
+            ("place", self.staged),
+            ("vouch", lambda: self.vouches),
+            ("adopt", lambda: self.adopts),
+            ("check", lambda: None),
+            ("close", lambda: None),
+        ):
+            setattr(self, name, lambda *_, name=name, given=given: self._do(name) or given())
 
     def staged(self, artifact: str = "", **changes: object) -> Staged:
         artifact = artifact or self.id
-        one = Staged(artifact, str(self.store._layout.adapter(artifact)), DIGEST, 8)
-        return replace(one, **changes)
+        return replace(Staged(artifact, str(self.store._layout.adapter(artifact)), DIGEST, 8), **changes)
 
     def _do(self, what: Any) -> None:
         self.did.append(what)
         if what in self.errors:
             raise self.errors[what]
 
-    def put(self, artifact: str = "") -> None:
-        self.store._layout.adapter(artifact or self.id).mkdir()
-
-    # What the store asks of them.
-    def source(self, uri: str, credentials: str | None) -> str:
-        self._do("allowed")
-        return "source"
-
-    def close(self) -> None:
-        self._do("closed")
+    def put(self) -> None:
+        self.store._layout.adapter(self.id).mkdir()
 
     def find(self, order: StageRequest, digest: str, _stop: Stop, *, is_new: bool) -> Any:
         with locked_at_once(self.store._layout.lock(order.artifact(digest))) as is_free:
@@ -76,16 +85,8 @@ class Played:
         self._do(("find", is_new))
         return self.found.pop(0)
 
-    def has(self, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> bool:
-        return self.find(order, digest, stop, is_new=is_new) is not None
-
-    def peek(self, _order: StageRequest, _digest: str) -> Any:
-        self._do("peek")
-        return self.peeked
-
-    def see(self, _order: StageRequest, _digest: str) -> Any:
-        self._do("see")
-        return self.peeked
+    def has(self, *what: Any, is_new: bool) -> bool:
+        return self.find(*what, is_new=is_new) is not None
 
     @contextmanager
     def incoming(self, key: str, _stop: Stop) -> Iterator[str]:
@@ -95,42 +96,14 @@ class Played:
 
     def receive(self, source: str, arriving: str, _order: object, expected: str | None, _stop: Stop) -> Any:
         self._do(("receive", source, arriving, expected))
+        return SimpleNamespace(digest=DIGEST)
 
-        class Arrived:
-            digest = DIGEST
-
-        return Arrived()
-
-    def place(self, *_: object) -> Staged:
-        self._do("place")
-        return self.staged()
-
-    def vouch(self, *_: object) -> bool:
-        self._do("vouch")
-        return self.vouches
-
-    def adopt(self, *_: object) -> bool:
-        self._do("adopt")
-        return self.adopts
-
-    def check(self, _ref: object, digest: str) -> None:
-        self._do("signature")
-
-    def proofs_prove(self, artifact: str, source: str, _stop: Stop, *, bytes_per_second: float) -> Any:
+    def _prove(self, artifact: str, source: str, _stop: Stop, *, bytes_per_second: float) -> Any:
         self._do(("prove", artifact, source, bytes_per_second))
         outcome = self.outcomes.get(artifact, ProofOutcome.PROVEN)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
-
-    def proofs_is_intact(self, artifact: str) -> bool:
-        return artifact in self.proven
-
-    def proofs_contains(self, artifact: str) -> bool:
-        return artifact in self.proven
-
-    def proofs_forget(self, artifacts: Any) -> None:
-        self.did.append(("forgotten", *sorted(artifacts)))
 
 
 @pytest.fixture
@@ -145,63 +118,48 @@ def stage(played: Played, ref: ArtifactRef = REF) -> Staged:
 def test_what_a_directory_was_made_of_is_told_if_that_is_what_is_meant(played, monkeypatch):
     """R9, R23: whatever base it was prepared for; a disk that does not answer tells nothing."""
     store, path = played.store, played.staged().path
-    sources = {played.staged().id: REF.digest}
+    sources = {played.id: REF.digest}
     monkeypatch.setattr(store._reports, "source_of", lambda artifact: sources[artifact])
     assert store.made_of(REF, path) == REF.digest
     assert store.made_of(replace(REF, digest="sha256:" + "f" * 64), path) == ""
     assert store.made_of(REF, "/elsewhere") == ""
-    sources[played.staged().id] = ""
+    sources[played.id] = ""
     assert store.made_of(REF, path) == ""
-    monkeypatch.setattr(store._reports, "source_of", fails)
+    monkeypatch.setattr(store._reports, "source_of", raising(OSError(5, "bad sector")))
     assert store.made_of(REF, path) == ""
-
-
-def fails(_: str) -> str:
-    raise OSError(5, "bad sector")
 
 
 def test_what_is_there_and_proven_is_told_and_remembered(played):
     """R7, R21: leased, under its lock, and with a signature as it is asked for now."""
     played.found = [played.staged()]
     assert stage(played) == played.staged()
-    assert played.did == ["allowed", ("find", True), "signature"]
+    assert played.did == ["source", ("find", True), "check"]
     assert played.store.lookup(REF) == played.staged()
     assert read_leases(played.store._lease_file) == {played.id}
     played.found = [played.staged()]
     stage(played)
-    assert played.did[-2:] == [("find", False), "signature"]
+    assert played.did[-2:] == [("find", False), "check"]
 
 
-def test_what_is_not_there_is_fetched_and_placed(played):
-    """R4: expected by its digest."""
-    played.found = [None]
+@pytest.mark.parametrize(
+    ("found", "done"),
+    [
+        ([None], ["place", "gone"]),
+        ([ProofOutcome.UNKNOWN, "it"], ["vouch", ("find", False), "gone"]),
+    ],
+    ids=["not there", "nothing proves it"],
+)
+def test_what_is_not_there_is_fetched_and_what_nothing_proves_is_compared_with_its_source(played, found, done):
+    """R4, R7, R21: expected by its digest. What stands there stays; if it is what comes of the source, it is told."""
+    played.found = [played.staged() if one == "it" else one for one in found]
     assert stage(played) == played.staged()
-    assert played.did == [
-        "allowed",
-        ("find", True),
-        ("incoming", played.id[:4]),
-        ("receive", "source", "arriving", DIGEST),
-        "place",
-        "gone",
-        "signature",
-    ]
+    asked = [("incoming", played.id[:4]), ("receive", "source", "arriving", DIGEST)]
+    assert played.did == ["source", ("find", True), *asked, *done, "check"]
 
 
-def test_what_nothing_proves_is_compared_with_its_source(played):
-    """R21, R7: it stays where it is; if it is what comes of the source, it is told."""
-    played.found = [ProofOutcome.UNKNOWN, played.staged()]
-    assert stage(played) == played.staged()
-    assert [one for one in played.did if one != "gone"][2:] == [
-        ("incoming", played.id[:4]),
-        ("receive", "source", "arriving", DIGEST),
-        "vouch",
-        ("find", False),
-        "signature",
-    ]
-
-
+@pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("found", [ProofOutcome.UNKNOWN, ProofOutcome.DAMAGED, ProofOutcome.CHANGED])
-def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, monkeypatch, found):
+def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, monkeypatch, found, is_read):
     """R4, R7, R21: all sidecars of the store know; the lease of what our engine does not read is given up."""
     played.vouches = False
     forget, marked = played.store._seen.forget, list[bool]()
@@ -211,22 +169,16 @@ def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, m
         forget(artifacts)
 
     monkeypatch.setattr(played.store._seen, "forget", forgetting)
+    if is_read:
+        played.store.lease({played.id})
     copy = copy_after(played.id)
     played.found = [found, played.staged(copy)]
     assert stage(played) == played.staged(copy)
     assert played.store._damage.ids == {played.id}
     assert marked[0], "before it is forgotten, so that nobody recalls it in between"
     assert ("forgotten", played.id) in played.did
-    assert played.store.leased() == {copy}
+    assert played.store.leased() == {copy, *([played.id] if is_read else [])}
     assert (("receive", "source", "arriving", DIGEST) in played.did) is (found is ProofOutcome.UNKNOWN)
-
-
-def test_what_our_engine_may_read_stays_leased_though_it_is_damaged(played):
-    """R7 files-pinned."""
-    played.store.lease({played.id})
-    played.found = [ProofOutcome.DAMAGED, played.staged(copy_after(played.id))]
-    stage(played)
-    assert played.store.leased() == {played.id, copy_after(played.id)}
 
 
 def test_what_another_sidecar_marked_in_the_meantime_is_not_looked_at(played):
@@ -235,7 +187,7 @@ def test_what_another_sidecar_marked_in_the_meantime_is_not_looked_at(played):
     (played.store._layout.damaged / played.id).touch()
     played.found = [played.staged(copy_after(played.id))]
     assert played.store._stage(order, Stop()).id == copy_after(played.id)
-    assert played.did == ["allowed", ("find", True), "signature"]
+    assert played.did == ["source", ("find", True), "check"]
     assert played.store.leased() == {copy_after(played.id)}, "only the copy is"
 
 
@@ -253,7 +205,7 @@ def test_where_every_copy_is_damaged_that_is_told(played, monkeypatch):
 def test_a_signature_that_is_asked_for_meanwhile_is_looked_at_last(played):
     """R21."""
     played.found = [None]
-    played.errors["signature"] = UNFIT
+    played.errors["check"] = UNFIT
     with pytest.raises(ArtifactError, match="a number is none"):
         stage(played)
     assert played.store.lookup(REF) is None
@@ -266,19 +218,19 @@ def test_what_has_no_digest_is_read_once_and_pinned(played, is_there):
     assert stage(played, FREE) == played.staged()
     assert played.store._pins.digest(FREE) == DIGEST
     assert played.did == [
-        "allowed",
+        "source",
         ("incoming", "pin-"),
         ("receive", "source", "arriving", None),
         ("find", True),
         *([] if is_there else ["place"]),
         "gone",
         ("find", False),
-        "signature",
+        "check",
     ]
     played.did.clear()
     played.found = [played.staged()]
     stage(played, FREE)
-    assert played.did == ["allowed", ("find", False), "signature"]
+    assert played.did == ["source", ("find", False), "check"]
 
 
 def test_what_another_replica_pinned_while_we_waited_is_not_read_again(played, monkeypatch):
@@ -287,7 +239,7 @@ def test_what_another_replica_pinned_while_we_waited_is_not_read_again(played, m
     monkeypatch.setattr(played.store._pins, "digest", lambda _: next(answers))
     played.found = [played.staged()]
     assert stage(played, FREE) == played.staged()
-    assert played.did == ["allowed", ("find", True), "signature"]
+    assert played.did == ["source", ("find", True), "check"]
 
 
 def test_a_store_that_fails_is_told_of_the_adapter_and_a_source_that_may_not_be_read_too(played):
@@ -296,11 +248,11 @@ def test_a_store_that_fails_is_told_of_the_adapter_and_a_source_that_may_not_be_
     with pytest.raises(ArtifactError) as failed:
         stage(played)
     assert (failed.value.reason, failed.value.permanent) == ("disk_full", False)
-    played.errors["allowed"] = UNFIT
+    played.errors["source"] = UNFIT
     played.did.clear()
     with pytest.raises(ArtifactError, match="a number is none"):
         stage(played)
-    assert played.did == ["allowed"]
+    assert played.did == ["source"]
 
 
 def test_after_a_restart_what_is_leased_is_seen_at_once(played):
@@ -311,10 +263,10 @@ def test_after_a_restart_what_is_leased_is_seen_at_once(played):
     played.store.lease({played.id})
     with locked(played.store._layout.lock(played.id), Stop()):
         assert played.store.lookup(REF) is None
-    assert played.did == ["allowed"]
+    assert played.did == ["source"]
     assert played.store.lookup(REF) == played.peeked
     assert played.store.lookup(REF) == played.peeked
-    assert played.did == ["allowed", "allowed", "peek"]
+    assert played.did == ["source", "source", "peek"]
     played.proven.add(played.id)
     assert played.store.lookup(REF) == played.staged(), "it was proven in the meantime"
     played.proven.clear()
@@ -327,15 +279,9 @@ def test_what_cannot_be_seen_at_once_is_for_a_worker_to_say(played, error):
     played.store.lease({played.id})
     played.put()
     played.errors = {"peek": error, "see": error}
-    order = played.store._order(REF)
-    if isinstance(error, ZeroDivisionError):
-        with pytest.raises(ZeroDivisionError):
-            played.store.lookup(REF)
-        with pytest.raises(ZeroDivisionError):
-            played.store._join(order)
-    else:
-        assert played.store.lookup(REF) is None
-        assert played.store._join(order) is None
+    for look in (lambda: played.store.lookup(REF), lambda: played.store._join(played.store._order(REF))):
+        with pytest.raises(ZeroDivisionError) if isinstance(error, ZeroDivisionError) else nullcontext():
+            assert look() is None
     assert played.store.leased() == {played.id}
 
 
@@ -345,13 +291,13 @@ def test_what_another_replica_staged_is_joined_and_what_is_not_there_is_not_leas
     assert played.store._join(order) is None
     played.put()
     assert played.store._join(order) is None
-    assert (played.did, played.store.leased()) == (["allowed", "see"], set())
+    assert (played.did, played.store.leased()) == (["source", "see"], set())
     assert played.store._join(played.store._order(FREE)) is None
     played.peeked = played.staged()
     assert played.store._join(order) == played.staged()
     assert played.store.leased() == {played.id}
     assert played.store.lookup(REF) == played.staged()
-    played.errors["allowed"] = UNFIT
+    played.errors["source"] = UNFIT
     assert played.store._join(order) is None
     assert played.store.leased() == {played.id}, "it was leased before"
 
@@ -473,22 +419,21 @@ def test_what_is_being_worked_on_is_not_adopted_beside_it(served):
     assert served.id in served.store._doubted
 
 
-def test_what_the_engine_served_and_is_damaged_is_told_to_all(served, monkeypatch):
-    """R4, R21."""
+def test_what_the_engine_served_and_is_damaged_is_told_to_all_and_what_need_not_be_proven_is_not_hashed(
+    served, monkeypatch
+):
+    """R4, R21, R16: it was proven in the meantime, or is not what its reference means any more."""
     found: list[str] = []
     monkeypatch.setattr(served.store._scrub, "found", found.append)
+    served.proven.add(served.id)
+    served.store._prove_seen(Stop())
+    assert (served.did, found) == ([], [])
+    served.proven.clear()
     served.outcomes[served.id] = ProofOutcome.DAMAGED
     served.store._prove_seen(Stop())
     assert (found, served.store._doubted) == ([served.id], set())
-
-
-@pytest.mark.parametrize("why", ["proven", "damaged"])
-def test_what_need_not_be_proven_is_not_hashed(served, why):
-    """R16: it was proven in the meantime, or is not what its reference means any more."""
-    if why == "proven":
-        served.proven.add(served.id)
-    else:
-        served.store._damage.mark(served.id)
+    served.did.clear()
+    served.store._damage.mark(served.id)
     served.store._prove_seen(Stop())
     assert served.did == []
 
@@ -519,17 +464,6 @@ def test_a_base_that_the_pool_names_is_what_adapters_are_compared_with(open_stor
     other = open_store("r2", base=BaseModules({"model.layers.0.mlp.up_proj": (8, 8)}))
     assert other.base_known
     assert "--base-model" in other.use_pool(pool)
-
-
-def test_a_pool_that_begins_to_ask_for_signatures_is_obeyed_at_once(open_store):
-    """R21: what was seen before is looked at anew, and only then."""
-    store = open_store()
-    staged = Staged("1" * 64, "/p", DIGEST, 8)
-    store._seen.put((REF, None), staged)
-    store.use_pool(None)
-    assert store.lookup(REF) == staged
-    store.use_pool(PoolSpec(name="p", base_models=["b"], limits=PoolLimits(require_signature=True)))
-    assert store.lookup(REF) is None
 
 
 def test_a_file_of_the_operator_is_taken_again_when_it_changes(open_store, tmp_path):
@@ -565,6 +499,6 @@ def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played, monkeypatch)
     waiting.add_done_callback(lambda _: is_dropped.set())
     played.store.close()
     assert (working.result(), waiting.cancelled()) == (True, True), "and sources are closed after both"
-    assert played.did == ["closed"]
+    assert played.did == ["close"]
     with pytest.raises(RuntimeError):
         played.store._workers.submit(int)

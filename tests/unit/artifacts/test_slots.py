@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,14 +55,19 @@ def stage(uri: str, name: str = "a") -> Stage:
     return Stage(name, ArtifactRef(uri, None), "")
 
 
-def play(script: Callable[[Staging, TimedStore], Coroutine[Any, Any, None]]) -> TimedStore:
-    """Runs a script on virtual time, and until all that it started is staged."""
-    store = TimedStore()
+def play(script: Script, store: Any = None, *, seconds: float | None = None, **ends: Any) -> Any:
+    """Runs a script on virtual time until all that it started is staged, or its group is ended, and long after that."""
+    store = store or TimedStore()
+    how = {"on_failure": lambda *_: None, "on_end": lambda: None} | ends
 
     async def run() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
-            await script(staging, store)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: pytest.fail(str(context)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+                staging = Staging(store, tasks, **how)
+                await script(staging, store)
+        if seconds:
+            await asyncio.sleep(2 * FOR_EVER)
 
     with closing(VirtualLoop()) as loop:
         loop.run_until_complete(run())
@@ -76,43 +81,22 @@ def slow(count: int, *, seconds: float = FOR_EVER, tenant: str = "evil", first: 
     return [stage(f"https://slow{number}.example/{number}/{seconds}", f"{tenant}/a{number}") for number in numbers]
 
 
-def test_any_number_of_slow_sources_holds_up_a_quick_one_for_a_moment():
-    """R8, R16, R19: four of them stopped all staging for half an hour."""
+def test_any_number_of_slow_sources_holds_up_a_quick_one_for_a_moment_and_a_large_one_for_a_turn():
+    """R8, R16, R19: also one of the same tenant or origin. Of long ones who had least is first."""
 
     async def script(staging: Staging, _: TimedStore) -> None:
-        staging.start(slow(100))
+        staging.start(slow(100, tenant="same"))
         await asyncio.sleep(60)
-        staging.start([stage("https://good.example/0.5", "good/a")])
+        staging.start([stage(f"https://{quick}", tenant) for quick, tenant in quick_ones])
+        await asyncio.sleep(240)
+        staging.start([stage("https://large.example/100", "good/large")])
 
+    quick_ones = [("good.example/0.5", "good/a"), ("fine.example/0.25", "same/b"), ("slow0.example/0.125", "other/b")]
     store = play(script)
-    assert store.done["https://good.example/0.5"] <= 60 + QUICK_SECONDS + 0.5 + 0.01
+    assert max(store.done[f"https://{quick}"] for quick, _ in quick_ones) <= 60 + QUICK_SECONDS + 0.5 + 0.01
+    assert store.done["https://large.example/100"] <= 300 + QUICK_SECONDS + LONG_SECONDS + 100 + 0.01
     assert store.most == QUICK_SLOTS + LONG_SLOTS
-    assert len(store.done) == 101
-
-
-def test_a_quick_one_of_the_same_tenant_or_of_the_same_origin_waits_a_moment_too():
-    """R19: of either it is enough that it is another."""
-
-    async def script(staging: Staging, _: TimedStore) -> None:
-        staging.start(slow(8, tenant="same"))
-        await asyncio.sleep(60)
-        staging.start([stage("https://good.example/0.5", "same/b"), stage("https://slow0.example/0.25", "other/b")])
-
-    store = play(script)
-    assert max(store.done["https://good.example/0.5"], store.done["https://slow0.example/0.25"]) < 60 + QUICK_SECONDS
-
-
-def test_those_whose_origin_and_tenant_have_least_at_work_are_first():
-    """R19: however many stand before them."""
-
-    async def script(staging: Staging, _: TimedStore) -> None:
-        staging.start([stage(f"https://one.example/{number}/1", "one/a") for number in range(50)])
-        staging.start([stage("https://two.example/1", "one/b"), stage("https://one.example/x/1", "two/a")])
-
-    begun = play(script).begun
-    assert [uri for at, uri in begun if at == begun[0][0]][2:] == ["https://one.example/2/1", "https://one.example/3/1"]
-    second = [uri for at, uri in begun if at > begun[0][0]][:4]
-    assert {"https://two.example/1", "https://one.example/x/1"} <= set(second)
+    assert len(store.done) == 104
 
 
 def test_what_takes_long_is_not_begun_anew_while_nobody_else_waits():
@@ -126,106 +110,16 @@ def test_what_takes_long_is_not_begun_anew_while_nobody_else_waits():
     assert max(store.done.values()) == 5 * 30 + QUICK_SECONDS
 
 
-def test_one_that_is_merely_large_gets_its_time_among_those_that_never_end():
-    """R8: of long ones the one that had the least is first; each turn is longer than the last."""
-
-    async def script(staging: Staging, _: TimedStore) -> None:
-        staging.start(slow(20))
-        await asyncio.sleep(300)
-        staging.start([stage("https://large.example/100", "good/large")])
-
-    done = play(script).done["https://large.example/100"]
-    assert done <= 300 + QUICK_SECONDS + LONG_SECONDS + 100 + 0.01
-
-
-def turns(slots: StagingSlots, count: int, at: float, first: int) -> list[Turn]:
-    """So many slow stagings of as many origins and tenants that come at that time."""
-    made = [
-        Turn(stage(f"https://slow{number}.example/a", f"tenant{number}/a"), at)
-        for number in range(first, first + count)
-    ]
-    for turn in made:
-        slots.admit(turn)
-    return made
-
-
-def filled() -> tuple[StagingSlots, list[Turn], list[Turn]]:
-    """All slots at work: the long ones since the first turns were over, the quick ones one after another since."""
-    slots = StagingSlots()
-    long = turns(slots, LONG_SLOTS, 0.0, 0)
-    slots.rearrange(0.0)
-    slots.rearrange(QUICK_SECONDS)
-    quick = []
-    for number in range(QUICK_SLOTS):
-        quick += turns(slots, 1, QUICK_SECONDS + number, LONG_SLOTS + number)
-        slots.rearrange(QUICK_SECONDS + number)
-    return slots, long, quick
-
-
-def test_who_had_the_most_time_gives_way_to_a_new_one():
-    """R19, R8: the others may be about to end."""
-    slots, _, quick = filled()
-    (new,) = turns(slots, 1, 50.0, 20)
-    change = slots.rearrange(50.0)
-    assert (change.begin, change.stop) == ([new], quick[:1])
-
-
 def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_of_theirs():
     """R19: of either it is enough that it is another, also where they are those of two of the slow ones."""
-    slots, *_ = filled()
-    slots.admit(Turn(stage("https://slow0.example/b", "tenant1/b"), 50.0))
-    assert slots.rearrange(50.0) == ([], [])
-    other = Turn(stage("https://slow0.example/c", "tenant-of-its-own/c"), 50.0)
-    slots.admit(other)
-    assert slots.rearrange(50.0).begin == [other]
-
-
-def test_a_long_one_takes_the_slot_of_one_that_had_more_time_than_itself_and_of_no_other():
-    """R8: those that are long take turns, and do not put each other back without end."""
-    slots, long, quick = filled()
-    turns(slots, 1, 50.0, 20)
-    slots.rearrange(50.0)
-    over = QUICK_SECONDS + LONG_SECONDS
-    assert slots.rearrange(over - 1.0) == ([], [])
-    change = slots.rearrange(over)
-    assert (change.begin, change.stop) == (quick[:1], long[:1])
-
-
-def test_stagings_end_with_their_group_and_leave_no_alarm():
-    async def script() -> None:
-        store = TimedStore()
-        try:
-            async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-                staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
-                staging.start(slow(20))
-                await asyncio.sleep(FOR_EVER)
-        except TimeoutError:
-            await asyncio.sleep(2 * FOR_EVER)
-        assert not store.at_once
-        assert len(store.begun) <= 5 * QUICK_SLOTS + LONG_SLOTS
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(script())
-
-
-def test_nothing_is_begun_once_the_group_has_ended_however_often_more_was_asked_for():
-    """R12: nor is there an error that nobody awaits."""
-    store, errors = TimedStore(), list[object]()
-
-    async def script() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
-        try:
-            async with asyncio.timeout(1), asyncio.TaskGroup() as tasks:
-                staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
-                for number in range(5):
-                    staging.start(slow(4, first=4 * number))
-                await asyncio.sleep(FOR_EVER)
-        except TimeoutError:
-            await asyncio.sleep(FOR_EVER)
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(script())
-    assert (len(store.begun), errors) == (QUICK_SLOTS, [])
+    slots = StagingSlots()
+    come(slots, "abcdefgh", 0.0)
+    slots.rearrange(0.0)
+    slots.rearrange(2.0)
+    slots.admit(Turn(stage("https://a.example/x", "tenant-b/x"), 50.0))
+    assert moved(slots, 50.0) == ("", "")
+    slots.admit(Turn(stage("https://a.example/y", "tenant-of-its-own/y"), 50.0))
+    assert moved(slots, 50.0) == ("y", "e")
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -257,60 +151,35 @@ def test_nothing_is_begun_while_a_group_ends_however_long_its_stagings_take_to_e
     assert (len(store.begun), errors) == (QUICK_SLOTS, [])
 
 
-def test_a_staging_that_ends_although_it_was_put_back_ends_nothing_else():
-    """R8: it was at its end when its turn was over; its next turn finds what is there."""
-
-    class Stubborn(TimedStore):
-        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
-            try:
-                return await super().ensure(ref)
-            except asyncio.CancelledError:
-                return Staged("id", "/path", "sha256:0", 8)
-
-    store = Stubborn()
-
-    async def script() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
-            staging.start(slow(20, seconds=100.0))
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(script())
-    assert len(store.done) == 20
-
-
 def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
     """R8, R9: success, what the store says, and a fault of our own, which ends nothing else."""
     ends: list[tuple[object, ...]] = []
-    unfit = ArtifactError("too_large", "it is")
     fine, bad, broken = (stage(f"https://{name}.example/a", name) for name in ("fine", "bad", "broken"))
+    errors = {bad.ref: ArtifactError("too_large", "it is"), broken.ref: ZeroDivisionError()}
+    running: list[Staging] = []
 
     class Store(TimedStore):
         async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
             await asyncio.sleep(1.5)
-            if ref == bad.ref:
-                raise unfit
-            if ref == broken.ref:
-                raise ZeroDivisionError
+            if ref in errors:
+                raise errors[ref]
             return Staged("id", "/path", "sha256:0", 8)
 
-    async def script() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            staging = Staging(
-                Store(),  # type: ignore[arg-type]
-                tasks,
-                on_failure=lambda stage, error: ends.append((stage, error.reason, error.permanent)),
-                on_end=lambda: ends.append(("left", len(staging.in_progress))),
-                on_success=lambda stage: ends.append((stage,)),
-            )
-            await asyncio.sleep(100)
-            for one in (fine, fine, bad, broken):
-                staging.start([one])
-            assert staging.in_progress == {fine.ref, bad.ref, broken.ref}
+    async def script(staging: Staging, _: TimedStore) -> None:
+        running.append(staging)
+        await asyncio.sleep(100)
+        for one in (fine, fine, bad, broken):
+            staging.start([one])
+        assert staging.in_progress == {fine.ref, bad.ref, broken.ref}
 
     before = STAGE_SECONDS._sum.get()
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(script())
+    play(
+        script,
+        Store(),
+        on_failure=lambda stage, error: ends.append((stage, error.reason, error.permanent)),
+        on_end=lambda: ends.append(("left", len(running[0].in_progress))),
+        on_success=lambda stage: ends.append((stage,)),
+    )
     told = [(fine,), ("left", 2), (bad, "too_large", True), ("left", 1), (broken, "internal_error", False), ("left", 0)]
     assert ends == told
     assert STAGE_SECONDS._sum.get() - before == pytest.approx(3 * 1.5)
@@ -329,30 +198,20 @@ def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
 )
 def test_a_file_comes_at_a_pace_that_follows_from_its_size(size_bytes, rate, is_kept):
     """R8, R16: one that cannot come in time is told so in a minute; what we do with it ourselves does not count."""
-    now = 0.0
-
-    def clock() -> float:
-        return now
+    now = [0.0]
 
     def source() -> Iterator[bytes]:
-        nonlocal now
         for _ in range(size_bytes // rate):
-            now += 1.0
+            now[0] += 1.0
             yield b" " * rate
 
-    def take() -> None:
-        nonlocal now
-        pace = Pace("weights", size_bytes, clock)
+    pace = Pace("weights", size_bytes, lambda: now[0])
+    with nullcontext() if is_kept else pytest.raises(ArtifactError, match=f"comes at {rate} bytes a second") as refused:
         for _ in pace.keep(source()):
-            now += 100.0  # a slow disk of ours
-
-    if is_kept:
-        take()
-        return
-    with pytest.raises(ArtifactError, match=f"comes at {rate} bytes a second") as refused:
-        take()
-    assert (refused.value.reason, refused.value.permanent) == ("source_timeout", False)
-    assert now < 2 * 60 * 101
+            now[0] += 100.0  # a slow disk of ours
+    if not is_kept:
+        assert (refused.value.reason, refused.value.permanent) == ("source_timeout", False)
+        assert now[0] < 2 * 60 * 101
 
 
 def test_origins():
@@ -470,35 +329,18 @@ def test_ties_go_to_the_origin_then_to_the_tenant_that_has_less_and_then_to_who_
     assert slots._fresh == {}, "nothing is left of queues that are empty"
 
 
-def test_a_fresh_one_of_the_same_group_waits_behind_its_own():
-    slots = StagingSlots()
-    for number in range(6):
-        slots.admit(Turn(stage(f"https://one.example/{number}", f"one/{number}"), float(number)))
-    assert moved(slots, 10.0) == ("0123", "")
-    assert moved(slots, 12.0) == ("45", "")
-
-
 def test_an_alarm_comes_when_the_next_turn_is_over_and_none_where_all_are():
     """R8: nobody has to call for what waits to be begun; and nothing is called for without need."""
     at: list[float] = []
 
-    async def script() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            store = TimedStore()
-            staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
-            rearrange = staging._slots.rearrange
+    async def script(staging: Staging, _: TimedStore) -> None:
+        rearrange = staging._slots.rearrange
+        staging._slots.rearrange = lambda now: at.append(round(now, 3)) or rearrange(now)  # type: ignore[method-assign]
+        staging.start(slow(1, seconds=500.0))
+        await asyncio.sleep(1)
+        staging.start(slow(1, seconds=500.0, first=1))
 
-            def noting(now: float):
-                at.append(round(now, 3))
-                return rearrange(now)
-
-            staging._slots.rearrange = noting  # type: ignore[method-assign]
-            staging.start(slow(1, seconds=500.0))
-            await asyncio.sleep(1)
-            staging.start(slow(1, seconds=500.0, first=1))
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(script())
+    play(script)
     assert at == [0.0, 1.0, 2.0, 3.0, 122.0, 123.0, 500.0, 501.0]
 
 
@@ -516,12 +358,49 @@ def test_a_pace_is_judged_after_a_minute_of_waiting_for_the_source(missing, is_k
     """R8: to the byte; and not before."""
     clock = iter([0.0, 59.0, 500.0, 501.0, 1000.0])
     pace = Pace("weights", 4 << 16, lambda: next(clock))
-    enough = 60 * 4096
-    chunks = pace.keep(iter([b"x", b"x" * (enough - 1 - missing * 2)]))
+    size_bytes = 60 * 4096 - 1 - missing * 2
+    chunks = pace.keep(iter([b"x", b"x" * size_bytes]))
     assert next(chunks) == b"x"
-    if is_kept:
-        assert len(next(chunks)) == enough - 1
-        return
-    with pytest.raises(ArtifactError, match="of 262144 bytes comes at") as refused:
-        next(chunks)
-    assert (refused.value.reason, refused.value.permanent) == ("source_timeout", False)
+    with nullcontext() if is_kept else pytest.raises(ArtifactError, match="of 262144 bytes comes at"):
+        assert len(next(chunks)) == size_bytes
+
+
+Script = Callable[[Staging, Any], Coroutine[Any, Any, None]]
+
+
+@pytest.mark.parametrize("ends", [None, "cancelled", "staged"])
+def test_nothing_is_begun_once_a_group_ends_however_long_its_stagings_take_to_end(ends):
+    """X2, R12: turns are over meanwhile, and stagings may come to their end; the group takes no more, nor an alarm."""
+
+    class Lingering(TimedStore):
+        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
+            try:
+                return await super().ensure(ref)
+            except asyncio.CancelledError:
+                await asyncio.sleep(LONG_SECONDS if ends else 0)
+                if ends == "staged":
+                    return Staged("id", "/path", "sha256:0", 8)
+                raise
+
+    async def script(staging: Staging, _: TimedStore) -> None:
+        for number in range(5):
+            staging.start(slow(4, first=4 * number))
+        await asyncio.sleep(FOR_EVER)
+
+    assert len(play(script, Lingering(), seconds=1).begun) == QUICK_SLOTS
+    assert len(play(script, Lingering(), seconds=10).begun) <= 5 * QUICK_SLOTS + LONG_SLOTS
+
+
+def test_a_staging_that_ends_although_it_was_put_back_ends_nothing_else():
+    """R8: it was at its end when its turn was over; its next turn finds what is there."""
+
+    class Stubborn(TimedStore):
+        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
+            with suppress(asyncio.CancelledError):
+                return await super().ensure(ref)
+            return Staged("id", "/path", "sha256:0", 8)
+
+    async def script(staging: Staging, _: TimedStore) -> None:
+        staging.start(slow(20, seconds=100.0))
+
+    assert len(play(script, Stubborn()).done) == 20
