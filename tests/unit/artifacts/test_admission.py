@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import disk
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.layout import StoreLayout, open_layout
+from tests.unit.artifacts.conftest import raising
 
 MIB = 1 << 20
 
@@ -59,8 +61,8 @@ class Host:
         return refused.value.reason
 
 
-def test_a_budget_is_used_to_its_last_byte(monkeypatch):
-    """R16 bounded: with what was admitted and has not arrived yet."""
+def test_a_budget_is_used_to_its_last_byte_and_only_what_is_lacking_is_asked_for(monkeypatch):
+    """R16 bounded: with what was admitted and has not arrived yet; what was removed for it makes room."""
     host = Host(monkeypatch, used=600, budget=1000)
     host.quota.admit(300, "one")
     host.quota.admit(100, "two")
@@ -71,10 +73,6 @@ def test_a_budget_is_used_to_its_last_byte(monkeypatch):
     host.quota.admit(100, "three")
     assert host.refusal(7) == "store_full"
     assert host.wanted == [1, 7]
-
-
-def test_what_was_removed_for_it_makes_room(monkeypatch):
-    """R16: and only so much is asked for as is lacking."""
     host = Host(monkeypatch, used=900, budget=1000)
     host.frees = 150
     host.quota.admit(250, "one")
@@ -137,20 +135,7 @@ def test_as_much_is_asked_for_as_both_lack(monkeypatch):
     assert host.quota.excess_bytes() == 500
 
 
-def test_a_failure_while_room_is_made_leaves_no_room_taken(monkeypatch):
-    """R16: whatever it was."""
-    host = Host(monkeypatch, used=1000, budget=1000)
-
-    def failing(_: int) -> None:
-        raise KeyboardInterrupt
-
-    host.quota._collect = failing
-    with pytest.raises(KeyboardInterrupt):
-        host.quota.admit(1, "one")
-    assert host.quota._reserved_bytes == 0
-
-
-def test_a_reservation_is_of_files_and_ends_with_its_body(monkeypatch):
+def test_a_reservation_is_of_files_and_ends_with_its_body_or_a_failure(monkeypatch):
     """R16: a file that comes again has the room of what came of it."""
     host = Host(monkeypatch, budget=1000)
     with host.quota.reservation() as reservation:
@@ -163,6 +148,9 @@ def test_a_reservation_is_of_files_and_ends_with_its_body(monkeypatch):
         assert host.quota._reserved_bytes == 400
         reservation.end()
         assert host.quota._reserved_bytes == 0
+    host.quota._collect = raising(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        host.quota.admit(1001, "one")
     assert host.quota._reserved_bytes == 0
 
 
@@ -216,31 +204,22 @@ def test_changes_are_told_in_a_file_that_other_users_of_the_group_may_read(layou
 @pytest.mark.parametrize("what", ["adding", "removing"])
 def test_that_a_change_is_done_cannot_always_be_told(layout, monkeypatch, what):
     """R16: it was announced, or makes the store look fuller than it is; what is our own fault is told."""
-    index = SizeIndex(layout)
+    index, more = SizeIndex(layout), (10,) if what == "adding" else ()
     opened, write = [*Path("/proc/self/fd").iterdir()], os.write
-    for error, told in ((OSError(28, "No space left on device"), None), (ZeroDivisionError(), ZeroDivisionError)):
-        calls: list[bytes] = []
-
-        def failing(descriptor: int, content: bytes, calls=calls, error=error) -> int:
-            calls.append(content)
-            if what == "adding" and len(calls) == 1:
-                return write(descriptor, content)
-            raise error
-
-        monkeypatch.setattr(disk.os, "write", failing)
-        change = index.adding("0" * 64, 10) if what == "adding" else index.removing("0" * 64)
-        if told is None:
-            with change:
-                pass
-        else:
-            with pytest.raises(told), change:
-                pass
-        monkeypatch.setattr(disk.os, "write", write)
+    for error in (OSError(28, "No space left on device"), ZeroDivisionError()):
+        first, fail = [write] * len(more), raising(error)
+        monkeypatch.setattr(
+            disk.os, "write", lambda *how, first=first, fail=fail: (first.pop() if first else fail)(*how)
+        )
+        told = nullcontext() if isinstance(error, OSError) else pytest.raises(ZeroDivisionError)
+        with told, getattr(index, what)("0" * 64, *more):
+            pass
+    monkeypatch.setattr(disk.os, "write", write)
     assert len([*Path("/proc/self/fd").iterdir()]) == len(opened)
 
 
-def test_what_is_no_directory_or_vanishes_has_no_size(layout):
-    """R12: whatever somebody put there."""
+def test_what_is_no_directory_or_vanishes_has_no_size_and_a_store_that_cannot_be_read_is_told(layout, monkeypatch):
+    """R12, R9: whatever somebody put there; an unreadable directory is not an empty one."""
     ids = [digit * 64 for digit in "abc"]
     layout.adapter(ids[0]).write_bytes(b"no directory")
     layout.adapter(ids[1]).mkdir()
@@ -250,31 +229,17 @@ def test_what_is_no_directory_or_vanishes_has_no_size(layout):
     index = SizeIndex(layout)
     assert index.sizes() == {ids[0]: 0, ids[1]: 7, ids[2]: 0}
     assert index.used_bytes() == 7
-
-
-def test_a_store_that_cannot_be_read_is_told(layout, monkeypatch):
-    """R9: an unreadable directory is not an empty one."""
-    layout.adapter("a" * 64).mkdir()
-
-    def failing(_: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "iterdir", failing)
+    monkeypatch.setattr(Path, "iterdir", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(PermissionError):
         SizeIndex(layout).sizes()
 
 
 def test_changes_that_cannot_be_seen_are_told(layout, monkeypatch):
     """R16: only a file that is not there says that nothing has changed yet."""
-    index, whole = SizeIndex(layout), Path.stat
+    index, whole, fail = SizeIndex(layout), Path.stat, raising(PermissionError(13, "Permission denied"))
     assert index.used_bytes() == 0
-
-    def failing(path: Path, **how: bool) -> os.stat_result:
-        if path == layout.lock("changes"):
-            raise PermissionError(13, "Permission denied")
-        return whole(path, **how)
-
-    monkeypatch.setattr(Path, "stat", failing)
+    changes = layout.lock("changes")
+    monkeypatch.setattr(Path, "stat", lambda path, **how: fail() if path == changes else whole(path, **how))
     with pytest.raises(PermissionError):
         index.used_bytes()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,17 +89,6 @@ def test_what_cannot_be_taken_is_not_begun(arriving, quota, name, size_bytes, re
     assert refusal(arriving, name, size_bytes, iter([b"x"])) == reason
     assert not list(arriving.directory.iterdir())
     assert quota._reserved_bytes == 0
-
-
-def test_files_are_nobodys_to_write_and_the_directory_is_as_its_folder(arriving, layout):
-    """R4, R7: whatever our umask is, the engine may be another user of the group."""
-    before = os.umask(0o077)
-    try:
-        arriving.take(CONFIG, 2, iter([b"{}"]))
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((arriving.directory / CONFIG).stat().st_mode) == 0o444
-    assert stat.S_IMODE(arriving.directory.stat().st_mode) == stat.S_IMODE(layout.adapters.stat().st_mode) & 0o2755
 
 
 def test_a_staging_that_was_stopped_takes_nothing_more(layout, quota):

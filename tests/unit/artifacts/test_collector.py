@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,10 @@ from sidecar.artifacts.leases import ArtifactLeases
 from sidecar.artifacts.maintenance import Holdings, Maintenance, Scrub
 from sidecar.artifacts.proof import DamagedArtifacts, ProofOutcome
 from sidecar.metrics import STORE_REMOVED
+from tests.unit.artifacts.conftest import raising
 
 GRACE = 600.0
+DAY = 24 * 3600.0
 A, B, C = (digit * 64 for digit in "abc")
 
 
@@ -101,43 +105,28 @@ def test_what_any_replica_leases_stays_and_goes_once_it_does_not(store):
     assert store.collect(99) == 10
 
 
-def test_where_a_lease_file_cannot_be_understood_nothing_goes(store):
-    """R7: it may be about any."""
+def test_where_a_lease_file_cannot_be_understood_nothing_goes(store, monkeypatch):
+    """R7, R9: it may be about any; a fault of ours is told."""
     store.put(A)
     (store.layout.leases / "r2").write_bytes(b"?\n")
     assert store.collect(99) == 0
     assert not store.collector.make_way(A, but=store.layout.leases / "r1")
     assert store.here == {A}
+    monkeypatch.setattr(gc, "everybodys_leases", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        store.collect(1)
 
 
-def test_a_lease_that_comes_after_the_choice_is_seen_under_the_lock(store, monkeypatch):
+def test_what_somebody_is_at_work_on_or_leases_after_the_choice_stays(store, monkeypatch):
     """R7: whoever leases from then on looks for the directory only once the lock is free."""
-    store.put(A)
-    monkeypatch.setattr(store.collector, "_unleased", lambda: store.lease(A, "r2") or [A])
-    assert store.collect(99) == 0
-    assert store.here == {A}
-
-
-def test_what_somebody_is_at_work_on_stays(store):
-    """R7."""
     store.put(A)
     store.put(B)
     with locked(store.layout.lock(A), Stop()):
         mark_used(store.layout, A, seconds_ago=9999)
         assert store.collect(99) == 10
+    monkeypatch.setattr(store.collector, "_unleased", lambda: store.lease(A, "r2") or [A])
+    assert store.collect(99) == 0
     assert store.here == {A}
-
-
-def test_a_fault_of_ours_is_no_unreadable_lease(store, monkeypatch):
-    """R7, R9."""
-    store.put(A)
-
-    def broken(*_: object, **__: object) -> set[str]:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(gc, "everybodys_leases", broken)
-    with pytest.raises(ZeroDivisionError):
-        store.collect(1)
 
 
 def test_who_is_stopped_removes_nothing_more(store):
@@ -182,65 +171,56 @@ def test_what_is_damaged_makes_way_unless_another_engine_reads_it(store):
     assert store.here == set()
 
 
-def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(store, tmp_path):
-    """R12, R16: whose lock is held lives; what begins with a dot is no leftover."""
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(store, tmp_path, monkeypatch):
+    """R12, R16: whose lock is held lives; what begins with a dot is no leftover; one that resists stops no other."""
     tmp = store.layout.root / "tmp"
     for name in ("k1.dead", "k2.live", ".probe"):
         (tmp / name).mkdir()
         (tmp / name / "f").write_bytes(b"half")
-    (tmp / "k3.report").write_bytes(b"half")
     (tmp_path / "elsewhere").mkdir()
     (tmp / "k4.link").symlink_to(tmp_path / "elsewhere")
-    with locked(store.layout.lock("k2"), Stop()):
-        store.collector.tidy(Stop())
-    assert {path.name for path in tmp.iterdir()} == {"k2.live", ".probe"}
+    for error, left in ((OSError(16, "busy"), {"k1.dead"}), (ZeroDivisionError(), {"k1.dead"}), (None, set())):
+        (tmp / "k3.report").write_bytes(b"half")
+        with monkeypatch.context() as patch, locked(store.layout.lock("k2"), Stop()):
+            if error:
+                patch.setattr(gc.shutil, "rmtree", raising(error))
+            with pytest.raises(ZeroDivisionError) if isinstance(error, ZeroDivisionError) else nullcontext():
+                store.collector.tidy(Stop())
+        if not isinstance(error, ZeroDivisionError):
+            assert {path.name for path in tmp.iterdir()} == {"k2.live", ".probe", *left}
     assert (tmp_path / "elsewhere").exists()
 
 
-def test_a_leftover_that_resists_keeps_no_other_from_going(store, monkeypatch):
-    """R12: it is left to the next round; a fault of ours is told."""
-    tmp = store.layout.root / "tmp"
-    (tmp / "k1.dead").mkdir()
-    (tmp / "k2.report").write_bytes(b"half")
-
-    def resisting(_: Path) -> None:
-        raise OSError(16, "Device or resource busy")
-
-    monkeypatch.setattr(gc.shutil, "rmtree", resisting)
-    store.collector.tidy(Stop())
-    assert [path.name for path in tmp.iterdir()] == ["k1.dead"]
-
-    def broken(_: Path) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(gc.shutil, "rmtree", broken)
-    with pytest.raises(ZeroDivisionError):
-        store.collector.tidy(Stop())
-
-
 def test_a_use_that_cannot_be_noted_costs_nothing(store, monkeypatch):
+    lock = store.layout.lock(A)
     mark_used(store.layout, A)
-    store.layout.lock(A).touch()
-    mark_used(store.layout, A, seconds_ago=30.0)
-    assert store.layout.lock(A).stat().st_mtime == pytest.approx(store.now - 30.0, abs=0.001)
-    assert store.layout.lock(A).stat().st_atime == pytest.approx(store.now - 30.0, abs=0.001)
-    mark_used(store.layout, A)
-    assert store.layout.lock(A).stat().st_mtime == pytest.approx(store.now, abs=0.001)
-
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(gc.os, "utime", broken)
+    lock.touch()
+    for seconds_ago in (30.0, 0.0):
+        mark_used(store.layout, A, seconds_ago=seconds_ago)
+        times = (lock.stat().st_mtime, lock.stat().st_atime)
+        assert times == pytest.approx((store.now - seconds_ago,) * 2, abs=0.001)
+    monkeypatch.setattr(gc.os, "utime", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         mark_used(store.layout, A)
 
 
-class PlayedProofs:
-    """Finds each artifact as it is told to, and notes what it read, at which pace."""
+class Scrubbed(Store):
+    """The same with a scrub whose clocks stand still; what is found is as told, what is read is noted."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path, monkeypatch) -> None:
+        super().__init__(root, monkeypatch)
+        self.damage = DamagedArtifacts(self.layout)
         self.outcomes: dict[str, ProofOutcome | Exception] = {}
         self.read: list[tuple[str, str | None, float]] = []
+        self.told: list[set[str]] = []
+        self.order: list[str] = []
+        self.monotonic = 0.0
+        monkeypatch.setattr(maintenance.time, "monotonic", lambda: self.monotonic)
+        self.scrub = Scrub(
+            *(self.layout, self.collector, self, self.damage),  # type: ignore[arg-type]
+            prove_seen=lambda _: self.order.append("served"),
+            on_damage=lambda found: self.told.append(set(found)),
+        )
 
     def prove(self, artifact: str, source: str | None, stop: Stop, *, bytes_per_second: float) -> ProofOutcome:
         stop.check()
@@ -250,31 +230,20 @@ class PlayedProofs:
             raise outcome
         return outcome
 
+    def put_read(self, artifact: str, seconds_ago: float, **how: str) -> None:
+        """Puts one there that was read so long ago."""
+        self.put(artifact, **how)
+        os.utime(self.layout.report(artifact), (self.now - seconds_ago, self.now - seconds_ago))
 
-class Scrubbed(Store):
-    """The same with a scrub, whose clocks stand still."""
-
-    def __init__(self, root: Path, monkeypatch) -> None:
-        super().__init__(root, monkeypatch)
-        self.proofs, self.damage = PlayedProofs(), DamagedArtifacts(self.layout)
-        self.told: list[set[str]] = []
-        self.order: list[str] = []
-        self.monotonic = 0.0
-        monkeypatch.setattr(maintenance.time, "monotonic", lambda: self.monotonic)
-        self.scrub = Scrub(
-            *(self.layout, self.collector, self.proofs, self.damage),  # type: ignore[arg-type]
-            prove_seen=lambda _: self.order.append("served"),
-            on_damage=lambda found: self.told.append(set(found)),
-        )
-
-    def read_ago(self, artifact: str, seconds: float) -> None:
-        os.utime(self.layout.report(artifact), (self.now - seconds, self.now - seconds))
-
-    def step(self) -> list[str]:
+    def step(self, stop: Stop | None = None) -> list[str]:
         """What one step reads."""
-        before = len(self.proofs.read)
-        self.scrub.step(Stop())
-        return [one for one, *_ in self.proofs.read[before:]]
+        before = len(self.read)
+        self.scrub.step(stop or Stop())
+        return [one for one, *_ in self.read[before:]]
+
+    def maintenance(self, leases: ArtifactLeases, quota: Quota | None, before: Callable[[], None]) -> Maintenance:
+        parts = (self.layout, leases, self.index, quota, self.collector, self.scrub, None)
+        return Maintenance(*parts, before=before)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -282,118 +251,86 @@ def scrubbed(tmp_path, monkeypatch) -> Scrubbed:
     return Scrubbed(tmp_path / "store", monkeypatch)
 
 
-DAY = 24 * 3600.0
-
-
 @pytest.mark.parametrize(("ago", "is_read"), [(DAY, True), (DAY - 1, False), (-DAY, True), (1 - DAY, False)])
 def test_each_artifact_is_read_once_a_day(scrubbed, ago, is_read):
     """R4 digest-true: ten MiB a second, by the report; a clock that was set back keeps nothing from it."""
     scrubbed.now = float(int(scrubbed.now))
-    scrubbed.put(A)
-    scrubbed.read_ago(A, ago)
+    scrubbed.put_read(A, ago)
     assert scrubbed.step() == ([A] if is_read else [])
-    assert scrubbed.proofs.read == ([(A, None, 10 << 20)] if is_read else [])
+    assert scrubbed.read == ([(A, None, 10 << 20)] if is_read else [])
     assert scrubbed.order == ["served"]
 
 
-def test_the_one_that_was_read_longest_ago_is_read_first_and_each_once(scrubbed):
-    """R4: and what has no report is not read, for nothing is known of it."""
+def test_the_one_that_was_read_longest_ago_is_read_first_and_all_are_looked_through_a_minute_later(scrubbed):
+    """R4, R16: a listing of thousands takes a while. What has no report is not read, for nothing is known of it."""
     for artifact, days in ((A, 2), (B, 3), (C, 1.5)):
-        scrubbed.put(artifact)
-        scrubbed.read_ago(artifact, days * DAY)
+        scrubbed.put_read(artifact, days * DAY)
     scrubbed.layout.report(C).unlink()
-    assert [scrubbed.step() for _ in range(3)] == [[B], [A], []]
-
-
-def test_where_all_was_read_the_store_is_looked_through_a_minute_later(scrubbed):
-    """R16: a listing of thousands takes a while."""
-    scrubbed.put(A)
-    assert scrubbed.step() == []
-    scrubbed.read_ago(A, 2 * DAY)
+    stopped = Stop()
+    stopped.set()
+    with pytest.raises(ArtifactError):
+        scrubbed.step(stopped)
+    assert [scrubbed.step() for _ in range(3)] == [[B], [A], []], "what was not read to its end is first"
+    os.utime(scrubbed.layout.report(A), (1, 1))
     for at, read in ((59.9, []), (60.0, [A])):
         scrubbed.monotonic = at
         assert scrubbed.step() == read
 
 
-@pytest.mark.parametrize("outcome", [ProofOutcome.UNKNOWN, ProofOutcome.SOURCE, ProofOutcome.PROVEN])
-def test_what_is_not_damaged_is_read_again_the_next_day(scrubbed, outcome):
-    scrubbed.put(A)
-    scrubbed.read_ago(A, 2 * DAY)
-    scrubbed.proofs.outcomes[A] = outcome
-    assert [scrubbed.step(), scrubbed.step()] == [[A], []]
-    assert (scrubbed.here, scrubbed.told) == ({A}, [])
-
-
-def test_what_somebody_changed_while_it_was_read_is_read_again(scrubbed):
+@pytest.mark.parametrize(
+    ("outcome", "again"),
+    [
+        (ProofOutcome.UNKNOWN, []),
+        (ProofOutcome.SOURCE, []),
+        (ProofOutcome.PROVEN, []),
+        (ProofOutcome.CHANGED, [A]),
+    ],
+)
+def test_what_is_not_damaged_is_read_again_the_next_day_and_what_changed_meanwhile_at_once(scrubbed, outcome, again):
     """R4: it may have been removed and fetched."""
-    scrubbed.put(A)
-    scrubbed.read_ago(A, 2 * DAY)
-    scrubbed.proofs.outcomes[A] = ProofOutcome.CHANGED
-    assert [scrubbed.step(), scrubbed.step()] == [[A], [A]]
+    scrubbed.put_read(A, 2 * DAY)
+    scrubbed.outcomes[A] = outcome
+    assert [scrubbed.step(), scrubbed.step()] == [[A], again]
+    assert (scrubbed.here, scrubbed.told) == ({A}, [])
 
 
 def test_what_cannot_be_read_waits_a_day_and_is_told(scrubbed):
     """R8: a fault of ours is read again at once."""
-    scrubbed.put(A)
-    scrubbed.read_ago(A, 2 * DAY)
-    scrubbed.proofs.outcomes[A] = ZeroDivisionError()
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+    scrubbed.put_read(A, 2 * DAY)
+    for error in (ZeroDivisionError(), ZeroDivisionError(), OSError(5, "bad sector")):
+        scrubbed.outcomes[A] = error
+        with pytest.raises(type(error)):
             scrubbed.step()
-    scrubbed.proofs.outcomes[A] = OSError(5, "bad sector")
-    with pytest.raises(OSError, match="bad sector"):
-        scrubbed.step()
     assert scrubbed.step() == []
 
 
-def test_what_goes_while_it_is_read_hinders_nothing(scrubbed):
-    """R8: its report went with it, so that there is nothing on which the look could be noted."""
-    scrubbed.put(A)
-    scrubbed.put(B)
-    scrubbed.read_ago(A, 2 * DAY)
-
-    def prove(artifact: str, *_: object, **__: object) -> ProofOutcome:
-        scrubbed.collector.take_out(artifact)
-        return ProofOutcome.UNKNOWN
-
-    scrubbed.proofs.prove = prove
-    scrubbed.scrub.step(Stop())
-    assert scrubbed.here == {B}
-
-
 def test_that_a_look_cannot_be_noted_is_no_failure_and_a_fault_of_ours_is(scrubbed, monkeypatch):
-    """R8, R12: a store that nobody can write to is still read."""
-    scrubbed.put(A)
-    scrubbed.read_ago(A, 2 * DAY)
-    for error in (PermissionError(13, "Permission denied"), ZeroDivisionError()):
-
-        def failing(*_: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(maintenance.os, "utime", failing)
-        if isinstance(error, OSError):
-            assert scrubbed.step() == [A]
-        else:
-            with pytest.raises(ZeroDivisionError):
-                scrubbed.step()
+    """R8, R12: a store that nobody can write to is still read; the report of what went meanwhile is gone with it."""
+    scrubbed.put_read(A, 2 * DAY)
+    with monkeypatch.context() as patch:
+        for error in (PermissionError(13, "Permission denied"), ZeroDivisionError()):
+            patch.setattr(maintenance.os, "utime", raising(error))
+            with nullcontext() if isinstance(error, OSError) else pytest.raises(ZeroDivisionError):
+                assert scrubbed.step() == [A]
+    scrubbed.prove = lambda artifact, *_, **__: scrubbed.collector.take_out(artifact) and ProofOutcome.UNKNOWN
+    scrubbed.scrub.step(Stop())
+    assert scrubbed.here == set()
 
 
 @pytest.mark.parametrize("is_leased", [True, False])
 def test_what_is_damaged_goes_or_is_marked_and_is_told_either_way(scrubbed, is_leased):
     """R4, R7: it goes once no engine reads it."""
-    scrubbed.put(A, leased_by="r2" if is_leased else "")
-    scrubbed.read_ago(A, 2 * DAY)
-    scrubbed.proofs.outcomes[A] = ProofOutcome.DAMAGED
+    scrubbed.put_read(A, 2 * DAY, leased_by="r2" if is_leased else "")
+    scrubbed.outcomes[A] = ProofOutcome.DAMAGED
+    left = {A} if is_leased else set()
     assert scrubbed.step() == [A]
-    assert scrubbed.told == [{A}]
-    assert scrubbed.here == ({A} if is_leased else set())
-    assert scrubbed.damage.ids == ({A} if is_leased else set())
-    assert scrubbed.scrub.hear() == len(scrubbed.here)
+    assert (scrubbed.told, scrubbed.here, scrubbed.damage.ids) == ([{A}], left, left)
+    assert scrubbed.scrub.hear() == len(left)
     assert scrubbed.step() == [], "it is not read again"
     (scrubbed.layout.leases / "r2").unlink(missing_ok=True)
     with locked(scrubbed.layout.lock(A), Stop()):
         scrubbed.step()
-        assert scrubbed.here == ({A} if is_leased else set())
+        assert scrubbed.here == left
     scrubbed.step()
     assert (scrubbed.here, scrubbed.scrub.hear()) == (set(), 0)
 
@@ -413,7 +350,8 @@ def test_a_round_writes_leases_sweeps_makes_room_and_says_what_is_there(scrubbed
     layout, order = scrubbed.layout, list[str]()
     for artifact, used_ago in ((A, 9999.0), (B, 20_000.0), (C, 9999.0)):
         scrubbed.put(artifact, used_ago=used_ago)
-    leases = ArtifactLeases(layout.leases / "r1", layout.staged_ids)
+    file = layout.leases / "r1"
+    leases = ArtifactLeases(file, layout.staged_ids)
     for artifact in (A, B):
         leases.add(artifact)
     assert leases.let_go({B}) == {B}
@@ -424,40 +362,31 @@ def test_a_round_writes_leases_sweeps_makes_room_and_says_what_is_there(scrubbed
 
     def noting() -> int:
         assert not list((layout.root / "tmp").iterdir()), "what the dead left has gone before room is made"
-        assert (layout.leases / "r1").read_text() == f"{A}\n", "and what was let go of may go"
+        assert file.read_text() == f"{A}\n", "and what was let go of may go"
         order.append("room")
         return excess_bytes()
 
     quota.excess_bytes = noting  # type: ignore[method-assign]
     if not is_readable:
         (layout.leases / "r2").write_bytes(b"?\n")
-    one = Maintenance(
-        *(layout, leases, scrubbed.index, quota, scrubbed.collector, scrubbed.scrub, None),  # type: ignore[arg-type]
-        before=lambda: order.append((layout.leases / "r1").read_text().replace("\n", "")),  # type: ignore[func-returns-value]
-    )
+    one = scrubbed.maintenance(leases, quota, lambda: order.append(file.read_text().replace("\n", "")))
     found = one.round(Stop())
     assert order == [A + B, "room"], "first what the operator changed"
-    assert (layout.leases / "r1").read_text() == f"{A}\n"
+    assert file.read_text() == f"{A}\n"
     assert not list((layout.root / "tmp").iterdir())
-    left = {A, C} if is_readable else {A, B, C}
-    assert len(scrubbed.here & left) == (2 if is_readable else 3)
+    assert scrubbed.here == ({A, C} if is_readable else {A, B, C})
+    count, in_use = (2, 10) if is_readable else (3, 30)
     assert found.room is not None
-    in_use = 10 if is_readable else 30
-    assert found == Holdings(10 * len(scrubbed.here), len(scrubbed.here), 1, 1, found.room)
+    assert found == Holdings(10 * count, count, 1, 1, found.room)
     assert (found.room.in_use_bytes, found.room.bound) == (in_use, "budget")
     assert scrubbed.told == [{A}]
 
 
 def test_leases_are_written_under_their_own_lock(scrubbed):
     """R12: what lies beside them belongs to whoever holds it."""
-    layout = scrubbed.layout
-    leases = ArtifactLeases(layout.leases / "r1", layout.staged_ids)
-    one = Maintenance(
-        *(layout, leases, scrubbed.index, None, scrubbed.collector, scrubbed.scrub, None),  # type: ignore[arg-type]
-        before=lambda: None,
-    )
-    stop = Stop()
+    leases = ArtifactLeases(scrubbed.layout.leases / "r1", scrubbed.layout.staged_ids)
+    one, stop = scrubbed.maintenance(leases, None, lambda: None), Stop()
     stop.set()
-    with locked(layout.lock(leases.key), Stop()), pytest.raises(ArtifactError):
+    with locked(scrubbed.layout.lock(leases.key), Stop()), pytest.raises(ArtifactError):
         one.write_leases(stop)
     one.write_leases(stop)

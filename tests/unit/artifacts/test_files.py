@@ -7,8 +7,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,6 +17,7 @@ from registry.sources.base import ArtifactError, Stop, StoreError
 from sidecar.artifacts import files, layout
 from sidecar.artifacts.files import append_line, locked, locked_at_once, store_failure, sync_directory, write_atomic
 from sidecar.artifacts.layout import StoreLayout, open_layout, open_like
+from tests.unit.artifacts.conftest import raising
 
 
 def mode_of(path: Path) -> int:
@@ -52,9 +53,10 @@ def test_a_lock_is_held_by_one_and_free_when_he_is_done(tmp_path):
 
 
 def test_who_waits_for_a_lock_looks_often_and_stops_when_it_is_told_to(tmp_path, monkeypatch):
-    """R12, R19: every five milliseconds; what broke in the body is told, and frees it."""
+    """R12, R19, R9: every five milliseconds; what broke in the body is told; so is what the kernel refuses."""
     waits: list[float] = []
-    path, stop = tmp_path / "lock", Stop()
+    path, stop, stopped = tmp_path / "lock", Stop(), Stop()
+    stopped.set()
     held = os.open(path, os.O_RDONLY | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
 
@@ -67,22 +69,11 @@ def test_who_waits_for_a_lock_looks_often_and_stops_when_it_is_told_to(tmp_path,
     with pytest.raises(ZeroDivisionError), locked(path, stop):
         raise ZeroDivisionError
     assert waits == [0.005] * 3
-    with locked(path, stop):
-        stopped = Stop()
-        stopped.set()
-        with pytest.raises(ArtifactError) as told, locked(path, stopped):
-            raise AssertionError("somebody else has it")
-        assert told.value.reason == "staging_stopped"
-
-
-def test_a_lock_that_the_kernel_refuses_is_told(tmp_path, monkeypatch):
-    """R9: that is not somebody else's holding it."""
-
-    def refused(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(files.fcntl, "flock", refused)
-    with pytest.raises(OSError, match="No locks"), locked_at_once(tmp_path / "lock"):
+    with locked(path, stop), pytest.raises(ArtifactError) as told, locked(path, stopped):
+        raise AssertionError("somebody else has it")
+    assert told.value.reason == "staging_stopped"
+    monkeypatch.setattr(files.fcntl, "flock", raising(OSError(errno.ENOLCK, "No locks available")))
+    with pytest.raises(OSError, match="No locks"), locked_at_once(path):
         raise AssertionError("it has no lock")
 
 
@@ -125,14 +116,11 @@ def test_lines_of_several_do_not_swallow_each_other(tmp_path):
 @pytest.mark.parametrize("write", [append_line, write_atomic], ids=["append", "replace"])
 def test_a_disk_that_takes_only_a_part_is_full(tmp_path, monkeypatch, write: Callable[..., None]):
     """R7, fault 25: and nothing is replaced by a half."""
-    path, before, whole = tmp_path / "f", opened(), os.write
+    path, aside, before, whole = tmp_path / "f", tmp_path / "aside", opened(), os.write
     path.write_bytes(b"before")
     monkeypatch.setattr(files.os, "write", lambda descriptor, content: whole(descriptor, content[:1]))
-    aside = tmp_path / "aside"
-    how = ("two",) if write is append_line else (b"two",)
-    more = {} if write is append_line else {"temporary": aside}
-    with pytest.raises(OSError, match=str(aside if more else path)) as failed:
-        write(path, *how, **more)
+    with pytest.raises(OSError, match=str(path if write is append_line else aside)) as failed:
+        write(path, "two") if write is append_line else write(path, b"two", temporary=aside)
     assert failed.value.errno == errno.ENOSPC
     assert path.read_bytes().startswith(b"before")
     assert opened() == before
@@ -189,32 +177,19 @@ def test_folders_that_are_there_lose_what_is_too_much_and_gain_nothing(mine):
         (mine / folder).chmod(0o2750 if folder in {"", "adapters"} else 0o2700)
 
 
-def test_a_folder_that_is_as_it_should_be_is_not_touched(mine, monkeypatch):
-    """R13: it may be somebody else's."""
-    monkeypatch.setattr(Path, "chmod", lambda *_: pytest.fail("it is as it should be"))
-    open_layout(mine, "r1")
-
-
 def test_a_root_of_somebody_else_stays_open_and_that_is_told(mine, monkeypatch, capsys):
     """R13: such as that of a volume; what we may not change for another reason is told as an error."""
     mine.chmod(0o755)
-
-    def refused(error: OSError) -> Callable[[Path, int], None]:
-        def chmod(path: Path, mode: int) -> None:
-            raise error
-
-        return chmod
-
-    monkeypatch.setattr(Path, "chmod", refused(PermissionError(1, "Operation not permitted")))
+    monkeypatch.setattr(Path, "chmod", raising(PermissionError(1, "Operation not permitted")))
     assert open_layout(mine, "r1").root == mine
     assert "store_open_to_others" in capsys.readouterr().out
-    monkeypatch.setattr(Path, "chmod", refused(OSError(30, "Read-only file system", str(mine))))
+    monkeypatch.setattr(Path, "chmod", raising(OSError(30, "Read-only file system", str(mine))))
     with pytest.raises(StoreError, match="Read-only"):
         open_layout(mine, "r1")
 
 
 def test_a_folder_in_which_no_file_can_be_made_is_an_unusable_store(mine, monkeypatch):
-    """R13: at the start, and not when the first adapter comes."""
+    """R13: at the start, and not when the first adapter comes; one that is as it should be is not touched."""
     tried: list[Path] = []
 
     def probe(dir: Path, prefix: str) -> object:  # noqa: A002 - as the library has it
@@ -222,31 +197,24 @@ def test_a_folder_in_which_no_file_can_be_made_is_an_unusable_store(mine, monkey
         assert prefix.startswith("."), "what begins so is no leftover and no lease"
         return open(os.devnull, "rb")  # noqa: PTH123 - closed by whoever probes
 
+    monkeypatch.setattr(Path, "chmod", lambda *_: pytest.fail("it is as it should be"))
     monkeypatch.setattr(layout.tempfile, "TemporaryFile", probe)
     open_layout(mine, "r1")
     assert {path.name for path in tried} == {path.name for path in mine.iterdir() if path.is_dir()} | {mine.name}
-
-    def failing(**_: object) -> object:
-        raise OSError(30, "Read-only file system", "/where")
-
-    monkeypatch.setattr(layout.tempfile, "TemporaryFile", failing)
+    monkeypatch.setattr(layout.tempfile, "TemporaryFile", raising(OSError(30, "Read-only file system", "/where")))
     with pytest.raises(StoreError, match="Read-only file system: /where"):
         open_layout(mine, "r1")
 
 
-def test_a_folder_that_cannot_be_made_is_an_unusable_store_and_a_fault_of_ours_is_told(mine, monkeypatch):
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "/where"), ZeroDivisionError()])
+def test_a_folder_that_cannot_be_made_is_an_unusable_store_and_a_fault_of_ours_is_told(mine, monkeypatch, error):
     """R13: that it is there already is the only refusal that is none."""
-    mkdir = Path.mkdir
-    for error in (PermissionError(13, "Permission denied", "/where"), ZeroDivisionError()):
-
-        def failing(path: Path, *how: Any, error: Exception = error, **more: Any) -> None:
-            if path == mine / "pins":
-                raise error
-            mkdir(path, *how, **more)
-
-        monkeypatch.setattr(Path, "mkdir", failing)
-        with pytest.raises(StoreError if isinstance(error, OSError) else ZeroDivisionError):
-            open_layout(mine, "r1")
+    mkdir, fail = Path.mkdir, raising(error)
+    monkeypatch.setattr(
+        Path, "mkdir", lambda path, *how, **more: fail() if path == mine / "pins" else mkdir(path, *how, **more)
+    )
+    with pytest.raises(StoreError if isinstance(error, OSError) else ZeroDivisionError):
+        open_layout(mine, "r1")
 
 
 def test_what_is_in_the_way_of_a_folder_is_set_aside(mine):
@@ -283,19 +251,10 @@ def test_a_new_folder_is_read_by_whoever_reads_its_example(tmp_path, monkeypatch
     monkeypatch.setattr(Path, "stat", foreign)
     open_like(folder, example)
     assert given == [(folder, -1, real(example).st_gid + 1)]
-
-    def refused(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(layout.os, "chown", refused)
-    open_like(folder, example)
-
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(layout.os, "chown", broken)
-    with pytest.raises(ZeroDivisionError):
-        open_like(folder, example)
+    for error in (PermissionError(1, "Operation not permitted"), ZeroDivisionError()):
+        monkeypatch.setattr(layout.os, "chown", raising(error))
+        with nullcontext() if isinstance(error, OSError) else pytest.raises(ZeroDivisionError):
+            open_like(folder, example)
 
 
 def test_leases_are_told_apart_by_replica_and_engine(mine):
@@ -347,18 +306,14 @@ def test_other_paths_are_foreign(path):
     assert StoreLayout(Path("/store")).owns(path) is None
 
 
-def test_the_root_is_made_absolute_and_plain(tmp_path, monkeypatch):
+def test_opening_makes_the_folders_of_an_absolute_and_plain_root_and_may_be_repeated(tmp_path, monkeypatch):
     """The engine is given absolute paths, for it takes relative ones for names of a hub."""
     monkeypatch.chdir(tmp_path)
-    assert open_layout(Path("a/../store"), "r1").root == tmp_path / "store"
-
-
-def test_opening_makes_the_folders_and_may_be_repeated(tmp_path):
     for _ in range(2):
-        open_layout(tmp_path / "deep" / "store", "r1")
-    names = {path.name for path in (tmp_path / "deep" / "store").iterdir()}
+        assert open_layout(Path("a/../store"), "r1").root == tmp_path / "store"
+    names = {path.name for path in (tmp_path / "store").iterdir()}
     assert names == {"adapters", "tmp", "locks", "leases", "reports", "pins", "damaged", "state"}
-    assert not list((tmp_path / "deep" / "store").glob("*/*"))
+    assert not list((tmp_path / "store").glob("*/*"))
 
 
 def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path):
@@ -378,17 +333,10 @@ def test_a_store_on_a_file_system_that_takes_no_files_is_named():
 
 
 @pytest.mark.parametrize("replica", ["", "../r1", "a/b", ".", "r1\n"])
-def test_a_replica_that_cannot_name_a_file_is_refused(tmp_path, replica):
+def test_a_replica_that_cannot_name_a_file_is_refused_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, replica):
+    """R9: whoever starts it would look for it in his own settings."""
     with pytest.raises(StoreError, match="replica"):
         open_layout(tmp_path, replica)
-
-
-def test_a_fault_of_ours_is_no_wrong_name_of_a_replica(tmp_path, monkeypatch):
-    """R9: whoever starts it would look for it in his own settings."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("sidecar.artifacts.layout.check_segment", broken)
+    monkeypatch.setattr(layout, "check_segment", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         open_layout(tmp_path, "r1")

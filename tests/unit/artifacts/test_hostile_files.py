@@ -64,51 +64,27 @@ def _back_here(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("junk", JUNK)
-@pytest.mark.parametrize("name", ["r1", "r2@0123456789abcdef"])
-async def test_leases(open_store, sources, tmp_path, junk, name):
+async def test_leases(open_store, sources, tmp_path, junk):
     """R12, R7: what cannot be read may be about any artifact, so none goes; the sidecar starts, and stages."""
     staged = await open_store().ensure(pinned(write_adapter(sources / "a")))
-    put_junk(tmp_path / "store" / "leases" / name, junk)
-    store = open_store()
-    store.take_over()
-    await store.ensure(pinned(write_adapter(sources / "b", seed=1)))
-    store.let_go({staged.id})
-    store._collector.collect(1 << 60, Stop())
-    assert staged.id in store._layout.staged_ids()
-    store.maintenance.round(Stop())
-    if name == "r1":
-        again = open_store()
-        assert again.leased(), "what is written from then on is read again"
+    for name in ("r1", "r2@0123456789abcdef"):
+        put_junk(tmp_path / "store" / "leases" / name, junk)
+        store = open_store()
+        store.take_over()
+        await store.ensure(pinned(write_adapter(sources / "b", seed=1)))
+        store.let_go({staged.id})
+        store._collector.collect(1 << 60, Stop())
+        assert staged.id in store._layout.staged_ids()
+        store.maintenance.round(Stop())
+        if name == "r1":
+            assert open_store().leased(), "what is written from then on is read again"
 
 
 @pytest.mark.parametrize("junk", JUNK)
-async def test_a_report(open_store, sources, tmp_path, junk):
-    """R12: it only adds warnings."""
-    ref = pinned(write_adapter(sources / "a"))
-    staged = await open_store().ensure(ref)
-    put_junk(tmp_path / "store" / "reports" / f"{staged.id}.json", junk)
-    store = open_store()
-    assert (await store.ensure(ref)).path == staged.path
-    store.maintenance.scrub(Stop())
-
-
-@pytest.mark.parametrize("junk", JUNK)
-async def test_a_pin(open_store, sources, tmp_path, junk):
-    """R12: the source is read once more."""
-    ref = unpinned(write_adapter(sources / "a"))
-    staged = await open_store().ensure(ref)
-    put_junk(tmp_path / "store" / "pins" / f"{pin_name(ref)}.json", junk)
-    store = open_store()
-    assert store.lookup(ref) is None
-    assert (await store.ensure(ref)).path == staged.path
-    assert open_store().lookup(ref) is not None
-
-
-@pytest.mark.parametrize("junk", JUNK)
-@pytest.mark.parametrize("folder", ["adapters", "tmp", "locks", "leases", "reports", "pins"])
-async def test_a_folder_of_the_store(open_store, sources, tmp_path, folder, junk):
-    """R12: it is set aside, and made."""
-    put_junk(tmp_path / "store" / folder, junk)
+async def test_folders_of_the_store(open_store, sources, tmp_path, junk):
+    """R12: each is set aside, and made."""
+    for folder in ("adapters", "tmp", "locks", "leases", "reports", "pins"):
+        put_junk(tmp_path / "store" / folder, junk)
     staged = await open_store().ensure(pinned(write_adapter(sources / "a")))
     assert staged.id in open_store()._layout.staged_ids()
 
@@ -127,20 +103,14 @@ def test_the_replicas_own_folder_and_lock(tmp_path, name, junk):
 
 
 @pytest.mark.parametrize("junk", JUNK)
-async def test_the_ledger_of_loads(tmp_path, junk):
-    """R12: it says nothing, and is written anew."""
-    put_junk(tmp_path / FILE, junk)
-    put_junk(tmp_path / "loaded.tmp", junk)
+async def test_the_ledger_of_loads_and_the_slot_of_an_engine(tmp_path, junk):
+    """R12: they say nothing, and are written anew."""
+    for name in (FILE, "loaded.tmp", SLOT):
+        put_junk(tmp_path / name, junk)
     ledger = LoadLedger(tmp_path)
     assert ledger.of("p1") == {}
     await ledger.seen("p1", {"a": "/a"})
     assert LoadLedger(tmp_path).of("p1") == {"a": "/a"}
-
-
-@pytest.mark.parametrize("junk", JUNK)
-def test_the_slot_of_an_engine(tmp_path, junk):
-    """R12: what it was told last is not known."""
-    put_junk(tmp_path / SLOT, junk)
     assert AxolotlEngine(ENGINE, state=tmp_path)._slot().incarnation == ""
 
 
@@ -170,16 +140,8 @@ def test_what_is_read(tmp_path):
         read_file(tmp_path / "nothing")
 
 
-def test_a_device_is_never_set_aside(monkeypatch):
-    """All of the host may use it: a store at /dev is somebody's mistake, which costs nobody else."""
-    monkeypatch.setattr(Path, "rename", lambda *_: None)  # or a fault here would take it from the host
-    for make in (make_way, make_folder, set_aside):
-        with pytest.raises(NotAFile, match="it is a device"):
-            make(Path(os.devnull))
-
-
-def test_only_the_last_that_was_set_aside_is_kept(tmp_path):
-    """R16 bounded: also where something is in the way at each start."""
+def test_only_the_last_that_was_set_aside_is_kept_and_a_device_never(tmp_path, monkeypatch):
+    """R16 bounded: also where something is in the way at each start. All of the host may use a device."""
     for junk in ("bytes", "deep", "pipe", "link to nothing", "bytes"):
         put_junk(tmp_path / "x", junk)
         make_folder(tmp_path / "x")
@@ -188,3 +150,23 @@ def test_only_the_last_that_was_set_aside_is_kept(tmp_path):
         JUNK[junk](tmp_path / "y")
         make_way(tmp_path / "y")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".damaged-x", ".damaged-y"]
+    monkeypatch.setattr(Path, "rename", lambda *_: None)  # or a fault here would take it from the host
+    for make in (make_way, make_folder, set_aside):
+        with pytest.raises(NotAFile, match="it is a device"):
+            make(Path(os.devnull))
+
+
+@pytest.mark.parametrize("junk", JUNK)
+async def test_a_report_and_a_pin(open_store, sources, tmp_path, junk):
+    """R12: a report only adds warnings; for a pin the source is read once more."""
+    ref = unpinned(write_adapter(sources / "a"))
+    staged = await open_store().ensure(ref)
+    put_junk(tmp_path / "store" / "reports" / f"{staged.id}.json", junk)
+    store = open_store()
+    assert (await store.ensure(ref)).path == staged.path
+    store.maintenance.scrub(Stop())
+    put_junk(tmp_path / "store" / "pins" / f"{pin_name(ref)}.json", junk)
+    store = open_store()
+    assert store.lookup(ref) is None
+    assert (await store.ensure(ref)).path == staged.path
+    assert open_store().lookup(ref) is not None

@@ -18,6 +18,7 @@ from sidecar.artifacts.leases import (
     warn_of_strays,
 )
 from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.unit.artifacts.conftest import raising
 
 A, B, C = (digit * 64 for digit in "abc")
 
@@ -36,22 +37,14 @@ def write(leases: ArtifactLeases, file: Path) -> None:
     leases.write(file.parent.parent / "temporary")
 
 
-def test_a_lease_is_on_the_disk_when_it_is_told(file):
-    """R7: once, however often it is asked for."""
+def test_a_lease_is_on_the_disk_when_it_is_told_and_until_what_was_let_go_of_is_written(file):
+    """R7: once, however often it is asked for; the file says at least what the engine may read."""
     leases = opened(file)
     assert [leases.add(one) for one in (B, A, B)] == [True, True, False]
     assert file.read_text().split() == [B, A]
-    assert leases.all() == {A, B}
-    assert A in leases
-    assert C not in leases
+    assert (leases.all(), A in leases, C in leases) == ({A, B}, True, False)
     assert opened(file).all() == {A, B}
-
-
-def test_what_is_let_go_of_is_on_the_disk_until_it_is_written(file):
-    """R7: the file says at least what the engine may read."""
-    leases = opened(file)
-    for one in (A, B, C):
-        leases.add(one)
+    leases.add(C)
     assert leases.let_go({A, "d" * 64}) == {A}
     assert leases.all() == {B, C}
     assert read_leases(file) == {A, B, C}
@@ -88,12 +81,8 @@ def test_what_could_not_be_written_is_written_the_next_time(file, monkeypatch, e
     leases = opened(file)
     leases.add(A)
     leases.let_go({A})
-
-    def failing(*_: object, **__: object) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_atomic", failing)
+        patch.setattr(module, "write_atomic", raising(error))
         for _ in range(2):
             with pytest.raises(type(error)):
                 write(leases, file)
@@ -101,31 +90,20 @@ def test_what_could_not_be_written_is_written_the_next_time(file, monkeypatch, e
     assert file.read_bytes() == b""
 
 
-def test_what_cannot_be_appended_is_not_leased(file, monkeypatch):
-    """R7: nobody looks for the directory then."""
-
-    def failing(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
+def test_what_is_held_is_not_let_go_of_and_what_cannot_be_appended_is_not_held(file, monkeypatch):
+    """R7: a worker is about to hand it out; nobody looks for a directory without a lease."""
     leases = opened(file)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "append_line", failing)
+        patch.setattr(module, "append_line", raising(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"), leases.held(A):
             raise AssertionError("it has no lease")
     assert A not in leases
-    assert leases.add(A)
-    assert leases.let_go({A}) == {A}, "nobody holds it any more"
-
-
-def test_what_is_held_is_not_let_go_of_before_its_last_holder_is_done(file):
-    """R7: a worker is about to hand it out."""
-    leases = opened(file)
     with leases.held(A) as is_new:
         assert is_new
         with leases.held(A) as again:
             assert not again
         assert leases.let_go({A}) == frozenset()
-    assert leases.let_go({A}) == {A}
+    assert leases.let_go({A}) == {A}, "nobody holds it any more"
 
 
 def test_a_file_that_nobody_understands_leases_everything_and_is_written_anew(file):
@@ -184,17 +162,10 @@ def test_a_lease_is_a_line_and_what_a_full_disk_cut_off_was_never_relied_upon(fi
 def test_a_missing_file_leases_nothing_and_one_that_cannot_be_read_may_lease_all(file, monkeypatch):
     """R7."""
     assert read_leases(file) == set()
-
-    def failing(error: Exception):
-        def fail(_: Path) -> bytes:
-            raise error
-
-        return fail
-
-    monkeypatch.setattr(module, "read_file", failing(OSError(5, "bad sector")))
+    monkeypatch.setattr(module, "read_file", raising(OSError(5, "bad sector")))
     with pytest.raises(LeasesUnreadable, match="bad sector"):
         read_leases(file)
-    monkeypatch.setattr(module, "read_file", failing(ZeroDivisionError()))
+    monkeypatch.setattr(module, "read_file", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         opened(file)
 
@@ -261,22 +232,17 @@ def test_what_was_seen_is_remembered_until_it_is_forgotten():
     assert len(seen) == 0
 
 
-def test_the_oldest_of_what_was_seen_goes_first(monkeypatch):
-    """R16 bounded: it is looked up on the disk again."""
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
-    seen = Remembered()
-    for name in ("one", "two", "one", "three"):
-        seen.put(key(name), staged(A))
-    assert [seen.get(key(name)) is not None for name in ("one", "two", "three")] == [False, True, True]
-
-
-def test_more_is_remembered_than_an_engine_holds():
-    """R16 bounded: 65,536 of them, whatever they were asked for by."""
+def test_the_oldest_of_what_was_seen_goes_first_and_more_is_remembered_than_an_engine_holds(monkeypatch):
+    """R16 bounded: 65,536 of them, whatever they were asked for by; it is looked up on the disk again."""
     seen, one = Remembered(), staged(A)
     for number in range(65_537):
         seen.put((number, None), one)  # type: ignore[arg-type]
-    assert len(seen) == 65_536
-    assert seen.get((0, None)) is None  # type: ignore[arg-type]
+    assert (len(seen), seen.get((0, None))) == (65_536, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    seen = Remembered()
+    for name in ("one", "two", "one", "three"):
+        seen.put(key(name), one)
+    assert [seen.get(key(name)) is not None for name in ("one", "two", "three")] == [False, True, True]
 
 
 def test_the_lock_of_whoever_writes_is_the_file_s(file):

@@ -1,4 +1,4 @@
-"""In which order an artifact is taken in, and what is said of one that stands there; with parts that are played."""
+"""In which order an artifact is taken in; with parts that are played."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 
 from registry.lora.policy import Policy
 from registry.sources.base import ArtifactError, Stop
-from sidecar.artifacts import ingest, stored
+from sidecar.artifacts import ingest
 from sidecar.artifacts.ingest import Incoming, Ingest, Ingested
 from sidecar.artifacts.layout import StoreLayout, open_layout
 from sidecar.artifacts.proof import ProofOutcome
 from sidecar.artifacts.requests import StageRequest
-from sidecar.artifacts.stored import StoredArtifacts
 from sidecar.artifacts.types import ArtifactRef, Staged
 
 SOURCE = "sha256:" + "1" * 64
@@ -28,7 +27,7 @@ def order_of(digest: str | None = SOURCE) -> StageRequest:
 
 
 class Parts:
-    """All that the two work with; what each was asked is in `did`, and errors befall those that are named so."""
+    """All that an ingest works with; what each was asked is in `did`, and errors befall those that are named so."""
 
     def __init__(self, root: Path, monkeypatch) -> None:
         self.layout: StoreLayout = open_layout(root, "r1")
@@ -36,20 +35,13 @@ class Parts:
         self.errors: dict[str, Exception] = {}
         self.outcome: ProofOutcome | None = ProofOutcome.PROVEN
         self.report: Any = SimpleNamespace(id=order_of().artifact(SOURCE), source=SOURCE)
-        self.is_as_it_came, self.is_proven, self.is_intact, self.makes_way = True, False, False, False
-        self.is_adopted, self.is_quick, self.size_bytes = True, True, 0
-        self.are_required = False
+        self.is_as_it_came = True
         monkeypatch.setattr(ingest, "make_report", lambda *what: self.report)
         monkeypatch.setattr(ingest, "prepare", lambda *_: self._do("prepare") or [])
         monkeypatch.setattr(ingest, "manifest_digest", lambda _: "prepared")
-        for module in (ingest, stored):
-            monkeypatch.setattr(module, "staged_by", lambda *_: self._do("told by report") or self.staged("report"))
-        monkeypatch.setattr(stored, "look", lambda *_: self._do("looked") or self.staged("files"))
-        monkeypatch.setattr(stored, "is_quick_to_look", lambda *_: self.is_quick)
-        monkeypatch.setattr(stored, "size_of", lambda _: self.size_bytes)
-
-    def staged(self, by: str) -> Staged:
-        return Staged(order_of().artifact(SOURCE), by, SOURCE, 8)
+        monkeypatch.setattr(
+            ingest, "staged_by", lambda _, order, __: self._do("told by report") or Staged("id", "report", SOURCE, 8)
+        )
 
     def _do(self, what: str) -> None:
         self.did.append(what)
@@ -63,9 +55,6 @@ class Parts:
     def write(self, _report: object) -> None:
         self._do("report")
 
-    def read(self, _artifact: str) -> Any:
-        return self.report
-
     def note(self, _artifact: str) -> None:
         self._do("proven as written")
 
@@ -73,30 +62,12 @@ class Parts:
         self._do(f"hashed for {source[:8]}")
         return self.outcome
 
-    def prove_by(self, _report: object, _artifact: str, source: str, _stop: Stop) -> ProofOutcome | None:
-        self._do(f"hashed at once for {source[:8]}")
-        return self.outcome
-
-    def identity(self, artifact: str) -> object:
-        return object() if self.layout.adapter(artifact).exists() else None
-
-    def __contains__(self, _artifact: str) -> bool:
-        return self.is_proven
-
     def warm(self) -> None:
         self._do("warm")
 
     def examine(self, _directory: Path, _base: object, _policy: object, _stop: Stop) -> Any:
         self._do("examine")
         return SimpleNamespace(is_as_it_came=self.is_as_it_came)
-
-    def make_way(self, _artifact: str, *, but: Path) -> bool:
-        self._do(f"make way but for {but}")
-        return self.makes_way
-
-    def adopt(self, *_: object) -> bool:
-        self._do("adopt")
-        return self.is_adopted
 
     @contextmanager
     def adding(self, _artifact: str, _size_bytes: int):
@@ -111,22 +82,6 @@ class Parts:
         made = Ingest(self.layout, self, None, self, self, self, self, 1)  # type: ignore[arg-type]
         made._names = self  # type: ignore[assignment]
         return made
-
-    def stored(self) -> StoredArtifacts:
-        proofs = SimpleNamespace(
-            identity=self.identity,
-            prove=self.prove,
-            prove_by=self.prove_by,
-            is_intact=lambda _: self.is_intact,
-        )
-        proofs = type("P", (), {"__contains__": lambda _s, _a: self.is_proven, **vars(proofs)})
-        for name in ("identity", "prove", "prove_by"):
-            setattr(proofs, name, staticmethod(getattr(self, name)))
-        proofs.is_intact = staticmethod(lambda _: self.is_intact)
-        return StoredArtifacts(self.layout, self, self, proofs(), self, self, Path("own"))  # type: ignore[arg-type]
-
-    def put(self) -> None:
-        self.layout.adapter(order_of().artifact(SOURCE)).mkdir()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from registry.runtime.failpoints import Point, handling
-from registry.sources.base import ArtifactError, SourceUnchanged, Stop
+from registry.sources.base import ArtifactError, SourceUnchanged
 from registry.sources.file import FileSource
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
-from tests.unit.artifacts.conftest import pinned, unpinned
+from tests.unit.artifacts.conftest import pinned, raising, unpinned
 
-WEIGHTS = "adapter_model.safetensors"
 
 
 async def refusal(store: LocalStore, ref: ArtifactRef) -> ArtifactError:
@@ -72,42 +70,25 @@ async def test_another_digest_than_the_pinned_one_is_refused_and_both_are_named(
 
 
 @pytest.mark.parametrize("uri", ["file:///etc", "s3://bucket/a"])
-async def test_a_source_that_is_not_allowed_is_refused_even_if_its_digest_is_here(store, sources, uri):
-    """Fail closed: a digest is not a permission."""
+async def test_a_source_that_is_not_allowed_is_refused_even_if_its_digest_is_here(open_store, sources, uri):
+    """Fail closed: a digest is not a permission, nor does a restarted replica recall for it."""
     adapter = write_adapter(sources / "a")
-    await store.ensure(pinned(adapter))
-    error = await refusal(store, ArtifactRef(uri, adapter.digest))
+    await open_store().ensure(pinned(adapter))
+    error = await refusal(open_store(), ArtifactRef(uri, adapter.digest))
     assert error.reason in ("source_not_allowed", "unsupported_scheme")
 
 
-async def test_an_adapter_that_is_completed_later_is_taken_then(store, sources):
-    """R8: a training job that was still writing."""
-    adapter = write_adapter(sources / "a")
-    whole = (adapter.directory / WEIGHTS).read_bytes()
-    (adapter.directory / WEIGHTS).write_bytes(whole[: len(whole) // 2])
-    assert not (await refusal(store, unpinned(adapter))).permanent
-    (adapter.directory / WEIGHTS).write_bytes(whole)
-    assert (await store.ensure(unpinned(adapter))).digest == adapter.digest
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
-async def test_a_disk_that_fails_under_the_store_fails_that_adapter_alone(
-    store, sources, tmp_path, monkeypatch, number
-):
     """R8, fault 25: typed, worth a retry, and the next adapter is staged."""
     bad, good = write_adapter(sources / "bad"), write_adapter(sources / "good", seed=1)
     with monkeypatch.context() as patched:
-        patched.setattr("sidecar.artifacts.ingest.os.fchmod", lambda *_: raise_error(number))
+        patched.setattr("sidecar.artifacts.ingest.os.fchmod", raising(OSError(errno.EIO, "bad sector")))
         error = await refusal(store, pinned(bad))
     assert (error.reason, error.permanent) == ("store_io", False)
     assert str(tmp_path / "store") in error.message
     assert is_clean(tmp_path / "store")
-    assert (await store.ensure(pinned(good))).digest == good.digest
-    assert (await store.ensure(pinned(bad))).digest == bad.digest
-
-
-def raise_error(number: int) -> None:
-    raise OSError(number, os.strerror(number))
+    for one in (good, bad):
+        assert (await store.ensure(pinned(one))).digest == one.digest
 
 
 @pytest.fixture
@@ -129,7 +110,9 @@ async def test_a_disk_that_fills_up_on_the_way_fails_that_adapter_alone(small_di
 
     def fill(_: Point) -> None:
         if not ballast.exists():
-            fill_up(ballast)
+            with ballast.open("wb", buffering=0) as file, suppress(OSError):
+                while file.write(b"x" * 4096):
+                    pass
 
     store = LocalStore(small_disk / "store", "r1", [sources.as_uri()])
     with handling(fill):
@@ -140,12 +123,6 @@ async def test_a_disk_that_fills_up_on_the_way_fails_that_adapter_alone(small_di
     ballast.write_bytes(b"")
     assert (await store.ensure(pinned(small))).digest == small.digest
     store.close()
-
-
-def fill_up(path: Path) -> None:
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
 
 
 @pytest.mark.parametrize("look", ["unpinned", "unknown", "known"])
@@ -169,11 +146,6 @@ async def test_a_folder_that_was_refused_is_taken_once_its_files_are_others(stor
 
 async def test_a_source_that_cannot_be_asked_now_is_taken_to_be_as_it_was(store, sources, monkeypatch):
     """R8, R9: what was refused stays refused, whatever becomes of the place meanwhile."""
-    ref = unpinned(write_adapter(sources / "a"))
-
-    def away(_source: FileSource, _stop: Stop) -> str:
-        raise ArtifactError("source_io", "it is away")
-
-    monkeypatch.setattr(FileSource, "version", away)
+    monkeypatch.setattr(FileSource, "version", raising(ArtifactError("source_io", "it is away")))
     with pytest.raises(SourceUnchanged):
-        await store.ensure(ref, "one")
+        await store.ensure(unpinned(write_adapter(sources / "a")), "one")

@@ -99,14 +99,3 @@ async def test_a_torn_directory_makes_room_for_a_whole_one_unless_another_engine
     os.close(torn)
     assert digest_of(Path(staged.path)) == adapter.digest
     assert store.leased() == {staged.id}
-
-
-async def test_a_torn_directory_is_not_taken_for_a_damaged_one(store, sources):
-    """R7: whoever has it read may have it put back, which marking it would prevent."""
-    adapter = write_adapter(sources / "s")
-    staged = await store.ensure(pinned(adapter))
-    (Path(staged.path) / WEIGHTS).unlink()
-    os.utime(store._layout.report(staged.id), (0, 0))
-    look_after(store)
-    assert store._damage.ids == frozenset()
-    assert await store.ensure(pinned(adapter)) == staged

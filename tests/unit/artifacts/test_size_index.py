@@ -83,19 +83,6 @@ def test_one_who_is_alone_lists_once(host, listings):
     assert len(listings) == 1
 
 
-def test_what_another_sidecar_changed_is_known_at_the_next_look(host, listings):
-    """R16: the budget is the host's."""
-    first, second = host.sidecars
-    assert (first.used_bytes(), second.used_bytes()) == (0, 0)
-    host.put(name(1), 10, by=first)
-    assert second.used_bytes() == 10
-    host.put(name(2), 5, by=second)
-    assert (first.used_bytes(), second.used_bytes()) == (15, 15)
-    host.take(name(1), by=second)
-    assert (first.used_bytes(), second.used_bytes()) == (5, 5)
-    assert len(listings) == 5
-
-
 def test_what_a_killed_sidecar_put_there_is_known(host):
     """R12, R16: it had said that it would."""
     first, second = host.sidecars

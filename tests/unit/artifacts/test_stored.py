@@ -10,8 +10,9 @@ from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import stored
 from sidecar.artifacts.proof import ProofOutcome
 from sidecar.artifacts.requests import StageRequest, stage_request_of
-from sidecar.artifacts.stored import MAX_AT_ONCE_BYTES, StoredArtifacts
+from sidecar.artifacts.stored import StoredArtifacts
 from sidecar.artifacts.types import ArtifactRef, Staged
+from tests.unit.artifacts.conftest import BROKEN, raising
 
 DIGEST = "sha256:" + "1" * 64
 ORDER = stage_request_of(ArtifactRef("file:///a", DIGEST), None)
@@ -92,32 +93,27 @@ def test_what_is_not_there_is_not_seen_and_no_signature_is_asked_for(parts):
     assert not parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
 
 
+@pytest.mark.parametrize("are_required", [False, True])
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(
     ("report", "is_quick", "rank"), [("report", True, 8), ("report", False, 8), (None, True, 4), (None, False, None)]
 )
-def test_a_peek_is_by_the_report_or_by_files_that_are_quickly_read(parts, report, is_quick, rank, is_known):
-    """R19, R21: a report spares the reading of what takes long; whether it was proven is told with it."""
-    parts.report, parts.is_quick, parts.is_known = report, is_quick, is_known
+def test_a_peek_is_by_the_report_or_by_files_that_are_quickly_read(
+    parts, report, is_quick, rank, is_known, are_required
+):
+    """R19, R21: it is told whether it was proven; unproven nothing is where signatures are asked for."""
+    parts.report, parts.is_quick, parts.is_known, parts.are_required = report, is_quick, is_known, are_required
     found = parts.artifacts.peek(ORDER, DIGEST)
-    assert (found and (found.rank, found.is_proven)) == (rank and (rank, is_known))
+    is_told = is_known or not are_required
+    assert (found and (found.rank, found.is_proven)) == ((rank, is_known) if rank and is_told else None)
     assert parts.did == ["signature"]
-
-
-@pytest.mark.parametrize(
-    ("are_required", "is_known", "is_told"), [(False, False, True), (True, False, False), (True, True, True)]
-)
-def test_where_signatures_are_asked_for_only_what_is_proven_is_told(parts, are_required, is_known, is_told):
-    """R21: a signature says nothing of bytes that nobody hashed."""
-    parts.are_required, parts.is_known = are_required, is_known
-    assert (parts.artifacts.peek(ORDER, DIGEST) is not None) is is_told
 
 
 @pytest.mark.parametrize(
     ("report", "size_bytes", "outcome", "is_hashed", "is_seen"),
     [
-        ("report", MAX_AT_ONCE_BYTES, ProofOutcome.PROVEN, True, True),
-        ("report", MAX_AT_ONCE_BYTES + 1, ProofOutcome.PROVEN, False, False),
+        ("report", 256 << 10, ProofOutcome.PROVEN, True, True),
+        ("report", (256 << 10) + 1, ProofOutcome.PROVEN, False, False),
         ("report", 100, ProofOutcome.SOURCE, True, False),
         ("report", 100, ProofOutcome.DAMAGED, True, False),
         (None, 100, ProofOutcome.PROVEN, False, False),
@@ -126,24 +122,15 @@ def test_where_signatures_are_asked_for_only_what_is_proven_is_told(parts, are_r
 def test_only_what_is_small_and_has_a_report_is_hashed_in_the_event_loop(
     parts, report, size_bytes, outcome, is_hashed, is_seen
 ):
-    """R19, R21: all else is for a worker."""
+    """R19, R21: all else is for a worker, unless it is proven already."""
     parts.report, parts.size_bytes, parts.outcome = report, size_bytes, outcome
     found = parts.artifacts.see(ORDER, DIGEST)
     assert ("prove" in parts.did) is is_hashed
     assert (found is not None and found.is_proven) is is_seen
     assert (found is None) is not is_seen
-
-
-def test_256_kib_are_hashed_in_the_event_loop_and_what_is_proven_whatever_its_size(parts):
-    """R19."""
-    for size_bytes, is_known, is_seen in (
-        (256 << 10, False, True),
-        ((256 << 10) + 1, False, False),
-        (1 << 30, True, True),
-    ):
-        parts.size_bytes, parts.is_known = size_bytes, is_known
-        assert (parts.artifacts.see(ORDER, DIGEST) is not None) is is_seen
-    assert parts.did.count("prove") == 1
+    parts.is_known, parts.size_bytes = True, 1 << 30
+    assert parts.artifacts.see(ORDER, DIGEST).is_proven
+    assert parts.did.count("prove") == is_hashed
 
 
 @pytest.mark.parametrize(("report", "rank"), [("report", 8), (None, 4)])
@@ -190,14 +177,9 @@ def test_what_may_not_be_served_is_refused_before_it_is_hashed_and_is_there_all_
             look()
     assert parts.did == ["signature"] * 3
     assert parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
-    for error, is_told in ((OSError(5, "bad sector"), False), (ZeroDivisionError(), True)):
-
-        def failing(*_: object, error: Exception = error) -> None:
-            raise error
-
-        parts.check = failing  # type: ignore[method-assign]
-        if is_told:
-            with pytest.raises(ZeroDivisionError):
-                parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
-        else:
-            assert parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
+    unreadable, ours = BROKEN
+    parts.check = raising(unreadable)  # type: ignore[method-assign]
+    assert parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)
+    parts.check = raising(ours)  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        parts.artifacts.has(ORDER, DIGEST, Stop(), is_new=True)

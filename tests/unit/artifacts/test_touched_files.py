@@ -24,11 +24,6 @@ def empty(directory: Path) -> None:
     (directory / WEIGHTS).write_bytes(b"")
 
 
-def exchange(directory: Path) -> None:
-    (directory / "other").write_bytes((directory / WEIGHTS).read_bytes())
-    (directory / "other").rename(directory / WEIGHTS)
-
-
 def remove_store(directory: Path) -> None:
     shutil.rmtree(directory.parent.parent)
 
@@ -127,16 +122,6 @@ async def test_nothing_is_put_beside_what_was_prepared_otherwise(store, sources)
     last = await store.ensure(pinned(adapter))
     assert len({staged.path, copy.path, last.path}) == 3
     assert [(Path(one.path) / WEIGHTS).exists() for one in (staged, copy, last)] == [False, False, True]
-
-
-async def test_what_is_right_all_the_same_is_proven_again_and_told_no_more(store, sources):
-    """R21: as by a backup that was put back, or a new mode."""
-    adapter = write_adapter(sources / "s")
-    staged = await store.ensure(pinned(adapter))
-    exchange(Path(staged.path))
-    assert list(look(store)) == [staged.path]
-    assert (await store.ensure(pinned(adapter))).path == staged.path
-    assert look(store) == {}
 
 
 async def test_without_its_source_it_stays_told(store, sources):
