@@ -20,7 +20,6 @@ from tests.support.adapters import adapter_config, adapter_weights, write_adapte
 from tests.unit.artifacts.conftest import pinned, raising, unpinned
 
 
-
 async def refusal(store: LocalStore, ref: ArtifactRef) -> ArtifactError:
     with pytest.raises(ArtifactError) as refused:
         await store.ensure(ref)
@@ -78,7 +77,7 @@ async def test_a_source_that_is_not_allowed_is_refused_even_if_its_digest_is_her
     assert error.reason in ("source_not_allowed", "unsupported_scheme")
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+async def test_a_disk_that_fails_under_the_store_fails_that_adapter_alone(store, sources, tmp_path, monkeypatch):
     """R8, fault 25: typed, worth a retry, and the next adapter is staged."""
     bad, good = write_adapter(sources / "bad"), write_adapter(sources / "good", seed=1)
     with monkeypatch.context() as patched:
