@@ -52,14 +52,6 @@ async def test_two_files_of_a_commit_are_fetched_and_the_token_stays_at_the_hub(
     assert len(other.seen) == 1
 
 
-async def test_a_download_behind_a_redirect_goes_on_where_it_broke_off(hub, other, open_store, token):
-    path = "/blobs/weights?X-Signature=CANARY"
-    other.cut_once(path, 50_000)
-    store = open_store("hf://acme", f"{other.url}/blobs", hub=hub.url, credentials=token)
-    assert content((await store.ensure(ref(URI, "acme"))).path) == (CONFIG, WEIGHTS)
-    assert [headers.get("Range") for headers in other.headers(path)] == [None, "bytes=50000-"]
-
-
 async def test_large_files_on_a_private_host_need_a_prefix_of_their_own(hub, open_store, token):
     """Fault 28: a hub cannot lead into one's own network. What it said is not repeated, since it holds a signature."""
     error = await refusal(open_store("hf://acme", hub=hub.url, credentials=token), URI, "acme")

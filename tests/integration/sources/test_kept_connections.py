@@ -126,20 +126,6 @@ async def test_a_request_that_nobody_reads_is_sent_again_on_a_new_connection(web
     assert (len(web.accepted), pauses) == (3, [])
 
 
-async def test_an_answer_that_breaks_off_on_a_kept_connection_is_no_unread_request(web, open_store, folders, pauses):
-    store = open_store(f"{web.url}/team")
-
-    def broken(exchange: Exchange) -> None:
-        del web.answers[exchange.path]
-        exchange.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Le")
-        exchange.cut()
-
-    web.answers[f"{folders[1]}{CONFIG_FILE}"] = broken
-    for folder in folders[:2]:
-        await store.ensure(ref(web.url + folder))
-    assert len(pauses) == 1
-
-
 @pytest.mark.parametrize("is_trickling", [False, True])
 async def test_limits_hold_on_a_kept_connection(web, open_store, folders, is_trickling):
     """Fault 25: nothing for too long, or too little for too long."""
@@ -199,7 +185,3 @@ def texts_of(root: object) -> set[str]:
         else:
             left += gc.get_referents(one)
     return found
-
-
-def test_there_is_room_for_a_hub_and_its_store_for_each_worker():
-    assert connections.MAX_KEPT >= 2 * MAX_WORKERS

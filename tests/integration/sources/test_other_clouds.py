@@ -117,13 +117,6 @@ async def test_a_secret_that_stays_refused_is_said_and_not_shown(site, entry, op
     assert "CANARY" not in f"{error} {error.__cause__}"
 
 
-@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
-async def test_what_is_not_there_is_tried_again(entry, open_store, cloud):
-    store = open_store(f"{cloud.scheme}://{BUCKET}", credentials=entry(cloud))
-    error = await refusal(store, f"{cloud.scheme}://{BUCKET}/gone/", "acme")
-    assert (error.reason, error.permanent) == ("source_missing", False)
-
-
 def got_by_ranges(cloud: Cloud, entry: dict[str, Any], folder: Path, range_bytes: int) -> bytes:
     source = parse_source(uri(cloud)[:-1])
     (folder / "c.json").write_text(json.dumps(entry))
@@ -191,20 +184,6 @@ async def test_a_length_that_is_not_kept_is_never_served(site, entry, open_store
     error = await refusal(open_store(f"{cloud.scheme}://{BUCKET}", credentials=mine), uri(cloud), "acme")
     assert not error.permanent
     assert error.reason in {"source_io", "source_changed", "source_incomplete"}
-
-
-@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
-async def test_a_store_that_fails_in_passing_is_asked_again(site, entry, open_store, cloud):
-    mine, statuses = entry(cloud), iter((503, 429))
-
-    def failing(exchange: Exchange) -> None:
-        status = next(statuses, None)
-        blob(exchange) if status is None else exchange.send(status)
-
-    site.answers[BLOB] = guarded(cloud, failing)
-    staged = await open_store(f"{cloud.scheme}://{BUCKET}", credentials=mine).ensure(ref(uri(cloud), "acme"))
-    assert content(staged.path) == (CONFIG, WEIGHTS)
-    assert len(asked(site, BLOB)) == 3
 
 
 @pytest.fixture

@@ -183,11 +183,6 @@ def test_a_redirect_leads_to_no_other_host(publish, site, folder, cloud):
         assert other.accepted == []
 
 
-def test_azure_without_an_account_is_said_before_anything_is_sent(publish, site, folder):
-    assert publish(CLOUDS[1], folder, credential=None)[::2] == (4, "SOURCE_REFUSED")
-    assert site.seen == []
-
-
 @pytest.mark.parametrize("cloud", ONE_OF_EACH, **ids)
 def test_a_store_that_is_not_there_is_no_refusal(publish, site, folder, cloud):
     site.url = "http://127.0.0.1:1"

@@ -28,13 +28,6 @@ WEIGHTS_PATH = "/team/a/adapter_model.safetensors"
 CONFIG_PATH = "/team/a/adapter_config.json"
 
 
-async def test_exactly_the_two_known_names_are_fetched(web, open_store):
-    staged = await open_store(f"{web.url}/team").ensure(ref(f"{web.url}/team/a/"))
-    assert content(staged.path) == (CONFIG, WEIGHTS)
-    assert web.paths == [CONFIG_PATH, WEIGHTS_PATH]
-    assert all("Authorization" not in headers for _, headers in web.seen)
-
-
 async def test_a_download_that_breaks_off_goes_on_where_it_did(web, open_store):
     """Fault 26: what has arrived is not fetched again."""
     web.cut_once(WEIGHTS_PATH, 50_000)
@@ -89,12 +82,6 @@ def promising_more(exchange: Exchange) -> None:
     exchange.cut()
 
 
-def promising_less(exchange: Exchange) -> None:
-    exchange.start(200, Content_Length=len(WEIGHTS) - 100)
-    exchange.wfile.write(WEIGHTS)
-    exchange.cut()
-
-
 def lying_about_the_range(exchange: Exchange) -> None:
     if "Range" in exchange.headers:
         exchange.send(206, WEIGHTS[:1000], Content_Range=f"bytes 0-999/{len(WEIGHTS)}", ETag='"x"')
@@ -115,28 +102,14 @@ def redirecting(location: str):
         (trickling, "source_timeout", False),
         (lambda exchange: exchange.site.hang(exchange), "source_timeout", False),
         (promising_more, "source_incomplete", False),
-        (promising_less, "source_incomplete", False),
         (lying_about_the_range, "source_incomplete", False),
         (lambda exchange: exchange.send(200, b"<html>", Content_Type="text/html; charset=x"), "source_is_html", False),
-        (lambda exchange: exchange.send(200, b"<html>" * 9), "not_an_adapter", True),
-        (
-            lambda exchange: exchange.send(200, gzip.compress(bytes(1 << 20)), Content_Encoding="gzip"),
-            "source_io",
-            False,
-        ),
         (lambda exchange: exchange.start(200, Content_Length=1 << 50), "too_large", True),
-        (lambda exchange: exchange.send(200, b"x" * 4, Content_Length="-4"), "source_io", False),
         (lambda exchange: exchange.send(200), "source_incomplete", False),
         (lambda exchange: exchange.cut(), "source_io", False),
         (lambda exchange: exchange.wfile.write(b"garbage\r\n\r\n"), "source_io", False),
-        (lambda exchange: exchange.send(404), "source_missing", False),
-        (lambda exchange: exchange.send(403), "source_denied", False),
-        (lambda exchange: exchange.send(503), "source_io", False),
-        (lambda exchange: exchange.send(418), "source_io", False),
         (redirecting("/internal/w"), "redirect_not_allowed", True),
         (redirecting("//[::1"), "redirect_not_allowed", True),
-        (redirecting("https://a..b/"), "redirect_not_allowed", True),
-        (redirecting(f"https://{'a' * 64}.example/"), "redirect_not_allowed", True),
         (redirecting("https://169.254.169.254/latest/meta-data/"), "address_not_allowed", True),
         (redirecting("https://[::ffff:169.254.169.254]/"), "address_not_allowed", True),
         (redirecting("https://127.1/"), "address_not_allowed", True),
@@ -214,32 +187,6 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(web, open_store,
     assert web.seen == []
 
 
-@pytest.mark.parametrize("path", ["/team/../team/a/", "/teammate/a/", "/other/", "/team%2fa/"])
-async def test_what_is_not_below_the_prefix_is_never_asked_for(web, open_store, path):
-    """Fail closed: the allow-list is looked at before anything is sent."""
-    error = await refusal(open_store(f"{web.url}/team"), web.url + path)
-    assert error.permanent
-    assert error.reason in {"source_not_allowed", "invalid_source"}
-    assert web.seen == []
-
-
-async def test_plain_http_needs_a_prefix_that_says_so(open_store):
-    with serving(Site()) as plain:
-        plain.put("/a/", CONFIG, WEIGHTS)
-        secure = plain.url.replace("http:", "https:")
-        assert (await refusal(open_store(secure), f"{plain.url}/a/")).reason == "source_not_allowed"
-        assert plain.seen == []
-        staged = await open_store(plain.url, replica="r2").ensure(ref(f"{plain.url}/a/"))
-    assert content(staged.path) == (CONFIG, WEIGHTS)
-
-
-async def test_a_redirect_to_what_is_allowed_too_is_followed(web, other, open_store):
-    other.files["/files/w"] = WEIGHTS
-    web.answers[WEIGHTS_PATH] = redirecting(f"{other.url}/files/w?signature=x")
-    staged = await open_store(f"{web.url}/team", f"{other.url}/files").ensure(ref(f"{web.url}/team/a/"))
-    assert content(staged.path) == (CONFIG, WEIGHTS)
-
-
 def packed_adapter(*before: tuple[str, bytes]) -> bytes:
     """A tar.gz with an adapter in one directory."""
     written = io.BytesIO()
@@ -314,14 +261,3 @@ async def test_a_staging_that_nobody_waits_for_ends_soon(web, open_store):
     with pytest.raises(asyncio.CancelledError):
         await task
     await eventually(lambda: not left_behind(store))
-
-
-async def test_a_pinned_digest_names_both_when_the_source_changed(web, open_store):
-    """Fault 27: an artifact that was replaced under the same URI is refused."""
-    store = open_store(f"{web.url}/team")
-    digest = "sha256:" + "0" * 64
-    with pytest.raises(ArtifactError) as refused:
-        await store.ensure(ArtifactRef(f"{web.url}/team/a/", digest))
-    assert refused.value.reason == "digest_mismatch"
-    assert digest in refused.value.message
-    assert refused.value.message.count("sha256:") == 2

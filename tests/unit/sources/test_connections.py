@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import socket
-from functools import cache
+from types import SimpleNamespace
 
 import httpcore
 import pytest
 
 from registry.sources import connections
 from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.connections import STOP_SECONDS, ConnectionPool, Watch, WatchedStream, check_leads
+from registry.sources.connections import ConnectionPool, Watch, WatchedStream, check_leads
 from registry.sources.urls import Reach
 
 LIMITS = SourceLimits()
-
-
-@cache
-def content_of(size_bytes: int) -> bytes:
-    """So many bytes, made once."""
-    return bytes(size_bytes)
 
 
 class Slow:
     """A source whose reads take as long as told, on the clock that the watch reads."""
 
     def __init__(self, monkeypatch) -> None:
-        self.now = 0.0
-        self.watch = Watch(LIMITS, Stop())
+        self.now, self.stop, self.waits = 0.0, Stop(), list[float]()
+        self.watch = Watch(LIMITS, self.stop)
         monkeypatch.setattr(connections, "perf_counter", lambda: self.now)
 
     def read(self, size_bytes: int, seconds: float) -> None:
         def take(_: float) -> bytes:
             self.now += seconds
-            return content_of(size_bytes)
+            return CONTENT[:size_bytes] if size_bytes < len(CONTENT) else CONTENT
 
         self.watch.read(take, LIMITS.idle_seconds)
+
+    def read_in_silence(self, timeout_seconds: float, *, speaks_after: float = 1e9, stops_after: float = 1e9) -> bytes:
+        """It says nothing; after so long it does, or we are stopped."""
+
+        def take(seconds: float) -> bytes:
+            self.waits.append(seconds)
+            self.now += seconds
+            if self.now >= stops_after:
+                self.stop.set()
+            if self.now >= speaks_after:
+                return b"x"
+            raise httpcore.ReadTimeout
+
+        return self.watch.read(take, timeout_seconds)
 
     def trickle(self) -> float:
         """A byte a second from now on; gives after how many seconds it is given up."""
@@ -49,21 +57,13 @@ class Slow:
             self.read(1, 1.0)
 
 
-@pytest.fixture
-def slow(monkeypatch) -> Slow:
-    return Slow(monkeypatch)
-
-
-def test_a_source_that_sends_too_little_is_given_up_after_one_look(slow):
-    """R8, R16."""
-    assert slow.trickle() == LIMITS.pace_seconds
-
-
-def test_a_source_that_was_fast_at_first_is_given_up_as_soon(slow):
+def test_a_source_that_sends_too_little_is_given_up_after_one_look_however_fast_it_was(slow, monkeypatch):
     """R8, R16: what came long ago does not count, else a gigabyte would buy days at a byte a second."""
-    while slow.now <= 2 * LIMITS.pace_seconds:
-        slow.read(100 << 20, 0.5)
-    assert slow.trickle() <= 2 * LIMITS.pace_seconds
+    assert slow.trickle() == LIMITS.pace_seconds
+    fast = Slow(monkeypatch)
+    while fast.now <= 2 * LIMITS.pace_seconds:
+        fast.read(1 << 20, 0.005 if fast.now else 0.5)
+    assert fast.trickle() <= 2 * LIMITS.pace_seconds
 
 
 def test_what_we_do_with_it_ourselves_is_no_fault_of_the_source(slow):
@@ -73,61 +73,22 @@ def test_what_we_do_with_it_ourselves_is_no_fault_of_the_source(slow):
         slow.now += 60.0
 
 
-class Silent:
-    """A source that says nothing, on the clock that the watch reads; after so many waits it does, or we are stopped."""
-
-    def __init__(self, monkeypatch, speaks_after: float = 1e9, stops_after: float = 1e9) -> None:
-        self.now = 0.0
-        self.waits: list[float] = []
-        self.stop = Stop()
-        self.watch = Watch(LIMITS, self.stop)
-        self._speaks_after, self._stops_after = speaks_after, stops_after
-        monkeypatch.setattr(connections, "perf_counter", lambda: self.now)
-
-    def read(self, timeout_seconds: float) -> bytes:
-        return self.watch.read(self._take, timeout_seconds)
-
-    def _take(self, seconds: float) -> bytes:
-        self.waits.append(seconds)
-        self.now += seconds
-        if self.now >= self._stops_after:
-            self.stop.set()
-        if self.now >= self._speaks_after:
-            return b"x"
-        raise httpcore.ReadTimeout
-
-
-def test_a_silent_source_is_waited_for_as_long_as_was_said(monkeypatch):
-    """R8, R12: in short waits, so that a staging which is stopped does not wait on."""
-    silent = Silent(monkeypatch)
-    with pytest.raises(httpcore.ReadTimeout):
-        silent.read(3.25)
-    assert silent.now == pytest.approx(3.25)
-    assert max(silent.waits) <= STOP_SECONDS
-    assert not silent.watch.has_answer
-    late = Silent(monkeypatch, speaks_after=3.0)
-    assert late.read(3.25) == b"x"
-    assert late.watch.has_answer
-
-
-def test_who_is_stopped_waits_no_longer(monkeypatch):
-    """R12."""
-    silent = Silent(monkeypatch, stops_after=1.0)
-    with pytest.raises(ArtifactError) as stopped:
-        silent.read(30.0)
-    assert (stopped.value.reason, silent.now) == ("staging_stopped", 1.0)
-
-
 @pytest.mark.parametrize(
     ("timeout_seconds", "waits"),
-    [(1.25, [0.5, 0.5, 0.25]), (1.0, [0.5, 0.5]), (0.5, [0.5]), (0.25, [0.25]), (0.0, [0.001])],
+    [(3.25, [0.5] * 6 + [0.25]), (1.0, [0.5, 0.5]), (0.5, [0.5]), (0.25, [0.25]), (0.0, [0.001])],
 )
-def test_half_a_second_is_the_longest_that_nobody_looks_for_a_stop(monkeypatch, timeout_seconds, waits):
-    """R12: and the last wait ends when the time is over."""
-    silent = Silent(monkeypatch)
+def test_a_silent_source_is_waited_for_as_long_as_was_said(slow, timeout_seconds, waits):
+    """R8, R12: at most half a second long, so that a staging which is stopped does not wait on."""
     with pytest.raises(httpcore.ReadTimeout):
-        silent.read(timeout_seconds)
-    assert silent.waits == pytest.approx(waits)
+        slow.read_in_silence(timeout_seconds)
+    assert slow.waits == pytest.approx(waits)
+    assert not slow.watch.has_answer
+    assert slow.read_in_silence(3.25, speaks_after=slow.now + 3.0) == b"x"
+    assert slow.watch.has_answer
+    begun = slow.now
+    with pytest.raises(ArtifactError) as stopped:
+        slow.read_in_silence(30.0, stops_after=begun + 1.0)
+    assert (stopped.value.reason, slow.now - begun) == ("staging_stopped", pytest.approx(1.0))
 
 
 def test_an_answer_that_begun_is_known_to_have(monkeypatch):
@@ -203,21 +164,17 @@ def test_the_newest_connection_to_a_place_is_taken_and_is_nobody_else_s_then():
     assert [one.times_closed for one in (old, new, other)] == [0, 0, 0]
 
 
-def test_what_has_expired_is_closed_when_somebody_looks():
-    """R16: and not handed out."""
-    old, new = Kept(), Kept()
-    pool = pool_with(old, new)
+def test_what_has_expired_or_may_not_be_kept_is_closed_once_and_after_the_end_all(monkeypatch):
+    """R16, R4: the next bytes on it would be taken for another answer; a staging may end later than all."""
+    old, new, other, late = Kept(), Kept(), Kept(may_be_kept=False), Kept()
+    pool = pool_with(old, new, other)
     new.is_expired = True
     assert pool.take((Reach.NAMED, "here")) is old
     assert pool.take((Reach.NAMED, "here")) is None
-    assert (old.times_closed, new.times_closed) == (0, 1)
-
-
-def test_what_may_not_be_kept_is_closed_once():
-    """R4: the next bytes on it would be taken for another answer."""
-    one = Kept(may_be_kept=False)
-    assert pool_with(one).take(one.place) is None
-    assert one.times_closed == 1
+    pool.close()
+    pool.give(late)  # type: ignore[arg-type]
+    assert pool.take(late.place) is None
+    assert [one.times_closed for one in (old, new, other, late)] == [0, 1, 1, 1]
 
 
 def test_32_connections_are_kept_and_the_oldest_makes_room():
@@ -229,16 +186,6 @@ def test_32_connections_are_kept_and_the_oldest_makes_room():
     assert [one.times_closed for one in kept] == [1] + [0] * 32
     pool.close()
     assert [one.times_closed for one in kept] == [1] * 33
-
-
-def test_after_the_end_nothing_is_kept():
-    """R16: a staging that ends later gives its connection back all the same."""
-    late = Kept()
-    pool = pool_with()
-    pool.close()
-    pool.give(late)  # type: ignore[arg-type]
-    assert late.times_closed == 1
-    assert pool.take(late.place) is None
 
 
 class Network:
@@ -267,17 +214,14 @@ class Network:
 ADDRESSES = [f"93.184.216.{number}" for number in range(1, 7)]
 
 
-def test_four_addresses_of_a_name_are_tried_each_once(monkeypatch):
+def test_four_addresses_of_a_name_are_tried_each_once_until_one_answers(monkeypatch):
     """R16 bounded: the last failure is told; each has ten seconds."""
     ends = dict.fromkeys(ADDRESSES, httpcore.ConnectTimeout()) | {ADDRESSES[3]: httpcore.ConnectError("last")}
     network = Network(monkeypatch, {"host": ["127.0.0.1", ADDRESSES[0], *ADDRESSES]}, ends)
     with pytest.raises(httpcore.ConnectError, match="last"):
         network.connect("host")
     assert network.tried == [(address, 443, 10.0) for address in ADDRESSES[:4]]
-
-
-def test_the_first_address_that_answers_is_taken(monkeypatch):
-    network = Network(monkeypatch, {"host": ADDRESSES}, {ADDRESSES[0]: httpcore.ConnectError("no")})
+    network.ends = {ADDRESSES[0]: httpcore.ConnectError("no")}
     assert network.connect("host") == f"connected to {ADDRESSES[1]}"
     network.ends = {ADDRESSES[0]: ZeroDivisionError()}
     with pytest.raises(ZeroDivisionError):
@@ -304,13 +248,8 @@ def test_a_name_that_nobody_knows_cannot_be_reached_and_is_told_later_of_an_endp
 def test_tls_is_begun_with_the_name_that_was_asked_for(monkeypatch, has_tls):
     """Certificates are checked as ever, though the connection is to an address."""
     begun: list[tuple[object, ...]] = []
-
-    class Stream:
-        def start_tls(self, *how: object) -> str:
-            begun.append(how)
-            return "encrypted"
-
-    monkeypatch.setattr(connections, "_connect_tcp", lambda *_: Stream())
+    stream = SimpleNamespace(start_tls=lambda *how: begun.append(how) or "encrypted")
+    monkeypatch.setattr(connections, "_connect_tcp", lambda *_: stream)
     origin = httpcore.Origin(b"https", b"host", 443)
     made = connections.connect(origin, Reach.PUBLIC, "context" if has_tls else None, Watch(LIMITS, Stop()))  # type: ignore[arg-type]
     assert begun == ([("context", "host", 10.0)] if has_tls else [])
@@ -326,3 +265,11 @@ def test_only_what_is_encrypted_needs_authorities(monkeypatch, scheme):
     made = pool.open((Reach.PUBLIC, "host"), origin, Watch(LIMITS, Stop()))
     assert asked == ["authorities" if scheme == "https" else None]
     assert made.place == (Reach.PUBLIC, "host")
+
+
+CONTENT = bytes(1 << 20)
+
+
+@pytest.fixture
+def slow(monkeypatch) -> Slow:
+    return Slow(monkeypatch)

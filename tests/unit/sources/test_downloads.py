@@ -109,14 +109,6 @@ def test_a_plain_file_is_taken_however_its_headers_are_written(headers):
     assert getter.bodies[0].is_closed
 
 
-@pytest.mark.parametrize("length", ["1" * 18, "9" * 18])
-def test_a_length_of_eighteen_digits_is_one(length):
-    def receive(_name: str, size_bytes: int, _chunks: object) -> None:
-        assert size_bytes == int(length)
-
-    receive_file(PlayedGetter(answer(200, Content_Length=length)), URL, "weights", receive, Stop())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("status", "reason"), [(201, "source_io"), (206, "source_io"), (404, "source_missing")])
 def test_only_200_is_a_file_and_every_other_answer_is_ended(status, reason):
     """R16: its connection would be held else."""

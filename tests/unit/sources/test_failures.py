@@ -99,21 +99,11 @@ def test_what_goes_wrong_on_the_way_has_a_reason_and_passes_or_not(error, way, r
     assert (told.reason, isinstance(told, Passing), told.permanent) == (reason, is_passing, False)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_no_broken_connection():
-    cause, error = ssl.SSLError(1, "secret"), httpcore.ConnectError("secret")
-    cause.reason = "CERTIFICATE_VERIFY_FAILED"
-    error.__context__ = cause
-    told = refusal(error, connecting)
-    assert (told.reason, told.permanent) == ("source_untrusted", False)
-    assert "CERTIFICATE_VERIFY_FAILED" in told.message
-
-
 class Made:
     """Makes contexts that note what they load."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.fails = False
+        self.count, self.error = 0, None
 
     def __call__(self) -> Made:
         self.count += 1
@@ -121,28 +111,30 @@ class Made:
 
     def load_verify_locations(self, file: object) -> None:
         assert file is not None
-        if self.fails:
-            raise ssl.SSLError(1, "half of it is missing")
+        if self.error:
+            raise self.error
 
 
 def test_authorities_are_read_again_only_when_their_file_was_replaced(tmp_path):
-    """R13: what is half written changes nothing, and is read once it is whole."""
-    file, make = tmp_path / "ca.pem", Made()
-    file.write_text("one")
+    """R13: what is half written or comes later changes nothing, and is read once it is whole; ours is told."""
+    file, make, half = tmp_path / "ca.pem", Made(), ssl.SSLError(1, "half of it is missing")
     trusted = TrustedAuthorities(file, make)  # type: ignore[arg-type]
-    for text, fails, count in (("", False, 1), ("two!", True, 2), ("", False, 3), ("", False, 3)):
+    for text, error, count in (("one", None, 2), ("", None, 2), ("two!", half, 3), ("", None, 4), ("", None, 4)):
         if text:
             file.write_text(text)
-        make.fails = fails
+        make.error = error
         trusted.newest()
         assert make.count == count
     file.unlink()
-    make.fails = True
+    make.error = half
     assert trusted.newest() is make
     nobodys = TrustedAuthorities(None, make)  # type: ignore[arg-type]
     made = make.count
-    assert nobodys.newest() is make
-    assert make.count == made
+    assert (nobodys.newest(), make.count) == (make, made)
+    file.write_text("other")
+    make.error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        trusted.newest()
 
 
 def test_between_two_tries_it_waits_longer_and_longer(monkeypatch):
@@ -196,27 +188,14 @@ def test_a_fault_of_ours_is_none_of_the_source(way):
     assert told.value is FACT
 
 
-def test_a_connection_fails_as_it_does_where_no_certificate_was_judged():
-    error = httpcore.ConnectError("secret")
-    error.__context__ = OSError("secret")
-    assert refusal(error, connecting).reason == "source_io"
-
-
-def test_a_fault_of_ours_is_no_half_written_file(tmp_path):
-    """R13: and a file that comes later is taken then."""
-    file, make = tmp_path / "ca.pem", Made()
-    trusted = TrustedAuthorities(file, make)  # type: ignore[arg-type]
-    file.write_text("one")
-    trusted.newest()
-    assert make.count == 2
-    file.write_text("other")
-
-    def broken(_: object) -> None:
-        raise ZeroDivisionError
-
-    make.load_verify_locations = broken  # type: ignore[method-assign]
-    with pytest.raises(ZeroDivisionError):
-        trusted.newest()
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_a_certificate_that_nobody_vouches_for_is_no_broken_connection(is_judged):
+    cause, error = ssl.SSLError(1, "secret"), httpcore.ConnectError("secret")
+    cause.reason = "CERTIFICATE_VERIFY_FAILED"
+    error.__context__ = cause if is_judged else OSError("secret")
+    told = refusal(error, connecting)
+    assert (told.reason, told.permanent) == ("source_untrusted" if is_judged else "source_io", False)
+    assert ("CERTIFICATE_VERIFY_FAILED" in told.message) is is_judged
 
 
 def test_a_stop_is_told_at_once_and_else_the_time_passes():

@@ -190,17 +190,6 @@ def test_five_redirects_are_followed_and_no_sixth(site, web):
     assert refusal(web, site).reason == "redirect_not_allowed"
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_each_kind_of_redirect_is_followed_and_one_without_a_place_is_an_answer(site, web, status):
-    site.files["/team/w"] = WEIGHTS
-    site.answers[NAMES[1]] = lambda exchange: exchange.send(status, Location="/team/w")
-    assert whole(fetch(web, f"{site.url}/team/a/", f"{site.url}/team/"))
-    site.answers[NAMES[1]] = lambda exchange: exchange.send(status)
-    assert refusal(web, site).reason == "source_io"
-    site.answers[NAMES[1]] = lambda exchange: exchange.send(300, Location="/team/w")
-    assert refusal(web, site).reason == "source_io"
-
-
 def source_at(web: Web, uri: str):
     return web_source(web, parse_source(uri), [parse_prefix(uri)], None)
 
@@ -223,12 +212,6 @@ def test_the_version_of_a_source_changes_with_its_files_and_takes_none_of_them(s
         source.version(Stop())
 
 
-def test_the_version_of_an_archive_is_its_own(site, web):
-    site.files["/a.tar"] = b"some"
-    assert '"' in source_at(web, f"{site.url}/a.tar").version(Stop())
-    assert site.paths == ["/a.tar"]
-
-
 @pytest.mark.parametrize(
     ("other", "reason", "said"),
     [
@@ -244,12 +227,6 @@ def test_weights_that_are_missing_are_named_and_what_is_there_instead(site, web,
     error = refusal(web, site)
     assert (error.reason, error.permanent) == (reason, reason != "source_missing")
     assert said in error.message
-
-
-def test_a_source_that_fails_when_it_is_asked_for_more_is_said_as_it_was(site, web):
-    del site.files[NAMES[1]]
-    site.answers["/team/a/adapter_model.bin"] = lambda exchange: exchange.send(302, Location="http://10.0.0.1/")
-    assert refusal(web, site).reason == "source_missing"
 
 
 @pytest.mark.parametrize("status", [b"103 Early Hints", b"102 Processing"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,15 +55,17 @@ def away(reason: ArtifactReason = "source_io") -> ArtifactError:
 
 def test_one_asks_for_all_once_the_pause_that_was_asked_for_is_over(host):
     """S6, R8: about one request in each pause, of however many stagings and replicas."""
-    for _ in range(600):
+    for _ in range(240):
         for replica in range(3):
             told = host.stage(replica, limited(60.0))
             assert told is not None
             assert (told.reason, told.message) == ("rate_limited", "asked too often")
             assert 0 < told.pause_seconds <= 60.0
         host.at += 1.0
-    assert len(host.asked) == 10
-    assert min(b - a for a, b in zip(host.asked, host.asked[1:], strict=False)) >= 60.0
+    assert len(host.asked) == 4
+    assert min(b - a for a, b in pairwise(host.asked)) >= 60.0
+    host.at -= 3600.0
+    assert host.stage(1, None) is None, "R12: the clock was set back"
 
 
 def test_an_answer_ends_it_for_all(host):
@@ -102,11 +105,11 @@ def test_an_answer_to_who_asked_before_says_nothing_of_the_pause(host):
 def test_what_fails_again_and_again_is_asked_by_one_with_pauses_that_grow(host):
     """R8: fifty adapters of a host that is away are not fifty loops; a single failure holds nobody up."""
     assert host.stage(0, away()).pause_seconds == 0.0
-    for _ in range(3600):
-        for replica in (0, 1, 2) * 17:
+    for _ in range(600):
+        for replica in (0, 1, 2) * 2:
             host.stage(replica, away())
         host.at += 1.0
-    assert len(host.asked) < 3600 / 60 + 20
+    assert len(host.asked) < 600 / 60 + 20
     assert host.asked[-1] - host.asked[-2] == 60.0
 
 
@@ -130,20 +133,13 @@ def test_a_fact_about_one_file_is_an_answer(host):
     assert host.file.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"https://hub": 1}', b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"https://hub": 1}', b"[" * 100_000, None])
 def test_a_file_that_cannot_be_read_hinders_nobody(host, content):
-    """R12 crash-only."""
-    host.file.write_bytes(content)
+    """R12 crash-only, R13: where it cannot be written, for something stands there, each has what it knows itself."""
+    host.file.mkdir() if content is None else host.file.write_bytes(content)
     assert host.stage(0, limited(60.0)) is not None
-    assert host.stage(1, None) is not None, "it was written anew"
-
-
-def test_a_file_that_cannot_be_written_leaves_each_to_what_it_knows(host):
-    """R12, R13: the disk is full, or something stands there."""
-    host.file.mkdir()
-    host.stage(0, limited(60.0))
     assert host.stage(0, None) is not None
-    assert host.stage(1, None) is None
+    assert (host.stage(1, None) is None) is (content is None), "else it was written anew"
 
 
 def test_whoever_was_stopped_with_the_lock_stops_nobody(host, monkeypatch):
@@ -154,13 +150,6 @@ def test_whoever_was_stopped_with_the_lock_stops_nobody(host, monkeypatch):
     assert host.stage(0, limited(60.0)) is not None
     assert host.stage(1, None) is not None
     os.close(descriptor)
-
-
-def test_a_clock_that_is_set_back_holds_nobody_for_long(host):
-    """R12: nobody waits longer than anybody may ask for."""
-    host.stage(0, limited(60.0))
-    host.at -= 3600.0
-    assert host.stage(1, None) is None
 
 
 def test_it_does_not_grow_without_bound(host):
