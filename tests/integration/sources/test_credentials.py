@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import traceback
 
 import pytest
 
 from registry.sources.base import ArtifactError
-from registry.sources.credentials import fetch_secret
-from registry.sources.credentials_file import Secret, SecretError, read_credentials
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.web import Exchange, Site
 

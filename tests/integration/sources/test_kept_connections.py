@@ -12,7 +12,6 @@ import pytest
 
 from registry.sources import connections
 from registry.sources.base import ArtifactError, Stop
-from sidecar.artifacts.store import MAX_WORKERS
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref
 from tests.support.waiting import eventually
 from tests.support.web import Exchange, Site

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import io
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +12,11 @@ from threading import Event
 import httpcore
 import pytest
 
-from registry.sources.base import ArtifactError, Stop
+from registry.sources.base import Stop
 from registry.sources.connections import SourceRequests
 from registry.sources.http import Web
 from registry.sources.urls import Reach
 from sidecar.artifacts.store import MAX_WORKERS
-from sidecar.artifacts.types import ArtifactRef
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref, refusal
 from tests.support.tls import Authority
 from tests.support.waiting import eventually

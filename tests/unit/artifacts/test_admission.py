@@ -148,6 +148,10 @@ def test_a_reservation_is_of_files_and_ends_with_its_body_or_a_failure(monkeypat
         assert host.quota._reserved_bytes == 400
         reservation.end()
         assert host.quota._reserved_bytes == 0
+    with pytest.raises(ZeroDivisionError), host.quota.reservation() as reservation:
+        reservation.admit(400, "config")
+        raise ZeroDivisionError
+    assert host.quota._reserved_bytes == 0
     host.quota._collect = raising(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         host.quota.admit(1001, "one")

@@ -34,6 +34,14 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def opened_below(folder: Path) -> list[Path]:
+    found = list[Path]()
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # it was closed since it was listed
+            found.append(one.readlink())
+    return [one for one in found if one.is_relative_to(folder)]
+
+
 def test_a_path_of_this_machine_needs_no_scheme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for uri in ("out", str(tmp_path / "out"), (tmp_path / "out").as_uri()):
@@ -73,11 +81,7 @@ def test_what_has_its_name_is_on_the_disk(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     put(folder, destination(str(tmp_path / "out")), None)
-    still_open = list[Path]()
-    for one in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # it was closed since it was listed
-            still_open.append(one.readlink())
-    assert not [one for one in still_open if one.is_relative_to(tmp_path)]
+    assert opened_below(tmp_path) == []
     arriving = f"{tmp_path}/.out.*"
     assert did == [*(f"{arriving}/{name}" for name in FILES), arriving, "renamed", str(tmp_path)]
 
@@ -134,10 +138,15 @@ def test_a_disk_that_does_not_take_it_is_told_and_nothing_is_left(folder, tmp_pa
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fails, full)
-    with pytest.raises(OSError, match="No space left"):
-        put(folder, destination(str(tmp_path / "out")), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(fails, full)
+        with pytest.raises(OSError, match="No space left"):
+            put(folder, destination(str(tmp_path / "out")), None)
     assert {path.name for path in tmp_path.iterdir()} == {"made"}
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        destinations._sync(tmp_path)
+    assert opened_below(tmp_path) == []
 
 
 @pytest.fixture

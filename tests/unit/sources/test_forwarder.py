@@ -161,3 +161,19 @@ def test_a_way_that_is_closed_may_be_closed_again():
     host, _, port = forwarder.url.removeprefix("http://").partition(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=60)
+
+
+def test_a_fault_of_ours_gives_the_place_back(monkeypatch):
+    """X3 given-back: else so many of them would be the end of all requests."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    forwarder = Forwarder("store.test", 80, SourceLimits(), MOST_BYTES)
+    monkeypatch.setattr(forwarder, "_forward_all", broken)
+    places = sum(forwarder._free.acquire(blocking=False) for _ in range(2 * connections.MAX_FORWARDED))
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(ZeroDivisionError):
+        forwarder._forward(ours)
+    assert (places, forwarder._free.acquire(blocking=False)) == (connections.MAX_FORWARDED, True)
+    forwarder.close()
