@@ -145,20 +145,16 @@ def test_first_pairs_are_read_from_the_adapter_that_was_kept(numeric, tmp_path):
             first(module, Tensor(np.zeros(shape), FLOAT32), rank, 0.5)
 
 
-def test_a_kept_adapter_that_goes_away_is_told_as_such(numeric, tmp_path):
+def test_a_kept_adapter_that_is_none_or_goes_away_is_told_as_such(numeric, tmp_path):
     """And not as one that has no such pair."""
-    stem = "base_model.model.q_proj.lora_"
-    tensors = {f"{stem}{half}.weight": Values("F32", (1, 1), bytes(4)) for half in "AB"}
-    (tmp_path / WEIGHTS_FILE).write_bytes(safetensors(tensors))
-    first = numeric.arithmetic.kept(tmp_path)
-    (tmp_path / WEIGHTS_FILE).unlink()
-    with pytest.raises(OSError, match="No such file"):
-        first("q_proj", Tensor([[0.0]], FLOAT32), 1, 1.0)
-
-
-def test_a_kept_adapter_that_is_none_is_told(numeric, tmp_path):
     with pytest.raises(OSError, match="No such file"):
         numeric.arithmetic.kept(tmp_path)
     (tmp_path / WEIGHTS_FILE).write_bytes(b"no safetensors")
     with pytest.raises(UnfitAdapter):
         numeric.arithmetic.kept(tmp_path)
+    tensors = {f"base_model.model.q_proj.lora_{half}.weight": Values("F32", (1, 1), bytes(4)) for half in "AB"}
+    (tmp_path / WEIGHTS_FILE).write_bytes(safetensors(tensors))
+    first = numeric.arithmetic.kept(tmp_path)
+    (tmp_path / WEIGHTS_FILE).unlink()
+    with pytest.raises(OSError, match="No such file"):
+        first("q_proj", Tensor([[0.0]], FLOAT32), 1, 1.0)

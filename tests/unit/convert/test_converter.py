@@ -240,11 +240,16 @@ def test_magnitudes_go_into_the_pairs(convert, dtype):
     assert not [name for name in made.tensors if "magnitude" in name]
 
 
-def test_magnitudes_keep_the_rank_of_the_training_unless_another_is_wanted(convert):
+@pytest.mark.parametrize(
+    ("rank", "expected", "is_shortened"),
+    [(2 * RANK - 1, 2 * RANK - 1, True), (2 * RANK, 2 * RANK, False), (2 * RANK + 1, 2 * RANK, False)],
+    ids=str,
+)
+def test_what_was_taken_off_may_be_shortened(convert, rank, expected, is_shortened):
     training = Training()
-    training.magnitudes()
-    made = convert(training, max_error=1.0)
-    assert {one.rank for one in made.outcomes.values()} == {RANK}
+    training.config["init_lora_weights"] = "pissa"
+    outcome = convert(training, first=True, rank=rank, max_error=0.9).outcomes[Q0]
+    assert (outcome.kind, outcome.rank, outcome.enough is not None) == ("init", expected, is_shortened)
 
 
 @pytest.mark.parametrize("first", [True, "kept"])
@@ -272,51 +277,34 @@ def test_what_was_taken_out_of_the_base_is_taken_off(convert, numeric, tmp_path,
     assert {tensor.dtype for tensor in made.opened.header.tensors} == {"F32"}
 
 
+def other_training(*_: object) -> None:
+    raise KeyError("it has no such pair")
+
+
 @pytest.mark.parametrize(
-    ("rank", "is_shortened"), [(2 * RANK - 1, True), (2 * RANK, False), (2 * RANK + 1, False)], ids=str
+    ("init", "change", "how", "told"),
+    [
+        (
+            None,
+            lambda one: setattr(one, "base_dtype", "I32"),
+            {},
+            "no plain weights of {}; name one that is not quantized",
+        ),
+        (None, lambda one: one.weights.pop(Q0), {}, "the base has no plain weights of {}"),
+        (None, lambda one: one.weights.pop(Q0), {"base": False}, "the base has no plain weights of {}"),
+        ("pissa", id, {}, "nothing says how {} began; name the first adapter with --initial"),
+        ("pissa", id, {"first": other_training}, "it has no such pair; name the adapter that this training began with"),
+    ],
+    ids=["packed", "lacking", "no base", "unknown beginning", "another training"],
 )
-def test_what_was_taken_off_may_be_shortened(convert, rank, is_shortened):
+def test_what_lacks_the_weights_of_its_base_or_its_beginning_is_refused(convert, init, change, how, told):
     training = Training()
-    training.config["init_lora_weights"] = "pissa"
-    made = convert(training, first=True, rank=rank, max_error=0.9)
-    outcome = made.outcomes[Q0]
-    assert outcome.rank == min(rank, 2 * RANK)
-    assert (outcome.kind, outcome.enough is not None) == ("init", is_shortened)
-
-
-def test_a_base_without_plain_weights_is_refused(convert):
-    training = Training()
-    training.magnitudes()
-    training.base_dtype = "I32"  # as packed ones are
-    with pytest.raises(CannotPublish, match=f"the base has no plain weights of {Q0}; name one that is not quantized"):
-        convert(training)
-
-
-@pytest.mark.parametrize("has_base", [True, False])
-def test_a_base_that_is_not_there_or_lacks_a_module_is_refused(convert, has_base):
-    training = Training()
-    training.magnitudes()
-    training.weights.pop(Q0)
-    with pytest.raises(CannotPublish, match=f"the base has no plain weights of {Q0}"):
-        convert(training, base=has_base)
-
-
-def test_how_a_training_began_has_to_be_known(convert):
-    training = Training()
-    training.config["init_lora_weights"] = "pissa"
-    with pytest.raises(CannotPublish, match=f"nothing says how {Q0} began; name the first adapter with --initial"):
-        convert(training)
-
-
-def test_a_first_adapter_that_is_of_another_training_is_refused(convert):
-    training = Training()
-    training.config["init_lora_weights"] = "pissa"
-
-    def first(*_: object) -> None:
-        raise KeyError("it has no such pair")
-
-    with pytest.raises(CannotPublish, match="it has no such pair; name the adapter that this training began with"):
-        convert(training, first=first)
+    training.config["init_lora_weights"] = init or True
+    if not init:
+        training.magnitudes()
+    change(training)
+    with pytest.raises(CannotPublish, match=told.format(Q0)):
+        convert(training, **how)
 
 
 def test_the_parts_that_see_are_left_out_where_they_may_be(convert):
@@ -328,29 +316,22 @@ def test_the_parts_that_see_are_left_out_where_they_may_be(convert):
     assert not [name for name in made.tensors if "visual" in name]
 
 
-def test_a_module_that_the_base_calls_otherwise_is_written_under_the_bases_name(convert):
-    """R4: its numbers are read under that name, too."""
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_a_module_that_the_base_calls_otherwise_is_written_under_the_bases_name(convert, is_renamed):
+    """R4: its numbers are read under that name; where only numbers change, patterns have to find the old ones."""
     training = Training()
-    for name in list(training.pairs):
-        training.pairs[name.replace("model.", "language_model.", 1)] = training.pairs.pop(name)
-    made = convert(training, base=False, rank=2, max_error=0.9)
+    named = {name: training.pairs.pop(name) for name in MODULES}
+    training.pairs = {name.replace("model.", "language_model.", 1): pair for name, pair in named.items()}
+    wish = {"rank": 2, "max_error": 0.9} if is_renamed else {"dtype": "F16", "vision": "keep"}
+    made = convert(training, base=False, **wish)
     assert set(made.outcomes) == set(MODULES)
-    names = {f"{module}.lora_{half}.weight" for module in MODULES for half in "AB"}
-    assert set(made.tensors) == names
+    if not is_renamed:
+        assert {name.partition(".")[0] for name in made.tensors} == {"language_model"}
+        return
+    assert set(made.tensors) == {f"{module}.lora_{half}.weight" for module in MODULES for half in "AB"}
+    training.pairs = named
     for module in MODULES:
-        pair = training.pairs[module.replace("model.", "language_model.", 1)]
-        training.pairs[module] = pair
         assert relative(made.delta(module), trained(training, module, ALPHA / RANK)) < 0.1
-
-
-def test_a_kept_pair_keeps_its_name_where_only_numbers_change(convert):
-    """The configuration stays, so that its patterns have to find the names that they were written for."""
-    training = Training()
-    for name in list(training.pairs):
-        training.pairs[name.replace("model.", "language_model.", 1)] = training.pairs.pop(name)
-    made = convert(training, base=False, dtype="F16", vision="keep")
-    assert {name.partition(".")[0] for name in made.tensors} == {"language_model"}
-    assert set(made.outcomes) == set(MODULES)
 
 
 def outcome(module: str, rank: int, alpha: float) -> ModuleOutcome:

@@ -45,28 +45,37 @@ def magnitude_of(module: str) -> str:
     return f"base_model.model.{module}.lora_magnitude_vector"
 
 
-def test_nothing_is_computed_where_nothing_is_asked(tmp_path):
-    found = task(tmp_path, LLAMA.draft())
-    assert (bool(found), found.needs_base, found.verdict.findings) == (False, False, ())
+def one_of_another_type() -> Draft:
+    draft = LLAMA.draft()
+    name, values = next(iter(draft.tensors.items()))
+    draft.tensors[name] = Values("F16", values.shape, bytes(len(values.data) // 2))
+    return draft
+
+
+def initialised(how: object) -> Draft:
+    draft = LLAMA.draft()
+    draft.config["init_lora_weights"] = how
+    return draft
 
 
 @pytest.mark.parametrize(
-    ("wish", "is_work"),
+    ("draft", "wish", "is_work"),
     [
-        ({"rank": RANK}, False),
-        ({"rank": RANK - 1}, True),
-        ({"dtype": "F32"}, False),
-        ({"dtype": "BF16"}, True),
+        (LLAMA.draft(), {}, False),
+        (LLAMA.draft(), {"rank": RANK}, False),
+        (LLAMA.draft(), {"rank": RANK - 1}, True),
+        (LLAMA.draft(), {"dtype": "F32"}, False),
+        (LLAMA.draft(), {"dtype": "BF16"}, True),
+        (one_of_another_type(), {"dtype": "F32"}, True),
+        *((initialised(how), {}, False) for how in (None, False)),
+        (with_magnitude(), {}, True),
     ],
-    ids=str,
+    ids=["nothing", "its rank", "a lower rank", "its type", "another type", "a tensor", "as usual", "random", "dora"],
 )
-def test_what_is_so_already_is_no_work(tmp_path, wish, is_work):
-    assert bool(task(tmp_path, LLAMA.draft(), **wish)) is is_work
-
-
-def test_dora_is_computed_and_no_finding(tmp_path):
-    found = task(tmp_path, with_magnitude())
-    assert (found.is_dora, found.needs_base, found.verdict.findings) == (True, True, ())
+def test_what_is_so_already_is_no_work(tmp_path, draft, wish, is_work):
+    found, is_dora = task(tmp_path, draft, **wish), draft.config.get("use_dora", False)
+    assert (bool(found), found.is_dora, found.needs_base) == (is_work, is_dora, is_dora)
+    assert (found.init, found.verdict.findings) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -86,9 +95,7 @@ def test_dora_is_computed_and_no_finding(tmp_path):
     ids=str,
 )
 def test_an_initialisation_is_mended_if_it_can_be_known(tmp_path, init, has_initial, is_mended):
-    draft = LLAMA.draft()
-    draft.config["init_lora_weights"] = init
-    found = task(tmp_path, draft, has_initial=has_initial)
+    found = task(tmp_path, initialised(init), has_initial=has_initial)
     assert (found.init is not None) is is_mended
     refused = [one.reason for one in found.verdict.findings]
     assert refused == ([] if is_mended or init in {"gaussian", True} else ["unsupported_init"])
@@ -104,15 +111,30 @@ def test_what_is_dropped_by_policy_is_work(tmp_path):
     assert (bool(found), found.needs_base, found.verdict.findings) == (True, False, ())
 
 
-@pytest.mark.parametrize(
-    ("config", "key"),
-    [({"fan_in_fan_out": True}, "fan_in_fan_out"), ({"init_lora_weights": "pissa"}, "use_dora"), ({}, None)],
-    ids=str,
-)
-def test_what_cannot_be_computed_is_said(tmp_path, config, key):
-    made = opened(tmp_path, with_magnitude(**config))
-    found = impossible(task_of(made, BASE, ConversionOptions()), made)
-    assert [one.key for one in found] == ([key] if key else [])
+def objections(folder: Path, draft: Draft) -> list[tuple[str, str]]:
+    """What cannot be computed: where, and what was found."""
+    made = opened(folder, draft)
+    return [(one.key, one.found) for one in impossible(task_of(made, BASE, ConversionOptions()), made)]
+
+
+def test_what_cannot_be_computed_is_said(tmp_path):
+    """Which way round the base's matrices lie is no matter of what is not computed with them."""
+    for number, (config, keys) in enumerate(
+        (({"fan_in_fan_out": True}, ["fan_in_fan_out"]), ({"init_lora_weights": "pissa"}, ["use_dora"]), ({}, []))
+    ):
+        assert [key for key, _ in objections(tmp_path / f"{number}", with_magnitude(**config))] == keys
+    for number, more in enumerate(({}, {"fan_in_fan_out": True}, {"lora_dropout": 0.1})):
+        draft = LLAMA.draft()
+        draft.config |= more
+        assert objections(tmp_path / f"plain{number}", draft) == []
+    draft = with_magnitude()
+    draft.tensors[magnitude_of(LLAMA.targets[0]) + ".default.weight"] = Values("F32", (1,), bytes(4))
+    assert [found for _, found in objections(tmp_path / "two", draft)] == ["two of one module"]
+    draft = with_magnitude()
+    for half, shape in (("A", (RANK, 64)), ("B", (32, RANK))):
+        name = f"base_model.model.model.embed_tokens.lora_embedding_{half}"
+        draft.tensors[name] = Values("F32", shape, bytes(4 * shape[0] * shape[1]))
+    assert [found for _, found in objections(tmp_path / "embedding", draft)] == ["an embedding"]
 
 
 @pytest.mark.parametrize(
@@ -132,35 +154,8 @@ def test_magnitudes_that_are_not_those_of_a_training_are_said(tmp_path, values, 
     if values is not None:
         values.data = values.data or bytes(8 * values.shape[0])
         draft.tensors[magnitude_of(LLAMA.targets[0])] = values
-    made = opened(tmp_path, draft)
-    said = impossible(task_of(made, BASE, ConversionOptions()), made)
-    assert [one.key for one in said] == [key]
-    assert said[0].found.startswith(found)
-
-
-@pytest.mark.parametrize("more", [{}, {"fan_in_fan_out": True}, {"lora_dropout": 0.1}], ids=str)
-def test_plain_lora_needs_nothing_that_is_impossible(tmp_path, more):
-    """Which way round the base's matrices lie is no matter of what is not computed with them."""
-    draft = LLAMA.draft()
-    draft.config |= more
-    made = opened(tmp_path, draft)
-    assert impossible(task_of(made, BASE, ConversionOptions()), made) == []
-
-
-def test_two_magnitudes_of_one_module_are_said(tmp_path):
-    draft = with_magnitude()
-    draft.tensors[magnitude_of(LLAMA.targets[0]) + ".default.weight"] = Values("F32", (1,), bytes(4))
-    made = opened(tmp_path, draft)
-    assert [one.found for one in impossible(task_of(made, BASE, ConversionOptions()), made)] == ["two of one module"]
-
-
-def test_embeddings_are_not_converted_with_the_base(tmp_path):
-    draft = with_magnitude()
-    stem = "base_model.model.model.embed_tokens.lora_embedding"
-    draft.tensors[f"{stem}_A"] = Values("F32", (RANK, 64), bytes(4 * RANK * 64))
-    draft.tensors[f"{stem}_B"] = Values("F32", (32, RANK), bytes(4 * RANK * 32))
-    made = opened(tmp_path, draft)
-    assert [one.found for one in impossible(task_of(made, BASE, ConversionOptions()), made)] == ["an embedding"]
+    ((where, told),) = objections(tmp_path, draft)
+    assert (where, told.startswith(found)) == (key, True)
 
 
 def outcome(error: float, enough: int | None = None) -> ModuleOutcome:
@@ -197,18 +192,3 @@ def test_another_bases_weights_are_told_by_its_name(tmp_path, says, names, is_sa
         adapter = opened(tmp_path / f"{is_converted}", draft)
         found = base_doubts(task_of(adapter, None, ConversionOptions()), adapter, names)
         assert [one.reason for one in found] == (["base_name_differs"] if is_said and is_converted else [])
-
-
-def test_one_tensor_of_another_type_is_work(tmp_path):
-    draft = LLAMA.draft()
-    name, values = next(iter(draft.tensors.items()))
-    draft.tensors[name] = Values("F16", values.shape, bytes(len(values.data) // 2))
-    assert bool(task(tmp_path, draft, dtype="F32")) is True
-
-
-@pytest.mark.parametrize("init", [None, False])
-def test_a_training_that_began_as_usual_or_at_random_is_plain_lora(tmp_path, init):
-    draft = LLAMA.draft()
-    draft.config["init_lora_weights"] = init
-    found = task(tmp_path, draft)
-    assert (found.verdict.findings, found.init, bool(found)) == ((), None, False)

@@ -134,42 +134,30 @@ def test_a_base_whose_weights_cannot_be_read_is_told(tmp_path, base, arithmetic,
         published(tmp_path, with_magnitude(), base)
 
 
+def objected(tmp_path: Path, draft: Draft, base: Path, limits: AdapterLimits | None = None, **wish: Any) -> list[Any]:
+    """Where it is refused: each reason and key."""
+    with pytest.raises(UnfitAdapter) as refused:
+        published(tmp_path, draft, base, limits, **wish)
+    assert not (tmp_path / "out").exists()
+    return [(one.reason, one.key) for one in refused.value.findings]
+
+
 def test_what_the_replicas_would_refuse_is_not_put_there(tmp_path, base, arithmetic):
-    """R4, R14: looked at as it will be, not only as it was."""
+    """R4, R14: looked at as it will be, not only as it was; what cannot be computed is not tried."""
     draft = LLAMA.draft()
     draft.config["bias"] = "all"
-    with pytest.raises(UnfitAdapter) as refused:
-        published(tmp_path / "one", draft, base)
-    assert [one.reason for one in refused.value.findings] == ["bias_not_supported"]
-    for number, wish in enumerate(({}, {"rank": 2})):
-        with pytest.raises(UnfitAdapter) as refused:
-            published(tmp_path / f"{number}", LLAMA.draft(), base, AdapterLimits(max_rank=3), **wish)
-        assert [one.reason for one in refused.value.findings] == ["rank_too_high"]
-    assert not list(tmp_path.glob("*/out"))
-
-
-def test_a_training_that_diverged_is_not_published(tmp_path, base, arithmetic):
-    draft = LLAMA.draft()
-    name = next(iter(draft.tensors))
-    size = len(draft.tensors[name].data)
-    spoilt = struct.pack("<f", float("inf")) + bytes(size - 4)
-    draft.tensors[name] = Values("F32", draft.tensors[name].shape, spoilt)
-    with pytest.raises(UnfitAdapter) as refused:
-        published(tmp_path, draft, base)
-    assert [(one.reason, one.key) for one in refused.value.findings] == [("not_finite", name)]
-
-
-def test_what_cannot_be_computed_is_refused_before_it_is_tried(tmp_path, base, arithmetic):
-    with pytest.raises(UnfitAdapter) as refused:
-        published(tmp_path, with_magnitude(fan_in_fan_out=True), base)
-    assert [one.key for one in refused.value.findings] == ["fan_in_fan_out"]
+    assert [reason for reason, _ in objected(tmp_path / "bias", draft, base)] == ["bias_not_supported"]
+    diverged = LLAMA.draft()
+    name, values = next(iter(diverged.tensors.items()))
+    diverged.tensors[name] = Values("F32", values.shape, struct.pack("<f", float("inf")) + bytes(len(values.data) - 4))
+    assert objected(tmp_path / "diverged", diverged, base) == [("not_finite", name)]
+    for missing in (WEIGHTS_FILE, CONFIG_FILE):
+        half = LLAMA.draft()
+        half.raw[missing] = None
+        assert objected(tmp_path / missing, half, base, policy=Policy()) == [("source_incomplete", missing)]
+    impossible = objected(tmp_path / "fan", with_magnitude(fan_in_fan_out=True), base)
+    assert [key for _, key in impossible] == ["fan_in_fan_out"]
     assert arithmetic.asked == []
-
-
-@pytest.mark.parametrize("missing", [WEIGHTS_FILE, CONFIG_FILE])
-def test_half_an_adapter_is_none(tmp_path, base, arithmetic, missing):
-    draft = LLAMA.draft()
-    draft.raw[missing] = None
-    with pytest.raises(UnfitAdapter) as refused:
-        published(tmp_path, draft, base, policy=Policy())
-    assert [(one.reason, one.key) for one in refused.value.findings] == [("source_incomplete", missing)]
+    for number, wish in enumerate(({}, {"rank": 2})):
+        found = objected(tmp_path / f"{number}", LLAMA.draft(), base, AdapterLimits(max_rank=3), **wish)
+        assert [reason for reason, _ in found] == ["rank_too_high"]
