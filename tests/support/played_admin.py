@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from registry.store.reader import Reader
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.context import TxnLimits
 from registry.v1 import registry_pb2 as pb
-from tests.support.played_etcd import PlayedEtcd, play
+from tests.support.played_etcd import PlayedEtcd, Scene, as_test, play
 from tests.support.records import KEYS
 
 
@@ -150,9 +150,6 @@ class Served:
         return made
 
 
-Scene = Callable[[Served], Coroutine[Any, Any, None]]
-
-
 def serve(scene: Scene) -> None:
     """Plays a scene with a service that nobody has asked anything yet."""
 
@@ -160,3 +157,8 @@ def serve(scene: Scene) -> None:
         await scene(Served(etcd))
 
     play(work)
+
+
+def served(scene: Scene) -> Callable[..., None]:
+    """Makes a test of a scene with a service."""
+    return as_test(serve, scene, 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import closing
-from functools import update_wrapper
+from functools import partial, wraps
+from inspect import Signature, signature
 from typing import Any
 from unittest import mock
 
@@ -71,16 +71,39 @@ def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int 
             loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-def played(scene: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is such a scene: its first argument is the etcd, all others are fixtures."""
+Scene = Callable[..., Coroutine[Any, Any, None]]
 
-    def test(**fixtures: Any) -> None:
-        play(lambda etcd: scene(etcd, **fixtures))
 
-    update_wrapper(test, scene)
-    del test.__wrapped__  # type: ignore[attr-defined] # whose first argument is no fixture
-    test.__signature__ = inspect.Signature([*inspect.signature(scene).parameters.values()][1:])  # type: ignore[attr-defined]
+def as_test(play: Callable[[Scene], None], scene: Scene, worlds: int) -> Callable[..., None]:
+    """A test that plays a scene: its first arguments, so many, are what `play` gives it; pytest gives the others."""
+
+    @wraps(scene)
+    def test(**given: Any) -> None:
+        play(partial(scene, **given))
+
+    # What pytest looks at for its fixtures.
+    test.__signature__ = Signature([*signature(scene).parameters.values()][worlds:])  # type: ignore[attr-defined]
     return test
+
+
+def virtual(scene: Scene) -> Callable[..., None]:
+    """Makes a test of a scene on virtual time."""
+    return as_test(_run, scene, 0)
+
+
+def _run(scene: Scene) -> None:
+    with closing(VirtualLoop()) as loop:
+        loop.run_until_complete(scene())
+
+
+def played(scene: Scene) -> Callable[..., None]:
+    """Makes a test of a scene with an etcd of one member."""
+    return as_test(play, scene, 1)
+
+
+def played_by(members: int) -> Callable[[Scene], Callable[..., None]]:
+    """Makes a test of a scene with an etcd of so many members."""
+    return lambda scene: as_test(partial(play, members=members), scene, 1)
 
 
 def now() -> float:

@@ -20,7 +20,7 @@ from registry.model.records import AuditRecord
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
 from tests.support.admin import change_set, drop, put
-from tests.support.played_admin import Aborted, Context, Served, serve
+from tests.support.played_admin import Aborted, Context, Served, serve, served
 from tests.support.played_etcd import now
 from tests.support.records import KEYS
 
@@ -73,20 +73,17 @@ from tests.support.records import KEYS
         ("WatchResidency", pb.WatchResidencyRequest(pool="q"), (StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "pool")),
     ],
 )
-def test_a_refusal_says_why_and_which_field_is_wrong(method, wanted, told):
+@served
+async def test_a_refusal_says_why_and_which_field_is_wrong(served, method, wanted, told):
     """And is counted as what it is."""
-
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        refused = await served.refusal(method, wanted)
-        assert refused.told == told
-        assert refused.message
-        assert served.counted(method) == {told[0].name: 1.0}
-        assert served.metrics.streams.labels(method)._value.get() == 0
-        if not method.startswith("Watch"):
-            assert sum(one.get() for one in served.metrics.seconds.labels(method)._buckets) == 1, "how long it took"
-
-    serve(scene)
+    await served.make_pool()
+    refused = await served.refusal(method, wanted)
+    assert refused.told == told
+    assert refused.message
+    assert served.counted(method) == {told[0].name: 1.0}
+    assert served.metrics.streams.labels(method)._value.get() == 0
+    if not method.startswith("Watch"):
+        assert sum(one.get() for one in served.metrics.seconds.labels(method)._buckets) == 1, "how long it took"
 
 
 # The others have it in a message of theirs.
@@ -99,19 +96,16 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("method", "field"), NAMED)
-def test_what_cannot_be_a_name_is_refused_whoever_asks(method, field):
+@served
+async def test_what_cannot_be_a_name_is_refused_whoever_asks(served, method, field):
     """X2: it would be part of a key; and who mistyped one hears which."""
-
-    async def scene(served: Served) -> None:
-        request = GetMessageClass(DESCRIPTOR.methods_by_name[method].input_type)()
-        for name in ("pool", "name"):
-            if (method, name) in NAMED:
-                setattr(request, name, "a b/c" if name == field else "p")
-        refused = await served.refusal(method, request)
-        assert refused.code is StatusCode.INVALID_ARGUMENT
-        assert [one.field.rpartition(".")[2] for one in refused.bad.field_violations] == [field]
-
-    serve(scene)
+    request = GetMessageClass(DESCRIPTOR.methods_by_name[method].input_type)()
+    for name in ("pool", "name"):
+        if (method, name) in NAMED:
+            setattr(request, name, "a b/c" if name == field else "p")
+    refused = await served.refusal(method, request)
+    assert refused.code is StatusCode.INVALID_ARGUMENT
+    assert [one.field.rpartition(".")[2] for one in refused.bad.field_violations] == [field]
 
 
 def test_a_fault_of_ours_is_told_as_such_and_nothing_of_it(monkeypatch):
@@ -133,31 +127,26 @@ def test_a_fault_of_ours_is_told_as_such_and_nothing_of_it(monkeypatch):
     assert [line["method"] for line in logged if line["event"] == "internal_error"] == ["DeletePool"]
 
 
-def test_a_full_etcd_is_counted():
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        served.etcd.store.is_full = True
-        refused = await served.refusal("ApplyAdapters", change_set(put("a")))
-        assert (refused.code, refused.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
-        assert served.metrics.no_space._value.get() == 1
-        assert served.counted("ApplyAdapters") == {"RESOURCE_EXHAUSTED": 1.0}
-
-    serve(scene)
+@served
+async def test_a_full_etcd_is_counted(served):
+    await served.make_pool()
+    served.etcd.store.is_full = True
+    refused = await served.refusal("ApplyAdapters", change_set(put("a")))
+    assert (refused.code, refused.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "ETCD_NO_SPACE")
+    assert served.metrics.no_space._value.get() == 1
+    assert served.counted("ApplyAdapters") == {"RESOURCE_EXHAUSTED": 1.0}
 
 
 @pytest.mark.parametrize(("remaining", "took"), [(None, 10.0), (60.0, 10.0), (5.0, 4.5)])
-def test_a_call_is_answered_within_its_time_also_where_etcd_hangs(remaining, took):
+@served
+async def test_a_call_is_answered_within_its_time_also_where_etcd_hangs(served, remaining, took):
     """R16 bounded: ten seconds at most; a tenth of the client's time is for the way of the answer."""
-
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        served.etcd.links["m0"].set_way(Way.HUNG)
-        begun = now()
-        refused = await served.refusal("GetPool", pb.GetPoolRequest(name="p"), Context(remaining))
-        assert refused.code is StatusCode.UNAVAILABLE
-        assert took - 2.0 <= now() - begun <= took + 0.01
-
-    serve(scene)
+    await served.make_pool()
+    served.etcd.links["m0"].set_way(Way.HUNG)
+    begun = now()
+    refused = await served.refusal("GetPool", pb.GetPoolRequest(name="p"), Context(remaining))
+    assert refused.code is StatusCode.UNAVAILABLE
+    assert took - 2.0 <= now() - begun <= took + 0.01
 
 
 @pytest.mark.parametrize(("remaining", "took"), [(60.0, 1.0), (0.5, 0.45)])
@@ -194,72 +183,64 @@ def test_a_request_that_does_not_come_is_waited_for_no_longer_than_a_second(rema
     assert told == [("DEADLINE_EXCEEDED", 1), ("DEADLINE_EXCEEDED", 3)]
 
 
-def test_the_request_of_a_stream_has_a_second_too():
+@served
+async def test_the_request_of_a_stream_has_a_second_too(served):
     """X3 given-back."""
 
-    async def scene(served: Served) -> None:
-        async def never() -> AsyncIterator[bytes]:
-            await asyncio.Event().wait()
-            yield b""
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
 
-        with pytest.raises(Aborted) as refused:
-            await anext(served.handler("WatchAdapters").stream_stream(never(), Context()))
-        assert (refused.value.info.reason, now()) == ("DEADLINE_EXCEEDED", pytest.approx(1.0))
-
-    serve(scene)
+    with pytest.raises(Aborted) as refused:
+        await anext(served.handler("WatchAdapters").stream_stream(never(), Context()))
+    assert (refused.value.info.reason, now()) == ("DEADLINE_EXCEEDED", pytest.approx(1.0))
 
 
-def test_a_request_that_has_come_counts_however_late_the_event_loop_looks():
+@served
+async def test_a_request_that_has_come_counts_however_late_the_event_loop_looks(served):
     """X2: under load the refusal would be of those who did nothing wrong."""
+    await served.make_pool()
+    loop = asyncio.get_running_loop()
+    behind, clock = 0.0, loop.time
 
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        loop = asyncio.get_running_loop()
-        behind, clock = 0.0, loop.time
+    async def comes() -> AsyncIterator[bytes]:
+        nonlocal behind
+        arrived = loop.create_future()
+        loop.call_later(0.5, arrived.set_result, None)
+        behind += 5.0
+        await arrived
+        yield pb.GetPoolRequest(name="p").SerializeToString()
 
-        async def comes() -> AsyncIterator[bytes]:
-            nonlocal behind
-            arrived = loop.create_future()
-            loop.call_later(0.5, arrived.set_result, None)
-            behind += 5.0
-            await arrived
-            yield pb.GetPoolRequest(name="p").SerializeToString()
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "time", lambda: clock() + behind)
-            assert (await served.handler("GetPool").stream_unary(comes(), Context())).name == "p"
-
-    serve(scene)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "time", lambda: clock() + behind)
+        assert (await served.handler("GetPool").stream_unary(comes(), Context())).name == "p"
 
 
-def test_large_requests_of_one_caller_are_few_at_once():
+@served
+async def test_large_requests_of_one_caller_are_few_at_once(served):
     """X3 given-back: 16 MiB together; a fifth of 4 MiB is refused, and a small one is not."""
+    await served.make_pool()
+    served.etcd.links["m0"].set_way(Way.HUNG)
+    large = change_set(put("a", labels={f"k{number}": "x" * 60_000 for number in range(64)}))
 
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        served.etcd.links["m0"].set_way(Way.HUNG)
-        large = change_set(put("a", labels={f"k{number}": "x" * 60_000 for number in range(64)}))
+    async def hang(_: object, __: object) -> Never:
+        await asyncio.Event().wait()
+        raise AssertionError
 
-        async def hang(_: object, __: object) -> Never:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        small = pb.GetPoolRequest(name="p")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("registry.admin.rpc.decode.apply_adapters", lambda _: None)
-            patch.setattr(served.writes, "_change", lambda *_: hang(None, None))
-            calls = [asyncio.create_task(served.call("ApplyAdapters", large)) for _ in range(4)]
-            await asyncio.sleep(0.1)
-            refused = await served.refusal("ApplyAdapters", large)
-            assert refused.told == (StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", "")
-            served.etcd.links["m0"].set_way(Way.OPEN)
-            assert (await served.call("GetPool", small)).name == "p"
-            for one in calls:
-                one.cancel()
-            await asyncio.wait(calls)
-        assert (await served.refusal("ApplyAdapters", large)).told[0] is StatusCode.INVALID_ARGUMENT
-
-    serve(scene)
+    small = pb.GetPoolRequest(name="p")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("registry.admin.rpc.decode.apply_adapters", lambda _: None)
+        patch.setattr(served.writes, "_change", lambda *_: hang(None, None))
+        calls = [asyncio.create_task(served.call("ApplyAdapters", large)) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        refused = await served.refusal("ApplyAdapters", large)
+        assert refused.told == (StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", "")
+        served.etcd.links["m0"].set_way(Way.OPEN)
+        assert (await served.call("GetPool", small)).name == "p"
+        for one in calls:
+            one.cancel()
+        await asyncio.wait(calls)
+    assert (await served.refusal("ApplyAdapters", large)).told[0] is StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
@@ -280,59 +261,50 @@ def test_a_caller_is_an_address_and_not_a_port(peer, address):
     assert address_of(peer) == address
 
 
-def test_who_asks_is_the_name_of_a_certificate_or_nobody_known():
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        for context in (Context(), Context(names={"x509_common_name": [b"ann", b"bob"]})):
-            await served.call("ApplyAdapters", change_set(put(f"a{len(context.names)}")), context)
-        stored = [kv.value for key, kv in served.etcd.store.kvs.items() if key.startswith(KEYS.audits())]
-        audits = sorted((AuditRecord.parse(value) for value in stored), key=lambda audit: audit.at)
-        told = {(audit.principal, audit.role) for audit in audits}
-        assert told == {("anonymous", "unauthenticated"), ("ann", "operator")}
-
-    serve(scene)
+@served
+async def test_who_asks_is_the_name_of_a_certificate_or_nobody_known(served):
+    await served.make_pool()
+    for context in (Context(), Context(names={"x509_common_name": [b"ann", b"bob"]})):
+        await served.call("ApplyAdapters", change_set(put(f"a{len(context.names)}")), context)
+    stored = [kv.value for key, kv in served.etcd.store.kvs.items() if key.startswith(KEYS.audits())]
+    audits = sorted((AuditRecord.parse(value) for value in stored), key=lambda audit: audit.at)
+    told = {(audit.principal, audit.role) for audit in audits}
+    assert told == {("anonymous", "unauthenticated"), ("ann", "operator")}
 
 
 @pytest.mark.parametrize("metadata", [(), (("other", "1"), REPEATED_METADATA)])
-def test_a_repetition_that_says_so_is_refused_behind_a_fence(metadata):
+@served
+async def test_a_repetition_that_says_so_is_refused_behind_a_fence(served, metadata):
     """W8 no-false-fail: what it repeats may be under way at another service. Whoever does not say so is not asked."""
-
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        request = change_set(drop("a"), request_id="r")
-        refused = await served.refusal("ApplyAdapters", request, Context(metadata=metadata))
-        assert refused.info.reason == "ADAPTER_NOT_FOUND"
-        assert (KEYS.request("r") in served.etcd.store.kvs) is bool(metadata)
-
-    serve(scene)
+    await served.make_pool()
+    request = change_set(drop("a"), request_id="r")
+    refused = await served.refusal("ApplyAdapters", request, Context(metadata=metadata))
+    assert refused.info.reason == "ADAPTER_NOT_FOUND"
+    assert (KEYS.request("r") in served.etcd.store.kvs) is bool(metadata)
 
 
-def test_a_stream_ends_as_the_service_stops_and_is_counted_while_it_is_open():
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        open_streams = served.metrics.streams.labels("WatchAdapters")._value
-        answers = served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))
+@served
+async def test_a_stream_ends_as_the_service_stops_and_is_counted_while_it_is_open(served):
+    await served.make_pool()
+    open_streams = served.metrics.streams.labels("WatchAdapters")._value
+    answers = served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))
+    assert (await anext(answers)).snapshot
+    assert open_streams.get() == 1
+    following = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(1)
+    served.stopping.set()
+    with pytest.raises(Aborted) as ended:
+        await following
+    assert ended.value.told == (StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE", "")
+    assert (open_streams.get(), served.counted("WatchAdapters")) == (0, {"UNAVAILABLE": 1.0})
+
+
+@served
+async def test_who_leaves_a_stream_is_counted_as_one_who_left(served):
+    await served.make_pool()
+    async with aclosing(served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))) as answers:
         assert (await anext(answers)).snapshot
-        assert open_streams.get() == 1
-        following = asyncio.ensure_future(anext(answers))
-        await asyncio.sleep(1)
-        served.stopping.set()
-        with pytest.raises(Aborted) as ended:
-            await following
-        assert ended.value.told == (StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE", "")
-        assert (open_streams.get(), served.counted("WatchAdapters")) == (0, {"UNAVAILABLE": 1.0})
-
-    serve(scene)
-
-
-def test_who_leaves_a_stream_is_counted_as_one_who_left():
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        async with aclosing(served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"))) as answers:
-            assert (await anext(answers)).snapshot
-        assert served.counted("WatchAdapters") == {"CANCELLED": 1.0}
-
-    serve(scene)
+    assert served.counted("WatchAdapters") == {"CANCELLED": 1.0}
 
 
 @dataclass
@@ -345,55 +317,47 @@ class Stranger(Context):
         return self.name
 
 
-def test_so_many_calls_are_taken_at_once_and_no_more():
+@served
+async def test_so_many_calls_are_taken_at_once_and_no_more(served):
     """R16 bounded: each may bring four megabytes; the request of any other is not even read."""
+    begun: list[str] = []
 
-    async def scene(served: Served) -> None:
-        begun: list[str] = []
+    async def hangs(name: str) -> AsyncIterator[bytes]:
+        begun.append(name)
+        await asyncio.Event().wait()
+        yield b""
 
-        async def hangs(name: str) -> AsyncIterator[bytes]:
-            begun.append(name)
-            await asyncio.Event().wait()
-            yield b""
-
-        call = served.handler("GetPool").stream_unary
-        calls = [asyncio.ensure_future(call(hangs(f"c{one}"), Stranger(name=f"c{one}"))) for one in range(150)]
-        await asyncio.sleep(1)
-        assert len(begun) == 128
-        for one in calls:
-            one.cancel()
-        await asyncio.wait(calls)
-
-    serve(scene)
+    call = served.handler("GetPool").stream_unary
+    calls = [asyncio.ensure_future(call(hangs(f"c{one}"), Stranger(name=f"c{one}"))) for one in range(150)]
+    await asyncio.sleep(1)
+    assert len(begun) == 128
+    for one in calls:
+        one.cancel()
+    await asyncio.wait(calls)
 
 
-def test_a_fault_of_ours_in_an_audit_record_is_no_unreadable_one(monkeypatch):
+@served
+async def test_a_fault_of_ours_in_an_audit_record_is_no_unreadable_one(served, monkeypatch):
     """R14 nack, R12: the one is named in the answer, the other is in the log."""
+    await served.make_pool()
+    served.etcd.store.put(KEYS.audit("p", "20990101T000000.000000Z-0"), b"{")
+    told = await served.call("ListChanges", pb.ListChangesRequest(pool="p"))
+    assert ([one.kind for one in told.changes], list(told.unreadable)) == (["pool"], ["20990101T000000.000000Z-0"])
 
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        served.etcd.store.put(KEYS.audit("p", "20990101T000000.000000Z-0"), b"{")
-        told = await served.call("ListChanges", pb.ListChangesRequest(pool="p"))
-        assert ([one.kind for one in told.changes], list(told.unreadable)) == (["pool"], ["20990101T000000.000000Z-0"])
+    def breaks(_: bytes) -> Never:
+        raise KeyError("of ours")
 
-        def breaks(_: bytes) -> Never:
-            raise KeyError("of ours")
-
-        monkeypatch.setattr("registry.admin.rpc.handlers.recorded_changes", breaks)
-        with structlog.testing.capture_logs():
-            refused = await served.refusal("ListChanges", pb.ListChangesRequest(pool="p"))
-        assert refused.code is StatusCode.INTERNAL
-
-    serve(scene)
+    monkeypatch.setattr("registry.admin.rpc.handlers.recorded_changes", breaks)
+    with structlog.testing.capture_logs():
+        refused = await served.refusal("ListChanges", pb.ListChangesRequest(pool="p"))
+    assert refused.code is StatusCode.INTERNAL
 
 
-def test_without_a_name_all_adapters_of_a_pool_are_watched():
-    async def scene(served: Served) -> None:
-        await served.make_pool()
-        await served.call("ApplyAdapters", change_set(put("a"), put("b")))
-        answers = served.watch("WatchResidency", pb.WatchResidencyRequest(pool="p"))
-        first = await anext(answers)
-        assert ([one.name for one in first.adapters], first.snapshot, first.more) == (["a", "b"], True, False)
-        await answers.aclose()
-
-    serve(scene)
+@served
+async def test_without_a_name_all_adapters_of_a_pool_are_watched(served):
+    await served.make_pool()
+    await served.call("ApplyAdapters", change_set(put("a"), put("b")))
+    answers = served.watch("WatchResidency", pb.WatchResidencyRequest(pool="p"))
+    first = await anext(answers)
+    assert ([one.name for one in first.adapters], first.snapshot, first.more) == (["a", "b"], True, False)
+    await answers.aclose()

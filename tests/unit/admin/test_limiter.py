@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import ExitStack, closing
-from typing import Any
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 import pytest
 
 from registry.admin.rpc import limiter as limiter_module
 from registry.admin.rpc.limiter import FIRST_LIMIT, LAG_SECONDS, MAX_WAITING, ByteLimiter, FairLimiter
 from registry.model.errors import Reason, ResourceExhausted, Unavailable
-from tests.simulation.loop import VirtualLoop
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture
-def run() -> Iterator[Run]:
-    with closing(VirtualLoop()) as loop:
-        yield loop.run_until_complete
+from tests.support.played_etcd import virtual
 
 
 async def _call(
@@ -31,135 +22,117 @@ async def _call(
         await asyncio.sleep(seconds)
 
 
-def test_one_caller_leaves_room_for_others(run):
+@virtual
+async def test_one_caller_leaves_room_for_others():
     """X2 unbreakable: calls that hang take at most half of the places, so another one waits for nothing."""
-
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(FIRST_LIMIT), list[str]()
-        hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(100)]
-        await asyncio.sleep(1)
-        assert begun == ["bad"] * (FIRST_LIMIT // 2)
-        await _call(limiter, "good", begun)
-        for task in hanging:
-            task.cancel()
-        await asyncio.wait(hanging)
-        begun.clear()
-        await asyncio.gather(*(_call(limiter, f"c{number}", begun) for number in range(FIRST_LIMIT)))
-        assert len(begun) == FIRST_LIMIT
-
-    run(scenario())
+    limiter, begun = FairLimiter(FIRST_LIMIT), list[str]()
+    hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(100)]
+    await asyncio.sleep(1)
+    assert begun == ["bad"] * (FIRST_LIMIT // 2)
+    await _call(limiter, "good", begun)
+    for task in hanging:
+        task.cancel()
+    await asyncio.wait(hanging)
+    begun.clear()
+    await asyncio.gather(*(_call(limiter, f"c{number}", begun) for number in range(FIRST_LIMIT)))
+    assert len(begun) == FIRST_LIMIT
 
 
-def test_who_ran_least_goes_first(run):
+@virtual
+async def test_who_ran_least_goes_first():
     """X2 unbreakable: whatever others have waiting, the next place is of who used least."""
-
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(1), list[str]()
-        bad = [asyncio.create_task(_call(limiter, f"bad{number % 5}", begun)) for number in range(50)]
-        await asyncio.sleep(7.5)
-        begun.clear()
-        await _call(limiter, "good", begun)
-        assert begun[:2] == ["good"], "after the one that was running"
-        await _call(limiter, "good", begun)
-        assert len(begun) < 6, "who used as much as the others takes turns with them"
-        await asyncio.gather(*bad)
-
-    run(scenario())
+    limiter, begun = FairLimiter(1), list[str]()
+    bad = [asyncio.create_task(_call(limiter, f"bad{number % 5}", begun)) for number in range(50)]
+    await asyncio.sleep(7.5)
+    begun.clear()
+    await _call(limiter, "good", begun)
+    assert begun[:2] == ["good"], "after the one that was running"
+    await _call(limiter, "good", begun)
+    assert len(begun) < 6, "who used as much as the others takes turns with them"
+    await asyncio.gather(*bad)
 
 
-def test_an_old_use_is_forgotten(run):
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(1), list[str]()
-        await _call(limiter, "old", begun, 100)
-        await asyncio.sleep(1000)
-        await _call(limiter, "new", begun, 1)
-        running = asyncio.create_task(_call(limiter, "x", begun))
-        await asyncio.sleep(0)
-        waiting = [asyncio.create_task(_call(limiter, caller, begun)) for caller in ("new", "old")]
-        await asyncio.gather(running, *waiting)
-        assert begun == ["old", "new", "x", "old", "new"]
-
-    run(scenario())
+@virtual
+async def test_an_old_use_is_forgotten():
+    limiter, begun = FairLimiter(1), list[str]()
+    await _call(limiter, "old", begun, 100)
+    await asyncio.sleep(1000)
+    await _call(limiter, "new", begun, 1)
+    running = asyncio.create_task(_call(limiter, "x", begun))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(_call(limiter, caller, begun)) for caller in ("new", "old")]
+    await asyncio.gather(running, *waiting)
+    assert begun == ["old", "new", "x", "old", "new"]
 
 
-def test_whoever_is_next_can_be_told_after_months(run):
+@virtual
+async def test_whoever_is_next_can_be_told_after_months():
     """R12 crash-only: uses are weighed by their age, in numbers that never grow with the age of the process."""
-
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(1), list[str]()
-        await asyncio.sleep(100 * 86_400.0)
-        await asyncio.gather(*(_call(limiter, caller, begun) for caller in "aab"))
-        await _call(limiter, "a", begun)
-        assert begun == ["a", "b", "a", "a"]
-
-    run(scenario())
+    limiter, begun = FairLimiter(1), list[str]()
+    await asyncio.sleep(100 * 86_400.0)
+    await asyncio.gather(*(_call(limiter, caller, begun) for caller in "aab"))
+    await _call(limiter, "a", begun)
+    assert begun == ["a", "b", "a", "a"]
 
 
-def test_a_loop_that_lags_runs_one_call_after_another(run):
+@virtual
+async def test_a_loop_that_lags_runs_one_call_after_another():
     """X2 unbreakable: what takes the processor is never many at once."""
+    limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
+    now, most, running = loop.time, 0, 0
+    late = 0.0
+    loop.time = lambda: now() + late  # type: ignore[method-assign]
 
-    async def scenario() -> None:
-        limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
-        now, most, running = loop.time, 0, 0
-        late = 0.0
-        loop.time = lambda: now() + late  # type: ignore[method-assign]
+    async def heavy(caller: str) -> None:
+        nonlocal most, running, late
+        async with limiter.held(caller, timeout_seconds=10_000):
+            running += 1
+            most = max(most, running)
+            late += 2 * LAG_SECONDS  # of the processor's time
+            await asyncio.sleep(1)
+            running -= 1
 
-        async def heavy(caller: str) -> None:
-            nonlocal most, running, late
-            async with limiter.held(caller, timeout_seconds=10_000):
-                running += 1
-                most = max(most, running)
-                late += 2 * LAG_SECONDS  # of the processor's time
-                await asyncio.sleep(1)
-                running -= 1
-
-        await asyncio.gather(*(heavy(f"c{number}") for number in range(20)))
-        assert most <= FIRST_LIMIT
-        most = 0
-        await asyncio.gather(*(heavy(f"c{number}") for number in range(20)))
-        assert most <= 2
-        for number in range(200):
-            await _call(limiter, f"c{number}", [], 0)
-        begun: list[str] = []
-        await asyncio.gather(*(_call(limiter, f"c{number}", begun) for number in range(64)))
-        assert len(begun) == 64, "and it grows again"
-
-    run(scenario())
+    await asyncio.gather(*(heavy(f"c{number}") for number in range(20)))
+    assert most <= FIRST_LIMIT
+    most = 0
+    await asyncio.gather(*(heavy(f"c{number}") for number in range(20)))
+    assert most <= 2
+    for number in range(200):
+        await _call(limiter, f"c{number}", [], 0)
+    begun: list[str] = []
+    await asyncio.gather(*(_call(limiter, f"c{number}", begun) for number in range(64)))
+    assert len(begun) == 64, "and it grows again"
 
 
-def test_no_place_in_time(run):
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(1), list[str]()
-        running = asyncio.create_task(_call(limiter, "a", begun, 10))
-        await asyncio.sleep(1)
-        with pytest.raises(Unavailable) as told:
-            async with limiter.held("b", timeout_seconds=5):
-                pytest.fail("it has no place")
-        assert told.value.reason is Reason.DEADLINE_EXCEEDED
-        cancelled = asyncio.create_task(_call(limiter, "c", begun))
-        await asyncio.sleep(1)
-        cancelled.cancel()
-        await running
-        await _call(limiter, "d", begun)
-        assert begun == ["a", "d"], "who left takes no place"
-
-    run(scenario())
+@virtual
+async def test_no_place_in_time():
+    limiter, begun = FairLimiter(1), list[str]()
+    running = asyncio.create_task(_call(limiter, "a", begun, 10))
+    await asyncio.sleep(1)
+    with pytest.raises(Unavailable) as told:
+        async with limiter.held("b", timeout_seconds=5):
+            pytest.fail("it has no place")
+    assert told.value.reason is Reason.DEADLINE_EXCEEDED
+    cancelled = asyncio.create_task(_call(limiter, "c", begun))
+    await asyncio.sleep(1)
+    cancelled.cancel()
+    await running
+    await _call(limiter, "d", begun)
+    assert begun == ["a", "d"], "who left takes no place"
 
 
-def test_who_leaves_when_its_turn_comes_gives_the_place_back(run):
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(1), list[str]()
-        running = asyncio.create_task(_call(limiter, "a", begun, 1))
-        await asyncio.sleep(0)
-        waiting = asyncio.create_task(_call(limiter, "b", begun))
-        asyncio.get_running_loop().call_later(1, waiting.cancel)
-        await running
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        await _call(limiter, "c", begun)
-        assert begun[-1] == "c"
-
-    run(scenario())
+@virtual
+async def test_who_leaves_when_its_turn_comes_gives_the_place_back():
+    limiter, begun = FairLimiter(1), list[str]()
+    running = asyncio.create_task(_call(limiter, "a", begun, 1))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(_call(limiter, "b", begun))
+    asyncio.get_running_loop().call_later(1, waiting.cancel)
+    await running
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await _call(limiter, "c", begun)
+    assert begun[-1] == "c"
 
 
 async def _used(limiter: FairLimiter, caller: str, seconds: float) -> None:
@@ -177,143 +150,120 @@ async def _order(limiter: FairLimiter, *callers: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("recent", "first"), [(3.7, "recent"), (4.3, "old")])
-def test_a_use_counts_half_after_half_a_minute(run, recent, first):
-    async def scenario() -> None:
-        limiter = FairLimiter(1)
-        await _used(limiter, "old", 8.0)
-        await asyncio.sleep(30.0 - recent)
-        await _used(limiter, "recent", recent)
-        other = "old" if first == "recent" else "recent"
-        assert await _order(limiter, other, first) == [first, other]
-
-    run(scenario())
+@virtual
+async def test_a_use_counts_half_after_half_a_minute(recent, first):
+    limiter = FairLimiter(1)
+    await _used(limiter, "old", 8.0)
+    await asyncio.sleep(30.0 - recent)
+    await _used(limiter, "recent", recent)
+    other = "old" if first == "recent" else "recent"
+    assert await _order(limiter, other, first) == [first, other]
 
 
 @pytest.mark.parametrize(("used", "first"), [(0.08, "a"), (0.13, "b"), (0.5, "b")])
-def test_who_used_about_the_same_goes_in_the_order_in_which_they_came(run, used, first):
+@virtual
+async def test_who_used_about_the_same_goes_in_the_order_in_which_they_came(used, first):
     """A tenth of a second is about the same: else who comes last would always go first."""
-
-    async def scenario() -> None:
-        limiter = FairLimiter(1)
-        await _used(limiter, "a", used)
-        assert (await _order(limiter, "a", "b"))[0] == first
-
-    run(scenario())
+    limiter = FairLimiter(1)
+    await _used(limiter, "a", used)
+    assert (await _order(limiter, "a", "b"))[0] == first
 
 
-def test_a_place_that_is_held_counts_before_all_that_was_used(run):
+@virtual
+async def test_a_place_that_is_held_counts_before_all_that_was_used():
     """X2: who holds less goes first, however much it used before."""
-
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(3), list[str]()
-        await _used(limiter, "frugal", 100.0)
-        running = [asyncio.create_task(_call(limiter, one, begun, 5.0 + number)) for number, one in enumerate("aab")]
-        await asyncio.sleep(1)
-        waiting = [asyncio.create_task(_call(limiter, one, begun, 0)) for one in ("b", "frugal")]
-        await asyncio.gather(*running, *waiting)
-        assert begun == ["a", "a", "b", "frugal", "b"]
-
-    run(scenario())
+    limiter, begun = FairLimiter(3), list[str]()
+    await _used(limiter, "frugal", 100.0)
+    running = [asyncio.create_task(_call(limiter, one, begun, 5.0 + number)) for number, one in enumerate("aab")]
+    await asyncio.sleep(1)
+    waiting = [asyncio.create_task(_call(limiter, one, begun, 0)) for one in ("b", "frugal")]
+    await asyncio.gather(*running, *waiting)
+    assert begun == ["a", "a", "b", "frugal", "b"]
 
 
 @pytest.mark.parametrize(("others", "first"), [(8, "new"), (9, "old")])
-def test_so_many_callers_are_remembered(run, monkeypatch, others, first):
+@virtual
+async def test_so_many_callers_are_remembered(monkeypatch, others, first):
     """R16 bounded: of more, who was here longest ago is a new one again."""
     monkeypatch.setattr(limiter_module, "_CALLERS_REMEMBERED", 10)
-
-    async def scenario() -> None:
-        limiter = FairLimiter(1)
-        await _used(limiter, "c0", 0.0)
-        await _used(limiter, "old", 50.0)
-        for number in range(others):
-            await _used(limiter, f"c{number}", 0.0)
-        assert (await _order(limiter, "old", "new"))[0] == first
-
-    run(scenario())
+    limiter = FairLimiter(1)
+    await _used(limiter, "c0", 0.0)
+    await _used(limiter, "old", 50.0)
+    for number in range(others):
+        await _used(limiter, f"c{number}", 0.0)
+    assert (await _order(limiter, "old", "new"))[0] == first
 
 
 @pytest.mark.parametrize(("late", "most"), [(0.049, 64), (0.051, 4)])
-def test_a_loop_that_is_a_twentieth_of_a_second_late_lags(run, late, most):
+@virtual
+async def test_a_loop_that_is_a_twentieth_of_a_second_late_lags(late, most):
     """X2 unbreakable: then half as many run at once as before."""
-
-    async def scenario() -> None:
-        limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
-        if most == 64:
-            for number in range(64):
-                await _used(limiter, f"warm{number}", 0)
-        now, behind = loop.time, 0.0
-        loop.time = lambda: now() + behind  # type: ignore[method-assign]
-        async with limiter.held("late", timeout_seconds=1):
-            behind += late
-            await asyncio.sleep(0)
-        behind = 0.0
-        await asyncio.sleep(0.01)
-        begun: list[str] = []
-        calls = [asyncio.create_task(_call(limiter, f"c{number}", begun, 100)) for number in range(200)]
-        for _ in range(2):
-            await asyncio.sleep(0)
-        at_once = len(begun)
-        assert at_once <= most + 2 if most < 64 else at_once >= 60
-        for call in calls:
-            call.cancel()
-        await asyncio.wait(calls)
-
-    run(scenario())
+    limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
+    if most == 64:
+        for number in range(64):
+            await _used(limiter, f"warm{number}", 0)
+    now, behind = loop.time, 0.0
+    loop.time = lambda: now() + behind  # type: ignore[method-assign]
+    async with limiter.held("late", timeout_seconds=1):
+        behind += late
+        await asyncio.sleep(0)
+    behind = 0.0
+    await asyncio.sleep(0.01)
+    begun: list[str] = []
+    calls = [asyncio.create_task(_call(limiter, f"c{number}", begun, 100)) for number in range(200)]
+    for _ in range(2):
+        await asyncio.sleep(0)
+    at_once = len(begun)
+    assert at_once <= most + 2 if most < 64 else at_once >= 60
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
 
 
-def test_who_leaves_in_the_moment_in_which_its_turn_came_takes_no_place_along(run):
+@virtual
+async def test_who_leaves_in_the_moment_in_which_its_turn_came_takes_no_place_along():
     """X2: else a few callers that hang up would leave no place to anybody, for ever."""
-
-    async def scenario() -> None:
-        limiter = FairLimiter(1)
-        for _ in range(3):
-            async with limiter.held("a", timeout_seconds=1):
-                waiting = asyncio.create_task(_call(limiter, "b", []))
-                await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            assert waiting.cancelled()
-        await _call(limiter, "c", begun := list[str]())
-        assert begun == ["c"]
-
-    run(scenario())
+    limiter = FairLimiter(1)
+    for _ in range(3):
+        async with limiter.held("a", timeout_seconds=1):
+            waiting = asyncio.create_task(_call(limiter, "b", []))
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+    await _call(limiter, "c", begun := list[str]())
+    assert begun == ["c"]
 
 
-def test_who_has_a_place_takes_it_at_once_though_others_wait(run):
+@virtual
+async def test_who_has_a_place_takes_it_at_once_though_others_wait():
     """X2: they wait for places of their own share."""
-
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(FIRST_LIMIT), list[str]()
-        hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(20)]
-        await asyncio.sleep(1)
-        async with limiter.held("good", timeout_seconds=0.5):
-            assert asyncio.get_running_loop().time() == 1.0
-        for task in hanging:
-            task.cancel()
-        await asyncio.wait(hanging)
-
-    run(scenario())
+    limiter, begun = FairLimiter(FIRST_LIMIT), list[str]()
+    hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(20)]
+    await asyncio.sleep(1)
+    async with limiter.held("good", timeout_seconds=0.5):
+        assert asyncio.get_running_loop().time() == 1.0
+    for task in hanging:
+        task.cancel()
+    await asyncio.wait(hanging)
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_who_gave_up_is_not_waited_for(run, number):
+@virtual
+async def test_who_gave_up_is_not_waited_for(number):
     """R16 bounded: neither by its place nor by its name."""
-
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(1), list[str]()
-        running = asyncio.create_task(_call(limiter, "a", begun, 10))
-        await asyncio.sleep(0)
-        for _ in range(number):
-            with pytest.raises(Unavailable):
-                async with limiter.held("b", timeout_seconds=1):
-                    pytest.fail("it has no place")
-        await running
-        assert not limiter._waiting
-        assert not limiter._held
-        await asyncio.gather(*(_call(limiter, one, begun) for one in "bc"))
-        assert begun == ["a", "b", "c"]
-
-    run(scenario())
+    limiter, begun = FairLimiter(1), list[str]()
+    running = asyncio.create_task(_call(limiter, "a", begun, 10))
+    await asyncio.sleep(0)
+    for _ in range(number):
+        with pytest.raises(Unavailable):
+            async with limiter.held("b", timeout_seconds=1):
+                pytest.fail("it has no place")
+    await running
+    assert not limiter._waiting
+    assert not limiter._held
+    await asyncio.gather(*(_call(limiter, one, begun) for one in "bc"))
+    assert begun == ["a", "b", "c"]
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -322,42 +272,34 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.wait(tasks)
 
 
-def test_one_connection_leaves_room_for_others_of_its_caller(run):
+@virtual
+async def test_one_connection_leaves_room_for_others_of_its_caller():
     """X2 unbreakable: behind one address there may be many, of whom a few make calls that hang."""
-
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(128), list[str]()
-        hanging = [
-            asyncio.create_task(_call(limiter, "proxy", begun, 1000, f"bad{number % 3}")) for number in range(300)
-        ]
-        await asyncio.sleep(1)
-        assert 32 < len(begun) < 64, "of half of the places each holds no more than are left"
-        async with limiter.held("proxy", "good", timeout_seconds=0.5), limiter.held("other", "c", timeout_seconds=0.5):
-            assert asyncio.get_running_loop().time() == 1.0
-        await _end(hanging)
-
-    run(scenario())
+    limiter, begun = FairLimiter(128), list[str]()
+    hanging = [asyncio.create_task(_call(limiter, "proxy", begun, 1000, f"bad{number % 3}")) for number in range(300)]
+    await asyncio.sleep(1)
+    assert 32 < len(begun) < 64, "of half of the places each holds no more than are left"
+    async with limiter.held("proxy", "good", timeout_seconds=0.5), limiter.held("other", "c", timeout_seconds=0.5):
+        assert asyncio.get_running_loop().time() == 1.0
+    await _end(hanging)
 
 
-def test_of_the_connections_of_a_caller_who_used_least_goes_first(run):
+@virtual
+async def test_of_the_connections_of_a_caller_who_used_least_goes_first():
     """X3 given-back: whoever never sends a request uses all of its time, and waits for those who do."""
+    limiter, begun = FairLimiter(4), list[str]()
 
-    async def scenario() -> None:
-        limiter, begun = FairLimiter(4), list[str]()
+    async def hang(connection: str) -> None:
+        while True:
+            await _call(limiter, "proxy", begun, 1.0, connection)
 
-        async def hang(connection: str) -> None:
-            while True:
-                await _call(limiter, "proxy", begun, 1.0, connection)
-
-        hanging = [asyncio.create_task(hang(f"bad{number}")) for number in range(100)]
-        await asyncio.sleep(70)
-        for _ in range(5):
-            before = asyncio.get_running_loop().time()
-            await _call(limiter, "proxy", begun, 0.01, "good")
-            assert asyncio.get_running_loop().time() - before < 1.1, "as long as one hangs"
-        await _end(hanging)
-
-    run(scenario())
+    hanging = [asyncio.create_task(hang(f"bad{number}")) for number in range(100)]
+    await asyncio.sleep(70)
+    for _ in range(5):
+        before = asyncio.get_running_loop().time()
+        await _call(limiter, "proxy", begun, 0.01, "good")
+        assert asyncio.get_running_loop().time() - before < 1.1, "as long as one hangs"
+    await _end(hanging)
 
 
 async def _waiting(limiter: FairLimiter, caller: str, connections: int) -> list[asyncio.Task[None]]:
@@ -374,48 +316,42 @@ def _refused(tasks: Iterable[asyncio.Task[None]]) -> list[BaseException | None]:
     return [task.exception() for task in tasks if task.done()]
 
 
-def test_of_too_many_that_wait_the_longest_queue_loses_one(run):
+@virtual
+async def test_of_too_many_that_wait_the_longest_queue_loses_one():
     """X3 given-back, R16 bounded: neither another caller nor another connection is refused for those who have most."""
-
-    async def scenario() -> None:
-        limiter = FairLimiter(FIRST_LIMIT)
-        hanging = await _waiting(limiter, "bad", 10)
-        assert _refused(hanging) == []
-        more = asyncio.create_task(_call(limiter, "bad", [], 1, "bad:0"))
-        beside = asyncio.create_task(_call(limiter, "bad", [], 1, "bad:good"))
-        others = [asyncio.create_task(_call(limiter, f"c{number}", [], 1000)) for number in range(10)]
-        await asyncio.sleep(1)
-        refused = _refused([more, *hanging])
-        assert len(refused) > 5
-        assert {type(one) for one in refused} == {ResourceExhausted}
-        assert {one.reason for one in refused if isinstance(one, ResourceExhausted)} == {Reason.TOO_MANY_CALLS}
-        assert not beside.done()
-        assert _refused(others) == []
-        await _end([one for one in [*hanging, more, beside, *others] if not one.done()])
-        assert not limiter._waiting
-        assert not limiter._held
-        async with limiter.held("bad", timeout_seconds=1):
-            pass
-
-    run(scenario())
+    limiter = FairLimiter(FIRST_LIMIT)
+    hanging = await _waiting(limiter, "bad", 10)
+    assert _refused(hanging) == []
+    more = asyncio.create_task(_call(limiter, "bad", [], 1, "bad:0"))
+    beside = asyncio.create_task(_call(limiter, "bad", [], 1, "bad:good"))
+    others = [asyncio.create_task(_call(limiter, f"c{number}", [], 1000)) for number in range(10)]
+    await asyncio.sleep(1)
+    refused = _refused([more, *hanging])
+    assert len(refused) > 5
+    assert {type(one) for one in refused} == {ResourceExhausted}
+    assert {one.reason for one in refused if isinstance(one, ResourceExhausted)} == {Reason.TOO_MANY_CALLS}
+    assert not beside.done()
+    assert _refused(others) == []
+    await _end([one for one in [*hanging, more, beside, *others] if not one.done()])
+    assert not limiter._waiting
+    assert not limiter._held
+    async with limiter.held("bad", timeout_seconds=1):
+        pass
 
 
-def test_of_queues_of_one_who_used_most_or_came_last_is_refused(run):
+@virtual
+async def test_of_queues_of_one_who_used_most_or_came_last_is_refused():
     """X3 given-back."""
-
-    async def scenario() -> None:
-        limiter = FairLimiter(FIRST_LIMIT)
-        async with limiter.held("bad", "bad:7", timeout_seconds=1):
-            await asyncio.sleep(10)
-        hanging = await _waiting(limiter, "bad", MAX_WAITING + FIRST_LIMIT // 2)
-        first, last = (asyncio.create_task(_call(limiter, "bad", [], 1, one)) for one in ("first", "last"))
-        await asyncio.sleep(1)
-        assert [number for number, task in enumerate(hanging) if task.done()] == [7]
-        assert (first.done(), last.done()) == (False, True)
-        await _end([one for one in [*hanging, first] if not one.done()])
-        assert _refused([last])
-
-    run(scenario())
+    limiter = FairLimiter(FIRST_LIMIT)
+    async with limiter.held("bad", "bad:7", timeout_seconds=1):
+        await asyncio.sleep(10)
+    hanging = await _waiting(limiter, "bad", MAX_WAITING + FIRST_LIMIT // 2)
+    first, last = (asyncio.create_task(_call(limiter, "bad", [], 1, one)) for one in ("first", "last"))
+    await asyncio.sleep(1)
+    assert [number for number, task in enumerate(hanging) if task.done()] == [7]
+    assert (first.done(), last.done()) == (False, True)
+    await _end([one for one in [*hanging, first] if not one.done()])
+    assert _refused([last])
 
 
 _MIB = 1 << 20

@@ -20,7 +20,7 @@ from registry.model.keys import Keys
 from registry.model.records import Meta
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
-from tests.support.played_admin import Served, serve
+from tests.support.played_admin import Served, served
 from tests.support.played_etcd import now
 from tests.support.records import KEYS
 
@@ -33,63 +33,58 @@ def statuses(served: Served) -> set[int]:
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_the_service_is_healthy_while_etcd_answers():
+@served
+async def test_the_service_is_healthy_while_etcd_answers(served):
     """R18: whoever balances calls sends none where none can be answered; and what is written is refused meanwhile."""
-
-    async def scene(served: Served) -> None:
-        probing = asyncio.create_task(served.probe.run())
-        await asyncio.sleep(0)
-        assert (statuses(served), served.probe.readiness.ready) == ({NOT_SERVING}, False)
-        await asyncio.sleep(1)
-        assert (statuses(served), served.metrics.etcd_up._value.get()) == ({SERVING}, 1)
-        assert served.probe.readiness.reason == ""
-        assert KEYS.meta() in served.etcd.store.kvs
-        for way in (Way.HUNG, Way.REFUSED):
-            served.etcd.links["m0"].set_way(way)
-            await asyncio.sleep(10)
-            assert (statuses(served), served.metrics.etcd_up._value.get()) == ({NOT_SERVING}, 0)
-            assert "etcd does not answer" in served.probe.readiness.reason
-            served.etcd.links["m0"].set_way(Way.OPEN)
-            await asyncio.sleep(10)
-            assert statuses(served) == {SERVING}
-        served.etcd.store.put(KEYS.meta(), b"?")
-        await asyncio.sleep(5)
-        assert (statuses(served), served.probe.readiness.ready) == ({NOT_SERVING}, False)
-        assert "forbids writing" in served.probe.readiness.reason
-        refused = await served.refusal("DeletePool", pb.DeletePoolRequest(name="p"))
-        assert refused.code is StatusCode.FAILED_PRECONDITION
-        served.etcd.store.delete(KEYS.meta())
-        await asyncio.sleep(5)
+    probing = asyncio.create_task(served.probe.run())
+    await asyncio.sleep(0)
+    assert (statuses(served), served.probe.readiness.ready) == ({NOT_SERVING}, False)
+    await asyncio.sleep(1)
+    assert (statuses(served), served.metrics.etcd_up._value.get()) == ({SERVING}, 1)
+    assert served.probe.readiness.reason == ""
+    assert KEYS.meta() in served.etcd.store.kvs
+    for way in (Way.HUNG, Way.REFUSED):
+        served.etcd.links["m0"].set_way(way)
+        await asyncio.sleep(10)
+        assert (statuses(served), served.metrics.etcd_up._value.get()) == ({NOT_SERVING}, 0)
+        assert "etcd does not answer" in served.probe.readiness.reason
+        served.etcd.links["m0"].set_way(Way.OPEN)
+        await asyncio.sleep(10)
         assert statuses(served) == {SERVING}
-        await served.make_pool()
-        assert not probing.done()
-
-    serve(scene)
+    served.etcd.store.put(KEYS.meta(), b"?")
+    await asyncio.sleep(5)
+    assert (statuses(served), served.probe.readiness.ready) == ({NOT_SERVING}, False)
+    assert "forbids writing" in served.probe.readiness.reason
+    refused = await served.refusal("DeletePool", pb.DeletePoolRequest(name="p"))
+    assert refused.code is StatusCode.FAILED_PRECONDITION
+    served.etcd.store.delete(KEYS.meta())
+    await asyncio.sleep(5)
+    assert statuses(served) == {SERVING}
+    await served.make_pool()
+    assert not probing.done()
 
 
 @pytest.mark.parametrize(
     "refusal", [EtcdUnauthenticated("who are you"), TlsFailed("no certificate", maybe_applied=False)]
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_wrong_password_ends_the_service_only_at_its_start(refusal, is_first, monkeypatch):
+@served
+async def test_a_wrong_password_ends_the_service_only_at_its_start(served, refusal, is_first, monkeypatch):
     """R13: later it may be a rotation under way."""
 
-    async def scene(served: Served) -> None:
-        async def refused(*_: object, **__: object) -> Never:
-            raise refusal
+    async def refused(*_: object, **__: object) -> Never:
+        raise refusal
 
-        probing = asyncio.create_task(served.probe.run())
-        if not is_first:
-            await asyncio.sleep(1)
-        monkeypatch.setattr(served.client, "range", refused)
-        await asyncio.sleep(3)
-        assert (probing.done(), statuses(served)) == (is_first, {NOT_SERVING})
-        if is_first:
-            assert probing.exception() is refusal
-        else:
-            assert "refuses the admin service's certificate, user or password" in served.probe.readiness.reason
-
-    serve(scene)
+    probing = asyncio.create_task(served.probe.run())
+    if not is_first:
+        await asyncio.sleep(1)
+    monkeypatch.setattr(served.client, "range", refused)
+    await asyncio.sleep(3)
+    assert (probing.done(), statuses(served)) == (is_first, {NOT_SERVING})
+    if is_first:
+        assert probing.exception() is refusal
+    else:
+        assert "refuses the admin service's certificate, user or password" in served.probe.readiness.reason
 
 
 def test_missing_replicas_are_shown_of_the_pools_that_there_are():
@@ -138,48 +133,43 @@ def test_what_is_measured_has_names_that_dashboards_rely_on():
     assert "GetPool" not in generate_latest(other.registry).decode()
 
 
-def test_etcd_is_looked_at_each_second_and_given_up_after_three():
+@served
+async def test_etcd_is_looked_at_each_second_and_given_up_after_three(served):
     """R18: readiness follows within ten seconds; each change of it is told once, and what is so still is not."""
+    looks: list[float] = []
+    ensure = health_module.ensure_meta
+    hangs = False
 
-    async def scene(served: Served) -> None:
-        looks: list[float] = []
-        ensure = health_module.ensure_meta
+    async def looking(client: Client, keys: Keys) -> Meta:
+        looks.append(now())
+        if hangs:
+            await asyncio.sleep(1000)
+        return await ensure(client, keys)
+
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logged:
+        patch.setattr(health_module, "ensure_meta", looking)
+        probing = asyncio.create_task(served.probe.run())
+        await asyncio.sleep(5.5)
+        assert [round(at) for at in looks] == [0, 1, 2, 3, 4, 5]
+        looks.clear()
+        hangs = True
+        await asyncio.sleep(12)
+        assert [round(at) for at in looks] == [6, 10, 14]
+        assert served.probe.readiness.reason == "etcd does not answer: no reply in time"
         hangs = False
-
-        async def looking(client: Client, keys: Keys) -> Meta:
-            looks.append(now())
-            if hangs:
-                await asyncio.sleep(1000)
-            return await ensure(client, keys)
-
-        with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logged:
-            patch.setattr(health_module, "ensure_meta", looking)
-            probing = asyncio.create_task(served.probe.run())
-            await asyncio.sleep(5.5)
-            assert [round(at) for at in looks] == [0, 1, 2, 3, 4, 5]
-            looks.clear()
-            hangs = True
-            await asyncio.sleep(12)
-            assert [round(at) for at in looks] == [6, 10, 14]
-            assert served.probe.readiness.reason == "etcd does not answer: no reply in time"
-            hangs = False
-            await asyncio.sleep(10)
-            probing.cancel()
-        told = [line["event"] for line in logged if line["event"] in {"ready", "not_ready"}]
-        assert told == ["ready", "not_ready", "ready"]
-
-    serve(scene)
+        await asyncio.sleep(10)
+        probing.cancel()
+    told = [line["event"] for line in logged if line["event"] in {"ready", "not_ready"}]
+    assert told == ["ready", "not_ready", "ready"]
 
 
-def test_a_fault_of_ours_in_a_look_is_told_as_it_is(monkeypatch):
+@served
+async def test_a_fault_of_ours_in_a_look_is_told_as_it_is(served, monkeypatch):
     """R12: whoever supervises the probe runs it again."""
 
-    async def scene(served: Served) -> None:
-        async def breaks(*_: object, **__: object) -> Never:
-            raise KeyError("of ours")
+    async def breaks(*_: object, **__: object) -> Never:
+        raise KeyError("of ours")
 
-        monkeypatch.setattr(served.client, "range", breaks)
-        with pytest.raises(KeyError):
-            await served.probe.run()
-
-    serve(scene)
+    monkeypatch.setattr(served.client, "range", breaks)
+    with pytest.raises(KeyError):
+        await served.probe.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grpc
@@ -22,7 +22,7 @@ from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import Pem, TlsUnusable
 from registry.runtime.settings import Address
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.played_etcd import PlayedEtcd, Scene, as_test, now, play
 
 
 class Told(NamedTuple):
@@ -141,119 +141,105 @@ def settings(**more: Any) -> AdminSettings:
     return AdminSettings(**values).model_copy(update={"etcd": ("m0",)})
 
 
-def on_stage(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
-    async def work(etcd: PlayedEtcd) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            await scene(Stage(etcd, patch))
+def staged(scene: Scene) -> Callable[..., None]:
+    def on_stage(given: Scene) -> None:
+        async def work(etcd: PlayedEtcd) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                await given(Stage(etcd, patch))
 
-    play(work)
+        play(work)
+
+    return as_test(on_stage, scene, 1)
 
 
-def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first():
+@staged
+async def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first(stage):
     """R18: who looks at health goes elsewhere, calls on their way end, then all else."""
-
-    async def scene(stage: Stage) -> None:
-        async with running(settings(http_names="lora.example.com"), drain_seconds=3.0) as ports:
-            assert ports == RunningServer(grpc_port=7001, http_port=7003)
-            assert (stage.grpc.bound, [flag for flag, _ in stage.listened]) == ([("127.0.0.1:2", None)], ["--http"])
-            await asyncio.sleep(1)
-            assert {told.what for told in stage.notes} == {"grpc begins", "http begins"}
-            ready = (await stage.page("/readyz")).json()
-            assert ready == {"ready": True, "reason": "", "insecure": [], "failing": []}
-            metrics = (await stage.page("/metrics")).text
-            assert "loraplane_admin_etcd_up 1.0" in metrics
-            assert 'loraplane_admin_connections_closed_total{reason="replaced"} 1.0' in metrics
-            assert (await stage.page("/v1/residency", "lora.example.com")).status_code == 400
-            assert (await stage.page("/v1/residency", "evil.example")).status_code == 421
-            assert 'http_refused_total{reason="host"} 1.0' in (await stage.page("/metrics")).text
-            [client] = stage.clients
-            stage.notes.clear()
-        assert stage.notes == [Told(4.0, "grpc ends within 5"), Told(4.0, "http ends")]
-        with pytest.raises(EtcdUnavailable, match="the client is closed"):
-            await client.lease_grant(1)
-        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        assert [task.get_name() for task in left if task.get_name() in {"http", "probe", "conductor", "members"}] == []
-
-    on_stage(scene)
+    async with running(settings(http_names="lora.example.com"), drain_seconds=3.0) as ports:
+        assert ports == RunningServer(grpc_port=7001, http_port=7003)
+        assert (stage.grpc.bound, [flag for flag, _ in stage.listened]) == ([("127.0.0.1:2", None)], ["--http"])
+        await asyncio.sleep(1)
+        assert {told.what for told in stage.notes} == {"grpc begins", "http begins"}
+        ready = (await stage.page("/readyz")).json()
+        assert ready == {"ready": True, "reason": "", "insecure": [], "failing": []}
+        metrics = (await stage.page("/metrics")).text
+        assert "loraplane_admin_etcd_up 1.0" in metrics
+        assert 'loraplane_admin_connections_closed_total{reason="replaced"} 1.0' in metrics
+        assert (await stage.page("/v1/residency", "lora.example.com")).status_code == 400
+        assert (await stage.page("/v1/residency", "evil.example")).status_code == 421
+        assert 'http_refused_total{reason="host"} 1.0' in (await stage.page("/metrics")).text
+        [client] = stage.clients
+        stage.notes.clear()
+    assert stage.notes == [Told(4.0, "grpc ends within 5"), Told(4.0, "http ends")]
+    with pytest.raises(EtcdUnavailable, match="the client is closed"):
+        await client.lease_grant(1)
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert [task.get_name() for task in left if task.get_name() in {"http", "probe", "conductor", "members"}] == []
 
 
-def test_half_a_second_is_for_those_who_look_at_health():
+@staged
+async def test_half_a_second_is_for_those_who_look_at_health(stage):
     """R18: unless somebody says otherwise; a kubelet waits no longer for a process than it has to."""
-
-    async def scene(stage: Stage) -> None:
-        async with running(settings()):
-            pass
-        assert [told.at for told in stage.notes if told.what.startswith("grpc ends")] == [0.5]
-
-    on_stage(scene)
+    async with running(settings()):
+        pass
+    assert [told.at for told in stage.notes if told.what.startswith("grpc ends")] == [0.5]
 
 
-def test_a_service_that_fails_to_start_leaves_nothing_behind(monkeypatch):
+@staged
+async def test_a_service_that_fails_to_start_leaves_nothing_behind(stage, monkeypatch):
     """R16 bounded."""
 
-    async def scene(stage: Stage) -> None:
-        class Fault(Exception):
-            """Of ours."""
+    class Fault(Exception):
+        """Of ours."""
 
-        async def fails(_: GrpcPort) -> None:
-            raise Fault
+    async def fails(_: GrpcPort) -> None:
+        raise Fault
 
-        monkeypatch.setattr(GrpcPort, "start", fails)
-        with pytest.raises(ExceptionGroup) as told:
-            async with running(settings(), drain_seconds=0):
-                pytest.fail("it does not serve")
-        assert told.value.split(Fault)[1] is None
-        assert stage.notes[-1].what == "grpc ends within 5"
-        with pytest.raises(EtcdUnavailable, match="the client is closed"):
-            await stage.clients[0].lease_grant(1)
-
-    on_stage(scene)
-
-
-def test_what_is_served_beside_the_registry_is_health_and_what_there_is():
-    """For `grpcurl`, and for who balances calls."""
-
-    async def scene(stage: Stage) -> None:
+    monkeypatch.setattr(GrpcPort, "start", fails)
+    with pytest.raises(ExceptionGroup) as told:
         async with running(settings(), drain_seconds=0):
-            assert stage.grpc.methods == {SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME}
+            pytest.fail("it does not serve")
+    assert told.value.split(Fault)[1] is None
+    assert stage.notes[-1].what == "grpc ends within 5"
+    with pytest.raises(EtcdUnavailable, match="the client is closed"):
+        await stage.clients[0].lease_grant(1)
 
-    on_stage(scene)
+
+@staged
+async def test_what_is_served_beside_the_registry_is_health_and_what_there_is(stage):
+    """For `grpcurl`, and for who balances calls."""
+    async with running(settings(), drain_seconds=0):
+        assert stage.grpc.methods == {SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME}
 
 
-def test_what_grpc_is_told_bounds_what_a_client_can_take(monkeypatch):
+@staged
+async def test_what_grpc_is_told_bounds_what_a_client_can_take(stage, monkeypatch):
     """R16 bounded, X1, X3: a taken port is an error, and a client's certificate is asked for again after a while."""
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1024))
-
-    async def scene(stage: Stage) -> None:
-        async with running(settings(), drain_seconds=0):
-            told = stage.grpc.options
-        assert told["grpc.max_receive_message_length"] == 4 << 20
-        assert told["grpc.max_send_message_length"] == 64 << 20, "what a client of ours takes"
-        assert told["grpc.max_concurrent_streams"] == 100
-        assert told["grpc.so_reuseport"] == 0
-        assert told["grpc.max_connection_age_ms"] == 300_000, "a certificate that is no longer taken is seen by then"
-        assert told["grpc.max_connection_age_grace_ms"] == 30_000
-        assert told["grpc.server_handshake_timeout_ms"] == 10_000, "who says nothing has a place for so long"
-        assert "grpc.max_connection_idle_ms" not in told, "clients would write a line on standard error"
-        assert told["grpc.max_allowed_incoming_connections"] == 512, "of 1024 descriptors two thirds of what is left"
-
-    on_stage(scene)
+    async with running(settings(), drain_seconds=0):
+        told = stage.grpc.options
+    assert told["grpc.max_receive_message_length"] == 4 << 20
+    assert told["grpc.max_send_message_length"] == 64 << 20, "what a client of ours takes"
+    assert told["grpc.max_concurrent_streams"] == 100
+    assert told["grpc.so_reuseport"] == 0
+    assert told["grpc.max_connection_age_ms"] == 300_000, "a certificate that is no longer taken is seen by then"
+    assert told["grpc.max_connection_age_grace_ms"] == 30_000
+    assert told["grpc.server_handshake_timeout_ms"] == 10_000, "who says nothing has a place for so long"
+    assert "grpc.max_connection_idle_ms" not in told, "clients would write a line on standard error"
+    assert told["grpc.max_allowed_incoming_connections"] == 512, "of 1024 descriptors two thirds of what is left"
 
 
-def test_the_page_for_machines_follows_etcd():
+@staged
+async def test_the_page_for_machines_follows_etcd(stage):
     """R18: and a service that cannot reach it does not end."""
-
-    async def scene(stage: Stage) -> None:
-        async with running(settings(), drain_seconds=0):
-            await asyncio.sleep(1)
-            stage.etcd.links["m0"].set_way(Way.REFUSED)
-            await asyncio.sleep(10)
-            assert (await stage.page("/readyz")).status_code == 503
-            stage.etcd.links["m0"].set_way(Way.OPEN)
-            await asyncio.sleep(10)
-            assert (await stage.page("/readyz")).status_code == 200
-
-    on_stage(scene)
+    async with running(settings(), drain_seconds=0):
+        await asyncio.sleep(1)
+        stage.etcd.links["m0"].set_way(Way.REFUSED)
+        await asyncio.sleep(10)
+        assert (await stage.page("/readyz")).status_code == 503
+        stage.etcd.links["m0"].set_way(Way.OPEN)
+        await asyncio.sleep(10)
+        assert (await stage.page("/readyz")).status_code == 200
 
 
 class Refusing(GrpcPort):
@@ -266,34 +252,32 @@ class Refusing(GrpcPort):
         raise KeyError("of ours")
 
 
-def test_an_address_that_cannot_be_had_is_named_with_its_flag():
+@staged
+async def test_an_address_that_cannot_be_had_is_named_with_its_flag(stage):
     """What gRPC does not say is found by trying; if that finds nothing, its own words are told."""
+    stage.patch.setattr(server.grpc.aio, "server", lambda *, options: Refusing(stage.notes, options))
+    with pytest.raises(CannotListen, match=r"^--listen 127\.0\.0\.1:2: in use$"):
+        async with running(settings()):
+            pytest.fail("it does not serve")
+    [(flag, tried)] = stage.listened
+    assert (flag, tried.closed) == ("--listen", 1)
 
-    async def scene(stage: Stage) -> None:
-        stage.patch.setattr(server.grpc.aio, "server", lambda *, options: Refusing(stage.notes, options))
-        with pytest.raises(CannotListen, match=r"^--listen 127\.0\.0\.1:2: in use$"):
-            async with running(settings()):
-                pytest.fail("it does not serve")
-        [(flag, tried)] = stage.listened
-        assert (flag, tried.closed) == ("--listen", 1)
+    def taken(flag: str, _: Address) -> Listener:
+        raise CannotListen(f"{flag}: Address already in use")
 
-        def taken(flag: str, _: Address) -> Listener:
-            raise CannotListen(f"{flag}: Address already in use")
-
-        stage.patch.setattr(server, "listen_as_told", taken)
-        with pytest.raises(CannotListen, match=r"^--listen: Address already in use$"):
-            async with running(settings()):
-                pytest.fail("it does not serve")
-        stage.patch.setattr(server, "server_credentials", lambda _files: "credentials")
-        with pytest.raises(KeyError):
-            async with running(settings(tls_cert="c", tls_key="k")):
-                pytest.fail("it does not serve")
-
-    on_stage(scene)
+    stage.patch.setattr(server, "listen_as_told", taken)
+    with pytest.raises(CannotListen, match=r"^--listen: Address already in use$"):
+        async with running(settings()):
+            pytest.fail("it does not serve")
+    stage.patch.setattr(server, "server_credentials", lambda _files: "credentials")
+    with pytest.raises(KeyError):
+        async with running(settings(tls_cert="c", tls_key="k")):
+            pytest.fail("it does not serve")
 
 
 @pytest.mark.parametrize(("ca", "flag"), [("a", "--tls-ca"), ("c", "--tls-cert"), ("k", "--tls-key")])
-def test_a_certificate_that_cannot_be_used_is_named_with_its_flag(monkeypatch, tmp_path, ca, flag):
+@staged
+async def test_a_certificate_that_cannot_be_used_is_named_with_its_flag(stage, monkeypatch, tmp_path, ca, flag):
     paths = {name: tmp_path / name for name in "ack"}
     found: list[TlsFiles] = []
 
@@ -301,28 +285,22 @@ def test_a_certificate_that_cannot_be_used_is_named_with_its_flag(monkeypatch, t
         found.append(files)
         raise TlsUnusable(paths[ca], "cannot be read")
 
-    async def scene(_: Stage) -> None:
-        monkeypatch.setattr(server, "server_credentials", fails)
-        secured = settings(tls_ca=paths["a"], tls_cert=paths["c"], tls_key=paths["k"])
-        with pytest.raises(CannotListen, match=f"^{flag}: cannot be read$"):
-            async with running(secured):
-                pytest.fail("it does not serve")
-        assert found == [TlsFiles(paths["a"], paths["c"], paths["k"])]
-
-    on_stage(scene)
+    monkeypatch.setattr(server, "server_credentials", fails)
+    secured = settings(tls_ca=paths["a"], tls_cert=paths["c"], tls_key=paths["k"])
+    with pytest.raises(CannotListen, match=f"^{flag}: cannot be read$"):
+        async with running(secured):
+            pytest.fail("it does not serve")
+    assert found == [TlsFiles(paths["a"], paths["c"], paths["k"])]
 
 
-def test_with_a_certificate_the_port_is_a_secret_one(monkeypatch):
+@staged
+async def test_with_a_certificate_the_port_is_a_secret_one(stage, monkeypatch):
     """X1."""
-
-    async def scene(stage: Stage) -> None:
-        monkeypatch.setattr(server, "server_credentials", lambda files: ("made of", files.certificate, files.key))
-        async with running(settings(tls_cert="c", tls_key="k"), drain_seconds=0) as ports:
-            assert ports.grpc_port == 7002
-            [(address, credentials)] = stage.grpc.bound
-            assert (address, [str(part) for part in credentials]) == ("127.0.0.1:2", ["made of", "c", "k"])  # type: ignore[attr-defined]
-
-    on_stage(scene)
+    monkeypatch.setattr(server, "server_credentials", lambda files: ("made of", files.certificate, files.key))
+    async with running(settings(tls_cert="c", tls_key="k"), drain_seconds=0) as ports:
+        assert ports.grpc_port == 7002
+        [(address, credentials)] = stage.grpc.bound
+        assert (address, [str(part) for part in credentials]) == ("127.0.0.1:2", ["made of", "c", "k"])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("is_asked", [True, False])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
@@ -18,7 +17,7 @@ from registry.admin.health import AdminMetrics, Readiness
 from registry.admin.rpc.service import SERVICE
 from registry.admin.server import GRACE_SECONDS, make_app
 from registry.runtime.page_guard import hosts_of
-from tests.simulation.loop import VirtualLoop
+from tests.support.played_etcd import virtual
 
 
 async def residency(_: Request) -> Response:
@@ -62,22 +61,18 @@ async def test_pages_of_the_service_answer_hosts_that_are_known():
     assert 'loraplane_admin_http_refused_total{reason="host"} 2.0' in (await ask("localhost", "/metrics")).text
 
 
-def test_who_looks_at_health_has_gone_elsewhere_before_calls_are_cut():
+@virtual
+async def test_who_looks_at_health_has_gone_elsewhere_before_calls_are_cut():
     """R18: a call on its way when the server ends would be cancelled. It says so for all of the time before."""
-
-    async def scenario() -> None:
-        servicer, clock = health.aio.HealthServicer(), asyncio.get_running_loop().time
-        await servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        stopped: list[tuple[float, float | None]] = []
-        played = SimpleNamespace(stop=AsyncMock(side_effect=lambda grace: stopped.append((clock(), grace))))
-        draining = asyncio.create_task(server._drain(played, servicer, 3.0))  # type: ignore[arg-type]
-        said = []
-        while not draining.done():
-            await asyncio.sleep(0.25)
-            said.append(servicer._server_status[SERVICE])
-        assert stopped == [(3.0, GRACE_SECONDS)]
-        assert len(said) >= 12
-        assert {*said} == {health_pb2.HealthCheckResponse.NOT_SERVING}
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    servicer, clock = health.aio.HealthServicer(), asyncio.get_running_loop().time
+    await servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    stopped: list[tuple[float, float | None]] = []
+    played = SimpleNamespace(stop=AsyncMock(side_effect=lambda grace: stopped.append((clock(), grace))))
+    draining = asyncio.create_task(server._drain(played, servicer, 3.0))  # type: ignore[arg-type]
+    said = []
+    while not draining.done():
+        await asyncio.sleep(0.25)
+        said.append(servicer._server_status[SERVICE])
+    assert stopped == [(3.0, GRACE_SECONDS)]
+    assert len(said) >= 12
+    assert {*said} == {health_pb2.HealthCheckResponse.NOT_SERVING}

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
@@ -16,7 +15,7 @@ from registry.admin.rpc.shapes import ShapesWorker
 from registry.model.errors import Reason, Unavailable
 from registry.runtime.clock import Deadline
 from registry.v1 import registry_pb2 as pb
-from tests.simulation.loop import VirtualLoop
+from tests.support.played_etcd import virtual
 
 SHAPE = (8, 8)
 
@@ -101,11 +100,6 @@ async def prepare(worker: ShapesWorker, wanted: pb.CreatePoolRequest, seconds: f
     await worker.prepare(wanted, CallContext("CreatePool", ANONYMOUS, Deadline.of(seconds), who, f"{who}:1"))
 
 
-def play(scene: object) -> None:
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scene)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("pattern", "is_asked"),
     [
@@ -117,29 +111,24 @@ def play(scene: object) -> None:
         ("m.q", False),
     ],
 )
-def test_only_what_would_hold_the_event_loop_is_found_in_a_child(world, pattern, is_asked):
+@virtual
+async def test_only_what_would_hold_the_event_loop_is_found_in_a_child(world, pattern, is_asked):
     """X2 unbreakable: of what is far too much, or is none, validation tells."""
-
-    async def scene() -> None:
-        worker = ShapesWorker()
-        await prepare(worker, request(pattern))
-        assert world.asked == ([{pattern: SHAPE}] if is_asked else [])
-        if is_asked:
-            assert worker.fingerprint_of({pattern: SHAPE}) == "found 1"
-
-    play(scene())
+    worker = ShapesWorker()
+    await prepare(worker, request(pattern))
+    assert world.asked == ([{pattern: SHAPE}] if is_asked else [])
+    if is_asked:
+        assert worker.fingerprint_of({pattern: SHAPE}) == "found 1"
 
 
-def test_what_was_found_is_kept_and_the_rest_is_found_now(world):
-    async def scene() -> None:
-        worker = ShapesWorker()
-        for _ in range(2):
-            await prepare(worker, request(large()))
-        assert len(world.asked) == 1
-        assert worker.fingerprint_of({"m.{0-3}.q": SHAPE}) == expected("m", range(4))
-        assert world.children[0].ended == []
-
-    play(scene())
+@virtual
+async def test_what_was_found_is_kept_and_the_rest_is_found_now(world):
+    worker = ShapesWorker()
+    for _ in range(2):
+        await prepare(worker, request(large()))
+    assert len(world.asked) == 1
+    assert worker.fingerprint_of({"m.{0-3}.q": SHAPE}) == expected("m", range(4))
+    assert world.children[0].ended == []
 
 
 async def test_a_child_finds_what_patterns_stand_for(monkeypatch):
@@ -149,65 +138,53 @@ async def test_a_child_finds_what_patterns_stand_for(monkeypatch):
     assert worker.fingerprint_of({large(): SHAPE}) == expected("m0", range(1, 2002))
 
 
-def test_the_oldest_is_forgotten_of_many(world, monkeypatch):
+@virtual
+async def test_the_oldest_is_forgotten_of_many(world, monkeypatch):
     """R16 bounded."""
     monkeypatch.setattr(shapes, "_KEPT", 3)
-
-    async def scene() -> None:
-        worker = ShapesWorker()
-        world.takes_seconds = 0.0
-        for number in range(4):
-            await prepare(worker, request(large(number)))
-        assert worker.fingerprint_of({large(1): SHAPE}) == "found 2"
-        assert worker.fingerprint_of({large(3): SHAPE}) == "found 4"
-        assert worker.fingerprint_of({large(0): SHAPE}) == expected("m0", range(1, 2002))
-
-    play(scene())
+    worker = ShapesWorker()
+    world.takes_seconds = 0.0
+    for number in range(4):
+        await prepare(worker, request(large(number)))
+    assert worker.fingerprint_of({large(1): SHAPE}) == "found 2"
+    assert worker.fingerprint_of({large(3): SHAPE}) == "found 4"
+    assert worker.fingerprint_of({large(0): SHAPE}) == expected("m0", range(1, 2002))
 
 
-def test_children_run_one_after_another(world):
+@virtual
+async def test_children_run_one_after_another(world):
     """X2 unbreakable: the machine has other work; who waits too long is told so, and asks again."""
-
-    async def scene() -> None:
-        worker = ShapesWorker()
-        both = [asyncio.create_task(prepare(worker, request(large(number)), who=f"c{number}")) for number in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(Unavailable) as told:
-            await prepare(worker, request(large(9)), 0.5, "hasty")
-        assert (told.value.reason, len(world.children)) == (Reason.DEADLINE_EXCEEDED, 1)
-        await asyncio.gather(*both)
-        assert (world.most, asyncio.get_running_loop().time()) == (1, 3.0)
-
-    play(scene())
+    worker = ShapesWorker()
+    both = [asyncio.create_task(prepare(worker, request(large(number)), who=f"c{number}")) for number in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable) as told:
+        await prepare(worker, request(large(9)), 0.5, "hasty")
+    assert (told.value.reason, len(world.children)) == (Reason.DEADLINE_EXCEEDED, 1)
+    await asyncio.gather(*both)
+    assert (world.most, asyncio.get_running_loop().time()) == (1, 3.0)
 
 
-def test_a_child_that_comes_to_no_end_is_ended(world):
+@virtual
+async def test_a_child_that_comes_to_no_end_is_ended(world):
     """R16 bounded: with the time of the call."""
-
-    async def scene() -> None:
-        world.takes_seconds = 1000.0
-        with pytest.raises(Unavailable, match="too many modules") as told:
-            await prepare(ShapesWorker(), request(large()), 5.0)
-        assert (told.value.reason, asyncio.get_running_loop().time()) == (Reason.DEADLINE_EXCEEDED, 5.0)
-        assert world.children[0].ended == ["killed", "waited for"]
-
-    play(scene())
+    world.takes_seconds = 1000.0
+    with pytest.raises(Unavailable, match="too many modules") as told:
+        await prepare(ShapesWorker(), request(large()), 5.0)
+    assert (told.value.reason, asyncio.get_running_loop().time()) == (Reason.DEADLINE_EXCEEDED, 5.0)
+    assert world.children[0].ended == ["killed", "waited for"]
 
 
 @pytest.mark.parametrize("breaks", [True, False])
-def test_a_child_that_ends_without_an_answer_is_no_fingerprint(world, breaks):
+@virtual
+async def test_a_child_that_ends_without_an_answer_is_no_fingerprint(world, breaks):
     """R12: killed by the kernel, say; a fault of ours is told as it is, and leaves no child behind."""
-
-    async def scene() -> None:
-        world.code, world.breaks = -9, breaks
-        worker = ShapesWorker()
-        with pytest.raises(Defect if breaks else Unavailable) as told:
-            await prepare(worker, request(large()))
-        if isinstance(told.value, Unavailable):
-            assert told.value.reason is Reason.ADMIN_UNAVAILABLE
-        assert world.children[0].ended == (["killed", "waited for"] if breaks else [])
-        world.code, world.breaks = 0, False
+    world.code, world.breaks = -9, breaks
+    worker = ShapesWorker()
+    with pytest.raises(Defect if breaks else Unavailable) as told:
         await prepare(worker, request(large()))
-        assert worker.fingerprint_of({large(): SHAPE}) == f"found {len(world.asked)}"
-
-    play(scene())
+    if isinstance(told.value, Unavailable):
+        assert told.value.reason is Reason.ADMIN_UNAVAILABLE
+    assert world.children[0].ended == (["killed", "waited for"] if breaks else [])
+    world.code, world.breaks = 0, False
+    await prepare(worker, request(large()))
+    assert worker.fingerprint_of({large(): SHAPE}) == f"found {len(world.asked)}"

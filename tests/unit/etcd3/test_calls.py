@@ -34,6 +34,7 @@ from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.etcd3.tls import TlsReader
 from tests.simulation.loop import VirtualLoop
 from tests.support.flaky_etcd import Longest
+from tests.support.played_etcd import virtual
 
 
 @pytest.mark.parametrize(
@@ -44,27 +45,23 @@ from tests.support.flaky_etcd import Longest
         ([], "no answer in time"),
     ],
 )
-def test_what_failed_before_the_time_ran_out_is_named(failures, says):
+@virtual
+async def test_what_failed_before_the_time_ran_out_is_named(failures, says):
     """The deadline is no cause; None stands for a try that ran into it."""
+    calls = MemberCalls(ClientOptions(("a:1", "b:2")), random.Random(1))
+    outcomes = iter(failures)
 
-    async def scenario() -> None:
-        calls = MemberCalls(ClientOptions(("a:1", "b:2")), random.Random(1))
-        outcomes = iter(failures)
+    async def attempt(*_: object) -> None:
+        told = next(outcomes, "")
+        if told:
+            raise EtcdUnavailable(told, maybe_applied=False)
+        raise Timeout("no answer in time", maybe_applied=told == "")
 
-        async def attempt(*_: object) -> None:
-            told = next(outcomes, "")
-            if told:
-                raise EtcdUnavailable(told, maybe_applied=False)
-            raise Timeout("no answer in time", maybe_applied=told == "")
-
-        calls._try = attempt  # type: ignore[method-assign,assignment]
-        with pytest.raises(EtcdError) as caught:
-            await calls.call(RANGE, rpc.RangeRequest(key=b"a"), 5)
-        assert isinstance(caught.value, Timeout)
-        assert (str(caught.value), caught.value.maybe_applied) == (says, True)
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    calls._try = attempt  # type: ignore[method-assign,assignment]
+    with pytest.raises(EtcdError) as caught:
+        await calls.call(RANGE, rpc.RangeRequest(key=b"a"), 5)
+    assert isinstance(caught.value, Timeout)
+    assert (str(caught.value), caught.value.maybe_applied) == (says, True)
 
 
 def test_a_call_of_a_closed_client_fails_at_once():
@@ -125,23 +122,19 @@ class Member:
 
 @pytest.mark.parametrize("refusal", [EtcdUnauthenticated, EtcdPermissionDenied])
 @pytest.mark.parametrize("user", ["lora", None])
-def test_a_token_that_the_server_forgot_is_asked_for_anew_and_once(refusal, user):
+@virtual
+async def test_a_token_that_the_server_forgot_is_asked_for_anew_and_once(refusal, user):
     """R13 static-stable: old servers call it "permission denied". Whoever has no token has nothing to renew."""
-
-    async def scenario() -> None:
-        options = ClientOptions(("a:1",), user=user, password=(lambda: "p") if user else None)
-        calls, member = MemberCalls(options, random.Random(1)), Member(refusal, "new")
-        calls.login._token = "old"  # noqa: S105 - of the test
-        if user is None:
-            with pytest.raises(refusal):
-                await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
-            assert member.heard == [None]
-            return
-        reply = await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
-        assert (reply.count, member.heard) == (7, ["old", "new"])
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    options = ClientOptions(("a:1",), user=user, password=(lambda: "p") if user else None)
+    calls, member = MemberCalls(options, random.Random(1)), Member(refusal, "new")
+    calls.login._token = "old"  # noqa: S105 - of the test
+    if user is None:
+        with pytest.raises(refusal):
+            await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
+        assert member.heard == [None]
+        return
+    reply = await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
+    assert (reply.count, member.heard) == (7, ["old", "new"])
 
 
 def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -171,22 +164,19 @@ class Tries:
 REFUSED = EtcdUnavailable("refused", maybe_applied=False)
 
 
-def test_a_call_that_is_refused_is_repeated_ever_more_slowly_up_to_once_a_second():
+@virtual
+async def test_a_call_that_is_refused_is_repeated_ever_more_slowly_up_to_once_a_second():
     """R16 bounded: and never without time for it."""
-
-    async def scene() -> None:
-        tries = Tries("a:1", fails=REFUSED)
-        with pytest.raises(EtcdUnavailable):
-            await tries.calls.call(TXN, rpc.TxnRequest(), 5.0)
-        at = [when for when, _ in tries.made]
-        assert [round(after - before, 6) for before, after in pairwise(at)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
-        assert tries.made == [(when, round(5.0 - when, 6)) for when in at]
-        once = Tries("a:1", fails=REFUSED)
-        with pytest.raises(EtcdUnavailable):
-            await once.calls.call(TXN, rpc.TxnRequest(), 0.05)
-        assert len(once.made) == 1, "the pause would take all that is left"
-
-    play(scene)
+    tries = Tries("a:1", fails=REFUSED)
+    with pytest.raises(EtcdUnavailable):
+        await tries.calls.call(TXN, rpc.TxnRequest(), 5.0)
+    at = [when for when, _ in tries.made]
+    assert [round(after - before, 6) for before, after in pairwise(at)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    assert tries.made == [(when, round(5.0 - when, 6)) for when in at]
+    once = Tries("a:1", fails=REFUSED)
+    with pytest.raises(EtcdUnavailable):
+        await once.calls.call(TXN, rpc.TxnRequest(), 0.05)
+    assert len(once.made) == 1, "the pause would take all that is left"
 
 
 @pytest.mark.parametrize(
@@ -202,16 +192,13 @@ def test_a_call_that_is_refused_is_repeated_ever_more_slowly_up_to_once_a_second
         (TXN, ("a:1",), None, 5.0),
     ],
 )
-def test_a_read_leaves_half_of_its_time_for_other_members_and_a_write_none(method, endpoints, left, share):
+@virtual
+async def test_a_read_leaves_half_of_its_time_for_other_members_and_a_write_none(method, endpoints, left, share):
     """R13: a member that hangs must not cost a read all; of a write the answer is all that counts."""
-
-    async def scene() -> None:
-        tries = Tries(*endpoints, fails=NoSpace("full"))
-        with pytest.raises(NoSpace):
-            await tries.calls.call(method, method.request(), left)
-        assert tries.made == [(0.0, share)]
-
-    play(scene)
+    tries = Tries(*endpoints, fails=NoSpace("full"))
+    with pytest.raises(NoSpace):
+        await tries.calls.call(method, method.request(), left)
+    assert tries.made == [(0.0, share)]
 
 
 def test_endpoints_are_taken_in_their_order_one_after_the_other():
@@ -358,7 +345,8 @@ async def test_what_a_login_fails_with_is_told_and_the_next_one_tries_again(fail
 
 
 @pytest.mark.parametrize("token", ["old", None])
-def test_a_fault_of_ours_in_a_call_is_not_repeated_and_no_reason_to_log_in(token):
+@virtual
+async def test_a_fault_of_ours_in_a_call_is_not_repeated_and_no_reason_to_log_in(token):
     """R12: and the connection is not to blame for it."""
 
     class Broken(Member):
@@ -366,15 +354,12 @@ def test_a_fault_of_ours_in_a_call_is_not_repeated_and_no_reason_to_log_in(token
             self.heard.append(token)
             raise Defect
 
-    async def scene() -> None:
-        options = ClientOptions(("a:1",), user="lora" if token else None, password=(lambda: "p") if token else None)
-        calls, member = MemberCalls(options, random.Random(1)), Broken(EtcdUnauthenticated, "new")
-        calls.login._token = token
-        with pytest.raises(Defect):
-            await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
-        assert member.heard == [token]
-
-    play(scene)
+    options = ClientOptions(("a:1",), user="lora" if token else None, password=(lambda: "p") if token else None)
+    calls, member = MemberCalls(options, random.Random(1)), Broken(EtcdUnauthenticated, "new")
+    calls.login._token = token
+    with pytest.raises(Defect):
+        await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
+    assert member.heard == [token]
 
 
 async def test_a_fault_of_ours_is_no_member_that_is_down(monkeypatch):

@@ -17,7 +17,7 @@ from registry.etcd3.errors import EtcdError, EtcdInvalidArgument, EtcdUnavailabl
 from registry.etcd3.ops import Put, Range, Txn
 from registry.etcd3.options import ClientOptions
 from tests.simulation.links import Way, rpc_error
-from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.played_etcd import PlayedEtcd, now, played, played_by
 
 WRITE = Txn((), (Put(b"a", b"1"),))
 READ = Txn((), (Range(b"a"),))
@@ -41,88 +41,74 @@ def lose_answers(etcd: PlayedEtcd, count: int) -> list[int]:
     return lost
 
 
-def test_a_write_whose_answer_was_lost_is_sent_once_and_what_reads_is_asked_again():
+@played
+async def test_a_write_whose_answer_was_lost_is_sent_once_and_what_reads_is_asked_again(etcd):
     """R1 accepted: somebody has to find out what became of it; a second one might undo what came between."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        client, lost = etcd.client(), lose_answers(etcd, 1)
-        with pytest.raises(EtcdUnavailable) as broken:
-            await client.txn(WRITE)
-        assert (broken.value.maybe_applied, lost, etcd.store.revision) == (True, [2], 2)
-        for read in (client.txn(READ), client.range(Range(b"a")), client.list_prefix(b"a")):
-            lost = lose_answers(etcd, 1)
-            assert (await read).revision == 2
-            assert lost == [2]
-        result = await client.txn(WRITE)
-        assert (result.succeeded, etcd.store.revision) == (True, 3)
-
-    play(scene)
+    client, lost = etcd.client(), lose_answers(etcd, 1)
+    with pytest.raises(EtcdUnavailable) as broken:
+        await client.txn(WRITE)
+    assert (broken.value.maybe_applied, lost, etcd.store.revision) == (True, [2], 2)
+    for read in (client.txn(READ), client.range(Range(b"a")), client.list_prefix(b"a")):
+        lost = lose_answers(etcd, 1)
+        assert (await read).revision == 2
+        assert lost == [2]
+    result = await client.txn(WRITE)
+    assert (result.succeeded, etcd.store.revision) == (True, 3)
 
 
-def test_a_write_that_never_left_is_sent_to_another_member():
-    async def scene(etcd: PlayedEtcd) -> None:
-        client = etcd.client()
-        await client.range(Range(b"a"))
-        etcd.links[etcd.opened[-1]].set_way(Way.REFUSED)
-        assert (await client.txn(WRITE)).revision == 2
-        assert len({*etcd.opened}) == 2
-        assert etcd.store.revision == 2
-
-    play(scene, members=3)
+@played_by(3)
+async def test_a_write_that_never_left_is_sent_to_another_member(etcd):
+    client = etcd.client()
+    await client.range(Range(b"a"))
+    etcd.links[etcd.opened[-1]].set_way(Way.REFUSED)
+    assert (await client.txn(WRITE)).revision == 2
+    assert len({*etcd.opened}) == 2
+    assert etcd.store.revision == 2
 
 
 @pytest.mark.parametrize("call", [lambda client: client.range(Range(b"a")), lambda client: client.txn(WRITE)])
-def test_where_no_member_takes_a_connection_the_last_failure_is_told(call):
+@played
+async def test_where_no_member_takes_a_connection_the_last_failure_is_told(etcd, call):
     """R16 bounded: within the time of the call, with what a human needs; and nothing was applied."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        client = etcd.client()
-        etcd.links["m0"].set_way(Way.HUNG)
-        with pytest.raises(EtcdError) as failed:
-            await call(client)
-        assert str(failed.value).startswith("m0: no connection within ")
-        assert not failed.value.maybe_applied
-        assert now() <= client.options.call_timeout_seconds
-        with pytest.raises(EtcdUnavailable, match=r"m0: no connection within 0.5 s"):
-            await client.range(Range(b"a"), timeout_seconds=0.5)
-
-    play(scene)
+    client = etcd.client()
+    etcd.links["m0"].set_way(Way.HUNG)
+    with pytest.raises(EtcdError) as failed:
+        await call(client)
+    assert str(failed.value).startswith("m0: no connection within ")
+    assert not failed.value.maybe_applied
+    assert now() <= client.options.call_timeout_seconds
+    with pytest.raises(EtcdUnavailable, match=r"m0: no connection within 0.5 s"):
+        await client.range(Range(b"a"), timeout_seconds=0.5)
 
 
-def test_a_member_that_hangs_costs_a_read_half_of_its_time():
+@played_by(3)
+async def test_a_member_that_hangs_costs_a_read_half_of_its_time(etcd):
     """R13: the other half is for the others."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        client = etcd.client()
-        await client.range(Range(b"a"))
-        etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
-        begun = now()
-        assert (await client.range(Range(b"a"), timeout_seconds=6.0)).revision == 1
-        assert 3.0 <= now() - begun <= 4.0
-        etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
-        begun = now()
-        with pytest.raises(Timeout) as hung:
-            await client.txn(WRITE, timeout_seconds=4.0)
-        assert hung.value.maybe_applied, "who waits for a write has all of the time, and does not know"
-        assert now() - begun == pytest.approx(4.0, abs=0.01)
-
-    play(scene, members=3)
+    client = etcd.client()
+    await client.range(Range(b"a"))
+    etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
+    begun = now()
+    assert (await client.range(Range(b"a"), timeout_seconds=6.0)).revision == 1
+    assert 3.0 <= now() - begun <= 4.0
+    etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
+    begun = now()
+    with pytest.raises(Timeout) as hung:
+        await client.txn(WRITE, timeout_seconds=4.0)
+    assert hung.value.maybe_applied, "who waits for a write has all of the time, and does not know"
+    assert now() - begun == pytest.approx(4.0, abs=0.01)
 
 
-def test_a_member_that_hangs_says_nothing_for_as_long_as_a_call_may_take():
+@played_by(2)
+async def test_a_member_that_hangs_says_nothing_for_as_long_as_a_call_may_take(etcd):
     """R16 bounded: that of the options, if nobody says otherwise."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        client = Client(ClientOptions(tuple(etcd.links), call_timeout_seconds=0.5), rng=random.Random(0))
-        etcd.links["m1"].set_way(Way.HUNG)
-        for seconds, taken in ((None, 0.5), (1.0, 1.0)):
-            begun = now()
-            first, hung = await client.status(timeout_seconds=seconds)
-            assert now() - begun == pytest.approx(taken, abs=0.1)
-            assert isinstance(first, MemberStatus)
-            assert isinstance(hung, MemberDown)
-
-    play(scene, members=2)
+    client = Client(ClientOptions(tuple(etcd.links), call_timeout_seconds=0.5), rng=random.Random(0))
+    etcd.links["m1"].set_way(Way.HUNG)
+    for seconds, taken in ((None, 0.5), (1.0, 1.0)):
+        begun = now()
+        first, hung = await client.status(timeout_seconds=seconds)
+        assert now() - begun == pytest.approx(taken, abs=0.1)
+        assert isinstance(first, MemberStatus)
+        assert isinstance(hung, MemberDown)
 
 
 async def _failing(error: BaseException, *, writes: bool) -> BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import pytest
 
@@ -13,7 +13,7 @@ from registry.etcd3 import informer
 from registry.etcd3.informer import SharedInformer, SharedInformerFactory
 from registry.etcd3.ops import Event, KeyValue
 from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
-from tests.simulation.loop import VirtualLoop
+from tests.support.played_etcd import virtual
 
 RANGE = (b"/p/", b"/p0")
 
@@ -138,25 +138,21 @@ async def test_all_readers_of_a_range_share_one_list_and_watch(reflectors):
     assert reflectors.running == 0
 
 
-def test_a_range_is_kept_for_a_while_after_its_last_reader(reflectors):
+@virtual
+async def test_a_range_is_kept_for_a_while_after_its_last_reader(reflectors):
     """R16 bounded: and not for longer."""
-
-    async def scenario() -> None:
-        informers = SharedInformerFactory(None, rng=random.Random(0))  # type: ignore[arg-type]
-        for _ in range(2):
-            async with informers.look(*RANGE, wake := asyncio.Event()):
-                await wake.wait()
-            await asyncio.sleep(9.9)
-        assert (reflectors.started, reflectors.running) == (1, 1)
-        await asyncio.sleep(0.2)
-        assert reflectors.running == 0
+    informers = SharedInformerFactory(None, rng=random.Random(0))  # type: ignore[arg-type]
+    for _ in range(2):
         async with informers.look(*RANGE, wake := asyncio.Event()):
             await wake.wait()
-        assert reflectors.started == 2
-        await informers.aclose()
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+        await asyncio.sleep(9.9)
+    assert (reflectors.started, reflectors.running) == (1, 1)
+    await asyncio.sleep(0.2)
+    assert reflectors.running == 0
+    async with informers.look(*RANGE, wake := asyncio.Event()):
+        await wake.wait()
+    assert reflectors.started == 2
+    await informers.aclose()
 
 
 async def test_a_single_key_is_not_kept(reflectors):
@@ -213,28 +209,24 @@ async def test_the_end_of_all_informers_ends_those_that_linger_and_those_that_ar
     assert reflectors.running == 0
 
 
-def test_who_reads_again_is_not_ended_by_those_who_left_before(reflectors):
+@virtual
+async def test_who_reads_again_is_not_ended_by_those_who_left_before(reflectors):
     """An old reader that leaves late ends its own informer, not the one that took its place."""
-
-    async def scenario() -> None:
-        informers = factory(linger_seconds=1.0)
-        async with informers.look(*RANGE, wake := asyncio.Event()):
-            await wake.wait()
-            await informers.aclose()
-            async with informers.look(*RANGE, new := asyncio.Event()):
-                await new.wait()
-                old_leaves = asyncio.get_running_loop().time()
-            assert asyncio.get_running_loop().time() == old_leaves
-            async with informers.look(*RANGE, new):
-                leaving = asyncio.create_task(asyncio.sleep(0))
-                await leaving
-        async with informers.look(*RANGE, wake := asyncio.Event()):
-            await asyncio.sleep(5.0)
-            assert reflectors.running == 1
+    informers = factory(linger_seconds=1.0)
+    async with informers.look(*RANGE, wake := asyncio.Event()):
+        await wake.wait()
         await informers.aclose()
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+        async with informers.look(*RANGE, new := asyncio.Event()):
+            await new.wait()
+            old_leaves = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() == old_leaves
+        async with informers.look(*RANGE, new):
+            leaving = asyncio.create_task(asyncio.sleep(0))
+            await leaving
+    async with informers.look(*RANGE, wake := asyncio.Event()):
+        await asyncio.sleep(5.0)
+        assert reflectors.running == 1
+    await informers.aclose()
 
 
 async def test_each_informer_is_kept_by_name_as_whoever_supervises_it_says(reflectors):

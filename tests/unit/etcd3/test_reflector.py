@@ -38,7 +38,7 @@ from registry.etcd3.stream import (
 from tests.simulation.links import Way
 from tests.simulation.members import CLUSTER_ID
 from tests.support.flaky_etcd import Longest, NoChance
-from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.played_etcd import PlayedEtcd, now, play, played, played_by
 
 PREFIX = b"/p/"
 
@@ -81,86 +81,74 @@ def values(reflections: Sequence[Reflection]) -> list[tuple[int, list[bytes]]]:
     return told
 
 
-def test_one_member_of_another_cluster_is_a_wrong_address_and_all_of_them_are_another_store():
+@played_by(3)
+async def test_one_member_of_another_cluster_is_a_wrong_address_and_all_of_them_are_another_store(etcd):
     """R3: else a mistake in one address would make everybody forget what they know."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        etcd.store.put(b"/p/a", b"")
-        heard = Heard(etcd, resume=Resume(2, 5))
-        etcd.cluster.cluster_id = 5
-        await asyncio.sleep(1)
-        strangers = PlayedEtcd(3)
-        strangers.store.put(b"/p/z", b"")
-        watched = etcd.opened[-1]
-        etcd.links[watched].member = strangers.links[watched].member
-        etcd.links[watched].cut()
-        await asyncio.sleep(60)
-        assert (heard.causes, etcd.opened[-1] != watched) == ([], True)
-        for name, link in etcd.links.items():
-            link.member = strangers.links[name].member
-            link.cut()
-        await asyncio.sleep(60)
-        assert heard.causes == [ListCause.WENT_BACK]
-        assert [one.cluster_id for _, one in heard.all if isinstance(one, Listed)] == [CLUSTER_ID]
-
-    play(scene, members=3)
+    etcd.store.put(b"/p/a", b"")
+    heard = Heard(etcd, resume=Resume(2, 5))
+    etcd.cluster.cluster_id = 5
+    await asyncio.sleep(1)
+    strangers = PlayedEtcd(3)
+    strangers.store.put(b"/p/z", b"")
+    watched = etcd.opened[-1]
+    etcd.links[watched].member = strangers.links[watched].member
+    etcd.links[watched].cut()
+    await asyncio.sleep(60)
+    assert (heard.causes, etcd.opened[-1] != watched) == ([], True)
+    for name, link in etcd.links.items():
+        link.member = strangers.links[name].member
+        link.cut()
+    await asyncio.sleep(60)
+    assert heard.causes == [ListCause.WENT_BACK]
+    assert [one.cluster_id for _, one in heard.all if isinstance(one, Listed)] == [CLUSTER_ID]
 
 
-def test_now_and_then_all_is_compared_although_nothing_demands_it():
+@played
+async def test_now_and_then_all_is_compared_although_nothing_demands_it(etcd):
     """R3: as often as was said, give or take a quarter; and never where nobody asked for it."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        etcd.store.put(b"/p/a", b"")
-        comparing, other = Heard(etcd, compare_every_seconds=60.0), Heard(etcd)
-        await asyncio.sleep(600)
-        assert comparing.causes[1:] == [ListCause.COMPARISON] * (len(comparing.causes) - 1)
-        pauses = [after - before for before, after in pairwise(comparing.at(Listed))]
-        assert len(pauses) >= 7
-        assert min(pauses) >= 44
-        assert max(pauses) <= 80
-        assert other.causes == [ListCause.FIRST]
-
-    play(scene)
+    etcd.store.put(b"/p/a", b"")
+    comparing, other = Heard(etcd, compare_every_seconds=60.0), Heard(etcd)
+    await asyncio.sleep(600)
+    assert comparing.causes[1:] == [ListCause.COMPARISON] * (len(comparing.causes) - 1)
+    pauses = [after - before for before, after in pairwise(comparing.at(Listed))]
+    assert len(pauses) >= 7
+    assert min(pauses) >= 44
+    assert max(pauses) <= 80
+    assert other.causes == [ListCause.FIRST]
 
 
-def test_a_member_that_hangs_is_left_and_nothing_is_lost():
+@played_by(3)
+async def test_a_member_that_hangs_is_left_and_nothing_is_lost(etcd):
     """R3, R13: within seconds; the next one is another."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        heard = Heard(etcd)
-        await asyncio.sleep(1)
-        watched = etcd.opened[-1]
-        etcd.links[watched].set_way(Way.HUNG)
-        etcd.store.put(b"/p/a", b"")
-        await asyncio.sleep(12)
-        assert values(heard.of(Changed)) == [(2, [b"/p/a"])]
-        [left] = heard.of(Disconnected)
-        assert left == Disconnected(f"{watched}: no sign of life on the watch for 5 s")
-        assert etcd.opened[-1] != watched
-        assert len(heard.of(Connected)) == 2
-
-    play(scene, members=3)
+    heard = Heard(etcd)
+    await asyncio.sleep(1)
+    watched = etcd.opened[-1]
+    etcd.links[watched].set_way(Way.HUNG)
+    etcd.store.put(b"/p/a", b"")
+    await asyncio.sleep(12)
+    assert values(heard.of(Changed)) == [(2, [b"/p/a"])]
+    [left] = heard.of(Disconnected)
+    assert left == Disconnected(f"{watched}: no sign of life on the watch for 5 s")
+    assert etcd.opened[-1] != watched
+    assert len(heard.of(Connected)) == 2
 
 
-def test_a_watch_that_alone_is_silent_is_left_and_what_to_do_is_said():
+@played
+async def test_a_watch_that_alone_is_silent_is_left_and_what_to_do_is_said(etcd):
     """etcd #21813: the member answers all else, as a proxy does that can lose events. It is waited for longer."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        heard = Heard(etcd)
-        for _ in range(60):
-            await asyncio.sleep(5)
-            for watch in etcd.links["m0"].member.watches:
-                if len(heard.of(Connected)):
-                    watch.mute()
-        told = [one for one in heard.of(Disconnected) if isinstance(one, Disconnected)]
-        assert len(told) >= 6
-        assert all(one.refuses_progress and "own members" in one.message for one in told)
-        begun = [*heard.at(Connected)]
-        borne = [end - begin for begin, end in zip(begun, heard.at(Disconnected), strict=False)]
-        assert 5 <= borne[0] < 15 <= borne[2] < borne[3]
-        assert max(borne) < 60
-
-    play(scene)
+    heard = Heard(etcd)
+    for _ in range(60):
+        await asyncio.sleep(5)
+        for watch in etcd.links["m0"].member.watches:
+            if len(heard.of(Connected)):
+                watch.mute()
+    told = [one for one in heard.of(Disconnected) if isinstance(one, Disconnected)]
+    assert len(told) >= 6
+    assert all(one.refuses_progress and "own members" in one.message for one in told)
+    begun = [*heard.at(Connected)]
+    borne = [end - begin for begin, end in zip(begun, heard.at(Disconnected), strict=False)]
+    assert 5 <= borne[0] < 15 <= borne[2] < borne[3]
+    assert max(borne) < 60
 
 
 @dataclass
@@ -368,25 +356,22 @@ def test_a_fault_of_ours_is_no_trouble_of_etcd():
         heard_of(Broken([]), NoChance(), 1)
 
 
-def test_a_store_that_is_said_to_have_gone_back_and_did_not_is_compared():
+@played
+async def test_a_store_that_is_said_to_have_gone_back_and_did_not_is_compared(etcd):
     """R15 brake: all addresses were wrong for a while; a list that shows the same store removes nothing in doubt."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        etcd.store.put(b"/p/a", b"")
-        heard = Heard(etcd)
-        await asyncio.sleep(1)
-        strangers = PlayedEtcd(1)
-        ours, link = etcd.links["m0"].member, etcd.links["m0"]
-        strangers.cluster.cluster_id = CLUSTER_ID + 1
-        link.member = strangers.links["m0"].member
-        link.cut()
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            if any("another cluster" in one.message for one in heard.of(Disconnected) if isinstance(one, Disconnected)):
-                break
-        link.member = ours
-        link.cut()
-        await asyncio.sleep(10)
-        assert heard.causes == [ListCause.FIRST, ListCause.COMPARISON]
-
-    play(scene)
+    etcd.store.put(b"/p/a", b"")
+    heard = Heard(etcd)
+    await asyncio.sleep(1)
+    strangers = PlayedEtcd(1)
+    ours, link = etcd.links["m0"].member, etcd.links["m0"]
+    strangers.cluster.cluster_id = CLUSTER_ID + 1
+    link.member = strangers.links["m0"].member
+    link.cut()
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        if any("another cluster" in one.message for one in heard.of(Disconnected) if isinstance(one, Disconnected)):
+            break
+    link.member = ours
+    link.cut()
+    await asyncio.sleep(10)
+    assert heard.causes == [ListCause.FIRST, ListCause.COMPARISON]

@@ -14,6 +14,7 @@ from registry.etcd3.errors import EtcdError, EtcdUnavailable, LeaseExpired
 from registry.etcd3.session import hold_lease
 from tests.simulation.loop import VirtualLoop
 from tests.support.flaky_etcd import Longest, NoChance
+from tests.support.played_etcd import virtual
 
 TTL_SECONDS = 30
 HELD_SECONDS = 600.0
@@ -69,7 +70,8 @@ def test_a_lease_that_is_gone_ends_what_ran_under_it_at_once_and_it_begins_anew(
     assert ended - again == HELD_SECONDS
 
 
-def test_what_ran_under_a_lease_has_ended_before_the_lease_is_given_up():
+@virtual
+async def test_what_ran_under_a_lease_has_ended_before_the_lease_is_given_up():
     """R10: what it still does as it ends, it does as the owner; and nothing of it goes on after that."""
     told = list[str]()
 
@@ -88,18 +90,14 @@ def test_what_ran_under_a_lease_has_ended_before_the_lease_is_given_up():
             await asyncio.sleep(5.0)
             told.append("ended")
 
-    async def scenario() -> None:
-        leases = Noting(gone=frozenset({2}))
-        holding = asyncio.create_task(hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=random.Random(0)))
-        await asyncio.sleep(TTL_SECONDS * 2)
-        assert told == ["begun", "ended", "revoked", "begun"]
-        holding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await holding
-        assert told[4:] == ["ended", "revoked"]
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    leases = Noting(gone=frozenset({2}))
+    holding = asyncio.create_task(hold_lease(leases, ttl_seconds=TTL_SECONDS, body=body, rng=random.Random(0)))
+    await asyncio.sleep(TTL_SECONDS * 2)
+    assert told == ["begun", "ended", "revoked", "begun"]
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+    assert told[4:] == ["ended", "revoked"]
 
 
 def test_what_fails_under_a_lease_is_passed_on_and_the_lease_is_given_up():

@@ -17,7 +17,7 @@ from registry.etcd3.stream import Mark
 from registry.etcd3.watch import WatchStream, open_watch
 from tests.simulation.links import Way, rpc_error
 from tests.simulation.loop import VirtualLoop
-from tests.support.played_etcd import PlayedEtcd, now, play
+from tests.support.played_etcd import now, played
 
 TOKEN = "t"  # noqa: S105 - of the test
 
@@ -218,22 +218,19 @@ def test_what_nobody_takes_is_not_read_without_end():
     watching(member, scene)
 
 
-def test_a_watch_leaves_no_connection_behind():
+@played
+async def test_a_watch_leaves_no_connection_behind(etcd):
     """R16 bounded: a member that goes away ten times a day would cost ten a day."""
-
-    async def scene(etcd: PlayedEtcd) -> None:
-        client, link = etcd.client(), etcd.links["m0"]
-        async with client.watch("m0") as stream:
-            assert (stream.server_version, stream.token) == ("3.5.30", None)
-            assert len(link.channels) == 1
-        assert not link.channels
-        link.set_way(Way.REFUSED)
-        with pytest.raises(EtcdUnavailable):
-            async with client.watch("m0"):
-                pass
-        assert not link.channels
-
-    play(scene)
+    client, link = etcd.client(), etcd.links["m0"]
+    async with client.watch("m0") as stream:
+        assert (stream.server_version, stream.token) == ("3.5.30", None)
+        assert len(link.channels) == 1
+    assert not link.channels
+    link.set_way(Way.REFUSED)
+    with pytest.raises(EtcdUnavailable):
+        async with client.watch("m0"):
+            pass
+    assert not link.channels
 
 
 class Fault(Exception):
@@ -319,15 +316,12 @@ class Opened:
     [(None, "3.5.30"), (EtcdPermissionDenied("not you"), ""), (EtcdUnauthenticated("who are you"), "")],
     ids=["told", "denied", "unknown"],
 )
-def test_a_watch_replaces_what_was_refused_and_waits_for_no_member_for_long(monkeypatch, refusal, version):
+@played
+async def test_a_watch_replaces_what_was_refused_and_waits_for_no_member_for_long(etcd, monkeypatch, refusal, version):
     """R13: three seconds for each question; a member that tells us no version is taken for an old one."""
     opened = Opened(refusal)
     monkeypatch.setattr("registry.etcd3.watch.MemberConnection", lambda *_: opened)
-
-    async def scene(_: PlayedEtcd) -> None:
-        async with open_watch("m0", None, opened, "old") as stream:  # type: ignore[arg-type]
-            assert (stream.token, stream.server_version, opened.closed) == (TOKEN, version, 0)
-        assert opened.asked == [("token", "old"), ("version", TOKEN)]
-        assert opened.closed == 1
-
-    play(scene)
+    async with open_watch("m0", None, opened, "old") as stream:  # type: ignore[arg-type]
+        assert (stream.token, stream.server_version, opened.closed) == (TOKEN, version, 0)
+    assert opened.asked == [("token", "old"), ("version", TOKEN)]
+    assert opened.closed == 1

@@ -25,6 +25,7 @@ from tests.simulation.loop import VirtualLoop
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, Longest, NoChance
 from tests.support.history_check import check_history
+from tests.support.played_etcd import virtual
 
 _numbers = count()
 
@@ -222,21 +223,17 @@ async def test_a_fence_that_cannot_be_put(etcd):
     assert (type(told), told.reason, told.metadata) == (Unavailable, Reason.OUTCOME_UNKNOWN, {"request_id": "late"})
 
 
-def test_no_time_left(etcd):
+@virtual
+async def test_no_time_left(etcd):
     """W8 no-false-fail: unclear until the time is up is told as unknown; with no time at all nothing is sent."""
-
-    async def scenario() -> None:
-        by = writer(etcd, rng=random.Random(0))
-        etcd.fail([Fault.LOST] * 1000, all_strike=False)
-        told = await refused(by, applying(upsert("acme/a")), "r", seconds=20)
-        assert (type(told), told.reason) == (Unavailable, Reason.OUTCOME_UNKNOWN)
-        assert etcd.sent > 1
-        sent = etcd.sent
-        told = await refused(by, applying(upsert("acme/a")), "s", seconds=0)
-        assert (type(told), told.reason, etcd.sent) == (Unavailable, Reason.DEADLINE_EXCEEDED, sent)
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    by = writer(etcd, rng=random.Random(0))
+    etcd.fail([Fault.LOST] * 1000, all_strike=False)
+    told = await refused(by, applying(upsert("acme/a")), "r", seconds=20)
+    assert (type(told), told.reason) == (Unavailable, Reason.OUTCOME_UNKNOWN)
+    assert etcd.sent > 1
+    sent = etcd.sent
+    told = await refused(by, applying(upsert("acme/a")), "s", seconds=0)
+    assert (type(told), told.reason, etcd.sent) == (Unavailable, Reason.DEADLINE_EXCEEDED, sent)
 
 
 async def test_a_repeated_call_is_refused_behind_a_fence(etcd):
@@ -505,7 +502,8 @@ async def test_a_guess_that_cannot_be_planned_for_a_fault_of_ours_is_told(etcd, 
     assert etcd.trips == 0
 
 
-def test_a_request_is_remembered_for_a_day_and_an_audit_record_for_thirty():
+@virtual
+async def test_a_request_is_remembered_for_a_day_and_an_audit_record_for_thirty():
     """W3, W7: however many share a lease; one is granted an hour, or a day, at most."""
 
     class Granting(FlakyEtcd):
@@ -527,14 +525,10 @@ def test_a_request_is_remembered_for_a_day_and_an_audit_record_for_thirty():
             await asyncio.sleep(900)
         return left, etcd.granted
 
-    async def scenario() -> None:
-        left, granted = await lives(request_lease, 12)
-        assert (min(left), max(left), granted) == (24.25, 25, 12)
-        left, granted = await lives(audit_lease, 72)
-        assert (min(left), max(left), granted) == (30 * 24 + 0.25, 31 * 24, 3)
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    left, granted = await lives(request_lease, 12)
+    assert (min(left), max(left), granted) == (24.25, 25, 12)
+    left, granted = await lives(audit_lease, 72)
+    assert (min(left), max(left), granted) == (30 * 24 + 0.25, 31 * 24, 3)
 
 
 def test_who_has_no_time_for_another_try_is_told_at_once(etcd):
@@ -551,7 +545,8 @@ def test_who_has_no_time_for_another_try_is_told_at_once(etcd):
     assert (told.reason, ended, timed.sent) == (Reason.OUTCOME_UNKNOWN, 0.0, 1)
 
 
-def test_an_outcome_that_stays_unclear_after_a_copy_is_not_fenced_off(etcd):
+@virtual
+async def test_an_outcome_that_stays_unclear_after_a_copy_is_not_fenced_off(etcd):
     """W8 no-false-fail: who repeats it with its request id learns it, as it is told to."""
     somebody = Author(etcd.etcd, made=1000)
 
@@ -566,17 +561,12 @@ def test_an_outcome_that_stays_unclear_after_a_copy_is_not_fenced_off(etcd):
 
     away = Away(etcd.etcd)
     away.fail([Fault.LOST], meanwhile=lambda: somebody.change(applying(upsert("acme/a"))))
-
-    async def scenario() -> None:
-        by = writer(away, rng=Longest())
-        told = await refused(by, applying(upsert("acme/a", "v2")), "r", seconds=5)
-        assert told.reason is Reason.OUTCOME_UNKNOWN
-        await asyncio.sleep(10)
-        settled = await change(by, applying(upsert("acme/a", "v2")), "r")
-        assert [one.outcome for one in settled.reply.adapters] == ["updated"]
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    by = writer(away, rng=Longest())
+    told = await refused(by, applying(upsert("acme/a", "v2")), "r", seconds=5)
+    assert told.reason is Reason.OUTCOME_UNKNOWN
+    await asyncio.sleep(10)
+    settled = await change(by, applying(upsert("acme/a", "v2")), "r")
+    assert [one.outcome for one in settled.reply.adapters] == ["updated"]
 
 
 async def test_what_an_else_branch_showed_is_remembered(etcd):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
@@ -17,9 +16,9 @@ from registry.model.records import AuditRecord, Meta
 from registry.runtime.clock import Deadline
 from registry.store.writer import NamedLocks, WriteGate, Writer, ensure_meta
 from registry.transactions.context import Caller, TxnLimits
-from tests.simulation.loop import VirtualLoop
 from tests.support.changes import KEYS, POOL, applying, creating, upsert
 from tests.support.flaky_etcd import FlakyEtcd, NoChance
+from tests.support.played_etcd import virtual
 
 
 class Reading(FlakyEtcd):
@@ -118,7 +117,8 @@ async def test_an_audit_record_says_when_and_its_id_sorts_by_time():
     assert all(re.fullmatch(r"20260131T120000\.123456Z-[0-9a-f]{16}", one) for one in ids)
 
 
-def test_changes_of_one_tenant_come_one_after_another_and_who_waits_too_long_is_told_so():
+@virtual
+async def test_changes_of_one_tenant_come_one_after_another_and_who_waits_too_long_is_told_so():
     """W8 no-false-fail: nothing of it was sent, and other tenants do not wait."""
     slow = 5.0
 
@@ -128,29 +128,25 @@ def test_changes_of_one_tenant_come_one_after_another_and_who_waits_too_long_is_
                 await asyncio.sleep(slow)
             return await super().txn(txn, timeout_seconds=timeout_seconds)
 
-    async def scenario() -> None:
-        etcd = Slow()
-        by, loop = writer(etcd), asyncio.get_running_loop()
+    etcd = Slow()
+    by, loop = writer(etcd), asyncio.get_running_loop()
 
-        async def change(what: object, request_id: str, seconds: float = 30) -> float:
-            caller = Caller("alice", "operator", request_id, request_id_given=True)
-            await by.change(what, caller, Deadline.of(seconds), validate_only=False)  # type: ignore[arg-type]
-            return loop.time()
+    async def change(what: object, request_id: str, seconds: float = 30) -> float:
+        caller = Caller("alice", "operator", request_id, request_id_given=True)
+        await by.change(what, caller, Deadline.of(seconds), validate_only=False)  # type: ignore[arg-type]
+        return loop.time()
 
-        await change(creating(), "r0")
-        first = asyncio.create_task(change(applying(upsert("acme/a")), "r1"))
-        await asyncio.sleep(0)
-        second = asyncio.create_task(change(applying(upsert("acme/b")), "r2"))
-        assert await change(applying(upsert("other/c")), "r3") == 0.0
-        with pytest.raises(Unavailable, match="same tenant") as told:
-            await change(applying(upsert("acme/d")), "r4", seconds=2)
-        assert (told.value.reason, loop.time()) == (Reason.DEADLINE_EXCEEDED, 2.0)
-        assert KEYS.adapter(POOL, "acme/d") not in etcd.etcd.kvs
-        assert await first == slow
-        assert await second == 2 * slow
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
+    await change(creating(), "r0")
+    first = asyncio.create_task(change(applying(upsert("acme/a")), "r1"))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(change(applying(upsert("acme/b")), "r2"))
+    assert await change(applying(upsert("other/c")), "r3") == 0.0
+    with pytest.raises(Unavailable, match="same tenant") as told:
+        await change(applying(upsert("acme/d")), "r4", seconds=2)
+    assert (told.value.reason, loop.time()) == (Reason.DEADLINE_EXCEEDED, 2.0)
+    assert KEYS.adapter(POOL, "acme/d") not in etcd.etcd.kvs
+    assert await first == slow
+    assert await second == 2 * slow
 
 
 async def test_who_is_cancelled_while_it_waits_leaves_no_lock_behind():
