@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Never
 
+import pytest
 from grpc import StatusCode
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from registry.model.errors import Internal, Reason
 from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
@@ -25,6 +27,10 @@ async def test_what_was_written_is_told_with_the_revision_that_it_has(served):
     """R1: an etag that is told can be written upon, also where nothing was changed and others wrote since."""
     etcd = served.etcd
     pool = await served.make_pool()
+    before = etcd.store.revision
+    checked = await served.call("ApplyAdapters", change_set(put("acme/a"), validate_only=True))
+    assert [one.outcome for one in checked.results] == [pb.AdapterResult.CREATED]
+    assert etcd.store.revision == before, "W9"
     assert pool.etag == str(etcd.store.revision)
     tenant = await served.call("SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=5)))
     assert (tenant.name, tenant.etag) == ("acme", str(etcd.store.revision))
@@ -47,15 +53,6 @@ async def test_what_was_written_is_told_with_the_revision_that_it_has(served):
     [gone] = (await served.call("ApplyAdapters", change_set(drop("acme/a")))).results
     assert (gone.outcome, gone.adapter.name, gone.adapter.pool) == (pb.AdapterResult.DELETED, "acme/a", "p")
     assert (await served.call("DeletePool", pb.DeletePoolRequest(name="p"))).revision == etcd.store.revision
-
-
-@served
-async def test_what_is_only_validated_changes_nothing(served):
-    await served.make_pool()
-    before = served.etcd.store.revision
-    checked = await served.call("ApplyAdapters", change_set(put("acme/a"), validate_only=True))
-    assert [one.outcome for one in checked.results] == [pb.AdapterResult.CREATED]
-    assert served.etcd.store.revision == before
 
 
 @served
@@ -172,6 +169,10 @@ async def test_who_watches_one_adapter_hears_of_no_other(served):
     await served.call("ApplyAdapters", change_set(put("a"), put("b")))
     replicas = Replicas(served.client, KEYS)
     await replicas.alive("r1")
+    whole = served.watch("WatchResidency", pb.WatchResidencyRequest(pool="p"))
+    first = await anext(whole)
+    assert ([one.name for one in first.adapters], first.snapshot, first.more) == (["a", "b"], True, False)
+    await whole.aclose()
     answers = served.watch("WatchResidency", pb.WatchResidencyRequest(pool="p", name="a"))
     first = await anext(answers)
     assert ([one.name for one in first.adapters], first.snapshot) == (["a"], True)
@@ -242,6 +243,7 @@ async def test_the_page_for_gateways_says_where_adapters_are_and_only_what_is_ne
     for query, code, reason in (
         ("pool=p&name=b", 404, "ADAPTER_NOT_FOUND"),
         ("pool=p&name=b%20b", 400, "INVALID_NAME"),
+        ("", 400, "INVALID_FIELD"),
         ("pool=q", 404, "POOL_NOT_FOUND"),
     ):
         status, _, told = await page(served, query)
@@ -251,3 +253,21 @@ async def test_the_page_for_gateways_says_where_adapters_are_and_only_what_is_ne
     status, _, told = await page(served, "pool=p")
     assert (status, told["error"]["reason"]) == (503, "ETCD_UNAVAILABLE")
     assert now() - begun <= 5.01
+
+
+@pytest.mark.parametrize("fault", [Internal(Reason.INTERNAL, "of ours", field="f"), KeyError("of ours")])
+@served
+async def test_a_fault_of_ours_is_told_by_the_page_as_one(served, fault):
+    """R12: what is no refusal is told as it is, to whoever serves the page."""
+
+    async def breaks(*_: object) -> Never:
+        raise fault
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served.residency._reader, "pool", breaks)
+        if isinstance(fault, KeyError):
+            with pytest.raises(KeyError):
+                await page(served, "pool=p")
+        else:
+            status, _, told = await page(served, "pool=p")
+            assert (status, told["error"]) == (500, {"reason": "INTERNAL", "message": "of ours", "field": "f"})

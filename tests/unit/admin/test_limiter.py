@@ -9,9 +9,18 @@ from contextlib import ExitStack
 import pytest
 
 from registry.admin.rpc import limiter as limiter_module
-from registry.admin.rpc.limiter import FIRST_LIMIT, LAG_SECONDS, MAX_WAITING, ByteLimiter, FairLimiter
+from registry.admin.rpc.limiter import (
+    FEW,
+    FIRST_LIMIT,
+    LAG_SECONDS,
+    MAX_WAITING,
+    TURN_SECONDS,
+    Batcher,
+    ByteLimiter,
+    FairLimiter,
+)
 from registry.model.errors import Reason, ResourceExhausted, Unavailable
-from tests.support.played_etcd import virtual
+from tests.support.played_etcd import now, virtual
 
 
 async def _call(
@@ -22,6 +31,12 @@ async def _call(
         await asyncio.sleep(seconds)
 
 
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
 @virtual
 async def test_one_caller_leaves_room_for_others():
     """X2 unbreakable: calls that hang take at most half of the places, so another one waits for nothing."""
@@ -29,10 +44,9 @@ async def test_one_caller_leaves_room_for_others():
     hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(100)]
     await asyncio.sleep(1)
     assert begun == ["bad"] * (FIRST_LIMIT // 2)
-    await _call(limiter, "good", begun)
-    for task in hanging:
-        task.cancel()
-    await asyncio.wait(hanging)
+    async with limiter.held("good", timeout_seconds=0.5):
+        assert now() == 1.0
+    await _end(hanging)
     begun.clear()
     await asyncio.gather(*(_call(limiter, f"c{number}", begun) for number in range(FIRST_LIMIT)))
     assert len(begun) == FIRST_LIMIT
@@ -53,19 +67,6 @@ async def test_who_ran_least_goes_first():
 
 
 @virtual
-async def test_an_old_use_is_forgotten():
-    limiter, begun = FairLimiter(1), list[str]()
-    await _call(limiter, "old", begun, 100)
-    await asyncio.sleep(1000)
-    await _call(limiter, "new", begun, 1)
-    running = asyncio.create_task(_call(limiter, "x", begun))
-    await asyncio.sleep(0)
-    waiting = [asyncio.create_task(_call(limiter, caller, begun)) for caller in ("new", "old")]
-    await asyncio.gather(running, *waiting)
-    assert begun == ["old", "new", "x", "old", "new"]
-
-
-@virtual
 async def test_whoever_is_next_can_be_told_after_months():
     """R12 crash-only: uses are weighed by their age, in numbers that never grow with the age of the process."""
     limiter, begun = FairLimiter(1), list[str]()
@@ -79,9 +80,9 @@ async def test_whoever_is_next_can_be_told_after_months():
 async def test_a_loop_that_lags_runs_one_call_after_another():
     """X2 unbreakable: what takes the processor is never many at once."""
     limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
-    now, most, running = loop.time, 0, 0
+    clock, most, running = loop.time, 0, 0
     late = 0.0
-    loop.time = lambda: now() + late  # type: ignore[method-assign]
+    loop.time = lambda: clock() + late  # type: ignore[method-assign]
 
     async def heavy(caller: str) -> None:
         nonlocal most, running, late
@@ -104,42 +105,6 @@ async def test_a_loop_that_lags_runs_one_call_after_another():
     assert len(begun) == 64, "and it grows again"
 
 
-@virtual
-async def test_no_place_in_time():
-    limiter, begun = FairLimiter(1), list[str]()
-    running = asyncio.create_task(_call(limiter, "a", begun, 10))
-    await asyncio.sleep(1)
-    with pytest.raises(Unavailable) as told:
-        async with limiter.held("b", timeout_seconds=5):
-            pytest.fail("it has no place")
-    assert told.value.reason is Reason.DEADLINE_EXCEEDED
-    cancelled = asyncio.create_task(_call(limiter, "c", begun))
-    await asyncio.sleep(1)
-    cancelled.cancel()
-    await running
-    await _call(limiter, "d", begun)
-    assert begun == ["a", "d"], "who left takes no place"
-
-
-@virtual
-async def test_who_leaves_when_its_turn_comes_gives_the_place_back():
-    limiter, begun = FairLimiter(1), list[str]()
-    running = asyncio.create_task(_call(limiter, "a", begun, 1))
-    await asyncio.sleep(0)
-    waiting = asyncio.create_task(_call(limiter, "b", begun))
-    asyncio.get_running_loop().call_later(1, waiting.cancel)
-    await running
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    await _call(limiter, "c", begun)
-    assert begun[-1] == "c"
-
-
-async def _used(limiter: FairLimiter, caller: str, seconds: float) -> None:
-    async with limiter.held(caller, timeout_seconds=1000):
-        await asyncio.sleep(seconds)
-
-
 async def _order(limiter: FairLimiter, *callers: str) -> list[str]:
     """Who goes first of those who come in this order while the only place is taken."""
     begun: list[str] = []
@@ -153,9 +118,9 @@ async def _order(limiter: FairLimiter, *callers: str) -> list[str]:
 @virtual
 async def test_a_use_counts_half_after_half_a_minute(recent, first):
     limiter = FairLimiter(1)
-    await _used(limiter, "old", 8.0)
+    await _call(limiter, "old", [], 8.0)
     await asyncio.sleep(30.0 - recent)
-    await _used(limiter, "recent", recent)
+    await _call(limiter, "recent", [], recent)
     other = "old" if first == "recent" else "recent"
     assert await _order(limiter, other, first) == [first, other]
 
@@ -165,7 +130,7 @@ async def test_a_use_counts_half_after_half_a_minute(recent, first):
 async def test_who_used_about_the_same_goes_in_the_order_in_which_they_came(used, first):
     """A tenth of a second is about the same: else who comes last would always go first."""
     limiter = FairLimiter(1)
-    await _used(limiter, "a", used)
+    await _call(limiter, "a", [], used)
     assert (await _order(limiter, "a", "b"))[0] == first
 
 
@@ -173,7 +138,7 @@ async def test_who_used_about_the_same_goes_in_the_order_in_which_they_came(used
 async def test_a_place_that_is_held_counts_before_all_that_was_used():
     """X2: who holds less goes first, however much it used before."""
     limiter, begun = FairLimiter(3), list[str]()
-    await _used(limiter, "frugal", 100.0)
+    await _call(limiter, "frugal", [], 100.0)
     running = [asyncio.create_task(_call(limiter, one, begun, 5.0 + number)) for number, one in enumerate("aab")]
     await asyncio.sleep(1)
     waiting = [asyncio.create_task(_call(limiter, one, begun, 0)) for one in ("b", "frugal")]
@@ -187,10 +152,10 @@ async def test_so_many_callers_are_remembered(monkeypatch, others, first):
     """R16 bounded: of more, who was here longest ago is a new one again."""
     monkeypatch.setattr(limiter_module, "_CALLERS_REMEMBERED", 10)
     limiter = FairLimiter(1)
-    await _used(limiter, "c0", 0.0)
-    await _used(limiter, "old", 50.0)
+    await _call(limiter, "c0", [], 0.0)
+    await _call(limiter, "old", [], 50.0)
     for number in range(others):
-        await _used(limiter, f"c{number}", 0.0)
+        await _call(limiter, f"c{number}", [], 0.0)
     assert (await _order(limiter, "old", "new"))[0] == first
 
 
@@ -201,9 +166,9 @@ async def test_a_loop_that_is_a_twentieth_of_a_second_late_lags(late, most):
     limiter, loop = FairLimiter(64, narrows=True), asyncio.get_running_loop()
     if most == 64:
         for number in range(64):
-            await _used(limiter, f"warm{number}", 0)
-    now, behind = loop.time, 0.0
-    loop.time = lambda: now() + behind  # type: ignore[method-assign]
+            await _call(limiter, f"warm{number}", [], 0)
+    clock, behind = loop.time, 0.0
+    loop.time = lambda: clock() + behind  # type: ignore[method-assign]
     async with limiter.held("late", timeout_seconds=1):
         behind += late
         await asyncio.sleep(0)
@@ -215,9 +180,7 @@ async def test_a_loop_that_is_a_twentieth_of_a_second_late_lags(late, most):
         await asyncio.sleep(0)
     at_once = len(begun)
     assert at_once <= most + 2 if most < 64 else at_once >= 60
-    for call in calls:
-        call.cancel()
-    await asyncio.wait(calls)
+    await _end(calls)
 
 
 @virtual
@@ -236,43 +199,6 @@ async def test_who_leaves_in_the_moment_in_which_its_turn_came_takes_no_place_al
 
 
 @virtual
-async def test_who_has_a_place_takes_it_at_once_though_others_wait():
-    """X2: they wait for places of their own share."""
-    limiter, begun = FairLimiter(FIRST_LIMIT), list[str]()
-    hanging = [asyncio.create_task(_call(limiter, "bad", begun, 1000)) for _ in range(20)]
-    await asyncio.sleep(1)
-    async with limiter.held("good", timeout_seconds=0.5):
-        assert asyncio.get_running_loop().time() == 1.0
-    for task in hanging:
-        task.cancel()
-    await asyncio.wait(hanging)
-
-
-@pytest.mark.parametrize("number", [1, 3])
-@virtual
-async def test_who_gave_up_is_not_waited_for(number):
-    """R16 bounded: neither by its place nor by its name."""
-    limiter, begun = FairLimiter(1), list[str]()
-    running = asyncio.create_task(_call(limiter, "a", begun, 10))
-    await asyncio.sleep(0)
-    for _ in range(number):
-        with pytest.raises(Unavailable):
-            async with limiter.held("b", timeout_seconds=1):
-                pytest.fail("it has no place")
-    await running
-    assert not limiter._waiting
-    assert not limiter._held
-    await asyncio.gather(*(_call(limiter, one, begun) for one in "bc"))
-    assert begun == ["a", "b", "c"]
-
-
-async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-
-
-@virtual
 async def test_one_connection_leaves_room_for_others_of_its_caller():
     """X2 unbreakable: behind one address there may be many, of whom a few make calls that hang."""
     limiter, begun = FairLimiter(128), list[str]()
@@ -280,7 +206,7 @@ async def test_one_connection_leaves_room_for_others_of_its_caller():
     await asyncio.sleep(1)
     assert 32 < len(begun) < 64, "of half of the places each holds no more than are left"
     async with limiter.held("proxy", "good", timeout_seconds=0.5), limiter.held("other", "c", timeout_seconds=0.5):
-        assert asyncio.get_running_loop().time() == 1.0
+        assert now() == 1.0
     await _end(hanging)
 
 
@@ -296,9 +222,9 @@ async def test_of_the_connections_of_a_caller_who_used_least_goes_first():
     hanging = [asyncio.create_task(hang(f"bad{number}")) for number in range(100)]
     await asyncio.sleep(70)
     for _ in range(5):
-        before = asyncio.get_running_loop().time()
+        before = now()
         await _call(limiter, "proxy", begun, 0.01, "good")
-        assert asyncio.get_running_loop().time() - before < 1.1, "as long as one hangs"
+        assert now() - before < 1.1, "as long as one hangs"
     await _end(hanging)
 
 
@@ -377,3 +303,77 @@ def test_the_requests_of_one_caller_have_so_many_bytes_together():
     with limiter.held("bad", 16 * _MIB):
         pass
     assert not limiter._held
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@virtual
+async def test_who_gave_up_is_not_waited_for(number):
+    """R16 bounded: neither by its place nor by its name; nor who was cancelled."""
+    limiter, begun = FairLimiter(1), list[str]()
+    running = asyncio.create_task(_call(limiter, "a", begun, 10))
+    await asyncio.sleep(0)
+    for _ in range(number):
+        with pytest.raises(Unavailable) as told:
+            async with limiter.held("b", timeout_seconds=1):
+                pytest.fail("it has no place")
+        assert told.value.reason is Reason.DEADLINE_EXCEEDED
+    await _end([asyncio.create_task(_call(limiter, "c", begun))])
+    await running
+    assert not limiter._waiting
+    assert not limiter._held
+    await asyncio.gather(*(_call(limiter, one, begun) for one in "bc"))
+    assert begun == ["a", "b", "c"]
+
+
+LONG = 10.0
+
+
+async def _turn(turns: Batcher, begun: list[float], seconds: float = LONG) -> None:
+    async with turns.taken():
+        begun.append(now())
+        await asyncio.sleep(seconds)
+
+
+@virtual
+async def test_who_comes_to_many_goes_on_with_those_who_come_next():
+    """A few calls wait for nothing."""
+    turns, begun, start = Batcher(), list[float](), now()
+    await asyncio.gather(*(_turn(turns, begun) for _ in range(FEW)))
+    await asyncio.gather(*(_turn(turns, begun) for _ in range(FEW)))
+    assert begun == [start] * FEW + [start + LONG] * FEW
+    begun.clear()
+    start = now()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(FEW + 2):
+            tasks.create_task(_turn(turns, begun))
+        await asyncio.sleep(TURN_SECONDS / 2)
+        tasks.create_task(_turn(turns, begun))
+        await asyncio.sleep(TURN_SECONDS)
+        tasks.create_task(_turn(turns, begun))
+    first, second = start + TURN_SECONDS, start + 2.5 * TURN_SECONDS
+    assert begun == pytest.approx([start] * FEW + [first] * 3 + [second])
+
+
+@virtual
+async def test_a_turn_waits_for_no_call_that_hangs():
+    """X2: a call that etcd does not answer keeps nobody: not those of its group, not those after it."""
+    turns, begun, start = Batcher(), list[float](), now()
+    hanging = [asyncio.create_task(_turn(turns, begun, 1e6)) for _ in range(2 * FEW)]
+    await asyncio.sleep(1)
+    await _turn(turns, begun)
+    await _end(hanging)
+    assert begun[-1] == pytest.approx(start + 1 + TURN_SECONDS)
+
+
+@virtual
+async def test_who_is_cancelled_while_it_waits_takes_nobody_along():
+    turns, begun = Batcher(), list[float]()
+    calls = [asyncio.create_task(_turn(turns, begun)) for _ in range(2 * FEW + 2)]
+    await asyncio.sleep(TURN_SECONDS / 2)
+    await _end(calls[FEW:-1])
+    await asyncio.wait(calls)
+    assert len(begun) == FEW + 1
+    begun.clear()
+    free = now()
+    await _turn(turns, begun)
+    assert begun == [free], "nobody is thought to run still"

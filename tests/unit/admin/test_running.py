@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import AsyncMock
 
 import grpc
 import httpx
 import pytest
-from grpc_health.v1 import health
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from registry.admin import server
+from registry.admin.health import AdminMetrics, Readiness
 from registry.admin.rpc.service import SERVICE
-from registry.admin.server import CannotListen, RunningServer, running
+from registry.admin.server import GRACE_SECONDS, CannotListen, RunningServer, make_app, running
 from registry.admin.settings import AdminSettings
 from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import Pem, TlsUnusable
 from registry.runtime.settings import Address
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, Scene, as_test, now, play
+from tests.support.played_etcd import PlayedEtcd, Scene, as_test, now, play, virtual
 
 
 class Told(NamedTuple):
@@ -162,6 +167,10 @@ async def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first
         assert {told.what for told in stage.notes} == {"grpc begins", "http begins"}
         ready = (await stage.page("/readyz")).json()
         assert ready == {"ready": True, "reason": "", "insecure": [], "failing": []}
+        for way, status in ((Way.REFUSED, 503), (Way.OPEN, 200)):
+            stage.etcd.links["m0"].set_way(way)
+            await asyncio.sleep(10)
+            assert (await stage.page("/readyz")).status_code == status
         metrics = (await stage.page("/metrics")).text
         assert "loraplane_admin_etcd_up 1.0" in metrics
         assert 'loraplane_admin_connections_closed_total{reason="replaced"} 1.0' in metrics
@@ -170,19 +179,11 @@ async def test_a_service_begins_with_its_ports_and_ends_with_those_who_ask_first
         assert 'http_refused_total{reason="host"} 1.0' in (await stage.page("/metrics")).text
         [client] = stage.clients
         stage.notes.clear()
-    assert stage.notes == [Told(4.0, "grpc ends within 5"), Told(4.0, "http ends")]
+    assert stage.notes == [Told(24.0, "grpc ends within 5"), Told(24.0, "http ends")]
     with pytest.raises(EtcdUnavailable, match="the client is closed"):
         await client.lease_grant(1)
     left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert [task.get_name() for task in left if task.get_name() in {"http", "probe", "conductor", "members"}] == []
-
-
-@staged
-async def test_half_a_second_is_for_those_who_look_at_health(stage):
-    """R18: unless somebody says otherwise; a kubelet waits no longer for a process than it has to."""
-    async with running(settings()):
-        pass
-    assert [told.at for told in stage.notes if told.what.startswith("grpc ends")] == [0.5]
 
 
 @staged
@@ -206,18 +207,13 @@ async def test_a_service_that_fails_to_start_leaves_nothing_behind(stage, monkey
 
 
 @staged
-async def test_what_is_served_beside_the_registry_is_health_and_what_there_is(stage):
-    """For `grpcurl`, and for who balances calls."""
-    async with running(settings(), drain_seconds=0):
-        assert stage.grpc.methods == {SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME}
-
-
-@staged
 async def test_what_grpc_is_told_bounds_what_a_client_can_take(stage, monkeypatch):
     """R16 bounded, X1, X3: a taken port is an error, and a client's certificate is asked for again after a while."""
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1024))
-    async with running(settings(), drain_seconds=0):
+    async with running(settings()):
         told = stage.grpc.options
+        assert stage.grpc.methods == {SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME}
+    assert [note.at for note in stage.notes if note.what.startswith("grpc ends")] == [0.5], "R18: time for who looks"
     assert told["grpc.max_receive_message_length"] == 4 << 20
     assert told["grpc.max_send_message_length"] == 64 << 20, "what a client of ours takes"
     assert told["grpc.max_concurrent_streams"] == 100
@@ -227,19 +223,6 @@ async def test_what_grpc_is_told_bounds_what_a_client_can_take(stage, monkeypatc
     assert told["grpc.server_handshake_timeout_ms"] == 10_000, "who says nothing has a place for so long"
     assert "grpc.max_connection_idle_ms" not in told, "clients would write a line on standard error"
     assert told["grpc.max_allowed_incoming_connections"] == 512, "of 1024 descriptors two thirds of what is left"
-
-
-@staged
-async def test_the_page_for_machines_follows_etcd(stage):
-    """R18: and a service that cannot reach it does not end."""
-    async with running(settings(), drain_seconds=0):
-        await asyncio.sleep(1)
-        stage.etcd.links["m0"].set_way(Way.REFUSED)
-        await asyncio.sleep(10)
-        assert (await stage.page("/readyz")).status_code == 503
-        stage.etcd.links["m0"].set_way(Way.OPEN)
-        await asyncio.sleep(10)
-        assert (await stage.page("/readyz")).status_code == 200
 
 
 class Refusing(GrpcPort):
@@ -321,3 +304,42 @@ def test_clients_must_show_a_certificate_where_an_authority_is_given(monkeypatch
     files = TlsFiles(tmp_path / "ca" if is_asked else None, tmp_path / "cert", tmp_path / "key")
     assert server.server_credentials(files) == "credentials"
     assert read == [(([(b"key 1", b"cert 1")], b"ca"), ([(b"key 2", b"cert 2")], b"ca"), is_asked)]
+
+
+async def residency(_: Request) -> Response:
+    return JSONResponse({"pool": "p"})
+
+
+@pytest.mark.parametrize(
+    ("now", "status"),
+    [(Readiness(ready=True, reason=""), 200), (Readiness(ready=False, reason="etcd does not answer"), 503)],
+)
+async def test_pages_for_machines(now, status):
+    """R18: alive is the process; ready is who can be asked; and what is not as it should be is told beside it."""
+    metrics = AdminMetrics()
+    app = make_app(lambda: now, metrics.registry, residency, ("--listen",), lambda: ["members"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+        alive, ready = await client.get("/livez"), await client.get("/readyz")
+        assert (alive.status_code, alive.json()) == (200, {"alive": True})
+        told = {"ready": now.ready, "reason": now.reason, "insecure": ["--listen"], "failing": ["members"]}
+        assert (ready.status_code, ready.json()) == (status, told)
+        assert "loraplane_admin_etcd_up 0.0" in (await client.get("/metrics")).text
+        assert (await client.get("/v1/residency")).json() == {"pool": "p"}
+        assert (await client.get("/")).status_code == 404
+
+
+@virtual
+async def test_who_looks_at_health_has_gone_elsewhere_before_calls_are_cut():
+    """R18: a call on its way when the server ends would be cancelled. It says so for all of the time before."""
+    servicer, clock = health.aio.HealthServicer(), asyncio.get_running_loop().time
+    await servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    stopped: list[tuple[float, float | None]] = []
+    played = SimpleNamespace(stop=AsyncMock(side_effect=lambda grace: stopped.append((clock(), grace))))
+    draining = asyncio.create_task(server._drain(played, servicer, 3.0))  # type: ignore[arg-type]
+    said = []
+    while not draining.done():
+        await asyncio.sleep(0.25)
+        said.append(servicer._server_status[SERVICE])
+    assert stopped == [(3.0, GRACE_SECONDS)]
+    assert len(said) >= 12
+    assert {*said} == {health_pb2.HealthCheckResponse.NOT_SERVING}

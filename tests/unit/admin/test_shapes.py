@@ -121,16 +121,6 @@ async def test_only_what_would_hold_the_event_loop_is_found_in_a_child(world, pa
         assert worker.fingerprint_of({pattern: SHAPE}) == "found 1"
 
 
-@virtual
-async def test_what_was_found_is_kept_and_the_rest_is_found_now(world):
-    worker = ShapesWorker()
-    for _ in range(2):
-        await prepare(worker, request(large()))
-    assert len(world.asked) == 1
-    assert worker.fingerprint_of({"m.{0-3}.q": SHAPE}) == expected("m", range(4))
-    assert world.children[0].ended == []
-
-
 async def test_a_child_finds_what_patterns_stand_for(monkeypatch):
     worker = ShapesWorker()
     await prepare(worker, request(large()), 600.0)
@@ -143,8 +133,12 @@ async def test_the_oldest_is_forgotten_of_many(world, monkeypatch):
     """R16 bounded."""
     monkeypatch.setattr(shapes, "_KEPT", 3)
     worker = ShapesWorker()
+    for _ in range(2):
+        await prepare(worker, request(large()))
+    assert (len(world.asked), world.children[0].ended) == (1, []), "what was found is kept"
+    assert worker.fingerprint_of({"m.{0-3}.q": SHAPE}) == expected("m", range(4)), "the rest is found now"
     world.takes_seconds = 0.0
-    for number in range(4):
+    for number in range(1, 4):
         await prepare(worker, request(large(number)))
     assert worker.fingerprint_of({large(1): SHAPE}) == "found 2"
     assert worker.fingerprint_of({large(3): SHAPE}) == "found 4"
