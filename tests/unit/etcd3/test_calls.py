@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,9 +30,8 @@ from registry.etcd3.errors import (
 )
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.etcd3.tls import TlsReader
-from tests.simulation.loop import VirtualLoop
 from tests.support.flaky_etcd import Longest
-from tests.support.played_etcd import virtual
+from tests.support.played_etcd import now, virtual
 
 
 @pytest.mark.parametrize(
@@ -62,44 +59,6 @@ async def test_what_failed_before_the_time_ran_out_is_named(failures, says):
         await calls.call(RANGE, rpc.RangeRequest(key=b"a"), 5)
     assert isinstance(caught.value, Timeout)
     assert (str(caught.value), caught.value.maybe_applied) == (says, True)
-
-
-def test_a_call_of_a_closed_client_fails_at_once():
-    """Nobody opens it again before the time of the call is up."""
-
-    async def scenario() -> float:
-        calls = MemberCalls(ClientOptions(("a:1", "b:2")), random.Random(1))
-        await calls.connections.close()
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(EtcdUnavailable, match="the client is closed"):
-            await calls.call(RANGE, rpc.RangeRequest(key=b"a"), 60)
-        return asyncio.get_running_loop().time() - began
-
-    with closing(VirtualLoop()) as loop:
-        assert loop.run_until_complete(scenario()) == 0
-
-
-def test_each_try_has_the_time_that_is_left_and_comes_later_than_the_one_before():
-    """R16 bounded: a member that refuses is asked a few times, not as often as it answers."""
-    left = list[float]()
-
-    async def scenario() -> None:
-        calls = MemberCalls(ClientOptions(("a:1", "b:2")), random.Random(1))
-
-        async def attempt(_method: object, _request: object, left_seconds: float) -> None:
-            left.append(left_seconds)
-            raise EtcdUnavailable("refused", maybe_applied=False)
-
-        calls._try = attempt  # type: ignore[method-assign,assignment]
-        with pytest.raises(EtcdUnavailable):
-            await calls.call(RANGE, rpc.RangeRequest(key=b"a"), 5)
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
-    assert left[0] == 5.0
-    assert left == sorted(left, reverse=True)
-    assert 0 < left[-1] < 2.0
-    assert len(left) < 20
 
 
 class Member:
@@ -135,15 +94,6 @@ async def test_a_token_that_the_server_forgot_is_asked_for_anew_and_once(refusal
         return
     reply = await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
     assert (reply.count, member.heard) == (7, ["old", "new"])
-
-
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scene())
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Tries:
@@ -199,15 +149,6 @@ async def test_a_read_leaves_half_of_its_time_for_other_members_and_a_write_none
     with pytest.raises(NoSpace):
         await tries.calls.call(method, method.request(), left)
     assert tries.made == [(0.0, share)]
-
-
-def test_endpoints_are_taken_in_their_order_one_after_the_other():
-    endpoints = ("a", "b", "c", "d")
-    rotation = Rotation(endpoints, random.Random(1))
-    begin = endpoints.index(rotation.current)
-    for step in range(1, 9):
-        rotation.leave(rotation.current)
-        assert rotation.current == endpoints[(begin + step) % 4]
 
 
 class Opened:
@@ -286,20 +227,30 @@ async def test_connections_have_the_files_that_the_options_name(monkeypatch):
     assert secret.current().tls is secret.tls  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("seed", range(5))
-async def test_where_a_client_begins_is_left_to_chance_as_its_maker_gives_it(monkeypatch, seed):
-    """So that a simulation plays the same again."""
-    monkeypatch.setattr("registry.etcd3.calls.MemberConnection", Opened)
-    endpoints = tuple(f"m{number}" for number in range(1000))
-    client = Client(ClientOptions(endpoints), rng=random.Random(seed))
-    assert client._calls.connections.current().endpoint == endpoints[random.Random(seed).randrange(1000)]
-
-
-async def test_a_client_needs_nothing_but_its_options():
+async def test_a_fault_of_ours_is_no_member_that_is_down(monkeypatch):
+    """R12: what a member says of itself could not be asked."""
     client = Client(ClientOptions(("a:1", "b:2")))
+
+    async def breaks(*_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(client._calls, "ask", breaks)
+    with pytest.raises(KeyError):
+        await client.status()
     await client.aclose()
-    with pytest.raises(EtcdUnavailable, match="the client is closed"):
-        await client.lease_grant(1)
+
+
+def test_endpoints_are_taken_in_their_order_one_after_the_other():
+    """R13: from one that chance gives, and by one for many calls that fail together."""
+    endpoints = ("a", "b", "c", "d")
+    assert {Rotation(endpoints, random.Random(seed)).current for seed in range(30)} == set(endpoints)
+    rotation = Rotation(endpoints, random.Random(1))
+    begin = endpoints.index(rotation.current)
+    for step in range(1, 9):
+        left = rotation.current
+        for _ in range(2):
+            rotation.leave(left)
+        assert rotation.current == endpoints[(begin + step) % 4]
 
 
 class Gate:
@@ -332,11 +283,7 @@ async def test_a_token_is_asked_for_once_and_anew_with_the_password_of_the_day()
     assert gate.asked == [("lora", "one"), ("lora", "two")]
 
 
-class Defect(Exception):
-    """A fault of ours."""
-
-
-@pytest.mark.parametrize("fails", [Defect("authentication is not enabled"), EtcdInvalidArgument("wrong")])
+@pytest.mark.parametrize("fails", [KeyError("authentication is not enabled"), EtcdInvalidArgument("wrong")])
 async def test_what_a_login_fails_with_is_told_and_the_next_one_tries_again(fails):
     login, gate = Login(ClientOptions(("a:1",), user="lora", password=lambda: "p")), Gate(fails)
     with pytest.raises(type(fails)):
@@ -344,32 +291,49 @@ async def test_what_a_login_fails_with_is_told_and_the_next_one_tries_again(fail
     assert await login.token(gate, deadline=5.0) == "t2"  # type: ignore[arg-type]
 
 
+async def test_a_server_that_has_no_users_needs_no_token():
+    """Credentials may be set here before authentication is switched on there."""
+    gate = Gate(EtcdInvalidArgument("etcdserver: authentication is not enabled"))
+    for options in (ClientOptions(("a:1",), user="lora", password=lambda: "p"), ClientOptions(("a:1",))):
+        assert await Login(options).token(gate, deadline=5.0) is None  # type: ignore[arg-type]
+    assert len(gate.asked) == 1
+
+
+class Held:
+    """A connection that has to be held by whoever calls."""
+
+    endpoint = "a:1"
+
+    def __init__(self, fails: Exception | None) -> None:
+        self.inside, self._fails = 0, fails
+        self.heard: list[str | None] = []
+
+    async def __aenter__(self) -> None:
+        self.inside += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self.inside -= 1
+
+    async def call(self, *_: object, deadline: float, token: str | None) -> rpc.RangeResponse:
+        assert (deadline > 0, self.inside) == (True, 1), "who retires it meanwhile would cut the call"
+        self.heard.append(token)
+        if self._fails is not None:
+            raise self._fails
+        return rpc.RangeResponse(count=7)
+
+
+@pytest.mark.parametrize("fails", [None, KeyError("of ours")])
 @pytest.mark.parametrize("token", ["old", None])
 @virtual
-async def test_a_fault_of_ours_in_a_call_is_not_repeated_and_no_reason_to_log_in(token):
-    """R12: and the connection is not to blame for it."""
-
-    class Broken(Member):
-        async def call(self, method: Any, request: Any, *, deadline: float, token: str | None) -> Any:
-            self.heard.append(token)
-            raise Defect
-
+async def test_a_connection_is_held_while_a_call_is_under_way(token, fails):
+    """X3, R12: one that another call gives up is closed after the last; a fault of ours is no reason to log in."""
     options = ClientOptions(("a:1",), user="lora" if token else None, password=(lambda: "p") if token else None)
-    calls, member = MemberCalls(options, random.Random(1)), Broken(EtcdUnauthenticated, "new")
+    calls, held = MemberCalls(options, random.Random(1)), Held(fails)
     calls.login._token = token
-    with pytest.raises(Defect):
-        await calls._with_token(member, RANGE, rpc.RangeRequest(), 5.0)  # type: ignore[arg-type]
-    assert member.heard == [token]
-
-
-async def test_a_fault_of_ours_is_no_member_that_is_down(monkeypatch):
-    """R12: what a member says of itself could not be asked."""
-    client = Client(ClientOptions(("a:1", "b:2")))
-
-    async def breaks(*_: object) -> None:
-        raise Defect
-
-    monkeypatch.setattr(client._calls, "ask", breaks)
-    with pytest.raises(Defect):
-        await client.status()
-    await client.aclose()
+    calls.connections.to = lambda _: held  # type: ignore[method-assign,assignment,return-value]
+    if fails:
+        with pytest.raises(KeyError):
+            await calls.ask("a:1", RANGE, rpc.RangeRequest(), 5.0)
+    else:
+        assert (await calls.ask("a:1", RANGE, rpc.RangeRequest(), 5.0)).count == 7
+    assert (held.inside, held.heard) == (0, [token])

