@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import closing
 from itertools import count, pairwise
 
 import pytest
@@ -21,23 +20,38 @@ from registry.store.writer import WriteGate, Writer
 from registry.transactions.builder import Commit, Settled
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.context import Caller, TxnLimits
-from tests.simulation.loop import VirtualLoop
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, Longest, NoChance
 from tests.support.history_check import check_history
-from tests.support.played_etcd import virtual
+from tests.support.memory_etcd import MemoryEtcd
+from tests.support.played_etcd import now, virtual
 
 _numbers = count()
 
 
 class Counting(FlakyEtcd):
-    """Counts what is sent, reads too."""
+    """Counts what is sent, reads too, and notes when something was that would be written; `before` is called then."""
 
-    trips = 0
+    def __init__(self, etcd: MemoryEtcd | None = None) -> None:
+        super().__init__(etcd or MemoryEtcd())
+        self.trips, self.at = 0, list[float]()
+        self.before: Callable[[Txn], object] = lambda _: None
 
     async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
         self.trips += 1
+        if any(isinstance(op, Put) for op in txn.success):
+            self.at.append(now())
+            self.before(txn)
         return await super().txn(txn, timeout_seconds=timeout_seconds)
+
+    @property
+    def pauses(self) -> list[float]:
+        return [round(after - before, 6) for before, after in pairwise(self.at)]
+
+    def raced(self) -> None:
+        """Somebody else changes acme/a each time before ours arrives."""
+        somebody, versions = Author(self.etcd, made=1000), count()
+        self.before = lambda _: somebody.change(applying(upsert("acme/a", f"v{next(versions)}")))
 
 
 @pytest.fixture
@@ -45,6 +59,7 @@ async def etcd() -> Counting:
     etcd = Counting()
     await change(writer(etcd), creating())
     etcd.trips = etcd.sent = etcd.granted = 0
+    etcd.at.clear()
     return etcd
 
 
@@ -76,31 +91,41 @@ async def refused(
     return told.value
 
 
-async def test_one_round_trip(etcd):
-    """The first change of a process reads; from then on a change is one round trip, while nobody else writes."""
-    by = writer(etcd)
-    await change(by, applying(upsert("acme/a")))
-    assert etcd.trips == 2
-    for what in (applying(upsert("acme/b")), applying(upsert("acme/a", "v2")), applying(Remove("acme/b"))):
+async def trips_of(etcd: Counting, by: Writer, *changes: Change) -> list[int]:
+    """How many round trips each takes."""
+    found = list[int]()
+    for what in changes:
         etcd.trips = 0
         await change(by, what)
-        assert etcd.trips == 1
-    check_history(KEYS, etcd.etcd.history)
+        found.append(etcd.trips)
+    return found
 
 
-async def test_two_round_trips_after_somebody_else(etcd):
-    """A guess that is wrong costs nothing: the else-branch is the reading."""
+async def test_one_round_trip_while_nobody_else_writes(etcd):
+    """The first change of a process reads. A guess that is wrong costs nothing: the else-branch is the reading."""
     by, other = writer(etcd), writer(etcd)
-    await change(by, applying(upsert("acme/a")))
-    await change(other, applying(upsert("acme/a", "v2"), upsert("acme/b")))
-    etcd.trips = 0
-    await change(by, applying(upsert("acme/a", "v3")))
-    assert etcd.trips == 2
-    await change(by, applying(Remove("acme/a")))
-    etcd.trips = 0
-    await change(by, applying(upsert("acme/a")))
-    assert etcd.trips == 2
+    same = applying(upsert("acme/a", "v2")), applying(upsert("acme/b")), applying(Remove("acme/b"))
+    assert await trips_of(etcd, by, applying(upsert("acme/a")), *same) == [2, 1, 1, 1]
+    await change(other, applying(upsert("acme/a", "v3"), upsert("acme/b")))
+    assert await trips_of(etcd, by, applying(upsert("acme/a", "v4")), applying(Remove("acme/a"))) == [2, 1]
+    assert await trips_of(etcd, by, applying(upsert("acme/a"))) == [2]
+    await change(other, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
+    assert await trips_of(etcd, by, applying(upsert("acme/c")), applying(upsert("acme/d"))) == [2, 1]
     check_history(KEYS, etcd.etcd.history)
+
+
+async def test_neither_a_refusal_nor_that_nothing_changes_is_ever_a_guess(etcd):
+    """W8 no-false-fail: an old memory may say that a quota is full, or all is so already; then it is read again."""
+    by, other = writer(etcd), writer(etcd)
+    await change(by, SetTenant("acme", 1))
+    await change(by, applying(upsert("acme/a")))
+    await change(other, applying(Remove("acme/a")))
+    assert (await change(by, applying(upsert("acme/b")))).reply.adapters[0].outcome == "created"
+    await change(other, applying(upsert("acme/b", "v2")))
+    assert (await change(by, applying(upsert("acme/b")))).reply.adapters[0].outcome == "updated"
+    sent = etcd.sent
+    assert (await change(writer(etcd), applying(upsert("acme/b")))).reply.adapters[0].outcome == "unchanged"
+    assert etcd.sent == sent, "and what changes nothing is not sent"
 
 
 async def test_a_pool_of_one_adapter_costs_a_reading_where_it_is_not_alone(etcd):
@@ -120,25 +145,6 @@ async def test_a_pool_of_one_adapter_costs_a_reading_where_it_is_not_alone(etcd)
     check_history(KEYS, etcd.etcd.history)
 
 
-async def test_a_refusal_is_never_a_guess(etcd):
-    """W8 no-false-fail: an old memory may say that a quota is full; it is read again before anything is refused."""
-    by, other = writer(etcd), writer(etcd)
-    await change(by, SetTenant("acme", 1))
-    await change(by, applying(upsert("acme/a")))
-    await change(other, applying(Remove("acme/a")))
-    settled = await change(by, applying(upsert("acme/b")))
-    assert settled.reply.adapters[0].outcome == "created"
-
-
-async def test_nothing_changes_is_never_a_guess(etcd):
-    """An old memory may say that all is so already; it is read again before that is said."""
-    by, other = writer(etcd), writer(etcd)
-    await change(by, applying(upsert("acme/a")))
-    await change(other, applying(upsert("acme/a", "v2")))
-    settled = await change(by, applying(upsert("acme/a")))
-    assert settled.reply.adapters[0].outcome == "updated"
-
-
 @pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.LOST, Fault.LATE])
 async def test_an_unclear_outcome_is_settled(etcd, fault):
     """W3 idempotent, W8 no-false-fail: it is sent again, and made once."""
@@ -151,68 +157,24 @@ async def test_an_unclear_outcome_is_settled(etcd, fault):
     check_history(KEYS, etcd.etcd.history)
 
 
-async def test_a_refusal_after_an_unclear_outcome_is_fenced(etcd):
+# What becomes of the first copy, of its repetition, and of the fence.
+FENCES = {
+    "sent once": [Fault.LATE],
+    "the fence's reply is lost": [Fault.LATE, Fault.NONE, Fault.REPLY_LOST],
+    "the fence is late": [Fault.LATE, Fault.NONE, Fault.LATE],
+}
+
+
+@pytest.mark.parametrize("faults", FENCES.values(), ids=FENCES)
+async def test_a_refusal_after_an_unclear_outcome_is_fenced(etcd, faults):
     """W8 no-false-fail: what was sent first cannot arrive after the refusal; the same id then stays refused."""
     by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
-    etcd.fail([Fault.LATE], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
-    told = await refused(by, DeletePool(POOL), "late")
-    assert told.reason is Reason.POOL_NOT_EMPTY
-    somebody.change(applying(Remove("acme/x")))
-    etcd.arrive()
-    assert KEYS.pool(POOL) in etcd.etcd.kvs
-    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
-
-
-async def test_a_copy_of_an_earlier_try_is_fenced_too(etcd):
-    """W8 no-false-fail: the try after it was sent once, and was answered; the first one may arrive all the same."""
-    somebody = Author(etcd.etcd, made=1000)
-    others = iter([[], [UpdatePool(POOL, ("other",), PoolLimits())], [applying(upsert("acme/x"))]])
-
-    class Raced(FlakyEtcd):
-        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-            if any(isinstance(op, Put) for op in txn.success):
-                for what in next(others, []):
-                    somebody.change(what)
-            return await super().txn(txn, timeout_seconds=timeout_seconds)
-
-    flaky = Raced(etcd.etcd)
-    flaky.fail([Fault.LATE])
-    by = writer(flaky)
-    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.POOL_NOT_EMPTY
-    assert flaky.sent == 4, "a copy that is late, its repetition, a try that was sent once, the fence"
-    somebody.change(applying(Remove("acme/x")))
-    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
-
-
-@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.LATE])
-async def test_a_fence_whose_reply_is_lost(etcd, fault):
-    """W8 no-false-fail: the refusal is told as it was, not that its own fence used up the request id."""
-    by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
-    etcd.fail([Fault.LATE, Fault.NONE, fault], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    etcd.fail(faults, meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
     assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.POOL_NOT_EMPTY
     somebody.change(applying(Remove("acme/x")))
     etcd.arrive()
     assert KEYS.pool(POOL) in etcd.etcd.kvs
     assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
-
-
-async def test_a_fence_that_comes_too_late(etcd):
-    """W8 no-false-fail: if the first copy took effect just before the fence, the reply is its reply, no refusal."""
-    somebody = Author(etcd.etcd, made=1000)
-
-    class Arriving(FlakyEtcd):
-        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-            if self.sent == 2 and self.late:  # the fence is next
-                somebody.change(applying(Remove("acme/x")))
-                self.arrive()
-            return await super().txn(txn, timeout_seconds=timeout_seconds)
-
-    flaky = Arriving(etcd.etcd)
-    flaky.fail([Fault.LATE], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
-    settled = await change(writer(flaky), DeletePool(POOL), "late")
-    assert KEYS.pool(POOL) not in etcd.etcd.kvs
-    assert etcd.etcd.kvs[KEYS.request("late", ALICE)].mod_revision == settled.revision
-    check_history(KEYS, etcd.etcd.history)
 
 
 async def test_a_fence_that_cannot_be_put(etcd):
@@ -221,6 +183,127 @@ async def test_a_fence_that_cannot_be_put(etcd):
     etcd.fail([Fault.LATE, Fault.NONE, Fault.REFUSED], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
     told = await refused(by, DeletePool(POOL), "late")
     assert (type(told), told.reason, told.metadata) == (Unavailable, Reason.OUTCOME_UNKNOWN, {"request_id": "late"})
+
+
+async def test_a_copy_of_an_earlier_try_is_fenced_too(etcd):
+    """W8 no-false-fail: the try after it was sent once, and was answered; the first one may arrive all the same."""
+    somebody = Author(etcd.etcd, made=1000)
+    others = iter([[], [UpdatePool(POOL, ("other",), PoolLimits())], [applying(upsert("acme/x"))]])
+    etcd.before = lambda _: [somebody.change(what) for what in next(others, [])]
+    etcd.fail([Fault.LATE])
+    by = writer(etcd)
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.POOL_NOT_EMPTY
+    assert etcd.sent == 4, "a copy that is late, its repetition, a try that was sent once, the fence"
+    somebody.change(applying(Remove("acme/x")))
+    assert (await refused(by, DeletePool(POOL), "late")).reason is Reason.REQUEST_ID_REUSED
+
+
+async def test_a_fence_that_comes_too_late(etcd):
+    """W8 no-false-fail: if the first copy took effect just before the fence, the reply is its reply, no refusal."""
+    somebody = Author(etcd.etcd, made=1000)
+
+    def arrives(_: Txn) -> None:
+        if etcd.sent == 2 and etcd.late:  # the fence is next
+            somebody.change(applying(Remove("acme/x")))
+            etcd.arrive()
+
+    etcd.before = arrives
+    etcd.fail([Fault.LATE], meanwhile=lambda: somebody.change(applying(upsert("acme/x"))))
+    settled = await change(writer(etcd), DeletePool(POOL), "late")
+    assert KEYS.pool(POOL) not in etcd.etcd.kvs
+    assert etcd.etcd.kvs[KEYS.request("late", ALICE)].mod_revision == settled.revision
+    check_history(KEYS, etcd.etcd.history)
+
+
+@pytest.mark.parametrize("fails_at", [2, 3, 4])
+async def test_a_fault_of_ours_after_an_unclear_outcome_is_no_refusal(etcd, fails_at):
+    """W8 no-false-fail: at its repetition, at the try that follows, and at the fence."""
+    somebody = Author(etcd.etcd, made=1000)
+
+    def breaks(_: Txn) -> None:
+        if etcd.sent + 1 == fails_at:
+            raise Defect
+        if etcd.sent == 2:
+            somebody.change(applying(upsert("acme/x")))
+
+    etcd.before = breaks
+    etcd.fail([Fault.LATE], meanwhile=lambda: somebody.change(UpdatePool(POOL, ("other",), PoolLimits())))
+    with pytest.raises(Defect):
+        await change(writer(etcd), DeletePool(POOL), "late")
+
+
+@virtual
+async def test_an_outcome_that_stays_unclear_after_a_copy_is_not_fenced_off(etcd):
+    """W8 no-false-fail: who repeats it with its request id learns it, as it is told to."""
+    somebody = Author(etcd.etcd, made=1000)
+
+    def loses(txn: Txn) -> None:
+        """All changes from the third transaction on, until the time of the call is up; a fence would pass."""
+        is_change = any(isinstance(op, Put) and op.key == KEYS.adapter(POOL, "acme/a") for op in txn.success)
+        if is_change and etcd.sent == 2 and now() < 5.0:
+            raise EtcdUnavailable("cut", maybe_applied=True)
+
+    etcd.before = loses
+    etcd.fail([Fault.LOST], meanwhile=lambda: somebody.change(applying(upsert("acme/a"))))
+    by = writer(etcd, rng=Longest())
+    told = await refused(by, applying(upsert("acme/a", "v2")), "r", seconds=5)
+    assert told.reason is Reason.OUTCOME_UNKNOWN
+    await asyncio.sleep(10)
+    settled = await change(by, applying(upsert("acme/a", "v2")), "r")
+    assert [one.outcome for one in settled.reply.adapters] == ["updated"]
+
+
+async def test_what_etcd_never_saw_is_told_so_and_a_lease_that_is_gone_is_taken_anew(etcd):
+    """W8 no-false-fail: such a failure is no unknown outcome."""
+    by = writer(etcd)
+    etcd.fail([Fault.REFUSED])
+    told = await refused(by, applying(upsert("acme/a")))
+    assert (type(told), told.reason) == (Unavailable, Reason.ETCD_UNAVAILABLE)
+    granted = etcd.granted
+    etcd.fail([Fault.LEASE_GONE])
+    assert (await change(by, applying(upsert("acme/a")), "r")).reply.adapters[0].outcome == "created"
+    assert etcd.granted == granted + 2
+
+
+async def test_many_reads_take_several_trips(etcd):
+    """What one transaction cannot read is read in parts, and planned as one."""
+    by = writer(etcd, max_ops=16)
+    assert len((await change(by, applying(*(upsert(f"acme/n{i}") for i in range(6))))).reply.adapters) == 6
+    with pytest.raises(InvalidArgument):
+        await change(by, applying(*(upsert(f"acme/m{i}") for i in range(7))))
+
+
+class Defect(Exception):
+    """A fault of ours, which no error of etcd or of a change is."""
+
+
+@virtual
+async def test_what_is_unclear_is_sent_again_ever_more_slowly_up_to_once_a_second(etcd):
+    """R16 bounded: an etcd that is ill is not asked as fast as it fails, and one that is well again is not kept."""
+    etcd.fail([Fault.LOST] * 8)
+    await change(writer(etcd, rng=Longest()), applying(upsert("acme/a")))
+    assert etcd.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+    etcd.fail([Fault.LOST])
+    sent, begun = etcd.sent, now()
+    told = await refused(writer(etcd, rng=Longest()), applying(upsert("acme/b")), "r", seconds=0.05)
+    assert told.reason is Reason.OUTCOME_UNKNOWN
+    assert (now(), etcd.sent) == (begun, sent + 1), "the pause before another try would take all there is"
+
+
+@virtual
+async def test_a_race_that_is_lost_is_run_again_at_once_and_then_ever_later(etcd):
+    """R16: who loses says how often it tried; half a second is the longest pause, and none is beyond the time."""
+    etcd.raced()
+    told = await refused(writer(etcd, rng=Longest()), applying(upsert("acme/a", "mine")), "r", seconds=60)
+    assert (type(told), told.reason) == (Conflict, Reason.LOST_RACE)
+    assert KEYS.request("r", ALICE) not in etcd.etcd.kvs
+    assert len(etcd.at) == 20
+    assert " 20 times in a row" in told.message
+    assert etcd.pauses[:5] == [0.0, 0.005, 0.01, 0.02, 0.04]
+    assert etcd.pauses[-10:] == [0.5] * 10
+    begun = now()
+    told = await refused(writer(etcd, rng=Longest()), applying(upsert("acme/a", "mine")), "r", seconds=1)
+    assert (told.reason, now() - begun) == (Reason.DEADLINE_EXCEEDED, pytest.approx(1.0))
 
 
 @virtual
@@ -269,40 +352,6 @@ async def test_a_repeated_call_that_cannot_be_fenced_is_of_unknown_outcome(etcd,
     assert settled.reply.adapters[0].outcome == "created"
 
 
-async def test_what_was_certainly_not_applied_is_told_so(etcd):
-    """W8 no-false-fail: a failure that etcd never saw is no unknown outcome."""
-    by = writer(etcd)
-    etcd.fail([Fault.REFUSED])
-    told = await refused(by, applying(upsert("acme/a")))
-    assert (type(told), told.reason) == (Unavailable, Reason.ETCD_UNAVAILABLE)
-
-
-async def test_a_lease_that_is_gone(etcd):
-    """New leases are taken, and the change is made under them."""
-    by = writer(etcd)
-    etcd.fail([Fault.LEASE_GONE])
-    settled = await change(by, applying(upsert("acme/a")), "r")
-    assert settled.reply.adapters[0].outcome == "created"
-    assert etcd.granted == 4
-
-
-async def test_who_loses_every_race(etcd):
-    """Tries are bounded; then it is said that nothing was changed, and nothing was."""
-    by, somebody = writer(etcd), Author(etcd.etcd, made=1000)
-    versions = iter(range(1000))
-
-    class Busy(Counting):
-        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-            if any(isinstance(op, Put) for op in txn.success):
-                somebody.change(applying(upsert("acme/a", f"v{next(versions)}")))
-            return await super().txn(txn, timeout_seconds=timeout_seconds)
-
-    by = writer(Busy(etcd.etcd))
-    told = await refused(by, applying(upsert("acme/a", "mine")), "r")
-    assert (type(told), told.reason) == (Conflict, Reason.LOST_RACE)
-    assert KEYS.request("r", ALICE) not in etcd.etcd.kvs
-
-
 async def test_a_dry_run_sends_nothing(etcd):
     """W9 dry-run: it reads, and neither writes nor takes leases."""
     by = writer(etcd)
@@ -313,19 +362,10 @@ async def test_a_dry_run_sends_nothing(etcd):
     assert await change(by, applying(upsert("acme/a")), "r", dry=True) == made
 
 
-async def test_many_reads_take_several_trips(etcd):
-    """What one transaction cannot read is read in parts, and planned as one."""
-    by = writer(etcd, max_ops=16)
-    settled = await change(by, applying(*(upsert(f"acme/n{i}") for i in range(6))))
-    assert len(settled.reply.adapters) == 6
-    with pytest.raises(InvalidArgument):
-        await change(by, applying(*(upsert(f"acme/m{i}") for i in range(7))))
-
-
 class Full(FlakyEtcd):
     """An etcd without space: it gives no lease and takes no write. What it has is read."""
 
-    is_away = False
+    away: Exception | None = None
 
     async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
         if any(isinstance(op, Put) for op in txn.success):
@@ -336,8 +376,8 @@ class Full(FlakyEtcd):
         raise NoSpace("no space")
 
     async def range(self, read: Range, *, timeout_seconds: float | None = None) -> RangeResult:
-        if self.is_away:
-            raise EtcdUnavailable("no connection", maybe_applied=False)
+        if self.away is not None:
+            raise self.away
         (found,) = self.etcd.txn(Txn((), (read,))).responses
         assert isinstance(found, RangeResult)
         return found
@@ -351,9 +391,12 @@ async def test_what_was_done_before_the_space_ended_is_told(etcd):
     before = etcd.etcd.revision
     told = await refused(writer(full), applying(upsert("acme/b")), "s")
     assert (told.reason, etcd.etcd.revision) == (Reason.ETCD_NO_SPACE, before)
-    full.is_away = True
+    full.away = EtcdUnavailable("no connection", maybe_applied=False)
     told = await refused(writer(full), applying(upsert("acme/a")), "r")
     assert (type(told), told.reason) == (Unavailable, Reason.ETCD_UNAVAILABLE)
+    full.away = Defect()
+    with pytest.raises(Defect):
+        await change(writer(full), applying(upsert("acme/a")), "r")
 
 
 async def test_a_shut_gate(etcd):
@@ -366,77 +409,6 @@ async def test_a_shut_gate(etcd):
     gate.open()
     await change(by, applying(upsert("acme/a")))
     await change(by, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
-
-
-class Timed(FlakyEtcd):
-    """Notes when something was sent that would be written."""
-
-    def __init__(self, etcd: Counting, meanwhile: Callable[[], object] = lambda: None) -> None:
-        super().__init__(etcd.etcd)
-        self.at: list[float] = []
-        self._meanwhile = meanwhile
-
-    async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-        if any(isinstance(op, Put) for op in txn.success):
-            self.at.append(asyncio.get_running_loop().time())
-            self._meanwhile()
-        return await super().txn(txn, timeout_seconds=timeout_seconds)
-
-    @property
-    def pauses(self) -> list[float]:
-        return [round(after - before, 6) for before, after in pairwise(self.at)]
-
-
-def test_what_is_unclear_is_sent_again_ever_more_slowly_up_to_once_a_second(etcd):
-    """R16 bounded: an etcd that is ill is not asked as fast as it fails, and one that is well again is not kept."""
-    timed = Timed(etcd)
-    timed.fail([Fault.LOST] * 8)
-
-    async def scenario() -> None:
-        await change(writer(timed, rng=Longest()), applying(upsert("acme/a")))
-
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scenario())
-    assert timed.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
-
-
-def racer(etcd: Counting) -> Timed:
-    """Somebody else changes the same record each time before ours arrives."""
-    somebody, versions = Author(etcd.etcd, made=1000), count()
-    return Timed(etcd, lambda: somebody.change(applying(upsert("acme/a", f"v{next(versions)}"))))
-
-
-def test_a_race_that_is_lost_is_run_again_at_once_and_then_ever_later(etcd):
-    """Who loses says how often it tried; half a second is the longest pause between two tries."""
-    timed = racer(etcd)
-
-    async def scenario() -> RegistryError:
-        return await refused(writer(timed, rng=Longest()), applying(upsert("acme/a", "mine")), "r", seconds=60)
-
-    with closing(VirtualLoop()) as loop:
-        told = loop.run_until_complete(scenario())
-    assert told.reason is Reason.LOST_RACE
-    assert len(timed.at) == 20
-    assert " 20 times in a row" in told.message
-    assert timed.pauses[:5] == [0.0, 0.005, 0.01, 0.02, 0.04]
-    assert timed.pauses[-10:] == [0.5] * 10
-
-
-def test_a_race_that_goes_on_ends_with_the_time_of_the_call(etcd):
-    """R16 bounded: who has little time left does not sleep beyond it; nothing was changed."""
-    timed = racer(etcd)
-
-    async def scenario() -> tuple[RegistryError, float]:
-        told = await refused(writer(timed, rng=Longest()), applying(upsert("acme/a", "mine")), "r", seconds=1)
-        return told, asyncio.get_running_loop().time()
-
-    with closing(VirtualLoop()) as loop:
-        told, ended = loop.run_until_complete(scenario())
-    assert (told.reason, ended) == (Reason.DEADLINE_EXCEEDED, 1.0)
-
-
-class Defect(Exception):
-    """A fault of ours, which no error of etcd or of a change is."""
 
 
 @pytest.mark.parametrize("call", ["txn", "lease_grant"])
@@ -454,37 +426,6 @@ async def test_a_fault_of_ours_is_not_told_as_one_of_etcd(etcd, monkeypatch, cal
         return
     with pytest.raises(Defect):
         await change(by, applying(upsert("acme/a")), dry=dry)
-
-
-async def test_a_fault_of_ours_without_space_is_told_as_it_is(etcd):
-    """R12: also while it is looked up how an earlier call was settled."""
-
-    class Broken(Full):
-        async def range(self, read: Range, *, timeout_seconds: float | None = None) -> RangeResult:
-            raise Defect
-
-    with pytest.raises(Defect):
-        await change(writer(Broken(etcd.etcd)), applying(upsert("acme/a")))
-
-
-@pytest.mark.parametrize("fails_at", [2, 3, 4])
-async def test_a_fault_of_ours_after_an_unclear_outcome_is_no_refusal(etcd, fails_at):
-    """W8 no-false-fail: at its repetition, at the try that follows, and at the fence."""
-    somebody = Author(etcd.etcd, made=1000)
-
-    class Broken(FlakyEtcd):
-        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-            if any(isinstance(op, Put) for op in txn.success):
-                if self.sent + 1 == fails_at:
-                    raise Defect
-                if self.sent == 2:
-                    somebody.change(applying(upsert("acme/x")))
-            return await super().txn(txn, timeout_seconds=timeout_seconds)
-
-    broken = Broken(etcd.etcd)
-    broken.fail([Fault.LATE], meanwhile=lambda: somebody.change(UpdatePool(POOL, ("other",), PoolLimits())))
-    with pytest.raises(Defect):
-        await change(writer(broken), DeletePool(POOL), "late")
 
 
 async def test_a_guess_that_cannot_be_planned_for_a_fault_of_ours_is_told(etcd, monkeypatch):
@@ -529,52 +470,3 @@ async def test_a_request_is_remembered_for_a_day_and_an_audit_record_for_thirty(
     assert (min(left), max(left), granted) == (24.25, 25, 12)
     left, granted = await lives(audit_lease, 72)
     assert (min(left), max(left), granted) == (30 * 24 + 0.25, 31 * 24, 3)
-
-
-def test_who_has_no_time_for_another_try_is_told_at_once(etcd):
-    """W8 no-false-fail: the pause before it would take all there is."""
-    timed = Timed(etcd)
-    timed.fail([Fault.LOST])
-
-    async def scenario() -> tuple[RegistryError, float]:
-        told = await refused(writer(timed, rng=Longest()), applying(upsert("acme/a")), "r", seconds=0.05)
-        return told, asyncio.get_running_loop().time()
-
-    with closing(VirtualLoop()) as loop:
-        told, ended = loop.run_until_complete(scenario())
-    assert (told.reason, ended, timed.sent) == (Reason.OUTCOME_UNKNOWN, 0.0, 1)
-
-
-@virtual
-async def test_an_outcome_that_stays_unclear_after_a_copy_is_not_fenced_off(etcd):
-    """W8 no-false-fail: who repeats it with its request id learns it, as it is told to."""
-    somebody = Author(etcd.etcd, made=1000)
-
-    class Away(FlakyEtcd):
-        """Loses all changes from the third transaction on, until the time of the call is up; a fence would pass."""
-
-        async def txn(self, txn: Txn, *, timeout_seconds: float | None = None) -> TxnResult:
-            is_change = any(isinstance(op, Put) and op.key == KEYS.adapter(POOL, "acme/a") for op in txn.success)
-            if is_change and self.sent == 2 and asyncio.get_running_loop().time() < 5.0:
-                raise EtcdUnavailable("cut", maybe_applied=True)
-            return await super().txn(txn, timeout_seconds=timeout_seconds)
-
-    away = Away(etcd.etcd)
-    away.fail([Fault.LOST], meanwhile=lambda: somebody.change(applying(upsert("acme/a"))))
-    by = writer(away, rng=Longest())
-    told = await refused(by, applying(upsert("acme/a", "v2")), "r", seconds=5)
-    assert told.reason is Reason.OUTCOME_UNKNOWN
-    await asyncio.sleep(10)
-    settled = await change(by, applying(upsert("acme/a", "v2")), "r")
-    assert [one.outcome for one in settled.reply.adapters] == ["updated"]
-
-
-async def test_what_an_else_branch_showed_is_remembered(etcd):
-    """A pool that somebody changed costs the next change a reading, and none after it."""
-    by, other = writer(etcd), writer(etcd)
-    await change(by, applying(upsert("acme/a")))
-    await change(other, UpdatePool(POOL, ("base",), PoolLimits(max_rank=8)))
-    for name, trips in (("acme/b", 2), ("acme/c", 1)):
-        etcd.trips = 0
-        await change(by, applying(upsert(name)))
-        assert etcd.trips == trips
