@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,10 +47,12 @@ class Refusal:
 
     def error(self) -> BaseException:
         """As grpc.aio raises it."""
-        if self.code is grpc.StatusCode.CANCELLED:
-            return asyncio.CancelledError()
-        trailing = grpc.aio.Metadata(*self.details())
-        return grpc.aio.AioRpcError(self.code, grpc.aio.Metadata(), trailing, self.message)
+        return asyncio.CancelledError() if self.code is grpc.StatusCode.CANCELLED else self.failure()
+
+    def failure(self, trailing: Sequence[tuple[str, Any]] | None = None) -> grpc.aio.AioRpcError:
+        """The same with other metadata behind it, and of any status."""
+        sent = grpc.aio.Metadata(*(self.details() if trailing is None else trailing))
+        return grpc.aio.AioRpcError(self.code, grpc.aio.Metadata(), sent, self.message)
 
     def abort(self, context: grpc.ServicerContext) -> None:
         """Ends a call on a real wire."""

@@ -226,11 +226,6 @@ def test_an_adapter_that_only_canaries_have(cli, store, reason, told):
     assert [cells(GENERATIONS, one)["DIGEST"] for one in (SQL, pinned)] == ["-", "sha256:1"]
 
 
-def test_who_is_behind_alike_stands_in_one_line(cli, store):
-    store.answers["WatchRollout"] = [[rollout(SERVING, *[LATE] * 10)]]
-    assert "r1, r2, r3, r4, r5, r6, r7, r8, … (10) pending staging -" in cli("describe", "adapter", "sql").lines
-
-
 def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, store):
     """Nothing is wrong with it, and still somebody should know: a table, as of what failed."""
     warned = {"warnings": [{"name": "sql", "generation": 4, "reason": "without_effect", "message": "zeros"}]}
@@ -276,7 +271,10 @@ def test_the_newest_ten_events_are_shown(cli, store):
     shown = told[told.index("Last events:") + 2 :]
     assert [line.split()[2] for line in shown] == [str(at) for at in range(2, 12)]
     store.answers["ListChanges"] = [pb.ListChangesResponse()]
-    assert "Last events: none within a day" in cli("describe", "adapter", "sql").lines
+    store.answers["WatchRollout"] = [[rollout(SERVING, *[LATE] * 10)]]
+    told = cli("describe", "adapter", "sql").lines
+    assert "Last events: none within a day" in told
+    assert "r1, r2, r3, r4, r5, r6, r7, r8, … (10) pending staging -" in told, "who is behind alike stands in one line"
 
 
 def test_what_others_wrote_has_no_power_over_the_terminal(cli, store):

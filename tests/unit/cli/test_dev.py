@@ -15,14 +15,15 @@ from registry.tools.devstack.stack_parts import Folder
 def test_a_stack_that_is_not_there_is_named_with_the_remedy(cli, tmp_path):
     ran = cli("-o", "json", "dev", "status", "--dir", str(tmp_path))
     assert (ran.code, ran.error["reason"], "loraplane dev up" in ran.error["message"]) == (3, "STACK_NOT_FOUND", True)
-
-
-@pytest.mark.parametrize("folder", ["file", "file/below"])
-def test_a_folder_that_cannot_be_used_is_named(cli, tmp_path, folder):
     (tmp_path / "file").write_text("x")
-    ran = cli("dev", "up", "--engine", "sim", "--dir", folder)
-    assert (ran.code, ran.err.count("\n"), f"cannot use {folder}" in ran.err) == (2, 1, True)
-    assert "--dir" in ran.err
+    for folder in ("file", "file/below"):
+        ran = cli("dev", "up", "--engine", "sim", "--dir", folder)
+        assert (ran.code, ran.err.count("\n"), f"cannot use {folder}" in ran.err, "--dir" in ran.err) == (
+            2,
+            1,
+            True,
+            True,
+        )
 
 
 LAYOUT = StackLayout(EngineKind.SIM, ("r1",), {name: 7000 + at for at, name in enumerate(port_names(["r1"]))})

@@ -43,9 +43,6 @@ def _leaves(kind: type[RegistryError]) -> Iterator[type[RegistryError]]:
 def test_a_failure_is_one_line_whatever_the_message_holds():
     failure = CommandFailure(Exit.REFUSED, "X", "first\nsecond\r\n third", field="a.yaml:\n1", request_id="r1")
     assert failure.line() == "error: X: a.yaml: 1: first second third (request id r1)"
-
-
-def test_an_error_of_the_tree_keeps_reason_field_and_facts():
     error = NotFound(Reason.POOL_NOT_FOUND, "no pool", field="pool", metadata={"a": "b"})
     told = {"reason": "POOL_NOT_FOUND", "message": "no pool", "field": "pool", "metadata": {"a": "b"}}
     assert json.loads(json.dumps(failure_of(error).as_dict())) == told | {"request_id": None, "exit_code": 3}
@@ -153,33 +150,22 @@ def _broken(arguments: list[str]) -> int:
     return {}[arguments[0]]
 
 
-@pytest.fixture
-def fails(monkeypatch, capsys):
-    """Runs the program, in which something is wrong that nobody foresaw."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["loraplane", *arguments])
-        monkeypatch.setattr(main, "run", _broken)
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        captured = capsys.readouterr()
-        return int(str(ended.value.code)), captured.out, captured.err
-
-    return run
-
-
-def test_what_nobody_foresaw_is_told_with_the_line_that_it_comes_from(fails):
-    code, out, err = fails("get", "pools")
+def test_what_nobody_foresaw_is_told_with_the_line_that_it_comes_from(monkeypatch, capsys):
+    """Programs are told it as an object."""
+    monkeypatch.setattr(main, "run", _broken)
     line = _broken.__code__.co_firstlineno + 1
-    assert (code, out, err) == (1, "", f"error: INTERNAL: KeyError: 'get' (at {__file__}:{line}); please report it\n")
-
-
-def test_programs_are_told_it_as_an_object(fails, monkeypatch):
-    for arguments, variable in ((("-o", "json", "get"), ""), (("get",), "json"), (("get", "-o", "json"), "")):
+    told = f"KeyError: 'get' (at {__file__}:{line}); please report it"
+    for arguments, variable in (("get pools", ""), ("-o json get", ""), ("get", "json"), ("get -o json", "")):
         monkeypatch.setenv("LORAPLANE_OUTPUT", variable)
-        code, _, err = fails(*arguments)
-        error = json.loads(err)["error"]
-        assert (code, error["reason"], error["exit_code"]) == (1, "INTERNAL", 1)
+        monkeypatch.setattr(sys, "argv", ["loraplane", *arguments.split()])
+        with pytest.raises(SystemExit, match=r"^1$"):
+            main.main()
+        out, err = capsys.readouterr()
+        if "pools" in arguments:
+            assert (out, err) == ("", f"error: INTERNAL: {told}\n")
+        else:
+            error = json.loads(err)["error"]
+            assert (error["reason"], error["exit_code"]) == ("INTERNAL", 1)
 
 
 def test_every_error_of_the_tree_has_the_exit_code_of_the_interface():

@@ -71,14 +71,13 @@ def test_tab_offers_what_exists(tab, line, offered):
     assert tab(line) == offered
 
 
-def test_tab_without_a_service_says_nothing(tab, monkeypatch, capsys):
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell(tab, monkeypatch, shell, capsys):
+    """Where there is no service, Tab says nothing."""
     monkeypatch.setattr(completion, "SECONDS", 0.2)
     monkeypatch.setenv("LORAPLANE_ADMIN", "127.0.0.1:1")
     assert (tab("get adapters "), capsys.readouterr().err) == ([], "")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell(shell, capsys):
+    monkeypatch.delenv("_LORAPLANE_COMPLETE")
     assert run(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert f"complete_{shell}" in script
@@ -86,16 +85,7 @@ def test_the_script_of_a_shell(shell, capsys):
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_the_published_schema_is_that_of_the_code(capsys):
-    assert run(["schema"]) == 0
-    printed = capsys.readouterr().out
-    assert (ROOT / "docs/manifest.schema.json").read_text() == printed, "run: make docs"
-    schema = json.loads(printed)
-    assert schema["required"] == ["apiVersion", "kind", "metadata", "spec"]
-    assert "labels" not in schema["$defs"]["ManifestSpec"]["properties"]
-
-
-def test_the_pages_of_the_commands_are_those_of_the_code():
+def test_the_pages_and_the_schema_are_those_of_the_code(capsys):
     """What the commands show is compared by tests/integration/devstack/test_cli_page.py; each has an example."""
     assert cli_page.without_examples(cli_page.PAGE.read_text()) == cli_page.page({}), "run: make docs"
     assert man_page.PAGE.read_text() == man_page.page(), "run: make docs"
@@ -103,6 +93,11 @@ def test_the_pages_of_the_commands_are_those_of_the_code():
     assert {step.command for step in STORY if "loraplane" in step.line} == alone
     requests = {line.split()[0] for line in man_page.page().splitlines() if line.startswith((".", "'"))}
     assert requests == {".TH", ".SH", ".SS", ".B", ".PP", ".TP"}, "a request of troff that is none is left out"
+    printed = capsys.readouterr().out if run(["schema"]) == 0 else ""
+    assert (ROOT / "docs/manifest.schema.json").read_text() == printed, "run: make docs"
+    schema = json.loads(printed)
+    assert schema["required"] == ["apiVersion", "kind", "metadata", "spec"]
+    assert "labels" not in schema["$defs"]["ManifestSpec"]["properties"]
 
 
 # What stands there, and (behind a dash) what does not.

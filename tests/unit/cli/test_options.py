@@ -72,12 +72,6 @@ def test_global_options_are_found_wherever_they_stand_and_the_last_says_the_form
     assert form_asked(first.split(), "other") == form
 
 
-@pytest.mark.parametrize("arguments", [["get", "adapters", "\udcff"], ["add", "a\udcff", "--source", "s3://b/sql"]])
-def test_an_argument_that_is_no_text(cli, arguments):
-    ran = cli(*arguments)
-    assert (ran.code, ran.err.count("\n"), "not text in UTF-8" in ran.err) == (2, 1, True)
-
-
 @pytest.mark.parametrize(
     ("words", "labels", "relabelled"),
     [

@@ -45,6 +45,10 @@ def test_what_a_replica_is_to_hold_counts_what_it_has_not_seen_yet(status, wante
     assert view(status).wanted_since(9, 4) == wanted
     seen = view({"observed_revision": 9, "served": {"count": 3}})
     assert seen.wanted_since(0, 4) == 7, "a dry run has no revision, so nobody has seen anything of it"
+    rooms = [(16, 0, 16), (16, 8, 8), (8, 16, 8), (0, 5, 5), (None, 5, 5), (None, 0, 0), ("many", 3, 3), (-4, 0, 0)]
+    rooms += [(999_999_999, 0, 999_999_999), (1_000_000_000, 7, 7), (9_999_999_999, 0, 0), (1, 0, 1)]
+    for of_engine, of_pool, room in rooms:  # X2: a number that nobody means is none
+        assert view({"engine": {"limits": {"max_cpu_loras": of_engine}}}).room(of_pool) == room
 
 
 def test_lists_of_a_status_are_read_as_far_as_they_are_such():
@@ -77,19 +81,6 @@ def test_a_status_that_cannot_be_shown_is_told_as_that(text, note):
     assert view(text).status.get("note") == note
 
 
-@pytest.mark.parametrize(
-    ("last_seen", "told"),
-    [
-        *(("2025-12-31T23:59:59Z", "last seen 1 s ago"), ("2026-01-01T00:00:00Z", "last seen 0 s ago")),
-        *(("2026-01-01T00:00:40Z", "last seen 0 s ago"), ("2025-12-31T20:00:00Z", "last seen 4 h ago")),
-        *(("", "just gone"), ("2025-12-31T20:00:00", "just gone")),
-    ],
-)
-def test_when_one_was_last_seen(last_seen, told):
-    """A clock that is ahead makes no negative time."""
-    assert missing_view("p", pb.MissingReplica(name="r", last_seen=last_seen)).seen_ago(NOW) == told
-
-
 def test_replicas_disagree_about_one_generation_of_one_name_alone():
     """W6 one-digest: another generation is other files, and one digest is none to disagree about."""
 
@@ -117,29 +108,19 @@ AGES = (
 ).split()
 
 
-@pytest.mark.parametrize("tell", [span, short_span])
-def test_a_span_is_told_in_the_largest_unit_that_matters(tell):
-    """In words, in one of which there are two; an age has a second unit while that says something."""
-    for case in WORDS if tell is span else AGES:
-        seconds, _, told = case.partition("=")
-        assert tell(int(seconds)) == told, case
-
-
-def test_a_value_as_people_read_it():
+def test_a_span_is_told_in_the_largest_unit_that_matters():
+    """In words, in one of which there are two; an age has a second unit while that says something. A clock that is
+    ahead makes no negative time.
+    """
+    for tell, cases in ((span, WORDS), (short_span, AGES)):
+        assert [f"{one.partition('=')[0]}={tell(int(one.partition('=')[0]))}" for one in cases] == cases
+    seen = {"2025-12-31T23:59:59Z": "1 s", "2026-01-01T00:00:00Z": "0 s", "2026-01-01T00:00:40Z": "0 s"}
+    told = {one: f"last seen {ago} ago" for one, ago in (seen | {"2025-12-31T20:00:00Z": "4 h"}).items()}
+    told |= dict.fromkeys(("", "2025-12-31T20:00:00"), "just gone")
+    gone = {one: missing_view("p", pb.MissingReplica(name="r", last_seen=one)).seen_ago(NOW) for one in told}
+    assert gone == told
     values = [None, "", [], True, False, 0, [1, "b"], "x", 1.5]
     assert [cell(one) for one in values] == ["-", "-", "-", "yes", "no", "0", "1, b", "x", "1.5"]
-
-
-@pytest.mark.parametrize(
-    ("of_engine", "of_pool", "room"),
-    [
-        *((16, 0, 16), (16, 8, 8), (8, 16, 8), (0, 5, 5), (None, 5, 5), (None, 0, 0), ("many", 3, 3), (-4, 0, 0)),
-        *((999_999_999, 0, 999_999_999), (1_000_000_000, 7, 7), (9_999_999_999, 0, 0), (1, 0, 1)),
-    ],
-)
-def test_the_room_of_a_replica_is_the_smaller_of_what_engine_and_pool_allow(of_engine, of_pool, room):
-    """X2: a number that nobody means is none."""
-    assert view({"engine": {"limits": {"max_cpu_loras": of_engine}}}).room(of_pool) == room
 
 
 def test_a_replica_as_programs_get_it():

@@ -14,6 +14,7 @@ SQL = pb.Adapter(name="sql", pool="dev", generation=1, etag="7", spec=pb.Adapter
 # More of them, with some of what is said.
 MORE = {
     "pool": "name a command; see loraplane pool --help",
+    "get adapters \udcff": "not text in UTF-8",
     "nonsense": "No such command 'nonsense'",
     "get pools -l a=b": "nothing else has labels",
     "get adapters --field-selector name=a,": "--field-selector",

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import linecache
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -15,6 +16,8 @@ import pytest
 
 from registry.client import background
 from registry.client.background import BackgroundLoop
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import Hold, served
 
 
 class Numbers:
@@ -41,26 +44,6 @@ def loop() -> Iterator[BackgroundLoop]:
     loop = BackgroundLoop()
     yield loop
     loop.close()
-
-
-def test_a_generator_that_is_left_is_closed(loop):
-    numbers = Numbers(5)
-    items = loop.each(numbers.count())
-    assert next(items) == 0
-    items.close()
-    assert numbers.ended.is_set()
-
-
-def test_closing_ends_what_other_threads_wait_for(loop):
-    """Else a command that fails in one thread would wait for the streams of all others."""
-    numbers = Numbers(1)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(list, loop.each(numbers.count()))
-        assert numbers.waits.wait(60)
-        loop.close()
-        with pytest.raises(CancelledError):
-            waiting.result(60)
-    assert numbers.ended.is_set()
 
 
 class _InterruptAt:
@@ -141,16 +124,6 @@ def test_it_is_closed_once_and_takes_nothing_more(loop):
         loop.run(last)
 
 
-def test_closing_ends_a_generator_that_nobody_waits_for():
-    """R16 bounded: a router that keeps one while it works on what it was told; its stream would stay open."""
-    loop, numbers = BackgroundLoop(), Numbers(5)
-    items = loop.each(numbers.count())
-    assert next(items) == 0
-    loop.close()
-    assert numbers.ended.is_set()
-    items.close()
-
-
 async def _number() -> int:
     return 7
 
@@ -170,8 +143,8 @@ def test_a_fork_has_a_loop_of_its_own(loop):
     assert (os.waitpid(child, 0)[1], loop.run(_number)) == (0, 7)
 
 
-def test_closing_one_leaves_the_others_their_work(loop):
-    """They share a thread, and nothing else."""
+def test_closing_ends_what_other_threads_wait_for_and_leaves_the_other_loops_their_work(loop):
+    """They share a thread, and nothing else. A command that fails does not wait for all streams."""
     numbers, other = Numbers(1), BackgroundLoop()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(list, loop.each(numbers.count()))
@@ -181,3 +154,41 @@ def test_closing_one_leaves_the_others_their_work(loop):
         loop.close()
         with pytest.raises(CancelledError):
             waiting.result(60)
+    assert numbers.ended.is_set()
+
+
+@pytest.mark.parametrize("by", ["generator", "loop"])
+def test_a_generator_that_is_left_or_that_nobody_waits_for_is_closed(by):
+    """R16 bounded: a router that keeps one while it works on what it was told; its stream would stay open."""
+    loop, numbers = BackgroundLoop(), Numbers(5)
+    items = loop.each(numbers.count())
+    assert next(items) == 0
+    (loop if by == "loop" else items).close()
+    assert numbers.ended.is_set()
+    items.close()
+    loop.close()
+
+
+_PROGRAM = """
+import sys
+
+from loraplane import Registry, Unavailable
+from registry.client.adapters import Published
+
+for turn in range(60):
+    with Registry(sys.argv[1]) as registry:
+        try:
+            registry.wait(Published("acme/a", "p", 1, "s3://a/", "", 1, "mine"), timeout_seconds=0.02)
+        except Unavailable:
+            continue
+        raise SystemExit("it was served")
+"""
+
+
+def test_a_program_that_connects_again_and_again_writes_nothing_that_it_did_not_write(admin):
+    """Streams that are given up end before their loop does; grpc.aio told of each that was closed by then."""
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="acme/a", generation=1), Hold()]]
+    with served(admin) as address:
+        command = [sys.executable, "-c", _PROGRAM, address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

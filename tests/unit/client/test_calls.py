@@ -115,47 +115,36 @@ def rollout(*replicas: pb.RolloutReplica, **fields: object) -> pb.Rollout:
 
 
 @pytest.mark.parametrize(
-    ("last", "message", "told"),
+    ("last", "kind", "message", "told"),
     [
-        (None, "acme/a generation 4: nothing was heard of it in time", {}),
-        (rollout(SERVING), "acme/a generation 4 is not served in time: ", {}),
-        (rollout(SERVING, waiting="for room"), "acme/a generation 4 is not served in time: for room", {}),
+        (None, Unavailable, "nothing was heard of it in time", {}),
+        (rollout(SERVING), Unavailable, "is not served in time: ", {}),
+        (rollout(SERVING, waiting="for room"), Unavailable, "is not served in time: for room", {}),
         (
-            rollout(SILENT, LOADS, SERVING, REFUSES, waiting="for room"),
-            f"acme/a generation 4 is not served in time: r2: {REFUSAL}; r3: {LOADING}; r4: unknown{REMEDY}",
+            *(rollout(SILENT, LOADS, SERVING, REFUSES, waiting="for room"), Unavailable),
+            f"is not served in time: r2: {REFUSAL}; r3: {LOADING}; r4: unknown{REMEDY}",
             {"r2": REFUSAL, "r3": LOADING, "r4": "unknown"},
         ),
-    ],
-)
-def test_who_is_late_is_named_with_what_it_serves_meanwhile(last, message, told):
-    """W8, R9: and with the request id that a repetition needs."""
-    error = not_served(PUBLISHED, last)
-    assert isinstance(error, Unavailable)
-    assert (error.reason, error.message) == (Reason.DEADLINE_EXCEEDED, message)
-    assert error.metadata == told | {"request_id": "mine"}
-
-
-@pytest.mark.parametrize(
-    ("last", "message", "told"),
-    [
-        (rollout(done=True, failure="superseded"), "acme/a generation 4: superseded", {}),
+        (rollout(done=True, failure="superseded"), FailedPrecondition, "superseded", {}),
         (
-            rollout(SERVING, REFUSES, done=True, failure="replicas_failed"),
-            *(f"acme/a generation 4: replicas_failed - r2: {REFUSAL}{REMEDY}", {"r2": REFUSAL}),
+            *(rollout(SERVING, REFUSES, done=True, failure="replicas_failed"), FailedPrecondition),
+            *(f"replicas_failed - r2: {REFUSAL}{REMEDY}", {"r2": REFUSAL}),
         ),
         (
-            rollout(
-                replica("r1", "FAILED", reason="x", canary=True), SILENT, done=True, failure="halted", canary=HALTED
-            ),
-            *(f"acme/a generation 4: halted - 1 of 1 refuse it - r1: failed - x{OF_X}", {"r1": "failed - x"}),
+            *(rollout(CANARY, SILENT, done=True, failure="halted", canary=HALTED), FailedPrecondition),
+            *(f"halted - 1 of 1 refuse it - r1: failed - x{OF_X}", {"r1": "failed - x"}),
         ),
     ],
 )
-def test_who_refuses_is_named(last, message, told):
-    """R8: with the command that helps. Of canaries these alone: the others are not meant to serve it."""
-    error = not_served(PUBLISHED, last)
-    assert isinstance(error, FailedPrecondition)
-    assert (error.reason, error.message, error.metadata) == (Reason.ROLLOUT_FAILED, message, told)
+def test_who_is_late_or_refuses_is_named_with_what_it_serves_meanwhile(last, kind, message, told):
+    """W8, R9: and with the request id that a repetition needs. R8: with the command that helps; of canaries these
+    alone: the others are not meant to serve it.
+    """
+    error, is_late = not_served(PUBLISHED, last), kind is Unavailable
+    colon = ":" if not message.startswith("is not served") else ""
+    assert (type(error), error.message) == (kind, f"acme/a generation 4{colon} {message}")
+    assert error.reason == (Reason.DEADLINE_EXCEEDED if is_late else Reason.ROLLOUT_FAILED)
+    assert error.metadata == (told | {"request_id": "mine"} if is_late else told)
 
 
 def test_what_is_not_served_is_an_error_and_not_waited_for(registry, admin):

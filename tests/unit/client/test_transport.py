@@ -6,15 +6,15 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, closing
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
-from google.protobuf.any_pb2 import Any as Packed
-from google.rpc import error_details_pb2, status_pb2
 
 from loraplane import AsyncRegistry, Registry
 from registry.client import transport
@@ -87,13 +87,6 @@ def attempt(
     return tried
 
 
-async def test_a_call_is_repeated_until_it_succeeds(clock, calls):
-    """With pauses that double, from a fifth of a second to two."""
-    given: list[float] = []
-    assert await calls.repeated(attempt(clock, 0.0, given, failures=6)) == "answer"
-    assert (clock.pauses, given) == ([0.2, 0.4, 0.8, 1.6, 2.0, 2.0], [10.0] * 7)
-
-
 @pytest.mark.parametrize(("timeout_seconds", "whole"), [(None, 30.0), (3.0, 3.0), (0.0, 0.0)])
 async def test_a_call_is_repeated_as_long_as_there_is_time(clock, calls, timeout_seconds, whole):
     """Repetitions included; no pause begins that would outlast it, and the last error is told."""
@@ -105,18 +98,17 @@ async def test_a_call_is_repeated_as_long_as_there_is_time(clock, calls, timeout
     pauses = [0.2, 0.4, 0.8, 1.6, *[2.0] * 20]
     expected = next(count for count in range(len(pauses)) if round(sum(pauses[: count + 1]), 6) >= whole)
     assert (clock.pauses, len(given)) == (pauses[:expected], expected + 1)
-
-
-async def test_one_try_does_not_use_up_the_whole_time(clock, calls):
-    """A connection may hang that another would not: ten seconds each, and of the rest what is left."""
-    given: list[float] = []
-    with pytest.raises(Unavailable):
-        await calls.repeated(attempt(clock, 60.0, given), 25.0)
-    assert given == [10.0, 10.0, round(25.0 - 20.0 - 0.2 - 0.4, 6)]
-    given.clear()
-    with pytest.raises(Unavailable):
-        await calls.repeated(attempt(clock, 60.0, given), 0.01)
-    assert given == [0.05], "each has a moment at least"
+    for takes, seconds, expected in ((0.0, 60.0, [10.0] * 7), (60.0, 25.0, [10.0, 10.0, 4.4]), (60.0, 0.01, [0.05])):
+        # A connection may hang that another would not: ten seconds each, of the rest what is left, a moment at least.
+        clock.pauses.clear()
+        given.clear()
+        if takes:
+            with pytest.raises(Unavailable):
+                await calls.repeated(attempt(clock, takes, given), seconds)
+        else:
+            assert await calls.repeated(attempt(clock, takes, given, failures=6), seconds) == "answer"
+            assert clock.pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+        assert given == expected
 
 
 def streams(clock: PlayedTime, *scripts: list[object]) -> Callable[..., AsyncGenerator[Any, None]]:
@@ -178,11 +170,6 @@ async def test_where_adapters_are_now_is_the_first_whole_state(clock, calls, mon
     assert [one.name for one in found] == ["b", "c"]
 
 
-def failed(code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> BaseException:
-    """A call that failed, as grpc.aio tells it."""
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details)
-
-
 def error_of(failure: BaseException, request_id: str = "", **remedies: str) -> RegistryError:
     """What a failure becomes."""
     errors = CallErrors("h:1", {Reason(reason): told for reason, told in remedies.items()})
@@ -190,20 +177,6 @@ def error_of(failure: BaseException, request_id: str = "", **remedies: str) -> R
         raise failure
     assert told.value.__cause__ is failure
     return told.value
-
-
-def details(reason: str, field: str = "", **metadata: str) -> tuple[tuple[str, object], ...]:
-    """What the admin service sends with a refusal, behind what others send."""
-    status = status_pb2.Status()
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="loraplane", metadata=metadata)
-    packed = Packed()
-    packed.Pack(info)
-    status.details.append(packed)
-    if field:
-        bad = Packed()
-        bad.Pack(error_details_pb2.BadRequest(field_violations=[{"field": field}, {"field": "second"}]))
-        status.details.append(bad)
-    return (("other", "x"), ("grpc-status-details-bin", status.SerializeToString()))
 
 
 BARE = {
@@ -219,23 +192,24 @@ BARE = {
 def test_a_failure_without_a_reason_is_told_by_its_status(code):
     """X2 unbreakable: whatever answers there."""
     reason, message = BARE.get(code, (Reason.INTERNAL, "the admin service at h:1 failed: t"))
-    told = error_of(failed(code, "t"))
+    told = error_of(Refusal(code, message="t").failure())
     assert (type(told), told.reason, told.message) == (KIND_OF[code], reason, message)
     assert (told.field, told.metadata) == (None, {})
-    named = error_of(failed(code, "t"), "mine", **{reason.value: "do this"})
+    named = error_of(Refusal(code, message="t").failure(), "mine", **{reason.value: "do this"})
     assert (named.message, named.metadata) == (f"{message}; do this", {"request_id": "mine"})
 
 
 @pytest.mark.parametrize("is_text", [False, True])
 def test_a_refusal_is_told_as_the_service_told_it(is_text):
-    """W4, W8: kind, reason, facts and the first field; remedies are for those that have no words of their own."""
-    sent = details("ETAG_MISMATCH", "etag", etag="17")
+    """W4, W8: kind, reason, facts and field; remedies are for those that have no words of their own."""
+    stale = Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", "stale", {"etag": "17"}, "etag")
+    sent = (("other", "x"), *stale.details())
     if is_text:
         sent = tuple((key, value.decode() if isinstance(value, bytes) else value) for key, value in sent)
-    told = error_of(failed(grpc.StatusCode.ABORTED, "stale", sent), "mine", ETAG_MISMATCH="do this")
+    told = error_of(stale.failure(sent), "mine", ETAG_MISMATCH="do this")
     assert (type(told), told.reason, told.message, told.field) == (Conflict, Reason.ETAG_MISMATCH, "stale", "etag")
     assert told.metadata == {"etag": "17", "request_id": "mine"}
-    assert error_of(failed(grpc.StatusCode.ABORTED, "stale", details("ETAG_MISMATCH"))).field is None
+    assert error_of(replace(stale, where="").failure()).field is None
 
 
 async def test_a_cancellation_of_our_own_passes_through():
@@ -359,11 +333,11 @@ async def test_a_stream_that_is_left_is_ended_for_the_service_too(admin, address
 @pytest.mark.parametrize("trailing", [None, (), (("grpc-status-details-bin", b"\xff\xff"),), (("x", b"?"),)])
 def test_details_that_are_none_are_none(trailing):
     """What a caller can do is told; a reason that only a later service knows is kept beside."""
-    found = error_of(failed(grpc.StatusCode.NOT_FOUND, "t", trailing))
+    found = error_of(grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), trailing, "t"))
     assert (type(found), found.reason, found.metadata) == (NotFound, Reason.INTERNAL, {})
-    assert "failed: INTERNAL" in error_of(failed(grpc.StatusCode.INTERNAL)).message
-    later = failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details("TOO_NEW", a="b"))
-    found = error_of(later, TOO_LARGE="do this")
+    assert "failed: INTERNAL" in error_of(Refusal(grpc.StatusCode.INTERNAL, message="").failure()).message
+    later = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_NEW", "full", {"a": "b"})
+    found = error_of(later.failure(), TOO_LARGE="do this")
     assert (type(found), found.reason, found.message) == (ResourceExhausted, Reason.TOO_LARGE, "full")
     assert found.metadata == {"a": "b", "reason": "TOO_NEW"}
 
@@ -458,28 +432,13 @@ def test_replicas_are_waited_for_in_what_is_left_of_the_time(monkeypatch, admin,
     assert rolled_back == pytest.approx(max(20.0, taken), abs=0.06)
 
 
-class Files:
-    """TLS files: what is found at each look, the last again and again."""
-
-    found: list[str | Exception] = []
-
-    def __init__(self, *_told: object) -> None:
-        pass
-
-    def newest(self) -> str:
-        one = self.found.pop(0) if len(self.found) > 1 else self.found[0]
-        if isinstance(one, Exception):
-            raise one
-        return one
-
-
 @pytest.fixture
 def files(monkeypatch, admin) -> Callable[..., AdminCalls]:
     """Calls with files that are found so; with those that are called nobody no service is reached."""
 
     def make(*found: str | Exception) -> AdminCalls:
-        monkeypatch.setattr(transport, "TlsReader", Files)
-        monkeypatch.setattr(Files, "found", [*found])
+        newest = Mock(side_effect=chain(found, repeat(found[-1])))
+        monkeypatch.setattr(transport, "TlsReader", lambda *_: Mock(newest=newest))
         return AdminCalls("admin:7600", Tls(ca=Path("ca")), 120.0)
 
     def opened(to: str, pem: object) -> object:
@@ -519,12 +478,8 @@ async def test_calls_and_streams_go_on_with_the_newest_certificates(files, admin
     found = await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse)
     assert [one.name for one in found.pools] == ["dev"]
     await calls.aclose()
-
-
-@pytest.mark.parametrize("trouble", [transport.TlsUnusable("/ca", "no certificate"), ZeroDivisionError()])
-async def test_files_that_cannot_be_used_are_told_and_a_fault_of_ours_is_not_taken_for_that(files, trouble):
-    is_theirs = isinstance(trouble, transport.TlsUnusable)
-    with pytest.raises(InvalidArgument if is_theirs else ZeroDivisionError) as raised:
-        files(trouble)
-    if isinstance(raised.value, InvalidArgument):
-        assert (raised.value.reason, raised.value.field) == (Reason.INVALID_FIELD, "tls")
+    with pytest.raises(InvalidArgument) as refused:
+        files(transport.TlsUnusable("/ca", "no certificate"))
+    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, "tls")
+    with pytest.raises(ZeroDivisionError):
+        files(ZeroDivisionError())
