@@ -24,7 +24,15 @@ DIGEST = manifest_digest(
 )
 
 
-def test_nothing_more_is_taken_once_it_is_stopped(tmp_path):
+def test_nothing_more_is_taken_once_it_is_stopped(tmp_path, monkeypatch):
+    """R4 digest-true: the digest is that of the bytes that came, whether they are written or not."""
+    monkeypatch.chdir(tmp_path)
+    for folder, kept in ((None, {}), (tmp_path, {CONFIG_FILE: b"{}", WEIGHTS: b"abcde"})):
+        arrival = Arrival(Stop(), folder)
+        for name, chunks in FILES.items():
+            arrival.take(name, 100, iter(chunks))
+        found = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+        assert (arrival.digest, found) == (DIGEST, kept)
     stop, taken = Stop(), list[int]()
 
     def chunks() -> Iterator[bytes]:
@@ -71,17 +79,6 @@ def allowed(monkeypatch) -> type[Allowed]:
 
 
 @pytest.mark.parametrize(
-    ("given", "environment", "hub"),
-    [(None, None, DEFAULT_HUB), (None, "e://", "e://"), ("f://", "e://", "f://"), ("", "", DEFAULT_HUB)],
-)
-def test_the_hub_is_that_of_the_flag_or_of_the_environment(allowed, monkeypatch, given, environment, hub):
-    if environment is not None:
-        monkeypatch.setenv("HF_ENDPOINT", environment)
-    SourceReader(None, given).digest("s3://b/a", None, 60.0)
-    assert allowed.asked[0][-1] == hub
-
-
-@pytest.mark.parametrize(
     ("error", "code", "reason", "told"),
     [
         (ArtifactError("bad_archive", "no"), Exit.REFUSED, "SOURCE_REFUSED", "bad_archive: no"),
@@ -95,12 +92,8 @@ def test_what_a_source_did_is_told_as_a_command_does(allowed, error, code, reaso
         SourceReader(None).digest("s3://b/a", None, 60.0)
     failure = raised.value.failure
     assert (failure.exit, failure.reason, failure.message, allowed.asked[-1]) == (code, reason, told, ("closed",))
-
-
-def test_a_source_that_cannot_be_read_keeps_its_secrets():
-    """X1 secret-free."""
     failure = unreadable("https://kim:secret@h/a/?token=t", ArtifactError("away", "no")).failure
-    assert (failure.metadata, "secret" in failure.line()) == ({"finding": "away"}, False)
+    assert (failure.metadata, "secret" in failure.line()) == ({"finding": "away"}, False), "X1 secret-free"
 
 
 def test_the_word_to_stop_is_given_at_the_end_too():
@@ -110,17 +103,6 @@ def test_the_word_to_stop_is_given_at_the_end_too():
         stop.check()
     with stopped_after(0.0) as stop, pytest.raises(ArtifactError):
         stop.check(wait_seconds=60.0)
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_what_arrives_is_hashed_and_written_or_not(tmp_path, monkeypatch, is_kept):
-    """R4 digest-true: the digest is that of the bytes that came."""
-    monkeypatch.chdir(tmp_path)
-    arrival = Arrival(Stop(), tmp_path if is_kept else None)
-    for name, chunks in FILES.items():
-        arrival.take(name, 100, iter(chunks))
-    found = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
-    assert (arrival.digest, found) == (DIGEST, {CONFIG_FILE: b"{}", WEIGHTS: b"abcde"} if is_kept else {})
 
 
 @pytest.mark.parametrize(
@@ -171,7 +153,14 @@ def test_a_source_is_asked_with_its_credential_and_closed(allowed, uri, refusal)
     assert not folder.exists()
 
 
-def test_credentials_and_hubs_that_are_none_are_told(tmp_path):
+def test_the_hub_is_that_of_the_flag_or_of_the_environment_and_what_is_none_is_told(allowed, monkeypatch, tmp_path):
+    hubs = [(None, None, DEFAULT_HUB), (None, "e://", "e://"), ("f://", "e://", "f://"), ("", "", DEFAULT_HUB)]
+    for given, environment, hub in hubs:
+        if environment is not None:
+            monkeypatch.setenv("HF_ENDPOINT", environment)
+        SourceReader(None, given).digest("s3://b/a", None, 60.0)
+        assert allowed.asked[-3][-1] == hub
+    monkeypatch.undo()
     (tmp_path / "c.yaml").write_text("{")
     for asked in (
         lambda: known_credentials(tmp_path / "c.yaml"),

@@ -55,10 +55,6 @@ def living(lived: int, lacking: int = 0, gone: Sequence[ReplicaView] = (), **mor
     return Survey([PoolSeen("p", (), (), live, gone, lacking=lacking, **more)], (), (), ())
 
 
-def with_adapters(seen: Survey, *adapters: pb.Adapter) -> Survey:
-    return replace(seen, pools=[replace(seen.pools[0], adapters=adapters)])
-
-
 def drives(name: str, url: str, incarnation: str) -> ReplicaView:
     return replica(name, engine=engine_status(url=url, incarnation=incarnation, swap="plugin"))
 
@@ -102,10 +98,6 @@ def adapter(etag: str = "7", **placement: Any) -> pb.Adapter:
 
 def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadable: tuple[str, ...] = ()) -> Survey:
     return Survey([PoolSeen("p", adapters, unreadable, replicas)], (), (), ())
-
-
-def tenant(adapters: int, quota: int) -> Survey:
-    return replace(pool(replica()), tenants=[pb.Tenant(name="t", adapters=adapters, max_adapters=quota)])
 
 
 def failed(reason: str, *names: str) -> list[Failed]:
@@ -160,21 +152,6 @@ def stored(room_bytes: int, in_use_bytes: int = 0, largest_bytes: int = 0, bound
     return ReportedStore(room_bytes=room_bytes, in_use_bytes=in_use_bytes, largest_bytes=largest_bytes, bound=bound)
 
 
-def test_remedies_are_for_reasons_that_sidecars_give():
-    root = Path(__file__).parents[3]
-    files = [path for part in ("registry", "sidecar") for path in (root / part).rglob("*.py")]
-    given = "".join(path.read_text() for path in files if path != Path(replica_findings.__file__))
-    assert [reason for reason in replica_findings.REMEDIES if f'"{reason}"' not in given] == []
-
-
-def test_counters_that_differ_from_what_is_listed():
-    """W5: over all pools; records that cannot be read count, and tenants that cannot be read are left out."""
-    adapters = [pb.Adapter(name=name) for name in ("Acme/a", "x", "other/a", "odd/a")]
-    pools = [PoolSeen("p", adapters, ("acme/b",), ()), PoolSeen("q", [pb.Adapter(name="acme/a")], (), ())]
-    tenants = [pb.Tenant(name="acme", adapters=4), pb.Tenant(name="default", adapters=1), pb.Tenant(name="gone")]
-    assert miscounts(Survey(pools, (), tenants, ("odd",))) == [Miscount("acme", 4, 3), Miscount("other", 0, 1)]
-
-
 @pytest.mark.parametrize(
     ("growth", "told"),
     [
@@ -191,6 +168,14 @@ def test_what_outgrows_etcd_is_told_before_it_does(growth, told):
     found = list(growth_findings(growth))
     assert [one.reason for one in found] == [reason for reason, _ in told]
     assert all(words in one.finding for one, (_, words) in zip(found, told, strict=True))
+
+
+def test_counters_that_differ_from_what_is_listed():
+    """W5: over all pools; records that cannot be read count, and tenants that cannot be read are left out."""
+    adapters = [pb.Adapter(name=name) for name in ("Acme/a", "x", "other/a", "odd/a")]
+    pools = [PoolSeen("p", adapters, ("acme/b",), ()), PoolSeen("q", [pb.Adapter(name="acme/a")], (), ())]
+    tenants = [pb.Tenant(name="acme", adapters=4), pb.Tenant(name="default", adapters=1), pb.Tenant(name="gone")]
+    assert miscounts(Survey(pools, (), tenants, ("odd",))) == [Miscount("acme", 4, 3), Miscount("other", 0, 1)]
 
 
 def checked(finding: DoctorFinding) -> DoctorFinding:
@@ -242,7 +227,7 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (ranked(256, 8, 16, None), "W rank_limit_too_high, W rank_limit_too_high, W rank_limit_too_high"),
     (ranked(256, None), ""),
     (ranked(256, 8, pending=pending("staging")), "W adapters_pending"),
-    (with_adapters(ranked(256, 8), LAZY), ""),
+    (replace(ranked(256, 8), pools=[replace(ranked(256, 8).pools[0], adapters=[LAZY])]), ""),
     (ranked(2048, 1000), ""),
     (started_for(pb.PoolLimits(max_rank=17), max_lora_rank=16), "W rank_limit_too_low"),
     (started_for(pb.PoolLimits(max_rank=16), max_lora_rank=16), ""),
@@ -255,9 +240,10 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (started_for(pb.PoolLimits(), *THREE[:2], LAZY, max_cpu_loras=2), ""),
     (started_for(pb.PoolLimits(), *THREE[:2], adapter(replicas=1), max_cpu_loras=2), ""),
     (started_for(pb.PoolLimits(), *THREE, waits=(*pending("over_capacity"),), max_cpu_loras=2), "E over_capacity"),
-    (tenant(3, 3), ""),
-    (tenant(4, 3), "E over_quota"),
-    (tenant(4, 0), ""),
+    *(
+        (replace(pool(replica()), tenants=[pb.Tenant(name="t", adapters=adapters, max_adapters=quota)]), told)
+        for adapters, quota, told in ((3, 3, ""), (4, 3, "E over_quota"), (4, 0, ""))
+    ),
     (pool(adapters=(adapter(),)), "E no_replicas"),
     (pool(), "W no_replicas"),
     (Survey((), ("p",), (), ("t",)), "E unreadable_record, E unreadable_record"),
@@ -447,16 +433,18 @@ def test_what_is_found_is_told_with_what_helps(seen, words, remedy):
     assert (words in finding.finding, remedy in finding.remedy) == (True, True), finding
 
 
-@pytest.mark.parametrize("reason", ["files_touched", "without_effect", "modules_missing", "unknown_field"])
-def test_what_replicas_warn_of_and_what_is_wrong_with_a_source_has_a_remedy(reason):
-    (finding,) = diagnose(pool(replica(warnings=[Warned(name="a", generation=1, reason=reason, message="")])), NOW)
-    assert (checked(finding).reason, finding.severity, "says why" in finding.remedy) == (reason, W, False)
+def test_what_replicas_warn_of_and_what_is_wrong_with_a_source_has_a_remedy():
+    """And what service and program do not both know is told."""
+    for reason in ("files_touched", "without_effect", "modules_missing", "unknown_field"):
+        (finding,) = diagnose(pool(replica(warnings=[Warned(name="a", generation=1, reason=reason, message="")])), NOW)
+        assert (checked(finding).reason, finding.severity, "says why" in finding.remedy) == (reason, W, False)
     for of_source in ("other_format", "weights_not_safetensors", "rate_limited"):
         (finding,) = diagnose(pool(replica(failed=failed(of_source, "a"))), NOW)
         assert "says why" not in finding.remedy
-
-
-def test_what_service_and_program_do_not_both_know():
+    root = Path(__file__).parents[3]
+    files = [path for part in ("registry", "sidecar") for path in (root / part).rglob("*.py")]
+    given = "".join(path.read_text() for path in files if path != Path(replica_findings.__file__))
+    assert [one for one in replica_findings.REMEDIES if f'"{one}"' not in given] == [], "that sidecars give"
     assert methods_differ("here", ["A", "B"], ["B", "A"]) == []
     (older,), (newer,) = methods_differ("here", ["A", "B"], ["A"]), methods_differ("here", ["A"], ["A", "B"])
     assert [(checked(one).reason, one.severity) for one in (older, newer)] == [("version_skew", E), ("version_skew", W)]
@@ -536,29 +524,20 @@ def test_findings_are_folded_where_all_but_the_replica_is_the_same():
     assert (named("abcde"), named("")) == ("a, b, c, d, e", "")
 
 
-@pytest.fixture(scope="module")
-def hostile() -> list[pb.Replica]:
-    """Replicas whose statuses are anything at all."""
+def test_one_bad_status_is_one_bad_status(cli, admin):
+    """R14, X2: all replicas are listed, whatever one of them says, and each can be looked at."""
     whole = replica_status("r1", 7, engine=engine_status(), note="n").to_bytes()
     values = sorted({value.decode(errors="replace") for value in spoiled(whole)})
-    return [pb.Replica(name=f"r{number}", pool="dev", status_json=value) for number, value in enumerate(values)]
-
-
-def test_of_any_status_the_doctor_finds_something_or_nothing(hostile):
-    """X2."""
+    hostile = [pb.Replica(name=f"r{number}", pool="dev", status_json=value) for number, value in enumerate(values)]
     views = [replica_view(one) for one in hostile]
     for seen in (*([one] for one in views), views):
         assert all(one.finding for one in diagnose(Survey([PoolSeen("dev", [], [], seen)], [], [], []), NOW))
-
-
-@pytest.mark.parametrize("form", ["table", "json", "yaml", "name"])
-def test_one_bad_status_is_one_bad_status(cli, admin, hostile, form):
-    """R14, X2: all replicas are listed, whatever one of them says, and each can be looked at."""
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=hostile)]
-    ran = cli("-o", form, "get", "replicas", "--pool", "dev")
-    assert (ran.code, form != "name" or len(ran.out.splitlines()) == len(hostile)) == (0, True), ran.err
-    assert cli("-o", form, "describe", "pool", "dev").code == 0
-    admin.answers["GetReplica"] = [*hostile]
-    for one in hostile:
-        ran = cli("-o", form, "describe", "replica", one.name, "--pool", "dev")
-        assert ran.code == 0, (one.status_json[:200], ran.err)
+    for form in ("table", "json", "yaml", "name"):
+        ran = cli("-o", form, "get", "replicas", "--pool", "dev")
+        assert (ran.code, form != "name" or len(ran.out.splitlines()) == len(hostile)) == (0, True), ran.err
+        assert cli("-o", form, "describe", "pool", "dev").code == 0
+        admin.answers["GetReplica"] = [*hostile]
+        for one in hostile:
+            ran = cli("-o", form, "describe", "replica", one.name, "--pool", "dev")
+            assert ran.code == 0, (one.status_json[:200], ran.err)

@@ -11,24 +11,16 @@ import pytest
 from registry.cli.failure import CliError, Exit
 from registry.cli.views.get import Kind, Query, find, labels_of
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import FakeAdmin, Hold, Refusal
+from tests.support.fake_admin import Hold, Refusal
 
 MISSING = Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "none")
-
-
-def counted(name: str, *counts: pb.ResidenceCount, **fields) -> list[object]:
-    one = pb.AdapterResidency(**{"name": name, "generation": 2, "load": "eager", "counts": counts, **fields})
-    return [pb.WatchResidencyResponse(snapshot=True, adapters=[one])]
 
 
 def ways(state: int, replicas: int, reason: str = "", **wanted) -> pb.ResidenceCount:
     return pb.ResidenceCount(replicas=replicas, state=state, reason=reason, **wanted)
 
 
-def two_pools(admin: FakeAdmin) -> None:
-    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])]
-
-
+TWO_POOLS = pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])
 NOT_FOUND = Refusal(grpc.StatusCode.NOT_FOUND, "REPLICA_NOT_FOUND", "none")
 REFUSED = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not you")
 
@@ -51,10 +43,6 @@ def test_labels_that_are_asked_for(terms, labels):
     assert raised.value.failure.exit is Exit.USAGE
 
 
-def tenants(*names: str) -> list[pb.Tenant]:
-    return [pb.Tenant(name=name, adapters=len(name)) for name in names]
-
-
 @pytest.mark.parametrize(
     ("lacking", "missing", "live", "told"),
     [
@@ -73,8 +61,8 @@ def test_replicas_that_have_no_row_are_told_of(found, admin, lacking, missing, l
 
 
 def test_a_name_is_looked_for_in_every_pool_but_not_past_a_refusal(found, admin):
-    """Who may not see one pool is told so, and not that there is nothing."""
-    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="a"), pb.Pool(name="b")])]
+    """Who may not see one pool is told so, and not that there is nothing. A tenant is found in any letters."""
+    admin.answers["ListPools"] = [TWO_POOLS]
     admin.answers["GetReplica"] = [NOT_FOUND, pb.Replica(name="r1", pool="b")]
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse()]
     [one], _ = found(Kind.REPLICAS, "r1")
@@ -88,10 +76,8 @@ def test_a_name_is_looked_for_in_every_pool_but_not_past_a_refusal(found, admin)
     admin.answers["ListPools"] = [pb.ListPoolsResponse()]
     with pytest.raises(CliError, match="there is no pool either"):
         found(Kind.REPLICAS, "r1")
-
-
-def test_a_tenant_is_found_in_any_letters(found, admin):
-    admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=tenants("acme", "other"))]
+    tenants = [pb.Tenant(name=name, adapters=len(name)) for name in ("acme", "other")]
+    admin.answers["ListTenants"] = [pb.ListTenantsResponse(tenants=tenants)]
     assert ([one.name for one in found(Kind.TENANTS, "ACME")[0]], len(found(Kind.TENANTS)[0])) == (["acme"], 2)
     with pytest.raises(CliError, match="there is no tenant 'none'"):
         found(Kind.TENANTS, "none")
@@ -112,12 +98,22 @@ SQL = pb.Adapter(name="sql", pool="dev", generation=2, etag="9", spec=pb.Adapter
 def test_the_table_says_how_each_adapter_is(cli, admin, counts, fields, expected):
     """R9 status-truth: how many serve it of those that should, the dead among them, and why the others do not."""
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
-    admin.answers["WatchResidency"] = [counted("sql", *counts, **fields)]
+    one = pb.AdapterResidency(name="sql", generation=2, load="eager", counts=counts, **fields)
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=[one])]]
     header, row = cli("get", "adapters").out.splitlines()
     assert header.split() == ["NAME", "POOL", "STATE", "SERVING", "GENERATION", "LOAD", "AGE", "REASONS"]
     _, _, state, serving, generation, load, age, why = row.split(None, 7)
     assert (f"{state} {serving} {why}", generation, load, age) == (expected, "2", "eager", "-")
     assert admin.asked("WatchResidency")[-1].detail == pb.WatchResidencyRequest.COUNTS
+    now, seconds = datetime.now(UTC), {"old": 3 * 86_400, "new": 1, "mid": 18_000, "later": -3600}
+    ages = {name: (now - timedelta(seconds=age)).isoformat() for name, age in seconds.items()}
+    odd = {"a": "", "b": "yesterday", "c": "2026-01-01T00:00:00"}  # X2 unbreakable: whatever stands in a record
+    found = [pb.Adapter(name=name, pool="dev", updated_at=at) for name, at in (ages | odd).items()]
+    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=found)]
+    lines = [line.split() for line in cli("get", "adapters", "--sort-by", "-age").lines[1:]]
+    assert [line[0] for line in lines if line[0] in ages] == ["old", "mid", "new", "later"]
+    told = {line[0]: line[6] for line in lines if line[0] not in {"new", "mid"}}
+    assert told == dict.fromkeys(odd, "-") | {"old": "3d", "later": "0s"}
 
 
 def test_wide_says_where_each_adapter_is(cli, admin):
@@ -135,7 +131,7 @@ def test_wide_says_where_each_adapter_is(cli, admin):
     titles = "NAME POOL STATE SERVING GENERATION LOAD AGE REASONS REPLICAS NOTE PLACED SOURCE UPDATED BY"
     row = "sql dev Progressing 1/2 2 eager - 1 × staging r1, r3 pending: staging placed on 4 all"
     assert (header, sql) == (titles, row)
-    two_pools(admin)
+    admin.answers["ListPools"] = [TWO_POOLS]
     of_b = pb.Adapter(name="sql", pool="b", generation=2)
     admin.answers["GetAdapter"] = [lambda asked: of_b if asked.pool == "b" else MISSING]
     assert "sql b Progressing 1/2" in cli("get", "adapter", "SQL", "-o", "wide").lines[1]
@@ -159,28 +155,12 @@ def test_wide_says_where_each_adapter_is(cli, admin):
 )
 def test_where_adapters_are_is_asked_for_whoever_is_told_of_it(cli, admin, form, is_asked):
     """Programs too; a list of names costs one question. Without a pool all are shown."""
-    two_pools(admin)
+    admin.answers["ListPools"] = [TWO_POOLS]
     listed = lambda asked: pb.ListAdaptersResponse(adapters=[pb.Adapter(name=f"x-{asked.pool}")])  # noqa: E731 - short
     admin.answers["ListAdapters"] = [listed]
     ran = cli("get", "adapters", "-o", form)
     assert (ran.code, bool(admin.asked("WatchResidency"))) == (0, is_asked)
     assert ("x-a" in ran.out, "x-b" in ran.out) == (True, True)
-
-
-def test_ages_are_compared_and_what_is_no_time_is_none(cli, admin):
-    """X2 unbreakable: whatever stands in a record, such as a time without a zone. The youngest can come first."""
-    now, seconds = datetime.now(UTC), {"old": 3 * 86_400, "new": 1, "mid": 18_000, "later": -3600}
-    ages = {name: (now - timedelta(seconds=age)).isoformat() for name, age in seconds.items()}
-    odd = {"a": "", "b": "yesterday", "c": "2026-01-01T00:00:00"}
-    found = [pb.Adapter(name=name, pool="dev", updated_at=at) for name, at in (ages | odd).items()]
-    admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=found)]
-    lines = [line.split() for line in cli("get", "adapters", "--sort-by", "-age").lines[1:]]
-    assert [line[0] for line in lines if line[0] in ages] == ["old", "mid", "new", "later"]
-    assert {line[0]: line[6] for line in lines if line[0] not in {"new", "mid"}} == {
-        **dict.fromkeys(odd, "-"),
-        "old": "3d",
-        "later": "0s",
-    }
 
 
 @pytest.fixture

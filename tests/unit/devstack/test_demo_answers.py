@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from itertools import chain, repeat
 
@@ -69,6 +70,10 @@ def test_traffic_tells_old_new_neither_and_failed_apart(monkeypatch):
         assert wait_until(lambda: stream.count(Version.NEW) > 1, 60)
     assert stream.seen[:4] == [Version.OLD, Version.NEITHER, Version.FAILED, Version.NEW]
     assert (len(stream.strange), "status=404" in stream.strange[1]) == (2, True)
+    before = {*threading.enumerate()}
+    with pytest.raises(ZeroDivisionError), traffic(["http://e"], "a", "Hello", old, new):
+        raise ZeroDivisionError
+    assert {*threading.enumerate()} <= before, "X3 given-back: nobody is asked any more once the body has failed"
 
 
 @pytest.mark.parametrize(
