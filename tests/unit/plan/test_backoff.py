@@ -30,7 +30,6 @@ from sidecar.plan.backoff import (
     REFUSED_PACE_SECONDS,
     RETRY,
     SETTLED_SECONDS,
-    TRIES_UNPACED,
     TRIES_UNTIL_READY,
     Failure,
     after_call,
@@ -107,18 +106,6 @@ def test_a_refusal_is_an_answer_for_rollouts_once_it_has_lasted():
     assert not_borne_out(REF, "e1", failure, now=5.0, uniform=longest).final_at == math.inf
 
 
-def test_what_is_refused_again_and_again_is_paced():
-    """R8, R17: unloads are not, nor what passes by itself."""
-    failure = None
-    for attempts in range(1, 6):
-        failure = refused(0.0, failure)
-        assert pace_of(failure, 99) == (REFUSED_PACE_SECONDS if attempts >= TRIES_UNPACED else 0.0)
-    assert pace_of(refused(ref=None), 99) == 0.0
-    passing = after_call(Transient("m"), REF, "e1", failure, now=0.0, uniform=longest)
-    assert passing is not None
-    assert pace_of(passing, 99) == 0.0
-
-
 def test_an_engine_that_lists_nothing_of_what_it_did_gets_ever_fewer_loads():
     """R8: whichever adapter it is; what loads elsewhere is no contradiction."""
     failure = not_borne_out(REF, "e1", None, now=0.0, uniform=longest, listed_as="A")
@@ -185,15 +172,6 @@ def test_bytes_that_are_not_those_meant_are_tried_again_and_an_answer_all_the_sa
     assert failure.is_settled()
 
 
-def test_what_is_ours_is_tried_at_once_however_long_it_has_lasted():
-    """R8."""
-    failure = None
-    for _ in range(9):
-        failure = staging_failed("internal_error", 0.0, failure)
-    assert failure.retry_at == RETRY.cap_seconds
-    assert staging_failed("internal_error", 1e6, failure).retry_at == 1e6 + RETRY.cap_seconds
-
-
 def test_a_source_that_asks_for_a_pause_gets_it():
     """R8: and a little of our own, so that not all come back together."""
     error = ArtifactError("rate_limited", "m", pause_seconds=60.0)
@@ -208,14 +186,6 @@ def test_what_the_listing_does_not_bear_out_is_retried_with_growing_delays():
     for _ in range(TRIES_UNTIL_READY):
         load = not_borne_out(REF, "e1", load, now=0.0, uniform=longest)
     assert load.is_settled()
-
-
-def test_backoff_grows_to_a_cap_and_may_be_anything_below():
-    """R8 isolation: full-jitter backoff with a cap."""
-    bounds = [RETRY.delay(attempts, longest) for attempts in range(1, 40)]
-    assert bounds == sorted(bounds)
-    assert (bounds[0], bounds[-1]) == (1.0, 15.0)
-    assert RETRY.delay(5, lambda low, _: low) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -252,21 +222,25 @@ def test_what_has_lasted_is_tried_rarer_by_its_age_and_no_rarer_than_all_five_mi
     assert waits == {0.0: 60.0, 500.0: 60.0, 1000.0: 100.0, 2000.0: 200.0, 9000.0: 300.0}
 
 
-def test_what_passes_by_itself_is_tried_every_quarter_of_a_minute_at_least():
-    """R17: however long it has lasted."""
-    failure = None
-    for attempts in range(40):
-        failure = after_call(Transient("m"), REF, "e1", failure, now=1000.0 * attempts, uniform=longest)
-    assert failure is not None
-    assert (failure.attempts, failure.retry_at - 39_000.0, failure.final_at) == (40, 15.0, math.inf)
-
-
 def test_the_numbers_that_operators_are_told():
-    """R8, R17, R18: a few tries, then one of all that are refused in some seconds; a minute until it is an answer."""
+    """R8, R17, R18: a few tries, then one of all that are refused in some seconds; a minute until it is an answer.
+
+    Unloads are not paced, nor what passes by itself, which is tried every quarter of a minute however long it lasts.
+    """
     failures = [refused(0.0)]
     for _ in range(9):
         failures.append(refused(0.0, failures[-1]))
     assert [one.attempts for one in failures if pace_of(one, 0)] == list(range(3, 11))
     assert [one.attempts for one in failures if one.is_settled()] == list(range(3, 11))
     assert {one.final_at for one in failures if one.is_settled()} == {60.0}
+    assert {pace_of(one, 99) for one in failures} == {0.0, REFUSED_PACE_SECONDS}
     assert REFUSED_PACE_SECONDS == 2.0
+    assert pace_of(replace(failures[-1], ref=None), 99) == 0.0
+    passing = ours = None
+    for attempts in range(40):
+        passing = after_call(Transient("m"), REF, "e1", passing, now=1000.0 * attempts, uniform=longest)
+        ours = staging_failed("internal_error", 1000.0 * attempts, ours)
+    assert passing is not None
+    assert (passing.attempts, passing.retry_at, passing.final_at) == (40, 39_015.0, math.inf)
+    assert (pace_of(passing, 99), ours.retry_at) == (0.0, 39_015.0)
+    assert RETRY.delay(5, lambda low, _: low) == 0.0, "full jitter"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sidecar.artifacts.types import Stage
-from sidecar.desired.informer import DesiredState, Informer
+from sidecar.desired.assignment import Share
+from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Waiting
@@ -21,13 +22,27 @@ from tests.unit.desired.test_assignment import share
 NOT_FINITE = "not_finite"
 
 
-def second(load: str = "eager") -> DesiredState:
-    """Generation 2 of ``a``, of whose generation 1 this replica served ``v1``."""
+def second(*generations: int, is_served: bool = True, **spec: Any) -> DesiredState:
+    """Generation 2 of ``a``, or the last of these, of whose generation 1 this replica served ``v1``."""
     informer = Informer(POOL)
-    informer.replace(1, [kv("a", 1, load=load)])
-    informer.note_served([("a", 1)])
-    informer.apply(2, [put("a", 2, generation=2, source="v2", load=load)])
+    informer.replace(1, [kv("a", 1, **spec)])
+    if is_served:
+        informer.note_served([("a", 1)])
+    for one in generations or (2,):
+        informer.apply(one, [put("a", one, generation=one, source=f"v{one}", **spec)])
     return informer.state
+
+
+def elsewhere(state: DesiredState) -> Share:
+    """The share of a replica that is to hand it over."""
+    return share(state, without(fleet("r1", "r2", "r3"), "r1"))
+
+
+def lazily() -> tuple[DesiredAdapter, DesiredAdapter]:
+    """The last good generation of a lazy adapter, and the newest."""
+    good = desired(kv("a", 1)).adapters["a"]
+    ref = replace(good.ref, uri="file:///a/v2")
+    return good, replace(good, generation=2, ref=ref, last_good=good.earlier(1, good.ref))
 
 
 def refused(state: DesiredState, reason: str = NOT_FINITE, *, retry_at: float | None = None) -> dict[str, Failure]:
@@ -61,20 +76,14 @@ def test_an_engine_that_lost_it_gets_the_last_good_generation(names, name):
     made = plan(state, observed(), facts, names)
     assert made.calls == (Load(name, path_of("v1"), good_ref(state), "req-a-2", key="a@1"),)
     assert (made.stage, made.kept) == ((), ())
+    assert (name, path_of("v1")) in made.chosen.uses, "R7 files-pinned"
     assert [(one.name, one.generation, one.reason) for one in made.failed] == [("a", 2, NOT_FINITE)]
     assert not made.is_settled, "a replica is ready once it is there"
     after = plan(state, observed({name: "v1"}), facts, names)
     assert (after.calls, after.stage) == ((), ())
+    assert (name, path_of("v1")) in after.chosen.uses
     assert after.kept == (KeptAdapter("a", 1),)
     assert after.is_settled
-
-
-def test_its_files_are_told_to_be_in_use_before_they_are_loaded_and_after():
-    """R7 files-pinned."""
-    state = second()
-    facts = context(state, "v1", failures=refused(state))
-    for engine in (observed(), observed({"a": "v1"})):
-        assert ("a", path_of("v1")) in plan(state, engine, facts).chosen.uses
 
 
 def test_files_that_are_gone_are_fetched_again_under_a_name_of_their_own():
@@ -154,11 +163,7 @@ def test_what_the_engine_refuses_of_it_is_tried_again_in_its_own_time():
 
 
 def test_a_lazy_adapter_that_is_loaded_and_asked_about_is_left_to_the_answer():
-    informer = Informer(POOL)
-    informer.replace(1, [kv("a", 1, load="lazy")])
-    state = informer.state
-    good = desired(kv("a", 1)).adapters["a"]
-    newest = replace(good, generation=2, ref=replace(good.ref, uri="file:///a/v2"), last_good=good.earlier(1, good.ref))
+    state, (good, newest) = desired(kv("a", 1, load="lazy")), lazily()
     lazy = LazyCandidates(used_at={"a": 1000.0}, whole={"a": newest}, asked={"a"}, idle_seconds=60.0)
     facts = replace(known(state), lazy=lazy, failures={"a": Failure(newest.ref, None, NOT_FINITE, "", 1, None)})
     assert plan(state, observed(), facts).stage == ()
@@ -178,10 +183,7 @@ def test_a_canary_that_refuses_its_generation_goes_on_with_that_of_the_others():
 
 def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_files():
     """R13: so that it is known after a restart, though nobody saw it served."""
-    informer = Informer(POOL)
-    informer.replace(1, [kv("a", 1)])
-    informer.apply(2, [put("a", 2, generation=2, source="v2")])
-    state = informer.state
+    state = second(is_served=False)
     [former] = state.adapters["a"].former
     found = staged(replace(state, adapters=state.adapters.set("a", former)), "v1")
     made = plan(state, observed({"a": "v1"}), replace(known(state), lookup=found.get))
@@ -191,8 +193,7 @@ def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_
 
 def test_a_lazy_adapter_that_the_engine_has_of_before_is_told_with_its_generation():
     """R13: beside what failed, though this process never saw it served."""
-    good = desired(kv("a", 1)).adapters["a"]
-    newest = replace(good, generation=2, ref=replace(good.ref, uri="file:///a/v2"), last_good=good.earlier(1, good.ref))
+    _, newest = lazily()
     state = desired(kv("a", 2, generation=2, source="v2", load="lazy"))
     lazy = LazyCandidates(used_at={"a": 1000.0}, whole={"a": newest}, idle_seconds=60.0)
     failures = {"a": Failure(newest.ref, None, NOT_FINITE, "", 1, None)}
@@ -206,12 +207,8 @@ def test_a_lazy_adapter_that_the_engine_has_of_before_is_told_with_its_generatio
 @pytest.mark.parametrize("failure", [NOT_FINITE, "engine_refused", ""])
 def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generation(names, name, failure):
     """R13, R20: until they serve it, which they cannot while its newest generation is refused."""
-    informer = Informer(POOL)
-    informer.replace(1, [kv("a", 1, placement=placed_at(2))])
-    informer.note_served([("a", 1)])
-    informer.apply(2, [put("a", 2, generation=2, source="v2", placement=placed_at(2))])
-    state = informer.state
-    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    state = second(placement=placed_at(2))
+    others = elsewhere(state)
     failed = refused(state, failure) if failure else {}
     there = ("v1", "v2") if failure == "engine_refused" else ("v1",)
     facts = context(state, *there, failures=failed, share=others, handing=frozenset({name}))
@@ -226,12 +223,8 @@ def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generatio
 
 
 def test_what_others_are_to_take_over_is_loaded_again_as_it_is_followed_if_that_can_be_had():
-    informer = Informer(POOL)
-    informer.replace(1, [kv("a", 1, placement=placed_at(2))])
-    informer.note_served([("a", 1)])
-    informer.apply(2, [put("a", 2, generation=2, source="v2", placement=placed_at(2))])
-    state = informer.state
-    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    state = second(placement=placed_at(2))
+    others = elsewhere(state)
     facts = context(state, "v1", "v2", share=others, handing=frozenset({"a"}))
     (leaving,) = plan(state, observed({"a": "v1"}), facts).leaving
     made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}))
@@ -242,7 +235,7 @@ def test_what_others_are_to_take_over_is_loaded_again_as_it_is_followed_if_that_
 def test_what_others_are_to_take_over_is_told_as_it_was_before_a_publish(generation, told):
     """R24: the engine has the generation before until others serve the newest; of which it is, it was seen to serve."""
     state = desired(kv("a", 7, generation=2, source="v2", placement=placed_at(2)))
-    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    others = elsewhere(state)
     facts = replace(known(state), share=others, generations={("a", path_of("v1")): generation})
     made = plan(state, observed({"a": "v1"}), facts)
     assert [(one.name, one.generation) for one in made.still_served] == told
@@ -251,13 +244,8 @@ def test_what_others_are_to_take_over_is_told_as_it_was_before_a_publish(generat
 
 def test_what_others_are_to_take_over_is_told_by_its_files_where_its_record_was_replaced_before_it_was_seen():
     """R24: the engine got it late, and answers with it until others serve the newest."""
-    informer = Informer(POOL)
-    informer.replace(1, [kv("a", 1, placement=placed_at(2))])
-    for generation in (2, 3):
-        change = put("a", generation, generation=generation, source=f"v{generation}", placement=placed_at(2))
-        informer.apply(generation, [change])
-    state = informer.state
-    others = share(state, without(fleet("r1", "r2", "r3"), "r1"))
+    state = second(2, 3, is_served=False, placement=placed_at(2))
+    others = elsewhere(state)
     former = {one.ref: one for one in state.adapters["a"].former}
     for version in former.values():
         found = staged(replace(state, adapters=state.adapters.set("a", version)), "v1", "v2")

@@ -87,12 +87,6 @@ def test_what_is_loaded_of_an_unreadable_record_stays():
     assert called(plan(desired(kv("a", 1, b"?")), observed({"a@1": "v1"}))) == []
 
 
-def test_a_foreign_adapter_under_the_versioned_name_is_a_conflict():
-    """R11 foreign-safe."""
-    made = plan(wants({"a": "v1"}), observed({"a@1": "/elsewhere"}), "v1")
-    assert (made.calls, reasons(made.failed)) == ((), {"a": "name_conflict"})
-
-
 def test_room_is_kept_for_the_generation_that_comes():
     state = wants({"a": "v1", "b": "v1", "c": "v1"})
     made = plan(state, observed(), "v1", spec=pool(names="versioned", max_adapters=2))
@@ -164,15 +158,6 @@ def test_what_is_loaded_of_unreadable_records_takes_no_room_either():
     assert called(plan(state, observed(listed), "v2", spec=spec)) == ["Load a@2"]
 
 
-def test_a_swap_is_refused_where_the_engine_remembers_the_old_weights():
-    """R4, facts 0.5: until 0.30 vLLM's prefix cache knows the name only."""
-    state = wants({"a": "v2"})
-    made = plan(state, forgetless({"a": "v1"}, {"a": "v1"}), "v2", spec=pool())
-    assert (made.calls, reasons(made.failed)) == ((), {"a": "name_remembered"})
-    assert "--engine-names versioned" in made.failed[0].message
-    assert made.is_settled
-
-
 def test_a_name_is_not_loaded_with_other_weights_than_it_had_before():
     """R4: deleted and added again with other weights, it would be answered from what is remembered."""
     state = wants({"a": "v2"})
@@ -181,12 +166,6 @@ def test_a_name_is_not_loaded_with_other_weights_than_it_had_before():
     again = wants({"a": "v1"})
     assert called(plan(again, forgetless({}, {"a": "v1"}), "v1", spec=pool())) == ["Load a"]
     assert called(plan(state, forgetless({"a@7": "v1"}, {"a": "v1", "a@7": "v1"}), "v2")) == ["Load a@1"]
-
-
-def test_the_pool_says_which_kind_of_engine_it_is_for():
-    made = plan(wants({"a": "v1"}), observed(), "v1", spec=pool().model_copy(update={"engine": "sglang"}))
-    assert made.calls == ()
-    assert made.blocked == "the engine is vllm, the pool is for sglang: check --engine-kind and --pool"
 
 
 def test_new_weights_under_the_same_name_put_off_no_load():

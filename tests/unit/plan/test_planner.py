@@ -63,21 +63,8 @@ def test_what_is_not_in_the_store_is_staged_first():
         wake_at=None,
     )
     assert not made.is_settled
-
-
-def test_what_is_being_staged_is_waited_for():
-    state = wants({"a": "v1"})
-    made = plan(state, observed(), known(state, staging={ref_of(state, "a")}))
-    assert (made.stage, made.calls, reasons(made.pending)) == ((), (), {"a": "staging"})
-    assert not made.is_settled
-
-
-def test_another_description_loads_nothing_anew():
-    """The files are the same, and so is what the engine has under the name."""
-    state = wants({"a": "v1"}, generation=2, description="of the sales schema")
-    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
-    assert (made.stage, made.calls, made.is_settled) == ((), (), True)
-    assert [(one.name, one.generation) for one in made.served] == [("a", 2)]
+    waits = plan(state, observed(), known(state, staging={ref_of(state, "a")}))
+    assert (waits.stage, waits.calls, reasons(waits.pending), waits.is_settled) == ((), (), {"a": "staging"}, False)
 
 
 def test_what_is_staged_is_loaded_by_priority():
@@ -89,10 +76,10 @@ def test_what_is_staged_is_loaded_by_priority():
 
 
 def test_what_the_engine_lists_with_the_right_path_is_served():
-    """R9 status-truth: served is what the listing shows with the desired artifact's path, nothing else."""
-    state = wants({"a": "v1"})
+    """R9 status-truth: with the desired artifact's path, and nothing else; another description loads nothing anew."""
+    state = wants({"a": "v1"}, generation=2, description="of the sales schema")
     made = plan(state, observed({"a": "v1"}), known(state, "v1"))
-    assert made.served == (ServedAdapter("a", 1, digest("v1")),)
+    assert made.served == (ServedAdapter("a", 2, digest("v1")),)
     assert (made.calls, made.pending, made.failed) == ((), (), ())
     assert made.is_settled
 
@@ -124,17 +111,12 @@ def test_what_the_engine_serves_since_before_we_started_waits_for_no_proof():
 
 
 def test_what_is_not_desired_any_more_is_unloaded_before_anything_is_loaded():
-    """R6 unload-eventual."""
-    state = wants({"b": "v1"})
-    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
-    assert made.calls[0] == Unload("a", path_of("v1"))
-    assert isinstance(made.calls[1], Load)
+    """R6 unload-eventual: a lazy one that is not to stay, too, and what a driver left behind from a check."""
+    state, proof = desired(kv("b", 1), kv("l", 1, load="lazy")), PROOF_PREFIX + "0123456789ab"
+    made = plan(state, observed({"a": "v1", "l": "v1", proof: "v2"}), known(state, "v1"))
+    assert made.calls[:-1] == (Unload("a", path_of("v1")), Unload("l", path_of("v1")), Unload(proof, path_of("v2")))
+    assert isinstance(made.calls[-1], Load)
     assert made.is_destructive
-
-
-def test_a_lazy_adapter_is_not_loaded_and_one_that_is_not_to_stay_is_unloaded():
-    state = desired(kv("a", 1, load="lazy"))
-    assert plan(state, observed({"a": "v1"}), known(state, "v1")).calls == (Unload("a", path_of("v1")),)
 
 
 def test_foreign_adapters_are_left_alone():
@@ -144,6 +126,8 @@ def test_foreign_adapters_are_left_alone():
     assert made.calls == ()
     assert reasons(made.failed) == {"a": "name_conflict"}
     assert made.is_settled
+    made = plan(state, observed({"a@1": "/elsewhere"}), known(state, "v1"), pool(names="versioned"))
+    assert (made.calls, reasons(made.failed)) == ((), {"a": "name_conflict"})
 
 
 def test_a_name_that_somebody_took_from_us_is_unloaded_at_once_and_loaded_by_the_next_plan():
@@ -156,76 +140,40 @@ def test_a_name_that_somebody_took_from_us_is_unloaded_at_once_and_loaded_by_the
         assert (made.is_destructive, reasons(made.pending)) == (True, {"a": "swapping"})
     made = plan(state, observed({"x": "/elsewhere/x"}), replace(known(state, "v1"), taken=frozenset({"a"})))
     assert [type(call) for call in made.calls] == [Load]
+    seen = proving({"a": "v1", "b": "v1"}, without=["v1"])
+    state = wants({"a": "v1", "b": "v1"})
+    made = plan(state, seen, replace(known(state, "v1"), taken=frozenset({"a"})))
+    assert [call.name for call in made.calls] == ["a", "b"], "R22: of what has no effect besides, once"
 
 
 def test_a_lazy_adapters_name_is_unloaded_too_so_that_the_next_request_asks_for_it():
-    """R4 digest-true."""
+    """R4 digest-true, R8 isolation: paced like any other."""
     state = desired(kv("a", 1, load="lazy"))
-    facts = replace(known(state, "v1"), taken=frozenset({"a", "gone"}))
-    made = plan(state, observed({"a": "/elsewhere/a"}), facts)
-    assert made.calls == (Unload("a", "/elsewhere/a"),)
-
-
-def test_an_unload_of_what_somebody_put_there_that_failed_is_put_off():
-    """R8 isolation: paced like any other."""
-    state = desired(kv("a", 1, load="lazy"))
+    facts, theirs = replace(known(state, "v1"), taken=frozenset({"a", "gone"})), observed({"a": "/elsewhere/a"})
+    assert plan(state, theirs, facts).calls == (Unload("a", "/elsewhere/a"),)
     failure = Failure(None, "e1", "engine_refused", "m", 1, 2000.0)
-    facts = replace(known(state, "v1"), taken=frozenset({"a"}), failures={"a": failure})
-    made = plan(state, observed({"a": "/elsewhere/a"}), facts)
+    made = plan(state, theirs, replace(facts, failures={"a": failure}))
     assert (made.calls, reasons(made.failed)) == ((), {"a": "engine_refused"})
-
-
-def test_what_a_driver_left_behind_from_a_check_is_unloaded():
-    state = wants({"a": "v1"})
-    name = PROOF_PREFIX + "0123456789ab"
-    assert plan(state, observed({"a": "v1", name: "v2"}), known(state, "v1")).calls == (Unload(name, path_of("v2")),)
-
-
-def test_a_name_of_the_base_model_is_never_loaded():
-    """R5 no-silent-base."""
-    state = wants({"BASE": "v1"})
-    made = plan(state, observed(), known(state, "v1"), pool("base"))
-    assert (made.calls, reasons(made.failed)) == ((), {"BASE": "name_is_base_model"})
-
-
-def test_an_engine_of_another_base_is_not_touched():
-    state = wants({"a": "v1"})
-    made = plan(state, observed({"old": "v1"}), known(state, "v1"), pool("other"))
-    assert (made.calls, made.stage) == ((), ())
-    assert "other" in made.blocked
-    assert not made.is_settled
-
-
-def test_without_a_pool_record_the_adapters_are_served_all_the_same():
-    state = wants({"a": "v1"})
-    assert len(make_plan(state, None, observed(), known(state, "v1"), now=0.0).calls) == 1
 
 
 def test_beyond_the_capacity_the_less_important_wait():
     state = desired(kv("a", 1), kv("b", 2, priority=1), kv("c", 3))
     made = plan(state, observed({"c": "v1"}, max_cpu_loras=3), known(state, "v1"), pool(max_adapters=2))
     assert [type(call).__name__ + " " + call.name for call in made.calls] == ["Unload c", "Load b", "Load a"]
-    assert reasons(made.pending)["c"] == "over_capacity"
+    assert (reasons(made.pending)["c"], kept(made)) == ("over_capacity", {}), "it is about to be unloaded"
     settled = plan(state, observed({"a": "v1", "b": "v1"}, max_cpu_loras=2), known(state, "v1"))
     assert settled.is_settled
 
 
 def test_names_beyond_the_capacity_that_are_too_many_are_counted():
-    """R16 bounded."""
-    state = desired(*(kv(f"n{i:04}", i + 1) for i in range(MAX_OVER_CAPACITY_LISTED + 11)))
+    """R16 bounded, R9: a name that a status leaves out must not be taken for one that is served."""
+    names = [f"n{i:04}" for i in range(MAX_OVER_CAPACITY_LISTED + 11)]
+    state = desired(*(kv(name, at) for at, name in enumerate(names, start=1)))
     made = plan(state, observed(max_cpu_loras=1), known(state))
     assert len([entry for entry in made.pending if entry.reason == "over_capacity"]) == MAX_OVER_CAPACITY_LISTED
     assert made.omitted == 10
-
-
-def test_names_of_which_too_many_are_undecided_are_counted():
-    """R9, R16: a name that a status leaves out must not be taken for one that is served."""
-    state = desired(*(kv(f"n{i:04}", i + 1) for i in range(MAX_OVER_CAPACITY_LISTED + 11)))
-    waits = Share((), undecided=state.order)
-    made = plan(state, observed(), replace(known(state), share=waits))
-    assert reasons(made.pending) == dict.fromkeys(
-        (f"n{i:04}" for i in range(MAX_OVER_CAPACITY_LISTED)), "replicas_unknown"
-    )
+    made = plan(state, observed(), replace(known(state), share=Share((), undecided=state.order)))
+    assert reasons(made.pending) == dict.fromkeys(names[:MAX_OVER_CAPACITY_LISTED], "replicas_unknown")
     assert made.omitted == 11
 
 
@@ -294,15 +242,6 @@ def test_a_call_whose_outcome_is_unknown_is_not_made_again():
     state = wants({"a": "v1"})
     made = plan(state, observed(), known(state, "v1", unsettled={"a"}))
     assert (made.calls, reasons(made.pending)) == ((), {"a": "outcome_unknown"})
-
-
-def test_an_unload_that_failed_is_put_off():
-    state = wants({})
-    failure = Failure(None, "e1", "still_listed", "no", 1, 1030.0)
-    facts = known(state, failures={"a": failure})
-    put_off = plan(state, observed({"a": "v1"}), facts)
-    assert (put_off.calls, reasons(put_off.failed), put_off.wake_at) == ((), {"a": "still_listed"}, 1030.0)
-    assert len(plan(state, observed({"a": "v1"}, incarnation="e2"), facts).calls) == 1
 
 
 def loaded(*adapters: DesiredAdapter, asked: frozenset[str] = frozenset()) -> LazyCandidates:
@@ -432,7 +371,9 @@ def test_after_a_restart_the_most_important_comes_first_and_then_what_was_used_l
 
 
 def test_a_change_made_now_comes_before_the_backlog_and_a_flood_of_them_holds_up_no_backlog():
-    """R19 not-held-up: the newest first; what is old has every other turn."""
+    """R19 not-held-up: the newest first; what is old, as all that was there when it started, has every other turn."""
+    two = numbered("a", "b", since=0)
+    assert [loaded_by(two, since=since) for since in (2, 1, 0, None)] == [[*one] for one in ("ab", "ba", "ba", "ab")]
     state = numbered("a", "b", "c", "z", since=0, a=9, b=9)
     assert loaded_by(state, since=3) == ["z", "a", "b", "c"]
     flood = numbered("a", "b", "w", "x", "y", "z", since=0, a=9, b=9)
@@ -456,14 +397,9 @@ def test_nothing_is_called_while_the_engine_is_paused():
     assert reasons(made.pending) == {"b": ENGINE_PAUSED, "c": ENGINE_PAUSED, "d": "staging"}
     assert made.paused == "it sleeps"
     assert WarnedAdapter("", 0, ENGINE_PAUSED, "it sleeps") in made.warnings
-
-
-def test_what_failed_before_stays_failed_while_the_engine_is_paused():
-    state = wants({"a": "v1"})
-    failure = Failure(ref_of(state, "a"), "e1", "engine_refused", "no", 3, 900.0)
-    engine = replace(observed(), paused="it sleeps")
-    made = plan(state, engine, known(state, "v1", failures={"a": failure}))
-    assert (made.calls, reasons(made.failed)) == ((), {"a": "engine_refused"})
+    failure = Failure(ref_of(state, "c"), "e1", "engine_refused", "no", 3, 900.0)
+    made = plan(state, engine, known(state, "v1", "v2", "v3", failures={"c": failure}))
+    assert (made.calls, reasons(made.failed)) == ((), {"c": "engine_refused"})
 
 
 HAZARDS = (EngineHazard("kv_connector", "keyed by name"), EngineHazard("kv_shared", "keyed by nothing"))
@@ -512,12 +448,6 @@ def test_what_is_not_ours_or_not_by_its_name_is_not_told(engine):
     """R9, R11: nobody's requests for the adapter are answered with its weights by these."""
     state = wants({"a": "v2"}, generation=4)
     assert kept(plan(state, observed(engine), known(state))) == {}
-
-
-def test_what_is_about_to_be_unloaded_is_not_told():
-    state = desired(kv("a", 1), kv("b", 2, priority=1))
-    made = plan(state, observed({"a": "v1"}), known(state, "v1"), pool(max_adapters=1))
-    assert (reasons(made.pending)["a"], kept(made)) == ("over_capacity", {})
 
 
 def test_the_last_good_generation_of_a_record_that_cannot_be_read_is_told_and_counted_once():
@@ -602,13 +532,8 @@ def test_what_was_bound_before_it_was_found_to_answer_otherwise_is_unloaded():
     assert (reasons(made.failed), [one.name for one in made.served]) == ({"a": "not_as_expected"}, ["b"])
     assert plan(state, seen, known(state)).calls == (), "what is not in the store is staged first"
     assert plan(state, seen, known(state, "v1"), pool(prove="off")).calls == ()
-
-
-def test_another_expectation_is_another_question():
-    state = desired(kv("a", 1, expect=EXPECT | {"tolerance": 0.5}))
-    old = desired(kv("a", 1, expect=EXPECT))
-    seen = expecting(proving({"a": "v1"}), unexpected={key_in(old): "otherwise"})
-    assert [one.name for one in plan(state, seen, known(state, "v1")).served] == ["a"]
+    other = desired(kv("a", 1, expect=EXPECT | {"tolerance": 0.5}))
+    assert [one.name for one in plan(other, seen, known(other, "v1")).served] == ["a"], "it is another question"
 
 
 @pytest.mark.parametrize(
@@ -668,15 +593,6 @@ def test_what_takes_something_away_needs_a_look_just_before_it():
     assert all(replace(DONE, calls=calls).is_destructive for calls in ((load, swap), (unload, load), (swap,)))
 
 
-def test_what_is_as_old_as_the_engine_is_no_news_to_it():
-    """R19: what was there when it started is its backlog."""
-    state = numbered("a", "b", since=0)
-    assert loaded_by(state, since=2) == ["a", "b"]
-    assert loaded_by(state, since=1) == ["b", "a"]
-    assert loaded_by(state, since=0) == ["b", "a"]
-    assert loaded_by(state, since=None) == ["a", "b"]
-
-
 def test_lazy_adapters_are_brought_in_after_the_eager_ones_and_unloads_come_first():
     """R6, R19."""
     eager, lazily = wants({"z": "v2"}), wants({"a": "v2"})
@@ -687,22 +603,21 @@ def test_lazy_adapters_are_brought_in_after_the_eager_ones_and_unloads_come_firs
     assert [(type(call), call.name) for call in made.calls] == [(Unload, "gone"), (Load, "z"), (Swap, "a")]
 
 
-def test_an_adapter_under_our_name_that_has_no_effect_and_was_taken_is_unloaded_once():
-    """R4, R22."""
-    state = wants({"a": "v1", "b": "v1"})
-    seen = proving({"a": "v1", "b": "v1"}, without=["v1"])
-    made = plan(state, seen, replace(known(state, "v1"), taken=frozenset({"a"})))
-    assert [call.name for call in made.calls] == ["a", "b"]
-
-
 def test_the_pool_names_one_of_the_engines_base_models():
     """R5: an engine may serve its base under several names."""
-    state = wants({"a": "v1"})
-    seen = replace(observed(), base_models=("other", "base"))
-    assert len(plan(state, seen, known(state, "v1"), pool("base", "third")).calls) == 1
+    state = wants({"a": "v1", "BASE": "v1"})
+    seen = replace(observed({"old": "v1"}), base_models=("other", "base"))
+    made = plan(state, seen, known(state, "v1"), pool("base", "third"))
+    assert [(type(call), call.name) for call in made.calls] == [(Unload, "old"), (Load, "a")]
+    assert reasons(made.failed) == {"BASE": "name_is_base_model"}
+    assert len(make_plan(state, None, seen, known(state, "v1"), now=0.0).calls) == 2, "also without its record"
     blocked = plan(state, seen, known(state, "v1"), pool("third"))
     assert blocked.blocked == "the engine serves other, base, the pool is for third: check --engine and --pool"
+    assert (blocked.calls, blocked.stage, blocked.is_settled) == ((), (), False)
     assert blocked.warnings == (WarnedAdapter("", 0, "blocked", blocked.blocked),)
+    kind = plan(state, seen, known(state, "v1"), pool().model_copy(update={"engine": "sglang"}))
+    assert kind.blocked == "the engine is vllm, the pool is for sglang: check --engine-kind and --pool"
+    assert kind.calls == ()
 
 
 def test_a_plan_that_may_do_nothing_tells_what_the_engine_answers_all_the_same():

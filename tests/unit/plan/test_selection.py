@@ -12,7 +12,7 @@ from sidecar.desired.informer import DesiredState
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Taken
 from sidecar.plan.planner import make_plan
-from sidecar.plan.selection import select
+from sidecar.plan.selection import select, stay
 from sidecar.plan.types import FailedAdapter, LazyCandidates, LazySelection, Plan, Selection, Unload
 from tests.support.records import kv
 from tests.support.worlds import (
@@ -81,6 +81,21 @@ def test_lazy_adapters_that_are_loaded_stay_in_the_room_that_is_left_for_them():
     lazy = LazyCandidates(dict.fromkeys(names, 1.0), dict(lazily.adapters), idle_seconds=9.0)
     found = select(state, None, observed(), replace(known(state), lazy=lazy), now=1.0)
     assert [one.name for one in found.lazy.residents] == names[:100], "of those that were used as late, the first ones"
+
+
+@pytest.mark.parametrize(
+    ("used_at", "bound", "room", "stays"),
+    [
+        ({"old": 0.0, "a": 50.0, "b": 60.0, "c": 70.0}, "", 9, {"a", "b", "c"}),
+        ({"old": 0.0, "a": 50.0, "b": 60.0, "c": 70.0}, "", 2, {"b", "c"}),
+        ({"old": 0.0, "a": 50.0, "b": 60.0, "c": 70.0}, "", 0, set()),
+        ({"old": 0.0, "a": 50.0, "b": 60.0}, "old a", 1, {"old", "a"}),
+        ({"old": 0.0, "a": 50.0, "b": 60.0}, "old x", 2, {"old", "b"}),
+    ],
+)
+def test_the_idle_go_then_the_least_recently_used_but_for_what_was_just_asked_for(used_at, bound, room, stays):
+    lazy = LazyCandidates(used_at=used_at, bound={*bound.split()}, idle_seconds=50.0)
+    assert stay(lazy, room=room, now=100.0) == stays
 
 
 def plan(state: DesiredState, engine, facts, **limits) -> Plan:
@@ -220,6 +235,8 @@ def test_a_swap_is_refused_by_what_is_listed_as_well_as_by_what_was(past):
     state = wants({"a": "v2"})
     made = plan(state, forgetless({"a": "v1"}, past), known(state, "v2"))
     assert [(one.name, one.reason, one.attempts) for one in made.failed] == [("a", "name_remembered", 1)]
+    assert (made.calls, made.is_settled) == ((), True)
+    assert "--engine-names versioned" in made.failed[0].message
     usual = replace(observed({"a": "v1"}), past={})
     assert [type(call).__name__ for call in plan(state, usual, known(state, "v2")).calls] == ["Swap"]
 
