@@ -62,6 +62,17 @@ class Started:
     url: str = ""
     task: asyncio.Task[None] | None = None
 
+    async def begin(self, chosen: SidecarSettings) -> None:
+        """Until it answers."""
+        self.task = asyncio.create_task(run(chosen, self.stop))
+        await eventually(lambda: self.url)
+        await eventually(lambda: self.get("/livez"))
+
+    async def end(self) -> None:
+        assert self.task is not None
+        async with asyncio.timeout(60):
+            await self.task
+
     async def get(self, path: str, **headers: str) -> int:
         """The HTTP status of a page; 0 while nobody answers."""
         with contextlib.suppress(httpx.TransportError):
@@ -116,8 +127,7 @@ async def test_a_sidecar_without_etcd_and_engine_answers_and_ends_when_it_is_tol
 ):
     """R12, R13 static-stable, R20: its pages say how it is; the engine's questions are answered; it leaves nothing."""
     closed = [noted(monkeypatch, *one) for one in ((LocalStore, "close"), (VllmEngine, "aclose"), (Client, "aclose"))]
-    chosen = settings(tmp_path, resolver_socket=short / "s")
-    started.task = asyncio.create_task(run(chosen, started.stop))
+    await started.begin(settings(tmp_path, resolver_socket=short / "s"))
     await eventually((short / "s").exists)
     assert [await started.get(path) for path in ("/livez", "/readyz", "/metrics")] == [200, 503, 200]
     assert await ask(short / "s") == {"schema": 1, "path": None, "reason": "not_ready"}
@@ -127,8 +137,7 @@ async def test_a_sidecar_without_etcd_and_engine_answers_and_ends_when_it_is_tol
     twin = started.lock()
     assert not twin.try_acquire()
     started.stop.set()
-    async with asyncio.timeout(60):
-        await started.task
+    await started.end()
     assert (await started.get("/livez"), (short / "s").exists(), twin.try_acquire()) == (0, False, True)
     assert closed == [[True]] * 3
     twin.close()
@@ -138,9 +147,7 @@ async def test_who_finds_another_of_its_id_on_the_host_says_so_and_drives_nothin
     """R10 one-owner: it lives, is not ready, and takes its place once that ends."""
     other = started.lock()
     assert other.try_acquire()
-    started.task = asyncio.create_task(run(settings(tmp_path, resolver_socket=short / "s"), started.stop))
-    await eventually(lambda: started.url)
-    await eventually(lambda: started.get("/livez"))
+    await started.begin(settings(tmp_path, resolver_socket=short / "s"))
     assert await started.get("/readyz") == 503
     assert not (short / "s").exists()
     other.close()
@@ -151,9 +158,7 @@ async def test_its_port_answers_by_its_own_names_and_drains_it_for_who_has_the_t
     """R20, X2: no web page reads it by a name that was led here, nor takes it out."""
     (tmp_path / "token").write_text("abc")
     chosen = settings(tmp_path, http_names="lora.example.com", control_token_file=tmp_path / "token")
-    started.task = asyncio.create_task(run(chosen, started.stop))
-    await eventually(lambda: started.url)
-    await eventually(lambda: started.get("/livez"))
+    await started.begin(chosen)
     hosts = ("evil.example", "lora.example.com", socket.gethostname())
     assert [await started.get("/status", Host=host) for host in hosts] == [421, 200, 200]
     for said, code in (("sidecar", 403), ("abc", 200)):
@@ -164,12 +169,9 @@ async def test_who_waits_for_another_of_its_id_ends_when_it_is_told(started, tmp
     """Kubernetes would kill it half a minute later."""
     other = started.lock()
     assert other.try_acquire()
-    started.task = asyncio.create_task(run(settings(tmp_path), started.stop))
-    await eventually(lambda: started.url)
-    await eventually(lambda: started.get("/livez"))
+    await started.begin(settings(tmp_path))
     started.stop.set()
-    async with asyncio.timeout(60):
-        await started.task
+    await started.end()
     other.close()
 
 
@@ -182,13 +184,10 @@ async def test_what_ends_a_sidecar_otherwise_is_told_to_who_started_it(started, 
     monkeypatch.setattr(module.Sidecar, "start", lose)
     other = started.lock()
     assert other.try_acquire()
-    started.task = asyncio.create_task(run(settings(tmp_path), started.stop))
-    await eventually(lambda: started.url)
-    await eventually(lambda: started.get("/livez"))
+    await started.begin(settings(tmp_path))
     other.close()
     with pytest.raises(ExceptionGroup) as raised:
-        async with asyncio.timeout(60):
-            await started.task
+        await started.end()
     assert raised.group_contains(ReplicaTaken)
 
 
@@ -293,37 +292,22 @@ async def test_at_a_signal_it_hands_over_before_it_ends():
     assert heard == [7.0]
 
 
-class Told:
-    """In place of each part that is told of rounds; notes which was, in order."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def part(self, name: str) -> Any:
-        return type("Part", (), {"take": lambda _, report: self.hear(name, report)})()
-
-    def hear(self, name: str, said: object) -> None:
-        self.heard.append(name)
-        self.said = said
-
-
 @pytest.mark.parametrize("made", [plan(leaving=("one",)), None], ids=["a plan", "none"])
 def test_a_round_is_told_to_all_parts_and_then_to_who_looks_on(made):
     """R9, R16: what is offered as the newest status has the handoffs and the room of the same round."""
-    told, followed, last = Told(), list[object](), list[tuple[RoundReport, list[str]]]()
-    handoffs: Any = type("Handoffs", (), {"follow": lambda _, leaving: followed.append((leaving, [*told.heard]))})()
     names = ["declines", "finder", "ring", "served", "share", "status"]
-    declines, finder, ring, served, share, status = (told.part(name) for name in names)
-    parts = served, finder, status, share, declines, handoffs, ring
-    tell = module._telling(*parts, lambda one: last.append((one, [*told.heard])))
+    heard, last = Mock(), list[tuple[RoundReport, list[str]]]()
+    declines, finder, ring, served, share, status = (Mock(take=getattr(heard, name)) for name in names)
+    parts = served, finder, status, share, declines, Mock(follow=heard.handoffs), ring
+    tell = module._telling(*parts, lambda one: last.append((one, [name for name, *_ in heard.mock_calls])))
     report = RoundReport(situation(made), 1)
     tell(report)
-    assert (sorted(told.heard), told.said) == (names, report)
-    [(leaving, heard_before)] = followed
-    assert leaving == (("one",) if made else ())
-    assert told.heard.index("share") < told.heard.index("status")
-    assert "status" not in heard_before
-    assert [(one, sorted(heard)) for one, heard in last] == [(report, names)]
+    order = [name for name, *_ in heard.mock_calls]
+    assert sorted(order) == sorted([*names, "handoffs"])
+    assert all(getattr(heard, name).call_args.args == (report,) for name in names)
+    assert heard.handoffs.call_args.args == (("one",) if made else (),)
+    assert max(order.index("share"), order.index("handoffs")) < order.index("status")
+    assert [(one, told) for one, told in last] == [(report, order)]
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
