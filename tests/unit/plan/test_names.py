@@ -87,16 +87,6 @@ def test_what_is_loaded_of_an_unreadable_record_stays():
     assert called(plan(desired(kv("a", 1, b"?")), observed({"a@1": "v1"}))) == []
 
 
-def test_room_is_kept_for_the_generation_that_comes():
-    state = wants({"a": "v1", "b": "v1", "c": "v1"})
-    made = plan(state, observed(), "v1", spec=pool(names="versioned", max_adapters=2))
-    assert (called(made), reasons(made.pending)["b"], reasons(made.pending)["c"]) == (
-        ["Load a@1"],
-        "over_capacity",
-        "over_capacity",
-    )
-
-
 def test_room_for_one_generation_alone_is_told():
     """R14: nothing could be served, and over_capacity of each adapter would not say what to do about it."""
     state = wants({"a": "v1"})

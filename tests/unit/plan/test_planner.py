@@ -258,28 +258,21 @@ def lazily(*sources: str, asked: frozenset[str] = frozenset(), failure: Failure 
     return desired(*(kv(name, 1, source=v, load="lazy") for name, v in lazy.items())), replace(facts, lazy=wanted)
 
 
-def test_a_lazy_adapter_that_stays_is_told_apart_from_what_is_served():
+def test_a_lazy_adapter_that_stays_is_told_apart_and_its_new_generation_holds_nobody_up():
+    """The deadlock rule: nothing is called for what is asked about; the engine holds the name until it is answered."""
     state, facts = lazily("v1", a="v1")
     made = plan(state, observed({"a": "v1"}), facts)
     assert (made.calls, made.served, [one.name for one in made.residents]) == ((), (), ["a"])
-
-
-def test_its_new_generation_is_staged_and_swapped_and_holds_nobody_up():
-    state, facts = lazily(a="v2")
-    made = plan(state, observed({"a": "v1"}), facts)
-    assert ([one.name for one in made.stage], made.calls, made.pending[0].is_settled) == (["a"], (), True)
-    state, facts = lazily("v2", a="v2")
-    made = plan(state, observed({"a": "v1"}), facts)
-    assert [type(call) for call in made.calls] == [Swap]
-
-
-def test_nothing_is_called_for_what_is_being_asked_about():
-    """The deadlock rule: the engine holds the name until it is answered."""
-    state, facts = lazily("v2", a="v2", asked=frozenset({"a", "gone"}))
-    made = plan(state, observed({"a": "v1", "gone": "v1"}), facts)
-    assert made.calls == ()
-    state, facts = lazily(a="v2", asked=frozenset({"a"}))
-    assert plan(state, observed({"a": "v1"}), facts).stage != ()
+    for in_store, asked, staged_names, calls in (
+        ([], "", ["a"], []),
+        (["v2"], "", [], [Swap]),
+        (["v2"], "a gone", [], []),
+        ([], "a", ["a"], []),
+    ):
+        state, facts = lazily(*in_store, a="v2", asked=frozenset(asked.split()))
+        made = plan(state, observed({"a": "v1", **dict.fromkeys(asked.split(), "v1")}), facts)
+        assert ([one.name for one in made.stage], [type(call) for call in made.calls]) == (staged_names, calls)
+        assert all(one.is_settled for one in made.pending)
 
 
 def test_a_plan_itself_chooses_the_lazy_adapters_that_stay_and_says_what_it_may_load():
@@ -293,18 +286,6 @@ def test_a_plan_itself_chooses_the_lazy_adapters_that_stay_and_says_what_it_may_
     assert made.chosen.uses == {("e", path_of("v1")), ("b", path_of("v1"))}
     blocked = plan(state, observed({"a": "v1"}), replace(facts, base_problem="no base"), pool(max_adapters=2))
     assert (blocked.calls, ("e", path_of("v1")) in blocked.chosen.uses) == ((), True), "its files are kept meanwhile"
-
-
-def test_what_was_refused_when_it_was_asked_for_is_told_and_tried_by_nobody():
-    state, facts = lazily("v1", a="v1")
-    (adapter,) = facts.lazy.whole.values()
-    failure = Failure(adapter.ref, None, "not_found", "no files", 2, 5.0)
-    facts = replace(facts, lazy=LazyCandidates(troubles=((adapter, failure),)))
-    made = plan(state, observed(), facts)
-    assert [(one.name, one.reason, one.is_settled) for one in made.failed] == [("a", "not_found", True)]
-    assert (made.wake_at, made.is_settled) == (None, True)
-    both = replace(facts, lazy=replace(loaded(adapter), troubles=((adapter, failure),)))
-    assert plan(state, observed({"a": "v1"}), both).failed == ()
 
 
 def test_what_an_earlier_call_is_under_way_for_is_left_alone_and_waited_for():
@@ -435,12 +416,6 @@ def test_what_the_engine_answers_to_meanwhile_is_told_with_its_generation():
     assert (reasons(made.failed), kept(made)) == ({"a": "digest_mismatch"}, {"a": 3})
     made = plan(state, lists_v1, known(state))
     assert kept(made) == {"a": 0}, "which one it is, nobody remembers after a restart"
-
-
-def test_what_is_refused_though_the_engine_has_it_is_told_as_what_it_is():
-    state = wants({"a": "v1"}, generation=4)
-    made = plan(state, observed({"a": "v1"}, max_lora_rank=4), known(state, "v1"))
-    assert (reasons(made.failed), kept(made)) == ({"a": "rank_too_high"}, {"a": 4})
 
 
 @pytest.mark.parametrize("engine", [{"a": "/elsewhere/a"}, {"A": "v1"}, {"a@3": "v1"}, {"b": "v1"}, {}])

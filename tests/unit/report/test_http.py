@@ -127,6 +127,7 @@ async def test_each_page_tells_of_the_newest_round():
     assert (told.status_code, told.json()["served"], told.json()["served_seen_at"]) == (503, 1, "then")
     figures = await scene.figures()
     assert (figures["lazy_resident"], figures["ready"], figures["desired_adapters"]) == (0, 0, 3)
+    assert (figures["list_held"], figures["degraded"], figures["served_adapters"]) == (0, 0, 1)
     assert not {name for name in figures if name.startswith(("failed_adapters ", "lora_syncer", "engine_swap "))}
 
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from contextlib import aclosing
 
 import pytest
 
 from registry.etcd3.informer import SharedInformerFactory
 from registry.etcd3.ops import Put, Txn
-from registry.etcd3.stream import Connected, Disconnected, ListCause, Listed, Progressed, Reflection
-from registry.model.errors import FailedPrecondition
 from registry.model.records import AdapterRecord, Canary, Meta, PoolSpec, Strategy
-from registry.rollout import watching
 from registry.rollout.controller import RolloutController, Shared
-from registry.rollout.watching import AdapterStreams, WatchBatch
-from registry.runtime.clock import Deadline
-from registry.store.reader import Reader
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.context import TxnLimits
-from tests.simulation.links import Way
 from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import presence
@@ -46,10 +38,9 @@ class Conducted:
             self._put(KEYS.replica(POOL, member.replica), alive.to_bytes())
         client, rng, gate = etcd.client(), random.Random(0), WriteGate()
         gate.open()
-        reader, informers = Reader(client, KEYS), SharedInformerFactory(client, rng=rng)
+        informers = SharedInformerFactory(client, rng=rng)
         writer = Writer(client, KEYS, TxnLimits(), gate, rng=rng)
         self.controller = RolloutController(Shared(client, KEYS, writer, informers, self._count, rng))
-        self.streams = AdapterStreams(client, KEYS, reader, informers, rng=rng)
 
     def _count(self, verb: str) -> None:
         self.done[verb] += 1
@@ -118,51 +109,3 @@ async def test_a_record_that_cannot_be_read_keeps_no_other_rollout(etcd: PlayedE
     conducting = asyncio.create_task(pool.controller.run())
     await asyncio.sleep(20)
     assert (pool.record.rollout, pool.done, conducting.done()) == (None, {"promote": 1}, False)
-
-
-def told(batch: WatchBatch) -> tuple[bool, int, list[bytes]]:
-    return batch.snapshot, batch.revision, [event.key for event in batch.events]
-
-
-@played
-async def test_whoever_has_heard_something_is_given_the_whole_when_etcd_forgets(etcd: PlayedEtcd):
-    """R3: only before the first word is it told that it cannot be gone on from there."""
-    pool = Conducted(etcd)
-    first = pool.put(record(NAME))
-    async with aclosing(pool.streams.adapters(POOL, first, Deadline.of(60))) as batches:
-        assert told(await anext(batches)) == (False, first, [KEY])
-        etcd.links["m0"].set_way(Way.REFUSED)
-        etcd.store.delete(KEY)
-        last = pool.put(record("other"))
-        etcd.store.compact(last)
-        following = asyncio.ensure_future(anext(batches))
-        await asyncio.sleep(10)
-        etcd.links["m0"].set_way(Way.OPEN)
-        assert told(await following) == (True, last, [KEYS.adapter(POOL, "other")])
-
-
-@pytest.mark.parametrize(
-    ("heard", "goes_on"),
-    [([Connected("m0")], False), ([Disconnected("gone")], False), ([Progressed(9)], True)],
-)
-@played
-async def test_a_connection_that_stood_is_not_a_word_about_adapters(etcd: PlayedEtcd, heard, goes_on, monkeypatch):
-    """R3: whoever asks from a revision on and got a whole instead would not know what was deleted before."""
-
-    class Played:
-        def __init__(self, *_: object, **__: object) -> None:
-            """Tells what was heard, and then that it had to list."""
-
-        async def stream(self):
-            reflections: list[Reflection] = [*heard, Listed(12, (), 1, ListCause.COMPACTED)]
-            for one in reflections:
-                yield one
-
-    pool = Conducted(etcd)
-    monkeypatch.setattr(watching, "Reflector", Played)
-    async with aclosing(pool.streams.adapters(POOL, 5, Deadline.of(60))) as batches:
-        if goes_on:
-            assert told(await anext(batches)) == (True, 12, [])
-            return
-        with pytest.raises(FailedPrecondition):
-            await anext(batches)

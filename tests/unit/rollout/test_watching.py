@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from registry.etcd3.informer import SharedInformerFactory
+from registry.etcd3.stream import Connected, Disconnected, ListCause, Listed, Progressed, Reflection
 from registry.model.errors import FailedPrecondition, NotFound, Reason
 from registry.model.placement import Member, Placement
 from registry.model.records import PoolLimits, PoolSpec
+from registry.rollout import watching
 from registry.rollout.status import Question, ReplicaFailure, Rollout
-from registry.rollout.watching import AdapterStreams
+from registry.rollout.watching import AdapterStreams, WatchBatch
 from registry.runtime.clock import Deadline
 from registry.store.reader import Reader
+from tests.simulation.links import Way
 from tests.support.played_etcd import PlayedEtcd, played
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import Replicas, among
@@ -178,3 +181,51 @@ async def test_a_pools_adapters_are_told_as_they_stand_and_as_they_change(etcd: 
         await anext(watched.streams.adapters(POOL, first, Deadline.of(60.0)))
     assert (lost.value.reason, lost.value.field) == (Reason.REVISION_COMPACTED, "start_revision")
     assert lost.value.metadata == {"revision": str(third)}
+
+
+def batch_of(batch: WatchBatch) -> tuple[bool, int, list[bytes]]:
+    return batch.snapshot, batch.revision, [event.key for event in batch.events]
+
+
+@played
+async def test_whoever_has_heard_something_is_given_the_whole_when_etcd_forgets(etcd: PlayedEtcd):
+    """R3: only before the first word is it told that it cannot be gone on from there."""
+    watched = Watched(etcd)
+    first = watched.put("a")
+    async with aclosing(watched.streams.adapters(POOL, first, Deadline.of(60))) as batches:
+        assert batch_of(await anext(batches)) == (False, first, [KEYS.adapter(POOL, "a")])
+        etcd.links["m0"].set_way(Way.REFUSED)
+        etcd.store.delete(KEYS.adapter(POOL, "a"))
+        last = watched.put("other")
+        etcd.store.compact(last)
+        following = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(10)
+        etcd.links["m0"].set_way(Way.OPEN)
+        assert batch_of(await following) == (True, last, [KEYS.adapter(POOL, "other")])
+
+
+@pytest.mark.parametrize(
+    ("heard", "goes_on"),
+    [([Connected("m0")], False), ([Disconnected("gone")], False), ([Progressed(9)], True)],
+)
+@played
+async def test_a_connection_that_stood_is_not_a_word_about_adapters(etcd: PlayedEtcd, heard, goes_on, monkeypatch):
+    """R3: whoever asks from a revision on and got a whole instead would not know what was deleted before."""
+
+    class Played:
+        def __init__(self, *_: object, **__: object) -> None:
+            """Tells what was heard, and then that it had to list."""
+
+        async def stream(self):
+            reflections: list[Reflection] = [*heard, Listed(12, (), 1, ListCause.COMPACTED)]
+            for one in reflections:
+                yield one
+
+    watched = Watched(etcd)
+    monkeypatch.setattr(watching, "Reflector", Played)
+    async with aclosing(watched.streams.adapters(POOL, 5, Deadline.of(60))) as batches:
+        if goes_on:
+            assert batch_of(await anext(batches)) == (True, 12, [])
+            return
+        with pytest.raises(FailedPrecondition):
+            await anext(batches)

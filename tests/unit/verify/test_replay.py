@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from registry.etcd3.ops import Event, Put, Txn
+import pytest
+
+from registry.etcd3.ops import Event, KeyValue, Put, Txn
 from registry.model.keys import last_part
 from registry.model.records import Canary, Strategy
 from registry.model.status import Presence
-from registry.tools.verify.history import Revision, Step
+from registry.tools.verify.history import HistoryBase, Revision, Step
 from registry.tools.verify.replay import replay
 from registry.transactions.changes import ApplyAdapters, DrainReplica, HaltRollout, PromoteRollout
 from sidecar.desired.informer import record_hash
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
+from tests.support.residency_world import presence, replica_status
 from tests.unit.verify.conftest import found, steps_of
 
 
@@ -95,3 +98,59 @@ def test_orders_to_replicas_are_changes_with_an_audit_record(author):
     assert found(steps_of(author)) == set()
     author.etcd.put(KEYS.drain(POOL, "r1"), b"{}")
     assert found(steps_of(author)) == {("W7", author.etcd.revision)}
+
+
+PRESENCE, STATUS = KEYS.replica(POOL, "r1"), KEYS.status(POOL, "r1")
+
+
+def alive(revision: int, owner: str = "ours", lease: int = 7) -> KeyValue:
+    return KeyValue(PRESENCE, presence("r1", owner=owner).to_bytes(), revision, revision, 1, lease)
+
+
+def says(revision: int, lease: int = 7) -> KeyValue:
+    return KeyValue(STATUS, replica_status("r1", revision).to_bytes(), revision, revision, 1, lease)
+
+
+def history(*written: KeyValue | bytes) -> list[Revision]:
+    """Each put, or deletion of a key, at a revision of its own, from the second one on."""
+    return [
+        Revision(at, (Event(one, at, None) if isinstance(one, bytes) else Event(one.key, at, one),))
+        for at, one in enumerate(written, start=2)
+    ]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        (alive(2), says(3), says(4)),
+        (alive(2), says(3), alive(4, lease=8), says(5, lease=8)),
+        (alive(2), says(3), STATUS, PRESENCE, alive(6, "twin", 9), says(7, 9)),
+    ],
+    ids=["it lives", "it restarts", "it dies and another takes the id"],
+)
+def test_one_writer_after_another_is_right(written):
+    """R10 one-owner."""
+    assert found(history(*written)) == set()
+
+
+@pytest.mark.parametrize(
+    ("written", "at"),
+    [
+        ((says(2),), 2),
+        ((alive(2), says(3, lease=9)), 3),
+        ((alive(2), alive(3, lease=8), says(4)), 4),
+        ((alive(2), alive(3, "twin", 8)), 3),
+        ((alive(2), PRESENCE, says(4)), 4),
+    ],
+    ids=["nobody", "another's lease", "the lease before", "id taken from the living", "after its death"],
+)
+def test_two_writers_at_a_time_are_found(written, at):
+    """R10 one-owner."""
+    assert found(history(*written)) == {("R10", at)}
+
+
+def test_who_lived_before_the_history_begins_is_known():
+    """R10: also after a compaction."""
+    stood = HistoryBase(1, (alive(1),))
+    assert found([stood, *history(says(2))]) == set()
+    assert found([stood, *history(says(2, lease=9))]) == {("R10", 2)}
