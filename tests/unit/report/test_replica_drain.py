@@ -290,18 +290,6 @@ async def test_who_is_needed_no_more_is_let_go_at_once(wait):
     assert now() == began
 
 
-async def test_what_it_is_needed_for_is_told_while_it_drains_and_not_before(scene):
-    """R20 drain: `GET /activity` says so, for `loraplane drain --wait`."""
-    scene.plan(OUT)
-    assert await scene.drain.need() is None
-    scene.drain.begin(DrainCause.OPERATOR)
-    assert await scene.drain.need() is Need.TAKEOVER
-    scene.verdict = Taken()
-    assert await scene.drain.need() is Need.NOTHING
-    scene.drain.end()
-    assert await scene.drain.need() is None
-
-
 async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(scene):
     """R20: what it does not know of live replicas proves nothing."""
     scene.plan(replace(PLAN, chosen=replace(COMMON, undecided=(STATE.adapters["one"].rank,))))
@@ -309,7 +297,9 @@ async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(sc
     scene.plan(replace(OUT, is_out=False, leaving=()))
     assert await needed(scene) is Need.TAKEOVER, "it is still one of them"
     scene.plan(OUT)
-    assert await needed(scene) is Need.TAKEOVER
+    assert await scene.drain.need() is None, "nothing drains"
+    scene.drain.begin(DrainCause.OPERATOR)
+    assert await needed(scene) is await scene.drain.need() is Need.TAKEOVER
     scene.around = []
     assert await needed(scene) is Need.TAKEOVER, "somebody is about to take it, whoever else there is"
     scene.around = [READY]
@@ -320,7 +310,9 @@ async def test_it_is_needed_until_it_knows_that_what_is_placed_was_taken_over(sc
         await asyncio.sleep(0)
     assert not waiting.done()
     scene.verdict = Taken(routers_know=False)
-    assert await waiting is Need.NOTHING
+    assert await waiting is await scene.drain.need() is Need.NOTHING
+    scene.drain.end()
+    assert await scene.drain.need() is None
 
 
 async def test_after_a_signal_it_stays_only_for_what_others_are_about_to_take(scene):

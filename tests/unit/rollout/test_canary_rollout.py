@@ -80,37 +80,29 @@ def test_a_status_counts_once_the_replica_has_seen_who_lives():
 
 
 def test_a_presence_that_cannot_be_read_holds_up_nothing_that_depends_on_who_lives():
-    """R14 nack: sidecars leave it out, so who waits for them to have seen it waits for ever."""
+    """R14 nack: sidecars leave it out, so who waits for them to have seen it waits for ever.
+
+    R9: what all serve may be missing on one that nobody knows, which is perhaps only of a later release.
+    """
+    for_all = derive(record(NAME, 2), strangers=["ghost"])
+    assert (for_all.done, for_all.waiting) == (False, "1 of 5 replicas do not serve it yet")
     rollout = derive(canaried(), strangers=["ghost"])
     assert (rollout.stage, {one.replica for one in rollout.replicas}) == (RolloutStage.SERVED, {*REPLICAS})
     numbered = record(NAME, 2, placement=Placement(replicas=2))
     assert derive(numbered, records=[kv(NAME, 50, numbered.to_bytes())], strangers=["ghost"]).done
 
 
-def test_what_all_serve_may_be_missing_on_one_that_nobody_knows():
-    """R9: it lives, and perhaps its sidecar is only of a later release."""
-    rollout = derive(record(NAME, 2), strangers=["ghost"])
-    assert (rollout.done, rollout.waiting) == (False, "1 of 5 replicas do not serve it yet")
-
-
-def test_nobody_lives():
+def test_nobody_lives_or_nobody_is_a_canary():
+    """A record without a strategy is written past the admin service: nobody serves it, nor is said to."""
+    rollout = derive(canaried(strategy=None))
+    assert (rollout.done, rollout.stage, {one.generation for one in rollout.replicas}) == (False, None, {1})
+    assert "no strategy" in rollout.waiting
+    lazily = derive(canaried(load="lazy"), others=status(lazy=Lazy(count=1, servable=True)))
+    assert (lazily.stage, {one.reason for one in lazily.replicas}) == (RolloutStage.SERVED, {"lazy"})
     empty = derive_rollout(Question(POOL, NAME, 2), kv(NAME, 50, canaried().to_bytes()), PoolSnapshot(POOL))
     assert (empty.stage, empty.waiting) == (RolloutStage.WAITING, "no replica of the pool is alive")
     nowhere = canaried(placement=Placement(selector={"zone": "x"}))
     assert derive(nowhere).waiting == "no live replica of the pool matches its selector"
-
-
-def test_a_rollout_without_a_strategy_says_so():
-    """Written past the admin service: nobody is a canary, so nobody serves it, and it is not said to be served."""
-    rollout = derive(canaried(strategy=None))
-    assert (rollout.done, rollout.stage, {one.generation for one in rollout.replicas}) == (False, None, {1})
-    assert "no strategy" in rollout.waiting
-
-
-def test_lazy_canaries():
-    lazy = status(lazy=Lazy(count=1, servable=True))
-    assert derive(canaried(load="lazy"), others=lazy).stage is RolloutStage.SERVED
-    assert {one.reason for one in derive(canaried(load="lazy"), others=lazy).replicas} == {"lazy"}
 
 
 def test_what_canaries_found_is_not_compared_with_what_others_found():
