@@ -94,6 +94,18 @@ def test_without_a_snapshot_that_may_be_followed_there_is_a_list_first(tmp_path,
     assert scene.watcher._begin() is None
 
 
+async def test_without_a_snapshot_nothing_is_acted_upon_nor_written_before_the_first_list(tmp_path, monkeypatch):
+    """R5, R15: nothing is known, which is not that nothing is wanted; a base of it would be one of an empty pool."""
+    scene = booted(tmp_path / "state")
+    await scene.watcher._act_upon_snapshot()
+    running = following(scene, monkeypatch)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert scene.mailbox.snapshot.desired is None
+    assert not (tmp_path / "state").exists()
+    await end(running)
+
+
 def played(script: Callable[[Scene], Coroutine[Any, Any, None]], folder: Path) -> None:
     """A boot on virtual time: what is posted from its beginning on is kept."""
     with closing(VirtualLoop()) as loop:
@@ -215,17 +227,6 @@ def test_a_restart_goes_on_from_the_revision_that_was_acted_upon(tmp_path, scrip
     assert [again.watcher._informer.state.revision] == acted_upon
 
 
-def test_a_boot_without_a_snapshot_waits_for_the_first_list(tmp_path):
-    """R5, R15: nothing is known, which is not that nothing is wanted."""
-
-    async def script(scene: Scene) -> None:
-        await scene.watcher._act_upon_snapshot()
-        await asyncio.sleep(10 * BOOT_WAIT_SECONDS)
-        assert scene.mailbox.snapshot.desired is None
-
-    played(script, tmp_path)
-
-
 def following(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> asyncio.Task[None]:
     """A watch of which nothing comes."""
     monkeypatch.setattr(module, "Reflector", lambda *_, **__: Played())
@@ -249,16 +250,6 @@ async def test_what_is_left_of_a_damaged_snapshot_is_written_whole_before_anythi
     assert {name: one.value for name, one in restored.base.records.items()} == {
         name: one.value for name, one in RECORDS.items()
     }
-
-
-async def test_before_anything_was_followed_nothing_is_written(tmp_path, monkeypatch):
-    """R15: a base without adapters would be a snapshot of an empty pool."""
-    scene = booted(tmp_path / "state")
-    running = following(scene, monkeypatch)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not (tmp_path / "state").exists()
-    await end(running)
 
 
 async def test_the_first_list_is_acted_upon_at_once_and_a_later_one_once_it_is_on_disk(tmp_path):

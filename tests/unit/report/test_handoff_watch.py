@@ -151,23 +151,23 @@ async def test_an_answer_that_comes_too_late_is_forgotten(scene):
 
 @pytest.mark.parametrize("lease", [0, LEASE + 1])
 async def test_only_a_status_under_the_lease_of_its_presence_counts(scene, lease):
-    """R9 status-truth: an earlier process of the other replica may have written it, or somebody who is none."""
-    scene.say(serving(scene.leaving.revision), lease)
-    scene.handoff_watch.follow([scene.leaving])
-    await eventually(scene.handoff_watch.verdicts)
-    assert not scene.is_taken
-    scene.say(serving(scene.leaving.revision), LEASE)
-    await eventually(lambda: scene.is_taken)
+    """R9 status-truth: an earlier process of the other replica may have written it, or somebody who is none.
 
-
-async def test_a_status_that_cannot_be_read_proves_nothing_and_is_told(scene):
-    """R9: of a later release, or of somebody who is none of us."""
+    Nor does one that cannot be read, and that is told.
+    """
     with capture_logs() as logs:
         scene.store.txn(Txn((), (Put(KEYS.status(POOL, "r2"), b"?", LEASE),)))
         scene.handoff_watch.follow([scene.leaving])
         await eventually(scene.handoff_watch.verdicts)
     assert not scene.is_taken
     assert {log["replica"] for log in logs if log["event"] == "status_unreadable"} == {"r2"}
+    scene.handoff_watch.follow([])
+    scene.say(serving(scene.leaving.revision), lease)
+    scene.handoff_watch.follow([scene.leaving])
+    await eventually(scene.handoff_watch.verdicts)
+    assert not scene.is_taken
+    scene.say(serving(scene.leaving.revision), LEASE)
+    await eventually(lambda: scene.is_taken)
 
 
 @pytest.mark.parametrize("trouble", ["error", "disconnected", "held"])

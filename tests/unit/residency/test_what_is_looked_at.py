@@ -52,6 +52,13 @@ def failed(name: str) -> list[Failed]:
     return [Failed(name=name, generation=1, reason="BAD", message="m", attempts=1, retry_at=None)]
 
 
+def broken(world: World) -> None:
+    """A record that cannot be read."""
+    written = kv("broken", world.revision, b"?")
+    world.records[written.key] = written
+    world.look()
+
+
 CHANGES: dict[str, tuple[Callable[[World], object], set[str]]] = {
     "nothing": (says, set()),
     "waits": (lambda world: says(world, pending=[Pending(name="A", generation=1, reason="staging")]), {"a"}),
@@ -100,6 +107,9 @@ CHANGES: dict[str, tuple[Callable[[World], object], set[str]]] = {
     "a deletion": (lambda world: world.drop("a"), {"a", *CHOSEN}),
     "hosts": (lambda world: world.allow("h"), EVERY),
     "is expected": (lambda world: world.remember("r9"), EVERY),
+    "is expected, and more": (lambda world: (world.remember("r9"), world.drop("a"), world.put("c")), {*EVERY, "c"}),
+    "a record beside one that cannot be read": (lambda world: (broken(world), world.put("c")), {"broken", "c", *CHOSEN}),
+    "comes, beside such a one": (lambda world: (broken(world), world.alive("r3")), {*EVERY, "broken"}),
 }
 
 
@@ -288,14 +298,6 @@ async def test_an_update_has_all_that_changed_since_the_last_one():
     assert snapshots == {False, True}
 
 
-def test_what_comes_or_goes_while_others_are_missed_is_told(world):
-    """R9: both in one look."""
-    world.remember("r9")
-    world.drop("a")
-    world.put("c")
-    assert {"a", "b", "c"} <= world.look()
-
-
 def test_of_one_replicas_news_no_other_replica_is_looked_at(world, monkeypatch):
     """R16 bounded: of an adapter that is pinned and on all replicas, whose parts do not depend on each other."""
     before = world.view
@@ -311,17 +313,6 @@ def test_of_one_replicas_news_no_other_replica_is_looked_at(world, monkeypatch):
     monkeypatch.setattr(shares, "evaluate", noted)
     assert derive.changed(before, world.view) == {"a"}
     assert read == [view.replicas["r1"].reading for view in (before, world.view)]
-
-
-def test_a_record_that_cannot_be_read_stands_in_nobodys_way(world):
-    """R9: what is placed by room is told anew beside it."""
-    broken = kv("broken", world.revision, b"?")
-    world.records[broken.key] = broken
-    world.look()
-    world.put("c")
-    assert world.look() >= {"c"}
-    world.alive("r3")
-    assert world.look() >= {"a"}
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,18 @@ def test_what_an_engine_served_when_it_was_last_seen_is_told_with_its_time(again
 
 @pytest.mark.parametrize("shown", [None, {}, {"a": "1"}, {"a": "1", "b": "9"}])
 def test_what_an_engine_never_served_is_not_told_of_it_later(shown):
-    """R9: neither of one that is out of reach."""
+    """R9: neither of one that is out of reach, nor where somebody else has loaded the name (R11)."""
     story, at = of_two()
     story.log("artifact_staged", name="x", artifact="9" * 64, digest="sha256:" + "9" * 64)
     if shown is not None:
         story.look(whole=True, **shown)
     then = served(("a", 1, "1"), ("b", 1, "2")).model_copy(update={"seen_at": "2026-01-01T00:00:00.000Z"})
     story.say(at, served=then, engine=engine(""))
+    assert [one.guarantee for one in story.found()] == ["R9"]
+    story, at = of_two()
+    story.log("engine_listed", incarnation="e1", whole=True, adapters={"a": "/tmp/a"}, more=True)  # noqa: S108 - a name
+    story.look(b="2")
+    story.say(at, served=served(("a", 1, "1"), ("b", 1, "2")))
     assert [one.guarantee for one in story.found()] == ["R9"]
 
 
@@ -100,15 +105,6 @@ def test_a_status_that_says_what_no_look_showed_is_found(adapters, words):
     revision = story.say(at, served=served(("a", 1, "1"), ("b", 1, "2")))
     (finding,) = story.found()
     assert str(finding) == f"R9 at revision {revision}, r1.log, r1: its status is not what it saw: {words}"
-
-
-def test_what_is_listed_from_elsewhere_is_not_served():
-    """R9, R11: somebody else has loaded the name."""
-    story, at = of_two()
-    story.log("engine_listed", incarnation="e1", whole=True, adapters={"a": "/tmp/a"}, more=True)  # noqa: S108 - a name
-    story.look(b="2")
-    story.say(at, served=served(("a", 1, "1"), ("b", 1, "2")))
-    assert [one.guarantee for one in story.found()] == ["R9"]
 
 
 def test_what_another_process_of_the_engine_had_is_not_served():
