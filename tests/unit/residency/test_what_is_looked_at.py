@@ -108,7 +108,7 @@ CHANGES: dict[str, tuple[Callable[[World], object], set[str]]] = {
     "hosts": (lambda world: world.allow("h"), EVERY),
     "is expected": (lambda world: world.remember("r9"), EVERY),
     "is expected, and more": (lambda world: (world.remember("r9"), world.drop("a"), world.put("c")), {*EVERY, "c"}),
-    "a record beside one that cannot be read": (lambda world: (broken(world), world.put("c")), {"broken", "c", *CHOSEN}),
+    "a record beside one that is unreadable": (lambda world: (broken(world), world.put("c")), {"broken", "c", *CHOSEN}),
     "comes, beside such a one": (lambda world: (broken(world), world.alive("r3")), {*EVERY, "broken"}),
 }
 
