@@ -1,4 +1,4 @@
-"""Remote sources at the command line: check, digest, and what apply pins."""
+"""Sources of other hosts at the command line: looked at, pinned, published; the hub is the one of HF_ENDPOINT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from registry.cli import source_reader
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.main import run
-from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
+from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import digest_of
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
@@ -20,7 +20,9 @@ from tests.integration.sources.conftest import PATIENT
 from tests.support.fake_admin import FakeAdmin, applied, connected
 from tests.support.web import Exchange, Site
 
-GONE = "sha256:" + "0" * 64
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FOLDER = f"/acme/sql/resolve/{COMMIT}/v7/"
+URI = f"hf://acme/sql/v7@{COMMIT}"
 
 
 @pytest.fixture
@@ -31,6 +33,12 @@ def base(tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch) -> None:
     monkeypatch.setattr(source_reader, "_LIMITS", PATIENT)
+
+
+def wrong() -> Draft:
+    draft = LLAMA.draft()
+    draft.config["lora_alpha"] = 0
+    return draft
 
 
 def host(site: Site, draft: Draft, path: str = "/team/good/") -> str:
@@ -50,145 +58,163 @@ def packed(draft: Draft) -> bytes:
     return buffer.getvalue()
 
 
-def looked(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = run(arguments)
-    captured = capsys.readouterr()
-    return int(code), captured.out, captured.err
+@pytest.fixture
+def hub(web, monkeypatch) -> Site:
+    """Everything for a token only; weights behind a redirect to another path, as the real one has them."""
+    monkeypatch.setenv("HF_ENDPOINT", web.url)
+    put_on_hub(web, LLAMA.draft())
+    return web
 
 
-def test_a_directory_of_a_web_server_is_checked_and_has_its_digest(capsys, web, base, tmp_path):
+def put_on_hub(site: Site, draft: Draft) -> None:
+    files = draft.files()
+    site.files["/blobs/weights"] = files[WEIGHTS_FILE]
+
+    def config(exchange: Exchange) -> None:
+        exchange.send(200, files[CONFIG_FILE]) if is_known(exchange) else exchange.send(401)
+
+    def weights(exchange: Exchange) -> None:
+        exchange.send(302, Location="/blobs/weights") if is_known(exchange) else exchange.send(401)
+
+    def is_known(exchange: Exchange) -> bool:
+        return exchange.headers.get("Authorization") == "Bearer tokenCANARY"
+
+    site.answers = {FOLDER + CONFIG_FILE: config, FOLDER + WEIGHTS_FILE: weights}
+
+
+@pytest.fixture
+def token(tmp_path, web):
+    """Flags with a credential, for acme's repositories and for the web server."""
+    (tmp_path / "token").write_text("tokenCANARY")
+    entry = {"kind": "file", "path": str(tmp_path / "token"), "prefixes": ["hf://acme", f"{web.url}/team"]}
+    (tmp_path / "credentials").write_text(json.dumps({"acme": entry}))
+    return ("--credentials", str(tmp_path / "credentials"))
+
+
+@pytest.fixture
+def told(capsys):
+    """Runs a command; gives its exit code, and what it printed or its error."""
+
+    def call(*arguments: str) -> tuple[int, dict[str, object]]:
+        code = run(["-o", "json", *arguments])
+        captured = capsys.readouterr()
+        assert "CANARY" not in captured.out + captured.err
+        return int(code), json.loads(captured.err)["error"] if code else json.loads(captured.out)
+
+    return call
+
+
+def test_a_directory_and_an_archive_of_a_web_server_are_checked_and_have_their_digest(told, web, base, tmp_path):
     """R4: the digest is that of the same files in a folder."""
-    url, folder = host(web, LLAMA.draft()), LLAMA.draft().write(tmp_path / "a")
-    assert looked(capsys, "check", url, "--base-model", str(base))[0] == 0
-    code, out, _ = looked(capsys, "-o", "json", "digest", url)
-    assert (code, json.loads(out)["digest"]) == (0, digest_of(folder))
-
-
-def test_an_archive_is_looked_into(capsys, web, base, tmp_path):
+    folder = LLAMA.draft().write(tmp_path / "a")
     web.files["/a.tar.gz"] = packed(LLAMA.draft())
-    url = f"{web.url}/a.tar.gz"
-    assert looked(capsys, "check", url, "--base-model", str(base))[0] == 0
-    assert looked(capsys, "digest", url)[1].strip() == digest_of(LLAMA.draft().write(tmp_path / "a"))
+    for url in (host(web, LLAMA.draft()), f"{web.url}/a.tar.gz"):
+        assert told("check", url, "--base-model", str(base))[0] == 0
+        code, said = told("digest", url)
+        assert (code, said["digest"]) == (0, digest_of(folder))
 
 
-def test_a_wrong_adapter_is_told_by_its_findings(capsys, web, base):
-    draft = LLAMA.draft()
-    draft.config["lora_alpha"] = 0
-    code, out, _ = looked(capsys, "-o", "json", "check", host(web, draft), "--base-model", str(base))
-    assert (code, [one["reason"] for one in json.loads(out)["findings"]]) == (4, ["zero_alpha"])
+def test_a_commit_has_the_digest_of_its_files_and_is_checked(hub, told, base, token, tmp_path):
+    """R4: as a replica would read it."""
+    mine, compared = (*token, "--credential", "acme"), ("--base-model", str(base))
+    code, said = told("digest", URI, *mine)
+    assert (code, said["digest"]) == (0, digest_of(LLAMA.draft().write(tmp_path / "a")))
+    code, said = told("check", URI, *compared, *mine)
+    assert (code, said["findings"]) == (0, [])
+    put_on_hub(hub, wrong())
+    code, said = told("check", URI, *compared, *mine)
+    assert (code, said["reason"]) == (4, "ADAPTER_UNFIT")
 
 
+def test_a_commit_is_published_with_a_credential_of_its_own(hub, told, base, token, tmp_path):
+    """X1: the source's credential is not the destination's; nothing is fetched where nothing can be written."""
+    mine = ("--base-model", str(base), *token, "--source-credential", "acme")
+    for target in (URI, "https://h/a/"):
+        code, error = told("publish", URI, target, *mine)
+        assert (code, error["reason"]) == (4, "CANNOT_PUBLISH")
+    assert hub.seen == []
+    out = tmp_path / "out"
+    code, said = told("publish", URI, str(out), *mine)
+    assert (code, said["digest"]) == (0, digest_of(out))
+    assert {name: (out / name).read_bytes() for name in FILES} == LLAMA.draft().files()
+
+
+@pytest.mark.parametrize("command", ["check", "digest", "publish"])
 @pytest.mark.parametrize(
-    ("status", "code", "reason", "finding"),
-    [(404, 6, "SOURCE_UNREADABLE", "source_missing"), (403, 6, "SOURCE_UNREADABLE", "source_denied")],
-)
-def test_what_cannot_be_read_is_said_with_the_replicas_reason(capsys, web, base, status, code, reason, finding):
-    web.answers["/team/gone/" + CONFIG_FILE] = lambda exchange: exchange.send(status)
-    found, _, err = looked(capsys, "-o", "json", "digest", f"{web.url}/team/gone/")
-    error = json.loads(err)["error"]
-    assert (found, error["reason"], error["metadata"]["finding"]) == (code, reason, finding)
-
-
-@pytest.mark.parametrize(
-    ("uri", "finding"),
+    ("uri", "reason", "finding"),
     [
-        ("https://169.254.169.254/latest/", "address_not_allowed"),
-        ("https://[fe80::1]/a/", "address_not_allowed"),
-        ("https://h/a/?token=CANARY", "invalid_source"),
-        ("hf://org/model@main", "invalid_source"),
-        ("oci://h/a", "invalid_source"),
+        (URI, "SOURCE_UNREADABLE", "source_denied"),
+        ("{web}/team/gone/", "SOURCE_UNREADABLE", "source_missing"),
+        ("hf://acme/sql@main", "SOURCE_REFUSED", "invalid_source"),
+        ("hf://acme", "SOURCE_REFUSED", "invalid_source"),
+        ("https://169.254.169.254/latest/", "SOURCE_REFUSED", "address_not_allowed"),
+        ("https://[fe80::1]/a/", "SOURCE_REFUSED", "address_not_allowed"),
+        ("https://h/a/?token=CANARY", "SOURCE_REFUSED", "invalid_source"),
+        ("oci://h/a", "SOURCE_REFUSED", "invalid_source"),
+        ("file://elsewhere/a", "SOURCE_REFUSED", None),
     ],
 )
-def test_what_is_never_read_is_refused(capsys, uri, finding):
-    """X1: a URI with a secret is not repeated."""
-    code, _, err = looked(capsys, "-o", "json", "digest", uri)
-    error = json.loads(err)["error"]
-    assert (code, error["reason"], error["metadata"]["finding"]) == (4, "SOURCE_REFUSED", finding)
-    assert "CANARY" not in err
+def test_what_a_host_does_not_give_is_one_error(hub, told, base, tmp_path, command, uri, reason, finding):
+    """X1: without a credential nothing but the question is sent; no secret is repeated; nothing is written."""
+    compared = ("--base-model", str(base))
+    target = {"check": compared, "digest": (), "publish": (str(tmp_path / "out"), *compared)}[command]
+    code, error = told(command, uri.format(web=hub.url), *target)
+    assert (code, error["reason"]) == (6 if reason == "SOURCE_UNREADABLE" else 4, reason)
+    assert finding is None or error["metadata"] == {"finding": finding}
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_credential_of_the_desk_is_sent(capsys, web, base, tmp_path):
+def test_a_credential_of_the_desk_is_sent(told, web, token):
     url = host(web, LLAMA.draft())
-    (tmp_path / "token").write_text("CANARY")
-    entry = {"kind": "file", "path": str(tmp_path / "token"), "prefixes": [f"{web.url}/team"]}
-    (tmp_path / "credentials").write_text(json.dumps({"acme": entry}))
-    mine = ("--credentials", str(tmp_path / "credentials"), "--credential", "acme")
-    assert looked(capsys, "digest", url, *mine)[0] == 0
-    assert {headers.get("Authorization") for _, headers in web.seen} == {"Bearer CANARY"}
-    code, _, err = looked(capsys, "digest", url, *mine[:3], "other")
-    assert (code, "unknown_credential" in err) == (4, True)
+    assert told("digest", url, *token, "--credential", "acme")[0] == 0
+    assert {headers.get("Authorization") for _, headers in web.seen} == {"Bearer tokenCANARY"}
+    code, error = told("digest", url, *token, "--credential", "other")
+    assert (code, "unknown_credential" in str(error)) == (4, True)
 
 
-class TestApply:
-    """What apply does with sources of other hosts."""
+@pytest.fixture
+def apply(base, capsys, tmp_path):
+    """Applies one adapter; gives the exit code, the digest that was sent, and standard error."""
+    admin = FakeAdmin()
+    pool = pb.Pool(name="dev", base_models=["tiny"], base=base_message(base_here(base)))
+    admin.answers |= {"ApplyAdapters": [applied], "GetPool": [pool]}
 
-    @pytest.fixture
-    def admin(self, base) -> FakeAdmin:
-        admin = FakeAdmin()
-        pool = pb.Pool(name="dev", base_models=["tiny"], base=base_message(base_here(base)))
-        admin.answers |= {"ApplyAdapters": [applied], "GetPool": [pool]}
-        return admin
+    def call(uri: str, *more: str) -> tuple[int, str | None, str]:
+        document = {
+            "apiVersion": "loraplane/v1",
+            "kind": "Adapter",
+            "metadata": {"name": "sql", "pool": "dev"},
+            "spec": {"source": {"uri": uri}},
+        }
+        (tmp_path / "m.yaml").write_text(json.dumps(document))
+        with connected(admin) as address:
+            code = run(["--admin", address, "apply", "-f", str(tmp_path / "m.yaml"), *more])
+        sent = [change.upsert.spec.source.digest for one in admin.asked("ApplyAdapters") for change in one.changes]
+        return int(code), sent[-1] if sent else None, capsys.readouterr().err
 
-    @pytest.fixture
-    def apply(self, admin, capsys, tmp_path):
-        """Applies one adapter; gives the exit code, the digest that was sent, and standard error."""
+    return call
 
-        def call(uri: str, *more: str, digest: str | None = None) -> tuple[int, str | None, str]:
-            source = {"uri": uri} | ({"digest": digest} if digest else {})
-            document = {
-                "apiVersion": "loraplane/v1",
-                "kind": "Adapter",
-                "metadata": {"name": "sql", "pool": "dev"},
-                "spec": {"source": source},
-            }
-            (tmp_path / "m.yaml").write_text(json.dumps(document))
-            with connected(admin) as address:
-                code = run(["--admin", address, "apply", "-f", str(tmp_path / "m.yaml"), *more])
-            sent = [change.upsert.spec.source.digest for one in admin.asked("ApplyAdapters") for change in one.changes]
-            return int(code), sent[-1] if sent else None, capsys.readouterr().err
 
-        return call
+def test_what_is_wrong_for_good_is_not_sent_and_what_is_right_is_pinned(apply, web, tmp_path):
+    """W9, R4: with the reason of the replicas; what is served later is what was there at this moment."""
+    web.files["/a.tar"] = b"no archive" * 100
+    for url, reason in ((host(web, wrong()), "zero_alpha"), (f"{web.url}/a.tar", "bad_archive")):
+        code, sent, err = apply(url)
+        assert (code, sent, reason in err) == (4, None, True)
+    assert apply(host(web, LLAMA.draft())) == (0, digest_of(LLAMA.draft().write(tmp_path / "a")), "")
 
-    def test_the_digest_is_pinned(self, apply, web, tmp_path):
-        """R4: what is served later is what was there at this moment."""
-        wanted = digest_of(LLAMA.draft().write(tmp_path / "a"))
-        assert apply(host(web, LLAMA.draft())) == (0, wanted, "")
 
-    def test_what_is_wrong_for_good_is_not_sent(self, apply, web):
-        """W9: with the reason of the replicas."""
-        draft = LLAMA.draft()
-        draft.config["lora_alpha"] = 0
-        code, sent, err = apply(host(web, draft))
-        assert (code, sent, "zero_alpha" in err) == (4, None, True)
-        web.files["/a.tar"] = b"no archive" * 100
-        code, sent, err = apply(f"{web.url}/a.tar")
-        assert (code, sent, "bad_archive" in err) == (4, None, True)
+def test_what_cannot_be_read_here_or_keeps_us_waiting_is_left_to_the_replicas_with_a_note(apply, web):
+    """R16: the deadline is for all of them together."""
 
-    def test_what_cannot_be_read_here_is_left_to_the_replicas_with_a_note(self, apply, web):
-        code, sent, err = apply(f"{web.url}/gone/")
-        assert (code, sent) == (0, "")
-        assert err.startswith("note: ")
-        assert "source_missing" in err
+    def drip(exchange: Exchange) -> None:
+        exchange.start(200, Content_Length=1 << 20)
+        while True:
+            exchange.wfile.write(b"x")
+            exchange.wfile.flush()
 
-    def test_a_source_that_keeps_us_waiting_is_given_up(self, apply, web):
-        """R16: the deadline is for all of them together."""
-
-        def drip(exchange: Exchange) -> None:
-            exchange.start(200, Content_Length=1 << 20)
-            while True:
-                exchange.wfile.write(b"x")
-                exchange.wfile.flush()
-
-        web.answers["/slow/" + CONFIG_FILE] = drip
-        code, sent, err = apply(f"{web.url}/slow/", "--look-seconds", "0.2")
-        assert (code, sent, "--look-seconds" in err) == (0, "", True)
-
-    def test_what_is_pinned_or_not_to_be_looked_at_is_not_fetched(self, apply, web):
-        assert apply(host(web, LLAMA.draft()), digest=GONE)[:2] == (0, GONE)
-        assert apply(host(web, LLAMA.draft()), "--look-seconds", "0")[:2] == (0, "")
-        assert web.seen == []
-
-    def test_half_an_adapter_is_not_pinned(self, apply, web):
-        draft = LLAMA.draft()
-        draft.raw[WEIGHTS_FILE] = draft.files()[WEIGHTS_FILE][:-1]
-        assert apply(host(web, draft))[:2] == (0, "")
+    code, sent, err = apply(f"{web.url}/gone/")
+    assert (code, sent, err.startswith("note: "), "source_missing" in err) == (0, "", True, True)
+    web.answers["/slow/" + CONFIG_FILE] = drip
+    code, sent, err = apply(f"{web.url}/slow/", "--look-seconds", "0.2")
+    assert (code, sent, "--look-seconds" in err) == (0, "", True)

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from registry.lora.base import BaseModules, compress
+from registry.lora.digest import WEIGHTS_FILE
+from registry.lora.directory import open_directory
 from registry.lora.ed25519 import read_public_key, sign
 from registry.lora.engine_base import EngineBase
 from registry.model.records import BaseShapes, PoolLimits, PoolSpec
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.proof import read_keys
+from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.plan.planner import make_plan
 from tests.corpus.drafts import LLAMA, QWEN2, Architecture
@@ -21,6 +24,7 @@ from tests.support.adapters import write_adapter, write_files
 from tests.support.signing import make_key, public_pem
 from tests.support.worlds import known, observed, pool, wants
 from tests.unit.artifacts.conftest import contents, pinned, unpinned
+from tests.unit.lora.test_coverage import GATE, LLAMA4, base, draft_of
 
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
 LAX = PoolSpec(name="p", base_models=["base"])
@@ -203,3 +207,49 @@ def test_a_base_is_what_its_pool_says_of_it_and_of_its_engines():
     assert bases.current == BaseModules(LLAMA.modules, (), "Qwen3ForCausalLM", is_tied=True, head_size=8)
     bases.follow(said.model_copy(update={"base": shapes, "engine": "sglang"}))
     assert (bases.current.engine, bases.current.coverage) == ("sglang", None)
+
+
+async def staged(folder: Path, known: BaseModules, prepare: str = "{}") -> Path:
+    store = LocalStore(folder / "store", "r1", [folder.as_uri()], base=known)
+    try:
+        ref = ArtifactRef((folder / "source").as_uri(), None, prepare=prepare, pin_key="p/a@1")
+        return Path((await store.ensure(ref)).path)
+    finally:
+        store.close()
+
+
+async def test_what_an_earlier_release_staged_is_looked_at_anew(tmp_path):
+    """R22 applied-whole: more is known of the engine now than when it was put into the store."""
+    unknown = base(GATE)
+    draft_of(GATE, base=unknown).write(tmp_path / "source")
+    await staged(tmp_path, unknown)
+    known = replace(unknown, architecture="Qwen3MoeForCausalLM")
+    assert known.fingerprint == unknown.fingerprint
+    with pytest.raises(ArtifactError) as refused:
+        await staged(tmp_path, known)
+    assert (refused.value.reason, refused.value.permanent) == ("not_applied_by_engine", True)
+    directory = await staged(tmp_path, known, '{"drop": ["mlp.gate"]}')
+    assert not any("gate" in tensor.name for tensor in open_directory(directory).header.tensors)
+
+
+async def test_rows_are_ordered_on_disk_as_the_engine_orders_the_bases(tmp_path):
+    """R22 applied-whole, R4: under an id of its own."""
+    LLAMA.draft().write(tmp_path / "source")
+    plain = await staged(tmp_path, replace(LLAMA4, architecture="LlamaForCausalLM"))
+    ordered = await staged(tmp_path, LLAMA4)
+    assert plain.name != ordered.name
+    for tensor in open_directory(ordered).header.tensors:
+        old, new = rows(plain, tensor.name), rows(ordered, tensor.name)
+        is_moved = "q_proj.lora_B" in tensor.name
+        assert (old != new) is is_moved
+        assert sorted(old) == sorted(new)
+        if is_moved:
+            assert new[:8] == [old[at] for at in (0, 2, 4, 6, 1, 3, 5, 7)]
+
+
+def rows(directory: Path, name: str) -> list[bytes]:
+    opened = open_directory(directory)
+    [tensor] = [one for one in opened.header.tensors if one.name == name]
+    content = (directory / WEIGHTS_FILE).read_bytes()[opened.start + tensor.begin : opened.start + tensor.end]
+    width = len(content) // tensor.shape[0]
+    return [content[at : at + width] for at in range(0, len(content), width)]

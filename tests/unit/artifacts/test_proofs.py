@@ -138,34 +138,32 @@ async def test_a_report_that_was_replaced_proves_nothing(open_store, sources, tm
     assert digest_of(Path(found.path)) != digest_of(Path(staged.path))
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-async def test_a_bit_that_was_flipped_between_two_processes_is_found_before_the_load(
-    open_store, sources, is_large, monkeypatch
-):
-    """R4, R21."""
-    monkeypatch.setattr("sidecar.artifacts.stored.MAX_AT_ONCE_BYTES", 0 if is_large else 1 << 30)
-    adapter = write_adapter(sources / "a")
-    staged = await open_store().ensure(pinned(adapter))
+@pytest.fixture
+def hashed(monkeypatch) -> list[Path]:
+    """What was hashed, in order."""
+    found, whole = list[Path](), proof.hash_directory
+    monkeypatch.setattr(proof, "hash_directory", lambda path, *more: found.append(path) or whole(path, *more))
+    return found
+
+
+@pytest.mark.parametrize("when", ["while it runs", "between two processes", "between two, of a large one"])
+async def test_a_bit_that_was_flipped_is_found_before_the_load(open_store, sources, monkeypatch, when):
+    """R4, R21: with the times of the file set back, too."""
+    monkeypatch.setattr("sidecar.artifacts.stored.MAX_AT_ONCE_BYTES", 0 if "large" in when else 1 << 30)
+    adapter, store = write_adapter(sources / "a"), open_store()
+    staged = await store.ensure(pinned(adapter))
+    assert store.is_intact(staged.path)
     flip(staged.path)
-    store = open_store()
+    if "between" in when:
+        store = open_store()
+    else:
+        assert not store.is_intact(staged.path)
     assert store.lookup(pinned(adapter)) == replace(staged, is_proven=False)
     assert not store.is_intact(staged.path)
     copy = await store.ensure(pinned(adapter))
     assert copy.path != staged.path
     assert digest_of(Path(copy.path)) == adapter.digest
-
-
-async def test_a_bit_that_is_flipped_while_a_process_runs_is_found_before_the_next_load(store, sources):
-    """R4, R21: with the times of the file set back, too."""
-    adapter = write_adapter(sources / "a")
-    staged = await store.ensure(pinned(adapter))
-    assert store.is_intact(staged.path)
-    flip(staged.path)
-    assert not store.is_intact(staged.path)
-    assert store.lookup(pinned(adapter)) == replace(staged, is_proven=False)
-    copy = await store.ensure(pinned(adapter))
-    assert digest_of(Path(copy.path)) == adapter.digest
-    assert store.lookup(pinned(adapter)) == copy != staged
+    assert store.lookup(pinned(adapter)) == copy
 
 
 def spoil(directory: Path, how: str, elsewhere: Path) -> None:
@@ -201,14 +199,10 @@ async def test_what_is_no_directory_of_ours_is_not_handed_out(open_store, source
         open_store(replica).maintenance.round(Stop())
 
 
-async def test_each_process_hashes_once(open_store, sources, monkeypatch):
+async def test_each_process_hashes_once(open_store, sources, hashed):
     """R21: and what it wrote itself not at all."""
-    hashed: list[Path] = []
-    wrapped = proof.hash_directory
-    monkeypatch.setattr(proof, "hash_directory", lambda path, *more: hashed.append(path) or wrapped(path, *more))
     adapter = write_adapter(sources / "a")
-    first = open_store()
-    staged = await first.ensure(pinned(adapter))
+    staged = await open_store().ensure(pinned(adapter))
     assert not hashed
     for count, replica in enumerate(["r1", "r2"], 1):
         store = open_store(replica)
@@ -219,11 +213,8 @@ async def test_each_process_hashes_once(open_store, sources, monkeypatch):
         assert len(hashed) == count
 
 
-async def test_what_the_engine_served_before_is_proven_while_nobody_waits(open_store, sources, monkeypatch):
+async def test_what_the_engine_served_before_is_proven_while_nobody_waits(open_store, sources, hashed):
     """R13, R21: a restart with a thousand artifacts reads none of them before it says what is served."""
-    hashed: list[Path] = []
-    wrapped = proof.hash_directory
-    monkeypatch.setattr(proof, "hash_directory", lambda path, *more: hashed.append(path) or wrapped(path, *more))
     adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
     staged = [await open_store().ensure(pinned(adapter)) for adapter in adapters]
     store = open_store()

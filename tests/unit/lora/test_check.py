@@ -31,12 +31,6 @@ def findings(
     return {one.reason: one for one in examine(config, tensors, base, limits, policy_of(policy)).findings}
 
 
-def test_a_rank_pattern_counts_as_the_engine_counts_it():
-    draft = LLAMA.draft()
-    draft.config["rank_pattern"] = {"nowhere": 99}
-    assert set(findings(draft, limits=AdapterLimits(max_rank=64))) == {"rank_too_high"}
-
-
 @pytest.mark.parametrize(
     ("name", "right"),
     [

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import struct
+from itertools import accumulate, pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from registry.lora.check import Changes
 from registry.lora.findings import UnfitAdapter
@@ -265,3 +268,17 @@ def test_a_file_that_was_cut_off_anywhere_ends_the_look_at_it(size_bytes):
 def test_a_tensor_of_any_size_is_looked_at_in_little_memory():
     """R16 bounded: its file may have been cut off since its header was believed."""
     assert not_finite(io.BytesIO(FINITE), 0, [Tensor("a", "F32", (1 << 44,), 0, 1 << 46)]) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
+def test_just_the_bytes_of_what_is_kept_are_taken(sizes: list[tuple[int, bool]]):
+    """R4, R5: nothing of a matrix that is left out between two others, and neighbours in one piece."""
+    ends = list(accumulate((size for size, _ in sizes), initial=0))
+    tensors = tuple(
+        Tensor(f"t{at}", "U8", (end - begin,), begin, end) for at, (begin, end) in enumerate(pairwise(ends))
+    )
+    dropped = tuple(one.name for one, (_, is_kept) in zip(tensors, sizes, strict=True) if not is_kept)
+    ranges = new_weights(Header(tensors, {}), Changes({}, dropped, {})).ranges
+    taken = [byte for one in ranges for byte in range(one.begin, one.end)]
+    assert taken == [byte for one in tensors if one.name not in dropped for byte in range(one.begin, one.end)]
+    assert all(before.end < after.begin for before, after in pairwise(ranges))
