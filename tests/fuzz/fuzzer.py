@@ -267,9 +267,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far a search goes: so many hurt cases, or so many seconds; `patience`: times what a case may compute."""
+    """How far a search goes: so many hurt cases, seconds, or findings; `patience`: times what a case may compute."""
 
     runs: int = 1 << 60
+    findings: int = 1 << 60
     seconds: float = float("inf")
     patience: float = 1.0
 
@@ -303,6 +304,8 @@ async def search(
                 if guide is not None and guide.grew() and finding is None and case not in pool:
                     found.grown.append(case)
                     _add(pool, case)
+                if len(found.findings) >= bounds.findings:
+                    break
     found.seconds = time.monotonic() - started
     return found
 
