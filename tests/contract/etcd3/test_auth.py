@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -40,26 +41,18 @@ async def restart(cluster):
     await cluster.ready()
 
 
-async def test_a_user_reads_and_writes_what_the_role_allows(client):
+async def test_a_user_has_what_the_role_allows_and_nobody_else_has(guarded, client):
+    """X1 secret-free: neither error nor options show the password."""
     await client.txn(put((b"/ours/a", b"1")))
     assert (await client.list_prefix(PREFIX)).kvs[0].value == b"1"
     assert len((await client.txn(Txn((), (Range(b"/ours/a"), Range(b"/ours/b"))))).responses) == 2
-    lease = await client.lease_grant(30)
-    assert await client.lease_keepalive(lease) > 0
-
-
-async def test_beyond_the_role_is_permission_denied(client):
+    assert await client.lease_keepalive(await client.lease_grant(30)) > 0
     with pytest.raises(EtcdPermissionDenied) as caught:
         await client.txn(put((b"/theirs", b"1")))
     assert caught.value.certainly_not_applied
-    with pytest.raises(EtcdPermissionDenied):
-        await client.range(Range(b"/theirs"))
-    with pytest.raises(EtcdPermissionDenied):
-        await client.txn(Txn((), (Range(b"/ours/a"), Range(b"/theirs"))))
-
-
-async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):
-    """X1 secret-free: neither error nor options show the password."""
+    for read in (client.range(Range(b"/theirs")), client.txn(Txn((), (Range(b"/ours/a"), Range(b"/theirs"))))):
+        with pytest.raises(EtcdPermissionDenied):
+            await read
     asked: list[str] = []
 
     def password() -> str:
@@ -67,93 +60,60 @@ async def test_a_wrong_password_is_unauthenticated_and_never_shown(guarded):
         return asked[-1]
 
     options = guarded.options(user="lora", password=password, call_timeout_seconds=PATIENCE_SECONDS)
-    client = Client(options)
-    try:
-        with pytest.raises(EtcdUnauthenticated) as caught:
-            await client.txn(put((b"/ours/a", b"1")))
-    finally:
-        await client.aclose()
-    shown = [str(caught.value), repr(caught.value.__cause__), repr(caught.value.__context__), repr(options)]
+    async with aclosing(Client(options)) as wrong, aclosing(guarded.patient()) as nobody:
+        with pytest.raises(EtcdUnauthenticated) as refused:
+            await wrong.txn(put((b"/ours/a", b"1")))
+        with pytest.raises(EtcdUnauthenticated):
+            await nobody.range(Range(PREFIX))
+    shown = [str(refused.value), repr(refused.value.__cause__), repr(refused.value.__context__), repr(options)]
     assert asked, "there was a secret to be shown"
     assert not any("battery-staple" in one for one in shown)
 
 
-async def test_no_user_is_unauthenticated(guarded):
-    client = guarded.patient()
-    try:
-        with pytest.raises(EtcdUnauthenticated):
-            await client.range(Range(PREFIX))
-    finally:
-        await client.aclose()
+async def test_calls_and_watches_survive_that_the_server_forgot_the_token(guarded, client, rng):
+    """A refused write was certainly not applied, so it is sent again under a fresh token.
 
-
-async def test_a_user_is_no_trouble_where_authentication_is_off(own_etcd):
-    client = Client(own_etcd.options(user="lora", password=lambda: PASSWORD, call_timeout_seconds=PATIENCE_SECONDS))
-    try:
-        await client.txn(put((b"a", b"1")))
-        assert (await client.range(Range(b"a"))).count == 1
-    finally:
-        await client.aclose()
-
-
-async def test_calls_survive_that_the_server_forgot_the_token(guarded, client):
-    """The write is sent again under a fresh token, since a refused one was certainly not applied."""
+    Old servers call that "permission denied" on a watch: one fresh token is tried before it is believed.
+    """
     await client.txn(put((b"/ours/a", b"1")))
     await restart(guarded)
     await client.txn(put((b"/ours/b", b"2")))
     lease = await client.lease_grant(30)
-    await restart(guarded)
-    assert await client.lease_keepalive(lease) > 0
-    found = (await client.list_prefix(PREFIX)).kvs
-    assert [(kv.key, kv.version) for kv in found] == [(b"/ours/a", 1), (b"/ours/b", 1)]
-
-
-async def test_a_watch_survives_that_the_server_forgot_the_token(guarded, client, rng):
-    """Old servers call that "permission denied" on a watch: one fresh token is tried before it is believed."""
     async with mirroring(Reflector(client, PREFIX, END, rng=rng, denied_retry_seconds=600.0)) as mirror:
         await mirror.first(Connected)
         await restart(guarded)
         # Written by somebody else, so that no call of this client fetches the fresh token for the watch.
-        await etcdctl(guarded, *ROOT, "put", "/ours/a", "1")
+        await etcdctl(guarded, *ROOT, "put", "/ours/c", "1")
         await mirror.first(Changed)
+        assert await client.lease_keepalive(lease) > 0
     assert len(mirror.of(Listed)) == 1
     assert not any(one.denied for one in mirror.of(Disconnected))
-
-
-async def test_a_fresh_watch_with_a_forgotten_token_logs_in_again(guarded, client, rng):
-    """The stream itself meets the stale token here: no call has refreshed it before."""
-    await client.range(Range(PREFIX))
-    stale = client._calls.login._token
-    async with client.watch(guarded.endpoints[0]) as stream:
-        assert stream.token == stale
-    async with client.watch(guarded.endpoints[0], refused_token=stale) as stream:
-        assert stream.token not in (None, stale)
+    found = (await client.list_prefix(PREFIX)).kvs
+    assert [(kv.key, kv.version) for kv in found] == [(b"/ours/a", 1), (b"/ours/b", 1), (b"/ours/c", 1)]
 
 
 async def test_a_watch_that_is_not_allowed_stays_visible_and_heals(guarded, client, rng):
-    """Denied is told, not hidden in retries; once the role allows it, the watch comes."""
+    """Denied is told, not hidden in retries; once the role allows it, the watch comes; taken away, it is told again.
+
+    After a reconnection the stream itself is refused; the fresh token does not help, so the refusal is believed.
+    """
     reflector = Reflector(client, b"/theirs/", b"/theirs0", rng=rng, denied_retry_seconds=0.2)
     async with mirroring(reflector) as mirror:
         refusal = await mirror.first(Disconnected)
         await etcdctl(guarded, *ROOT, "role", "grant-permission", "lora", "--prefix=true", "read", "/theirs/")
         await mirror.first(Connected)
+        told = len(mirror.told)
+        await etcdctl(guarded, *ROOT, "role", "revoke-permission", "lora", "--prefix=true", "/theirs/")
+        await restart(guarded)
+        await eventually(lambda: any(isinstance(one, Disconnected) and one.denied for one in mirror.told[told:]))
     assert refusal.denied
     assert "permission denied" in refusal.message
 
 
-async def test_permission_that_is_taken_away_stays_visible(guarded, client, rng):
-    """After a reconnection the stream itself is refused; the fresh token does not help, so the refusal is believed."""
-    async with mirroring(Reflector(client, PREFIX, END, rng=rng, denied_retry_seconds=0.2)) as mirror:
-        await mirror.first(Connected)
-        await etcdctl(guarded, *ROOT, "role", "revoke-permission", "lora", "--prefix=true", "/ours/")
-        await restart(guarded)
-        await eventually(lambda: any(one.denied for one in mirror.of(Disconnected)))
-
-
-async def test_a_rotated_password_is_asked_for_again(guarded, rng):
+async def test_a_rotated_password_is_asked_for_again(guarded):
     passwords = [PASSWORD]
-    client = Client(guarded.options(user="lora", password=lambda: passwords[-1], call_timeout_seconds=PATIENCE_SECONDS))
-    try:
+    options = guarded.options(user="lora", password=lambda: passwords[-1], call_timeout_seconds=PATIENCE_SECONDS)
+    async with aclosing(Client(options)) as client:
         await client.txn(put((b"/ours/a", b"1")))
         process = await asyncio.create_subprocess_exec(
             *(str(find_etcdctl()), "--endpoints", guarded.endpoints[0], "--command-timeout=60s", "--dial-timeout=60s"),
@@ -167,5 +127,3 @@ async def test_a_rotated_password_is_asked_for_again(guarded, rng):
         passwords.append("new-password")
         await restart(guarded)
         await client.txn(put((b"/ours/a", b"2")))
-    finally:
-        await client.aclose()

@@ -14,10 +14,9 @@ from registry.etcd3.errors import EtcdUnavailable, Timeout
 from registry.etcd3.ops import (
     Range,
     Txn,
-    absent,
 )
 from registry.tools.devstack.processes import free_ports
-from tests.contract.etcd3.mirror import NOT_REACHED, FirstEndpoint, put
+from tests.contract.etcd3.mirror import FirstEndpoint, put
 from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.waiting import eventually
 
@@ -44,29 +43,6 @@ async def _running(coroutine):
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-async def test_another_member_is_found_when_one_is_not_there(etcd):
-    """A write is sent again only because "failed to connect" is certain: exactly one version results."""
-    (dead,) = free_ports(1)
-    endpoints = (f"127.0.0.1:{dead}", *etcd.endpoints)
-    client = Client(etcd.options(endpoints=endpoints, call_timeout_seconds=PATIENCE_SECONDS), rng=FirstEndpoint())
-    try:
-        await client.txn(put((etcd.key("a"), b"1")))
-        assert (await client.range(Range(etcd.key("a")))).kvs[0].version == 1
-    finally:
-        await client.aclose()
-
-
-async def test_nobody_there_is_certainly_not_applied(etcd):
-    (dead,) = free_ports(1)
-    client = Client(etcd.options(endpoints=(f"127.0.0.1:{dead}",), call_timeout_seconds=0.5))
-    try:
-        with pytest.raises((EtcdUnavailable, Timeout), match=NOT_REACHED) as caught:
-            await client.txn(put((etcd.key("a"), b"1")))
-        assert caught.value.certainly_not_applied
-    finally:
-        await client.aclose()
 
 
 async def test_a_connection_that_breaks_after_the_commit_is_ambiguous_and_never_repeated(etcd, etcd_client, proxy):
@@ -123,18 +99,6 @@ async def test_a_dead_connection_is_not_used_again(proxy, proxied_client, etcd):
     assert (await proxied_client.txn(put((etcd.key("a"), b"1")))).succeeded
 
 
-async def test_a_caller_that_is_cancelled_is_cancelled(proxy, proxied_client, etcd):
-    """Our own cancellation is no failure of etcd's."""
-    await proxied_client.range(Range(etcd.key("a")))
-    proxy.hold_replies()
-    async with _running(proxied_client.txn(put((etcd.key("a"), b"1")), timeout_seconds=60)) as write:
-        await eventually(lambda: _is_sent(etcd, etcd.key("a")))
-        await eventually(lambda: proxy.held)
-        write.cancel()
-        await asyncio.wait([write])
-        assert write.cancelled()
-
-
 async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
     """grpc.aio reports this as a cancellation, which would end the caller's task in silence."""
     client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=PATIENCE_SECONDS))
@@ -147,27 +111,6 @@ async def test_a_client_that_is_closed_ends_its_calls_as_ambiguous(proxy, etcd):
         with pytest.raises(EtcdUnavailable) as caught:
             await write
     assert caught.value.maybe_applied
-
-
-async def test_a_client_that_is_closed_while_it_connects_has_sent_nothing(proxy, etcd):
-    proxy.hold()
-    client = Client(etcd.options(endpoints=(proxy.endpoint,)))
-    async with _running(client.txn(put((etcd.key("a"), b"1")))) as write:
-        await eventually(lambda: proxy.held)
-        await client.aclose()
-        with pytest.raises((EtcdUnavailable, Timeout)) as caught:
-            await write
-    assert caught.value.certainly_not_applied
-    with pytest.raises(EtcdUnavailable, match="closed"):
-        await client.range(Range(b"a"), timeout_seconds=0.5)
-
-
-async def test_a_transaction_that_only_reads_is_never_ambiguous(proxy, proxied_client, etcd):
-    await proxied_client.range(Range(etcd.key("a")))
-    proxy.hold_replies()
-    with pytest.raises((Timeout, EtcdUnavailable)) as caught:
-        await proxied_client.txn(Txn((absent(etcd.key("a")),), (Range(etcd.key("a")),)), timeout_seconds=2)
-    assert caught.value.certainly_not_applied
 
 
 async def _cancelled(client: Client, txn: Txn, after_seconds: float) -> None:
@@ -206,12 +149,6 @@ async def test_a_caller_that_leaves_a_read_ends_no_member(own_etcd, own_client, 
     (member,) = own_etcd.members
     assert not member.has_ended, member.log()[-2000:]
     assert (await own_client.range(Range(b"k/", b"k0", count_only=True))).revision == before, "a read changes nothing"
-
-
-async def test_a_slow_network_is_no_failure(proxy, proxied_client, etcd):
-    proxy.delay(0.05)
-    await proxied_client.txn(put((etcd.key("a"), b"1")))
-    assert (await proxied_client.range(Range(etcd.key("a")))).kvs[0].value == b"1"
 
 
 async def test_status_tells_of_each_endpoint_also_of_one_that_is_down(etcd):

@@ -51,17 +51,12 @@ async def count(client: Client, key: bytes) -> int:
     return (await client.range(Range(key, count_only=True))).count
 
 
-async def test_a_lease_takes_its_keys_along(etcd, etcd_client):
+async def test_a_lease_takes_its_keys_along_and_that_it_is_gone_is_told_by_every_call(etcd, etcd_client):
     lease = await etcd_client.lease_grant(30)
     await etcd_client.txn(put((etcd.key("a"), b"x"), lease=lease))
     assert (await etcd_client.range(Range(etcd.key("a")))).kvs[0].lease == lease
     await etcd_client.lease_revoke(lease)
     assert await count(etcd_client, etcd.key("a")) == 0
-
-
-async def test_a_lease_that_is_gone_is_told_by_every_call(etcd, etcd_client):
-    lease = await etcd_client.lease_grant(30)
-    await etcd_client.lease_revoke(lease)
     with pytest.raises(LeaseExpired):
         await etcd_client.lease_keepalive(lease)
     with pytest.raises(LeaseExpired):
@@ -89,24 +84,6 @@ async def test_a_lease_lives_while_it_is_renewed_and_expires_when_nobody_renews_
     await eventually(outlives, timeout_seconds=120)
 
 
-async def test_a_session_ends_with_its_body_and_revokes(etcd, etcd_client, rng):
-    body = Body(etcd_client, etcd.key("a"))
-    async with session(etcd_client, body, rng, ttl_seconds=60) as task:
-        await eventually(lambda: count(etcd_client, etcd.key("a")))
-        body.may_end.set()
-        await asyncio.wait_for(task, 60)
-    assert await count(etcd_client, etcd.key("a")) == 0
-    assert (len(body.leases), body.cancelled) == (1, 0)
-
-
-async def test_a_cancelled_session_revokes(etcd, etcd_client, rng):
-    body = Body(etcd_client, etcd.key("a"))
-    async with session(etcd_client, body, rng, ttl_seconds=60):
-        await eventually(lambda: count(etcd_client, etcd.key("a")))
-    assert await count(etcd_client, etcd.key("a")) == 0
-    assert body.cancelled == 1
-
-
 async def test_a_session_is_renewed_beyond_its_ttl(etcd, etcd_client, rng, monkeypatch):
     renewed = []
     keepalive = etcd_client.lease_keepalive
@@ -125,18 +102,7 @@ async def test_a_session_is_renewed_beyond_its_ttl(etcd, etcd_client, rng, monke
             return len(body.leases) == await count(etcd_client, etcd.key("a")) == 1
 
     await eventually(is_one_lease, timeout_seconds=120)
-
-
-async def test_a_lost_lease_cancels_the_body_and_runs_it_again_under_a_new_one(etcd, etcd_client, rng):
-    body = Body(etcd_client, etcd.key("a"))
-    async with session(etcd_client, body, rng, ttl_seconds=15):
-        await eventually(lambda: count(etcd_client, etcd.key("a")))
-        await etcd_client.lease_revoke(body.leases[0])
-        await eventually(lambda: len(body.leases) == 2)
-        assert body.cancelled == 1
-        await eventually(lambda: count(etcd_client, etcd.key("a")))
-    assert body.leases[0] != body.leases[1]
-    assert any(isinstance(error, LeaseExpired) for error in body.errors)  # a renewal may have been late before
+    assert await count(etcd_client, etcd.key("a")) == 0, "a session that is cancelled revokes"
 
 
 async def test_only_the_server_declares_a_lease_dead(etcd, etcd_client, proxy, rng):
@@ -154,39 +120,6 @@ async def test_only_the_server_declares_a_lease_dead(etcd, etcd_client, proxy, r
         assert (len(body.leases), body.cancelled) == (2, 1)
     assert [isinstance(error, LeaseExpired) for error in body.errors[:3]] == [False] * 3
     await client.aclose()
-
-
-async def test_a_session_that_starts_without_etcd_waits_for_it(etcd, etcd_client, proxy, rng):
-    proxy.refuse()
-    client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=1))
-    body = Body(etcd_client, etcd.key("a"))
-    async with session(client, body, rng):
-        await eventually(lambda: len(body.errors) > 1)
-        assert body.leases == []
-        proxy.pass_on()
-        await eventually(lambda: count(etcd_client, etcd.key("a")))
-    await client.aclose()
-
-
-async def test_a_body_that_fails_ends_the_session_with_its_error(etcd, etcd_client, rng):
-    async def broken(_lease: int) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await hold_lease(etcd_client, ttl_seconds=60, body=broken, rng=rng)
-
-
-async def test_a_body_that_finds_its_lease_gone_is_run_again(etcd, etcd_client, rng):
-    leases = []
-
-    async def body(lease: int) -> None:
-        leases.append(lease)
-        if len(leases) == 1:
-            await etcd_client.lease_revoke(lease)
-            await etcd_client.txn(put((etcd.key("a"), b"x"), lease=lease))
-
-    await hold_lease(etcd_client, ttl_seconds=60, body=body, rng=rng)
-    assert len(set(leases)) == 2
 
 
 async def _gone(client: Client, key: bytes) -> bool:

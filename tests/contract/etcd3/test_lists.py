@@ -36,14 +36,6 @@ async def test_a_list_takes_pages_at_one_revision(etcd, etcd_client):
     assert [op.revision for op in pages] == [0, revision, revision, revision]
 
 
-@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 20])
-async def test_a_list_has_every_key_once_at_page_borders(etcd, etcd_client, count):
-    await fill(etcd_client, etcd, count)
-    listing = await etcd_client.list_prefix(etcd.key(""), page_size=10)
-    assert [kv.value for kv in listing.kvs] == [b"%d" % i for i in range(count)]
-    assert listing.cluster_id
-
-
 async def test_a_list_overtaken_by_a_compaction_starts_over(etcd, etcd_client):
     """A deletion between the pages must be found, not papered over with the second half of another state."""
     await fill(etcd_client, etcd, 25)

@@ -34,23 +34,14 @@ async def full(tmp_path):
         cluster.stop()
 
 
-async def test_reads_and_deletions_go_on(full):
-    client, _, cluster = full
-    assert (await client.range(Range(b"first"))).count == 1
-    assert await etcdctl(cluster, "del", "first") == "1\n"
-    assert (await client.range(Range(b"first"))).count == 0
-
-
-async def test_a_deletion_beside_a_put_is_refused_whole(full):
-    """W2 atomic-set: refused means that the deletion did not happen either."""
-    client, *_ = full
+async def test_what_frees_space_goes_on_and_what_takes_some_is_refused_whole(full):
+    """W2 atomic-set: refused means that a deletion beside it did not happen either; leases are renewed, not granted."""
+    client, lease, cluster = full
     with pytest.raises(NoSpace):
         await client.txn(Txn((), (Delete(b"first"), Put(b"second", b"x"))))
     assert (await client.range(Range(b"first"))).count == 1
-
-
-async def test_leases_are_renewed_but_not_granted(full):
-    client, lease, _ = full
     assert await client.lease_keepalive(lease) > 0
     with pytest.raises(NoSpace):
         await client.lease_grant(10)
+    assert await etcdctl(cluster, "del", "first") == "1\n"
+    assert (await client.range(Range(b"first"))).count == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import aclosing
 
 import pytest
 
@@ -49,24 +50,37 @@ async def ask(options: ClientOptions) -> int:
         await client.aclose()
 
 
-async def test_calls_and_watches_over_tls(secured, rng):
+async def test_calls_and_watches_over_tls_and_whom_either_side_refuses(secured, authority, stranger, rng, tmp_path):
+    """What no repetition makes right is told at once, and named; what may be a member that dies is unavailable.
+
+    A client without certificate is told in the handshake or by hanging up after it, by the version of TLS.
+    """
     client = secured.patient()
-    try:
-        async with mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
-            await mirror.first(Connected)
-            written = await client.txn(put((b"/a/1", b"x")))
-            await eventually(lambda: mirror.revision == written.revision)
-    finally:
-        await client.aclose()
-
-
-async def test_a_server_of_another_authority_is_refused_at_once(secured, stranger):
-    """Clear, and without using up the deadline: no repetition makes it right."""
-    files = TlsFiles(ca=stranger.certificate)
+    async with aclosing(client), mirroring(Reflector(client, b"/a/", b"/a0", rng=rng)) as mirror:
+        await mirror.first(Connected)
+        written = await client.txn(put((b"/a/1", b"x")))
+        await eventually(lambda: mirror.revision == written.revision)
+    options = secured.options(tls=TlsFiles(ca=stranger.certificate), call_timeout_seconds=100 * PATIENCE_SECONDS)
     with pytest.raises(TlsFailed, match=r"(?i)certificate") as caught:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await ask(secured.options(tls=files, call_timeout_seconds=100 * PATIENCE_SECONDS))
+            await ask(options)
     assert caught.value.certainly_not_applied
+    theirs = stranger.issue("mallory")
+    files = TlsFiles(ca=authority.certificate, certificate=theirs.certificate, key=theirs.key)
+    with pytest.raises(TlsFailed, match=r"(?i)certificate"):
+        await ask(secured.options(tls=files, call_timeout_seconds=60))
+    with pytest.raises(TlsFailed, match=r"absent\.pem"):
+        await ask(secured.options(tls=TlsFiles(ca=tmp_path / "absent.pem")))
+    for without in (TlsFiles(ca=authority.certificate), None):
+        hasty = secured.options(tls=without, call_timeout_seconds=1)
+        await eventually(lambda hasty=hasty: _is_turned_away(hasty))
+
+
+async def test_tls_to_a_plain_port_is_unavailable(etcd, authority):
+    """etcd hangs up in the middle of the handshake, as a dying server would; so it is not called hopeless."""
+    options = etcd.options(tls=TlsFiles(ca=authority.certificate), call_timeout_seconds=1)
+    error = await eventually(lambda: _is_turned_away(options))
+    assert not isinstance(error, TlsFailed)
 
 
 async def test_a_certificate_for_another_name_is_refused(tmp_path, authority):
@@ -80,33 +94,6 @@ async def test_a_certificate_for_another_name_is_refused(tmp_path, authority):
         cluster.stop()
 
 
-async def test_a_refused_client_certificate_is_named(secured, authority, stranger):
-    """What to do is said, where the server says only after the handshake (TLS 1.3) that it refuses us."""
-    theirs = stranger.issue("mallory")
-    options = secured.options(
-        tls=TlsFiles(ca=authority.certificate, certificate=theirs.certificate, key=theirs.key), call_timeout_seconds=60
-    )
-    with pytest.raises(TlsFailed, match=r"(?i)certificate"):
-        await ask(options)
-
-
-async def test_a_client_without_certificate_is_turned_away(secured, authority):
-    """Depending on the TLS version it is told in the handshake or by hanging up after it; both are Unavailable."""
-    options = secured.options(tls=TlsFiles(ca=authority.certificate), call_timeout_seconds=1)
-    await eventually(lambda: _is_turned_away(options))
-
-
-async def test_plain_text_to_a_tls_port_is_unavailable(secured):
-    await eventually(lambda: _is_turned_away(secured.options(tls=None, call_timeout_seconds=1)))
-
-
-async def test_tls_to_a_plain_port_is_unavailable(etcd, authority):
-    """etcd hangs up in the middle of the handshake, as a dying server would; so it is not called hopeless."""
-    options = etcd.options(tls=TlsFiles(ca=authority.certificate), call_timeout_seconds=1)
-    error = await eventually(lambda: _is_turned_away(options))
-    assert not isinstance(error, TlsFailed)
-
-
 async def _is_turned_away(options: ClientOptions) -> EtcdUnavailable | None:
     """None: it is not known, since the machine was busy for all of the deadline."""
     try:
@@ -116,11 +103,6 @@ async def _is_turned_away(options: ClientOptions) -> EtcdUnavailable | None:
     except Timeout:
         return None
     raise AssertionError("answered")
-
-
-async def test_a_missing_file_is_named(secured, tmp_path):
-    with pytest.raises(TlsFailed, match=r"absent\.pem"):
-        await ask(secured.options(tls=TlsFiles(ca=tmp_path / "absent.pem")))
 
 
 async def test_rotated_files_are_read_at_the_next_connection(secured, authority, stranger, tmp_path, rng):
