@@ -43,6 +43,8 @@ class Bounded:
 
     def is_taken(self, value: Any) -> bool:
         """Whether a value is one of the model."""
+        if self.kind is Presence:  # of which whoever reads it in etcd only hears whether it can be read
+            return presence_of(json.dumps(self.fields(value)).encode()) is not None
         try:
             self.kind.model_validate(self.fields(value))
         except ValidationError:
@@ -50,38 +52,25 @@ class Bounded:
         return True
 
 
-@dataclass(frozen=True)
-class BoundedPresence(Bounded):
-    """A field of a presence, of which whoever reads it in etcd only hears whether it can be read."""
+def part_of(kind: type[BaseModel], whole: dict[str, Any], key: str = "") -> Callable[..., Bounded]:
+    """Makes fields of a model that has all others; or of the only answer in it."""
 
-    def is_taken(self, value: Any) -> bool:
-        """Whether a presence with it can be read."""
-        return presence_of(json.dumps(self.fields(value)).encode()) is not None
+    def bounded(fields: Callable[[Any], dict[str, Any]], taken: list[Any], refused: list[Any]) -> Bounded:
+        def made(value: Any) -> dict[str, Any]:
+            return {key: [whole | fields(value)]} if key else whole | fields(value)
 
+        return Bounded(kind, made, taken, refused)
 
-def of_spec(fields: Callable[[Any], dict[str, Any]], taken: list[Any], refused: list[Any]) -> Bounded:
-    return Bounded(AdapterSpec, lambda value: {"source": {"uri": "file:///a"}, **fields(value)}, taken, refused)
-
-
-def of_base(fields: Callable[[Any], dict[str, Any]], taken: list[Any], refused: list[Any]) -> Bounded:
-    whole = {"modules": {"q": (1, 2)}, "fingerprint": FINGERPRINT}
-    return Bounded(BaseShapes, lambda value: whole | fields(value), taken, refused)
+    return bounded
 
 
-def of_answer(fields: Callable[[Any], dict[str, Any]], taken: list[Any], refused: list[Any]) -> Bounded:
-    whole = {"prompt": [1], "tokens": [2]}
-    return Bounded(Expect, lambda value: {"answers": [whole | fields(value)]}, taken, refused)
-
-
-def of_evidence(fields: Callable[[Any], dict[str, Any]], taken: list[Any], refused: list[Any]) -> Bounded:
-    whole = {"engine": "e", "architecture": "A", "applied": [], "taken": []}
-    return Bounded(ReportedEvidence, lambda value: whole | fields(value), taken, refused)
-
-
-def of_pool(fields: Callable[[Any], dict[str, Any]], taken: list[Any], refused: list[Any]) -> Bounded:
-    return Bounded(PoolSpec, lambda value: {"name": "p", "base_models": ["b"], **fields(value)}, taken, refused)
-
-
+of_spec = part_of(AdapterSpec, {"source": {"uri": "file:///a"}})
+of_base = part_of(BaseShapes, {"modules": {"q": (1, 2)}, "fingerprint": FINGERPRINT})
+of_answer = part_of(Expect, {"prompt": [1], "tokens": [2]}, "answers")
+of_evidence = part_of(ReportedEvidence, {"engine": "e", "architecture": "A", "applied": [], "taken": []})
+of_pool = part_of(PoolSpec, {"name": "p", "base_models": ["b"]})
+of_strategy = part_of(Strategy, {"canary": {"replicas": 1}})
+of_presence = part_of(Presence, {"pool": "p", "replica": "r", "incarnation": "i", "owner": "o", "started_at": "t"})
 NAMES_512 = (["a", "a" * 512], ["", "a" * 513])
 BOUNDS = {
     "uri": of_spec(
@@ -96,18 +85,13 @@ BOUNDS = {
     "module to drop": of_spec(lambda name: {"prepare": {"drop": [name]}}, *NAMES_512),
     "replicas": of_spec(lambda count: {"placement": {"replicas": count}}, ["all", 1, 10_000], [0, 10_001, "some"]),
     "priority": of_spec(lambda number: {"priority": number}, [-1000, 1000], [-1001, 1001]),
-    "canaries": Bounded(
-        Strategy,
+    "canaries": of_strategy(
         lambda count: {"canary": {"replicas": count}},
         [1, 10_000, "1%", "99%", "100%"],
         [0, 10_001, "0%", "101%", "1", "%"],
     ),
-    "failures": Bounded(
-        Strategy, lambda count: {"canary": {"replicas": 1}, "max_failures": count}, [0, 10_000], [-1, 10_001]
-    ),
-    "soak": Bounded(
-        Strategy, lambda seconds: {"canary": {"replicas": 1}, "soak_seconds": seconds}, [0, 604_800], [-1, 604_801]
-    ),
+    "failures": of_strategy(lambda count: {"max_failures": count}, [0, 10_000], [-1, 10_001]),
+    "soak": of_strategy(lambda seconds: {"soak_seconds": seconds}, [0, 604_800], [-1, 604_801]),
     "generation": Bounded(
         CanaryRollout,
         lambda number: {"stable_generation": number, "stable_spec": SPEC},
@@ -143,19 +127,7 @@ BOUNDS = {
     "modules": of_base(lambda pattern: {"modules": {pattern: (1, 1)}}, ["a.{0-199999}"], ["a.{0-200000}", "a.{5-4}"]),
     "base models": of_pool(lambda count: {"base_models": ["b"] * count}, [1, 32], [0, 33]),
     "revision": of_pool(lambda number: {"removals_confirmed_revision": number}, [0, 2**63 - 1], [-1, 2**63]),
-    "capacity": BoundedPresence(
-        Presence,
-        lambda count: {
-            "pool": "p",
-            "replica": "r",
-            "incarnation": "i",
-            "owner": "o",
-            "started_at": "t",
-            "capacity": count,
-        },
-        [None, 0, 1_000_000],
-        [-1, 1_000_001, "1", 1.5],
-    ),
+    "capacity": of_presence(lambda count: {"capacity": count}, [None, 0, 1_000_000], [-1, 1_000_001, "1", 1.5]),
     "name in evidence": of_evidence(lambda name: {"engine": name}, ["", "a" * 512], ["a" * 513]),
     "names in evidence": of_evidence(lambda count: {"applied": ["a"] * count}, [0, 4096], [4097]),
     "renames in evidence": of_evidence(lambda count: {"parts": [("a", "b")] * count}, [0, 64], [65]),

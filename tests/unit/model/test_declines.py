@@ -20,28 +20,11 @@ from registry.model.placement import (
 from registry.model.records import AdapterSpec, Placement, SourceSpec
 from registry.model.status import Presence, ReportedDeclines
 
-ONE = Placement(replicas=1)
 MEMBERS = [Member(f"r{number}", {"zone": "x"}) for number in range(3)]
 
 
 def declining(member: Member, *ids: str, reason: str = "rank_too_high") -> Member:
     return replace(member, declines={reason: Declined("16", frozenset(ids))})
-
-
-def test_the_next_one_takes_what_a_replica_declines_of_this_generation():
-    order = placed("p", "a", Placement(replicas=3), rate(MEMBERS, {}), 1)
-    fleet = [declining(one, decline_id("a", 1)) if one.replica == order[0] else one for one in MEMBERS]
-    assert placed("p", "a", ONE, rate(fleet, {}), 1) == order[1:2]
-    assert placed("p", "a", Placement(replicas=3), rate(fleet, {}), 1) == order[1:], "it counts as none"
-    assert placed("p", "a", ONE, rate(fleet, {}), 2) == order[:1], "a generation is another matter"
-    assert set(placed("p", "a", Placement(), rate_evenly(fleet), 1)) == set(order), "all are all"
-
-
-def test_where_all_decline_it_stays_where_it_would_be():
-    """R8: one that nobody takes does not wander."""
-    order = placed("p", "a", Placement(replicas=2), rate(MEMBERS, {}), 1)
-    fleet = [declining(one, decline_id("a", 1)) for one in MEMBERS]
-    assert placed("p", "a", Placement(replicas=2), rate(fleet, {}), 1) == order
 
 
 def test_replicas_say_whom_they_reckoned_with_and_what_those_decline():
@@ -93,3 +76,13 @@ def test_it_is_said_who_does_not_take_it_and_why():
         "r0 does not take it: unknown_credential (its --credentials do not have the credential); "
         "r1 does not take it: of_a_later_release"
     )
+
+
+def test_where_all_decline_it_stays_where_it_would_be():
+    """R8: one that nobody takes does not wander; another generation is another matter, and all are all."""
+    two, order = Placement(replicas=2), placed("p", "a", Placement(replicas=3), rate(MEMBERS, {}), 1)
+    every = rate([declining(one, decline_id("a", 1)) for one in MEMBERS], {})
+    assert placed("p", "a", two, every, 1) == placed("p", "a", two, every, 2) == order[:2]
+    fleet = [declining(one, decline_id("a", 1)) if one.replica == order[0] else one for one in MEMBERS]
+    assert placed("p", "a", Placement(replicas=3), rate(fleet, {}), 1) == order[1:], "it counts as none"
+    assert set(placed("p", "a", Placement(), rate_evenly(fleet), 1)) == set(order)

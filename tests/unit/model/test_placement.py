@@ -9,34 +9,29 @@ from types import SimpleNamespace
 import pytest
 
 from registry.model.placement import (
-    LEAST_WEIGHT,
     Candidate,
     Member,
     canary_count,
     candidate,
     capacity_within,
     counted,
+    looks_at_room,
     members_digest,
     placed,
     ranks,
     rate,
     rate_evenly,
+    room_taken,
     weights_digest,
 )
-from registry.model.records import Canary, Placement
+from registry.model.records import AdapterSpec, Canary, Placement, SourceSpec, Strategy
+from tests.support.residency_world import assigned
 
 
 def test_who_has_twice_the_room_gets_twice_as_much():
     rated = [candidate(Member("small", {}, 64), 32), candidate(Member("large", {}, 96), 32)]
     first = Counter(placed("p", f"k{number}", Placement(replicas=1), rated)[0] for number in range(3000))
     assert 1.8 < first["large"] / first["small"] < 2.2
-
-
-def test_who_has_no_room_gets_next_to_nothing():
-    rated = [candidate(Member("full", {}, 8), 9), candidate(Member("free", {}, 8), 0)]
-    assert rated[0].weight == LEAST_WEIGHT
-    first = Counter(placed("p", f"k{number}", Placement(replicas=1), rated)[0] for number in range(1000))
-    assert first["full"] < 20
 
 
 @pytest.mark.parametrize(
@@ -64,18 +59,6 @@ def test_who_does_not_report_is_left_out_once_all_who_do_are_of_releases_that_do
     assert counted([new, ghost]) == (new,)
     assert counted([new, ghost, old]) == (new, ghost, old)
     assert counted([ghost]) == ()
-
-
-def test_a_little_less_room_moves_nothing():
-    assert candidate(Member("a", {}, 110), 0) == candidate(Member("a", {}, 110), 5)
-
-
-def test_digests_differ_where_replicas_do():
-    one, other = Member("a", {"zone": "x"}, 8), Member("a", {"zone": "y"}, 8)
-    assert members_digest([one]) != members_digest([other]) != members_digest([])
-    assert members_digest([one, Member("b", {})]) == members_digest([Member("b", {}), one])
-    assert weights_digest([candidate(one, 0)]) == weights_digest([candidate(other, 0)])
-    assert weights_digest([candidate(one, 0)]) != weights_digest([candidate(one, 6)])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +129,7 @@ def test_all_releases_find_the_same_digests_of_a_fleet():
     """A replica whose share was found among others is pending: it must not be so because of its release."""
     fleet = [Member("a", {"zone": "x", "b": "c"}, 8), Member("b", {}), Member("c", {}, 0)]
     text = "a\0[('b', 'c'), ('zone', 'x')]\x008\nb\0[]\0\nc\0[]\x000\n"
-    assert members_digest(fleet) == hashlib.sha256(text.encode()).hexdigest()[:32]
+    assert members_digest(fleet) == members_digest(fleet[::-1]) == hashlib.sha256(text.encode()).hexdigest()[:32]
     weights = "a\x008.0\nb\x001.0\n"
     rated = [Candidate(fleet[0], 8.0), Candidate(fleet[1], 1.0)]
     assert weights_digest(rated) == hashlib.sha256(weights.encode()).hexdigest()[:32]
@@ -159,5 +142,43 @@ def test_room_is_told_by_the_least():
     assert rate([], Counter()) == ()
 
 
-def test_a_replica_stays_unless_it_says_otherwise():
-    assert not Member("a", {}).leaving
+MEMBERS = [Member(f"r{number}", {"zone": "a" if number < 3 else "b"}, capacity=10) for number in range(5)]
+
+
+def spec(replicas="all", selector=None, canary=None, load="eager") -> AdapterSpec:
+    return AdapterSpec(
+        source=SourceSpec(uri="file:///a"),
+        placement=Placement(replicas=replicas, selector=selector or {}),
+        strategy=Strategy(canary=Canary(replicas=canary)) if canary else None,
+        load=load,
+    )
+
+
+def test_everybody_who_matches_serves_it():
+    assert set(assigned("p", "a", spec(), MEMBERS, {}).serving) == {f"r{number}" for number in range(5)}
+    assert set(assigned("p", "a", spec(selector={"zone": "b"}), MEMBERS, {}).serving) == {"r3", "r4"}
+
+
+def test_canaries_are_the_first_of_those_who_serve():
+    found = assigned("p", "a", spec(canary=2), MEMBERS, {})
+    assert found.canaries == set(found.serving[:2])
+    assert assigned("p", "a", spec(canary="50%"), MEMBERS, {}).canaries == set(found.serving[:3])
+    assert assigned("p", "a", spec(), MEMBERS, {}).canaries == set()
+    placed = assigned("p", "a", spec(replicas=2, canary=1), MEMBERS, {})
+    assert len(placed.serving) == 2
+    assert placed.canaries == {placed.serving[0]}
+
+
+def test_what_else_the_pool_serves_moves_only_what_is_placed_by_number():
+    crowded = Counter({frozenset({("zone", "a")}): 10})
+    assert assigned("p", "a", spec(canary=2), MEMBERS, crowded) == assigned("p", "a", spec(canary=2), MEMBERS, {})
+    few = spec(replicas=1)
+    taken = Counter(name for n in range(200) for name in assigned("p", f"n{n}", few, MEMBERS, crowded).serving)
+    assert taken["r3"] + taken["r4"] > 190
+
+
+def test_what_takes_room():
+    assert room_taken(spec(selector={"zone": "a"})) == frozenset({("zone", "a")})
+    assert room_taken(spec(replicas=2)) is None
+    assert room_taken(spec(load="lazy")) is None
+    assert (looks_at_room(spec()), looks_at_room(spec(replicas=2))) == (False, True)

@@ -26,13 +26,8 @@ OF_RECORDS = {Reason.FUTURE_SCHEMA, Reason.UNREADABLE_RECORD, Reason.INVALID_NAM
 OF_RECORDS |= {Reason.INVALID_FIELD}
 
 
-def told_in(path: Path) -> Iterator[str]:
-    """The reasons that a module gives for adapters, as words or as constants."""
-    tree = ast.parse(path.read_text())
-    names = dict(constants(tree))
-    for room in ROOMS:
-        for other in (ROOT / room).glob("*.py"):
-            names |= dict(constants(ast.parse(other.read_text())))
+def told_in(tree: ast.AST, names: dict[str, str]) -> Iterator[str]:
+    """The reasons that a module gives for adapters, as words or as these constants."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SAYING:
             yield from words([*node.args, *(one.value for one in node.keywords if one.arg == "reason")], names)
@@ -66,7 +61,9 @@ def all_reasons() -> set[str]:
     closed = (SourceReason, FindingReason, SignatureReason, UnappliedReason)
     found = {reason for one in closed for reason in get_args(one)}
     found |= {one.lower() for one in OF_RECORDS} | {"key_mismatch"}
-    return found | {reason for room in ROOMS for path in (ROOT / room).glob("*.py") for reason in told_in(path)}
+    trees = [ast.parse(path.read_text()) for room in ROOMS for path in (ROOT / room).glob("*.py")]
+    names = {name: value for tree in trees for name, value in constants(tree)}
+    return found | {reason for tree in trees for reason in told_in(tree, names)}
 
 
 def test_every_reason_of_a_replica_has_one_rule_and_every_rule_a_reason():

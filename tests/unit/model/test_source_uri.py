@@ -27,6 +27,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("s3://acme-loras/sql/v7/", SourceUri("s3", "acme-loras", ("sql", "v7"))),
         ("s3://acme-loras/run=1/step@5", SourceUri("s3", "acme-loras", ("run=1", "step@5"))),
         ("gs://acme.loras", SourceUri("gs", "acme.loras", ())),
+        (f"hf://acme/sql.tar@{COMMIT}", SourceUri("hf", "acme", ("sql.tar",), COMMIT)),
+        ("s3://acme/sql.tar", SourceUri("s3", "acme", ("sql.tar",))),
+        ("http://host/a.tgz", SourceUri("http", "host", ("a.tgz",), is_directory=False)),
         ("az://container/a", SourceUri("az", "container", ("a",))),
         ("https://Host.Example/a/", SourceUri("https", "host.example", ("a",))),
         ("https://host:443/a/", SourceUri("https", "host", ("a",))),
@@ -45,22 +48,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_a_uri_is_read_in_its_one_spelling(uri, expected):
     assert parse_source(uri) == expected
-
-
-@pytest.mark.parametrize(
-    ("uri", "is_directory"),
-    [
-        (f"hf://acme/sql.tar@{COMMIT}", True),
-        ("s3://acme/sql.tar", True),
-        ("https://host/a/", True),
-        ("https://host/a.tgz/", True),
-        ("https://host/", True),
-        ("https://host/a.tgz", False),
-        ("http://host/a.tar.gz", False),
-    ],
-)
-def test_only_a_web_server_has_single_archives(uri, is_directory):
-    assert parse_source(uri).is_directory is is_directory
 
 
 NO_SOURCES = {
@@ -177,7 +164,3 @@ def test_a_prefix_is_read_in_its_one_spelling(prefix, expected):
 def test_a_prefix_that_makes_no_sense_is_refused(prefix, found):
     with pytest.raises(SourceUriError, match=found):
         parse_prefix(prefix)
-
-
-def spec(uri: str, credentials: str | None = None) -> AdapterSpec:
-    return AdapterSpec(source=SourceSpec(uri=uri), credentials=credentials)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from typing import Any
+from collections.abc import Iterator, Sequence
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from registry.model.errors import FailedPrecondition, Reason
-from registry.model.records import AdapterRecord, PoolSpec, TenantRecord
-from registry.model.status import Presence, ReplicaStatus, presence_of
-from registry.model.stored import Stored, fields_at, model_in, read_json
+from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec, TenantRecord
+from registry.model.status import (
+    MAX_FOUND,
+    MAX_LEAVING,
+    MAX_SERVES,
+    Presence,
+    ReplicaStatus,
+    host_of,
+    presence_of,
+)
+from registry.model.stored import MAX_TRANSACTION_BYTES, Part, Stored, fields_at, model_in, read_json
 
 TENANT = {"schema": 1, "name": "t", "max_adapters": None, "adapters": 0}
 ADAPTER = {
@@ -86,22 +100,6 @@ def test_a_later_schema_is_told_as_that(schema, reason, told, is_readable):
     with pytest.raises(FailedPrecondition, match=told) as refused:
         TenantRecord.parse(json.dumps(value).encode())
     assert refused.value.reason is reason
-
-
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [(b"[]", "Input should be an object"), (b"{", "Invalid JSON"), (b'{"schema": 1}', "name: Field required")],
-)
-def test_the_first_complaint_is_told_with_its_place_where_it_has_one(value, told):
-    with pytest.raises(FailedPrecondition) as refused:
-        TenantRecord.parse(value)
-    assert refused.value.message.startswith(told)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1,]", b"\xff"], ids=str)
-def test_text_that_is_no_json_is_not_called_too_deep(text):
-    with pytest.raises(ValueError, match=r"^(?!it is nested)"):
-        read_json(text)
 
 
 def test_a_value_is_written_under_the_names_that_every_release_reads():
@@ -216,10 +214,6 @@ def test_what_a_short_value_leaves_out_means_what_it_always_meant():
     assert presence_of(json.dumps(PRESENCE).encode()) == Presence(**PRESENCE)
 
 
-def test_a_presence_that_cannot_be_read_is_none():
-    assert presence_of(b"{") is None
-
-
 @pytest.mark.parametrize(
     ("path", "remedies"),
     [
@@ -261,3 +255,140 @@ def test_the_fields_along_the_path_of_a_complaint(path, remedies):
 )
 def test_the_model_in_a_field(annotation, expected):
     assert model_in(annotation) is expected
+
+
+@pytest.mark.parametrize(
+    ("owner", "host"), [("boot-1:42", "boot-1"), ("unknown-boot:42", ""), ("boot-1", "boot-1"), ("", "")]
+)
+def test_the_host_of_an_owner_is_its_boot_id(owner, host):
+    """R10 one-owner: of a boot id that nobody knows, nothing is said."""
+    assert host_of(owner) == host
+
+
+def test_the_names_of_a_status_fit_into_it():
+    """R16: a status has at most 256 KiB; what it is to name leaves room for what goes wrong."""
+    digest = "sha256:" + "0" * 64
+    found = [{"name": f"acme/adapter-{at:06}", "generation": 100, "digest": digest} for at in range(MAX_FOUND)]
+    serves = [[f"acme/adapter-{at:06}", 100] for at in range(MAX_SERVES)]
+    leaving = [{"name": f"acme/adapter-{at:06}", "generation": 100} for at in range(MAX_LEAVING)]
+    assert sum(len(json.dumps(names)) for names in (found, serves, leaving)) < 0.8 * 256 * 1024
+    assert MAX_SERVES > 2000, "as many as a replica may have are told"
+    assert MAX_LEAVING > 100, "a replica hands over as many at once"
+    assert MAX_FOUND == 256, "all releases compare the same names"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_there"), [(b"", False), (b"[]", False), (b"\xff", False), (b'{"schema": 2}', False), (None, True)]
+)
+def test_a_presence_is_read_or_is_none(value, is_there):
+    """R14: whatever somebody wrote in the place of it."""
+    whole = Presence(pool="p", replica="r", incarnation="i", owner="o", started_at="t")
+    assert presence_of(whole.to_bytes() if value is None else value) == (whole if is_there else None)
+
+
+RECORD = AdapterRecord(
+    name="acme/a",
+    pool="p",
+    tenant="acme",
+    generation=1,
+    spec=AdapterSpec(source=SourceSpec(uri="file:///a")),
+    updated_at="t",
+    updated_by="u",
+)
+
+
+def changed(**fields: object) -> bytes:
+    return json.dumps(json.loads(RECORD.to_bytes()) | fields).encode()
+
+
+def test_the_largest_value_is_one_that_etcd_takes_as_it_is_set_up_by_default():
+    """W1: with room for what stands beside it in its transaction; 1.5 MiB is etcd's --max-request-bytes."""
+    assert 1_000_000 <= MAX_TRANSACTION_BYTES <= 0.95 * 1.5 * (1 << 20)
+
+
+def test_a_copy_of_what_is_frozen_is_itself():
+    """Pydantic makes one of each default, for each of a thousand manifests."""
+    assert copy.deepcopy(RECORD.spec.placement) is RECORD.spec.placement
+
+
+def _parts(kind: type) -> set[type]:
+    return {kind}.union(*(_parts(below) for below in kind.__subclasses__()))
+
+
+def _numbers(annotation: object, metadata: Sequence[object] = ()) -> Iterator[set[str]]:
+    """Of each number in an annotation the names of its bounds."""
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        yield from _numbers(inner, [*metadata, *more])
+    elif annotation in (int, float):
+        found = [one.metadata if isinstance(one, FieldInfo) else [one] for one in metadata]
+        yield {type(bound).__name__ for many in found for bound in many}
+    for inner in get_args(annotation) if get_origin(annotation) is not Annotated else ():
+        yield from _numbers(inner, metadata if get_origin(annotation) in (Union, UnionType) else ())
+
+
+def test_every_number_of_what_is_stored_is_bounded():
+    """R14 nack: a number of 400 digits is one bad value, and nothing has to calculate with it."""
+    unbounded = [
+        f"{kind.__name__}.{name}"
+        for kind in sorted(_parts(Part), key=lambda kind: kind.__name__)
+        if kind.__module__.startswith("registry.model.")
+        for name, field in kind.model_fields.items()
+        for bounds in _numbers(field.annotation, field.metadata)
+        if not bounds >= {"Ge", "Le"}
+    ]
+    assert unbounded == []
+
+
+@pytest.mark.parametrize("kind", [Presence, ReplicaStatus, PoolSpec, TenantRecord, AdapterRecord])
+def test_a_number_of_400_digits_is_refused(kind):
+    """R14 nack."""
+    for name, field in kind.model_fields.items():
+        if any(True for _ in _numbers(field.annotation, field.metadata)):
+            with pytest.raises(FailedPrecondition) as told:
+                kind.parse(json.dumps({field.alias or name: 10**400}).encode())
+            assert len(told.value.message) < 300
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_reader(value):
+    """R14 nack: arbitrary bytes are a refusal, never another error."""
+    with pytest.raises(FailedPrecondition):
+        PoolSpec.parse(value)
+
+
+def test_unknown_fields_stay():
+    again = AdapterRecord.parse(changed(later={"deep": [1]}))
+    assert json.loads(again.to_bytes())["later"] == {"deep": [1]}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason", "told"),
+    [
+        (b"", Reason.UNREADABLE_RECORD, "Invalid JSON"),
+        (b"{", Reason.UNREADABLE_RECORD, "Invalid JSON"),
+        (b"[]", Reason.UNREADABLE_RECORD, "Input should be an object"),
+        (b"[" * 3000, Reason.UNREADABLE_RECORD, ""),
+        (b"\xff", Reason.UNREADABLE_RECORD, ""),
+        (b'{"schema": 1}', Reason.UNREADABLE_RECORD, "name: Field required"),
+        (changed(generation=0), Reason.UNREADABLE_RECORD, "generation: "),
+        (changed(generation="1"), Reason.UNREADABLE_RECORD, "generation: "),
+        (changed(generation=2**53), Reason.UNREADABLE_RECORD, "generation: "),
+        (changed(schema="2"), Reason.UNREADABLE_RECORD, "schema: "),
+        (changed(schema=2, spec="of another form"), Reason.FUTURE_SCHEMA, "schema 2 is later than 1"),
+        (changed(spec={"source": {"uri": 7, "x": "hunter2"}}), Reason.UNREADABLE_RECORD, "spec.source.uri: "),
+    ],
+)
+def test_unreadable(value, reason, told):
+    """R14 nack: it is refused with its reason and where the first complaint is; X1: never with what stands there."""
+    with pytest.raises(FailedPrecondition) as refused:
+        AdapterRecord.parse(value)
+    assert refused.value.reason is reason
+    assert refused.value.message.startswith(told or refused.value.message[:1])
+    assert "hunter2" not in refused.value.message
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", b"\xff", "[" * 30_000], ids=lambda text: str(text)[:5])
+def test_text_that_is_no_json_is_called_too_deep_where_it_is(text):
+    with pytest.raises(ValueError, match="too deeply" if len(text) > 9 else r"^(?!it is nested)"):
+        read_json(text)
