@@ -7,7 +7,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
@@ -18,11 +18,15 @@ from sidecar.engines.load_ledger import LoadLedger
 from sidecar.engines.observed import EngineLimits
 from sidecar.engines.simulated.app import make_app
 from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import GetRequest, Lost, NotSent, PostRequest, Reply, Request
 from sidecar.engines.vllm.driver import UNTOLD, VllmEngine
 from tests.simulation.loop import VirtualLoop
 
 URL = "http://127.0.0.1:8000"
+PLAIN = Options(served_model_name="base", model="/models/base")
+WITH_PLUGIN = replace(PLAIN, plugin=True)
+DEADLINES = Deadlines(1, 2, 4, 8, 16, 32)
 METHODS = {GetRequest: "GET", PostRequest: "POST"}
 Asked = tuple[str, str, Mapping[str, object]]
 

@@ -13,10 +13,8 @@ from sidecar.engines.simulated.app import make_app
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Cut, Die, Hang, Options, OrderedAnswer
 from sidecar.engines.transport import Lost, Reply
-from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import InMemory, answer_of, virtual
+from tests.support.engine_in_memory import PLAIN, InMemory, answer_of, virtual
 
-PLAIN = Options(served_model_name="base", model="/models/base")
 LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
 
 
@@ -29,11 +27,6 @@ def read(reply: Reply | Lost) -> tuple[int, Any]:
     """Its status and its JSON."""
     assert isinstance(reply, Reply)
     return reply.status, json.loads(reply.body)
-
-
-@pytest.fixture
-def a(tmp_path) -> str:
-    return str(write_adapter(tmp_path / "a", seed=1).directory)
 
 
 async def test_what_is_not_there_is_answered_as_the_framework_does():

@@ -8,11 +8,10 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -22,9 +21,7 @@ from sidecar.engines.simulated.engine import EngineDead, Rejection, SimulatedVll
 from sidecar.engines.simulated.options import DEFAULTS, Options
 from sidecar.vllm_plugin.guard import Guard
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import virtual
-
-PLAIN = Options(served_model_name="base", model="/models/base")
+from tests.support.engine_in_memory import PLAIN, virtual
 
 
 @pytest.fixture
@@ -229,78 +226,61 @@ async def test_whoever_fails_while_it_is_served_leaves_no_server_behind(monkeypa
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def started(monkeypatch, *flags: str, until: str) -> tuple[Options, tuple[object, ...], int]:
-    """What the program makes of its flags, where it listens, and its exit code once that happened."""
-    seen: list[tuple[Options, tuple[object, ...]]] = []
-
-    async def serve(engine: SimulatedVllm, address: tuple[object, ...]) -> None:
-        seen.append((engine.options, address))
-        if until == "death":
-            engine.die()
-            return
-        signal.raise_signal(getattr(signal, until))
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(program, "serve", serve)
-    monkeypatch.setattr(program, "listen", lambda *address: address)
-    monkeypatch.setattr(sys, "argv", ["simulated", "--port", "8123", *flags])
-    with pytest.raises(SystemExit) as ended:
-        program.main()
-    [(options, address)] = seen
-    return options, address, int(str(ended.value.code))
-
-
-OURS = ("LORAPLANE_", "VLLM_")
-
-
 @pytest.fixture
-def no_variables(monkeypatch) -> None:
-    for name in [name for name in os.environ if name.startswith(OURS)]:
+def start(monkeypatch) -> Callable[..., tuple[Options, tuple[object, ...], int]]:
+    """Has the program started with flags and variables: its options, where it listens, and its exit code."""
+    for name in [name for name in os.environ if name.startswith(("LORAPLANE_", "VLLM_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(program, "listen", lambda *address: address)
+
+    def started(*flags: str, until: str = "SIGTERM", **variables: str) -> tuple[Options, tuple[object, ...], int]:
+        seen: list[tuple[Options, tuple[object, ...]]] = []
+
+        async def serve(engine: SimulatedVllm, address: tuple[object, ...]) -> None:
+            seen.append((engine.options, address))
+            if until == "death":
+                engine.die()
+                return
+            signal.raise_signal(getattr(signal, until))
+            await asyncio.Event().wait()
+
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(program, "serve", serve)
+        monkeypatch.setattr(sys, "argv", ["simulated", "--port", "8123", *flags])
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        [(options, address)] = seen
+        return options, address, int(str(ended.value.code))
+
+    return started
 
 
-@pytest.mark.usefixtures("no_variables")
+VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
+
+
 @pytest.mark.parametrize(("until", "code"), [("SIGTERM", 0), ("SIGINT", 0), ("death", 1)])
-def test_without_flags_it_is_as_it_is_without_options_and_ends_as_it_is_told(monkeypatch, until, code):
-    options, address, found = started(monkeypatch, until=until)
-    assert options == replace(DEFAULTS, runtime_lora=False)
-    assert (address, found) == (("127.0.0.1", 8123), code)
+def test_without_flags_it_is_as_it_is_without_options_and_ends_as_it_is_told(start, until, code):
+    assert start(until=until) == (replace(DEFAULTS, runtime_lora=False), ("127.0.0.1", 8123), code)
 
 
-@pytest.mark.usefixtures("no_variables")
-def test_flags_and_variables_are_those_of_vllm(monkeypatch, tmp_path):
+def test_flags_and_variables_are_those_of_vllm(start, tmp_path):
     flags = "--host ::1 --served-model-name m --model /m --max-loras 2 --max-cpu-loras 3 --max-lora-rank 8 --api-key k "
     flags += "--vllm-version 0.31.0 --load-seconds 1.5 --token-seconds 0.5"
     token = tmp_path / "token"
-    for name, value in {
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_PLUGINS": "other,loraplane",
-        "LORAPLANE_PLUGIN": "true",
+    more = {
         "LORAPLANE_RESOLVER": "/run/r.sock",
         "LORAPLANE_STORE": "/store",
         "LORAPLANE_CONTROL_TOKEN_FILE": str(token),
-    }.items():
-        monkeypatch.setenv(name, value)
-    options, address, _ = started(monkeypatch, *flags.split(), until="SIGTERM")
+    }
+    more |= {"VLLM_PLUGINS": "other,loraplane", "LORAPLANE_PLUGIN": "true"}
+    options, address, _ = start(*flags.split(), **(VARIABLES | more))
     assert address == ("::1", 8123)
-    assert options == Options(
-        served_model_name="m",
-        model="/m",
-        max_loras=2,
-        max_cpu_loras=3,
-        max_lora_rank=8,
-        runtime_lora=True,
-        plugin=True,
-        resolver="/run/r.sock",
-        guard=Guard("/store", Path(token)),
-        api_key="k",
-        version="0.31.0",
-        load_seconds=1.5,
-        token_seconds=0.5,
-    )
+    limits = {"max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 8, "load_seconds": 1.5, "token_seconds": 0.5}
+    parts = {"resolver": "/run/r.sock", "guard": Guard("/store", token), "api_key": "k", "version": "0.31.0"}
+    assert options == Options(served_model_name="m", model="/m", runtime_lora=True, plugin=True, **limits, **parts)
 
 
-@pytest.mark.usefixtures("no_variables")
 @pytest.mark.parametrize(
     ("changed", "plugin"),
     [
@@ -312,25 +292,16 @@ def test_flags_and_variables_are_those_of_vllm(monkeypatch, tmp_path):
     ],
     ids=str,
 )
-def test_the_plugin_is_there_as_in_vllm(monkeypatch, changed, plugin):
+def test_the_plugin_is_there_as_in_vllm(start, changed, plugin):
     """Where vLLM is told to load it, lets adapters be loaded, and it is switched on."""
-    usual = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
-    for name, value in (usual | changed).items():
-        monkeypatch.setenv(name, value)
-    options, _, _ = started(monkeypatch, until="SIGTERM")
+    options, _, _ = start(**(VARIABLES | changed))
     assert (options.plugin, options.resolver) == (plugin, None)
 
 
-@pytest.mark.usefixtures("no_variables")
-def test_it_begins_as_late_as_it_is_told_and_needs_a_port(monkeypatch, capsys):
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(program.asyncio, "sleep", sleep)
-    started(monkeypatch, "--start-seconds", "2.5", until="death")
-    assert slept[:1] == [2.5]
+def test_it_begins_as_late_as_it_is_told_and_needs_a_port(start, monkeypatch, capsys):
+    monkeypatch.setattr(program.asyncio, "sleep", sleep := AsyncMock())
+    start("--start-seconds", "2.5", until="death")
+    assert sleep.await_args_list[0].args == (2.5,)
     monkeypatch.setattr(sys, "argv", ["simulated"])
     with pytest.raises(SystemExit):
         program.main()

@@ -29,12 +29,8 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Hang, Options, RouteName
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import ALONE, VllmEngine
-from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import InMemory, driver_of, virtual
+from tests.support.engine_in_memory import DEADLINES, PLAIN, WITH_PLUGIN, InMemory, driver_of, virtual
 
-PLAIN = Options(served_model_name="base", model="/models/base")
-WITH_PLUGIN = replace(PLAIN, plugin=True)
-OWN_DEADLINES = Deadlines(1, 2, 4, 8, 16, 32)
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 YES, BAD, LATER, LOST = Reply(200, b""), Reply(500, b"no room"), Reply(429, b"later"), Lost("it broke")
 
@@ -48,18 +44,8 @@ def error(status: int, **fields: object) -> Reply:
 THERE, AWAY = error(400), error(404)
 
 
-@pytest.fixture
-def a(tmp_path) -> str:
-    return str(write_adapter(tmp_path / "a", seed=1).directory)
-
-
-@pytest.fixture
-def b(tmp_path) -> str:
-    return str(write_adapter(tmp_path / "b", seed=2).directory)
-
-
 async def ready(
-    options: Options = PLAIN, deadlines: Deadlines = OWN_DEADLINES
+    options: Options = PLAIN, deadlines: Deadlines = DEADLINES
 ) -> tuple[SimulatedVllm, VllmEngine, InMemory]:
     """An engine whose driver has looked at it once."""
     engine = SimulatedVllm(options)

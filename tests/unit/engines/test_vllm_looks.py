@@ -7,34 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, EngineUnusable
+from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
 from sidecar.engines.observed import AlreadyThere, Done, EngineLimits, EnginePaused, NotThere, PathMissing
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.responses import PAUSED
 from sidecar.vllm_plugin.protocol import Resolved
 from sidecar.vllm_plugin.resolver import ResolverClient
-from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import URL, driver_of
+from tests.support.engine_in_memory import DEADLINES, PLAIN, URL, WITH_PLUGIN, driver_of
 
-PLAIN = Options(served_model_name="base", model="/models/base")
-WITH_PLUGIN = replace(PLAIN, plugin=True, proves=True)
+PROVING = replace(WITH_PLUGIN, proves=True)
 PAGES = ("/metrics", "/v1/models", "/metrics")
 PAGES_OF_PLUGIN = ("/metrics", "/v1/loraplane/uses", "/v1/models", "/metrics")
-PATIENT = Deadlines(1, 2, 4, 8, 16, 32)
 NO = Reply(500, b"no")
-
-
-@pytest.fixture
-def a(tmp_path) -> str:
-    return str(write_adapter(tmp_path / "a").directory)
 
 
 async def test_a_look_tells_the_process_and_what_it_has(a):
     """R9: what stays the same of a process is asked once; of the next one again."""
     engine = SimulatedVllm(replace(PLAIN, max_loras=7))
-    driver, way = driver_of(engine, PATIENT, limits=EngineLimits(2, 3, 4, ("q_proj",)))
+    driver, way = driver_of(engine, DEADLINES, limits=EngineLimits(2, 3, 4, ("q_proj",)))
     await engine.load("x", a)
     found = await driver.observe()
     assert (found.base_models, dict(found.adapters)) == (("base",), {"x": a})
@@ -66,7 +57,7 @@ async def test_a_look_tells_the_process_and_what_it_has(a):
 
 async def test_a_plugin_tells_more(a):
     """Limits, uses, proofs, and how its weights are replaced; a sidecar's own numbers go before those."""
-    engine = SimulatedVllm(replace(WITH_PLUGIN, max_loras=5, kv_connectors=("OffloadingConnector",)))
+    engine = SimulatedVllm(replace(PROVING, max_loras=5, kv_connectors=("OffloadingConnector",)))
     driver, way = driver_of(engine, limits=EngineLimits(max_cpu_loras=9))
     assert (driver.swaps_alone, driver.is_concurrent) == (True, False), "nobody looked yet"
     first = await driver.observe()
@@ -92,7 +83,7 @@ async def test_a_plugin_tells_more(a):
 @pytest.mark.parametrize("capabilities", [["swap", "unload", "state"], ["swap", "unload", "state", "changes"]])
 async def test_an_earlier_plugin_is_asked_for_no_more_than_it_has(capabilities):
     """Its sidecar may be newer than it."""
-    engine = SimulatedVllm(WITH_PLUGIN)
+    engine = SimulatedVllm(PROVING)
     driver, way = driver_of(engine)
     about = {"schema": 1, "capabilities": capabilities}
     way.instead["/v1/loraplane/plugin"].append(Reply(200, json.dumps(about).encode()))
@@ -110,7 +101,7 @@ async def test_a_process_is_asked_what_it_applies_until_it_says_it_and_not_for_e
     said = Reply(200, json.dumps(coverage).encode())
     about = Reply(200, json.dumps({"schema": 1, "capabilities": ["swap", "unload", "state", "coverage"]}).encode())
     for answers, asked in (([said], 1), ([NO, Lost("no"), said], 3), ([Reply(404, b"")] * 3, 3), ([NO] * 5, 3)):
-        driver, way = driver_of(SimulatedVllm(WITH_PLUGIN), PATIENT)
+        driver, way = driver_of(SimulatedVllm(PROVING), DEADLINES)
         way.instead["/v1/loraplane/plugin"].append(about)
         way.instead["/v1/loraplane/coverage"].extend(answers)
         found = [(await driver.observe()).facts.evidence for _ in range(6)]
@@ -139,7 +130,7 @@ NO_FOLDER = Reply(200, b'{"schema": 1, "path": "/m", "problem": "no such folder"
 )
 async def test_what_its_base_model_is_is_waited_for_while_it_may_be_told(answers, awaited, is_told):
     """R23 same-base: nothing is loaded before that, and an engine that never says it is driven all the same."""
-    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN), PATIENT)
+    driver, way = driver_of(SimulatedVllm(PROVING), DEADLINES)
     about = {"schema": 1, "capabilities": ["swap", "unload", "state", "coverage", "base"]}
     applied = {"schema": 1, "architecture": "A", "applied": ["q"], "taken": [], "renames": [{}, {}, {}]}
     way.instead["/v1/loraplane/plugin"].append(Reply(200, json.dumps(about).encode()))
@@ -154,7 +145,7 @@ async def test_what_its_base_model_is_is_waited_for_while_it_may_be_told(answers
     assert base.evidence is not None
 
 
-@pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
+@pytest.mark.parametrize("options", [PLAIN, PROVING], ids=["plain", "plugin"])
 async def test_a_restart_within_a_look_is_noticed(options):
     """R9 status-truth: a listing belongs to one process."""
     engine = SimulatedVllm(options)
@@ -173,8 +164,8 @@ async def test_a_restart_within_a_look_is_noticed(options):
 
 async def test_whether_it_has_other_adapters_than_at_the_last_look(a):
     """R6, R11: whoever did it; an engine that does not tell is not asked."""
-    engine = SimulatedVllm(WITH_PLUGIN)
-    driver, way = driver_of(engine, PATIENT)
+    engine = SimulatedVllm(PROVING)
+    driver, way = driver_of(engine, DEADLINES)
     assert await driver.has_changed() is False
     assert way.asked == [], "nobody knows yet that it can be asked"
     await driver.observe()
@@ -195,11 +186,11 @@ async def test_whether_it_has_other_adapters_than_at_the_last_look(a):
     assert (await plain.has_changed(), way.asked) == (False, [])
 
 
-@pytest.mark.parametrize("options", [PLAIN, WITH_PLUGIN], ids=["plain", "plugin"])
+@pytest.mark.parametrize("options", [PLAIN, PROVING], ids=["plain", "plugin"])
 async def test_a_paused_engine_gets_no_call(options, a):
     """R18, R8: nor is it asked for a token, for which it would wait; once it goes on, it gets every one."""
     engine = SimulatedVllm(replace(options, development=True))
-    driver, way = driver_of(engine, PATIENT)
+    driver, way = driver_of(engine, DEADLINES)
     assert ((await driver.observe()).paused, driver.paused) == ("", "")
     assert await driver.load("x", a, request_id="r") == Done()
     await way.ask("POST", "/pause")
@@ -234,7 +225,7 @@ async def test_a_paused_engine_gets_no_call(options, a):
 async def test_either_page_tells_that_it_is_paused(path, missing):
     """R18: a release has one of them, or both; a page that is slow to answer is there."""
     engine = SimulatedVllm(replace(PLAIN, development=True))
-    driver, way = driver_of(engine, PATIENT)
+    driver, way = driver_of(engine, DEADLINES)
     way.instead[missing].append(Reply(404, b""))
     way.instead[({"/is_sleeping", "/is_paused"} - {missing}).pop()].append(Lost("late"))
     await driver.observe()
@@ -261,7 +252,7 @@ async def test_one_of_two_pages_that_says_nothing_leaves_what_was():
 
 async def test_that_it_sleeps_is_told_by_its_metrics_alone(a):
     """R18: as where it was not started in its development mode; the probe of its identity tells it too."""
-    engine = SimulatedVllm(WITH_PLUGIN)
+    engine = SimulatedVllm(PROVING)
     driver, way = driver_of(engine)
     await driver.observe()
     for look in (driver.incarnation, driver.observe):
@@ -366,25 +357,18 @@ VLLMS = json.dumps({"error": {"message": "so", "type": "T", "param": None, "code
     ("answers", "error"),
     [
         ([Reply(405, b"")], None),
-        ([Reply(404, b""), Reply(400, b"")], None),
-        ([Reply(404, b""), Reply(422, b"")], None),
-        ([Reply(404, b""), Reply(500, b"")], None),
-        ([Reply(404, b""), Reply(404, VLLMS)], None),
-        ([Reply(404, b""), Reply(501, VLLMS)], None),
+        *(([Reply(404, b""), Reply(status, b"")], None) for status in (400, 422, 500)),
+        *(([Reply(404, b""), Reply(status, VLLMS)], None) for status in (404, 501)),
+        *(([Reply(404, b""), Reply(status, b"")], EngineUnusable) for status in (401, 405, 501)),
         ([Reply(404, b""), Reply(404, b'{"detail": "Not Found"}')], EngineUnusable),
-        ([Reply(404, b""), Reply(405, b"")], EngineUnusable),
-        ([Reply(404, b""), Reply(501, b"")], EngineUnusable),
-        ([Reply(404, b""), Reply(502, VLLMS)], EngineUnreachable),
-        ([Reply(404, b""), Reply(401, b"")], EngineUnusable),
-        ([Reply(404, b""), Lost("it broke")], EngineUnreachable),
-        ([Reply(200, b"")], EngineUnreachable),
-        ([Reply(500, b"")], EngineUnreachable),
+        *(([Reply(404, b""), answer], EngineUnreachable) for answer in (Reply(502, VLLMS), Lost("it broke"))),
+        *(([Reply(status, b"")], EngineUnreachable) for status in (200, 500)),
         ([Reply(403, b"")], EngineUnusable),
     ],
 )
 async def test_whether_there_is_a_route_is_asked_without_doing_anything(answers, error):
     """R9: of what stands between and answers otherwise nothing is concluded."""
-    driver, way = driver_of(SimulatedVllm(PLAIN), PATIENT)
+    driver, way = driver_of(SimulatedVllm(PLAIN), DEADLINES)
     way.instead[LOAD].extend(answers)
     if error is None:
         await driver.observe()
@@ -419,14 +403,14 @@ async def test_errors_are_understood_in_the_form_of_earlier_releases(a):
 )
 async def test_what_is_set_and_what_the_plugin_tells_of_its_limits_count_together(set_here, found):
     """R8: of two ranks the lower one, so that nothing is loaded that either says is too high."""
-    engine = SimulatedVllm(replace(WITH_PLUGIN, max_loras=5, max_lora_rank=8))
+    engine = SimulatedVllm(replace(PROVING, max_loras=5, max_lora_rank=8))
     driver, _ = driver_of(engine, limits=set_here)
     assert (await driver.observe()).facts.limits == found
 
 
 async def test_a_plugin_with_a_resolver_serves_names_that_are_not_loaded(a, monkeypatch):
     """R5: what the sidecar does not know is an error, and never the base's answer."""
-    engine = SimulatedVllm(replace(WITH_PLUGIN, resolver="/nowhere/socket"))
+    engine = SimulatedVllm(replace(PROVING, resolver="/nowhere/socket"))
     driver, way = driver_of(engine)
     assert (await driver.observe()).facts.resolves is True
 
@@ -444,7 +428,7 @@ async def test_a_plugin_with_a_resolver_serves_names_that_are_not_loaded(a, monk
 
 async def test_a_proof_leaves_nothing_in_memory(a):
     """R16: it is bound to no name, and nobody would ever ask for it."""
-    engine = SimulatedVllm(WITH_PLUGIN)
+    engine = SimulatedVllm(PROVING)
     driver, _ = driver_of(engine)
     await driver.observe()
     assert await driver.prove(a, request_id="r") == Done()
@@ -455,6 +439,6 @@ async def test_a_proof_leaves_nothing_in_memory(a):
 @pytest.mark.parametrize("status", [404, 405])
 async def test_a_server_that_has_no_such_page_has_no_plugin(status):
     """As what stands between may answer it."""
-    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    driver, way = driver_of(SimulatedVllm(PROVING))
     way.instead["/v1/loraplane/plugin"].append(Reply(status, b""))
     assert (await driver.observe()).facts.swap == "pipelined"

@@ -7,18 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.engines.driver import Deadlines, EngineUnreachable
+from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import Done
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import InMemory, driver_of, virtual
+from tests.support.engine_in_memory import DEADLINES, PLAIN, WITH_PLUGIN, InMemory, driver_of, virtual
 
-PLAIN = Options(served_model_name="base", model="/models/base")
-WITH_PLUGIN = replace(PLAIN, plugin=True)
-OWN_DEADLINES = Deadlines(1, 2, 4, 8, 16, 32)
 COMPLETIONS, STATE = "/v1/completions", "/v1/loraplane/state"
 NO, LOST = Reply(500, b"no"), Lost("it broke")
 
@@ -26,7 +23,7 @@ NO, LOST = Reply(500, b"no"), Lost("it broke")
 async def looked_at(options: Options = PLAIN) -> tuple[SimulatedVllm, VllmEngine, InMemory]:
     """An engine whose driver has looked at it, and has probed its identity five seconds ago."""
     engine = SimulatedVllm(options)
-    driver, way = driver_of(engine, OWN_DEADLINES)
+    driver, way = driver_of(engine, DEADLINES)
     await driver.observe()
     await driver.incarnation()
     await asyncio.sleep(5.0)
@@ -148,7 +145,7 @@ async def test_one_that_is_paused_has_no_pulse_also_while_its_page_still_changes
 
 
 async def test_whether_it_is_busy_is_counted():
-    driver, way = driver_of(engine := SimulatedVllm(PLAIN), OWN_DEADLINES)
+    driver, way = driver_of(engine := SimulatedVllm(PLAIN), DEADLINES)
     assert await driver.is_busy() is False
     for waiting in (engine.running, engine.waiting):
         waiting.append("x")
@@ -162,7 +159,7 @@ async def test_whether_it_is_busy_is_counted():
 
 async def test_whether_it_turns_is_told_by_one_token_of_the_base_model():
     """R18: one that nobody looked at yet is looked at, for its name."""
-    driver, way = driver_of(SimulatedVllm(PLAIN), OWN_DEADLINES)
+    driver, way = driver_of(SimulatedVllm(PLAIN), DEADLINES)
     way.instead["/metrics"].append(NO)
     assert await driver.turns() is False
     assert COMPLETIONS not in paths(way)
@@ -180,7 +177,7 @@ async def test_whether_it_turns_is_told_by_one_token_of_the_base_model():
 async def test_what_was_asked_of_an_engine_is_counted(options, tmp_path):
     """Requests and tokens since its process began; each adapter's where its plugin tells them."""
     engine = SimulatedVllm(options)
-    driver, way = driver_of(engine, OWN_DEADLINES)
+    driver, way = driver_of(engine, DEADLINES)
     await driver.observe()
     await engine.load("x", str(write_adapter(tmp_path / "a").directory))
     body = {"model": "x", "prompt": "pqr", "max_tokens": 5}
@@ -206,7 +203,7 @@ async def test_what_was_asked_of_an_engine_is_counted(options, tmp_path):
 async def test_what_requests_there_are_is_told_once_a_step_has_ended():
     """R7: without the plugin a token is asked for first, and the metrics are read after it."""
     engine = SimulatedVllm(PLAIN)
-    driver, way = driver_of(engine, OWN_DEADLINES)
+    driver, way = driver_of(engine, DEADLINES)
     await driver.observe()
     engine.running.append("x")
     engine._sample()
@@ -225,7 +222,7 @@ async def test_what_requests_there_are_is_told_once_a_step_has_ended():
 async def test_with_the_plugin_every_path_that_may_be_read_is_told(tmp_path):
     """R7: by its core, between two steps, and of one process."""
     engine = SimulatedVllm(WITH_PLUGIN)
-    driver, way = driver_of(engine, OWN_DEADLINES)
+    driver, way = driver_of(engine, DEADLINES)
     await driver.observe()
     path = str(write_adapter(tmp_path / "a").directory)
     assert await driver.load("x", path, request_id="r") == Done()

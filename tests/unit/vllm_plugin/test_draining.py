@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
 from tests.support.engine_in_memory import virtual
@@ -13,54 +15,51 @@ from tests.unit.vllm_plugin.played import PlayedServer
 NEVER = 3600.0
 
 
-def retired(server: PlayedServer) -> Drain:
-    """A drain that was just given the only adapter of `server`."""
+@pytest.fixture
+def server() -> PlayedServer:
+    return PlayedServer()
+
+
+@pytest.fixture
+async def drain(server) -> Drain:
+    """One that was just given the only adapter of `server`."""
     server.load("x", "/old")
     drain = Drain(server, NEVER)
     drain.add(server.registered.pop("x"))
     return drain
 
 
-async def test_it_is_removed_after_two_idle_looks_and_forgotten_when_the_engine_lacks_it():
-    """R7 files-pinned."""
-    server = PlayedServer()
-    drain = retired(server)
-    await drain.sweep()
-    assert (server.calls, len(drain)) == ([], 1)
-    await drain.sweep()
-    assert (server.calls, len(drain)) == ([("remove", 1)], 0)
-
-
-async def test_a_reference_alone_keeps_it():
-    """A request that is being tokenized is known to nobody but itself."""
-    server = PlayedServer()
-    drain = retired(server)
-    holder = [drain.retired[0].adapter]
-    for _ in range(3):
+async def swept(drain: Drain, times: int = 2) -> int:
+    """How many are left after so many looks."""
+    for _ in range(times):
         await drain.sweep()
-    assert (server.calls, len(drain)) == ([], 1)
+    return len(drain)
+
+
+async def test_it_is_removed_after_two_idle_looks_and_forgotten_when_the_engine_lacks_it(server, drain):
+    """R7 files-pinned."""
+    assert (await swept(drain, 1), server.calls) == (1, [])
+    assert (await swept(drain, 1), server.calls) == (0, [("remove", 1)])
+
+
+async def test_a_reference_alone_keeps_it(server, drain):
+    """A request that is being tokenized is known to nobody but itself."""
+    holder = [drain.retired[0].adapter]
+    assert (await swept(drain, 3), server.calls) == (1, [])
     holder.clear()
-    await drain.sweep()
-    await drain.sweep()
-    assert len(drain) == 0
+    assert await swept(drain) == 0
 
 
-async def test_a_request_that_is_bound_to_the_same_number_keeps_it():
+async def test_a_request_that_is_bound_to_the_same_number_keeps_it(server, drain):
     """The engine may hold another object of the same adapter."""
-    server = PlayedServer()
-    drain = retired(server)
     twin = server.make("x", "/old", None)
     twin.lora_int_id = 1
     server.flying = [twin]
-    for _ in range(3):
-        await drain.sweep()
-    assert (server.calls, len(drain)) == ([], 1)
+    assert (await swept(drain, 3), server.calls) == (1, [])
 
 
-async def test_one_that_comes_back_into_memory_stays():
+async def test_one_that_comes_back_into_memory_stays(server, drain):
     """A request that ended in the API server may run for one more step."""
-    server = PlayedServer()
-    drain = retired(server)
 
     async def brought_back(number: int) -> None:
         server.memory.add(number)
@@ -74,10 +73,8 @@ async def test_one_that_comes_back_into_memory_stays():
     assert len(drain) == 0
 
 
-async def test_one_that_gets_a_request_while_the_engine_is_asked_stays():
+async def test_one_that_gets_a_request_while_the_engine_is_asked_stays(server, drain):
     """R7: it was idle when the sweep began; what it waits for takes as long as a step of the engine."""
-    server = PlayedServer()
-    drain = retired(server)
     resident = server.resident
 
     async def bound_meanwhile() -> set[int]:
@@ -89,9 +86,7 @@ async def test_one_that_gets_a_request_while_the_engine_is_asked_stays():
     await drain.sweep()
     assert len(drain) == 1
     server.flying, server.resident = [], resident
-    await drain.sweep()
-    await drain.sweep()
-    assert len(drain) == 0
+    assert await swept(drain) == 0
 
 
 async def test_one_that_comes_to_be_registered_drains_no_more_and_stays_in_the_engine():
@@ -100,9 +95,7 @@ async def test_one_that_comes_to_be_registered_drains_no_more_and_stays_in_the_e
     drain = Drain(server, NEVER)
     resolved = server.make("x", "/new", None)
     drain.add(resolved)
-    await drain.sweep()
-    await drain.sweep()
-    assert (server.calls, len(drain)) == ([], 1)
+    assert (await swept(drain), server.calls) == (1, [])
     server.registered["x"] = resolved
     await drain.sweep()
     assert (server.calls, len(drain)) == ([], 0)

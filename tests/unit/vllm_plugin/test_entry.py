@@ -61,12 +61,12 @@ def registry(monkeypatch) -> Registry:
     return registry
 
 
-async def init(registry: Registry, processes: int = 1) -> tuple[Endpoints, SimpleNamespace]:
+async def init(registry: Registry, processes: int = 1, **parts: object) -> tuple[Endpoints, SimpleNamespace]:
     """An API server that was started after the resolvers were registered."""
     engine, served, endpoints = Engine(), models(), Endpoints()
     parallel = SimpleNamespace(_api_process_count=processes)
     engine.vllm_config = SimpleNamespace(parallel_config=parallel, lora_config=SimpleNamespace(max_loras=4))
-    served.lora_resolvers = list(registry.resolvers.values())
+    vars(served).update({"lora_resolvers": list(registry.resolvers.values())} | parts)
     await endpoints.init_state(engine, SimpleNamespace(openai_serving_models=served), None)
     return endpoints, served
 
@@ -80,10 +80,13 @@ async def test_every_process_registers_one_resolver_that_finds_nothing(registry)
 
 
 @pytest.mark.parametrize("missing", ["LORAPLANE_PLUGIN", "LORAPLANE_RESOLVER"])
-def test_without_either_variable_there_is_no_resolver(registry, monkeypatch, missing):
+async def test_without_either_variable_there_is_no_resolver_and_no_complaint(registry, monkeypatch, missing, caplog):
     monkeypatch.delenv(missing)
     prepare_process()
     assert registry.resolvers == {}
+    endpoints, _ = await init(registry)
+    assert endpoints._plugin.adapters is None or not endpoints._plugin.adapters.resolves
+    assert not caplog.records
 
 
 async def test_the_api_server_resolves_once_it_is_there(registry):
@@ -138,19 +141,12 @@ def test_a_registry_that_changed_ends_no_process(registry, monkeypatch, caplog, 
     assert "cannot resolve names" in caplog.text
 
 
-async def test_a_vllm_that_knows_no_resolvers_is_told_so(registry, caplog):
+@pytest.mark.parametrize("resolvers", [None, []])
+async def test_a_vllm_that_knows_no_resolvers_is_told_so(registry, caplog, resolvers):
     """As one before it had them."""
-    engine, served, endpoints = Engine(), models(), Endpoints()
-    engine.vllm_config = SimpleNamespace(  # type: ignore[attr-defined] # as vLLM's has it
-        parallel_config=SimpleNamespace(_api_process_count=1), lora_config=SimpleNamespace()
-    )
     prepare_process()
-    for resolvers in (None, []):
-        served.lora_resolvers = resolvers
-        await endpoints.init_state(engine, SimpleNamespace(openai_serving_models=served), None)
-        assert "do not ask the resolver" in caplog.text
-        served.lora_requests, served.lora_resolver_lock = {}, models().lora_resolver_lock
-        caplog.clear()
+    await init(registry, lora_resolvers=resolvers)
+    assert "do not ask the resolver" in caplog.text
 
 
 async def test_switched_off_it_serves_nothing_and_says_nothing(registry, monkeypatch, caplog):
@@ -178,14 +174,6 @@ def test_a_class_that_cannot_be_told_apart_is_said(registry, monkeypatch, caplog
     prepare_process()
     assert "versions of an adapter cannot be told apart" in caplog.text
     assert "loraplane" in registry.resolvers
-
-
-async def test_without_a_socket_there_is_no_resolver_and_no_complaint(registry, monkeypatch, caplog):
-    monkeypatch.delenv("LORAPLANE_RESOLVER")
-    prepare_process()
-    endpoints, _ = await init(registry)
-    assert not endpoints._plugin.adapters.resolves
-    assert not caplog.records
 
 
 def test_workers_can_be_asked_what_they_apply(registry, monkeypatch, caplog):

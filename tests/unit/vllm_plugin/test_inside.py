@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -110,56 +111,33 @@ def test_a_class_that_goes_on_comparing_by_its_name_is_told():
         tell_apart(kept)
 
 
-def test_nothing_is_said_against_vllm_as_it_was_read():
-    kind = request_class()
-    tell_apart(kind)
-    assert list(complaints(Engine(), models(), kind, RequestState)) == []
-
-
 class NoSignature:
     """A class of which Python cannot tell what it is made with."""
 
     __init__ = type.__call__
 
 
-def _without(name: str):
-    """The parts, one of which is not as it was."""
-    kind, engine, served = request_class(), Engine(), models()
-    tell_apart(kind)
-    parts = {"engine": engine, "models": served, "request_class": kind, "state_class": RequestState}
-    no_name = SimpleNamespace(__struct_fields__=("lora_name",))
-    changes = {
-        "add_lora": lambda: setattr(engine, "add_lora", lambda name, path: True),
-        "request_states": lambda: setattr(engine, "output_processor", None),
-        "lora_request": lambda: parts.update(state_class=object),
-        "state of a request": lambda: parts.update(state_class=NoSignature),
-        "told apart": lambda: parts.update(request_class=request_class()),
-        "base_model_name": lambda: parts.update(request_class=no_name),
-        "lock": lambda: setattr(served, "lora_resolver_lock", {}),
-        "ids": lambda: setattr(served, "lora_id_counter", None),
-        "lora_requests": lambda: setattr(served, "lora_requests", None),
-    }
-    changes[name]()
-    return parts
+CHANGES: dict[str, Callable[[SimpleNamespace], object]] = {
+    "add_lora": lambda parts: setattr(parts.engine, "add_lora", lambda name, path: True),
+    "request_states": lambda parts: setattr(parts.engine, "output_processor", None),
+    "lora_request": lambda parts: setattr(parts, "state_class", object),
+    "state of a request": lambda parts: setattr(parts, "state_class", NoSignature),
+    "told apart": lambda parts: setattr(parts, "request_class", request_class()),
+    "base_model_name": lambda parts: setattr(parts, "request_class", SimpleNamespace(__struct_fields__=("lora_name",))),
+    "lock": lambda parts: setattr(parts.models, "lora_resolver_lock", {}),
+    "ids": lambda parts: setattr(parts.models, "lora_id_counter", None),
+    "lora_requests": lambda parts: setattr(parts.models, "lora_requests", None),
+}
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        "add_lora",
-        "request_states",
-        "lora_request",
-        "state of a request",
-        "told apart",
-        "base_model_name",
-        "lock",
-        "ids",
-        "lora_requests",
-    ],
-)
+@pytest.mark.parametrize("changed", CHANGES)
 def test_each_part_that_changed_is_named(changed):
     """It declines rather than to guess."""
-    (complaint,) = complaints(**_without(changed))
+    parts = SimpleNamespace(engine=Engine(), models=models(), request_class=request_class(), state_class=RequestState)
+    tell_apart(parts.request_class)
+    assert list(complaints(**vars(parts))) == []
+    CHANGES[changed](parts)
+    (complaint,) = complaints(**vars(parts))
     assert changed in complaint
 
 
@@ -249,7 +227,13 @@ async def test_it_declines_in_one_line(monkeypatch, caplog):
         assert why in line
 
 
-NAMED = {"kv_connector": "A"}
+MULTI = "MultiConnector"
+
+
+def several(*named: object, **more: str) -> dict[str, object]:
+    """A connector of several."""
+    connectors = [{"kv_connector": one} if isinstance(one, str) else one for one in named]
+    return {"kv_connector": MULTI, "kv_connector_extra_config": {"connectors": connectors}} | more
 
 
 @pytest.mark.parametrize(
@@ -259,30 +243,15 @@ NAMED = {"kv_connector": "A"}
         ({"kv_connector": None}, []),
         ({"kv_connector": "NixlConnector"}, ["NixlConnector"]),
         ({"kv_connector": "Own", "kv_connector_module_path": "mine.kv"}, ["mine.kv.Own"]),
-        (
-            {
-                "kv_connector": "MultiConnector",
-                "kv_connector_extra_config": {"connectors": [{"kv_connector": "A"}, {"kv_connector": "B"}]},
-            },
-            ["A", "B"],
+        (several("A", "B"), ["A", "B"]),
+        (several(), [MULTI]),
+        (several("A", 7), [MULTI]),
+        (several("A", kv_connector="Own"), ["Own"]),
+        (several("A", kv_connector_module_path="mine"), [f"mine.{MULTI}"]),
+        *(
+            ({"kv_connector": MULTI, "kv_connector_extra_config": odd}, [MULTI])
+            for odd in ({"connectors": "A"}, {}, None)
         ),
-        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": "A"}}, ["MultiConnector"]),
-        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": []}}, ["MultiConnector"]),
-        (
-            {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [NAMED, 7]}},
-            ["MultiConnector"],
-        ),
-        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": None}, ["MultiConnector"]),
-        ({"kv_connector": "Own", "kv_connector_extra_config": {"connectors": [NAMED]}}, ["Own"]),
-        (
-            {
-                "kv_connector": "MultiConnector",
-                "kv_connector_module_path": "mine",
-                "kv_connector_extra_config": {"connectors": [NAMED]},
-            },
-            ["mine.MultiConnector"],
-        ),
-        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {}}, ["MultiConnector"]),
     ],
 )
 def test_the_connectors_that_the_engine_was_started_with(config, names):
