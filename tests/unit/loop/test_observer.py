@@ -1,4 +1,4 @@
-"""Looks that fail: when the next one is due, and what a short run of them means."""
+"""Looks at an engine: when the next one is due, what it means that some fail, and what their log tells."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.runtime.clock import Clock
+from registry.tools.verify.logs import processes
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable
 from sidecar.engines.observed import EngineFacts, Observed
-from sidecar.loop.observer import BRIEF_SECONDS, LOOK_AGAIN_LONGEST_SECONDS, EngineObserver, EngineProbes
+from sidecar.loop.observer import (
+    BRIEF_SECONDS,
+    LOOK_AGAIN_LONGEST_SECONDS,
+    MAX_NAMES_A_LINE,
+    EngineObserver,
+    EngineProbes,
+    listing_diff,
+)
 
 NOW = "now"
 
@@ -33,13 +41,14 @@ class Engine:
         self.is_listing, self.process = True, "e1"
         self.says: bool | None = True
         self.looks, self.during = 0, lambda: None
+        self.seen, self.adapters = "e1", dict[str, str]()
 
     async def observe(self) -> Observed:
         self.looks += 1
         self.during()
         if not self.is_listing:
             raise EngineUnreachable(self.trouble)
-        return Observed(EngineFacts("vllm", "1", self.url, "e1"), ("base",))
+        return Observed(EngineFacts("vllm", "1", self.url, self.seen), ("base",), self.adapters)
 
     async def turns(self) -> bool | None:
         return self.says
@@ -69,7 +78,7 @@ class Eyes:
 
 
 async def test_after_a_failed_look_the_next_is_due_soon_and_then_ever_later():
-    """R18 readiness-follows."""
+    """R18 readiness-follows, R17: many that fail within a moment, as one for each part of a change, count as one."""
     eyes = Eyes()
     await eyes.look(0.0)
     eyes.engine.is_listing = False
@@ -84,6 +93,9 @@ async def test_after_a_failed_look_the_next_is_due_soon_and_then_ever_later():
     eyes.engine.is_listing = False
     await eyes.look(at + 1.0)
     assert eyes.observer.look_again_seconds == 0.5
+    for _ in range(20):
+        await eyes.look(at + 1.0)
+    assert eyes.observer.look_again_seconds == 0.5
 
 
 async def test_what_is_distrusted_during_a_look_is_looked_at_again():
@@ -95,15 +107,6 @@ async def test_what_is_distrusted_during_a_look_is_looked_at_again():
     assert await eyes.observer.look_at_most_old(60.0) is not None
     assert await eyes.observer.look_at_most_old(60.0) is not None
     assert eyes.engine.looks == 2
-
-
-async def test_many_looks_that_fail_within_a_moment_put_off_the_next_no_longer_than_one():
-    """R17, R18: at a change each of its parts has the engine looked at; one odd moment then cost 4 s."""
-    eyes = Eyes()
-    eyes.engine.is_listing = False
-    for _ in range(20):
-        await eyes.look(3.0)
-    assert eyes.observer.look_again_seconds == 0.5
 
 
 @pytest.mark.parametrize("says", [True, False, None])
@@ -128,19 +131,11 @@ async def test_a_short_run_of_failed_looks_is_told_from_an_engine_that_is_gone()
     await eyes.look(11.0)
     assert await eyes.is_brief(10.0 + BRIEF_SECONDS)
     assert not await eyes.is_brief(10.1 + BRIEF_SECONDS)
+    assert [await eyes.is_brief(10.0 + seconds) for seconds in (2.0, 9.0)] == [True, False], "in numbers"
     for process, is_brief in (("", False), ("e2", False), ("odd", True)):
         eyes.engine.process = process
         assert await eyes.is_brief(11.0) == is_brief
     assert not await eyes.is_brief(10.1 + BRIEF_SECONDS), "an odd answer is borne with for as long, too"
-
-
-async def test_an_engine_that_fails_is_told_within_ten_seconds_and_not_within_two():
-    """R18 readiness-follows, in numbers."""
-    eyes = Eyes()
-    await eyes.look(0.0)
-    eyes.engine.is_listing = False
-    await eyes.look(10.0)
-    assert [await eyes.is_brief(10.0 + seconds) for seconds in (2.0, 9.0)] == [True, False]
 
 
 async def test_a_look_is_good_for_a_while_however_long_the_sidecar_runs():
@@ -207,3 +202,39 @@ async def test_an_engine_that_was_never_seen_fails_not_for_a_moment_only():
     eyes.engine.is_listing = True
     await eyes.look(20.0)
     assert eyes.observer.look_again_seconds == 0.5
+
+
+async def test_each_look_that_shows_a_change_is_logged_before_it_is_acted_upon():
+    """R9 status-truth: what a status may say can be read in the log."""
+    eyes, two = Eyes(), {"a": "/1", "b": "/2"}
+    with capture_logs() as logged:
+        told = []
+        for seen, adapters in (
+            ("e1", {}),
+            ("e1", {}),
+            ("e1", two),
+            ("e1", two),
+            ("e1", {"a": "/3"}),
+            ("e2", {"a": "/3"}),
+        ):
+            eyes.engine.seen, eyes.engine.adapters = seen, adapters
+            await eyes.look(0.0)
+            told.append(len(logged))
+    assert told == [1, 1, 2, 2, 3, 4]
+    assert [line["adapters"] for line in logged] == [{}, two, {"a": "/3", "b": None}, {"a": "/3"}]
+    assert [line["whole"] for line in logged] == [True, False, False, True]
+
+
+def test_a_long_look_is_told_in_several_lines_and_read_as_one():
+    """R9: no line is very long."""
+    before, after = (
+        Observed(EngineFacts("sim", "1", "u", incarnation), (), {f"n{number}": f"/{number}" for number in numbers})
+        for incarnation, numbers in (("e1", range(2 * MAX_NAMES_A_LINE + 1)), ("e2", [5]))
+    )
+    lines = [*listing_diff(None, before), *listing_diff(before, after)]
+    assert [len(line["adapters"]) for line in lines] == [MAX_NAMES_A_LINE, MAX_NAMES_A_LINE, 1, 1]
+    (process,) = processes("log", [{"event": "engine_listed", **line} for line in lines])
+    assert process.looks.incarnations == ["e1", "e2"]
+    assert process.looks.names(0) == before.adapters.keys()
+    assert [process.looks.path("n7", number) for number in (0, 1)] == ["/7", None]
+    assert process.looks.names(1) == {"n5"}

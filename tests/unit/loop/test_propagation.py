@@ -16,6 +16,7 @@ from tests.support.worlds import desired
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 WRITTEN = START + timedelta(seconds=10)
+AHEAD, EARLIER = (WRITTEN + timedelta(hours=1)).isoformat(), (START - timedelta(1)).isoformat()
 
 
 def adapter(written: str = WRITTEN.isoformat(), generation: int = 1) -> dict[str, DesiredAdapter]:
@@ -31,62 +32,40 @@ def served(generation: int = 1) -> Plan:
     return Plan(7, (), (), (ServedAdapter("A", generation, ""),), (), (), None)
 
 
-class Told:
-    """What the metric gained since this was made."""
-
-    def __init__(self) -> None:
-        self._before = self._now()
-
-    def _now(self) -> tuple[float, float]:
-        name = "loraplane_propagation_seconds"
-        return REGISTRY.get_sample_value(f"{name}_count") or 0.0, REGISTRY.get_sample_value(f"{name}_sum") or 0.0
-
-    @property
-    def gained(self) -> tuple[float, float]:
-        """Changes, and seconds that they took in all."""
-        return tuple(now - before for now, before in zip(self._now(), self._before, strict=True))  # type: ignore[return-value]
+def told() -> tuple[float, float]:
+    """Changes that the metric tells of, and the seconds that they took in all."""
+    name = "loraplane_propagation_seconds"
+    return tuple(REGISTRY.get_sample_value(f"{name}_{part}") or 0.0 for part in ("count", "sum"))  # type: ignore[return-value]
 
 
 def followed(*plans: Plan, adapters: dict[str, DesiredAdapter]) -> tuple[float, float]:
     """What is told once these plans were made, one a second from when the record was written."""
-    told, propagation = Told(), Propagation(START)
+    before, propagation = told(), Propagation(START)
     for seconds, plan in enumerate(plans):
         propagation.follow(plan, adapters, WRITTEN + timedelta(seconds=seconds))
-    return told.gained
+    return told()[0] - before[0], told()[1] - before[1]
 
 
-def test_from_the_commit_until_it_is_served_once():
-    assert followed(pending(), pending(), served(), served(), adapters=adapter()) == pytest.approx((1, 2))
-
-
-def test_a_refusal_between_ends_nothing():
-    """What is tried again is pending again, and has been waited for since its commit."""
-    refused = FailedAdapter("A", 1, "load_failed", "", 1, None, "", is_settled=False)
-    plans = pending(), Plan(7, (), (), (), (), (refused,), None), pending(), served()
-    assert followed(*plans, adapters=adapter()) == pytest.approx((1, 3))
+# What is tried again is pending again, and has been waited for since its commit.
+REFUSED = Plan(7, (), (), (), (), (FailedAdapter("A", 1, "load_failed", "", 1, None, "", is_settled=False),), None)
 
 
 @pytest.mark.parametrize(
-    ("plans", "adapters"),
+    ("plans", "adapters", "seconds"),
     [
-        pytest.param([served()], adapter(), id="served before anybody waited"),
-        pytest.param([pending(), pending()], adapter(), id="not served yet"),
-        pytest.param([pending(2), served(1)], adapter(generation=2), id="the older generation is served"),
-        pytest.param([pending(is_settled=True), served()], adapter(), id="this replica did not mean to"),
-        pytest.param([pending(), served()], {}, id="deleted meanwhile"),
-        pytest.param([pending(), served()], adapter((START - timedelta(1)).isoformat()), id="written before the start"),
-        pytest.param([pending(), served()], adapter("yesterday"), id="no time"),
-        pytest.param([pending(), served()], adapter("2026-01-01T00:00:10"), id="a time of no zone"),
+        pytest.param([pending(), pending(), served(), served()], adapter(), 2, id="from commit until served once"),
+        pytest.param([pending(), REFUSED, pending(), served()], adapter(), 3, id="a refusal between ends nothing"),
+        pytest.param([pending(), served()], adapter(START.isoformat()), 11, id="written as the sidecar started"),
+        pytest.param([pending(), served()], adapter(AHEAD), 0, id="clocks disagree"),
+        pytest.param([served()], adapter(), None, id="served before anybody waited"),
+        pytest.param([pending(), pending()], adapter(), None, id="not served yet"),
+        pytest.param([pending(2), served(1)], adapter(generation=2), None, id="the older generation is served"),
+        pytest.param([pending(is_settled=True), served()], adapter(), None, id="this replica did not mean to"),
+        pytest.param([pending(), served()], {}, None, id="deleted meanwhile"),
+        pytest.param([pending(), served()], adapter(EARLIER), None, id="written before the start"),
+        pytest.param([pending(), served()], adapter("yesterday"), None, id="no time"),
+        pytest.param([pending(), served()], adapter("2026-01-01T00:00:10"), None, id="a time of no zone"),
     ],
 )
-def test_nothing_is_told_of_what_nobody_waited_for(plans, adapters):
-    assert followed(*plans, adapters=adapters) == (0, 0)
-
-
-def test_clocks_that_disagree_give_no_negative_time():
-    ahead = adapter((WRITTEN + timedelta(hours=1)).isoformat())
-    assert followed(pending(), served(), adapters=ahead) == (1, 0)
-
-
-def test_what_was_written_as_the_sidecar_started_is_counted():
-    assert followed(pending(), served(), adapters=adapter(START.isoformat())) == (1, pytest.approx(11))
+def test_a_change_is_told_once_it_is_served_where_somebody_waited_for_it(plans, adapters, seconds):
+    assert followed(*plans, adapters=adapters) == pytest.approx((int(seconds is not None), seconds or 0))

@@ -350,7 +350,7 @@ class Refusing(Scene):
         self.look()
 
 
-async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_the_last_good_one():
+async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_the_last_good_one(monkeypatch):
     """R13, R21: its files are proven by this process first, and held; and it goes on as refused."""
     async with Refusing().open() as scene:
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
@@ -361,11 +361,10 @@ async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_t
         loaded = observed({"a": "of-a"})
         ((adapter, failure),) = scene.demand.candidates(scene.informer.state, loaded, owns, now=0.0).troubles
         assert (adapter.generation, failure.reason) == (2, "not_finite")
-
-
-async def test_a_right_generation_is_told_instead_of_the_last_good_one():
-    async with Refusing().open() as scene:
+        damaged = iter([False])
+        monkeypatch.setattr(scene.store, "is_intact", lambda _path: next(damaged, True))
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert scene.store.asked == 3, "what is damaged is proven anew"
         scene.publish(3, "right")
         assert await scene.resolver.ask("a") == Resolved(path_of("right"))
 
@@ -420,15 +419,6 @@ async def test_what_was_deleted_has_no_last_good_generation(how):
         refusal = "unknown_adapter" if how == "deleted" else "refused"
         assert await scene.resolver.ask("a") == Unresolved(refusal)
         assert scene.told == []
-
-
-async def test_what_is_damaged_in_the_store_is_proven_anew_before_it_is_told(monkeypatch):
-    async with Refusing().open() as scene:
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        damaged = iter([False])
-        monkeypatch.setattr(scene.store, "is_intact", lambda _path: next(damaged, True))
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert scene.store.asked == 3
 
 
 async def test_that_there_was_no_room_is_no_failure_of_the_newest():
