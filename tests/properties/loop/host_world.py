@@ -26,7 +26,6 @@ from tests.support.adapters import WrittenAdapter, digest_of, write_adapter
 GRACE = 60.0
 # The longest that a request is on its way between the server, which knew its adapter, and the engine.
 MAX_ON_ITS_WAY = 50.0
-MakeRetention = Callable[[float, Callable[[str], str | None]], DrainTracker]
 _incarnations = count(1)
 
 
@@ -132,11 +131,10 @@ class PlayedReplica:
 class HostWorld:
     """One store, its replicas, and the clock."""
 
-    def __init__(self, folder: Path, replicas: int = 2, make_retention: MakeRetention = DrainTracker) -> None:
+    def __init__(self, folder: Path, replicas: int = 2) -> None:
         self.folder = folder
         self.now = 0.0
         self.dies_at: Point | None = None
-        self._make_retention = make_retention
         self.sources: list[WrittenAdapter] = [write_adapter(folder / "sources" / f"s{n}", seed=n) for n in range(3)]
         self.replicas: list[PlayedReplica] = []
         for number in range(replicas):
@@ -152,7 +150,7 @@ class HostWorld:
             engine=f"http://{name}",
             grace_seconds=0.0,  # leases alone have to do
         )
-        drain_tracker = self._make_retention(GRACE, store.owns)
+        drain_tracker = DrainTracker(GRACE, store.owns)
         lease_collector = LeaseCollector(engine, store, drain_tracker, store.maintenance, monotonic=lambda: self.now)  # type: ignore[arg-type]
         return PlayedReplica(name, engine, store, lease_collector)
 

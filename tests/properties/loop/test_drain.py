@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from registry.runtime.failpoints import Point
-from sidecar.artifacts import gc
-from sidecar.engines.observed import DrainEvidence
-from sidecar.loop.drain import DrainTracker
-from tests.properties.loop.host_world import GRACE, HostWorld, MakeRetention, Request
+from tests.properties.loop.host_world import GRACE, HostWorld, Request
 from tests.support.memory_folder import memory_folder
 
 REPLICAS = 2
@@ -24,12 +20,10 @@ names, replicas = st.sampled_from(["a", "b"]), st.integers(0, REPLICAS - 1)
 class Keeping(RuleBasedStateMachine):
     """Sidecars plan, call and keep; engines are asked, restart and fall silent; processes are killed at any step."""
 
-    make_retention: MakeRetention = DrainTracker
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = memory_folder()
-        self.world = HostWorld(Path(self.folder.name), REPLICAS, type(self).make_retention)
+        self.world = HostWorld(Path(self.folder.name), REPLICAS)
 
     def _converge(self, number: int) -> None:
         """Plans and all their calls, as a loop does that nobody disturbs; the last plan has none."""
@@ -128,63 +122,6 @@ def test_nothing_that_an_engine_may_read_disappears():
     run_state_machine_as_test(Keeping, settings=search)
 
 
-class Impatient(DrainTracker):
-    """Lets go of what is not listed at the moment."""
-
-    def is_due(self, now: float) -> bool:
-        return True
-
-    def proven(self) -> frozenset[str]:
-        return frozenset(self._idle)
-
-
-class Credulous(DrainTracker):
-    """Waits for the grace, and believes that nothing is queued or runs then."""
-
-    def testify(self, evidence: DrainEvidence, *, asked_at: float, now: float) -> None:
-        super().testify(DrainEvidence(evidence.incarnation, 0, 0, frozenset()), asked_at=asked_at, now=now)
-
-
-class Forgetful(DrainTracker):
-    """Takes a name that another artifact has now for that one's alone."""
-
-    def _known_names(self, artifact: str) -> frozenset[str]:
-        return frozenset()
-
-
-def unload_under_a_request(world: HostWorld, state: str) -> None:
-    """An adapter is unloaded, and kept long enough, while a request of it is not done."""
-    replica = world.replicas[0]
-    serve(world, {"a": 0})
-    replica.engine.requests.append(Request("a", replica.engine.cards["a"], world.now, state))
-    serve(world, {})
-    keep_for(world, 3 * GRACE)
-
-
-def swap_under_a_request(world: HostWorld) -> None:
-    """The weights behind a name change while a request of the old ones runs."""
-    replica = world.replicas[0]
-    serve(world, {"a": 0})
-    replica.engine.requests.append(Request("a", replica.engine.cards["a"], world.now, "running"))
-    serve(world, {"a": 1})
-    keep_for(world, 3 * GRACE)
-
-
-def unload(world: HostWorld) -> None:
-    """An adapter was listed a moment ago; a request may be on its way that nobody knows of."""
-    serve(world, {"a": 0})
-    serve(world, {})
-    keep_for(world, 6.0)
-
-
-def serve_on_two(world: HostWorld) -> None:
-    """One replica lets go of what the other serves."""
-    serve(world, {"a": 0})
-    serve(world, {"a": 0}, number=1)
-    serve(world, {})
-    keep_for(world, 3 * GRACE)
-
-
 def serve(world: HostWorld, wanted: dict[str, int], number: int = 0) -> None:
     world.replicas[number].desired = {name: world.ref(source) for name, source in wanted.items()}
     for _ in range(2):
@@ -201,39 +138,6 @@ def keep_for(world: HostWorld, seconds: float) -> None:
         world.run(0, lambda replica: replica.lease_collector._review())
         world.run(0, world.remove_all_that_may_go)
         world.check()
-
-
-SHORTCUTS = [
-    (Impatient, unload),
-    (Credulous, partial(unload_under_a_request, state="queued")),
-    (Credulous, partial(unload_under_a_request, state="running")),
-    (Forgetful, swap_under_a_request),
-]
-
-
-@pytest.mark.parametrize(("eager", "play"), SHORTCUTS)
-def test_each_tempting_shortcut_is_found_out(tmp_path, eager, play):
-    """R7: the check can fail. What is right withstands the same."""
-    right = HostWorld(tmp_path / "right", REPLICAS)
-    play(right)
-    right.close()
-    wrong = HostWorld(tmp_path / "wrong", REPLICAS, eager)
-    with pytest.raises(AssertionError, match="vanished"):
-        play(wrong)
-    wrong.close()
-
-
-def test_a_removal_that_does_not_ask_for_leases_is_found_out(tmp_path, monkeypatch):
-    """R7: the check can fail, also between replicas of a host."""
-    right = HostWorld(tmp_path / "right", REPLICAS)
-    serve_on_two(right)
-    right.close()
-    monkeypatch.setattr(gc, "may_be_read", lambda *_: False)
-    monkeypatch.setattr(gc, "everybodys_leases", lambda *_: set())
-    wrong = HostWorld(tmp_path / "wrong", REPLICAS)
-    with pytest.raises(AssertionError, match="vanished"):
-        serve_on_two(wrong)
-    wrong.close()
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
