@@ -105,14 +105,20 @@ class Scene:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held():
-    """R7 files-pinned: they are held before the answer is given."""
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """One whose resolver runs."""
     async with Scene().open() as scene:
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert scene.told == [("a", path_of("of-a"))]
-        assert scene.demand.uses(0.0) == set(scene.told)
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert scene.store.asked == 1
+        yield scene
+
+
+async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held(scene):
+    """R7 files-pinned: they are held before the answer is given."""
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert scene.told == [("a", path_of("of-a"))]
+    assert scene.demand.uses(0.0) == set(scene.told)
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert scene.store.asked == 1
 
 
 @pytest.mark.parametrize("name", ["nobody", "", "a" * 5000, "A", "a\0", "%", "../a"])
@@ -289,17 +295,16 @@ async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_t
         assert scene.demand.trouble("b") is None
 
 
-async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status():
-    async with Scene().open() as scene:
-        engine = observed(max_lora_rank=4)
-        review(scene.demand, scene.informer.state, engine, now=0.0)
-        await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "a").ref)
-        await scene.was_woken()
-        assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert scene.demand.trouble("a").reason == "rank_too_high"
-        assert await scene.was_woken()
-        assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert not await scene.was_woken(), "that is known"
+async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status(scene):
+    engine = observed(max_lora_rank=4)
+    review(scene.demand, scene.informer.state, engine, now=0.0)
+    await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "a").ref)
+    await scene.was_woken()
+    assert await scene.resolver.ask("a") == Unresolved("refused")
+    assert scene.demand.trouble("a").reason == "rank_too_high"
+    assert await scene.was_woken()
+    assert await scene.resolver.ask("a") == Unresolved("refused")
+    assert not await scene.was_woken(), "that is known"
 
 
 async def test_who_finds_no_place_has_one_made_at_once(monkeypatch):
@@ -322,16 +327,15 @@ async def test_who_finds_no_place_has_one_made_at_once(monkeypatch):
         waiting.cancel()
 
 
-async def test_what_the_engine_does_not_load_is_refused_at_once():
+async def test_what_the_engine_does_not_load_is_refused_at_once(scene):
     """R8, R19: nobody waits for it, and no more loads are asked for; the status names it."""
-    async with Scene().open() as scene:
-        for _ in range(2):
-            assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-            scene.look()
-        assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert scene.demand.trouble("a").reason == "engine_refused"
-        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    for _ in range(2):
+        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        scene.look()
+    assert await scene.resolver.ask("a") == Unresolved("refused")
+    assert await scene.resolver.ask("a") == Unresolved("refused")
+    assert scene.demand.trouble("a").reason == "engine_refused"
+    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
 
 
 class Refusing(Scene):
@@ -350,23 +354,29 @@ class Refusing(Scene):
         self.look()
 
 
-async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_the_last_good_one(monkeypatch):
+@pytest.fixture
+async def refusing() -> AsyncIterator[Refusing]:
+    """One whose resolver runs."""
+    async with (one := Refusing()).open():
+        yield one
+
+
+async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_the_last_good_one(refusing, monkeypatch):
     """R13, R21: its files are proven by this process first, and held; and it goes on as refused."""
-    async with Refusing().open() as scene:
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert scene.told == [("a", path_of("of-a"))]
-        assert scene.store.asked == 2
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert scene.store.asked == 2
-        loaded = observed({"a": "of-a"})
-        ((adapter, failure),) = scene.demand.candidates(scene.informer.state, loaded, owns, now=0.0).troubles
-        assert (adapter.generation, failure.reason) == (2, "not_finite")
-        damaged = iter([False])
-        monkeypatch.setattr(scene.store, "is_intact", lambda _path: next(damaged, True))
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert scene.store.asked == 3, "what is damaged is proven anew"
-        scene.publish(3, "right")
-        assert await scene.resolver.ask("a") == Resolved(path_of("right"))
+    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert refusing.told == [("a", path_of("of-a"))]
+    assert refusing.store.asked == 2
+    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert refusing.store.asked == 2
+    loaded = observed({"a": "of-a"})
+    ((adapter, failure),) = refusing.demand.candidates(refusing.informer.state, loaded, owns, now=0.0).troubles
+    assert (adapter.generation, failure.reason) == (2, "not_finite")
+    damaged = iter([False])
+    monkeypatch.setattr(refusing.store, "is_intact", lambda _path: next(damaged, True))
+    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert refusing.store.asked == 3, "what is damaged is proven anew"
+    refusing.publish(3, "right")
+    assert await refusing.resolver.ask("a") == Resolved(path_of("right"))
 
 
 async def test_the_newest_is_waited_for_until_it_is_known_to_fail():
@@ -409,16 +419,15 @@ async def test_a_last_good_generation_that_is_not_fit_either_is_not_told():
 
 
 @pytest.mark.parametrize("how", ["deleted", "made anew"])
-async def test_what_was_deleted_has_no_last_good_generation(how):
+async def test_what_was_deleted_has_no_last_good_generation(refusing, how):
     """R6: the name may be another tenant's now."""
-    async with Refusing().open() as scene:
-        scene.informer.apply(20, [deletion("a", 20)])
-        if how == "made anew":
-            scene.publish(12, "bad")
-        scene.post()
-        refusal = "unknown_adapter" if how == "deleted" else "refused"
-        assert await scene.resolver.ask("a") == Unresolved(refusal)
-        assert scene.told == []
+    refusing.informer.apply(20, [deletion("a", 20)])
+    if how == "made anew":
+        refusing.publish(12, "bad")
+    refusing.post()
+    refusal = "unknown_adapter" if how == "deleted" else "refused"
+    assert await refusing.resolver.ask("a") == Unresolved(refusal)
+    assert refusing.told == []
 
 
 async def test_that_there_was_no_room_is_no_failure_of_the_newest():
@@ -429,13 +438,12 @@ async def test_that_there_was_no_room_is_no_failure_of_the_newest():
         assert await scene.resolver.ask("a") == Resolved(path_of("bad"))
 
 
-async def test_a_refusal_is_over_once_the_newest_is_served():
+async def test_a_refusal_is_over_once_the_newest_is_served(refusing):
     """R9: though it was not asked for again."""
-    async with Refusing().open() as scene:
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        state, engine = scene.informer.state, observed({"a": "bad"})
-        newest = scene.demand.catalogue.whole(state, "a")
-        found = {newest.ref: Staged("bad", path_of("bad"), "", 8)}
-        facts = replace(known(state), lookup=found.get, lazy=scene.demand.candidates(state, engine, owns, now=0.0))
-        scene.demand.follow(make_plan(state, pool(), engine, facts, now=0.0), owns)
-        assert scene.demand.trouble("a") is None
+    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    state, engine = refusing.informer.state, observed({"a": "bad"})
+    newest = refusing.demand.catalogue.whole(state, "a")
+    found = {newest.ref: Staged("bad", path_of("bad"), "", 8)}
+    facts = replace(known(state), lookup=found.get, lazy=refusing.demand.candidates(state, engine, owns, now=0.0))
+    refusing.demand.follow(make_plan(state, pool(), engine, facts, now=0.0), owns)
+    assert refusing.demand.trouble("a") is None
