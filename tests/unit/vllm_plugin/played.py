@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from starlette.applications import Starlette
+
+from sidecar.engines.transport import Reply
+from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.guard import CONTROL_HEADER, Guard
+from sidecar.vllm_plugin.routes import Plugin, routes
 from sidecar.vllm_plugin.server import EngineAdapter, Prober
 from sidecar.vllm_plugin.usage import Usage
+from tests.support.engine_in_memory import answer_of
 
 
 @dataclass(eq=False)
@@ -84,3 +92,20 @@ class PlayedServer:
 
     def _version(self, name: str, path: str) -> Version:
         return Version(name, next(iter(self.numbers)), path)
+
+
+OURS, OPEN = {CONTROL_HEADER: "sidecar"}, Guard()
+
+
+class Asking:
+    """Asks the routes of one plugin."""
+
+    def __init__(self, adapters: Adapters | None, guard: Guard = OPEN) -> None:
+        self.plugin = Plugin(adapters, guard)
+        self._app = Starlette(routes=routes(self.plugin))
+
+    async def __call__(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
+        content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        reply = await answer_of(self._app, method, f"/v1/loraplane/{path}", OURS | headers, content)
+        assert isinstance(reply, Reply)
+        return reply.status, json.loads(reply.body)

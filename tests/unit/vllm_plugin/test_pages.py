@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 
-from sidecar.engines.transport import Reply
 from sidecar.vllm_plugin import server as errors
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.routes import Plugin, routes
-from tests.support.engine_in_memory import answer_of
-from tests.unit.vllm_plugin.played import PlayedServer
-
-OURS = {CONTROL_HEADER: "sidecar"}
+from tests.unit.vllm_plugin.played import Asking, PlayedServer
 
 
 @pytest.fixture
@@ -28,20 +22,6 @@ def server(server) -> PlayedServer:
     """It has x, limits and a connector."""
     server.limits, server.kv_connectors = {"max_loras": 4}, ["C"]
     return server
-
-
-class Asking:
-    """Asks the routes of one plugin."""
-
-    def __init__(self, adapters: Adapters | None) -> None:
-        self.plugin = Plugin(adapters)
-        self._app = Starlette(routes=routes(self.plugin))
-
-    async def __call__(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
-        content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        reply = await answer_of(self._app, method, f"/v1/loraplane/{path}", OURS | headers, content)
-        assert isinstance(reply, Reply)
-        return reply.status, json.loads(reply.body)
 
 
 @pytest.fixture
