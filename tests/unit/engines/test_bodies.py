@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
 from sidecar.engines import transport
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.transport import MAX_METRICS_BYTES, MetricLines, fields_of, json_of
-from sidecar.engines.vllm.http import MAX_AT_ONCE_METRICS_BYTES, metric_lines
+from sidecar.engines.vllm.http import metric_lines
 
 
 @pytest.mark.parametrize(
@@ -56,15 +55,6 @@ async def test_metrics_without_end_are_refused():
     with pytest.raises(EngineUnreachable, match="more than 1048576 bytes"):
         await metric_lines(page, LINES, "http://e")
     assert len(await metric_lines(page[6:], LINES, "http://e")) <= MAX_METRICS_BYTES
-
-
-async def test_large_metrics_are_looked_through_beside_the_event_loop(monkeypatch):
-    """X2: pages of 64 MiB take seconds, in which leases have to be renewed."""
-    is_free = threading.Event()
-    asyncio.get_running_loop().call_later(0.01, is_free.set)
-    monkeypatch.setattr(MetricLines, "of", lambda _, page: f"{is_free.wait(60)} {len(page)}")
-    size_bytes = MAX_AT_ONCE_METRICS_BYTES + 1
-    assert await metric_lines(b"x" * size_bytes, LINES, "http://e") == f"True {size_bytes}"
 
 
 @pytest.mark.parametrize(("size_bytes", "is_beside"), [(256 << 10, False), ((256 << 10) + 1, True)])

@@ -36,20 +36,6 @@ async def swept(drain: Drain, times: int = 2) -> int:
     return len(drain)
 
 
-async def test_it_is_removed_after_two_idle_looks_and_forgotten_when_the_engine_lacks_it(server, drain):
-    """R7 files-pinned."""
-    assert (await swept(drain, 1), server.calls) == (1, [])
-    assert (await swept(drain, 1), server.calls) == (0, [("remove", 1)])
-
-
-async def test_a_reference_alone_keeps_it(server, drain):
-    """A request that is being tokenized is known to nobody but itself."""
-    holder = [drain.retired[0].adapter]
-    assert (await swept(drain, 3), server.calls) == (1, [])
-    holder.clear()
-    assert await swept(drain) == 0
-
-
 async def test_a_request_that_is_bound_to_the_same_number_keeps_it(server, drain):
     """The engine may hold another object of the same adapter."""
     twin = server.make("x", "/old", None)

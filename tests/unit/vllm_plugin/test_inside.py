@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sidecar.vllm_plugin.entry import Endpoints, prepare_process
+from sidecar.vllm_plugin.entry import Endpoints
 from sidecar.vllm_plugin.usage import NameLocks, Usage
 from sidecar.vllm_plugin.vllm_internals import VllmServer, are_told_apart, complaints, settings_against, tell_apart
 
@@ -195,17 +195,6 @@ def test_requests_that_end_are_counted_for_the_adapters_that_they_name():
     for request in list(states):
         states.pop(request)
     assert server.registered.counts() == {"x": 1}
-
-
-async def test_without_its_variable_it_does_nothing(monkeypatch):
-    """A no-op for those who installed it and do not want it; vLLM is not even imported."""
-    monkeypatch.delenv("LORAPLANE_PLUGIN", raising=False)
-    prepare_process()
-    app = SimpleNamespace(router=SimpleNamespace(routes=[]))
-    endpoints = Endpoints()
-    endpoints.attach_router(app)
-    await endpoints.init_state(Engine(), SimpleNamespace(), None)
-    assert app.router.routes == []
 
 
 async def test_it_declines_in_one_line(monkeypatch, caplog):
