@@ -69,19 +69,13 @@ def test_the_first_line_of_a_docstring_names_the_thing():
     assert wrong == {}
 
 
-def test_no_module_is_too_long():
+def test_no_module_is_too_long_no_room_is_crowded_and_modules_are_of_a_middle_size():
     assert [path for path in modules() if lines_of(path) > 450] == []
-
-
-def test_no_room_is_crowded():
     rooms = defaultdict(list)
     for path in modules():
         if not path.endswith("__init__.py"):
             rooms[str(Path(path).parent)].append(path)
     assert {room: len(paths) for room, paths in rooms.items() if len(paths) > 18} == {}
-
-
-def test_modules_are_of_a_middle_size():
     sizes = sorted(lines_of(path) for path in modules() if not path.endswith("__init__.py"))
     assert 110 <= sizes[len(sizes) // 2] <= 200
 

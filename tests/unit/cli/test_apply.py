@@ -77,8 +77,10 @@ def test_what_is_wrong_here_is_refused_before_anything_is_sent(cli, admin, manif
     assert (cli("apply", "-f", "x").err, admin.requests) == (told, [])
 
 
-def test_no_atomic_splits_what_does_not_fit_with_ids_that_follow_from_the_first(cli, admin, manifest):
-    """Without it the remedy is told; with it the same command sends the same ids again. Pools have their own."""
+def test_no_atomic_splits_what_does_not_fit_with_ids_that_follow_from_the_first(cli, admin, manifest, clock):
+    """Without it the remedy is told; with it the same command sends the same ids again. Pools have their own. It goes
+    on after a refusal, and stops where nobody answers.
+    """
     ran = cli("-o", "json", "apply", "-f", manifest("a", "other:b", "c"), "--no-atomic", "--request-id", "q1")
     assert (ran.code, sent(admin)) == (0, [("dev", "ac", "q1"), ("other", "b", "q1:pool2")])
     assert [one["request_id"] for one in ran.json["transactions"]] == ["q1", "q1:pool2"]
@@ -94,9 +96,7 @@ def test_no_atomic_splits_what_does_not_fit_with_ids_that_follow_from_the_first(
         assert (ran.code, "3 of 3 transactions applied" in ran.out) == (0, True)
     parts = [("dev", "ab", "q1:part1"), ("dev", "cd", "q1:part2"), ("dev", "e", "q1:part3")]
     assert sent(admin) == [("dev", "abcde", "q1"), *parts] * 2
-
-
-def test_no_atomic_goes_on_after_a_refusal_and_stops_where_nobody_answers(cli, admin, manifest, clock):
+    admin.requests.clear()
     refusal = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", "full")
     admin.answers["ApplyAdapters"] = [TOO_MANY, refusal, applied]
     command = ["apply", "-f", manifest(*"abcd"), "--no-atomic", "--request-id", "q1"]
@@ -197,8 +197,8 @@ def test_diff_shows_changed_lines_and_what_is_new_and_is_refused_as_a_change_is(
         assert (ran.code, ran.out) == (4, "")
 
 
-def test_add_is_for_new_names(cli, admin):
-    """What is not given of one that exists would be erased without a word."""
+def test_add_is_for_new_names_and_set_changes_what_it_names_and_shows_it(cli, admin):
+    """What is not given of one that exists would be erased without a word. What is expected of files goes with them."""
     admin.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH", "stale etag")]
     ran = cli(*NEW)
     assert (ran.code, admin.asked("ApplyAdapters")[0].changes[0].etag) == (5, "0")
@@ -207,6 +207,24 @@ def test_add_is_for_new_names(cli, admin):
     assert "QUOTA_EXCEEDED" in cli(*NEW).err
     admin.answers["ApplyAdapters"] = [applied]
     assert (cli(*NEW, "--replace").code, admin.asked("ApplyAdapters")[-1].changes[0].etag) == (0, "")
+    admin.requests.clear()
+    expect = pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1], tokens=[2])])
+    before = there(priority=1, load="lazy", expect=expect)
+    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[before])]
+    ran = cli("set", "sql", "--priority", "5", "--label", "team=ml", "--label", "old-", "--replicas", "2", "--eager")
+    lines = ["labels.old: 1 → -", "labels.team: bi → ml", "load: lazy → eager", "placement.replicas: all → 2"]
+    assert (ran.code, ran.out.splitlines()[:5]) == (0, [*lines, "priority: 1 → 5"])
+    assert cli("set", "sql", "--source", "s3://b/v2", "--lazy").code == 0
+    (same,), (other,) = (one.changes for one in admin.asked("ApplyAdapters"))
+    source = same.upsert.spec.source
+    assert (same.etag, source.digest, source.signature, same.upsert.spec.expect) == (
+        "9",
+        before.spec.source.digest,
+        "s",
+        expect,
+    )
+    assert (other.upsert.spec.HasField("expect"), other.upsert.spec.source.digest) == (False, "")
 
 
 def history_of(*earlier: pb.Adapter) -> object:
@@ -249,27 +267,6 @@ def there(**spec: object) -> pb.Adapter:
     source = pb.Source(uri="s3://b/v1", digest="sha256:" + "1" * 64, signature="s")
     whole = pb.AdapterSpec(source=source, labels={"team": "bi", "old": "1"}, **spec)
     return pb.Adapter(name="sql", pool="dev", generation=3, etag="9", spec=whole)
-
-
-def test_set_changes_what_it_names_and_shows_it(cli, admin):
-    """What is expected of files goes with them."""
-    expect = pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1], tokens=[2])])
-    before = there(priority=1, load="lazy", expect=expect)
-    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[before])]
-    ran = cli("set", "sql", "--priority", "5", "--label", "team=ml", "--label", "old-", "--replicas", "2", "--eager")
-    lines = ["labels.old: 1 → -", "labels.team: bi → ml", "load: lazy → eager", "placement.replicas: all → 2"]
-    assert (ran.code, ran.out.splitlines()[:5]) == (0, [*lines, "priority: 1 → 5"])
-    assert cli("set", "sql", "--source", "s3://b/v2", "--lazy").code == 0
-    (same,), (other,) = (one.changes for one in admin.asked("ApplyAdapters"))
-    source = same.upsert.spec.source
-    assert (same.etag, source.digest, source.signature, same.upsert.spec.expect) == (
-        "9",
-        before.spec.source.digest,
-        "s",
-        expect,
-    )
-    assert (other.upsert.spec.HasField("expect"), other.upsert.spec.source.digest) == (False, "")
 
 
 def replica_with(room: int, served: int, revision: int) -> pb.ListReplicasResponse:

@@ -81,7 +81,9 @@ def test_the_spec_that_only_canaries_have_is_not_what_all_serve(of_backup, of_no
 
 
 def test_what_stands_under_another_key_is_no_part_of_a_backup_nor_of_a_plan(cli, admin, tmp_path):
-    """R14 nack: a backup can be restored, whatever somebody put into the store by hand; the rest is all there."""
+    """R14 nack: a backup can be restored, whatever somebody put into the store by hand; the rest is all there. A state
+    keeps values and etags of what cannot be read, too.
+    """
     odd = stored("adapters/dev/b", adapter("a"), "9")
     admin.answers["ReadBackup"] = [pb.ReadBackupResponse(records=[odd, *WHOLE], revision=12)]
     ran = cli("backup", "b.jsonl")
@@ -90,6 +92,10 @@ def test_what_stands_under_another_key_is_no_part_of_a_backup_nor_of_a_plan(cli,
     assert [one.key for one in records] == [one.key for one in WHOLE]
     plan = plan_restore(state_of([stored("adapters/dev/b", adapter("b")), POOL]), state_of([odd, POOL]))
     assert [(one.name, one.etag) for one in plan.updates] == [("b", "9")]
+    keys = ["adapters/dev/torn", "history/dev/a/1", "history/dev", "pools/a/b", "pools/p", "meta/x"]
+    state = state_of([stored(key, b"{", str(at)) for at, key in enumerate(keys)])
+    assert (state.unreadable, [*state.etags.items()]) == (keys, [(key, str(at)) for at, key in enumerate(keys)])
+    assert (state.values, state.adapters, state.history, state.pools) == (dict.fromkeys(keys, b"{"), {}, {}, {})
 
 
 @pytest.mark.parametrize(("known", "is_told"), [(0, False), (3999, False), (3000, False), (2999, True)])
@@ -241,7 +247,9 @@ def test_the_plan_is_told_whole_before_anything_is_done(cli, store):
 
 
 def test_each_step_is_carried_out_once_and_in_order(cli, store):
-    """W5: room is made before it is taken; W3: each step has an id of its own, which another run sends again."""
+    """W5: room is made before it is taken; W3: each step has an id of its own, which another run sends again; the
+    longest has room for all steps. W4 etag: what was changed meanwhile ends it.
+    """
     ran = cli("restore", "b.jsonl", "--delete-others", "--yes", "--request-id", "q")
     assert ran.code == 0, ran.err
     steps = [(name, one) for name, one in store.requests if name in changed(store)]
@@ -261,13 +269,14 @@ def test_each_step_is_carried_out_once_and_in_order(cli, store):
     assert [(one.delete, one.etag) for one in others.changes] == [("extra", "34"), ("same", "31"), ("Z", "33")]
     sent = [(one.upsert.name, one.upsert.spec.source.uri, one.etag) for one in adapters.changes]
     assert (sent, "created  b" in ran.out) == ([("Changed", "s3://b/old", "32"), ("b", "s3://b/x", "0")], True)
-
-
-def test_a_state_keeps_values_and_etags_of_what_cannot_be_read_too():
-    keys = ["adapters/dev/torn", "history/dev/a/1", "history/dev", "pools/a/b", "pools/p", "meta/x"]
-    state = state_of([stored(key, b"{", str(at)) for at, key in enumerate(keys)])
-    assert (state.unreadable, [*state.etags.items()]) == (keys, [(key, str(at)) for at, key in enumerate(keys)])
-    assert (state.values, state.adapters, state.history, state.pools) == (dict.fromkeys(keys, b"{"), {}, {}, {})
+    store.requests.clear()
+    whole = ["restore", "b.jsonl", "--yes", "--delete-others", "--request-id", "q" * 128]
+    assert cli(*whole).code == 0
+    ids = [one.request_id for name, one in store.requests if name in changed(store)]
+    assert (len({*ids}), max(map(len, ids)) <= 128) == (len(ids), True)
+    store.requests.clear()
+    store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH")]
+    assert (cli(*whole).code, len(store.asked("ApplyAdapters"))) == (5, 1)
 
 
 def sealed(*lines: object) -> bytes:
@@ -330,17 +339,6 @@ def test_a_quota_that_somebody_changed_meanwhile_is_not_set(cli, store, quota):
     ran = cli("restore", "b.jsonl", "--yes")
     told = f"somebody set the quota of 'falls' to {quota or 0} meanwhile"
     assert (ran.code, told in ran.err, len(store.asked("SetTenant"))) == (5, True, 1)
-
-
-def test_what_was_changed_meanwhile_ends_it_and_the_longest_id_has_room_for_all_steps(cli, store):
-    """W4 etag; where an id is refused for its length, the steps before it stand."""
-    whole = ["restore", "b.jsonl", "--yes", "--delete-others", "--request-id", "q" * 128]
-    assert cli(*whole).code == 0
-    ids = [one.request_id for name, one in store.requests if name in changed(store)]
-    assert (len({*ids}), max(map(len, ids)) <= 128) == (len(ids), True)
-    store.requests.clear()
-    store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.ABORTED, "ETAG_MISMATCH")]
-    assert (cli(*whole).code, len(store.asked("ApplyAdapters"))) == (5, 1)
 
 
 @pytest.mark.parametrize(("count", "flags", "code"), [(10, [], 0), (11, [], 4), (3, ["3"], 0), (3, ["2"], 4)])

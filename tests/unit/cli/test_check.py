@@ -38,24 +38,10 @@ def adapter(tmp_path) -> Path:
     return LLAMA.draft().write(tmp_path / "adapter")
 
 
-def test_a_wrong_one_ends_with_4_and_all_findings(capsys, base, tmp_path):
-    """Programs read reason, key, found, expected and remedy of each."""
-    draft = LLAMA.draft()
-    draft.config |= {"lora_alpha": 0, "bias": "all"}
-    draft.write(tmp_path / "wrong")
-    arguments = ["check", str(tmp_path / "wrong"), "--base-model", str(base), "--max-rank", "2"]
-    assert run(["-o", "json", *arguments]) == 4
-    out, err = capsys.readouterr()
-    found = json.loads(out)["findings"]
-    assert {one["reason"] for one in found} == {"bias_not_supported", "zero_alpha", "rank_too_high"}
-    assert all({"reason", "key", "found", "expected", "remedy"} <= one.keys() for one in found)
-    assert json.loads(err)["error"]["reason"] == "ADAPTER_UNFIT"
-    assert (run(arguments), "zero_alpha" in capsys.readouterr().out) == (4, True)
-    assert (run(["-o", "name", *arguments]), capsys.readouterr().out.split()[0]) == (4, "bias_not_supported")
-
-
-def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_path):
-    """R22 applied-whole: the same words in check, in a pool's record, and in a row for each kind of matrix."""
+def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_path, base):
+    """R22 applied-whole: the same words in check, in a pool's record, and in a row for each kind of matrix. A wrong one
+    ends with 4; programs read reason, key, found, expected and remedy of each.
+    """
     gate = "model.layers.0.mlp.gate"
     moe = Architecture("moe", {**LLAMA.modules, gate: (4, 32)}, (*LLAMA.targets, gate))
     base = moe.write_base(tmp_path / "moe")
@@ -71,15 +57,30 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     kept = base_of_pool(pb.Pool(base=base_message(read_base(base))))
     assert kept == read_base(base)
     assert kept.architecture == "Qwen3MoeForCausalLM"
+    draft = LLAMA.draft()
+    draft.config |= {"lora_alpha": 0, "bias": "all"}
+    draft.write(tmp_path / "wrong")
+    arguments = ["check", str(tmp_path / "wrong"), "--base-model", str(base), "--max-rank", "2"]
+    assert run(["-o", "json", *arguments]) == 4
+    out, err = capsys.readouterr()
+    found = json.loads(out)["findings"]
+    assert {one["reason"] for one in found} == {"bias_not_supported", "zero_alpha", "rank_too_high"}
+    assert all({"reason", "key", "found", "expected", "remedy"} <= one.keys() for one in found)
+    assert json.loads(err)["error"]["reason"] == "ADAPTER_UNFIT"
+    assert (run(arguments), "zero_alpha" in capsys.readouterr().out) == (4, True)
+    assert (run(["-o", "name", *arguments]), capsys.readouterr().out.split()[0]) == (4, "bias_not_supported")
 
 
-def test_the_signature_is_of_the_files_in_the_folder(capsys, adapter, tmp_path):
+def test_the_signature_is_of_the_files_in_the_folder_and_the_digest_that_of_a_record(capsys, adapter, tmp_path):
     _, public = make_key(tmp_path)
     arguments = [str(adapter), "--key", str(tmp_path / "key.pem")]
     assert run(["sign", *arguments]) == 0
     signature = capsys.readouterr().out.strip()
     assert signer(digest_of(adapter), signature, {"mine": read_public_key(public)}) == "mine"
     assert (run(["-o", "json", "sign", *arguments]), json.loads(capsys.readouterr().out)["signature"]) == (0, signature)
+    assert (run(["digest", str(adapter)]), capsys.readouterr().out.strip()) == (0, digest_of(adapter))
+    assert run(["-o", "json", "digest", adapter.as_uri()]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == digest_of(adapter)
 
 
 NO_BASE = {
@@ -230,12 +231,6 @@ def test_what_cannot_be_looked_at_is_said(capsys, base, adapter, arguments, code
     assert run(arguments.format(adapter=adapter, base=base).split()) == code
     told = capsys.readouterr().err
     assert (told.startswith("error: "), "canary" in told) == (True, False)
-
-
-def test_the_digest_is_that_of_a_record(capsys, adapter):
-    assert (run(["digest", str(adapter)]), capsys.readouterr().out.strip()) == (0, digest_of(adapter))
-    assert run(["-o", "json", "digest", adapter.as_uri()]) == 0
-    assert json.loads(capsys.readouterr().out)["digest"] == digest_of(adapter)
 
 
 def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(capsys, base, adapter):

@@ -226,8 +226,10 @@ def test_an_adapter_that_only_canaries_have(cli, store, reason, told):
     assert [cells(GENERATIONS, one)["DIGEST"] for one in (SQL, pinned)] == ["-", "sha256:1"]
 
 
-def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, store):
-    """Nothing is wrong with it, and still somebody should know: a table, as of what failed."""
+def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, store, monkeypatch):
+    """Nothing is wrong with it, and still somebody should know: a table, as of what failed. What cannot be seen is no
+    reason to say nothing.
+    """
     warned = {"warnings": [{"name": "sql", "generation": 4, "reason": "without_effect", "message": "zeros"}]}
     others = {"warnings": [{"name": "law", "generation": 1, "reason": "modules_missing", "message": "lost"}]}
     replicas = [
@@ -246,9 +248,6 @@ def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, st
         assert not [one for one in told if one.startswith(("Status warnings", "Nothing is wrong"))]
     (said,) = cli("-o", "json", "describe", "adapter", "sql").json["warnings"]
     assert said == {"reason": "without_effect", "message": "zeros", "replicas": ["r1", "r2"]}
-
-
-def test_what_cannot_be_seen_is_no_reason_to_say_nothing(cli, store, monkeypatch):
     denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not yours")
     store.answers |= {"ListReplicas": [denied], "ListChanges": [denied]}
     monkeypatch.setattr("registry.cli.views.describe.look", lambda _client, _target: None)
@@ -296,16 +295,8 @@ def test_what_others_wrote_has_no_power_over_the_terminal(cli, store):
     assert cli("-o", "json", "get", "adapters").json["items"][0]["name"] == evil.name
 
 
-def test_what_still_is_so_is_one_event_whenever_it_is_told():
-    one, again = (ShownEvent(f"t{at}", "held", "replica", "r1", message=str(at), current=True) for at in (13, 14))
-    assert one.key == again.key
-    first, second = (ShownEvent(at, "updated", "adapter", "a", message="M") for at in ("t1", "t2"))
-    assert first.key != second.key
-    others = ShownEvent("", "", "", "", reason="r", message="m"), ShownEvent("", "", "", "")
-    assert [shown.why() for shown in (one, *others)] == ["13", "r: m", "-"]
-
-
-def test_cells_of_an_adapter():
+def test_cells_of_adapters_pools_tenants_and_events():
+    """What still is so is one event whenever it is told."""
     bare = cells(ADAPTERS, AdapterRow(pb.Adapter(name="a", updated_at="2100-01-01T00:00:00Z")))
     nothing = {"LOAD": "eager", "PLACED": "all", "AGE": "0s", "STATE": "-", "SERVING": "-", "REASONS": "-"}
     assert {title: bare[title] for title in nothing} == nothing
@@ -317,6 +308,20 @@ def test_cells_of_an_adapter():
     assert of_halted == ["4 (canaries; others 3)", "4 (canaries, halted; others 3)"]
     plain = ADAPTERS.plain(AdapterRow(SQL))
     assert (plain["name"], "status" in plain, ADAPTERS.order["AGE"](AdapterRow(SQL))) == ("sql", False, "0")
+    row, bare = PoolRow(pb.Pool(name="p"), PoolStatus("Degraded", 1, 3, 2, 5)), PoolRow(pb.Pool(name="p"))
+    seen = cells(POOL_ROWS, row)
+    assert (seen["STATE"], seen["REPLICAS"], seen["ADAPTERS"]) == ("Degraded", "1/3", "2/5")
+    assert {title: shown(row) for title, shown in POOL_ROWS.order.items()} == {"REPLICAS": "333", "ADAPTERS": "400"}
+    for one in (PoolRow(pb.Pool(name="p"), PoolStatus("Healthy", 0, 0, 0, 0)), bare):
+        assert {shown(one) for shown in POOL_ROWS.order.values()} == {"0"}
+    assert (cells(POOL_ROWS, bare)["STATE"], "status" in POOL_ROWS.plain(bare)) == ("-", False)
+    assert cells(TENANTS, pb.Tenant(name="t", adapters=3)) == {"NAME": "t", "ADAPTERS": "3", "MAX ADAPTERS": "-"}
+    one, again = (ShownEvent(f"t{at}", "held", "replica", "r1", message=str(at), current=True) for at in (13, 14))
+    assert one.key == again.key
+    first, second = (ShownEvent(at, "updated", "adapter", "a", message="M") for at in ("t1", "t2"))
+    assert first.key != second.key
+    others = ShownEvent("", "", "", "", reason="r", message="m"), ShownEvent("", "", "", "")
+    assert [shown.why() for shown in (one, *others)] == ["13", "r: m", "-"]
 
 
 @pytest.mark.parametrize(
@@ -362,14 +367,3 @@ def test_a_pool_whole(cli, store):
     ]
     assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
     assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
-
-
-def test_cells_of_pools_and_tenants():
-    row, bare = PoolRow(pb.Pool(name="p"), PoolStatus("Degraded", 1, 3, 2, 5)), PoolRow(pb.Pool(name="p"))
-    seen = cells(POOL_ROWS, row)
-    assert (seen["STATE"], seen["REPLICAS"], seen["ADAPTERS"]) == ("Degraded", "1/3", "2/5")
-    assert {title: shown(row) for title, shown in POOL_ROWS.order.items()} == {"REPLICAS": "333", "ADAPTERS": "400"}
-    for one in (PoolRow(pb.Pool(name="p"), PoolStatus("Healthy", 0, 0, 0, 0)), bare):
-        assert {shown(one) for shown in POOL_ROWS.order.values()} == {"0"}
-    assert (cells(POOL_ROWS, bare)["STATE"], "status" in POOL_ROWS.plain(bare)) == ("-", False)
-    assert cells(TENANTS, pb.Tenant(name="t", adapters=3)) == {"NAME": "t", "ADAPTERS": "3", "MAX ADAPTERS": "-"}

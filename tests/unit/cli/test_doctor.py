@@ -124,8 +124,10 @@ def watched(monkeypatch, capsys) -> Callable[..., list[str]]:
 LATER = error(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale for longer", "restart it")
 
 
-def test_a_watch_tells_what_comes_and_goes(watched):
-    """Not that it goes on: neither another word for it nor how long it lasts. Programs get a line for each change."""
+def test_a_watch_tells_what_comes_and_goes(watched, monkeypatch):
+    """Not that it goes on: neither another word for it nor how long it lasts. Programs get a line for each change. On a
+    terminal, and nowhere else, each look is drawn anew from its top.
+    """
     printed = watched(Format.TABLE, [], [], [BAD], [LATER], [BAD, ODD], [])
     heads = [one.partition("\n")[2].split()[:1] for one in printed]
     assert heads == [["nothing"], [], ["SEVERITY"], [], ["SEVERITY"], ["nothing"]]
@@ -134,10 +136,6 @@ def test_a_watch_tells_what_comes_and_goes(watched):
     assert [one["reason"] for one in json.loads(printed[1])["findings"]] == ["stale"]
     for one in ({"severity": ODD.severity}, {"part": ODD.part}, {"subject": "dev/r2"}, {"reason": "held"}):
         assert all(watched(Format.TABLE, [BAD], [replace(BAD, **one)])), one
-
-
-def test_a_watch_on_a_terminal_draws_each_look_anew_from_its_top(watched, monkeypatch):
-    """And nowhere else: in a file each look follows the last."""
     cleared: list[bool] = []
     monkeypatch.setattr(Printer, "console", SimpleNamespace(clear=lambda: cleared.append(True)))
     watched(Format.JSON, [BAD], [])

@@ -217,7 +217,8 @@ def found(client) -> Any:
     return look
 
 
-def test_what_cannot_be_read_is_counted_and_the_first_ten_are_named(found, admin, cli):
+def test_what_cannot_be_read_is_counted_and_a_replica_that_does_not_live_is_found_by_its_name(found, admin, cli):
+    """The first ten are named. A sidecar that dies does not vanish; whoever may not see one is told so."""
     names = [f"n{number}" for number in range(11)]
     admin.answers["ListAdapters"] = [
         pb.ListAdaptersResponse(unreadable=names[:4], next_page_token="n"),  # noqa: S106 - of a listing
@@ -231,10 +232,7 @@ def test_what_cannot_be_read_is_counted_and_the_first_ten_are_named(found, admin
     assert (found(Kind.TENANTS)[1], cli("get", "tenants").err) == ([note], f"note: {note}\n")
     admin.answers["ListPools"] = [pb.ListPoolsResponse(unreadable=["p"])]
     assert found(Kind.POOLS) == ([], ["1 pools cannot be read, and are left out: p; see loraplane doctor"])
-
-
-def test_a_replica_that_does_not_live_is_found_by_its_name(found, admin, cli):
-    """A sidecar that dies does not vanish; whoever may not see one is told so."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev", base_models=["tiny"])])]
     first = pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", pool="dev")], next_page_token="2")  # noqa: S106
     gone = pb.ListReplicasResponse(missing=[pb.MissingReplica(name="r2")])
     admin.answers["ListReplicas"] = [lambda asked: gone if asked.page_token else first]

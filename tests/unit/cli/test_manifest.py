@@ -56,7 +56,9 @@ def told(read: Callable[[], object]) -> str:
 
 
 def test_documents_are_counted_and_several_mistakes_are_told_at_once():
-    """A user need not run it once for each mistake; a page of them is cut. Empty documents are skipped."""
+    """A user need not run it once for each mistake; a page of them is cut. Empty documents are skipped; what is left
+    out has the default.
+    """
     places = [placed.place for placed in read_manifests(f"---\n{GOOD}---\n---\n{GOOD.replace('sql', 'law')}", "a.yaml")]
     assert places == ["a.yaml: document 1 (line 2)", "a.yaml: document 3 (line 8)"]
     error = complaint("a: 1\nb: 2\nc: 3\nd: 4\n")
@@ -67,6 +69,13 @@ def test_documents_are_counted_and_several_mistakes_are_told_at_once():
     arguments = {"apiVersion": "loraplane/v1", "kind": "Adapter", "metadata": {"name": "sql", "pool": "dev"}}
     with pytest.raises(InvalidArgument, match=r"add: spec\.source\.digest"):
         manifest_of({**arguments, "spec": {"source": {"uri": "file:///x", "digest": "md5:0"}}}, "add")
+    spec = read_manifests(GOOD, "a.yaml")[0].manifest.message().spec
+    assert (spec.load, spec.priority, spec.placement.replicas, spec.HasField("strategy")) == ("eager", 0, 0, False)
+    assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("auto", "reject", "reject")
+    assert (spec.base_model, spec.credentials, spec.source.digest) == ("", "", "")
+    few = read_manifests(GOOD.replace("{source", "{strategy: {canary: {replicas: 2}}, source"), "a.yaml")[0].manifest
+    assert few.message().spec.strategy == pb.Strategy(canary_replicas="2", promote="auto", soak_seconds=60)
+    check_unique(read_manifests(f"{GOOD}---\n{GOOD.replace('pool: dev', 'pool: other')}", "a.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -175,16 +184,6 @@ def test_a_manifest_is_as_strict_at_every_depth(form):
         place["odd"] = 1
         with pytest.raises(ValidationError, match="odd"):
             form.model_validate(wrong)
-
-
-def test_what_is_left_out_has_the_default():
-    spec = read_manifests(GOOD, "a.yaml")[0].manifest.message().spec
-    assert (spec.load, spec.priority, spec.placement.replicas, spec.HasField("strategy")) == ("eager", 0, 0, False)
-    assert (spec.prepare.remap, spec.prepare.vision, spec.prepare.dora) == ("auto", "reject", "reject")
-    assert (spec.base_model, spec.credentials, spec.source.digest) == ("", "", "")
-    few = read_manifests(GOOD.replace("{source", "{strategy: {canary: {replicas: 2}}, source"), "a.yaml")[0].manifest
-    assert few.message().spec.strategy == pb.Strategy(canary_replicas="2", promote="auto", soak_seconds=60)
-    check_unique(read_manifests(f"{GOOD}---\n{GOOD.replace('pool: dev', 'pool: other')}", "a.yaml"))
 
 
 STRATEGIES = {

@@ -43,6 +43,11 @@ def test_only_what_says_where_things_are_has_a_variable_and_only_the_root_what_m
             is_asked = long in WHERE_AND_WHO and path != "config set-context"
             assert (flag.envvar, bool(flag.help)) == (variable_of(long) if is_asked else None, True), (path, long)
     assert (run(["--version"]), capsys.readouterr().out.startswith("loraplane ")) == (0, True)
+    spec = pb.AdapterSpec(priority=3, load="lazy")
+    set_given(spec, priority=0, load=None, base_model="b")
+    assert spec == pb.AdapterSpec(load="lazy", base_model="b")
+    assert (long_name(("-o", "--output")), long_name(("--require/--no-require",))) == ("--output", "--require")
+    assert (variable_from("--pool"), variable_from("--priority")) == ("LORAPLANE_POOL", None)
 
 
 @given(st.lists(st.sampled_from(["-o", "json", "--admin", "a:1", "--", "get", "-f", "x", "-oyaml", "--output=name"])))
@@ -98,11 +103,3 @@ def test_labels_are_said_set_and_taken_away(words, labels, relabelled):
         with pytest.raises(CliError, match="KEY=VALUE to set it, KEY- to take it away"):
             relabel("", found, [word])
     assert found == relabelled
-
-
-def test_only_what_is_given_is_set_and_a_flag_is_called_by_its_long_name():
-    spec = pb.AdapterSpec(priority=3, load="lazy")
-    set_given(spec, priority=0, load=None, base_model="b")
-    assert spec == pb.AdapterSpec(load="lazy", base_model="b")
-    assert (long_name(("-o", "--output")), long_name(("--require/--no-require",))) == ("--output", "--require")
-    assert (variable_from("--pool"), variable_from("--priority")) == ("LORAPLANE_POOL", None)

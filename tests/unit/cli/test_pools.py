@@ -39,13 +39,11 @@ def test_a_pool_keeps_what_its_engines_say_that_they_apply(cli, admin, tmp_path)
     other = QWEN2.write_base(tmp_path / "other")
     assert cli("pool", "update", "dev", "--from", str(other)).code == 0
     assert not admin.asked("UpdatePool")[-1].pool.base.HasField("evidence")
-
-
-def test_what_no_engine_said_is_not_kept(cli, admin, tmp_path):
+    admin.requests.clear()
     pool = pb.Pool(name="dev", base_models=["tiny"])
     admin.answers |= {"GetPool": [pool], "GetReplica": [replica(SAID)]}
     assert "--from DIR" in cli("pool", "update", "dev", "--evidence-from", "r1").err
-    pool.base.CopyFrom(base_message(base_here(LLAMA.write_base(tmp_path / "base"))))
+    pool.base.CopyFrom(base_message(base_here(LLAMA.write_base(tmp_path / "again"))))
     for told, message in ((replica(None), "does not say"), (pb.Replica(name="r1", status_json="{"), "cannot be read")):
         admin.answers["GetReplica"] = [told]
         ran = cli("pool", "update", "dev", "--evidence-from", "r1")
@@ -58,7 +56,9 @@ def group(count: int, **labels: str) -> pb.ReplicaGroup:
 
 
 def test_a_pool_says_how_it_is(cli, admin):
-    """R9 status-truth: of one list of replicas and one of counted adapters, and nothing of adapters that hide."""
+    """R9 status-truth: of one list of replicas and one of counted adapters, and nothing of adapters that hide. W6 one-
+    digest: replicas that found different files are an error of the pool; describe says which found what.
+    """
     serving = [pb.ResidenceCount(replicas=1, state=pb.RolloutReplica.SERVING)]
     counted = [pb.AdapterResidency(name="a", generation=1, counts=serving)]
     admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[replica(None)], lacking=7)]
@@ -74,10 +74,6 @@ def test_a_pool_says_how_it_is(cli, admin):
     assert "tiny" in cli("get", "pool", "dev").out
     admin.requests.clear()
     assert (cli("-o", "name", "get", "pools").out, len(admin.requests)) == ("dev\n", 1), "names need no look into it"
-
-
-def test_replicas_that_found_different_files_are_an_error_of_the_pool(cli, admin):
-    """W6 one-digest: describe says which replica found what."""
     found = [{"name": "sql", "generation": 2, "digest": digest} for digest in ("sha256:1", "sha256:2", "sha256:1")]
     says = [json.dumps({"found": [one, {"name": "law", "generation": 1, "digest": "sha256:3"}]}) for one in found]
     replicas = [pb.Replica(name=f"r{i}", pool="dev", status_json=one) for i, one in enumerate(says)]
@@ -127,7 +123,7 @@ def test_an_order_to_a_replica_is_told(cli, admin):
 
 
 def test_a_pool_says_how_many_replicas_of_which_labels_it_is_to_have(cli, admin):
-    """What is given is changed, and nothing else."""
+    """What is given is changed, and nothing else. One that cannot be read is replaced whole or not at all."""
     there = pb.PoolLimits(expected_replicas=9, expected_groups=[group(3, zone="a"), group(2, zone="b", gpu="a10")])
     admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["base"], limits=there)]
     flags = ("--expect-labels", "gpu=a10,zone=b:4", "--expect-labels", "zone=c:d:1", "--expect-labels", "zone=a:0")
@@ -136,9 +132,7 @@ def test_a_pool_says_how_many_replicas_of_which_labels_it_is_to_have(cli, admin)
     assert list(asked.update_mask.paths) == ["limits.expected_groups"]
     assert list(asked.pool.limits.expected_groups) == [group(4, zone="b", gpu="a10"), group(1, zone="c:d")]
     assert "9, zone=a: 3, gpu=a10,zone=b: 2" in cli("get", "pool", "dev").out
-
-
-def test_a_pool_that_cannot_be_read_is_replaced_whole_or_not_at_all(cli, admin):
+    admin.requests.clear()
     admin.answers["GetPool"] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "UNREADABLE_RECORD", "it is broken")]
     ran = cli("pool", "update", "dev", "--max-rank", "16")
     assert (ran.code, admin.asked("UpdatePool")) == (4, [])

@@ -52,6 +52,7 @@ def test_what_a_replica_is_to_hold_counts_what_it_has_not_seen_yet(status, wante
 
 
 def test_lists_of_a_status_are_read_as_far_as_they_are_such():
+    """As programs get it, those that do not live, with when they were seen last, follow those that do."""
     seen = view({"failed": [{"name": "a"}, 7, "x"], "pending": "none", "pending_count": 5, "failed_count": "two"})
     assert (seen.items("failed"), seen.items("pending"), seen.items("kept")) == ([{"name": "a"}], [], [])
     assert (seen.total("failed"), seen.total("pending"), seen.total("kept")) == ("1", "5", "0")
@@ -59,6 +60,24 @@ def test_lists_of_a_status_are_read_as_far_as_they_are_such():
     assert view({"lazy": {"resident": [{"name": "z"}, 7]}}).resident() == [{"name": "z"}]
     for lazy in (None, [], "x", {"resident": 7}, {}):
         assert view({"lazy": lazy}).resident() == []
+    live = view(
+        {"ready": True}, labels={"b": "2", "a": "1"}, incarnation="i", started_at="t", version="1", leaving=True
+    )
+    whole = {"name": "r1", "pool": "p", "labels": {"a": "1", "b": "2"}, "incarnation": "i", "started_at": "t"}
+    whole |= {"version": "1", "leaving": True, "engine_url": None, "withheld_engine_url": None}
+    assert (live.as_dict(), [*live.labels]) == (whole | {"status": {"ready": True}}, ["a", "b"])
+    bare = view(withheld_engine_url="http://x").as_dict()
+    assert (bare["version"], bare["status"], bare["withheld_engine_url"]) == (None, None, "http://x")
+    missing = [
+        pb.MissingReplica(name="r2", labels={"b": "2", "a": "1"}),
+        pb.MissingReplica(name="r3", last_seen="then"),
+    ]
+    found = pb.ListReplicasResponse(replicas=[pb.Replica(name="z", pool="p")], missing=missing, lacking=1)
+    told = [one.as_dict() for one in replica_views("p", found)]
+    assert [(one["name"], one["pool"], one.get("missing"), one.get("last_seen")) for one in told] == [
+        *(("z", "p", None, None), ("r2", "p", True, None), ("r3", "p", True, "then")),
+    ]
+    assert [*told[1]["labels"]] == ["a", "b"]
 
 
 def nested(levels: int) -> str:
@@ -121,25 +140,3 @@ def test_a_span_is_told_in_the_largest_unit_that_matters():
     assert gone == told
     values = [None, "", [], True, False, 0, [1, "b"], "x", 1.5]
     assert [cell(one) for one in values] == ["-", "-", "-", "yes", "no", "0", "1, b", "x", "1.5"]
-
-
-def test_a_replica_as_programs_get_it():
-    """Of one that does not live, when it was seen last; those follow those that do."""
-    live = view(
-        {"ready": True}, labels={"b": "2", "a": "1"}, incarnation="i", started_at="t", version="1", leaving=True
-    )
-    whole = {"name": "r1", "pool": "p", "labels": {"a": "1", "b": "2"}, "incarnation": "i", "started_at": "t"}
-    whole |= {"version": "1", "leaving": True, "engine_url": None, "withheld_engine_url": None}
-    assert (live.as_dict(), [*live.labels]) == (whole | {"status": {"ready": True}}, ["a", "b"])
-    bare = view(withheld_engine_url="http://x").as_dict()
-    assert (bare["version"], bare["status"], bare["withheld_engine_url"]) == (None, None, "http://x")
-    missing = [
-        pb.MissingReplica(name="r2", labels={"b": "2", "a": "1"}),
-        pb.MissingReplica(name="r3", last_seen="then"),
-    ]
-    found = pb.ListReplicasResponse(replicas=[pb.Replica(name="z", pool="p")], missing=missing, lacking=1)
-    told = [one.as_dict() for one in replica_views("p", found)]
-    assert [(one["name"], one["pool"], one.get("missing"), one.get("last_seen")) for one in told] == [
-        *(("z", "p", None, None), ("r2", "p", True, None), ("r3", "p", True, "then")),
-    ]
-    assert [*told[1]["labels"]] == ["a", "b"]

@@ -44,7 +44,7 @@ LATER = applied("q3", 9, result(DELETED, "d"))
 REFUSED = NotApplied(batch("q2", "e", "f"), FULL_UP)
 
 
-def test_programs_read_the_same(capsys):
+def test_people_and_programs_read_each_change_each_transaction_and_what_failed(capsys):
     seen = [FollowedRollout(target(), DONE), FollowedRollout(target(), None)]
     taken: list[Any] = []
     printer = Printer(Format.JSON)
@@ -65,9 +65,6 @@ def test_programs_read_the_same(capsys):
     assert (taken[1]["revision"], taken[1]["dry_run"]) == (None, True)
     print_plain(Printer(Format.NAME), [GOOD, REFUSED, LATER], [], dry_run=False)
     assert capsys.readouterr().out.split() == ["a", "b", "c", "d"]
-
-
-def test_people_read_each_change_each_transaction_and_what_failed(capsys):
     print_table(Printer(Format.TABLE), [GOOD, REFUSED, LATER], dry_run=False)
     assert capsys.readouterr().out.splitlines() == [
         "OUTCOME    NAME  POOL  GENERATION",
@@ -87,7 +84,9 @@ def waits(client: AdminClient, form: Format, *names: str) -> list[pb.Rollout | N
     return [one.rollout for one in follow_shown(client, [target(name=name) for name in names], 60, Printer(form))]
 
 
-def test_in_a_pipe_one_rollout_is_told_as_it_changes(client, admin, capsys):
+def test_in_a_pipe_one_rollout_is_told_as_it_changes_and_several_every_five_seconds(
+    client, admin, capsys, time, monkeypatch
+):
     """And no line twice; programs get none."""
     admin.answers["WatchRollout"] = [[rollout(LATE), rollout(LATE), rollout(SERVING), DONE]]
     for form in Format:
@@ -95,9 +94,6 @@ def test_in_a_pipe_one_rollout_is_told_as_it_changes(client, admin, capsys):
         lines = ["0 of 1 replicas serve it (r0 pending: staging)", "1 of 1 replicas serve it"]
         told = [f"sql generation 4: {line}" for line in lines if form in {Format.TABLE, Format.WIDE}]
         assert (form, capsys.readouterr().out.splitlines()) == (form, told)
-
-
-def test_in_a_pipe_several_rollouts_are_told_every_five_seconds(client, admin, capsys, time, monkeypatch):
     monkeypatch.setattr("registry.cli.views.report.time", time)
     monkeypatch.setattr("registry.cli.rollout._AT_ONCE", 1)
     news = [(10.0, LATE), (4.9, (PENDING, "loading")), (0.1, (PENDING, "checking"))]

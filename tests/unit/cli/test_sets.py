@@ -88,7 +88,8 @@ def of_team_x(tmp_path) -> str:
 
 def test_prune_deletes_what_stands_in_no_manifest_in_the_same_transaction(cli, store, of_team_x):
     """W2 atomic-set, W4 etag: the rest of the set goes as it was listed, or nothing changes at all. A mistaken label
-    would make everything of another team superfluous.
+    would make everything of another team superfluous. With room for its id behind the longest, and not after a
+    failure; nor where nobody agrees.
     """
     pruned = ["-f", of_team_x, "--prune", "-l", "team=x"]
     ran = cli("diff", *pruned)
@@ -105,6 +106,19 @@ def test_prune_deletes_what_stands_in_no_manifest_in_the_same_transaction(cli, s
     ran = cli("apply", "-f", of_team_x, "--prune", "-l", "team=y", "--yes")
     assert (ran.code, len(deleted(store))) == (4, 1)
     assert re.search(r"x\.yaml: document 1 \(line 1\): metadata\.labels: has not the labels of -l", ran.err)
+    store.requests.clear()
+    whole = ["apply", "-f", of_team_x, "--prune", "-l", "team=x"]
+    assert (cli(*whole).code, deleted(store)) == (2, [])
+    assert (cli(*whole, "--dry-run").code, store.asked("ApplyAdapters")[0].validate_only) == (0, True)
+    for request_id in ("q", "q" * 128):
+        store.requests.clear()
+        assert cli(*whole, "--yes", "--no-atomic", "--request-id", request_id).code == 0
+        first, second = [request.request_id for request in store.asked("ApplyAdapters")]
+        assert (deleted(store), first) == ([[], [("b", "12")]], request_id)
+        assert (second != first, len(second) <= 128, second == "q:prune") == (True, True, request_id == "q")
+    store.requests.clear()
+    store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")]
+    assert (cli(*whole, "--yes", "--no-atomic").code, deleted(store)) == (4, [[]])
 
 
 @pytest.mark.parametrize(
@@ -199,22 +213,6 @@ def test_ten_are_deleted_by_labels_without_a_word_about_how_many(cli, store, cou
     some = ", ".join(one.name for one in found[:20]) + (", …" if count > 20 else "")
     told = f"{count} adapters would be deleted ({some}), more than {limit or 10}; if all of them are meant, give "
     assert (f"error: TOO_MANY_CHANGES: --delete-limit: {told}--delete-limit {count}\n" in ran.err) == bool(code)
-
-
-def test_prune_in_parts_comes_after_all_else(cli, store, of_team_x):
-    """With room for its id behind the longest, and not after a failure; nor where nobody agrees."""
-    whole = ["apply", "-f", of_team_x, "--prune", "-l", "team=x"]
-    assert (cli(*whole).code, deleted(store)) == (2, [])
-    assert (cli(*whole, "--dry-run").code, store.asked("ApplyAdapters")[0].validate_only) == (0, True)
-    for request_id in ("q", "q" * 128):
-        store.requests.clear()
-        assert cli(*whole, "--yes", "--no-atomic", "--request-id", request_id).code == 0
-        first, second = [request.request_id for request in store.asked("ApplyAdapters")]
-        assert (deleted(store), first) == ([[], [("b", "12")]], request_id)
-        assert (second != first, len(second) <= 128, second == "q:prune") == (True, True, request_id == "q")
-    store.requests.clear()
-    store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")]
-    assert (cli(*whole, "--yes", "--no-atomic").code, deleted(store)) == (4, [[]])
 
 
 def failed(*names: str, **more: object) -> dict[str, object]:

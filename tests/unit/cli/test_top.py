@@ -63,7 +63,9 @@ def test_what_each_replica_and_each_adapter_does(cli, admin):
 
 
 def test_who_is_not_reached_is_told_in_one_line(cli, admin):
-    """A loopback address in a status leads elsewhere from another host: whoever answers there is not believed."""
+    """A loopback address in a status leads elsewhere from another host: whoever answers there is not believed. If
+    nobody is reached it fails; sidecars that are named are asked alone.
+    """
     with sidecar(said("r9"), path="/activity") as elsewhere, sidecar(said("r1"), path="/activity") as here:
         found = [replica("r1", here), replica("r2", elsewhere), replica("old"), replica("odd", ["\x1b"])]
         replicas(admin, *found, gone="r5")
@@ -75,6 +77,17 @@ def test_who_is_not_reached_is_told_in_one_line(cli, admin):
     assert (table.err.count("\n"), "\x1b" in table.err) == (1, False)
     for why in (f"another process answers at {elsewhere}", "does not say where", "r5 (it does not live)"):
         assert why in table.err
+    admin.requests.clear()
+    with sidecar(said(), path="/activity") as one:
+        ran = cli("top", "--sidecar", one, "-o", "name")
+    assert (ran.code, ran.out.splitlines(), admin.requests, cli("top", "--sidecar", "r1").code) == (0, ["r1"], [], 2)
+    replicas(admin, replica("r1"))
+    ran = cli("top")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (6, "", 1)
+    assert "SIDECAR_UNAVAILABLE: not reached: r1 (its status" in ran.err
+    gone = replace(missing_view("dev", pb.MissingReplica(name="r1")), status={"http": "127.0.0.1:1"})
+    with pytest.raises(CliError, match="it does not live"):  # whatever it said last: another may listen there now
+        top.activity_of(gone, 1.0)
 
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
@@ -169,19 +182,6 @@ def test_adapters_come_the_last_used_first_and_then_by_name():
     assert told == ["c r1 r2 1.0", "b r1 5.0", "d r2 5.0", "a r1 None", "z r1 None"]
     assert (rows[0].requests, rows[0].loads, rows[0].evictions) == (None, 0, 0)
     assert (adapter_rows([{"adapters": {}}]), replica_row({"adapters": 7}).loaded) == ([], 0)
-
-
-def test_if_nobody_is_reached_it_fails_and_sidecars_that_are_named_are_asked_alone(cli, admin):
-    with sidecar(said(), path="/activity") as one:
-        ran = cli("top", "--sidecar", one, "-o", "name")
-    assert (ran.code, ran.out.splitlines(), admin.requests, cli("top", "--sidecar", "r1").code) == (0, ["r1"], [], 2)
-    replicas(admin, replica("r1"))
-    ran = cli("top")
-    assert (ran.code, ran.out, ran.err.count("\n")) == (6, "", 1)
-    assert "SIDECAR_UNAVAILABLE: not reached: r1 (its status" in ran.err
-    gone = replace(missing_view("dev", pb.MissingReplica(name="r1")), status={"http": "127.0.0.1:1"})
-    with pytest.raises(CliError, match="it does not live"):  # whatever it said last: another may listen there now
-        top.activity_of(gone, 1.0)
 
 
 @pytest.fixture

@@ -99,7 +99,9 @@ WITH_STATE = Query(Kind.ADAPTERS, "dev", None, pb.WatchResidencyRequest.COUNTS)
 
 def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
     """What went before it was shown is not told, nor is it forgotten that what cannot be read was told. Rows that
-    waited come in the order of their records; without states nothing is waited for.
+    waited come in the order of their records; without states nothing is waited for. R2: after a break only what
+    changed is told: a snapshot says what is nowhere any more; half a list that broke off says of nothing that it is
+    there.
     """
     feed = RowFeed(WITH_STATE)
     feed.begin()
@@ -119,10 +121,6 @@ def test_a_row_is_told_when_its_state_is_known_and_when_it_changes():
     assert [name for name, _ in rows(feed, where(*reversed(names), snapshot=True))] == names
     assert rows(feed, answer(9, put("c", "9"))) == [("c", "")]
     assert rows(RowFeed(Query(Kind.ADAPTERS, "dev", None)), answer(5, put("a"), snapshot=True)) == [("a", "")]
-
-
-def test_after_a_break_only_what_changed_is_told():
-    """R2: a snapshot says what is nowhere any more; half a list that broke off says of nothing that it is there."""
     feed = RowFeed(WITH_STATE)
     feed.begin()
     assert len(rows(feed, answer(5, put("a"), put("b"), snapshot=True), where("a", "b", snapshot=True))) == 2
@@ -195,7 +193,9 @@ def labelled(name: str, etag: str, **labels: str) -> pb.AdapterEvent:
 
 
 def test_a_watch_comes_back_after_a_pause_where_it_was(cli, admin, time):
-    """R2 replay-equal, for who watches from outside: nothing twice, nothing lost; anew after a compaction."""
+    """R2 replay-equal, for who watches from outside: nothing twice, nothing lost; anew after a compaction. What changed
+    meanwhile is compared with what was shown: what begins and ceases to have a label is told over a break, too.
+    """
     admin.script = [
         ("WatchAdapters", answer(5, put("a"), put("b"), snapshot=True)),
         ("WatchAdapters", BROKEN),
@@ -213,6 +213,13 @@ def test_a_watch_comes_back_after_a_pause_where_it_was(cli, admin, time):
     assert (len(time.pauses) >= 1, all(0.1 < one < 10 for one in time.pauses)) == (True, True)
     admin.script = script
     assert "a  unreadable" in cli("get", "adapters", "-w").out.splitlines()
+    first = answer(5, labelled("a", "1", team="x"), labelled("b", "1"), labelled("c", "1"), snapshot=True)
+    second = answer(6, labelled("b", "6", team="x"), labelled("c", "6"), gone("c"))
+    third = answer(7, labelled("a", "7", team="y"), labelled("b", "7", team="x", tier="1"), gone("b"))
+    admin.answers["WatchAdapters"] = [[first, second, BROKEN], [third, ENOUGH]]
+    ran = cli("-o", "json", "get", "adapters", "-w", "-l", "team=x")
+    told = [("put", "a"), ("put", "b"), ("unmatched", "a"), ("put", "b"), ("deleted", "b")]
+    assert changes(ran.out) == told
 
 
 @pytest.mark.parametrize("first", [[COMPACTED], [answer(5, put("a"), snapshot=True), NO_RECORD]])
@@ -221,17 +228,6 @@ def test_a_watch_ends_by_a_refusal_that_another_beginning_does_not_mend(cli, adm
     admin.answers["WatchAdapters"] = [first]
     ran = cli("get", "adapters", "-w", "-o", "json")
     assert (ran.code, len(admin.asked("WatchAdapters"))) == (4, 1)
-
-
-def test_the_command_tells_what_begins_and_what_ceases_to_have_a_label(cli, admin, time):
-    """Also over a break: what changed meanwhile is compared with what was shown."""
-    first = answer(5, labelled("a", "1", team="x"), labelled("b", "1"), labelled("c", "1"), snapshot=True)
-    second = answer(6, labelled("b", "6", team="x"), labelled("c", "6"), gone("c"))
-    third = answer(7, labelled("a", "7", team="y"), labelled("b", "7", team="x", tier="1"), gone("b"))
-    admin.answers["WatchAdapters"] = [[first, second, BROKEN], [third, ENOUGH]]
-    ran = cli("-o", "json", "get", "adapters", "-w", "-l", "team=x")
-    told = [("put", "a"), ("put", "b"), ("unmatched", "a"), ("put", "b"), ("deleted", "b")]
-    assert changes(ran.out) == told
 
 
 def test_which_adapters_come_to_a_state_and_leave_it_is_told(cli, admin):

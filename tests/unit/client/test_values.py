@@ -30,20 +30,16 @@ BARE = RegisteredAdapter("", "", "", 0, "", "", "", "eager", 0, {}, "", "", "", 
 
 
 def test_an_adapter_has_each_of_its_fields():
-    """What is not said is empty, and nobody can change what was told."""
+    """What is not said is empty, and nobody can change what was told. A history has all of its generations; canaries
+    begin a rollout as a record does.
+    """
     assert (adapter_of(WIRE), adapter_of(pb.Adapter())) == (ADAPTER, BARE)
     restored = adapter_of(pb.Adapter(restored_by=pb.Restoration(principal="mallory", at="then")))
     assert (restored.restored_by, restored.restored_at) == ("mallory", "then")
     with pytest.raises(TypeError):
         adapter_of(WIRE).labels["x"] = "y"  # type: ignore[index] # which is what is tried
-
-
-def test_a_history_has_all_of_its_generations():
     history = pb.ListAdapterHistoryResponse(generations=[WIRE, pb.Adapter()], unreadable=[2, 1])
     assert history_of(history) == AdapterHistory((ADAPTER, BARE), (2, 1))
-
-
-def test_canaries_begin_a_rollout_as_a_record_does():
     assert strategy_of(Canaries(3)) == pb.Strategy(canary_replicas="3", promote="auto", max_failures=0, soak_seconds=60)
     told, recorded = Canaries(2), Strategy(canary=Canary(replicas=2))
     for name in ("promote", "max_failures", "soak_seconds"):

@@ -121,16 +121,6 @@ def test_another_python_is_refused_before_anything_is_made(tmp_path, monkeypatch
     assert steps.did[-1:] == ([] if is_refused else [IMPORT])
 
 
-def test_the_package_is_that_of_this_installation_whatever_it_was_before(tmp_path):
-    """An installation that moved, or is another, would leave vLLM with the old plugin, or none."""
-    ours = Path(sidecar.__file__).parent
-    for _ in range(2):
-        assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
-    (tmp_path / PACKAGE).unlink()
-    (tmp_path / PACKAGE).symlink_to(tmp_path / "gone")
-    assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
-
-
 POINTS = [
     EntryPoint("loraplane", "a:general", "vllm.general_plugins"),
     EntryPoint("loraplane", "a:endpoint", "vllm.endpoint_plugins"),
@@ -139,6 +129,9 @@ POINTS = [
 
 
 def test_vllm_finds_our_entry_points_there_and_nothing_else(tmp_path, monkeypatch):
+    """The package is that of this installation: one that moved, or is another, would leave vLLM with the old plugin, or
+    none.
+    """
     found = SimpleNamespace(entry_points=POINTS, version="1.2.3")
     monkeypatch.setattr(engine_environment, "distribution", lambda name: found if name == "loraplane" else None)
     assert plugin_folder(tmp_path / "deep" / "plugin") == tmp_path / "deep" / "plugin"
@@ -149,6 +142,13 @@ def test_vllm_finds_our_entry_points_there_and_nothing_else(tmp_path, monkeypatc
     )
     expected = {"PYTHONPATH": str(tmp_path), "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
     assert plugin_environment(tmp_path) == expected
+    monkeypatch.undo()
+    ours = Path(sidecar.__file__).parent
+    for _ in range(2):
+        assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
+    (tmp_path / PACKAGE).unlink()
+    (tmp_path / PACKAGE).symlink_to(tmp_path / "gone")
+    assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
 
 
 HERE = SimpleNamespace(origin="/x/y.py")

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from registry.runtime.connection_table import ConnectionTable, NoPlace
 
 
-def test_the_one_that_is_silent_longest_gives_way():
-    """X3 given-back: of the same peer where that has all that it may have, else of the peer that has most."""
+def test_the_one_that_is_silent_longest_gives_way_and_who_is_answered_is_let_be():
+    """X3 given-back: of the same peer where that has all that it may have, else of the peer that has most. X3: a new
+    one is refused then, and told whose the places are.
+    """
     table = ConnectionTable[str](most=5, most_of_peer=3)
     for one in ("a1", "a2", "a3", "b1", "b2"):
         assert table.enter(one, one[0]) is None
@@ -24,10 +26,6 @@ def test_the_one_that_is_silent_longest_gives_way():
         table.await_peer(one)
         table.answer(one)
     assert table.enter("e9", "e") == "a4"
-
-
-def test_who_is_answered_is_let_be():
-    """X3: a new one is refused then, and told whose the places are."""
     table = ConnectionTable[str](most=3, most_of_peer=2)
     for one in ("a1", "a2", "b1"):
         table.enter(one, one[0])

@@ -13,24 +13,19 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_handler_hears_of_each_point_within_the_body_and_of_none_after_it():
+    """In the thread that passes it. Handlers are nested, and what one raises reaches the code that passes."""
     passed: list[Point] = []
     with handling(passed.append):
         hit(Point.LOAD_SENT)
         hit(Point.LOADED)
     hit(Point.UNLOADED)
     assert passed == [Point.LOAD_SENT, Point.LOADED]
-
-
-def test_a_point_that_another_thread_passes_is_heard_in_that_thread():
     names: list[str] = []
     with handling(lambda _: names.append(thread.name)):
         thread = Thread(target=hit, args=[Point.RECEIVED], name="staging")
         thread.start()
         thread.join()
     assert names == ["staging"]
-
-
-def test_handlers_are_nested_and_what_one_raises_reaches_the_code_that_passes():
     outer: list[Point] = []
 
     def die(_: Point) -> None:

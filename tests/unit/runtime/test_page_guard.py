@@ -51,13 +51,8 @@ def test_a_host_is_known_that_no_page_of_others_can_have_and_no_other():
     assert nobodys == [True, True, True, False]
 
 
-def test_a_literal_host_needs_no_name_server():
-    """R20: by nothing else a replica is drained."""
-    hosts = ("127.0.0.1:7602", "[::1]:7602", "localhost:1", "10.0.0.1", "sidecar", "a.localhost", "x.svc", "", "[x]")
-    assert [is_literal(host) for host in hosts] == [True] * 4 + [False] * 5
-
-
 def test_this_machine_is_known_with_and_without_a_list_of_domains(monkeypatch, tmp_path):
+    """R20: by nothing but a literal host, which needs no name server, a replica is drained."""
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-1")
     (tmp_path / "resolv.conf").write_text(
         "search old.example\ndomain lab.example\nsearch\nnameserver 1.1.1.1\nsearch lab.example"
@@ -68,6 +63,8 @@ def test_this_machine_is_known_with_and_without_a_list_of_domains(monkeypatch, t
     assert [found.knows(host) for host in names] == [True, True, False]
     (tmp_path / "resolv.conf").unlink()
     assert not own_hosts().knows("gpu-1.lab.example")
+    hosts = ("127.0.0.1:7602", "[::1]:7602", "localhost:1", "10.0.0.1", "sidecar", "a.localhost", "x.svc", "", "[x]")
+    assert [is_literal(host) for host in hosts] == [True] * 4 + [False] * 5
 
 
 class Port:
