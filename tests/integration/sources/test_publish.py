@@ -55,28 +55,6 @@ def test_plain_lora_is_put_there_as_it_is(publish, folder, tmp_path):
     assert {path.name for path in (tmp_path / "by-uri").iterdir()} == set(FILES)
 
 
-def test_nothing_is_replaced(publish, folder, tmp_path):
-    """W6: the same again is as good as done; anything else is refused and stays as it is."""
-    assert publish(folder, tmp_path / "out")[0] == 0
-    assert publish(folder, tmp_path / "out", form="table")[1].splitlines()[-2].endswith("was there already")
-    code, _, err = publish(other().write(tmp_path / "other"), tmp_path / "out")
-    assert (code, json.loads(err)["error"]["reason"]) == (5, "DESTINATION_TAKEN")
-    assert digest_of(tmp_path / "out") == digest_of(folder)
-    (tmp_path / "file").write_text("x")
-    assert publish(folder, tmp_path / "file")[0] == 5
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_what_no_replica_would_serve_is_not_published(publish, folder, tmp_path):
-    draft = LLAMA.draft()
-    draft.config |= {"bias": "all"}
-    code, _, err = publish(draft.write(tmp_path / "wrong"), tmp_path / "out")
-    assert (code, "bias_not_supported" in err) == (4, True)
-    code, _, err = publish(folder, tmp_path / "out", "--max-rank", "2")
-    assert (code, "rank_too_high" in err) == (4, True)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("more", [("--rank", "2"), ("--dtype", "bfloat16")])
 def test_without_torch_there_is_one_error_with_the_remedy(publish, folder, tmp_path, more):
     code, _, err = publish(folder, tmp_path / "out", *more)

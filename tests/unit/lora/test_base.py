@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+import os
 
 import pytest
 from hypothesis import given
@@ -50,16 +50,16 @@ def test_a_description_in_short_means_the_same(modules):
     assert expand(compress(modules)) == modules
 
 
-def test_a_large_model_is_a_few_lines():
-    modules = {f"model.layers.{i}.experts.{j}.w1": (8, 8) for i in range(60) for j in range(128)}
-    assert compress(modules) == {"model.layers.{0-59}.experts.{0-127}.w1": (8, 8)}
-
-
-def test_numbers_that_do_not_run_through_are_told_one_by_one():
+def test_a_large_model_is_a_few_lines_which_stand_for_all_of_their_numbers():
+    experts = {f"model.layers.{i}.experts.{j}.w1": (8, 8) for i in range(60) for j in range(128)}
+    assert compress(experts) == {"model.layers.{0-59}.experts.{0-127}.w1": (8, 8)}
     modules = {f"a.{i}.b": (1, 2) for i in (0, 1, 2, 4, 6, 7)} | {"a.03.b": (1, 2), "a.9.b": (3, 4), "c": (1, 2)}
     expected = {"a.03.b": (1, 2), "a.9.b": (3, 4), "a.{0-2,4,6-7}.b": (1, 2), "c": (1, 2)}
     assert list(compress(modules).items()) == list(expected.items())
     assert count_modules(expected) == len(modules) == len(expand(expected))
+    assert count_modules(["a.{0-1}.b.{2,4-5}.c.{7}"]) == 6
+    numbers = {f"a.{one}.b.{two}.c.7": 9 for one in (0, 1) for two in (2, 4, 5)}
+    assert expand({"a.{0-1}.b.{2,4-5}.c.{7}": 9, "d": 8}) == numbers | {"d": 8}
 
 
 HUGE = "a.{0-999999}.b {0-999}.{0-999} {0-9999999} {99999999999999999999-1} {1-99999999999999999999} {1000000}"
@@ -67,32 +67,24 @@ HUGE = "a.{0-999999}.b {0-999}.{0-999} {0-9999999} {99999999999999999999-1} {1-9
 
 @pytest.mark.parametrize("pattern", [*HUGE.split(), "{99999999999999999999}", "a.{0-2,5-4}"])
 def test_a_description_that_would_explode_is_refused_unexpanded(pattern):
-    """R16 bounded: whatever stands in a record."""
+    """R16 bounded: whatever stands in a record; 200,000 modules are more than the largest have."""
     with pytest.raises(ValueError, match=r"modules|range"):
         check_patterns({pattern: (1, 1)})
     check_patterns({f"a.{{0-{MAX_MODULES - 1}}}": (1, 1)})
-
-
-def test_a_base_has_at_most_200_000_modules():
-    """R16 bounded: more than the largest have."""
     check_patterns(["a.{0-99999}", "b.{0-99999}"])
     with pytest.raises(ValueError, match="at most 200000 modules"):
         check_patterns(["a.{0-99999}", "b.{0-99999}", "c"])
 
 
-def test_each_pattern_stands_for_all_of_its_numbers():
-    assert count_modules(["a.{0-1}.b.{2,4-5}.c.{7}"]) == 6
-    numbers = [(one, two) for one in (0, 1) for two in (2, 4, 5)]
-    assert expand({"a.{0-1}.b.{2,4-5}.c.{7}": 9, "d": 8}) == {
-        **{f"a.{one}.b.{two}.c.7": 9 for one, two in numbers},
-        "d": 8,
-    }
-
-
-def test_the_fingerprint_is_over_names_and_shapes():
-    one, other = BaseModules({"a": (1, 2)}), BaseModules({"a": (2, 1)})
-    assert one.fingerprint != other.fingerprint
-    assert BaseModules({"a": (1, 2)}, ("name",)).fingerprint == one.fingerprint
+def test_the_fingerprint_is_over_names_and_shapes_and_that_of_their_patterns():
+    modules = {f"a.{at}.b": (1, 2) for at in range(3)}
+    text = '{"a.0.b":[1,2],"a.1.b":[1,2],"a.2.b":[1,2]}'
+    expected = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    assert fingerprint_of_patterns({"a.{0-2}.b": (1, 2)}) == expected
+    assert BaseModules(modules).fingerprint == BaseModules(modules, ("name",)).fingerprint == expected
+    assert BaseModules(dict.fromkeys(modules, (2, 1))).fingerprint != expected
+    with pytest.raises(ValueError, match="not a range"):
+        fingerprint_of_patterns({"a.{2-1}": (1, 1)})
 
 
 def test_the_modules_that_are_derived_are_those_of_the_weights(tmp_path):
@@ -103,13 +95,10 @@ def test_the_modules_that_are_derived_are_those_of_the_weights(tmp_path):
     assert derived.fingerprint == read_base(LLAMA.write_base(tmp_path / "base")).fingerprint
 
 
-def test_a_tied_model_has_no_head_of_its_own():
-    assert "lm_head" not in derive(CONFIG | {"tie_word_embeddings": True})
-
-
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text", "smollm3"])
 def test_a_family_whose_head_is_its_embedding_need_not_say_so(family):
     """R5: an engine of a tied model leaves out what an adapter has for the head."""
+    assert "lm_head" not in derive(CONFIG | {"tie_word_embeddings": True})
     assert "lm_head" not in derive(CONFIG | {"model_type": family, "head_dim": 8})
     assert "lm_head" in derive(CONFIG | {"model_type": family, "tie_word_embeddings": False})
 
@@ -224,19 +213,13 @@ def test_an_index_names_files_beside_it(tmp_path, names, is_right):
         weights_files(tmp_path)
 
 
-def sparse(file: Path, size_bytes: int) -> None:
-    """A file of so many zeros, which takes no room."""
-    with file.open("wb") as opened:
-        opened.truncate(size_bytes)
-
-
 def test_what_tells_of_a_base_is_read_up_to_64_mib(tmp_path):
     """R16 bounded; beside weights that tell the modules, it stays unknown."""
-    for size_bytes, told in (((64 << 20) + 1, "config.json is larger than 67108864 bytes"), (64 << 20, "JSON")):
-        sparse(tmp_path / "config.json", size_bytes)
+    (tmp_path / "config.json").touch()
+    for size_bytes, told in ((64 << 20, "JSON"), ((64 << 20) + 1, "config.json is larger than 67108864 bytes")):
+        os.truncate(tmp_path / "config.json", size_bytes)
         with pytest.raises(BaseUnreadable, match=told):
             read_base(tmp_path)
-    sparse(tmp_path / "config.json", (64 << 20) + 1)
     (tmp_path / "model.safetensors").write_bytes(safetensors({"b.weight": Values("F32", (1, 2), bytes(8))}))
     known = read_base(tmp_path, ("name",))
     assert (known.modules, known.names, known.architecture) == ({"b": (1, 2)}, ("name",), None)
@@ -292,15 +275,6 @@ def test_how_many_tokens_a_base_knows(modules, known):
     assert vocabulary_of(modules) == known
 
 
-def test_patterns_have_the_fingerprint_of_what_they_stand_for():
-    modules = {f"a.{at}.b": (1, 2) for at in range(3)}
-    assert fingerprint_of_patterns({"a.{0-2}.b": (1, 2)}) == BaseModules(modules).fingerprint
-    text = '{"a.0.b":[1,2],"a.1.b":[1,2],"a.2.b":[1,2]}'
-    assert BaseModules(modules).fingerprint == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-    with pytest.raises(ValueError, match="not a range"):
-        fingerprint_of_patterns({"a.{2-1}": (1, 2)})
-
-
 def test_bases_of_which_something_else_is_found_out_differ():
     """What was found out about an adapter is kept for the same base only."""
     one = BaseModules({"a": (1, 2)}, architecture="A", head_size=8)
@@ -316,20 +290,23 @@ def test_bases_of_which_something_else_is_found_out_differ():
     assert (one.is_tied, one.engine) == (False, "vllm")
 
 
-def test_weights_beside_packed_numbers_of_another_kind_are_believed(tmp_path):
-    tensors = {"b.weight": Values("F32", (1, 2), bytes(8)), "b.zeros": Values("U8", (8, 1), bytes(8))}
-    (tmp_path / "model.safetensors").write_bytes(safetensors(tensors))
-    assert read_base(tmp_path).modules == {"b": (1, 2)}
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("a.weight", "U8"), ("a.qweight", "F32"), ("a.weight_packed", "F16")])
-def test_packed_weights_are_not_believed(tmp_path, name, dtype):
+@pytest.mark.parametrize(
+    ("name", "dtype", "are_believed"),
+    [
+        ("b.zeros", "U8", True),
+        ("a.weight", "U8", False),
+        ("a.qweight", "F32", False),
+        ("a.weight_packed", "F16", False),
+    ],
+)
+def test_packed_weights_are_not_believed(tmp_path, name, dtype, are_believed):
     """Their shapes are not the modules'; the configuration says them."""
     width = {"U8": 1, "F32": 4, "F16": 2}[dtype]
     packed = {name: Values(dtype, (8, 1), bytes(8 * width)), "b.weight": Values("F32", (1, 2), bytes(8))}
     (tmp_path / "model.safetensors").write_bytes(safetensors(packed))
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert read_base(tmp_path).modules == LLAMA.modules
+    if not are_believed:
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert read_base(tmp_path).modules == ({"b": (1, 2)} if are_believed else LLAMA.modules)
 
 
 @pytest.mark.parametrize(

@@ -243,12 +243,9 @@ LAYERS = base("model.layers.0.q", "model.layers.1.q", "model.layers.2.q", "model
 LACKING = ("a module that the base does not have", "one of the base's, which are called lm_head, q, v")
 
 
-def test_a_module_of_the_bases_own_name_stays():
-    assert mapped(LAYERS, "model.layers.0.q", "lm_head") == ({}, [])
-    assert mapped(LAYERS, "model.layers.0.q", may_rename=False) == ({}, [])
-
-
-def test_modules_of_another_beginning_move_together():
+def test_a_module_of_the_bases_own_name_stays_and_those_of_another_beginning_move_together():
+    for may_rename in (True, False):
+        assert mapped(LAYERS, "model.layers.0.q", "lm_head", may_rename=may_rename) == ({}, [])
     renames = {"x.layers.0.q": "model.layers.0.q", "x.layers.2.v": "model.layers.2.v", "y.lm_head": "lm_head"}
     assert mapped(LAYERS, *renames) == (renames, [])
 
@@ -284,20 +281,15 @@ def test_what_the_base_lacks_is_told_by_its_number_or_its_name(names, findings):
     assert (renames, told) == ({}, expected)
 
 
-def test_the_last_layer_of_a_base_of_one_is_its_first():
+def test_the_last_layer_of_a_base_of_one_is_its_first_and_what_it_lacks_is_no_layer_too_many():
     one = base("model.layers.0.q", "lm_head")
     for names in (("model.layers.0.q", "model.layers.1.q"), ("x.layers.0.q", "x.layers.1.q", "x.lm_head")):
-        assert mapped(one, *names)[1] == [
-            ("too_many_layers", names[1], "layers.1", "at most layers.0, the base's last")
-        ]
-
-
-def test_a_module_that_the_last_layer_lacks_is_no_layer_too_many():
+        expected = ("too_many_layers", names[1], "layers.1", "at most layers.0, the base's last")
+        assert mapped(one, *names)[1] == [expected]
     known = base("model.layers.0.q", "model.layers.1.v")
     lacking = ("a module that the base does not have", "one of the base's, which are called q, v")
-    assert mapped(known, "model.layers.0.q", "model.layers.1.q")[1] == [
-        ("no_such_module", "model.layers.1.q", *lacking)
-    ]
+    expected = ("no_such_module", "model.layers.1.q", *lacking)
+    assert mapped(known, "model.layers.0.q", "model.layers.1.q")[1] == [expected]
 
 
 def test_a_module_is_compared_with_few_names():

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -160,20 +161,17 @@ def test_an_allowed_prefix_that_cannot_be_followed_stops_the_start(prefix):
         AllowedSources([prefix])
 
 
-def test_a_directory_that_is_not_there_yet_is_tried_again(allowed, adapter, tmp_path):
-    """R8: the training job may not have begun to write."""
+def test_what_is_not_there_yet_is_tried_again(allowed, adapter, tmp_path):
+    """R8: the training job may not have begun to write, or still be writing; whatever lies beside the configuration."""
     error = refusal(allowed, f"{adapter.uri}-later")
     assert (error.reason, error.permanent) == ("source_missing", False)
     assert str(tmp_path / "allowed" / "a-later") in error.message
-
-
-@pytest.mark.parametrize("name", ["adapter_config.json", WEIGHTS])
-def test_a_file_that_is_not_there_yet_is_tried_again(allowed, adapter, name):
-    """R8: the training job may still be writing."""
-    (adapter.directory / name).unlink()
-    error = refusal(allowed, adapter.uri)
-    assert (error.reason, error.permanent) == ("source_incomplete", False)
-    assert name in error.message
+    for name, beside in ((WEIGHTS, "readme.md"), ("adapter_config.json", "adapter_model.bin")):
+        (adapter.directory / name).unlink()
+        (adapter.directory / beside).write_bytes(b"x")
+        error = refusal(allowed, adapter.uri)
+        assert (error.reason, error.permanent) == ("source_incomplete", False)
+        assert name in error.message
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
@@ -183,14 +181,6 @@ def test_weights_that_may_hold_code_are_refused(allowed, adapter, name):
     error = refusal(allowed, adapter.uri)
     assert (error.reason, error.permanent) == ("weights_not_safetensors", True)
     assert name in error.message
-
-
-def test_a_configuration_that_is_missing_is_told_whatever_lies_beside_it(allowed, adapter):
-    """R8: it may still be being written."""
-    (adapter.directory / "adapter_config.json").unlink()
-    (adapter.directory / "adapter_model.bin").write_bytes(b"x")
-    error = refusal(allowed, adapter.uri)
-    assert (error.reason, error.permanent) == ("source_incomplete", False)
 
 
 def test_a_file_in_place_of_the_directory_is_refused(allowed, adapter):
@@ -241,21 +231,6 @@ def test_a_source_that_changes_while_it_is_read_is_not_taken(allowed, adapter, c
     assert (refused.value.reason, refused.value.permanent) == ("source_changed", False)
 
 
-def test_a_file_that_grows_as_fast_as_it_is_read_is_not_read_for_ever(allowed, adapter):
-    """R16 bounded, fault 26: not a byte more is handed on than was said."""
-    path = adapter.directory / "adapter_config.json"
-
-    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
-        for chunk in chunks:
-            size_bytes -= len(chunk)
-            assert size_bytes >= 0
-            path.write_bytes(path.read_bytes() + b"x")
-
-    with pytest.raises(ArtifactError) as refused:
-        allowed.source(adapter.uri).fetch(receive, Stop())
-    assert refused.value.reason == "source_changed"
-
-
 def alter(path: Path, change: str) -> None:
     content = path.read_bytes()
     if change == "grow":
@@ -271,26 +246,13 @@ def alter(path: Path, change: str) -> None:
         path.unlink()
 
 
-def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, adapter, monkeypatch):
-    """R8: EIO is the source's, and passes or not."""
-
-    def failing(descriptor: int, count: int) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("registry.sources.file.os.read", failing)
-    error = refusal(allowed, adapter.uri)
-    assert (error.reason, error.permanent) == ("source_io", False)
-
-
-def test_a_directory_that_a_disk_does_not_give_is_tried_again(allowed, adapter, monkeypatch):
-    """R8: it is no file in place of a directory, which would wait for a change of the record."""
-
-    def failing(*_: object, **__: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("registry.sources.file.os.open", failing)
-    error = refusal(allowed, adapter.uri)
-    assert (error.reason, error.permanent) == ("source_io", False)
+@pytest.mark.parametrize("call", ["read", "open"])
+def test_a_disk_that_fails_under_the_source_is_said_and_tried_again(allowed, adapter, monkeypatch, call):
+    """R8: EIO is the source's, and passes or not; it is no file in place of a directory."""
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    monkeypatch.setattr(f"registry.sources.file.os.{call}", mock.Mock(side_effect=error))
+    told = refusal(allowed, adapter.uri)
+    assert (told.reason, told.permanent) == ("source_io", False)
 
 
 def test_no_descriptor_is_left_open(allowed, adapter, tmp_path):

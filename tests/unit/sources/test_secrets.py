@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.parse import parse_qs
 
 import httpx
@@ -48,28 +49,20 @@ def why_not(entry: Entry) -> str:
     return str(refused.value)
 
 
-def test_a_file_is_read_each_time_up_to_64_kib(tmp_path):
-    """R16 bounded; what a secret is rotated to is taken."""
+def test_a_file_is_read_each_time_up_to_64_kib(tmp_path, monkeypatch):
+    """R16 bounded; what a secret is rotated to is taken. A fault of ours is no file that cannot be read."""
     file = tmp_path / "secret"
     entry = FileSecret(kind="file", prefixes=BOUND, path=file)
     assert why_not(entry) == f"the file {file} cannot be read: No such file or directory"
-    file.write_text(" one\n")
-    assert text_of(entry) == "one"
-    file.write_text("x" * MOST)
-    assert text_of(entry) == "x" * MOST
-    file.write_text("x" * (MOST + 1))
-    assert why_not(entry) == f"the file has more than {MOST} bytes"
-    file.write_text("\n")
-    assert why_not(entry) == "the file is empty or not there"
-
-
-def test_a_fault_of_ours_is_no_file_that_cannot_be_read(tmp_path, monkeypatch):
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Path, "open", broken)
+    for text in ("one", "x" * MOST):
+        file.write_text(f" {text}\n" if text == "one" else text)
+        assert text_of(entry) == text
+    for text, why in (("x" * (MOST + 1), f"has more than {MOST} bytes"), ("\n", "is empty or not there")):
+        file.write_text(text)
+        assert why_not(entry) == f"the file {why}"
+    monkeypatch.setattr(Path, "open", mock.Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
-        fetch_secret(FileSecret(kind="file", prefixes=BOUND, path=tmp_path / "secret"))
+        fetch_secret(entry)
 
 
 def test_where_nothing_is_sent_nothing_is_fetched_and_nothing_is_had_anew():
@@ -118,12 +111,9 @@ def test_a_program_prints_its_secret_and_nothing_else_of_it_is_heard(ran):
     ids=["failed", "nothing", "too long", "not started", "no name"],
 )
 def test_a_program_that_gives_no_secret_is_told_without_what_it_said(ran, result, why):
-    """X1, R16."""
+    """X1, R16: but a fault of ours is told."""
     ran["result"] = result
     assert why_not(PROGRAM) == why
-
-
-def test_a_fault_of_ours_is_no_program_that_cannot_be_started(ran):
     ran["result"] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         fetch_secret(PROGRAM)
@@ -310,29 +300,8 @@ def test_a_subject_token_is_sent_over_tls_or_to_this_host(tmp_path, url, is_take
         read_credentials(file)
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"a: 1\nb: [", "it is neither YAML nor JSON (line 2)"),
-        (b"a: 2020-13-99", "it is neither YAML nor JSON"),
-        (b"#" * 101, "it has more than 100 bytes"),
-        (b"team: {kind: none}", None),
-    ],
-    ids=["broken", "no date", "large", "incomplete"],
-)
-def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path, monkeypatch, content, why):
-    """X1, X2."""
-    monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100 if content[:1] == b"#" else 1 << 20)
-    file = tmp_path / "credentials.yaml"
-    file.write_bytes(content)
-    with pytest.raises(StoreError) as refused:
-        read_credentials(file)
-    message = str(refused.value)
-    assert message.startswith(f"--credentials {file}: ")
-    assert why is None or message.removeprefix(f"--credentials {file}: ") == why
-
-
-def test_a_file_of_credentials_may_be_empty_or_as_large_as_it_may_be_but_not_missing(tmp_path, monkeypatch):
+def test_a_file_of_credentials_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path, monkeypatch):
+    """X1, X2: it may be empty or as large as it may be, but not missing; a fault of ours is told."""
     monkeypatch.setattr(credentials_file, "MAX_FILE_BYTES", 100)
     file = tmp_path / "credentials.yaml"
     with pytest.raises(StoreError, match="No such file or directory"):
@@ -340,16 +309,19 @@ def test_a_file_of_credentials_may_be_empty_or_as_large_as_it_may_be_but_not_mis
     for content in (b"", b"#" * 100):
         file.write_bytes(content)
         assert read_credentials(file) == {}
-
-
-@pytest.mark.parametrize("error", [RecursionError(), ZeroDivisionError()], ids=["nested deeply", "ours"])
-def test_what_is_nested_too_deeply_is_no_file_of_credentials_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, error):
-    """X2."""
-
-    def failing(_: bytes) -> object:
-        raise error
-
-    monkeypatch.setattr(yaml, "safe_load", failing)
-    (tmp_path / "credentials.yaml").write_bytes(b"[")
-    with pytest.raises(StoreError if isinstance(error, RecursionError) else ZeroDivisionError):
-        read_credentials(tmp_path / "credentials.yaml")
+    for content, why in (
+        (b"a: 1\nb: [", "it is neither YAML nor JSON (line 2)"),
+        (b"a: 2020-13-99", "it is neither YAML nor JSON"),
+        (b"#" * 101, "it has more than 100 bytes"),
+        (b"team: {kind: none}", None),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(StoreError) as refused:
+            read_credentials(file)
+        head, message = f"--credentials {file}: ", str(refused.value)
+        assert message.startswith(head)
+        assert why in {None, message.removeprefix(head)}
+    for error in (RecursionError(), ZeroDivisionError()):
+        monkeypatch.setattr(yaml, "safe_load", mock.Mock(side_effect=error))
+        with pytest.raises(StoreError if isinstance(error, RecursionError) else ZeroDivisionError):
+            read_credentials(file)

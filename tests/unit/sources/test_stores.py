@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from obstore.exceptions import GenericError
@@ -162,25 +164,15 @@ def test_a_secret_of_another_form_is_told_and_not_shown(hold, scheme, secret, wh
 
 
 def test_what_the_client_says_of_a_secret_is_not_repeated(hold, monkeypatch):
-    """X1: it may quote it; a fault of ours is none of the secret's."""
-
-    def failing(error: Exception):
-        def fail(*_: object, **__: object) -> None:
-            raise error
-
-        return fail
-
-    monkeypatch.setattr(module, "GCSStore", failing(GenericError("canary")))
+    """X1: it may quote it; a fault of ours is none of the secret's. Times and the way are the caller's."""
+    monkeypatch.setattr(module, "GCSStore", mock.Mock(side_effect=GenericError("canary")))
     error = refusal("gs", hold("canary"))
     assert (error.reason, error.permanent) == ("credential_unavailable", False)
     assert "it is not of a form that gs:// takes" in error.message
     assert "canary" not in error.message
-    monkeypatch.setattr(module, "GCSStore", failing(ZeroDivisionError()))
+    monkeypatch.setattr(module, "GCSStore", mock.Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         opened("gs", hold("t"))
-
-
-def test_times_and_the_way_are_the_callers(hold):
     options = opened("s3", None, timeout="2s", proxy="http://127.0.0.1:1").options["client_options"]
     assert options == CLIENT | {"timeout": "2s", "proxy_url": "http://127.0.0.1:1"}
 
@@ -205,28 +197,19 @@ def test_an_endpoint_is_all_that_is_reached_unless_a_proxy_is(hold, monkeypatch,
     assert options == CLIENT | {"allow_http": endpoint == "http://[::1]:9000"} | expected
 
 
-class PlayedForwarder:
-    """A way to one host."""
-
-    def __init__(self, host: str, port: int, _limits: object, most_bytes: int) -> None:
-        assert most_bytes == module.RANGE_BYTES
-        self.url = f"http://way-to-{host}-{port}"
-        self.is_open = True
-
-    def close(self) -> None:
-        self.is_open = False
-
-
 @pytest.fixture
 def ways(monkeypatch) -> dict[str, list[Any]]:
     """The forwarders that were made, and which hosts were judged beforehand."""
     found: dict[str, list[Any]] = {"made": [], "judged": []}
 
-    def made(*args: Any) -> PlayedForwarder:
-        found["made"].append(PlayedForwarder(*args))
-        return found["made"][-1]
+    def make(host: str, port: int, _limits: object, most_bytes: int) -> SimpleNamespace:
+        assert most_bytes == module.RANGE_BYTES
+        made = SimpleNamespace(url=f"http://way-to-{host}-{port}", is_open=True)
+        made.close = lambda: setattr(made, "is_open", False)
+        found["made"].append(made)
+        return made
 
-    monkeypatch.setattr(module, "Forwarder", made)
+    monkeypatch.setattr(module, "Forwarder", make)
     monkeypatch.setattr(module, "check_leads", lambda *place: found["judged"].append(place))
     return found
 
@@ -281,10 +264,7 @@ def test_a_name_that_leads_to_the_machine_opens_nothing(stores, ways, hold, monk
     """Fault 28: each time that somebody asks for it, also where it led elsewhere before."""
     held = hold(None, endpoint="http://store.test")
     proxy_of(stores, held)
-
-    def refused(*_: object) -> None:
-        raise ArtifactError("address_not_allowed", "")
-
+    refused = mock.Mock(side_effect=ArtifactError("address_not_allowed", ""))
     monkeypatch.setattr(module, "check_leads", refused)
     with pytest.raises(ArtifactError) as error:
         stores.store(parse_source("s3://bucket/a"), held)
