@@ -167,6 +167,7 @@ def test_what_is_not_there_yet_is_tried_again(allowed, adapter, tmp_path):
     assert (error.reason, error.permanent) == ("source_missing", False)
     assert str(tmp_path / "allowed" / "a-later") in error.message
     for name, beside in ((WEIGHTS, "readme.md"), ("adapter_config.json", "adapter_model.bin")):
+        write_adapter(adapter.directory)
         (adapter.directory / name).unlink()
         (adapter.directory / beside).write_bytes(b"x")
         error = refusal(allowed, adapter.uri)
