@@ -28,19 +28,6 @@ from registry.etcd3.ops import (
     unwritten_since,
 )
 
-
-def test_a_range_is_linearizable_and_says_all_it_was_told():
-    op = Range(b"a", b"b", limit=3, revision=9, keys_only=True, count_only=True, descending_by=SortTarget.MOD)
-    request = codec.range_request(op)
-    assert (request.key, request.range_end, request.limit, request.revision) == (b"a", b"b", 3, 9)
-    assert (request.keys_only, request.count_only, request.serializable) == (True, True, False)
-    assert (request.sort_order, request.sort_target) == (rpc.RangeRequest.DESCEND, rpc.RangeRequest.MOD)
-
-
-def test_a_plain_range_sorts_by_nothing():
-    assert codec.range_request(Range(b"a")) == rpc.RangeRequest(key=b"a")
-
-
 BELOW = {"key": b"k/", "range_end": b"k0"}
 ABSENT = {"target": "CREATE", "result": "EQUAL", "create_revision": 0}
 COMPARES: list[tuple[Compare, dict[str, object]]] = [
@@ -92,14 +79,6 @@ def test_etcd_never_takes_a_transaction_for_one_that_only_reads(txn):
     assert len(request.success) == len(txn.success), "no more than etcd's limit on operations allows"
 
 
-def test_what_keeps_a_transaction_from_only_reading_is_no_part_of_its_result():
-    kv = rpc.KeyValue(key=b"k")
-    found = rpc.ResponseOp(response_range=rpc.RangeResponse(kvs=[kv], count=1))
-    nothing = rpc.ResponseOp(response_txn=rpc.TxnResponse(header=rpc.ResponseHeader(), succeeded=True))
-    result = codec.txn_result(rpc.TxnResponse(header=rpc.ResponseHeader(revision=9), responses=[found, nothing]))
-    assert result.responses == (RangeResult(9, (KeyValue(b"k", b"", 0, 0, 0),), more=False, count=1),)
-
-
 @pytest.mark.parametrize(
     ("txn", "writes"),
     [
@@ -111,23 +90,6 @@ def test_what_keeps_a_transaction_from_only_reading_is_no_part_of_its_result():
 )
 def test_what_could_change_the_store(txn, writes):
     assert codec.writes(txn) is writes
-
-
-def test_results_carry_the_revision_of_the_whole_reply():
-    kv = rpc.KeyValue(key=b"k", value=b"v", create_revision=1, mod_revision=2, version=3, lease=4)
-    response = rpc.TxnResponse(
-        header=rpc.ResponseHeader(revision=9),
-        succeeded=True,
-        responses=[
-            rpc.ResponseOp(response_range=rpc.RangeResponse(kvs=[kv], more=True, count=8)),
-            rpc.ResponseOp(response_put=rpc.PutResponse()),
-            rpc.ResponseOp(response_delete_range=rpc.DeleteRangeResponse(deleted=6)),
-        ],
-    )
-    result = codec.txn_result(response)
-    assert (result.succeeded, result.revision) == (True, 9)
-    found = RangeResult(9, (KeyValue(b"k", b"v", 1, 2, 3, 4),), more=True, count=8)
-    assert result.responses == (found, PutResult(), DeleteResult(6))
 
 
 def test_events():
@@ -170,7 +132,30 @@ def test_what_a_broken_call_of_each_method_may_have_done():
 
 
 @pytest.mark.parametrize("target", SortTarget)
-def test_a_range_is_sorted_by_what_etcd_calls_so(target):
-    request = codec.range_request(Range(b"a", b"b", limit=1, descending_by=target))
+def test_a_range_is_linearizable_and_says_all_it_was_told(target):
+    op = Range(b"a", b"b", limit=3, revision=9, keys_only=True, count_only=True, descending_by=target)
+    request = codec.range_request(op)
+    assert (request.key, request.range_end, request.limit, request.revision) == (b"a", b"b", 3, 9)
+    assert (request.keys_only, request.count_only, request.serializable) == (True, True, False)
     assert rpc.RangeRequest.SortTarget.Name(request.sort_target) == target.name
-    assert rpc.RangeRequest.SortOrder.Name(request.sort_order) == "DESCEND"
+    assert request.sort_order == rpc.RangeRequest.DESCEND
+    assert codec.range_request(Range(b"a")) == rpc.RangeRequest(key=b"a")
+
+
+def test_results_carry_the_revision_of_the_whole_reply():
+    """And not what keeps a transaction from only reading."""
+    kv = rpc.KeyValue(key=b"k", value=b"v", create_revision=1, mod_revision=2, version=3, lease=4)
+    response = rpc.TxnResponse(
+        header=rpc.ResponseHeader(revision=9),
+        succeeded=True,
+        responses=[
+            rpc.ResponseOp(response_range=rpc.RangeResponse(kvs=[kv], more=True, count=8)),
+            rpc.ResponseOp(response_put=rpc.PutResponse()),
+            rpc.ResponseOp(response_delete_range=rpc.DeleteRangeResponse(deleted=6)),
+            rpc.ResponseOp(response_txn=rpc.TxnResponse(header=rpc.ResponseHeader(), succeeded=True)),
+        ],
+    )
+    result = codec.txn_result(response)
+    assert (result.succeeded, result.revision) == (True, 9)
+    found = RangeResult(9, (KeyValue(b"k", b"v", 1, 2, 3, 4),), more=True, count=8)
+    assert result.responses == (found, PutResult(), DeleteResult(6))

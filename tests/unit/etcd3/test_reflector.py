@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -173,48 +173,52 @@ class Guarded:
         yield PlayedStream(f"token {len(self.asked)}", self.failures.pop(0) if self.failures else None)
 
 
-def denied_by(failures: list[EtcdError]) -> tuple[list[Disconnected], Guarded]:
-    """What a reflector tells of these failures within an hour."""
-    client, told = Guarded(failures), list[Disconnected]()
+def heard_of(
+    client: Guarded, rng: random.Random | None = None, count: int = 1000, **options: Any
+) -> list[tuple[float, Reflection]]:
+    """The first so many reflections, or those of an hour, of a reflector that has a state."""
+    heard: list[tuple[float, Reflection]] = []
 
     async def scene(_: PlayedEtcd) -> None:
-        resume, rng = Resume(1, 1), random.Random(0)
-        reflector = Reflector(client, PREFIX, prefix_end(PREFIX), resume=resume, rng=rng, denied_retry_seconds=600.0)  # type: ignore[arg-type]
-        async with aclosing(reflector.stream()) as reflections, asyncio.timeout(3600):
-            async for one in reflections:
-                if isinstance(one, Disconnected):
-                    told.append(one)
+        rest = {"resume": Resume(1, 1), "rng": rng or random.Random(0), **options}
+        reflector = Reflector(client, PREFIX, prefix_end(PREFIX), **rest)  # type: ignore[arg-type]
+        with suppress(TimeoutError):
+            async with aclosing(reflector.stream()) as reflections, asyncio.timeout(3600):
+                async for one in reflections:
+                    heard.append((now(), one))
+                    if len(heard) == count:
+                        return
 
-    with pytest.raises(TimeoutError):
-        play(scene)
-    return told, client
-
-
-@pytest.mark.parametrize("refusal", [EtcdPermissionDenied, EtcdUnauthenticated])
-def test_a_token_that_is_merely_old_is_replaced_at_once_and_nobody_hears_of_it(refusal):
-    """R13: an old server calls it "permission denied"; a token ends after minutes, and each watch with it."""
-    told, client = denied_by([refusal("not you")])
-    assert told == []
-    [(first, nothing), (again, refused)] = client.asked
-    assert (nothing, refused) == (None, "token 1")
-    assert again - first < 1.0
+    play(scene)
+    return heard
 
 
-@pytest.mark.parametrize("refusal", [EtcdPermissionDenied, EtcdUnauthenticated])
-def test_who_is_refused_again_is_told_so_and_asks_rarely(refusal):
-    """R8: time alone seldom heals it; half of what was said is the least that is waited."""
-    told, client = denied_by([refusal("not you") for _ in range(4)])
-    assert told == [Disconnected("not you", denied=True)] * 3
+DENIED, UNKNOWN, BROKE = EtcdPermissionDenied("not you"), EtcdUnauthenticated("not you"), EtcdError("broke")
+TOLD = Disconnected("not you", denied=True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "told", "tokens"),
+    [
+        ([DENIED], [], [None, 1]),
+        ([UNKNOWN], [], [None, 1]),
+        ([DENIED] * 4, [TOLD] * 3, [None, 1, 2, 3, 4]),
+        ([UNKNOWN] * 4, [TOLD] * 3, [None, 1, 2, 3, 4]),
+        ([DENIED, BROKE, DENIED], [Disconnected("broke")], [None, 1, None, 3]),
+    ],
+)
+def test_a_token_that_is_merely_old_is_replaced_at_once_and_who_is_refused_again_asks_rarely(failures, told, tokens):
+    """R13, R8: an old server calls it "permission denied"; half of what was said is the least that is waited.
+
+    A refusal after a watch that stood is a first one again.
+    """
+    client = Guarded([*failures])
+    heard = heard_of(client, denied_retry_seconds=600.0)
+    assert [one for _, one in heard if isinstance(one, Disconnected)] == told
     at = [when for when, _ in client.asked]
     assert at[1] - at[0] < 1.0
-    assert all(300 <= after - before <= 600.1 for before, after in pairwise(at[1:]))
-    assert [token for _, token in client.asked] == [None, "token 1", "token 2", "token 3", "token 4"]
-
-
-def test_a_refusal_after_a_watch_that_stood_is_a_first_one_again():
-    told, client = denied_by([EtcdPermissionDenied("not you"), EtcdError("broke"), EtcdPermissionDenied("not you")])
-    assert told == [Disconnected("broke")]
-    assert [token for _, token in client.asked] == [None, "token 1", None, "token 3"]
+    assert all(300 <= after - before <= 600.1 for before, after in pairwise(at[1:])) or BROKE in failures
+    assert [token for _, token in client.asked] == [number and f"token {number}" for number in tokens]
 
 
 class Silent(PlayedStream):
@@ -227,22 +231,6 @@ class Silent(PlayedStream):
             return await super().receive(patience)
         self.borne.append(patience)
         raise Timeout("silent", maybe_applied=False)
-
-
-def heard_of(client: Guarded, rng: random.Random, count: int, **options: Any) -> list[tuple[float, Reflection]]:
-    """The first so many reflections of a reflector that has a state."""
-    heard: list[tuple[float, Reflection]] = []
-
-    async def scene(_: PlayedEtcd) -> None:
-        reflector = Reflector(client, PREFIX, prefix_end(PREFIX), resume=Resume(1, 1), rng=rng, **options)  # type: ignore[arg-type]
-        async with aclosing(reflector.stream()) as reflections:
-            async for one in reflections:
-                heard.append((now(), one))
-                if len(heard) == count:
-                    return
-
-    play(scene)
-    return heard
 
 
 class Away(Guarded):
@@ -321,23 +309,6 @@ def test_who_is_refused_asks_every_half_minute(rng, pause):
     assert [round(after - before, 6) for before, after in pairwise(at)][1:] == [pause] * 3
 
 
-class Defect(Exception):
-    """A fault of ours."""
-
-
-def test_a_fault_of_ours_is_no_trouble_of_etcd():
-    """R12 crash-only: whoever supervises the watch hears of it."""
-
-    class Broken(Guarded):
-        @asynccontextmanager
-        async def watch(self, _endpoint: str, *, refused_token: str | None = None) -> AsyncIterator[PlayedStream]:
-            raise Defect
-            yield
-
-    with pytest.raises(Defect):
-        heard_of(Broken([]), NoChance(), 1)
-
-
 @played
 async def test_a_store_that_is_said_to_have_gone_back_and_did_not_is_compared(etcd):
     """R15 brake: all addresses were wrong for a while; a list that shows the same store removes nothing in doubt."""
@@ -357,3 +328,9 @@ async def test_a_store_that_is_said_to_have_gone_back_and_did_not_is_compared(et
     link.cut()
     await asyncio.sleep(10)
     assert heard.causes == [ListCause.FIRST, ListCause.COMPARISON]
+
+
+def test_a_fault_of_ours_is_no_trouble_of_etcd():
+    """R12 crash-only: whoever supervises the watch hears of it."""
+    with pytest.raises(KeyError):
+        heard_of(Guarded([KeyError("of ours")]))  # type: ignore[list-item]

@@ -111,18 +111,6 @@ def test_what_is_taken_is_what_was_checked(authority, files, reader, monkeypatch
     assert reader.newest() == install(new, files)
 
 
-def test_files_that_change_with_each_look_are_waited_for(authority, files, reader, told, monkeypatch):
-    """R16 bounded."""
-    before = install(authority.issue("old"), files)
-    reader.newest()
-    turns = iter(range(100))
-    monkeypatch.setattr(tls, "_check", lambda _: install(authority.issue(f"again{next(turns)}"), files))
-    install(authority.issue("new"), files)
-    assert reader.newest() == before
-    assert told == [f"own.pem: {files.certificate} changes with each look at it"]
-    assert next(turns) == 3, "so many times"
-
-
 async def test_etcd_s_files_are_named_with_the_endpoint(tmp_path, caplog):
     """X2: at the first use an error, later a line of the log."""
     file = tmp_path / "ca.pem"
@@ -136,17 +124,6 @@ async def test_etcd_s_files_are_named_with_the_endpoint(tmp_path, caplog):
         await MemberConnection("etcd:2379", reader).close()
     (told,) = caplog.messages
     assert f"cannot read {file}" in told
-
-
-async def test_a_file_of_authorities_that_changes_with_each_look_is_named(authority, tmp_path, monkeypatch):
-    """X2: also where there is no certificate of our own."""
-    files = TlsFiles(ca=tmp_path / "ca.pem")
-    turns = iter(range(100))
-    monkeypatch.setattr(tls, "_check", lambda _: files.ca.write_bytes(b"%d" % next(turns)))
-    shutil.copy(authority.certificate, files.ca)
-    with pytest.raises(TlsUnusable, match="changes with each look") as told:
-        TlsReader(files, lambda _: None).newest()
-    assert told.value.file == files.ca
 
 
 class Defect(Exception):
@@ -185,3 +162,18 @@ def test_the_same_files_are_not_checked_again_and_a_new_trouble_is_told_again(
         install(authority.issue("old"), files, "ca")
         assert reader.newest() == before
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("name", ["certificate", "ca"])
+def test_files_that_change_with_each_look_are_waited_for(authority, files, told, monkeypatch, name):
+    """R16 bounded, X2: so many times; the file is named, be it our own certificate or, without one, the authorities."""
+    read = files if name == "certificate" else TlsFiles(ca=files.ca)
+    reader = TlsReader(read, lambda error: told.append(f"{error.file.name}: {error}"))
+    before = install(authority.issue("old"), files)
+    reader.newest()
+    turns = iter(range(100))
+    monkeypatch.setattr(tls, "_check", lambda _: getattr(read, name).write_bytes(b"%d" % next(turns)))
+    getattr(read, name).write_bytes(b"new")
+    assert reader.newest() == (before if read is files else Pem(before.ca, None, None))
+    assert told == [f"{getattr(read, name).name}: {getattr(read, name)} changes with each look at it"]
+    assert next(turns) == 3

@@ -106,44 +106,6 @@ async def test_what_is_told_comes_in_order_and_silence_that_is_answered_is_borne
         assert len(member.asked) == 3, "after two seconds, and after four; then none is awaited any more"
 
 
-@pytest.mark.parametrize("patience", [1.0, 8.0])
-@virtual
-async def test_a_member_that_does_not_answer_at_all_is_given_up(patience):
-    """R13: five seconds, or as many times that as it was silent before."""
-    member = PlayedMember(answers_after=1000.0)
-    async with watching(member) as stream:
-        with pytest.raises(Timeout) as silent:
-            await stream.receive(patience)
-        assert str(silent.value) == f"m0: no sign of life on the watch for {5 * patience:g} s"
-        assert not silent.value.refuses_progress
-        assert not silent.value.maybe_applied
-        assert now() == pytest.approx(6 * patience), "one second of it for the question whether it answers at all"
-
-
-@pytest.mark.parametrize(("patience", "answers_after"), [(1.0, 0.5), (8.0, 6.0)])
-@virtual
-async def test_a_member_that_answers_all_but_the_watch_refuses_progress(patience, answers_after):
-    """etcd #21813: said with what to do. It may take as many times longer as the silence did."""
-    member = PlayedMember(answers_after=answers_after)
-    async with watching(member) as stream:
-        with pytest.raises(Timeout) as silent:
-            await stream.receive(patience)
-        assert silent.value.refuses_progress
-        assert not silent.value.maybe_applied
-        assert f"within {5 * patience:g} s" in str(silent.value)
-
-
-@pytest.mark.parametrize("refusal", [EtcdPermissionDenied("not you"), EtcdUnauthenticated("who are you")])
-@virtual
-async def test_a_member_that_does_not_tell_us_its_version_answers(refusal):
-    """etcd tells it administrators only, and refuses everybody else in no time."""
-    member = PlayedMember(refusal=refusal)
-    async with watching(member) as stream:
-        with pytest.raises(Timeout) as silent:
-            await stream.receive()
-        assert silent.value.refuses_progress
-
-
 @virtual
 async def test_a_stream_that_takes_no_message_is_given_up():
     member = PlayedMember(takes_after=0.9)
@@ -218,34 +180,6 @@ class Fault(Exception):
 
 
 @virtual
-async def test_a_fault_of_ours_is_no_end_of_a_watch():
-    """R12 crash-only: it is told, and not taken for etcd's silence or for an end of the stream."""
-    member = PlayedMember(refusal=Fault())  # type: ignore[arg-type]
-    async with watching(member) as stream:
-        with pytest.raises(Fault):
-            await stream.receive()
-
-
-@pytest.mark.parametrize("broken", ["write", "read"])
-@virtual
-async def test_a_fault_of_ours_on_the_stream_is_neither_a_message_nor_silence(broken, monkeypatch):
-    """R12 crash-only."""
-    member = PlayedMember()
-
-    async def fails(*_: object) -> None:
-        raise Fault
-
-    monkeypatch.setattr(member, broken, fails)
-    async with watching(member) as stream:
-        if broken == "write":
-            with pytest.raises(Fault):
-                await stream.send(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
-        else:
-            with pytest.raises(Timeout):
-                await stream.receive()
-
-
-@virtual
 async def test_a_stream_that_has_ended_is_not_asked_for_progress():
     """What is written to it would be told instead of why it ended."""
     member = PlayedMember(is_done=True)
@@ -299,3 +233,44 @@ async def test_a_watch_replaces_what_was_refused_and_waits_for_no_member_for_lon
         assert (stream.token, stream.server_version, opened.closed) == (TOKEN, version, 0)
     assert opened.asked == [("token", "old"), ("version", TOKEN)]
     assert opened.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("member", "patience", "answers"),
+    [
+        ({"answers_after": 1000.0}, 1.0, False),
+        ({"answers_after": 1000.0}, 8.0, False),
+        ({"answers_after": 0.5}, 1.0, True),
+        ({"answers_after": 6.0}, 8.0, True),
+        ({"refusal": EtcdPermissionDenied("not you")}, 1.0, True),  # as etcd tells its version to administrators only
+        ({"refusal": EtcdUnauthenticated("who are you")}, 1.0, True),
+    ],
+)
+@virtual
+async def test_a_silent_member_is_given_up(member, patience, answers):
+    """R13: after five seconds, or as many times that as it was silent before. What to do is said: etcd #21813."""
+    async with watching(PlayedMember(**member)) as stream:
+        with pytest.raises(Timeout) as silent:
+            await stream.receive(patience)
+    assert (silent.value.refuses_progress, silent.value.maybe_applied) == (answers, False)
+    if answers:
+        assert f"within {5 * patience:g} s" in str(silent.value)
+    else:
+        assert str(silent.value) == f"m0: no sign of life on the watch for {5 * patience:g} s"
+        assert now() == pytest.approx(6 * patience), "one second of it for the question whether it answers at all"
+
+
+@pytest.mark.parametrize("broken", ["call", "write", "read"])
+@virtual
+async def test_a_fault_of_ours_is_neither_an_end_nor_a_message_nor_silence(broken, monkeypatch):
+    """R12 crash-only: it is told, where it is not of a stream that says nothing any more."""
+    member = PlayedMember()
+
+    async def fails(*_: object, **__: object) -> None:
+        raise Fault
+
+    monkeypatch.setattr(member, broken, fails)
+    async with watching(member) as stream:
+        asked = rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
+        with pytest.raises(Timeout if broken == "read" else Fault):
+            await (stream.send(asked) if broken == "write" else stream.receive())
