@@ -60,15 +60,10 @@ def test_all_that_holds_for_every_adapter_is_said_of_none_by_name_in_one_order()
     assert said(plan(state, facts_of(), known(state, "v1"))) == []
 
 
-def test_an_engine_whose_base_nobody_sees_is_told_as_that():
-    """R23 same-base: as far as anybody can tell."""
+def test_an_engine_that_proves_nothing_or_whose_base_nobody_sees_is_told_as_that():
+    """R9, R23 same-base: what it serves is what it was told, as far as anybody knows."""
     state = wants({"a": "v1"})
     assert said(plan(state, facts_of(base=UNKNOWN_BASE), known(state, "v1"))) == [("", 0, "base_unproven")]
-
-
-def test_an_engine_that_proves_nothing_is_told_as_that():
-    """R9: what it serves is what it was told, as far as anybody knows."""
-    state = wants({"a": "v1"})
     (warned,) = plan(state, facts_of(swap="unproven"), known(state, "v1")).warnings
     assert (warned.name, warned.generation, warned.reason) == ("", 0, "adapter_unproven")
     assert warned.message.startswith("vllm lists nothing")

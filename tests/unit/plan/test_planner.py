@@ -344,28 +344,23 @@ def loaded_by(state: DesiredState, **more: Any) -> list[str]:
     return [call.name for call in plan(state, observed(), replace(known(state, "v1"), **more)).calls]
 
 
-def test_after_a_restart_the_most_important_comes_first_and_then_what_was_used_last():
-    """R19 not-held-up."""
-    state = numbered("a", "b", "c", "d", "e", since=0, e=9)
-    assert loaded_by(state) == ["e", "a", "b", "c", "d"]
-    assert loaded_by(state, since=100, used_at={"c": 90.0, "d": 80.0}) == ["e", "c", "d", "a", "b"]
-
-
 def test_a_change_made_now_comes_before_the_backlog_and_a_flood_of_them_holds_up_no_backlog():
-    """R19 not-held-up: the newest first; what is old, as all that was there when it started, has every other turn."""
+    """R19 not-held-up: the newest first; what is old, as all that was there when it started, has every other turn.
+
+    Of that the most important comes first, and then what was used last; what is staged and swapped has the same order.
+    """
+    five = numbered("a", "b", "c", "d", "e", since=0, e=9)
+    assert loaded_by(five) == ["e", "a", "b", "c", "d"]
+    assert loaded_by(five, since=100, used_at={"c": 90.0, "d": 80.0}) == ["e", "c", "d", "a", "b"]
+    made = desired(kv("a", 1), kv("b", 2, source="v2"), kv("c", 3))
+    made = plan(made, observed({"b": "v1"}), replace(known(made, "v2"), since=2))
+    assert [one.name for one in (*made.stage, *made.calls)] == ["c", "a", "b"]
     two = numbered("a", "b", since=0)
     assert [loaded_by(two, since=since) for since in (2, 1, 0, None)] == [[*one] for one in ("ab", "ba", "ba", "ab")]
     state = numbered("a", "b", "c", "z", since=0, a=9, b=9)
     assert loaded_by(state, since=3) == ["z", "a", "b", "c"]
     flood = numbered("a", "b", "w", "x", "y", "z", since=0, a=9, b=9)
     assert loaded_by(flood, since=2) == ["z", "a", "y", "b", "x", "w"]
-
-
-def test_what_is_staged_and_swapped_keeps_the_same_order():
-    state = desired(kv("a", 1), kv("b", 2, source="v2"), kv("c", 3))
-    made = plan(state, observed({"b": "v1"}), replace(known(state, "v2"), since=2))
-    assert [stage.name for stage in made.stage] == ["c", "a"]
-    assert [call.name for call in made.calls] == ["b"]
 
 
 def test_nothing_is_called_while_the_engine_is_paused():
@@ -558,14 +553,6 @@ TRIED, FINAL = (FailedAdapter("a", 1, "r", "m", 1, 9.0, "", is_settled=settled) 
 def test_a_replicas_readiness_waits_for_all_that_can_be_waited_for(left, is_settled):
     """R9 status-truth."""
     assert replace(DONE, **left).is_settled == is_settled
-
-
-def test_what_takes_something_away_needs_a_look_just_before_it():
-    """R11."""
-    ref = wants({"a": "v1"}).adapters["a"].ref
-    load, swap, unload = Load("a", "/a", ref, ""), Swap("b", "/b", "/c", ref, ""), Unload("c", "/c")
-    assert not replace(DONE, calls=(load,)).is_destructive
-    assert all(replace(DONE, calls=calls).is_destructive for calls in ((load, swap), (unload, load), (swap,)))
 
 
 def test_lazy_adapters_are_brought_in_after_the_eager_ones_and_unloads_come_first():

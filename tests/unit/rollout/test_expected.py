@@ -320,13 +320,9 @@ def test_a_pod_takes_the_place_of_none_but_its_own_kind():
     stays = remembering(remembering(NOBODY, [lives("r1")], {}, NOW), [], {}, seconds(600))
     assert told(remembering(stays, pods("b"), {}, seconds(700))) == {"r1": False, "b": True}
     assert told(remembering(gone, [lives("r2", labels={"zone": "a"})], {}, seconds(700))) == {"a": False, "r2": True}
-
-
-def test_what_a_sidecar_of_an_earlier_release_says_of_its_name():
-    """It is expected under it, as ever."""
     earlier = json.dumps(presence("a").model_dump(by_alias=True, exclude={"ephemeral"})).encode()
     gone = remembering(remembering(NOBODY, [lives("a", earlier)], {}, NOW), [], {}, seconds(600))
-    assert told(remembering(gone, pods("b"), {}, seconds(700))) == {"a": False, "b": True}
+    assert told(remembering(gone, pods("b"), {}, seconds(700))) == {"a": False, "b": True}, "of an earlier release"
 
 
 def test_a_rollout_is_served_once_as_many_pods_as_before_serve():

@@ -200,20 +200,6 @@ def test_what_is_said_of_refusals():
     assert refusals(quiet) == "1 of 1 canaries refuse it: r1 BAD"
 
 
-@pytest.mark.parametrize(
-    ("count", "note"),
-    [
-        (1, ""),
-        (4, ""),
-        (5, "placed on 5 replicas, 4 are alive: served by all of them"),
-    ],
-)
-def test_a_note_says_that_fewer_live_than_it_is_placed_on(count, note):
-    numbered = record(NAME, 2, placement=Placement(replicas=count))
-    found = derive(numbered, records=[kv(NAME, 50, numbered.to_bytes())])
-    assert (found.note, len(found.replicas), found.done) == (note, min(count, 4), True)
-
-
 def test_notes_of_a_rollout_by_hand_follow_each_other():
     """R9: only canaries that serve it are counted; one may refuse it."""
     by_hand = Strategy(canary=Canary(replicas=1), promote="manual")
