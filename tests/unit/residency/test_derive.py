@@ -8,7 +8,7 @@ import pytest
 
 from registry.etcd3.ops import KeyValue
 from registry.model.records import Placement
-from registry.model.status import Failed, Found, Kept, Lazy, Pending, Warned
+from registry.model.status import Failed, Found, Kept, Lazy, Pending
 from registry.residency import derive
 from registry.residency.derive import DerivedResidency, counted, residency
 from registry.residency.shares import WantedGeneration
@@ -126,31 +126,6 @@ def test_what_was_changed_is_counted_by_what_each_replica_knew_before(world):
     serving, unseen = derive.ReplicaStanding(SERVING, ""), derive.ReplicaStanding(PENDING, "not_seen")
     earlier = derive.ReplicaStanding(SERVING, "earlier_generation", (PENDING, "not_seen"))
     assert told == {"a": {serving: 1, earlier: 1}, "b": {serving: 1, unseen: 1}, "c": {serving: 1, unseen: 1}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"stale": True}, (UNKNOWN, "stale")),
-        ({"ready": False, "engine": engine_status(incarnation="")}, (UNKNOWN, "engine_unreachable")),
-        ({"engine": engine_status(incarnation="")}, (UNKNOWN, "engine_unreachable")),
-        ({"pending": [Pending(name="A", generation=1, reason="staging")]}, (PENDING, "staging")),
-        ({"failed": failed("a")}, (FAILED, "BAD")),
-        ({"failed": failed("a", "soon")}, (PENDING, "BAD")),
-        ({"omitted": 2}, (UNKNOWN, "omitted")),
-        ({"omitted": 2, "serves": [("A", 1)]}, (SERVING, "")),
-        ({"omitted": 2, "serves": [("A", 2), ("b", 1)]}, (PENDING, "omitted")),
-        ({"warnings": [Warned(name="", generation=0, reason="blocked", message="m")]}, (UNKNOWN, "blocked")),
-        ({"warnings": [Warned(name="a", generation=1, reason="blocked", message="m")]}, (SERVING, "")),
-        ({"failed": failed("b")}, (SERVING, "")),
-    ],
-)
-def test_what_a_status_does_not_prove_is_not_said(world, fields, expected):
-    """R9 status-truth."""
-    world.alive("r1")
-    world.put("a")
-    world.says("r1", **fields)
-    assert world.states("a") == {"r1": expected}
 
 
 def test_a_status_of_a_later_revision(world):

@@ -389,6 +389,18 @@ def test_a_status_that_is_ahead_waits_where_it_should():
     assert renew(known, values).replicas["r1"].status == stale[KEYS.status(POOL, "r1")]
 
 
+@pytest.mark.parametrize("lease", [0, LEASE + 1])
+def test_a_status_counts_only_under_the_lease_of_its_presence(lease):
+    """R9 status-truth: what a process before wrote, or somebody who is no sidecar, proves nothing."""
+    for here, counts in ((live("r1"), False), (replace(live("r1"), lease=lease), bool(lease))):
+        (told,) = derive_rollout(
+            Question(POOL, NAME, 0), kv(NAME, 4), pool_snapshot([here], [says("r1", 5, lease)])
+        ).replicas
+        assert (told.state, told.reason) == ((SERVING, "") if counts else (PENDING, "no_status"))
+    dead = pool_snapshot([], [says("r1", 5, lease)])
+    assert derive_rollout(Question(POOL, NAME, 0), kv(NAME, 4), dead).replicas == ()
+
+
 def test_room_has_a_number_of_its_own_for_each_that_is_known():
     """R9: a replica that reckons with the room of a moment ago is understood."""
     pool, records = PoolSnapshot(POOL), dict[bytes, KeyValue]()
