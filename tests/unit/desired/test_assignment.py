@@ -328,14 +328,6 @@ def test_only_what_a_replica_declines_moves_and_comes_back_once_it_does_not():
         assert owner == first or first not in (takers or [first])
 
 
-def test_where_a_replica_is_of_a_release_that_does_not_know_of_declines_none_counts():
-    """R13: they would not agree on who is to serve it."""
-    members = {name: declining(one, ("n0", 1)) for name, one in fleet("r1", "r2").items()}
-    old = {**members, "r3": replace(FLEET["r3"], declines=None)}
-    assert share(ONE_EACH, old).placed == share(ONE_EACH).placed
-    assert share(ONE_EACH, old).among == share(ONE_EACH).among
-
-
 def test_what_nobody_matched_is_placed_on_the_first_who_does_though_it_declines():
     state = desired(kv("a", 1, placement=placed_at(1, zone="x")))
     sharing = Assigner(POOL, "r1", {})

@@ -13,10 +13,9 @@ from bench.usage import rss_bytes
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import Keys
 from sidecar.desired.informer import Informer
-from sidecar.desired.packing import PACKED_AT_ONCE, PackedRecord, Packing, RawRecord, give_back, packed
+from sidecar.desired.packing import PackedRecord, Packing, RawRecord, give_back, packed
 from tests.simulation.loop import on_virtual_time
 from tests.support.fleet import POOL
-from tests.support.waiting import eventually
 
 PIECES, PIECE_BYTES = 100_000, 640
 
@@ -78,18 +77,6 @@ def test_what_goes_before_it_is_packed_is_not_looked_for():
     informer.apply(8, [Event(record.key, 8, None)])
     assert not informer.pack(1)
     assert informer.raw == {}
-
-
-async def test_records_are_packed_by_and_by():
-    """Guarantee R16: more than go at once, without anybody waiting."""
-    informer = Informer(POOL)
-    packing = Packing(informer, after_seconds=0)
-    informer.replace(7, _records(3 * PACKED_AT_ONCE))
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(packing.run())
-        packing.wake()
-        await eventually(lambda: all(isinstance(record, PackedRecord) for record in informer.raw.values()))
-        running.cancel()
 
 
 def test_what_a_list_was_made_of_goes_back_to_the_system():

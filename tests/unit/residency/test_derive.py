@@ -46,19 +46,6 @@ def test_whoever_watches_hears_that_another_number_is_expected(world):
     assert derive.changed(world.view, before) == {"a"}
 
 
-def test_what_a_full_status_says_of_one_is_not_said_of_all(world):
-    """Of names that it leaves out nothing is known, but that an engine keeps one of them."""
-    world.alive("r1")
-    world.put("a")
-    world.put("b")
-    world.says("r1", omitted=2, kept=[Kept(name="b", generation=1)], serves=[])
-    world.look()
-    told = {key: found.counts for key, found in counted(world.view, ["a", "b"]) if found}
-    pending = derive.ReplicaStanding(PENDING, "omitted")
-    kept = derive.ReplicaStanding(SERVING, "earlier_generation", (PENDING, "omitted"))
-    assert told == {"a": {pending: 1}, "b": {kept: 1}}
-
-
 def test_adapters_that_stand_alike_are_derived_once(world, monkeypatch):
     """5,000 adapters on 50 replicas are a quarter of a million verdicts, nearly all of them the same."""
     world.alive("r1", "r2")
@@ -108,24 +95,6 @@ def test_adapters_that_were_changed_stand_alike_once_all_replicas_know_it(world,
         world.says(replica)
     world.look()
     assert derived_for_counts(world, monkeypatch) == ["a0"]
-
-
-def test_what_was_changed_is_counted_by_what_each_replica_knew_before(world):
-    """R9 status-truth: a replica goes on with a record that it knew, and has nothing of one that it never heard of."""
-    world.alive("r1", "r2")
-    world.put("a")
-    world.says("r2")
-    world.put("b")
-    world.put("c")
-    world.look()
-    for name in ("a", "b"):
-        world.update(name, 2, source="v2")
-    world.says("r1")
-    world.look()
-    told = {key: found.counts for key, found in counted(world.view, ["a", "b", "c"]) if found}
-    serving, unseen = derive.ReplicaStanding(SERVING, ""), derive.ReplicaStanding(PENDING, "not_seen")
-    earlier = derive.ReplicaStanding(SERVING, "earlier_generation", (PENDING, "not_seen"))
-    assert told == {"a": {serving: 1, earlier: 1}, "b": {serving: 1, unseen: 1}, "c": {serving: 1, unseen: 1}}
 
 
 def test_a_status_of_a_later_revision(world):
@@ -320,32 +289,6 @@ def test_what_an_engine_answers_with_is_served_whatever_became_of_the_newest(wor
     world.says("r1")
     (one,) = world.where("A").replicas
     assert (one.state, one.generation, one.wanted) == (SERVING, 4, None)
-
-
-def test_until_a_replica_has_heard_of_a_change_it_serves_what_it_served(world):
-    """R9, R24: by its word of the record that it knows, however many came since, and though one was deleted."""
-    world.alive("r1")
-    world.put("a", 3)
-    world.says("r1")
-    assert world.states("a") == {"r1": (SERVING, "")}
-    world.update("a", 4)
-    (one,) = world.where("a").replicas
-    assert (one.state, one.generation, one.wanted) == (SERVING, 3, WantedGeneration(4, PENDING, "not_seen"))
-    world.says("r1", failed=failed("a"), kept=[Kept(name="a", generation=3)])
-    world.update("a", 5)
-    (one,) = world.where("a").replicas
-    assert (one.state, one.generation, one.wanted) == (SERVING, 3, WantedGeneration(5, PENDING, "not_seen"))
-    world.says("r1", world.revision - 2)
-    (one,) = world.where("a").replicas
-    assert (one.state, one.generation) == (SERVING, 3)
-    world.says("r1", world.revision - 3)
-    assert world.states("a") == {"r1": (PENDING, "not_seen")}, "there was none"
-    world.says("r1", world.revision - 1)
-    (one,) = world.where("a").replicas
-    assert (one.state, one.generation) == (SERVING, 4)
-    world.put("a", 6)
-    (one,) = world.where("a").replicas
-    assert (one.state, one.generation, one.wanted) == (SERVING, 4, WantedGeneration(6, PENDING, "not_seen"))
 
 
 @pytest.mark.parametrize("spec", [{"load": "lazy"}, {"placement": Placement(replicas=1)}])

@@ -10,7 +10,7 @@ import pytest
 from registry.model.names import name_key
 from registry.model.placement import Member, Selector, decline_id
 from registry.model.records import Canary, CanaryRollout, Placement, Strategy
-from registry.model.status import Found, Leaving, Pending, ReportedDeclines
+from registry.model.status import Found, Leaving, ReportedDeclines
 from registry.residency.derive import residency
 from registry.rollout import pool
 from registry.rollout.pool import read_presence
@@ -178,24 +178,6 @@ def test_a_store_that_was_set_back(world):
 
 def leaving(name: str, generation: int = 1) -> dict[str, Any]:
     return {"leaving": [Leaving(name=name, generation=generation)]}
-
-
-def test_a_replica_that_keeps_an_adapter_for_others(world):
-    """It may be asked for it, by the name and the generation that it says; the placement is told of without it."""
-    name = moved(NAMES)
-    (before,) = owners(name, 1, *NAMES[:-1])
-    world.alive(*NAMES)
-    world.put(name, 3, placement=Placement(replicas=1))
-    world.says("r4", **among(members(*NAMES)), pending=[Pending(name=name, generation=3, reason="staging")])
-    world.says(before, **among(members(*NAMES)), **leaving(name, 2), engine=engine_status(names="versioned"))
-    assert world.states(name) == {before: (SERVING, "leaving"), "r4": (PENDING, "staging")}
-    kept = world.where(name).replicas[0]
-    assert (kept.model, kept.generation, kept.loaded) == (f"{name}@2", 2, True)
-    world.put("other")
-    world.look()
-    world.says(before, **among(members(*NAMES)))
-    assert world.look() == {name, "other"}
-    assert world.states(name) == {"r4": (PENDING, "staging")}
 
 
 @pytest.mark.parametrize(

@@ -124,28 +124,6 @@ async def test_who_ended_in_order_is_missed_by_nobody_whatever_stands_beside_its
 
 
 @played
-async def test_a_presence_alone_is_nobody_and_who_never_was_ready_is_missed_by_nobody(etcd: PlayedEtcd):
-    """X3 given-back: a presence that anybody had written was expected for a day after it was deleted."""
-    kept = Kept(etcd)
-    kept.make_pool(POOL, 2)
-    await kept.replicas.alive("r1")
-    starting = Replicas(kept.client, KEYS)
-    await starting.alive("ghost", "r2")
-    await asyncio.sleep(SOON)
-    assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 1})
-    await starting.says("r2", 1, ready=False)
-    await asyncio.sleep(SOON)
-    assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0}), "it lives, and was never ready"
-    await starting.says("r2", 1)
-    await asyncio.sleep(SOON)
-    assert (kept.members(), kept.told) == ({"r1": "", "r2": ""}, {POOL: 0})
-    await starting.says("r2", 1, ready=False)
-    await starting.gone("ghost", "r2")
-    await asyncio.sleep(SOON)
-    assert ({*kept.members()}, kept.told) == ({"r1", "r2"}, {POOL: 1}), "it was ready once"
-
-
-@played
 async def test_statuses_are_followed_only_while_somebody_lives_who_is_not_remembered(etcd: PlayedEtcd):
     """R16 bounded: they change all the time."""
     kept = Kept(etcd, POOL)

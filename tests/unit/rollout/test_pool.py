@@ -84,10 +84,6 @@ def test_all_inputs_that_replicas_may_know_are_kept_at_once():
     assert all(found.inputs(digest, live, room) is one for (digest, room), one in zip(asked, first, strict=True))
 
 
-def test_of_a_pool_that_nobody_looked_at_no_revision_is_known():
-    assert (PoolSnapshot(POOL).revision, PoolValues({}, {}).revision) == (0, 0)
-
-
 def values(*records: KeyValue, changed: frozenset[bytes] | None = None) -> PoolValues:
     """A pool without replicas, in which these records stand."""
     return PoolValues({}, {}, {one.key: one for one in records}, changed, revision=50)

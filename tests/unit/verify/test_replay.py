@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import pytest
 
-from registry.etcd3.ops import Event, KeyValue, Put, Txn
+from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import last_part
 from registry.model.records import Canary, Strategy
-from registry.model.status import Presence
-from registry.tools.verify.history import HistoryBase, Revision, Step
+from registry.tools.verify.history import HistoryBase, Revision
 from registry.tools.verify.replay import replay
-from registry.transactions.changes import ApplyAdapters, DrainReplica, HaltRollout, PromoteRollout
+from registry.transactions.changes import HaltRollout, PromoteRollout
 from sidecar.desired.informer import record_hash
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.residency_world import presence, replica_status
 from tests.unit.verify.conftest import found, steps_of
-
-
-def rewritten(steps: list[Step], at: int, part: str, **fields: object) -> list[Step]:
-    """The history in which a value of one revision has other fields."""
-
-    def other(event: Event) -> Event:
-        if event.kv is None or part.encode() not in event.key:
-            return event
-        value = json.dumps(json.loads(event.kv.value) | fields).encode()
-        return replace(event, kv=replace(event.kv, value=value))
-
-    return [
-        replace(step, events=tuple(map(other, step.events)))
-        if isinstance(step, Revision) and step.revision == at
-        else step
-        for step in steps
-    ]
 
 
 def test_a_good_history_has_no_findings(author):
@@ -74,30 +53,6 @@ def canaried() -> Author:
 def test_a_right_rollout_is_right():
     """W2, W6, W7: promoted and halted generations stay the same, and history keeps nothing of them."""
     assert found(steps_of(canaried())) == set()
-
-
-def test_a_retry_is_a_generation_that_is_written_again(author):
-    """W6: it says by whom; one that does not is found."""
-    author.change(ApplyAdapters(POOL, (upsert("acme/a"),)))
-    before = found(steps_of(author))
-    author.change(ApplyAdapters(POOL, (upsert("acme/a"),), retry=True), "again")
-    steps = steps_of(author)
-    assert found(steps) == before
-    at = author.etcd.revision
-    assert ("W6", at) in found(rewritten(steps, at, "/adapters/", retry=None))
-    assert ("W6", at) in found(rewritten(steps, at, "/adapters/", rollout={"halted": "why"})), "it is no rollout's"
-
-
-def test_orders_to_replicas_are_changes_with_an_audit_record(author):
-    """W7 audit-complete, R20: that one goes with its lease is none."""
-    presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="").to_bytes()
-    author.etcd.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), presence, 7),)))
-    author.change(DrainReplica(POOL, "r1", drain=True), "q7")
-    author.change(DrainReplica(POOL, "r1", drain=False), "q8")
-    author.etcd.delete(KEYS.drain(POOL, "r1"))
-    assert found(steps_of(author)) == set()
-    author.etcd.put(KEYS.drain(POOL, "r1"), b"{}")
-    assert found(steps_of(author)) == {("W7", author.etcd.revision)}
 
 
 PRESENCE, STATUS = KEYS.replica(POOL, "r1"), KEYS.status(POOL, "r1")
