@@ -32,12 +32,6 @@ def unhurried(monkeypatch) -> None:
     monkeypatch.setattr(interceptor, "ARRIVAL_SECONDS", 60.0)
 
 
-@pytest.fixture
-def answers_early(monkeypatch) -> None:
-    """Of the time that a client gives, the service takes a tenth: so its answer comes in time on any machine."""
-    monkeypatch.setattr(interceptor, "_FOR_THE_ANSWER", 0.9)
-
-
 @dataclass
 class Ledger:
     """What stands, and stood, in etcd below the test's prefix."""

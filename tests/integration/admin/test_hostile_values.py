@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
 import grpc
-import pytest
 
 from registry.etcd3.ops import Put, Range, Txn
 from registry.v1 import registry_pb2 as pb
@@ -17,6 +17,8 @@ from tests.support.waiting import eventually
 
 CANARY = pb.Strategy(canary_replicas="1", promote="manual", soak_seconds=0)
 PAGE_SECONDS = 60
+# One of so many values of each kind, each time others: the fuzzer plays any.
+EACH = 6
 
 
 async def answered(call) -> None:
@@ -51,9 +53,8 @@ async def reads(admin) -> None:
     rollout.cancel()
 
 
-@pytest.mark.parametrize("kind", ["replica", "status", "pool", "tenant", "adapter", "history", "audit"])
-async def test_one_bad_value_is_one_bad_value(ledger, admin, kind):
-    """R14 nack, X2 unbreakable: each kind of stored key with each hostile value, and every read beside it."""
+async def test_one_bad_value_is_one_bad_value(ledger, admin):
+    """R14 nack, X2 unbreakable: each kind of stored key with hostile values, and every read beside it."""
     keys, client = ledger.keys, ledger.client
     await admin.stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="q", base_models=["base"])))
     await admin.stub.ApplyAdapters(change_set(put("acme/a")))
@@ -61,21 +62,15 @@ async def test_one_bad_value_is_one_bad_value(ledger, admin, kind):
     replicas = Replicas(client, keys)
     await replicas.alive("r1", "r2", capacity=9, labels={"zone": "a"})
     await replicas.says("r1", revision)
-    audits = (await client.list_prefix(keys.audits())).kvs
-    key = {
-        "replica": keys.replica("p", "r1"),
-        "status": keys.status("p", "r1"),
-        "pool": keys.pool("p"),
-        "tenant": keys.tenant("acme"),
-        "adapter": keys.adapter("p", "acme/a"),
-        "history": keys.history("p", "acme/a", 1),
-        "audit": audits[-1].key,
-    }[kind]
-    (good,) = (await client.range(Range(key))).kvs
-    for value in spoiled(good.value, each=1):
-        await client.txn(Txn((), (Put(key, value, good.lease),)))
-        await reads(admin)
-    await client.txn(Txn((), (Put(key, good.value, good.lease),)))
+    of = [keys.replica("p", "r1"), keys.status("p", "r1"), keys.pool("p"), keys.tenant("acme")]
+    of += [keys.adapter("p", "acme/a"), keys.history("p", "acme/a", 1)]
+    of.append((await client.list_prefix(keys.audits())).kvs[-1].key)
+    for number, key in enumerate(of):
+        (good,) = (await client.range(Range(key))).kvs
+        for value in islice(spoiled(good.value, each=1), number % EACH, None, EACH):
+            await client.txn(Txn((), (Put(key, value, good.lease),)))
+            await reads(admin)
+        await client.txn(Txn((), (Put(key, good.value, good.lease),)))
 
     async def is_well() -> bool:
         async with http_client(timeout=PAGE_SECONDS) as http:

@@ -1,11 +1,13 @@
-"""``loraplane-admin`` as a process: flags, waiting for etcd, signals, TLS, logs."""
+"""``loraplane-admin`` as a process: flags, waiting for etcd, signals, logs."""
 
 from __future__ import annotations
 
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -20,6 +22,8 @@ from tests.support.processes import Program
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
+POOL = pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"]))
+
 
 async def ready(service: AdminProgram) -> bool:
     """Whether /readyz says 200."""
@@ -30,6 +34,14 @@ async def ready(service: AdminProgram) -> bool:
             return False
 
 
+@asynccontextmanager
+async def reached(service: AdminProgram) -> AsyncIterator[Any]:
+    """A stub of it, once it is ready."""
+    await eventually(lambda: ready(service))
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        yield registry_pb2_grpc.AdapterRegistryStub(channel)
+
+
 async def test_waits_serves_and_stops(tmp_path):
     """etcd is down at start: it says so once and comes up; SIGTERM ends it with 0; each change is logged."""
     cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
@@ -38,10 +50,8 @@ async def test_waits_serves_and_stops(tmp_path):
     try:
         await eventually(lambda: [one for one in service.program.logged() if one["event"] == "not_ready"])
         cluster.start()
-        await eventually(lambda: ready(service))
-        async with grpc.aio.insecure_channel(service.address) as channel:
-            stub = registry_pb2_grpc.AdapterRegistryStub(channel)
-            await stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
+        async with reached(service) as stub:
+            await stub.CreatePool(POOL)
             reply = await stub.ApplyAdapters(change_set(put("acme/a"), request_id="r1"))
         assert service.program.stop() == 0
     finally:
@@ -67,10 +77,8 @@ async def are_finished(etcd, folder: Path) -> bool:
     service = admin_program(folder, etcd.endpoints, f"{etcd.prefix}/{folder.name}")
     service.program.start()
     try:
-        await eventually(lambda: ready(service))
-        async with grpc.aio.insecure_channel(service.address) as channel:
-            stub = registry_pb2_grpc.AdapterRegistryStub(channel)
-            await stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
+        async with reached(service) as stub:
+            await stub.CreatePool(POOL)
             calls = [stub.ApplyAdapters(change_set(put(f"acme/n{i}"))) for i in range(30)]
             await calls[0]
             service.program.signal(signal.SIGTERM)
@@ -84,27 +92,26 @@ async def are_finished(etcd, folder: Path) -> bool:
 
 async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
     """Fault 36, W1, W3, W8: whoever is asked again with the same id gives the reply that was never sent."""
-    async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(Proxy(etcd.cluster.members[0].client_port))
+    async with Proxy(etcd.cluster.members[0].client_port) as proxy:
         service = admin_program(tmp_path, [proxy.endpoint], etcd.prefix)
-        stack.callback(service.program.kill)
         service.program.start()
-        await eventually(lambda: ready(service))
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(service.address))
-        stub = registry_pb2_grpc.AdapterRegistryStub(channel)
-        await stub.ApplyAdapters(change_set(put("acme/a")))
-        before = await ledger.revision()
-        proxy.hold_replies()
-        request = change_set(put("acme/a", "file:///a/v2"), request_id="once")
-        call = stub.ApplyAdapters(request, timeout=60)
+        try:
+            async with reached(service) as stub:
+                await stub.ApplyAdapters(change_set(put("acme/a")))
+                before = await ledger.revision()
+                proxy.hold_replies()
+                request = change_set(put("acme/a", "file:///a/v2"), request_id="once")
+                call = stub.ApplyAdapters(request, timeout=60)
 
-        async def is_committed() -> bool:
-            return await ledger.revision() > before
+                async def is_committed() -> bool:
+                    return await ledger.revision() > before
 
-        await eventually(is_committed)
-        await eventually(lambda: proxy.held)
-        service.program.kill()
-        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+                await eventually(is_committed)
+                await eventually(lambda: proxy.held)
+                service.program.kill()
+                assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        finally:
+            service.program.kill()
     committed = await ledger.revision()
     reply = await admin.stub.ApplyAdapters(request)
     assert (reply.revision, reply.results[0].outcome) == (committed, pb.AdapterResult.UPDATED)
@@ -113,52 +120,20 @@ async def test_killed_between_commit_and_reply(etcd, ledger, admin, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("flag", "value", "says"),
     [
-        (["--listen", "nowhere"], "--listen: 'nowhere' is not HOST:PORT"),
-        (["--prefix", "loraplane/"], "a prefix starts with /"),
-        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
-        (["--tls-cert", "x.pem", "--tls-key", "x.key"], "--tls-cert: cannot read x.pem: No such file"),
-        (["--etcd-tls-ca", "none.pem"], "none.pem"),
-        (["--etcd-user", "u"], "--etcd-user and --etcd-password-file go together"),
-        (["--listen", "0.0.0.0:0"], "--listen 0.0.0.0:0: anybody may read and change everything there"),
-        (
-            ["--etcd", "e:1", "--etcd-user", "u", "--etcd-password-file", "f"],
-            "the password would go unencrypted to e:1",
-        ),
-        (["--max-txn-ops", "1"], "--max-txn-ops"),
-        (["--etcd", ","], "etcd"),
-        (["--frob", "x"], "unrecognized arguments: --frob x; see loraplane-admin --help"),
+        ("--tls-cert", "x.pem", "--tls-cert and --tls-key go together"),
+        ("--listen", "0.0.0.0:0", "--listen 0.0.0.0:0: anybody may read and change everything there"),
+        ("--frob", "x", "unrecognized arguments: --frob x; see loraplane-admin --help"),
+        ("--http", None, "Address already in use"),
     ],
 )
-def test_wrong_flags(tmp_path, arguments, says):
-    """A wrong flag is one clear line and exit code 2."""
-    base = {"--etcd": "127.0.0.1:1", "--listen": "127.0.0.1:0", "--http": "127.0.0.1:0"}
-    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    command = [part for flag in (base | given).items() for part in flag]
-    program = Program("registry.admin.main", command, tmp_path / "log")
+def test_a_wrong_flag_is_one_line_and_exit_code_2(etcd, tmp_path, flag, value, says):
+    """Those of tests/unit/admin/test_settings.py too; without a value the port is etcd's."""
+    given = {"--listen": "127.0.0.1:0", "--http": "127.0.0.1:0", flag: value or etcd.endpoints[0]}
+    command = [part for pair in given.items() for part in pair]
+    program = Program("registry.admin.main", command, tmp_path / "log", {"LORAPLANE_ETCD": etcd.endpoints[0]})
     program.start()
     code, said = program.wait(), program.log.read_text()
     (line,) = said.splitlines()
-    assert (code, line.startswith("loraplane-admin: ")) == (2, True), said
-    assert says in line
-
-
-@pytest.mark.parametrize("flag", ["--listen", "--http"])
-def test_a_taken_port(etcd, tmp_path, flag):
-    """A port that is taken is one clear line and exit code 2."""
-    endpoint = etcd.endpoints[0]
-    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix, flag, endpoint)
-    service.program.start()
-    assert service.program.wait() == 2
-    assert service.program.log.read_text() == f"loraplane-admin: {flag} {endpoint}: Address already in use\n"
-
-
-def test_environment(etcd, tmp_path):
-    """Each flag has its environment variable."""
-    service = admin_program(tmp_path, etcd.endpoints, etcd.prefix)
-    service.program.arguments = []
-    service.program.environment = {"LORAPLANE_ETCD": etcd.endpoints[0], "LORAPLANE_LISTEN": etcd.endpoints[0]}
-    service.program.start()
-    assert service.program.wait() == 2
-    assert f"--listen {etcd.endpoints[0]}" in service.program.log.read_text()
+    assert (code, line.startswith("loraplane-admin: "), says in line) == (2, True, True), said

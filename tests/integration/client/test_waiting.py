@@ -7,13 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from loraplane import AsyncRegistry, Published
+from loraplane import AsyncRegistry, Canaries, Published
 from registry.client.adapters import published_of
 from registry.model.errors import FailedPrecondition, Reason, Unavailable
 from registry.model.keys import Keys
-from registry.model.placement import placed, rate, weights_digest
-from registry.model.records import Placement
-from registry.model.status import Found, Lazy
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, change_set, put
 from tests.support.made_up_replicas import POOL, SaidReplicas
@@ -62,65 +59,39 @@ async def test_not_before_the_last_of_all(registry, replicas, apply):
     await waiting
 
 
-async def test_only_those_that_it_is_placed_on(registry, replicas, apply):
-    published = await apply(placement=pb.Placement(replicas=1))
-    candidates = rate(replicas.members.values(), {})
-    (chosen,) = placed(POOL, "acme%2Fa", Placement(replicas=1), candidates)
-    for name in NAMES:
-        if name != chosen:
-            await replicas.say(name, published.revision, weights=weights_digest(candidates))
-    await told(registry, published, f"not served in time: {chosen}: pending")
-    await replicas.say(chosen, published.revision, weights=weights_digest(candidates))
-    await registry.wait(published, timeout_seconds=60)
-
-
-async def test_only_those_that_match(registry, replicas, apply):
-    await replicas.alive("r4", zone="b")
-    published = await apply(placement=pb.Placement(selector={"zone": "b"}))
-    await replicas.say("r4", published.revision)
-    await registry.wait(published, timeout_seconds=60)
-    nobody = await apply(placement=pb.Placement(selector={"zone": "c"}))
-    await told(registry, nobody, "no live replica of the pool matches its selector")
-
-
-async def test_a_lazy_one_once_everybody_would_load_it(registry, replicas, apply):
-    published = await apply(load="lazy")
-    for name in NAMES:
-        await replicas.say(name, published.revision, lazy=Lazy(servable=True))
-    await registry.wait(published, timeout_seconds=60)
-    await replicas.say("r2", published.revision, lazy=Lazy(servable=False, reason="no_plugin"))
-    with pytest.raises(FailedPrecondition) as told:
-        await registry.wait(published, timeout_seconds=60)
-    assert dict(told.value.metadata) == {"r2": "failed - no_plugin - this replica cannot load at the first request"}
-
-
-async def test_not_where_replicas_found_different_files(registry, replicas, apply):
-    """R4: without a digest in the record nobody knows which is meant."""
-    published = await apply()
-    for name in NAMES:
-        digest = "sha256:" + ("b" if name == "r2" else "a") * 64
-        found = Found(name="acme/a", generation=1, digest=digest)
-        await replicas.say(name, published.revision, found=[found])
-    with pytest.raises(FailedPrecondition, match="digests_differ") as told:
-        await registry.wait(published, timeout_seconds=60)
-    assert set(told.value.metadata) == set(NAMES)
-
-
-async def test_one_refusal_is_enough(registry, replicas, apply):
+async def test_a_refusal_is_an_error_and_so_is_what_is_no_longer_meant(registry, replicas, apply):
+    """R9: who refuses is named; a newer generation and a deletion end the wait for an older one."""
     published = await apply()
     await replicas.all_serve(published.revision)
     await replicas.refuse("r2", "acme/a", 1, published.revision)
-    with pytest.raises(FailedPrecondition) as told:
+    with pytest.raises(FailedPrecondition) as refused:
         await registry.wait(published, timeout_seconds=60)
-    assert (told.value.reason, dict(told.value.metadata)) == (
-        Reason.ROLLOUT_FAILED,
-        {"r2": "failed - digest_mismatch - m"},
+    assert (refused.value.reason, dict(refused.value.metadata)) == (
+        *(Reason.ROLLOUT_FAILED, {"r2": "failed - digest_mismatch - m"}),
     )
-
-
-@pytest.mark.parametrize("gone", [True, False])
-async def test_what_is_no_longer_meant(registry, replicas, apply, gone):
-    published = await apply()
-    await (registry.withdraw("acme/a", POOL) if gone else apply("s3://acme/v2/"))
-    with pytest.raises(FailedPrecondition, match="deleted" if gone else "superseded"):
+    second = await apply("s3://acme/v2/")
+    with pytest.raises(FailedPrecondition, match="superseded"):
         await registry.wait(published, timeout_seconds=60)
+    await registry.withdraw("acme/a", POOL)
+    with pytest.raises(FailedPrecondition, match="deleted"):
+        await registry.wait(second, timeout_seconds=60)
+
+
+async def test_with_canaries_by_hand_it_is_over_once_they_serve_it_or_refuse_it(registry, admin, replicas):
+    """R9: not before, though all others serve what they served."""
+    by_hand, waits = Canaries(1, promote="manual"), []
+    for version in (1, 2):
+        uri = f"s3://acme/policy/{version}/"
+        waits.append(await registry.publish(uri, "acme/a", POOL, canaries=by_hand, wait=False))
+    waiting = asyncio.create_task(registry.wait(waits[1], timeout_seconds=60))
+    first = await admin.stub.WatchRollout(pb.WatchRolloutRequest(pool=POOL, name="acme/a")).read()
+    (canary,) = [one.replica for one in first.replicas if one.canary]
+    for name in {*NAMES} - {canary}:
+        await replicas.say(name, waits[1].revision)
+    assert not waiting.done()
+    await replicas.say(canary, waits[1].revision)
+    await waiting
+    await replicas.refuse(canary, "acme/a", 2, waits[1].revision)
+    with pytest.raises(FailedPrecondition, match="halted - 1 of 1 canaries refuse it") as told:
+        await registry.wait(waits[1], timeout_seconds=60)
+    assert set(told.value.metadata) == {canary}

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from registry.etcd3.ops import Put
+from registry.model.keys import Keys
 from tests.support.etcd import make_cluster
-from tests.support.fleet import Sidecar, SimulatedEngine
+from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
 from tests.support.processes import Program
 from tests.support.waiting import eventually
-
-REQUIRED = {
-    "--etcd": "127.0.0.1:1",
-    "--pool": "p",
-    "--replica": "r1",
-    "--engine": "http://127.0.0.1:1",
-    "--http": "127.0.0.1:0",
-}
 
 
 async def note(sidecar: Sidecar, *words: str) -> None:
@@ -29,172 +23,99 @@ async def note(sidecar: Sidecar, *words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("flag", "value", "says"),
     [
-        ({"--pool": "a/b"}, ["--pool", "not a name"]),
-        ({"--store": "/proc/store"}, ["/proc/store"]),
-        ({"--allow-source": "/adapters"}, ["/adapters", "file:///"]),
-        ({"--credentials": "/nowhere"}, ["--credentials", "/nowhere"]),
-        ({"--hf-endpoint": "hub"}, ["--hf-endpoint", "https"]),
-        ({"--resolver-socket": "/nowhere/s"}, ["--resolver-socket", "/nowhere"]),
+        ("--pool", "a/b", "--pool: 'a/b' is not a name"),
+        ("--store", "/proc/store", "/proc/store"),
+        ("--http", "", "Address already in use"),
     ],
 )
-def test_a_wrong_flag_is_one_line_that_names_it(tmp_path, changes, words):
-    """Those of tests/unit/sidecar/test_settings.py are known when the flags are read, these when the parts are made."""
-    flags = REQUIRED | {"--store": str(tmp_path / "store")} | changes
+def test_a_wrong_flag_is_one_line_that_names_it(etcd, tmp_path, flag, value, says):
+    """Of those of tests/unit/sidecar/test_settings.py one, and what is known when the parts are made."""
+    flags = {"--etcd": "127.0.0.1:1", "--pool": "p", "--replica": "r1", "--engine": "http://127.0.0.1:1"}
+    flags |= {"--store": str(tmp_path / "store"), "--http": "127.0.0.1:0", flag: value or etcd.endpoints[0]}
     program = Program("sidecar.main", [part for pair in flags.items() for part in pair], tmp_path / "log")
     program.start()
     assert program.wait() == 2
     (line,) = program.log.read_text().splitlines()
-    assert all(word in line for word in words), line
+    assert (line.startswith("loraplane-sidecar: "), flag in line, says in line) == (True, True, True), line
 
 
-async def test_a_taken_port_is_a_clear_error(tmp_path, engine):
-    address = engine.url.removeprefix("http://")
-    flags = REQUIRED | {"--store": str(tmp_path / "store"), "--http": address}
-    program = Program("sidecar.main", [part for pair in flags.items() for part in pair], tmp_path / "log")
-    program.start()
-    assert program.wait() == 2
-    assert program.log.read_text() == f"loraplane-sidecar: --http {address}: Address already in use\n"
-
-
-async def test_etcd_down_at_start_is_waited_for(hand, engine, tmp_path):
-    """It waits, says so, and comes up when etcd does."""
-    from registry.model.keys import Keys
-    from tests.support.fleet import Hand
-
-    cluster = make_cluster(tmp_path / "etcd")
-    sidecar = Sidecar(tmp_path, cluster.endpoints, "/x", engine.url)
-    client = None
+async def test_what_is_not_there_or_not_right_is_named_and_waited_for(tmp_path):
+    """R18, X1: etcd, then the engine, which lacks a variable first; what goes unencrypted is told to everybody."""
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "key").write_text("k")
+    cluster, engine = make_cluster(tmp_path / "etcd"), SimulatedEngine(tmp_path, runtime_lora=False)
+    sidecar, client = Sidecar(tmp_path, cluster.endpoints, "/x", engine.url), cluster.patient()
+    flags = ["--engine-api-key-file", str(tmp_path / "key"), "--insecure"]
+    open_one = Sidecar(tmp_path, cluster.endpoints, "/x", "http://engine.invalid:8000", replica="r2", extra=flags)
+    hand = Hand(client, Keys("/x"), tmp_path / "sources")
     try:
         sidecar.program.start()
         await note(sidecar, "etcd was not reached", "no snapshot")
         cluster.start()
         await cluster.ready()
-        client = cluster.patient()
-        own = Hand(client, Keys("/x"), hand.sources)
-        await own.pool()
-        await own.put(own.record("a", "v1"))
+        await hand.pool("other")
+        await note(sidecar, engine.url)
+        open_one.program.start()
+
+        async def is_told() -> bool:
+            (said,) = (await open_one.status())["insecure"]
+            return "unencrypted to engine.invalid:8000" in said
+
+        await eventually(is_told)
+        open_one.program.kill()
+        await engine.start()
+        await note(sidecar, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "--enable-lora")
+        engine.program.kill()
+        engine.program.environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        await engine.start()
+        await note(sidecar, "base", "other", "--pool")
+        await hand.put(hand.record("a", "v1"))
+        assert await engine.listing() == {}
+        await hand.pool()
 
         async def is_served() -> bool:
-            return set(await engine.listing()) == {"a"}
+            return set(await engine.listing()) == {"a"} and await sidecar.is_ready()
 
         await eventually(is_served)
+        wrong = Sidecar(tmp_path, cluster.endpoints, "/x", sidecar.http, replica="r2")
+        open_one.program.arguments = wrong.program.arguments
+        open_one.http = wrong.http
+        open_one.program.start()
+        await note(open_one, sidecar.http, "not a vLLM server", "--engine")
     finally:
-        sidecar.program.kill()
-        if client:
-            await client.aclose()
+        for program in (sidecar.program, open_one.program, engine.program):
+            program.kill()
+        await client.aclose()
         cluster.stop()
 
 
-async def test_an_engine_that_is_not_there_is_named_and_waited_for(hand, etcd, tmp_path):
-    await hand.pool()
-    engine = SimulatedEngine(tmp_path)
-    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url)
-    try:
-        sidecar.program.start()
-        await note(sidecar, engine.url)
-        await engine.start()
-        await eventually(sidecar.is_ready)
-    finally:
-        sidecar.program.kill()
-        engine.program.kill()
-
-
-async def test_a_key_that_goes_unencrypted_is_told_to_everybody(hand, etcd, tmp_path):
-    """X1: with --insecure it is borne, and in the status that doctor reads."""
-    key = tmp_path / "key"
-    key.write_text("k")
-    await hand.pool()
-    url, flags = "http://engine.invalid:8000", ["--engine-api-key-file", str(key), "--insecure"]
-    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, url, extra=flags)
-
-    async def is_told() -> bool:
-        (said,) = (await sidecar.status())["insecure"]
-        return "unencrypted to engine.invalid:8000" in said
-
-    try:
-        sidecar.program.start()
-        await note(sidecar, url)
-        await eventually(is_told)
-    finally:
-        sidecar.program.kill()
-
-
-async def test_something_that_is_no_engine_is_called_that(hand, etcd, sidecar, tmp_path):
-    """A wrong engine URL: here, another sidecar's port."""
-    await hand.pool()
-    wrong = Sidecar(tmp_path / "w", etcd.endpoints, etcd.prefix, sidecar.http, replica="r2")
-    try:
-        sidecar.program.start()
-        await eventually(sidecar.is_ready)
-        wrong.program.start()
-        await note(wrong, sidecar.http, "not a vLLM server", "--engine")
-    finally:
-        wrong.program.kill()
-
-
-async def test_an_engine_without_runtime_lora_says_which_variable_to_set(hand, etcd, tmp_path):
-    await hand.pool()
-    engine = SimulatedEngine(tmp_path, runtime_lora=False)
-    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url)
-    try:
-        await engine.start()
-        sidecar.program.start()
-        await note(sidecar, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "--enable-lora")
-    finally:
-        sidecar.program.kill()
-        engine.program.kill()
-
-
-async def test_an_engine_of_another_base_is_left_alone(hand, engine, sidecar):
-    await hand.pool("other")
-    await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-    await note(sidecar, "base", "other", "--pool")
-    assert await engine.listing() == {}
-    await hand.pool("base")
-    await eventually(sidecar.is_ready)
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [("absent", "source_missing"), ("empty", "source_incomplete"), ("outside", "source_not_allowed")],
-)
-async def test_a_bad_source_is_refused_by_name(hand, engine, sidecar, tmp_path, source, reason):
-    """A source outside the allowed roots, missing, or empty; the others are served (R8)."""
-    await hand.pool()
+async def test_a_bad_source_is_refused_by_name_and_a_bad_pool_leaves_the_last_good_one(hand, engine, sidecar, tmp_path):
+    """R8 isolation, R14 nack: sources outside the allowed roots, missing, or empty; the others are served."""
     (hand.sources / "empty").mkdir()
-    record = hand.record("bad", "empty")
-    uri = {
-        "absent": (hand.sources / "absent").as_uri(),
-        "empty": (hand.sources / "empty").as_uri(),
-        "outside": (tmp_path / "secrets").as_uri(),
-    }[source]
-    spec = record.spec.model_copy(update={"source": record.spec.source.model_copy(update={"uri": uri})})
-    await hand.put(record.model_copy(update={"spec": spec}), hand.record("good", "v1"))
-    sidecar.program.start()
-
-    async def is_refused() -> bool:
-        return await sidecar.failed() == {"bad": reason} and set(await engine.listing()) == {"good"}
-
-    await eventually(is_refused)
-    await eventually(sidecar.is_ready)
-
-
-async def test_an_unreadable_pool_record_leaves_the_last_good_one(hand, engine, sidecar):
-    """R14 nack, for the pool's own record."""
-    from registry.etcd3.ops import Put
-
+    reasons = {"absent": "source_missing", "empty": "source_incomplete", "outside": "source_not_allowed"}
+    records = []
+    for name in reasons:
+        folder = tmp_path / "secrets" if name == "outside" else hand.sources / name
+        made = hand.record(name, "v1")
+        source = made.spec.source.model_copy(update={"uri": folder.as_uri()})
+        records.append(made.model_copy(update={"spec": made.spec.model_copy(update={"source": source})}))
     await hand.pool()
-    await hand.put(hand.record("a", "v1"))
+    await hand.put(*records, hand.record("good", "v1"))
     sidecar.program.start()
+
+    async def are_refused() -> bool:
+        return await sidecar.failed() == reasons and set(await engine.listing()) == {"good"}
+
+    await eventually(are_refused)
+    await hand.delete(*reasons)
     await eventually(sidecar.is_ready)
-    await hand.commit(Put(hand.keys.pool("p"), b"{"))
-    await hand.put(hand.record("b", "v2"))
+    await hand.commit(Put(hand.keys.pool(POOL), b"{"))
+    await hand.put(hand.record("later", "v2"))
 
     async def are_served() -> bool:
-        return set(await engine.listing()) == {"a", "b"}
+        return set(await engine.listing()) == {"good", "later"}
 
     await eventually(are_served)
     assert any(line["event"] == "pool_record_refused" for line in sidecar.program.logged())

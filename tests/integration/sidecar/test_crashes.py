@@ -94,12 +94,6 @@ async def place(hand: Hand, engine: SimulatedEngine, sidecar: Sidecar) -> Place:
     return Place(hand, engine, sidecar, theirs, revision, await hand.delete("gone"))
 
 
-async def test_there_is_a_way_through_all_points(place: Place):
-    """R12 crash-only: what the next test waits for is what a sidecar comes to that nobody kills."""
-    place.sidecar.program.start()
-    await has_converged(place)
-
-
 @pytest.mark.parametrize("point", POINTS)
 async def test_killed_at_any_point_the_next_process_comes_to_the_same_end(place: Place, point: Point):
     """R12 crash-only, R1 monotonic, R4 digest-true, R11 foreign-safe, fault 17."""

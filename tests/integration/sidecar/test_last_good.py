@@ -65,23 +65,25 @@ async def restart(engine: SimulatedEngine) -> None:
     await engine.start()
 
 
-async def test_an_engine_that_restarts_gets_the_last_good_generation(scene):
-    """R13 static-stable: what is refused takes nothing away, and the status says what is served."""
+async def test_who_is_killed_comes_back_with_the_last_good_generation_until_there_is_a_right_one(scene):
+    """R12, R13: the engine alone, and both, and without the source: the files are in the replica's store."""
     await restart(scene.engine)
     await scene.serves_the_first()
     await scene.is_told()
-
-
-@pytest.mark.parametrize("also_gone", ["nothing", "the source"])
-async def test_a_sidecar_and_an_engine_that_are_killed_come_back_with_the_last_good_generation(scene, also_gone):
-    """R12, R13: the files are in the replica's store, wherever they once came from."""
     scene.sidecar.program.kill()
-    if also_gone == "the source":
-        shutil.move(scene.hand.source("v1"), scene.hand.sources / "away")
+    shutil.move(scene.hand.source("v1"), scene.hand.sources / "away")
     await restart(scene.engine)
     scene.sidecar.program.start()
     await scene.is_told()
     assert set(await scene.engine.listing()) == {"a"}
+    await scene.hand.put(scene.hand.record("a", "v3", 3))
+
+    async def is_replaced() -> bool:
+        status = await scene.sidecar.status()
+        return (status["failed"], status["kept"], status["served"]["count"]) == ([], [], 1)
+
+    await eventually(is_replaced)
+    assert digest_of(Path((await scene.engine.listing())["a"])) == digest_of(scene.hand.source("v3"))
 
 
 async def test_without_etcd_the_last_good_generation_comes_back_too(hand, engine, tmp_path, own_etcd):
@@ -100,19 +102,6 @@ async def test_without_etcd_the_last_good_generation_comes_back_too(hand, engine
     finally:
         sidecar.program.kill()
         await client.aclose()
-
-
-async def test_a_right_generation_replaces_the_last_good_one(scene):
-    await restart(scene.engine)
-    await scene.serves_the_first()
-    await scene.hand.put(scene.hand.record("a", "v3", 3))
-
-    async def is_replaced() -> bool:
-        status = await scene.sidecar.status()
-        return (status["failed"], status["kept"], status["served"]["count"]) == ([], [], 1)
-
-    await eventually(is_replaced)
-    assert digest_of(Path((await scene.engine.listing())["a"])) == digest_of(scene.hand.source("v3"))
 
 
 async def test_what_is_deleted_and_made_anew_has_no_last_good_generation(scene):

@@ -93,20 +93,6 @@ async def test_a_killed_sidecar_finds_again_what_is_loaded_and_answers_from_its_
     await eventually(is_told)
 
 
-async def test_after_a_restart_of_the_engine_they_come_back_when_they_are_asked_for(hand: Hand, engine, sidecar):
-    await hand.pool("base")
-    await hand.put(hand.record("a", "a", load="lazy"))
-    sidecar.program.start()
-    await eventually(sidecar.is_ready)
-    await eventually(lambda: answers(engine, "a"))
-    await eventually(lambda: is_resident(sidecar, a=1))
-    engine.program.kill()
-    await engine.start()
-    await eventually(lambda: is_resident(sidecar))
-    await eventually(lambda: answers(engine, "a"))
-    await eventually(lambda: is_resident(sidecar, a=1))
-
-
 async def is_resident(sidecar: Sidecar, **generations: int) -> bool:
     return await resident(sidecar) == generations
 

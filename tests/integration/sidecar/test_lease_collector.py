@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.lora.ed25519 import sign
-from registry.model.records import PoolLimits
 from tests.support.adapters import digest_of
 from tests.support.fleet import BASE, Hand, Sidecar, SimulatedEngine
-from tests.support.signing import make_key
 from tests.support.waiting import eventually
 
 # An adapter of these tests has about 1.7 kB.
@@ -128,30 +125,3 @@ def fill_up(path: Path) -> None:
                 file.write(b"x" * 4096)
         except OSError:
             return
-
-
-async def test_a_pool_that_asks_for_signatures_gets_nothing_else(hand: Hand, engine, etcd, tmp_path):
-    """R4 digest-true, R8: from the record to the engine, with keys made as docs/signatures.md says."""
-    private, public = make_key(tmp_path)
-    keys = tmp_path / "keys.yaml"
-    keys.write_text("release: |\n" + "".join(f"  {line}\n" for line in public.splitlines()))
-    sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=["--signature-keys", str(keys)])
-    await hand.pool(BASE, limits=PoolLimits(require_signature=True))
-    signature = sign(digest_of(hand.source("a")), private)
-    signed = {"a": hand.record("a", "a"), "b": hand.record("b", "b")}
-    for name, record in signed.items():
-        source = record.spec.source.model_copy(update={"signature": signature})
-        signed[name] = record.model_copy(update={"spec": record.spec.model_copy(update={"source": source})})
-    await hand.put(*signed.values(), hand.record("c", "c"))
-    sidecar.program.start()
-    try:
-        await eventually(lambda: serves(engine, "a"))
-        await eventually(lambda: refuses(sidecar, "b", "signature_invalid"))
-        await eventually(lambda: refuses(sidecar, "c", "signature_missing"))
-        assert set(await engine.listing()) == {"a"}
-        await hand.pool(BASE)
-        await eventually(lambda: serves(engine, "c"))
-        await eventually(lambda: refuses(sidecar, "b", "signature_invalid"))  # it was looked at anew, as c was
-        assert set(await engine.listing()) == {"a", "c"}
-    finally:
-        sidecar.program.kill()

@@ -90,7 +90,8 @@ async def test_what_is_written_is_served_also_after_restarts_of_both(hand, engin
     """R3, R6, R9, R12: loaded, the sidecar restarted, the engine restarted, deleted.
 
     R11 foreign-safe: what somebody else loaded stays, and a record by its name is refused.
-    R4 digest-true: a kind that does not say how its caches tell weights gets no others under a name.
+    R4 digest-true: a kind that does not say how its caches tell weights gets no others under a name, but under one of
+    their own, without a gap.
     """
     await hand.pool(engine=engine.kind)
     await engine.load("foreign", str(hand.source("other")))
@@ -124,6 +125,20 @@ async def test_what_is_written_is_served_also_after_restarts_of_both(hand, engin
         assert await engine.text("a") == old
     await hand.delete("a")
     await lists(engine, "acme/b")
+    await hand.pool(engine=engine.kind, engine_names="versioned")
+    await lists(engine, "acme/b@1")
+    old = await engine.text("acme/b@1")
+    await hand.put(hand.record("acme/b", "v3", generation=2))
+    await lists(engine, "acme/b@2")
+    assert await engine.text("acme/b@2") != old
+    await hand.pool()
+
+    async def is_of_another_kind() -> bool:
+        status = await sidecar.status()
+        return "--engine-kind" in status.get("note", "") and not status["ready"]
+
+    await eventually(is_of_another_kind)
+    assert await engine.names() == {BASE, "acme/b@2"}
 
 
 async def has_refused(sidecar: Sidecar, **reasons: str) -> None:
@@ -133,28 +148,3 @@ async def has_refused(sidecar: Sidecar, **reasons: str) -> None:
         return await sidecar.failed() == reasons
 
     await eventually(is_said)
-
-
-async def test_new_weights_come_under_names_of_their_own(hand, engine, sidecar):
-    """R4: with versioned names every kind serves new weights without a gap."""
-    await hand.pool(engine=engine.kind, engine_names="versioned")
-    await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-    await lists(engine, "a@1")
-    old = await engine.text("a@1")
-    await hand.put(hand.record("a", "v2", generation=2))
-    await lists(engine, "a@2")
-    assert await engine.text("a@2") != old
-
-
-async def test_a_pool_of_another_kind_of_engine_is_not_served(hand, engine, sidecar):
-    await hand.pool()
-    await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-
-    async def is_said() -> bool:
-        status = await sidecar.status()
-        return "--engine-kind" in status.get("note", "") and not status["ready"]
-
-    await eventually(is_said)
-    assert await engine.names() == {BASE}

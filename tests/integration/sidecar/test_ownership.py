@@ -6,42 +6,9 @@ import json
 import signal
 from importlib.metadata import version
 
-from registry.etcd3.ops import Delete, Range
-from registry.model.status import Presence
-from sidecar.main import EXIT_REPLICA_TAKEN
+from registry.etcd3.ops import Range
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine, serves, settled
-from tests.support.made_up_replicas import take_over
 from tests.support.waiting import eventually
-
-
-async def test_presence_and_status_stand_in_etcd_under_a_lease(hand, engine, sidecar):
-    """R9, R10: what /status says is what etcd holds; both keys go with the sidecar."""
-    await hand.pool()
-    revision = await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-    await settled(sidecar, revision)
-    key = hand.keys.status(POOL, "r1")
-
-    async def published() -> dict | None:
-        found = (await hand.client.range(Range(key))).kvs
-        assert found
-        value = json.loads(found[0].value)
-        assert found[0].lease
-        assert value["observed_revision"] >= revision
-        assert value["ready"]
-        return value
-
-    value = await eventually(published)
-    assert value["served"]["count"] == 1
-    presence = (await hand.client.range(Range(hand.keys.replica(POOL, "r1")))).kvs[0]
-    assert json.loads(presence.value)["pool"] == POOL
-    assert json.loads(presence.value)["version"] == version("loraplane")
-    assert sidecar.program.stop() == 0
-
-    async def is_gone() -> bool:
-        return not (await hand.client.range(Range(key))).kvs
-
-    await eventually(is_gone)
 
 
 async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, engine, sidecar, etcd, tmp_path):
@@ -90,49 +57,31 @@ async def test_a_sidecar_that_comes_back_without_its_store_is_known_again_at_onc
         again.program.kill()
 
 
-async def test_who_loses_its_id_twice_ends(hand, engine, sidecar):
-    """R10 one-owner, fail stop: the first time it stays and comes back; then somebody has to give each its own id."""
-    key = hand.keys.replica(POOL, "r1")
-    twin = Presence(pool=POOL, replica="r1", incarnation="twin", owner="twin", started_at="2026-01-01T00:00:00.000Z")
-    await hand.pool()
-    sidecar.program.start()
-    await settled(sidecar, await hand.put(hand.record("a", "v1")))
-
-    async def is_ours() -> bool:
-        found = (await hand.client.range(Range(key))).kvs
-        return bool(found) and Presence.parse(found[0].value).owner != "twin"
-
-    async def is_lost() -> bool:
-        code, body = await sidecar.get("/readyz")
-        return code == 503 and "held by another sidecar (twin, lease " in body["note"]
-
-    await eventually(is_ours)
-    await take_over(hand.client, key, twin)
-    await eventually(is_lost)
-    await hand.commit(Delete(key))
-    await eventually(is_ours)
-    await settled(sidecar, 0)
-    await take_over(hand.client, key, twin)
-    assert sidecar.program.wait() == EXIT_REPLICA_TAKEN == 3, "as docs/operations.md says"
-    assert "was lost to another sidecar twice; give each its own" in sidecar.program.log.read_text()
-
-
 async def test_a_frozen_sidecar_whose_lease_expired_publishes_everything_again(hand, engine, sidecar):
-    """Fault 15: SIGSTOP past the lease's TTL, then SIGCONT."""
+    """Fault 15, R9, R10: what /status says is what etcd holds, under a lease, and goes with the sidecar."""
     await hand.pool()
     revision = await hand.put(hand.record("a", "v1"))
     sidecar.program.start()
     await settled(sidecar, revision)
     keys = (hand.keys.status(POOL, "r1"), hand.keys.replica(POOL, "r1"))
 
-    async def are_there() -> bool:
-        return all([(await hand.client.range(Range(key))).kvs for key in keys])
+    async def found() -> list:
+        return [kv for key in keys for kv in (await hand.client.range(Range(key))).kvs]
+
+    async def are_told() -> bool:
+        status, presence = await found()
+        said, told = json.loads(status.value), json.loads(presence.value)
+        assert (said["observed_revision"] >= revision, said["ready"], said["served"]["count"]) == (True, True, 1)
+        assert (told["pool"], told["version"]) == (POOL, version("loraplane"))
+        return status.lease == presence.lease > 0
 
     async def are_gone() -> bool:
-        return not any([(await hand.client.range(Range(key))).kvs for key in keys])
+        return not await found()
 
-    await eventually(are_there)
+    await eventually(are_told)
     sidecar.program.signal(signal.SIGSTOP)
     await eventually(are_gone, timeout_seconds=60)
     sidecar.program.signal(signal.SIGCONT)
-    await eventually(are_there, timeout_seconds=60)
+    await eventually(are_told, timeout_seconds=60)
+    assert sidecar.program.stop() == 0
+    await eventually(are_gone)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from registry.etcd3.ops import Range
-from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
+from registry.model.records import Placement
 from sidecar.report.writer import LEASE_TTL_SECONDS
 from tests.support.etcd import etcdctl
-from tests.support.fleet import POOL, Hand, PlacedFleet
+from tests.support.fleet import POOL, PlacedFleet
 from tests.support.waiting import eventually
 
 NAMES = [f"n{number}" for number in range(12)]
@@ -77,23 +77,8 @@ async def _moment_of(check: Callable[[], Any]) -> float:
     return time.monotonic()
 
 
-async def test_more_than_there_are_is_all_and_labels_select(fleet, hand):
-    """What a selector asks for follows from a replica's own labels; it is handed over all the same."""
-    by_label = hand.record("labelled", "v1", placement=Placement(selector={"zone": "a"}))
-    await fleet.want(hand.record("many", "v1", placement=Placement(replicas=7)), by_label)
-    await fleet.start("r0", "r1", zone="a")
-    await fleet.start("r2", zone="b")
-    await eventually(fleet.is_placed, timeout_seconds=STARTED_SECONDS)
-    assert fleet.owners("many") == {"r0", "r1", "r2"}
-    assert fleet.owners("labelled") == {"r0", "r1"}
-    await fleet.want(hand.record("labelled", "v1", generation=2, placement=Placement(selector={"zone": "b"})))
-    await eventually(fleet.is_placed)
-    assert fleet.owners("labelled") == {"r2"}
-    assert fleet.too_few == []
-
-
-async def test_what_nobody_can_take_over_is_kept_and_said(fleet, hand):
-    """Load before unload: where those who are to serve it cannot, those who do go on, and their status says why."""
+async def test_labels_select_and_what_nobody_can_take_over_is_kept_and_said(fleet, hand):
+    """R3: what a selector asks for follows from a replica's own labels; it is loaded before it is unloaded."""
     await fleet.want(hand.record("a", "v1", placement=Placement(selector={"zone": "a"})))
     await fleet.start("r0", zone="a")
     await eventually(fleet.is_placed, timeout_seconds=STARTED_SECONDS)
@@ -104,15 +89,16 @@ async def test_what_nobody_can_take_over_is_kept_and_said(fleet, hand):
         return any(one["name"] == "a" and one["reason"] == "not_handed_over" for one in warnings)
 
     await eventually(is_said)
-    assert fleet.engines["r0"].cards.keys() == {"a"}
-    await hand.delete("a")
-    await eventually(lambda: not fleet.engines["r0"].cards)
+    assert fleet.owners("a") == {"r0"}
+    await fleet.start("r1", zone="b")
+    await eventually(fleet.is_placed, timeout_seconds=STARTED_SECONDS)
+    assert (fleet.owners("a"), fleet.too_few) == ({"r1"}, [])
 
 
-@pytest.mark.parametrize("limits", [{"max_rank": 2}, {"may_read": False}], ids=["rank", "source"])
-async def test_a_replica_that_refuses_by_limits_of_its_own_counts_as_none(fleet, hand, limits):
-    """R3 converge: the next replica takes it, whoever restarts; nothing that is served moves meanwhile."""
-    await fleet.start("r0", "r1", **limits)
+async def test_replicas_that_refuse_by_limits_of_their_own_count_as_none(fleet, hand):
+    """R3 converge: a rank, or a source; the next replica takes it, whoever restarts; nothing that is served moves."""
+    await fleet.start("r0", max_rank=2)
+    await fleet.start("r1", may_read=False)
     await fleet.start("r2")
     await eventually(fleet.are_known, timeout_seconds=STARTED_SECONDS)
     await fleet.want(*(hand.record(name, "v1", placement=ONE) for name in NAMES))
@@ -133,60 +119,3 @@ async def test_a_replica_that_refuses_by_limits_of_its_own_counts_as_none(fleet,
     await fleet.want(hand.record("last", "v1", placement=ONE))
     await eventually(lambda: fleet.owners("last") == {"r2"})
     assert set(fleet.calls() - before) == {("r2", "load", "last")}
-
-
-async def test_only_canaries_take_a_new_generation_until_it_is_promoted_or_given_up(fleet, hand):
-    """W6, R4: while a rollout is on, all but the canaries keep the weights of the generation before."""
-    await fleet.want(first := hand.record("a", "v1"))
-    await fleet.start("r0", "r1", "r2")
-    await eventually(fleet.is_placed, timeout_seconds=STARTED_SECONDS)
-    await eventually(fleet.are_known, timeout_seconds=STARTED_SECONDS)  # canaries are chosen among these
-    old = {engine.cards["a"].path for engine in fleet.engines.values()}
-    assert len(old) == 1
-
-    second = rolling(hand, 2, "v2", first)
-    await fleet.want(second)
-    (canary,) = await eventually(lambda: changed(fleet, old))
-    await settled(fleet, hand)
-    assert changed(fleet, old) == {canary}
-
-    await fleet.want(second.model_copy(update={"rollout": None}))
-    await eventually(lambda: changed(fleet, old) == set(fleet.engines))
-    new = {engine.cards["a"].path for engine in fleet.engines.values()}
-    assert len(new) == 1
-
-    third = rolling(hand, 3, "v3", second.model_copy(update={"rollout": None}))
-    await fleet.want(third)
-    assert await eventually(lambda: changed(fleet, new)) == {canary}
-    given_up = second.model_copy(update={"generation": 4, "rollout": None})
-    await fleet.want(given_up)
-    await eventually(lambda: not changed(fleet, new))
-
-
-def rolling(hand: Hand, generation: int, source: str, before: AdapterRecord) -> AdapterRecord:
-    """A generation that one canary takes first."""
-    rollout = CanaryRollout(stable_generation=before.generation, stable_spec=before.spec)
-    made = hand.record("a", source, generation, strategy=Strategy(canary=Canary(replicas=1)))
-    return made.model_copy(update={"rollout": rollout})
-
-
-def changed(fleet: PlacedFleet, old: set[str]) -> set[str]:
-    """The replicas that list the adapter with other weights."""
-    listed = {replica: engine.cards.get("a") for replica, engine in fleet.engines.items()}
-    assert all(listed.values()), "a swap is being made"
-    return {replica for replica, card in listed.items() if card is not None and card.path not in old}
-
-
-async def settled(fleet: PlacedFleet, hand: Hand) -> None:
-    """Waits until every replica says that it has nothing left to do about the newest record."""
-    revision = await hand.revision_of("a")
-
-    async def is_so() -> bool:
-        for sidecar in fleet.sidecars.values():
-            status = await sidecar.status()
-            assert status["observed_revision"] >= revision
-            assert not status["pending"]
-            assert not status["failed"]
-        return True
-
-    await eventually(is_so)

@@ -1,42 +1,15 @@
-"""A staging that goes wrong in a way that nobody foresaw, in a whole reconciler."""
+"""What a whole reconciler says of adapters and pools that it cannot serve, and when it looks again."""
 
 from __future__ import annotations
 
 from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.examiner import EXAMINER, ExaminationLimits
 from sidecar.artifacts.proof import read_keys
-from sidecar.artifacts.types import ArtifactRef, Staged
-from tests.support.adapters import write_adapter, write_costly_adapter
+from tests.support.adapters import write_costly_adapter
 from tests.support.records import POOL
 from tests.support.rig import running_rig
 from tests.support.signing import make_key
 from tests.support.waiting import eventually
-
-
-async def test_a_fault_of_ours_over_one_adapter_ends_nothing_else(tmp_path, monkeypatch):
-    """R8 isolation: it is told by its name and tried again; what else is desired is served, now and later."""
-    async with running_rig(tmp_path) as rig:
-        ensure = rig.store.ensure
-
-        async def breaking(ref: ArtifactRef, refused: str | None = None) -> Staged:
-            if ref.uri.endswith("/bad"):
-                raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
-            return await ensure(ref, refused)
-
-        monkeypatch.setattr(rig.store, "ensure", breaking)
-        rig.desire(1, bad="bad", good="good")
-
-        def is_told() -> bool:
-            assert rig.statuses
-            failed = {one.name: (one.reason, one.retry_at is not None) for one in rig.status.failed}
-            return failed == {"bad": ("internal_error", True)} and set(rig.engine.cards) == {"good"}
-
-        await eventually(is_told)
-        rig.desire(2, bad="bad", good="good", later="later")
-        await eventually(lambda: set(rig.engine.cards) == {"good", "later"})
-        monkeypatch.undo()
-        rig.desire(3, bad="bad", good="good")
-        await rig.served(3, "bad", "good")
 
 
 async def test_an_adapter_whose_examination_was_ended_is_told_and_costs_nothing_else(tmp_path, monkeypatch):
@@ -80,23 +53,3 @@ async def test_a_replica_whose_pool_does_not_exist_is_not_ready(tmp_path):
         await eventually(lambda: rig.status.ready)
         rig.set_pool(None)
         await eventually(lambda: not rig.status.ready)
-
-
-async def test_a_bad_update_is_told_beside_what_the_engine_goes_on_answering_with(tmp_path):
-    """R9 status-truth: clients get 200, so nobody says that it is not served."""
-    async with running_rig(tmp_path) as one:
-        one.desire(3, a="a")
-        await one.served(3, "a")
-        write_adapter(one.sources / "bad", seed=9)
-        (one.sources / "bad" / "adapter_model.safetensors").write_bytes(b"?")
-        one.desire(4, a="bad")
-
-        def is_told() -> bool:
-            return bool(one.status.failed) and one.status.observed_revision == 4
-
-        await eventually(is_told)
-        assert [(kept.name, kept.generation) for kept in one.status.kept] == [("a", 3)]
-        assert await one.request("a") == 200
-        one.desire(5, a="a")
-        await one.served(5, "a")
-        assert one.status.kept == []

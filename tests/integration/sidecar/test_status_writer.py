@@ -9,8 +9,7 @@ import pytest
 import structlog.testing
 
 from registry.etcd3.client import Client
-from registry.etcd3.errors import NoLeader
-from registry.etcd3.ops import Put, Range
+from registry.etcd3.ops import Delete, Put, Range
 from registry.model.keys import Keys
 from registry.model.status import LeftReplica, Presence, ReplicaStatus
 from registry.runtime.clock import Clock
@@ -57,10 +56,6 @@ class Published:
         found = (await self.client.range(Range(self.status))).kvs
         return ReplicaStatus.parse(found[0].value).observed_revision if found else 0
 
-    async def capacity(self) -> int | None:
-        found = (await self.client.range(Range(self.presence))).kvs
-        return Presence.parse(found[0].value).capacity if found else None
-
     async def owner(self) -> str:
         found = (await self.client.range(Range(self.presence))).kvs
         return Presence.parse(found[0].value).owner if found else ""
@@ -99,38 +94,20 @@ async def test_a_status_is_never_written_once_the_id_is_another_s(status_writer,
     assert await published.owner() == "twin"
 
 
-async def test_who_ends_in_order_says_so_and_takes_its_presence_along(status_writer, published, etcd, monkeypatch):
-    """R20 drain: nobody is to wait for it; the mark outlives it, and goes by itself."""
+async def test_who_ends_in_order_says_so_unless_it_lost_its_id(status_writer, published, etcd, monkeypatch):
+    """R10 one-owner, R20 drain: nobody is to wait for it; the mark outlives it, and goes by itself."""
     monkeypatch.setattr("sidecar.report.writer.LOOK_SECONDS", 3600.0)  # it runs on here, and would come back
-    await status_writer.say_left()
     left = Keys(etcd.prefix).left(POOL, "r1")
-    assert not (await published.client.range(Range(left))).kvs, "it has not come yet"
     await eventually(lambda: says(published, 1))
     await status_writer.say_left()
     assert not await published.owner()
     (kv,) = (await published.client.range(Range(left))).kvs
     assert (LeftReplica.parse(kv.value).incarnation, kv.lease > 0) == ("ours", True)
-
-
-async def test_who_lost_the_id_says_nothing_of_its_end(status_writer, published, etcd):
-    """R10 one-owner."""
-    await eventually(lambda: says(published, 1))
+    await commit(published.client, Delete(left))
     await take_over(published.client, published.presence, presence("twin"))
     await status_writer.say_left()
-    assert not (await published.client.range(Range(Keys(etcd.prefix).left(POOL, "r1")))).kvs
+    assert not (await published.client.range(Range(left))).kvs
     assert await published.owner() == "twin"
-
-
-async def test_an_end_is_not_held_up_by_etcd(status_writer, published, monkeypatch):
-    await eventually(lambda: says(published, 1))
-
-    async def away(*_: object, **__: object) -> int:
-        raise NoLeader("no member answers")
-
-    monkeypatch.setattr(published.client, "lease_grant", away)
-    with structlog.testing.capture_logs() as logged:
-        await status_writer.say_left()
-    assert [one["event"] for one in logged] == ["leave_not_told"]
 
 
 async def lease_of(published: Published, key: bytes) -> int:
@@ -160,21 +137,6 @@ async def test_who_overwrites_a_presence_does_not_have_the_id(status_writer, pub
     await eventually(lambda: says(published, 2))
 
 
-async def test_a_presence_that_nobody_keeps_alive_is_nobodys(etcd, etcd_client, published):
-    """R12, X2: a value under no lease never goes, so a sidecar that waited for that would wait for ever."""
-    await commit(etcd_client, Put(published.presence, presence("somebody").to_bytes()))
-    status_writer = StatusWriter(etcd_client, Keys(etcd.prefix), presence("ours"), Clock(), on_change=lambda: None)
-    running = asyncio.create_task(status_writer.run())
-    status_writer.offer(lambda: status(1))
-    try:
-        await eventually(lambda: says(published, 1))
-        assert await published.owner() == "ours"
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-
-
 async def test_a_lost_lease_is_had_anew_and_everything_is_written_again(status_writer, published):
     """R9 status-truth, R10: also while nothing else changes."""
     await eventually(lambda: says(published, 1))
@@ -192,44 +154,3 @@ async def test_a_lost_lease_is_had_anew_and_everything_is_written_again(status_w
 
 async def says(published: Published, revision: int) -> bool:
     return await published.revision() == revision
-
-
-async def test_presence_says_how_many_adapters_the_engine_can_hold(status_writer, published):
-    """It is written anew, under the same lease, when that becomes known or changes."""
-    await eventually(lambda: says(published, 1))
-    assert await published.capacity() is None
-
-    async def holds(capacity: int) -> bool:
-        return await published.capacity() == capacity
-
-    status_writer.hold(16)
-    await eventually(lambda: holds(16))
-    status_writer.hold(16)
-    status_writer.hold(8)
-    await eventually(lambda: holds(8))
-    assert await published.owner() == "ours"
-    status_writer.offer(lambda: status(2))
-    await eventually(lambda: says(published, 2))
-
-
-async def test_a_restart_says_what_the_process_before_said_until_it_has_looked_itself(etcd, etcd_client, published):
-    """R3 converge: others place adapters by it, and none of them is to move for a restart."""
-    before = presence("ours").model_copy(update={"capacity": 16, "incarnation": "before"})
-    await commit(etcd_client, Put(published.presence, before.to_bytes()))
-    status_writer = StatusWriter(etcd_client, Keys(etcd.prefix), presence("ours"), Clock(), on_change=lambda: None)
-    running = asyncio.create_task(status_writer.run())
-    status_writer.offer(lambda: status(1))
-    try:
-        await eventually(lambda: says(published, 1))
-        (kv,) = (await etcd_client.range(Range(published.presence))).kvs
-        assert (Presence.parse(kv.value).incarnation, Presence.parse(kv.value).capacity) == ("ours", 16)
-        status_writer.hold(None)
-
-        async def holds_none() -> bool:
-            return await published.capacity() is None
-
-        await eventually(holds_none)
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running

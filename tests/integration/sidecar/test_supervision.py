@@ -58,13 +58,3 @@ async def test_a_round_that_fails_is_told_and_made_again(tmp_path, monkeypatch):
         await eventually(lambda: warned(rig) == set())
         assert await failing(rig) == []
         assert not rig.sidecar.status.status.stale
-
-
-async def test_no_part_takes_another_with_it(tmp_path):
-    """X2: the keeper of files fails, and adapters are served."""
-    with broken("sidecar.loop.lease_collector.STORE_BYTES.set"):
-        async with running_rig(tmp_path) as rig:
-            await eventually(lambda: "lease collector" in warned(rig))
-            rig.desire(1, a="v1")
-            await rig.served(1, "a")
-            assert not rig.status.stale, "what a status says does not come from there"

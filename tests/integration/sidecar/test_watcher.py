@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-from prometheus_client import REGISTRY
-
-from registry.etcd3.stream import Progressed
-from registry.model.keys import Keys
 from registry.runtime.clock import Clock
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.snapshot import AdaptersChanged
 from sidecar.desired.watcher import Watcher
-from tests.integration.sidecar.feeding import feeding
 from tests.support.fleet import POOL, Hand
 from tests.support.waiting import eventually
+
+
+@asynccontextmanager
+async def feeding(hand: Hand, state: Path, mailbox: Watched) -> AsyncIterator[Watched]:
+    """Runs the watcher of replica r1, which fills `mailbox`, until its first snapshot is there at least."""
+    journal = Journal(state)
+    feed = Watcher(hand.client, hand.keys, POOL, "r1", mailbox, journal, Clock())
+    feed.restore()
+    running = asyncio.create_task(feed.run())
+    try:
+        yield mailbox
+        await eventually(lambda: any(state.glob("snapshot-*")))
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        journal.close()
 
 
 def on_disk(state: Path, copy: Path) -> DesiredState | None:
@@ -56,12 +71,6 @@ async def follows(mailbox: Mailbox, revision: int) -> None:
     await eventually(lambda: (desired := mailbox.snapshot.desired) is not None and desired.revision >= revision)
 
 
-@pytest.fixture
-def hand(etcd, etcd_client, tmp_path: Path) -> Hand:
-    (tmp_path / "sources").mkdir()
-    return Hand(etcd_client, Keys(etcd.prefix), tmp_path / "sources")
-
-
 async def test_what_may_be_acted_upon_is_on_disk(hand, tmp_path):
     """R1 monotonic, R12: a kill right after a change was handed on brings back nothing older, with or without etcd."""
     state = tmp_path / "state"
@@ -83,13 +92,3 @@ async def test_what_may_be_acted_upon_is_on_disk(hand, tmp_path):
     for desired, kept in (*first.seen, *second.seen):
         assert kept is not None
         assert kept.revision >= desired.revision or kept.state_hash == desired.state_hash
-
-
-async def test_what_is_followed_goes_on_where_only_others_write(hand, tmp_path):
-    """Alerts compare replicas by it: one that listed later than another must not look ahead of it for ever."""
-    (tmp_path / "state").mkdir()
-    journal = Journal(tmp_path / "state")
-    feed = Watcher(hand.client, hand.keys, POOL, "r1", Mailbox(), journal, Clock())
-    await feed._take(Progressed(1 << 40))
-    journal.close()
-    assert REGISTRY.get_sample_value("loraplane_observed_revision") == 1 << 40
