@@ -177,9 +177,11 @@ async def is_served(world: World, name: str) -> bool:
     return await world.ask(name) == 200
 
 
-async def test_a_new_sidecar_takes_an_engine_over_without_a_call_or_a_fetch(world: World, client: Client):
-    """R1 monotonic, R4 digest-true, R7 files-pinned: the same names, digests and paths, and the same share of a pool in
-    which another replica is of the release before."""
+async def test_a_new_sidecar_takes_an_engine_and_a_rollout_over_without_a_call_or_a_fetch(
+    world: World, client: Client, admin: Admin
+):
+    """R1 monotonic, R4 digest-true, R7 files-pinned, R9: the same names, digests, paths, and the same share of a pool
+    in which another replica is of the release before; the canary stays the canary, and is promoted."""
     for name, path in world.listing.items():
         assert await world.engine.load(name, path) == 200
     files, before = world.files(), last_status("r1")
@@ -196,24 +198,34 @@ async def test_a_new_sidecar_takes_an_engine_over_without_a_call_or_a_fetch(worl
     await eventually(is_as_before)
     assert await world.engine.listing() == world.listing
     assert world.files() == files
-    assert world.calls() == []
     events = [line["event"] for line in world.sidecar.program.logged()]
     assert "snapshot_restored" in events
     assert not {"listed", "list_held", "store_replaced"} & set(events), "the watch goes on where it was"
+    serving = pb.RolloutReplica.SERVING
+    expected = {"r1": (True, 2, serving), "r2": (False, 1, serving)}
+
+    async def is_halfway() -> bool:
+        watched = admin.stub.WatchRollout(pb.WatchRolloutRequest(pool=POOL, name="canary"))
+        rollout = await watched.read()
+        watched.cancel()
+        return {one.replica: (one.canary, one.generation, one.state) for one in rollout.replicas} == expected
+
+    await eventually(is_halfway)
+    promoted = await admin.stub.PromoteRollout(pb.PromoteRolloutRequest(pool=POOL, name="canary"))
+    assert promoted.results[0].adapter.generation == 2
+    await settled(world.sidecar, promoted.revision)
+    await eventually(lambda: is_listed(world, set(LISTED)))
+    assert await world.engine.listing() == world.listing
+    assert world.calls() == []
 
 
-def test_a_load_ledger_is_read_as_it_was_written(tmp_path: Path):
-    """What an engine had under a name is still known, so that it is not given other weights under it."""
+def test_the_replay_checker_and_the_ledger_are_read_as_they_were_written(tmp_path: Path):
+    """What an engine had under a name is still known; the checker finds what was written by hand, and no more."""
     store = placed_store(tmp_path / "store", "http://127.0.0.1:8000")
     past = LoadLedger(store / "state/r2", PAST_FILE).of(last_status("r2")["engine"]["incarnation"])
     assert set(past) >= {"acme/pinned", "canary", "gone", "placed-a", "unpinned"}
     assert all(Path(path).is_dir() for path in past.values())
-
-
-def test_the_replay_checker_reads_the_history():
-    """What it finds is what was written by hand."""
     found = replay(Keys(PREFIX), HISTORY).findings
-    assert found
     assert {(one.where, one.revision) for one in found} == {(f"{PREFIX}/adapters/p/unpinned", 17)}
 
 
@@ -248,27 +260,3 @@ async def test_generations_history_quotas_and_replies_go_on(world: World, client
     changes = [drop("acme/lazy"), put("acme/third")]
     await admin.stub.ApplyAdapters(pb.ApplyAdaptersRequest(pool=POOL, changes=changes))
     assert (await value_of(client, "tenants/acme"))["adapters"] == 2
-
-
-async def test_a_rollout_goes_on_where_it_was(world: World, client: Client, admin: Admin):
-    """R9 status-truth: the canary stays the canary, and what is promoted is what it has served all along."""
-    for name, path in world.listing.items():
-        assert await world.engine.load(name, path) == 200
-    world.sidecar.program.start()
-    await settled(world.sidecar, last_status("r1")["observed_revision"])
-    serving = pb.RolloutReplica.SERVING
-    expected = {"r1": (True, 2, serving), "r2": (False, 1, serving)}
-
-    async def is_halfway() -> bool:
-        watched = admin.stub.WatchRollout(pb.WatchRolloutRequest(pool=POOL, name="canary"))
-        rollout = await watched.read()
-        watched.cancel()
-        return {one.replica: (one.canary, one.generation, one.state) for one in rollout.replicas} == expected
-
-    await eventually(is_halfway)
-    promoted = await admin.stub.PromoteRollout(pb.PromoteRolloutRequest(pool=POOL, name="canary"))
-    assert promoted.results[0].adapter.generation == 2
-    await settled(world.sidecar, promoted.revision)
-    await eventually(lambda: is_listed(world, set(LISTED)))
-    assert await world.engine.listing() == world.listing
-    assert world.calls() == []

@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 MIB = 1 << 20
 # For a machine that has ten times as much to do as it can.
-BOUND_SECONDS = 40.0
+BOUND_SECONDS = 20.0
 CHANGE = change_set(put("acme/a"), validate_only=True)
 
 
@@ -176,6 +176,7 @@ async def test_a_good_caller_among_hostile_ones(service):
         aclosing(AdminCalls(service.address, None, timeout_seconds=60)) as calls,
         hostile_callers(service.address, 20),
     ):
+        await asyncio.sleep(0)  # they begin: what they send takes long to make
         for number in range(10):
             change = change_set(put(f"acme/a{number % 5}", f"file:///a/{number}"), request_id=f"r{number}")
             assert await took(calls.unary("ApplyAdapters", change, pb.ApplyAdaptersResponse)) < BOUND_SECONDS

@@ -28,11 +28,6 @@ def replicas(ledger) -> Replicas:
     return Replicas(ledger.client, ledger.keys)
 
 
-@pytest.fixture(autouse=True)
-def _in_time_however_slow_the_machine(monkeypatch) -> None:
-    monkeypatch.setattr(streams, "_PAGE_SECONDS", 60.0)
-
-
 class Router:
     """What somebody who follows the stream knows."""
 
@@ -107,8 +102,9 @@ async def test_the_whole_and_then_what_changes(ledger, admin, replicas):
         each.call.cancel()
 
 
-async def test_the_page_and_the_stream_agree_on_everything(ledger, admin, replicas):
+async def test_the_page_and_the_stream_agree_on_everything(ledger, admin, replicas, monkeypatch):
     """R9: eager, lazy and used, placed, leaving, selected, in a rollout; and nothing is sent while nothing changes."""
+    monkeypatch.setattr(streams, "_PAGE_SECONDS", 60.0)
     canary = {"strategy": pb.Strategy(canary_replicas="1", promote="manual")}
     few, zone = pb.Placement(replicas=7), pb.Placement(selector={"zone": "a"})
     await admin.stub.ApplyAdapters(change_set(put("acme/A"), put("lazy", load="lazy"), put("rolled", **canary)))

@@ -7,7 +7,7 @@ import pytest
 from registry.etcd3.ops import Put
 from registry.model.keys import Keys
 from tests.support.etcd import make_cluster
-from tests.support.fleet import POOL, Hand, Sidecar, SimulatedEngine
+from tests.support.fleet import POOL, Hand, Sidecar
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
@@ -41,51 +41,50 @@ def test_a_wrong_flag_is_one_line_that_names_it(etcd, tmp_path, flag, value, say
     assert (line.startswith("loraplane-sidecar: "), flag in line, says in line) == (True, True, True), line
 
 
-async def test_what_is_not_there_or_not_right_is_named_and_waited_for(tmp_path):
-    """R18, X1: etcd, then the engine, which lacks a variable first; what goes unencrypted is told to everybody."""
+async def test_what_is_not_there_or_not_right_is_named_and_waited_for(engine, tmp_path):
+    """R18, X1: etcd, another base, the engine, what it lacks; what goes unencrypted is told to everybody."""
     (tmp_path / "sources").mkdir()
     (tmp_path / "key").write_text("k")
-    cluster, engine = make_cluster(tmp_path / "etcd"), SimulatedEngine(tmp_path, runtime_lora=False)
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
     sidecar, client = Sidecar(tmp_path, cluster.endpoints, "/x", engine.url), cluster.patient()
+    wrong = Sidecar(tmp_path, cluster.endpoints, "/x", sidecar.http, replica="r2")
     flags = ["--engine-api-key-file", str(tmp_path / "key"), "--insecure"]
-    open_one = Sidecar(tmp_path, cluster.endpoints, "/x", "http://engine.invalid:8000", replica="r2", extra=flags)
-    hand = Hand(client, Keys("/x"), tmp_path / "sources")
+    open_one = Sidecar(tmp_path, cluster.endpoints, "/x", "http://engine.invalid:8000", replica="r3", extra=flags)
+    hand, right = Hand(client, Keys("/x"), tmp_path / "sources"), engine.program.environment
+
+    async def is_served() -> bool:
+        return set(await engine.listing()) == {"a"} and await sidecar.is_ready()
+
+    async def is_told() -> bool:
+        (said,) = (await open_one.status())["insecure"]
+        return "unencrypted to engine.invalid:8000" in said
+
     try:
         sidecar.program.start()
         await note(sidecar, "etcd was not reached", "no snapshot")
         cluster.start()
         await cluster.ready()
         await hand.pool("other")
+        await hand.put(hand.record("a", "v1"))
+        await note(sidecar, "base", "other", "--pool")
+        assert await engine.listing() == {}
+        await hand.pool()
+        await eventually(is_served)
+        engine.program.kill()
         await note(sidecar, engine.url)
-        open_one.program.start()
-
-        async def is_told() -> bool:
-            (said,) = (await open_one.status())["insecure"]
-            return "unencrypted to engine.invalid:8000" in said
-
-        await eventually(is_told)
-        open_one.program.kill()
+        engine.program.environment = {}
         await engine.start()
         await note(sidecar, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "--enable-lora")
         engine.program.kill()
-        engine.program.environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        engine.program.environment = right
         await engine.start()
-        await note(sidecar, "base", "other", "--pool")
-        await hand.put(hand.record("a", "v1"))
-        assert await engine.listing() == {}
-        await hand.pool()
-
-        async def is_served() -> bool:
-            return set(await engine.listing()) == {"a"} and await sidecar.is_ready()
-
         await eventually(is_served)
-        wrong = Sidecar(tmp_path, cluster.endpoints, "/x", sidecar.http, replica="r2")
-        open_one.program.arguments = wrong.program.arguments
-        open_one.http = wrong.http
+        wrong.program.start()
         open_one.program.start()
-        await note(open_one, sidecar.http, "not a vLLM server", "--engine")
+        await note(wrong, sidecar.http, "not a vLLM server", "--engine")
+        await eventually(is_told)
     finally:
-        for program in (sidecar.program, open_one.program, engine.program):
+        for program in (sidecar.program, wrong.program, open_one.program):
             program.kill()
         await client.aclose()
         cluster.stop()

@@ -69,7 +69,9 @@ async def test_a_frozen_sidecar_whose_lease_expired_publishes_everything_again(h
         return [kv for key in keys for kv in (await hand.client.range(Range(key))).kvs]
 
     async def are_told() -> bool:
-        status, presence = await found()
+        both = await found()
+        assert len(both) == 2
+        status, presence = both
         said, told = json.loads(status.value), json.loads(presence.value)
         assert (said["observed_revision"] >= revision, said["ready"], said["served"]["count"]) == (True, True, 1)
         assert (told["pool"], told["version"]) == (POOL, version("loraplane"))
