@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -79,7 +80,7 @@ async def test_a_link_that_is_hurt_in_the_kernel_is_noticed_and_caught_up_with(n
     for name, hurt in BREAKS.items():
         losses = events(sidecar, "etcd_disconnected")
         hurt(namespace)
-        await eventually(lambda losses=losses: events(sidecar, "etcd_disconnected") > losses, timeout_seconds=60)
+        await eventually(partial(_has_lost, sidecar, losses), timeout_seconds=60)
         await hand.put(hand.record(name, "v3"))
         await hand.delete(before)
         namespace.heal()
@@ -100,6 +101,10 @@ async def test_a_link_that_is_hurt_in_the_kernel_is_noticed_and_caught_up_with(n
     await eventually(has_arrived, timeout_seconds=180, every_seconds=2)
     assert namespace.squeezed() > 0, "the link was wide enough for all of it"
     assert events(sidecar, "listed") == 1
+
+
+def _has_lost(sidecar: Sidecar, before: int) -> bool:
+    return events(sidecar, "etcd_disconnected") > before
 
 
 async def _is_fresh(sidecar: Sidecar) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from registry.etcd3.ops import Put
 from registry.model.records import AdapterRecord
 from tests.faults.schedule import resident_bytes
 from tests.faults.test_links import events, serves
@@ -55,12 +56,15 @@ async def test_a_frozen_sidecar_catches_up_with_a_flood(one: Cluster, hand: Hand
         await eventually(lambda: _has_come(sidecar, revision), timeout_seconds=120)
         assert resident_bytes(sidecar.program.pid) - before < MOST_GROWTH_BYTES
         # Each round takes whatever is newest.
-        assert events(sidecar, "plan_made") - plans < CHANGES / 2
+        assert events(sidecar, "plan_made") - plans < CHANGES
         assert events(sidecar, "listed") == 1
         calls = [line["name"] for line in sidecar.program.logged() if line["event"] == "engine_call"]
         assert len(calls) == len(NAMES)
         sidecar.program.signal(signal.SIGSTOP)
-        await compact(hand.client, await hand.delete("n0"))
+        await hand.delete("n0")
+        for _ in range(3):  # behind what the kernel may still have for it
+            revision = await hand.commit(Put(b"/elsewhere", b""))
+        await compact(hand.client, revision)
         one.members[0].stop()  # its buffers for the watch end with it
         one.members[0].start()
         await one.ready()
