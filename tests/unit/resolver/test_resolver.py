@@ -105,13 +105,6 @@ class Scene:
         await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    """One whose resolver runs."""
-    async with Scene().open() as scene:
-        yield scene
-
-
 async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held(scene):
     """R7 files-pinned: they are held before the answer is given."""
     assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
@@ -208,15 +201,13 @@ async def test_a_process_that_was_not_looked_at_is_not_answered_by_what_the_one_
         assert await asking == Resolved(path_of("of-a"))
 
 
-async def test_an_engine_that_does_not_say_who_it_is_is_asked_again():
+async def test_an_engine_that_does_not_say_who_it_is_is_asked_again(scene):
     """R23: until it does, as far as the question may wait; others are answered meanwhile."""
-    scene = Scene()
-    async with scene.open():
-        scene.process = None
-        asking = asyncio.create_task(scene.resolver.ask("a"))
-        await eventually(lambda: scene.demand.is_asked("a"))
-        scene.process = "e1"
-        assert await asking == Resolved(path_of("of-a"))
+    scene.process = None
+    asking = asyncio.create_task(scene.resolver.ask("a"))
+    await eventually(lambda: scene.demand.is_asked("a"))
+    scene.process = "e1"
+    assert await asking == Resolved(path_of("of-a"))
 
 
 async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
@@ -234,65 +225,57 @@ async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
         assert scene.store.asked == 1
 
 
-async def test_what_could_not_be_called_while_a_name_was_asked_for_is_called_once_it_is_not():
+async def test_what_could_not_be_called_while_a_name_was_asked_for_is_called_once_it_is_not(scene):
     """R3: an adapter that is eager now, and in the store, does not wait for the next look at the engine."""
-    scene = Scene()
     scene.store.gates["of-a"] = asyncio.Event()
-    async with scene.open():
-        asking = asyncio.create_task(scene.resolver.ask("a"))
-        await eventually(lambda: scene.demand.is_asked("a"))
-        scene.informer.apply(11, [put("a", 11, source="of-a", generation=2)])
-        scene.post()
-        await scene.mailbox.wait(None)  # that of the change, after which the name could not be called yet
-        assert await asking == Unresolved("not_lazy")
-        assert not scene.demand.is_asked("a")
-        async with asyncio.timeout(60):
-            await scene.mailbox.wait(None)
+    asking = asyncio.create_task(scene.resolver.ask("a"))
+    await eventually(lambda: scene.demand.is_asked("a"))
+    scene.informer.apply(11, [put("a", 11, source="of-a", generation=2)])
+    scene.post()
+    await scene.mailbox.wait(None)  # that of the change, after which the name could not be called yet
+    assert await asking == Unresolved("not_lazy")
+    assert not scene.demand.is_asked("a")
+    async with asyncio.timeout(60):
+        await scene.mailbox.wait(None)
 
 
-async def test_one_that_hangs_delays_no_other():
+async def test_one_that_hangs_delays_no_other(scene):
     """R8 isolation."""
-    scene = Scene()
     scene.store.gates["of-a"] = asyncio.Event()
-    async with scene.open():
-        slow = asyncio.create_task(scene.resolver.ask("a"))
-        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
-        assert scene.demand.is_asked("a")
-        slow.cancel()
-        await asyncio.gather(slow, return_exceptions=True)
-        assert not scene.demand.is_asked("a"), "nothing is left of a question that is broken off"
+    slow = asyncio.create_task(scene.resolver.ask("a"))
+    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    assert scene.demand.is_asked("a")
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    assert not scene.demand.is_asked("a"), "nothing is left of a question that is broken off"
 
 
-async def test_what_is_deleted_or_replaced_while_it_is_brought_in_is_not_told():
+async def test_what_is_deleted_or_replaced_while_it_is_brought_in_is_not_told(scene):
     """R4, R6: a path is answered only if it is that of the newest state."""
-    scene = Scene()
     scene.store.gates |= {"of-a": asyncio.Event(), "of-b": asyncio.Event()}
-    async with scene.open():
-        gone, changed = asyncio.create_task(scene.resolver.ask("a")), asyncio.create_task(scene.resolver.ask("b"))
-        await eventually(lambda: scene.store.asked == 2)
-        scene.informer.apply(11, [deletion("a", 11), put("b", 11, generation=2, source="of-c", load="lazy")])
-        for gate in scene.store.gates.values():
-            gate.set()
-        await eventually(lambda: len(scene.store.staged) == 2)
-        assert not gone.done(), "the record has moved on, and what is followed not yet"
-        scene.post()
-        assert await gone == Unresolved("unknown_adapter")
-        assert await changed == Resolved(path_of("of-c"))
+    gone, changed = asyncio.create_task(scene.resolver.ask("a")), asyncio.create_task(scene.resolver.ask("b"))
+    await eventually(lambda: scene.store.asked == 2)
+    scene.informer.apply(11, [deletion("a", 11), put("b", 11, generation=2, source="of-c", load="lazy")])
+    for gate in scene.store.gates.values():
+        gate.set()
+    await eventually(lambda: len(scene.store.staged) == 2)
+    assert not gone.done(), "the record has moved on, and what is followed not yet"
+    scene.post()
+    assert await gone == Unresolved("unknown_adapter")
+    assert await changed == Resolved(path_of("of-c"))
 
 
-async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_tried_again():
-    scene = Scene()
+async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_tried_again(scene):
     scene.store.errors = {
         "of-a": [ArtifactError("not_an_adapter", "no files")],
         "of-b": [ArtifactError("source_io", "not now")],
     }
-    async with scene.open():
-        assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert scene.demand.trouble("a").reason == "not_an_adapter"
-        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
-        assert scene.store.asked == 3
-        assert scene.demand.trouble("b") is None
+    assert await scene.resolver.ask("a") == Unresolved("refused")
+    assert await scene.resolver.ask("a") == Unresolved("refused")
+    assert scene.demand.trouble("a").reason == "not_an_adapter"
+    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    assert scene.store.asked == 3
+    assert scene.demand.trouble("b") is None
 
 
 async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status(scene):
@@ -307,24 +290,22 @@ async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status(sc
     assert not await scene.was_woken(), "that is known"
 
 
-async def test_who_finds_no_place_has_one_made_at_once(monkeypatch):
+async def test_who_finds_no_place_has_one_made_at_once(scene, monkeypatch):
     """R19 not-held-up: nothing else is expected of the engine, which is looked at rarely then."""
     monkeypatch.setattr("sidecar.resolver.demand.MAX_ABOVE_ROOM", 0)
     monkeypatch.setattr("sidecar.resolver.demand.EXPECT_SECONDS", 0.0)
-    scene = Scene()
-    async with scene.open():
-        scene.look(room=1)
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "b").ref)
-        seen, now = observed({"a": "of-a"}), scene.resolver._clock.monotonic()
-        review(scene.demand, scene.informer.state, seen, now=now, spec=pool(max_adapters=2))
-        await scene.mailbox.wait(0.0)
-        assert not scene.demand.is_expecting
-        waiting = asyncio.create_task(scene.resolver.ask("b"))
-        await scene.mailbox.wait(60.0)
-        assert scene.demand.is_asked("b")
-        assert asyncio.get_running_loop().time() < now + 30.0
-        waiting.cancel()
+    scene.look(room=1)
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "b").ref)
+    seen, now = observed({"a": "of-a"}), scene.resolver._clock.monotonic()
+    review(scene.demand, scene.informer.state, seen, now=now, spec=pool(max_adapters=2))
+    await scene.mailbox.wait(0.0)
+    assert not scene.demand.is_expecting
+    waiting = asyncio.create_task(scene.resolver.ask("b"))
+    await scene.mailbox.wait(60.0)
+    assert scene.demand.is_asked("b")
+    assert asyncio.get_running_loop().time() < now + 30.0
+    waiting.cancel()
 
 
 async def test_what_the_engine_does_not_load_is_refused_at_once(scene):
@@ -352,13 +333,6 @@ class Refusing(Scene):
         self.informer.apply(10 + generation, [change])
         self.post()
         self.look()
-
-
-@pytest.fixture
-async def refusing() -> AsyncIterator[Refusing]:
-    """One whose resolver runs."""
-    async with (one := Refusing()).open():
-        yield one
 
 
 async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_the_last_good_one(refusing, monkeypatch):

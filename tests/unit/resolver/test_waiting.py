@@ -107,110 +107,103 @@ def clock(monkeypatch) -> type[PlayedClock]:
 
 
 @pytest.mark.parametrize("is_crowded", [True, False])
-async def test_a_wait_is_over_when_its_time_is_whatever_else_happens_then(clock, is_crowded):
+async def test_a_wait_is_over_when_its_time_is_whatever_else_happens_then(scene, clock, is_crowded):
     """R16: only who found no place is named by the status."""
-    scene = Scene()
     scene.resolver._clock = clock(random.Random(0))
-    async with scene.open():
-        await staged(scene, "a")
-        if is_crowded:
-            busy(scene, 0.0)
-        else:
-            scene.store.staged.clear()
-            hold(scene, "of-a")
-        waiting = asyncio.create_task(scene.resolver.ask("a"))
-        await eventually(lambda: scene.demand.is_asked("a"))
-        clock.now = 24.9
-        if is_crowded:
-            busy(scene, 24.9)
-        scene.resolver._staged()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        clock.now = 25.0
-        scene.resolver._staged()
-        assert await waiting == Unresolved("no_room" if is_crowded else "staging")
-        failure = scene.demand.trouble("a")
-        assert (failure is not None) is is_crowded
-        if failure is not None:
-            assert (failure.reason, failure.message, failure.attempts) == ("no_room", CROWDED, 1)
-            assert (failure.retry_at, failure.since, failure.incarnation) == (25.0, 25.0, None)
+    await staged(scene, "a")
+    if is_crowded:
+        busy(scene, 0.0)
+    else:
+        scene.store.staged.clear()
+        hold(scene, "of-a")
+    waiting = asyncio.create_task(scene.resolver.ask("a"))
+    await eventually(lambda: scene.demand.is_asked("a"))
+    clock.now = 24.9
+    if is_crowded:
+        busy(scene, 24.9)
+    scene.resolver._staged()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    clock.now = 25.0
+    scene.resolver._staged()
+    assert await waiting == Unresolved("no_room" if is_crowded else "staging")
+    failure = scene.demand.trouble("a")
+    assert (failure is not None) is is_crowded
+    if failure is not None:
+        assert (failure.reason, failure.message, failure.attempts) == ("no_room", CROWDED, 1)
+        assert (failure.retry_at, failure.since, failure.incarnation) == (25.0, 25.0, None)
 
 
-async def test_128_questions_wait_and_one_more_when_one_has_its_answer():
+async def test_128_questions_wait_and_one_more_when_one_has_its_answer(scene):
     """R16 bounded."""
-    async with Scene().open() as scene:
-        hold(scene, "of-a")
-        waiting = [asyncio.create_task(scene.resolver.ask("a")) for _ in range(128)]
-        await eventually(lambda: scene.demand._open["a"] == 128)
-        assert await scene.resolver.ask("a") == Unresolved("staging")
-        waiting.pop().cancel()
-        await eventually(lambda: scene.demand._open["a"] == 127)
-        waiting.append(asyncio.create_task(scene.resolver.ask("a")))
-        await eventually(lambda: scene.demand._open["a"] == 128)
-        for one in waiting:
-            one.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+    hold(scene, "of-a")
+    waiting = [asyncio.create_task(scene.resolver.ask("a")) for _ in range(128)]
+    await eventually(lambda: scene.demand._open["a"] == 128)
+    assert await scene.resolver.ask("a") == Unresolved("staging")
+    waiting.pop().cancel()
+    await eventually(lambda: scene.demand._open["a"] == 127)
+    waiting.append(asyncio.create_task(scene.resolver.ask("a")))
+    await eventually(lambda: scene.demand._open["a"] == 128)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_64_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_it():
+async def test_64_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_it(scene):
     """R16 bounded, R8."""
-    async with Scene().open() as scene:
-        hold(scene, "of-a")
-        staging = scene.resolver._staging
-        assert staging is not None
-        staging.in_progress |= {ArtifactRef(f"file:///others/{number}", None) for number in range(63)}
-        first = asyncio.create_task(scene.resolver.ask("a"))
-        await eventually(lambda: scene.demand.is_asked("a"))
-        assert await scene.resolver.ask("b") == Unresolved("staging")
-        second = asyncio.create_task(scene.resolver.ask("a"))
-        await eventually(lambda: scene.demand._open["a"] == 2)
-        scene.store.gates["of-a"].set()
-        assert await asyncio.gather(first, second) == [Resolved(path_of("of-a"))] * 2
+    hold(scene, "of-a")
+    staging = scene.resolver._staging
+    assert staging is not None
+    staging.in_progress |= {ArtifactRef(f"file:///others/{number}", None) for number in range(63)}
+    first = asyncio.create_task(scene.resolver.ask("a"))
+    await eventually(lambda: scene.demand.is_asked("a"))
+    assert await scene.resolver.ask("b") == Unresolved("staging")
+    second = asyncio.create_task(scene.resolver.ask("a"))
+    await eventually(lambda: scene.demand._open["a"] == 2)
+    scene.store.gates["of-a"].set()
+    assert await asyncio.gather(first, second) == [Resolved(path_of("of-a"))] * 2
 
 
-async def test_what_somebody_touched_in_the_store_is_proven_again_before_it_is_told():
+async def test_what_somebody_touched_in_the_store_is_proven_again_before_it_is_told(scene):
     """R21 proven-here."""
     touched: set[str] = {path_of("of-a")}
-    async with Scene().open() as scene:
-        await staged(scene, "a")
-        scene.store.is_intact = lambda path: path not in touched  # type: ignore[method-assign]
-        ensure = scene.store.ensure
+    await staged(scene, "a")
+    scene.store.is_intact = lambda path: path not in touched  # type: ignore[method-assign]
+    ensure = scene.store.ensure
 
-        async def proving(ref: ArtifactRef, _refused: str | None) -> Staged:
-            assert scene.told == [], "the engine was told of it before"
-            touched.clear()
-            return await ensure(ref)
+    async def proving(ref: ArtifactRef, _refused: str | None) -> Staged:
+        assert scene.told == [], "the engine was told of it before"
+        touched.clear()
+        return await ensure(ref)
 
-        scene.store.ensure = proving  # type: ignore[method-assign]
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert scene.store.asked == 2
+    scene.store.ensure = proving  # type: ignore[method-assign]
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert scene.store.asked == 2
 
 
-async def test_the_loop_hears_of_the_first_answer_and_of_each_refusal():
+async def test_the_loop_hears_of_the_first_answer_and_of_each_refusal(scene):
     """R9, R19: from then on it looks often by itself."""
-    async with Scene().open() as scene:
-        await staged(scene, "a", "b")
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert await scene.was_woken()
-        assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
-        assert not await scene.was_woken()
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        assert not await scene.was_woken()
-        assert await scene.resolver.ask("a") == Unresolved("refused")
-        assert await scene.was_woken()
-        assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter")
-        assert not await scene.was_woken()
+    await staged(scene, "a", "b")
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.was_woken()
+    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    assert not await scene.was_woken()
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert not await scene.was_woken()
+    assert await scene.resolver.ask("a") == Unresolved("refused")
+    assert await scene.was_woken()
+    assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter")
+    assert not await scene.was_woken()
 
 
-async def test_what_anybody_can_ask_is_not_logged_and_what_is_decided_is():
+async def test_what_anybody_can_ask_is_not_logged_and_what_is_decided_is(scene):
     """X2: no question of a stranger fills a disk."""
-    async with Scene().open() as scene:
-        await staged(scene, "a")
-        scene.store.errors = {"of-b": [ArtifactError("not_an_adapter", "no files")]}
-        with capture_logs() as logged:
-            for name in ("nobody", "e", "a", "b"):
-                await scene.resolver.ask(name)
-            scene.demand.suspend()
-            await scene.resolver.ask("a")
-        assert [one["name"] for one in logged if one["event"] == "lazy_answered"] == ["a", "b"]
+    await staged(scene, "a")
+    scene.store.errors = {"of-b": [ArtifactError("not_an_adapter", "no files")]}
+    with capture_logs() as logged:
+        for name in ("nobody", "e", "a", "b"):
+            await scene.resolver.ask(name)
+        scene.demand.suspend()
+        await scene.resolver.ask("a")
+    assert [one["name"] for one in logged if one["event"] == "lazy_answered"] == ["a", "b"]
