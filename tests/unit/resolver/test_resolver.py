@@ -186,19 +186,17 @@ async def test_unknown_eager_and_unready_are_told_at_once():
     assert await before.resolver.ask("a") == Unresolved("not_ready")
 
 
-async def test_a_process_that_was_not_looked_at_is_not_answered_by_what_the_one_before_was():
+async def test_a_process_that_was_not_looked_at_is_not_answered_by_what_the_one_before_was(scene):
     """R23 same-base: it may have another base; the question waits for the look, and is never answered without one."""
-    scene = Scene(answer_seconds=0.05)
-    async with scene.open():
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        scene.process = "e2"
-        assert await scene.resolver.ask("a") == Unresolved("not_ready")
-        assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter"), "whoever asks"
-        scene.resolver._answer_seconds = 60.0
-        asking = asyncio.create_task(scene.resolver.ask("a"))
-        await eventually(lambda: scene.demand.is_asked("a"))
-        scene.look(incarnation="e2")
-        assert await asking == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    scene.process, scene.resolver._answer_seconds = "e2", 0.05
+    assert await scene.resolver.ask("a") == Unresolved("not_ready")
+    assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter"), "whoever asks"
+    scene.resolver._answer_seconds = 60.0
+    asking = asyncio.create_task(scene.resolver.ask("a"))
+    await eventually(lambda: scene.demand.is_asked("a"))
+    scene.look(incarnation="e2")
+    assert await asking == Resolved(path_of("of-a"))
 
 
 async def test_an_engine_that_does_not_say_who_it_is_is_asked_again(scene):

@@ -6,8 +6,11 @@ import asyncio
 import json
 import shutil
 import socket
+import struct
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from sidecar.metrics import CONNECTIONS_CLOSED, LAZY_QUESTIONS
 from sidecar.resolver import server as module
 from sidecar.resolver.server import ResolverServer, SocketFile
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
+from tests.simulation.loop import VirtualLoop
 from tests.support.silent import silent_connections
 from tests.support.waiting import eventually
 
@@ -25,7 +29,10 @@ QUESTION = b'{"schema":1,"name":"a","base_model":"/m"}\n'
 
 
 class Answers:
-    """Answers once `gate` is set."""
+    """Knows one adapter, after `seconds` and once `gate` is set; `error`: fails instead."""
+
+    seconds = 0.0
+    error: Exception | None = None
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -33,6 +40,9 @@ class Answers:
 
     async def ask(self, name: str) -> Answer:
         await self.gate.wait()
+        await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
         return Resolved("/store/a") if name == "a" else Unresolved("unknown_adapter")
 
 
@@ -163,3 +173,150 @@ async def test_questions_are_answered_until_it_is_cancelled():
     await asyncio.gather(answering, return_exceptions=True)
     assert not (folder / "s").exists()
     shutil.rmtree(folder)
+
+
+FORM = b'{"schema":1,"name":"a","base_model":"%s"}'
+FOUND = b'{"schema":1,"path":"/store/a"}\n'
+# The longest that is a question, and one that is too long.
+LONGEST, TOO_LONG = (FORM % (b"m" * (size - len(FORM) + 2)) for size in (4096, 4097))
+
+
+@dataclass(eq=False)
+class PlayedConnection:
+    """A connection whose other end sends these pieces, and then nothing; `takes`: whether it takes an answer."""
+
+    pieces: list[bytes] = field(default_factory=list)
+    takes: bool = True
+    process: int = 1
+    got: bytes = b""
+    closed_at: float | None = None
+
+    def getsockopt(self, *_: int) -> bytes:
+        """Who has the other end."""
+        return struct.pack("3i", self.process, 1000, 1000)
+
+    def close(self) -> None:
+        self.closed_at = asyncio.get_running_loop().time()
+
+
+class SocketLoop(VirtualLoop):
+    """Plays sockets: connections come in this order and errors between them, then none."""
+
+    def __init__(self, coming: list[PlayedConnection | OSError]) -> None:
+        super().__init__()
+        self.coming = coming
+        self.accepted_at: list[float] = []
+
+    async def sock_accept(self, _listener: object) -> tuple[Any, None]:  # type: ignore[override]
+        self.accepted_at.append(self.time())
+        if not self.coming:
+            await asyncio.Event().wait()
+        came = self.coming.pop(0)
+        if isinstance(came, OSError):
+            raise came
+        return came, None
+
+    async def sock_recv(self, connection: Any, most_bytes: int) -> bytes:
+        if not connection.pieces:
+            await asyncio.Event().wait()
+        piece = connection.pieces.pop(0)
+        assert len(piece) <= most_bytes
+        return piece
+
+    async def sock_sendall(self, connection: Any, content: bytes) -> None:  # type: ignore[override]
+        if not connection.takes:
+            await asyncio.Event().wait()
+        connection.got += content
+
+
+def ask(process: int = 1) -> PlayedConnection:
+    """One that sends a question."""
+    return PlayedConnection([FORM % b"m" + b"\n"], process=process)
+
+
+def serve(*coming: PlayedConnection | OSError, seconds: float = 0.0, error: Exception | None = None) -> SocketLoop:
+    """Has all that comes served, for a minute, or until it fails."""
+    answers = Answers()
+    answers.seconds, answers.error = seconds, error
+
+    async def run() -> None:
+        serving = asyncio.create_task(ResolverServer(None, answers).run())  # type: ignore[arg-type]
+        done, _ = await asyncio.wait([serving], timeout=60)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=not done)
+
+    with closing(SocketLoop(list(coming))) as loop:
+        loop.run_until_complete(run())
+        return loop
+
+
+def test_who_sends_no_question_or_takes_no_answer_is_cut_off_after_two_seconds():
+    """R16: each of both."""
+    silent, half, deaf = PlayedConnection(), PlayedConnection([FORM % b"m"]), PlayedConnection([b"\n"], takes=False)
+    serve(silent, half, deaf)
+    assert [one.closed_at for one in (silent, half, deaf)] == [pytest.approx(2.0)] * 3
+    assert [one.got for one in (silent, half, deaf)] == [b""] * 3
+
+
+def test_an_answer_may_take_longer_than_its_transfer():
+    """The resolver has a time of its own for it."""
+    asker = ask()
+    serve(asker, seconds=25.0)
+    assert (asker.got, asker.closed_at) == (FOUND, pytest.approx(25.0))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_known"),
+    [
+        ([LONGEST + b"\n"], True),
+        ([LONGEST, b"\n"], True),
+        ([LONGEST[:9], LONGEST[9:], b"\nmore"], True),
+        ([TOO_LONG], False),
+        ([LONGEST, b" "], False),
+        ([b'{"schema":1', b""], False),
+    ],
+    ids=["one piece", "end apart", "three pieces", "too long", "too long by a piece", "broken off"],
+)
+def test_a_question_is_a_line_of_at_most_4096_bytes_in_whatever_pieces(pieces, is_known):
+    """R16 bounded: what cannot become one is told so at once."""
+    asker = PlayedConnection(pieces)
+    serve(asker)
+    assert asker.closed_at == pytest.approx(0.0)
+    assert (asker.got == FOUND) is is_known
+    assert is_known or b"bad_question" in asker.got
+
+
+def test_a_host_without_descriptors_is_asked_again_in_half_a_second():
+    """R16, X2: whoever took them may not end the answers to everybody, nor have them spin."""
+    asker = ask()
+    loop = serve(OSError(24, "Too many open files"), OSError(24, "Too many open files"), asker)
+    assert loop.accepted_at == [pytest.approx(at) for at in (0.0, 0.5, 1.0, 1.0)]
+    assert asker.got == FOUND
+
+
+def test_256_are_served_at_once_and_others_again_when_these_have_ended():
+    """R16 bounded."""
+    askers = [ask(number) for number in range(257)]
+    late = [ask(number) for number in range(256)]
+    loop_errors = [OSError(24, "Too many open files")] * 4
+    serve(*askers, *loop_errors, *late, seconds=1.0)
+    assert [one.closed_at for one in askers] == [pytest.approx(1.0)] * 256 + [pytest.approx(0.0)]
+    assert [one.got for one in late] == [FOUND] * 256
+
+
+def test_one_process_has_192_questions_and_leaves_the_other_places_to_others():
+    """X3 given-back: an engine is answered whatever another process has open; what is refused is counted."""
+    before = CONNECTIONS_CLOSED.labels("resolver", "process_limit")._value.get()
+    greedy = [ask(7) for _ in range(300)]
+    engine = [ask(8) for _ in range(64)]
+    serve(*greedy, *engine, seconds=1.0)
+    assert [one.got for one in greedy] == [FOUND] * 192 + [b""] * 108
+    assert [one.got for one in engine] == [FOUND] * 64
+    assert CONNECTIONS_CLOSED.labels("resolver", "process_limit")._value.get() == before + 108
+
+
+def test_a_fault_of_ours_is_no_broken_connection():
+    """R9: it is the supervisor's, which counts it."""
+    with pytest.raises(ExceptionGroup) as failed:
+        serve(ask(), error=ZeroDivisionError())
+    assert failed.value.subgroup(ZeroDivisionError) is not None

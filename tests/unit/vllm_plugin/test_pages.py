@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
-from sidecar.vllm_plugin.routes import Plugin, routes
+from sidecar.vllm_plugin.routes import MAX_BODY_BYTES, Plugin, read_fields, routes
+from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest
+from tests.support.engine_in_memory import virtual
 from tests.unit.vllm_plugin.played import Asking, PlayedServer
 
 
@@ -229,3 +231,35 @@ async def test_who_leaves_before_the_end_of_a_body_is_answered_nothing(ask, serv
     await route.app(scope, receive, send)
     assert [message.get("status", message.get("body")) for message in sent] == [499, b""]
     assert server.paths() == {"x": "/old/x"}
+
+
+@virtual
+async def test_a_body_is_waited_for_ten_seconds():
+    """X2 unbreakable: whoever opens requests and sends nothing holds none of them for ever."""
+
+    async def slow(seconds: float) -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(seconds)
+        yield b'"lora_name": "a"}'
+
+    assert await read_fields(slow(9.9), "lora_name") == {"lora_name": "a"}
+    with pytest.raises(DeadlinePassed, match="did not come within 10 s"):
+        await read_fields(slow(99.0), "lora_name")
+    assert asyncio.get_running_loop().time() == pytest.approx(19.9)
+
+
+@pytest.mark.parametrize(("size_bytes", "is_taken"), [(MAX_BODY_BYTES, True), (MAX_BODY_BYTES + 1, False)])
+async def test_a_body_may_have_so_many_bytes_however_it_is_cut(size_bytes, is_taken):
+    """R16 bounded."""
+    text = b'{"lora_name": "a"}'
+    body = text + b" " * (size_bytes - len(text))
+
+    async def cut() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    if is_taken:
+        assert await read_fields(cut(), "lora_name") == {"lora_name": "a"}
+    else:
+        with pytest.raises(InvalidRequest, match="a body of more than"):
+            await read_fields(cut(), "lora_name")
