@@ -169,7 +169,7 @@ async def test_a_thousand_versions_may_drain_at_once(server, files, draining, is
         adapters._drain.add(server.make("gone", "/gone", None))
     if not is_taken:
         with pytest.raises(Busy):
-            await adapters.swap("x", files, "/old/x")
+            await adapters.swap("x", "/nowhere", "/old/x")  # whatever it is to have
     else:
         await adapters.swap("x", files, "/old/x")
     assert server.paths() == {"x": files if is_taken else "/old/x"}
