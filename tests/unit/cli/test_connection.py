@@ -101,26 +101,6 @@ async def test_a_call_is_waited_for_until_etcd_is_known_to_be_away(monkeypatch, 
         await _while_etcd_answers(calls, AsyncMock(side_effect=ValueError("no")), request_id)
 
 
-Stream = AsyncGenerator[Any, None]
-
-
-class Source:
-    """A stream that gives what a test puts into it, and says whether it was ended."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.is_ended = False
-
-    async def stream(self) -> Stream:
-        try:
-            while (item := await self.queue.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            self.is_ended = True
-
-
 def test_what_may_change_something_is_told_before_the_first_time_and_once(address, admin):
     admin.answers["ApplyAdapters"] = [applied]
     told: list[int] = []
@@ -138,16 +118,30 @@ def test_what_may_change_something_is_told_before_the_first_time_and_once(addres
 
 
 async def test_a_stream_that_breaks_ends_all_and_what_is_quiet_gives_an_empty_answer():
-    """So that whoever shows ages can go on."""
-    one, two, quiet = Source(), Source(), Source()
-    joined = _merged([one.stream(), two.stream()], 60.0)
-    one.queue.put_nowait(ValueError("broken"))
+    """So that whoever shows ages can go on. Answers come as they are there; the end of one is the end of all."""
+    ended = set[str]()
+
+    async def stream(name: str, *items: Any) -> AsyncGenerator[Any, None]:
+        try:
+            for item in items:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+            if name != "ends":
+                await asyncio.Event().wait()
+        finally:
+            ended.add(name)
+
+    joined = _merged([stream("broken", "a", ValueError("broken")), stream("other")], 60.0)
+    assert await anext(joined) == ["a"]
     with pytest.raises(ValueError, match="broken"):
         await anext(joined)
-    joined = _merged([quiet.stream()], 0.0)
+    both = [one async for one in _merged([stream("ends", "b", "c"), stream("beside", "d")], 60.0)]
+    assert [item for one in both for item in one if item != "d"] == ["b", "c"]
+    joined = _merged([stream("quiet")], 0.0)
     assert await anext(joined) == []
     await joined.aclose()
-    assert (two.is_ended, quiet.is_ended) == (True, True)
+    assert ended == {"broken", "other", "ends", "beside", "quiet"}
 
 
 HELD = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)

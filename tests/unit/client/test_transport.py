@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import chain, islice, repeat
@@ -19,7 +19,7 @@ import pytest
 from loraplane import AsyncRegistry, Registry
 from registry.client import transport
 from registry.client.adapters import Published
-from registry.client.address import Tls, check_address
+from registry.client.address import Tls
 from registry.client.errors import KIND_OF, CallErrors
 from registry.client.transport import AdminCalls
 from registry.model.errors import (
@@ -36,7 +36,6 @@ from registry.v1 import registry_pb2 as pb
 from tests.simulation.loop import VirtualLoop
 from tests.support.fake_admin import FakeAdmin, FakeStream, Hold, Refusal
 
-FIRST = "a"
 AWAY = Unavailable(Reason.ADMIN_UNAVAILABLE, "away")
 
 
@@ -66,8 +65,8 @@ def clock(monkeypatch) -> PlayedTime:
 
 
 @pytest.fixture
-async def calls() -> AsyncIterator[AdminCalls]:
-    made = AdminCalls("admin:7600", None, 30.0)
+async def calls(address) -> AsyncIterator[AdminCalls]:
+    made = AdminCalls(address, None, 30.0)
     yield made
     await made.aclose()
 
@@ -111,61 +110,66 @@ async def test_a_call_is_repeated_as_long_as_there_is_time(clock, calls, timeout
         assert given == expected
 
 
-def streams(clock: PlayedTime, *scripts: list[object]) -> Callable[..., AsyncGenerator[Any, None]]:
-    """A stream after another; a number is a time that passes, an error ends one. After the last all fail at once."""
-    left = iter(scripts)
+def streams(admin: FakeAdmin, clock: PlayedTime, *scripts: list[Any]) -> None:
+    """A stream after another; a number is a time that passes, a name an answer. After the last all fail at once."""
 
-    async def stream(*_arguments: object) -> AsyncGenerator[Any, None]:
-        for one in next(left, [AWAY]):
-            if isinstance(one, float):
-                clock.now += one
-            elif isinstance(one, Exception):
-                raise one
-            else:
-                yield one
+    def played(script: list[Any]) -> Callable[[object], Iterator[object]]:
+        def items(_request: object) -> Iterator[object]:
+            for one in script:
+                if isinstance(one, float):
+                    clock.now += one
+                else:
+                    yield told(one, 0) if isinstance(one, str) else one
 
-    return stream
+        return items
+
+    admin.answers["WatchResidency"] = [*map(played, scripts), BROKEN]
 
 
-GONE = NotFound(Reason.POOL_NOT_FOUND, "")
-ODD = [["a"], [], [AWAY], ["b", "c", AWAY], [AWAY], ["d", GONE]]
+def told(name: str, revision: int, **fields: bool) -> pb.WatchResidencyResponse:
+    return pb.WatchResidencyResponse(revision=revision, adapters=[pb.AdapterResidency(name=name)], **fields)
+
+
+REFUSED = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")
+BROKEN = Refusal(grpc.StatusCode.UNAVAILABLE)
+ODD = [["a"], [], [BROKEN], ["b", "c", BROKEN], [BROKEN], ["d", REFUSED]]
 
 
 @pytest.mark.parametrize(
-    ("patience", "scripts", "told", "pauses"),
+    ("patience", "scripts", "names", "pauses"),
     [
         (None, ODD, "abcd", [0.2, 0.4, 0.8, 0.2, 0.4]),
         *(
-            (patience, [["a", 50.0, "b", 50.0, AWAY]], "ab", [0.2, 0.4, 0.8, 1.6, 2.0][:pauses])
+            (patience, [["a", 50.0, "b", 50.0, BROKEN]], "ab", [0.2, 0.4, 0.8, 1.6, 2.0][:pauses])
             for patience, pauses in ((0.0, 1), (0.1, 1), (0.3, 2), (2.9, 4), (3.1, 5))
         ),
-        (0.5, [[AWAY], [], [], ["a"], [GONE]], "a", [0.2, 0.4, 0.8, 0.2]),
-        (0.0, [["a", AWAY], ["b", AWAY], ["c", AWAY]], "abc", [0.2, 0.2, 0.2]),
+        (0.5, [[BROKEN], [], [], ["a"], [REFUSED]], "a", [0.2, 0.4, 0.8, 0.2]),
+        (0.0, [["a", BROKEN], ["b", BROKEN], ["c", BROKEN]], "abc", [0.2, 0.2, 0.2]),
     ],
 )
-async def test_a_stream_is_begun_again_with_patience(clock, calls, monkeypatch, patience, scripts, told, pauses):
+async def test_a_stream_is_begun_again_with_patience(admin, clock, calls, patience, scripts, names, pauses):
     """Since it broke; with pauses that begin anew with each answer. A service that stops in order is followed on."""
-    monkeypatch.setattr(calls, "stream", streams(clock, *scripts))
-    found: list[object] = []
+    streams(admin, clock, *scripts)
+    found: list[str] = []
     answers = calls.follow("WatchResidency", pb.WatchResidencyRequest(), pb.WatchResidencyResponse, patience)
 
     async def read() -> None:
         async with aclosing(answers):
             async for one in answers:
-                found.append(one)  # noqa: PERF401 - what came before an error, too
+                found.append(one.adapters[0].name)  # noqa: PERF401 - what came before an error, too
 
-    with pytest.raises(NotFound if GONE in scripts[-1] else Unavailable):
+    with pytest.raises(NotFound if REFUSED in scripts[-1] else Unavailable):
         await read()
-    assert (found, clock.pauses) == ([*told], pauses)
+    assert (found, clock.pauses) == ([*names], pauses)
 
 
-async def test_where_adapters_are_now_is_the_first_whole_state(clock, calls, monkeypatch):
+async def test_where_adapters_are_now_is_the_first_whole_state(admin, clock, calls):
     """Nothing of one that broke, and nothing that comes later."""
     a, b, c, d = (
         pb.WatchResidencyResponse(adapters=[pb.AdapterResidency(name=name)], more=name in "ab", snapshot=True)
         for name in "abcd"
     )
-    monkeypatch.setattr(calls, "stream", streams(clock, [a, AWAY], [b, c, d]))
+    streams(admin, clock, [a, BROKEN], [b, c, d])
     found = await calls.residency_now(pb.WatchResidencyRequest(pool="p"))
     assert [one.name for one in found] == ["b", "c"]
 
@@ -229,24 +233,6 @@ async def test_a_cancellation_of_our_own_passes_through():
         await task
 
 
-@pytest.mark.parametrize(
-    ("tls", "is_on", "is_right"),
-    [
-        *((Tls(), False, True), (Tls(ca=Path("a")), True, True), (Tls(Path("a"), Path("c"), Path("k")), True, True)),
-        *((Tls(cert=Path("c")), True, False), (Tls(key=Path("k")), True, False)),
-    ],
-)
-def test_a_certificate_has_its_key(tls, is_on, is_right):
-    assert bool(tls) is is_on
-    if is_right:
-        files = tls.files()
-        assert (files.ca, files.certificate, files.key) == (tls.ca, tls.cert, tls.key)
-    else:
-        with pytest.raises(InvalidArgument) as told:
-            tls.files()
-        assert told.value.field == "tls"
-
-
 async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
     """X1 secret-free: what goes over it is for the admin service alone; without them it is as it was asked for."""
     opened: list[tuple[object, ...]] = []
@@ -267,14 +253,6 @@ async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
 
 PUBLISHED = Published("a", "p", 1, "s3://b/a", "", 7, "mine")
 ARGUMENTS = ("s3://b/a", "a", "p")
-
-
-def told(name: str, revision: int, **fields: bool) -> pb.WatchResidencyResponse:
-    return pb.WatchResidencyResponse(revision=revision, adapters=[pb.AdapterResidency(name=name)], **fields)
-
-
-REFUSED = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND")
-BROKEN = Refusal(grpc.StatusCode.UNAVAILABLE)
 
 
 def test_a_router_hears_of_each_whole_state(registry, admin):
@@ -340,25 +318,6 @@ def test_details_that_are_none_are_none(trailing):
     found = error_of(later.failure(), TOO_LARGE="do this")
     assert (type(found), found.reason, found.message) == (ResourceExhausted, Reason.TOO_LARGE, "full")
     assert found.metadata == {"a": "b", "reason": "TOO_NEW"}
-
-
-@pytest.mark.parametrize(
-    ("address", "is_one"),
-    [
-        *((one, True) for one in ("h:1", "10.0.0.1:65535", "[::1]:7600", "dns:admin", "unix:/run/a", "ipv4:1.2.3.4:5")),
-        *((one, True) for one in ("dns:///admin:7600", "admin.svc:7600")),
-        *((one, False) for one in ("", "h", "h:", ":1", "h:123456", "h:a", "http://h:1", "a b:1", "h:1/", "file:a")),
-    ],
-)
-def test_an_address_is_one_that_grpc_finds(address, is_one):
-    if is_one:
-        check_address(address)
-        return
-    before = {*threading.enumerate()}
-    with pytest.raises(InvalidArgument, match="is not HOST:PORT") as refused:
-        Registry(address)
-    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, "address")
-    assert {*threading.enumerate()} <= before, "the thread that it had has ended"
 
 
 def threads() -> int:

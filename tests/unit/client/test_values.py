@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from registry.client.adapters import (
     history_of,
     strategy_of,
 )
+from registry.client.address import Tls, check_address
 from registry.client.asynchronous import waiting_of
 from registry.client.residency import AdapterResidency, Follower, Residence, State, WantedResidence
 from registry.model import errors
+from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 
@@ -146,3 +149,40 @@ def test_seconds_in_the_place_of_it_still_mean_to_wait(seconds):
     assert [waiting_of(wait, 9.0) for wait in (True, False)] == [(True, 9.0), (False, 9.0)]
     with pytest.warns(DeprecationWarning, match="use timeout_seconds"):
         assert waiting_of(seconds, 9.0) == (True, seconds)
+
+
+@pytest.mark.parametrize(
+    ("tls", "is_on", "is_right"),
+    [
+        *((Tls(), False, True), (Tls(ca=Path("a")), True, True), (Tls(Path("a"), Path("c"), Path("k")), True, True)),
+        *((Tls(cert=Path("c")), True, False), (Tls(key=Path("k")), True, False)),
+    ],
+)
+def test_a_certificate_has_its_key(tls, is_on, is_right):
+    assert bool(tls) is is_on
+    if is_right:
+        files = tls.files()
+        assert (files.ca, files.certificate, files.key) == (tls.ca, tls.cert, tls.key)
+    else:
+        with pytest.raises(InvalidArgument) as told:
+            tls.files()
+        assert told.value.field == "tls"
+
+
+@pytest.mark.parametrize(
+    ("address", "is_one"),
+    [
+        *((one, True) for one in ("h:1", "10.0.0.1:65535", "[::1]:7600", "dns:admin", "unix:/run/a", "ipv4:1.2.3.4:5")),
+        *((one, True) for one in ("dns:///admin:7600", "admin.svc:7600")),
+        *((one, False) for one in ("", "h", "h:", ":1", "h:123456", "h:a", "http://h:1", "a b:1", "h:1/", "file:a")),
+    ],
+)
+def test_an_address_is_one_that_grpc_finds(address, is_one):
+    if is_one:
+        check_address(address)
+        return
+    before = {*threading.enumerate()}
+    with pytest.raises(InvalidArgument, match="is not HOST:PORT") as refused:
+        Registry(address)
+    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, "address")
+    assert {*threading.enumerate()} <= before, "the thread that it had has ended"
