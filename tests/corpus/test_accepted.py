@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,32 +104,29 @@ def _of_peft(patterns: dict[str, float], module: str, default: float) -> float:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-async def test_vision_modules_are_kept_where_that_is_asked_for(tmp_path):
+async def test_vision_modules_are_kept_or_dropped_only_where_that_is_asked_for(tmp_path):
+    """Kept where the base has them in that shape; dropped with a warning; refused otherwise."""
     base = QWEN2_5_VL.write_base(tmp_path / "base")
     draft = QWEN2_5_VL.draft("visual.blocks.0.attn.qkv")
     draft.write(tmp_path / "source")
-    staged = await stage(tmp_path, base, {"vision": "keep"})
-    assert set(tensors(Path(staged.path))) == set(draft.tensors)
-    with pytest.raises(ArtifactError) as refused:
-        await stage(tmp_path, base, {}, "other")
-    assert refused.value.reason == "vision_modules"
-
-
-@pytest.mark.parametrize(("policy", "count"), [("drop", 1), ("keep", None)])
-async def test_vision_modules_of_another_shape_are_refused_or_dropped(tmp_path, policy, count):
-    base = LLAMA.write_base(tmp_path / "base")
+    assert set(tensors(Path((await stage(tmp_path, base, {"vision": "keep"})).path))) == set(draft.tensors)
+    other = tmp_path / "llama"
+    base_of_text = LLAMA.write_base(other / "base")
     draft = LLAMA.draft()
     vision(draft, LLAMA)
-    draft.write(tmp_path / "source")
-    if count is None:
+    draft.write(other / "source")
+    for folder, where, prepare, reason in (
+        (tmp_path, base, {}, "vision_modules"),
+        (other, base_of_text, {"vision": "keep"}, "no_such_module"),
+        (other, base_of_text, {"dora": "convert"}, "unsupported_policy"),
+    ):
         with pytest.raises(ArtifactError) as refused:
-            await stage(tmp_path, base, {"vision": policy})
-        assert refused.value.reason == "no_such_module"
-        return
-    staged = await stage(tmp_path, base, {"vision": policy})
+            await stage(folder, where, prepare, f"store-{reason}")
+        assert (refused.value.reason, refused.value.permanent) == (reason, True)
+    staged = await stage(other, base_of_text, {"vision": "drop"})
     assert [warning.reason for warning in staged.warnings] == ["vision_dropped"]
-    assert f"{count} vision modules" in staged.warnings[0].message
-    assert len(report_of(tmp_path).dropped) == 2
+    assert "1 vision modules" in staged.warnings[0].message
+    assert len(report_of(other).dropped) == 2
 
 
 async def test_what_the_record_says_of_the_base_is_only_compared(tmp_path):
@@ -153,13 +149,6 @@ async def test_each_policy_and_each_base_make_an_artifact_of_their_own(tmp_path)
     assert (await stage(tmp_path, base, {"remap": "auto", "dora": "reject"})).id == ids[0]
 
 
-async def test_a_policy_that_is_not_known_is_refused_not_guessed(tmp_path):
-    LLAMA.draft().write(tmp_path / "source")
-    with pytest.raises(ArtifactError) as refused:
-        await stage(tmp_path, None, {"dora": "convert"})
-    assert (refused.value.reason, refused.value.permanent) == ("unsupported_policy", True)
-
-
 async def test_without_a_base_what_can_be_seen_is_seen(tmp_path):
     """Names are made those that every engine reads; what depends on the base is left as it is."""
     draft = LLAMA.draft()
@@ -169,17 +158,3 @@ async def test_without_a_base_what_can_be_seen_is_seen(tmp_path):
     staged = await stage(tmp_path, None, {})
     assert set(tensors(Path(staged.path))) == set(LLAMA.draft().tensors)
     assert json.loads((Path(staged.path) / CONFIG).read_text()) == draft.config
-
-
-def test_a_header_is_padded_as_readers_expect(tmp_path):
-    from registry.lora.check import examine
-    from registry.lora.prepare import new_weights
-
-    draft = LLAMA.draft()
-    draft.rename("base_model.model.", "")
-    opened = open_directory(draft.write(tmp_path / "a"))
-    verdict = examine(opened.config, opened.header.tensors, None, AdapterLimits(), Policy())
-    layout = new_weights(opened.header, verdict.changes)
-    assert struct.unpack("<Q", layout.start[:8])[0] % 8 == 0
-    assert layout.size_bytes == len(layout.start) + sum(len(one.data) for one in draft.tensors.values())
-    assert len(layout.ranges) == 1
