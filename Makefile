@@ -112,9 +112,12 @@ flaky: install engine .venv-oldest/.installed ## Look for tests that fail by cha
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # What is too long for each change.
-.PHONY: corpus battery sessions
-corpus: install engine ## Load the whole corpus of adapters, sound and with defects, into real vLLM, for three architectures
-	CORPUS=whole $(BIN)/pytest tests/corpus
+.PHONY: corpus engines battery sessions
+corpus: install engine ## Load the whole corpus of adapters, sound and with defects, into real vLLM, for three architectures; and four that ignore or reorder a matrix
+	CORPUS=whole $(BIN)/pytest tests/corpus tests/architectures/test_quick.py
+
+engines: install engine ## Play on real vLLM what takes an engine of its own: the demonstration, refusals, another base without the plugin
+	NIGHTLY=yes $(BIN)/pytest tests/e2e
 
 battery: install ## Play all of an engine's misbehaviours, at all moments and for all times
 	LORAPLANE_TEST_SEARCH=1 $(BIN)/pytest tests/faults/test_battery.py
@@ -123,8 +126,8 @@ sessions: install ## Play the demonstration on simulated engines, and what docs/
 	NIGHTLY=yes $(BIN)/pytest tests/integration/devstack
 
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, 10,000 seeds, battery, sessions, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus sim battery sessions flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, 10,000 seeds, battery, sessions, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines sim battery sessions flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

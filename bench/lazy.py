@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bench.figures import Figure, check, of_times
 from bench.usage import cpu_seconds
 from registry.tools.devstack.engine_environment import EngineNotFound, find_engine_python
 from sidecar.vllm_plugin.resolver import MAX_ASKING, ResolverClient
+from tests.support.engines import RealVllm, VllmFlags
 from tests.support.lazy_fleet import ARTIFACTS, LazyFleet, lazy_fleet
 from tests.support.tiny import make_tiny
 
@@ -31,7 +34,13 @@ async def lazy(folder: Path) -> list[Figure]:
         find_engine_python()
     except EngineNotFound as error:
         check(False, f"{error}")  # noqa: FBT003
-    async with lazy_fleet(folder, make_tiny(folder), RECORDS) as fleet:
+    tiny = make_tiny(folder)
+    async with AsyncExitStack() as stack:
+        socket = f"{stack.enter_context(TemporaryDirectory(prefix='lp-'))}/r"  # a socket's path must be short
+        vllm = RealVllm(tiny.model, folder / "vllm")
+        stack.callback(vllm.stop)
+        flags = VllmFlags(plugin=True, resolver=socket, store=str(folder / "store"))
+        fleet = await stack.enter_async_context(lazy_fleet(vllm, flags, folder, tiny, RECORDS))
         floor, fresh = await _alternately(fleet, 0)
         more, staged = await _alternately(fleet, ARTIFACTS)
         each = await _miss_seconds(fleet)

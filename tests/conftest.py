@@ -7,6 +7,7 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +17,7 @@ from xdist.remote import Producer
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
 from sidecar.metrics import INTERNAL_ERRORS
-from tests.support.engines import RealVllm
+from tests.support.engines import RealVllm, VllmFlags
 from tests.support.etcd import Cluster, make_cluster, one_member
 from tests.support.order import ByEngine, sort
 from tests.support.ordered import left
@@ -138,6 +139,22 @@ def real_vllm(tmp_path_factory, tiny) -> Iterator[RealVllm]:
     vllm = RealVllm(tiny.model, tmp_path_factory.mktemp("vllm"))
     yield vllm
     vllm.stop()
+
+
+@pytest.fixture(scope="session")
+def socket() -> Iterator[str]:
+    """A path short enough for a socket, on which engines ask; whether anybody answers there is up to each test."""
+    with TemporaryDirectory(prefix="lp-") as folder:
+        yield f"{folder}/resolver.sock"
+
+
+@pytest.fixture(scope="session")
+def plugin_flags(tmp_path_factory, socket) -> VllmFlags:
+    """Of the one real vLLM with our plugin: it obeys who has a token, asks on `socket`, and may ask short prompts."""
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text("the-control-token\n")
+    store = str(tmp_path_factory.getbasetemp())
+    return VllmFlags(plugin=True, resolver=socket, store=store, control_token_file=str(token), proves=True)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from registry.tools.devstack.engine_environment import find_engine_python
 from tests.support.played_torch import played_modules
+from tests.support.with_torch import script
 
 # Of matrices `a` and `b` in float64, and `a` in smaller types.
 CASES = {
@@ -49,7 +49,7 @@ left = getattr(model.one, "base_layer", model.one).weight.data
 """
 ASKED = """
 import json, sys, peft, torch
-cases, matrices, first_pair, product = json.load(sys.stdin)
+cases, matrices, first_pair, product = json.loads(sys.argv[1])
 known = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in matrices.items()}
 known |= {"torch": torch, "peft": peft}
 told = {name: eval(text, known).tolist() for name, text in cases.items()}
@@ -76,10 +76,11 @@ def played() -> dict[str, Any]:
 
 
 @pytest.mark.engine
-def test_the_same_is_computed():
+def test_the_same_is_computed(tmp_path):
+    file = tmp_path / "asked.py"
+    file.write_text(ASKED)
     asked = json.dumps([CASES, MATRICES, FIRST_PAIR, PRODUCT_OF_TWO_TYPES])
-    command = [str(find_engine_python()), "-c", ASKED]
-    real = json.loads(subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout)
+    real = script([str(find_engine_python()), "-P", str(file), asked]).json
     ours = played()
     assert real.keys() == ours.keys()
     assert real.pop("refusal") == ours.pop("refusal")

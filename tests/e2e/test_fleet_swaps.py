@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,11 @@ import pytest
 from loraplane import AsyncRegistry
 from registry.client.adapters import published_of
 from registry.model.keys import Keys
+from registry.tools.devstack.engine_environment import MAX_LORAS
 from registry.v1 import registry_pb2 as pb
 from sidecar.engines.observed import Done, Outcome
 from tests.conftest import EtcdForTest
-from tests.support.admin import Admin, admin_inside, make_pool, wait_ready
+from tests.support.admin import Admin, admin_inside, wait_ready
 from tests.support.engines import BASE_MODEL, RealVllm, VllmFlags
 from tests.support.fleet import POOL, Sidecar
 from tests.support.stopped_engine import is_told_and_served, serving_one
@@ -29,8 +30,8 @@ from tests.support.tiny import Tiny
 from tests.support.waiting import eventually
 
 # How many adapters of a batch each has room for: fewer than there are versions, and more.
-SLOTS = {"r1": 3, "r2": 8}
-SWAPS = int(os.environ.get("SWAPS", "18"))
+SLOTS = {"r1": MAX_LORAS, "r2": 8}
+SWAPS = int(os.environ.get("SWAPS", "12"))
 RATE = float(os.environ.get("RATE", "5"))
 SWAPS_PER_SECOND = 2.0
 SERVED_SECONDS = 120
@@ -70,29 +71,22 @@ class ByRegistry:
         return len((await self.admin.stub.ListAdapterHistory(request)).generations) > 1
 
 
-@pytest.fixture(scope="module")
-def engines(tiny, tmp_path_factory) -> Iterator[dict[str, RealVllm]]:
-    """One for each replica, not yet started."""
-    engines = {name: RealVllm(tiny.model, tmp_path_factory.mktemp(name)) for name in SLOTS}
-    yield engines
-    for vllm in engines.values():
-        vllm.stop()
-
-
-async def started(engines: Mapping[str, RealVllm], name: str) -> RealVllm:
-    """With the plugin."""
-    await engines[name].ensure(VllmFlags(plugin=True, max_loras=SLOTS[name]))
-    return engines[name]
-
-
 @asynccontextmanager
-async def fleet(engines: Mapping[str, RealVllm], folder: Path, tiny: Tiny, etcd: EtcdForTest) -> AsyncIterator[None]:
+async def fleet(
+    engines: Mapping[str, RealVllm], flags: VllmFlags, folder: Path, tiny: Tiny, etcd: EtcdForTest
+) -> AsyncIterator[None]:
     """Two replicas, each with its sidecar; both are ready."""
     async with AsyncExitStack() as stack:
         sources = tiny.folder / "adapters"
-        for name in SLOTS:
-            vllm = await started(engines, name)
-            sidecar = Sidecar(folder / name, etcd.endpoints, etcd.prefix, vllm.url, replica=name, sources=sources)
+        for name, vllm in engines.items():
+            await vllm.ensure(replace(flags, max_loras=SLOTS[name]))
+            await vllm.clear()
+            sidecar = Sidecar(
+                *(folder / name, etcd.endpoints, etcd.prefix, vllm.url),
+                replica=name,
+                sources=sources,
+                extra=vllm.flags_of_sidecar(),
+            )
             stack.callback(sidecar.program.kill)
             sidecar.program.start()
             await eventually(sidecar.is_ready, timeout_seconds=120)
@@ -100,8 +94,10 @@ async def fleet(engines: Mapping[str, RealVllm], folder: Path, tiny: Tiny, etcd:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
-async def test_no_request_to_either_replica_fails_or_mixes_versions(engines, tiny, etcd, tmp_path):
+@pytest.mark.timeout(1800)
+async def test_no_request_to_either_replica_fails_or_mixes_versions(
+    real_vllm, second_vllm, plugin_flags, tiny, etcd, tmp_path
+):
     """R5, R7, R3, R4, fault 23: also for streams in flight and after each rollback, with few slots and with many.
 
     `publish` returns when both replicas serve it.
@@ -109,9 +105,13 @@ async def test_no_request_to_either_replica_fails_or_mixes_versions(engines, tin
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(admin_inside(etcd.endpoints, etcd.prefix))
         await wait_ready(admin)
-        await make_pool(admin, POOL, BASE_MODEL)
+        pool = pb.Pool(
+            name=POOL, base_models=[BASE_MODEL], limits=pb.PoolLimits(prove="off")
+        )  # else it is seen in answers
+        await admin.stub.CreatePool(pb.CreatePoolRequest(pool=pool))
         registry = await stack.enter_async_context(AsyncRegistry(admin.address))
-        await stack.enter_async_context(fleet(engines, tmp_path, tiny, etcd))
+        engines = {"r1": real_vllm, "r2": second_vllm}
+        await stack.enter_async_context(fleet(engines, plugin_flags, tmp_path, tiny, etcd))
         load = SwapLoad([vllm.url for vllm in engines.values()], versions_of(tiny), aimed=3)
         swapper = ByRegistry(admin, registry)
         verdict = await load.run(swapper, swaps=SWAPS, requests_per_second=RATE, swaps_per_second=SWAPS_PER_SECOND)
@@ -127,9 +127,11 @@ async def test_no_request_to_either_replica_fails_or_mixes_versions(engines, tin
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(900)
-async def test_a_stopped_engine_is_told_of_and_served_again_when_it_goes_on(engines, tiny, etcd, etcd_client, tmp_path):
+@pytest.mark.timeout(1800)
+async def test_a_stopped_engine_is_told_of_and_served_again_when_it_goes_on(
+    real_vllm, plugin_flags, tiny, etcd, etcd_client, tmp_path
+):
     """R18 readiness-follows, R3, with the plugin; without it: test_plain_engine.py."""
-    vllm = await started(engines, "r1")
-    async with serving_one(tmp_path, etcd_client, Keys(etcd.prefix), tiny, vllm) as (hand, sidecar):
-        await is_told_and_served(hand, vllm, sidecar)
+    await real_vllm.ensure(plugin_flags)
+    async with serving_one(tmp_path, etcd_client, Keys(etcd.prefix), tiny, real_vllm) as (hand, sidecar):
+        await is_told_and_served(hand, real_vllm, sidecar)

@@ -23,13 +23,14 @@ from registry.tools.devstack.engine_environment import (
 )
 from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import Deadlines
+from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.vllm_plugin.entry import PROVE_ON_CPU_VARIABLE
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, STORE_VARIABLE, TOKEN_VARIABLE, WITHOUT_TOKEN
 from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
 BASE_MODEL = "tiny"
-START_SECONDS = 240
+START_SECONDS = 600
 END_SECONDS = 60
 # For drivers in tests that are not about deadlines: no machine stands still for so long.
 PATIENT = Deadlines(
@@ -55,9 +56,15 @@ class VllmFlags:
     proves: bool = False
 
 
+def token_of(flags: VllmFlags) -> str:
+    """The token that its plugin asks for; without one, what is sent in its place."""
+    file = flags.control_token_file
+    return Path(file).read_text().strip() if file else WITHOUT_TOKEN
+
+
 @dataclass
 class RealVllm:
-    """A real vLLM server on the CPU. At most one runs at a time: it takes a core and 1 GB."""
+    """A real vLLM server on the CPU. It takes a core for 20 s to start, and 1 GB."""
 
     model: Path
     folder: Path
@@ -71,7 +78,7 @@ class RealVllm:
             return
         self.stop()
         self._start(flags)
-        await eventually(self._is_healthy, timeout_seconds=START_SECONDS)
+        await eventually(self._is_healthy, timeout_seconds=START_SECONDS, every_seconds=0.5)
 
     async def again(self, flags: VllmFlags | None = None) -> None:
         """Starts it at the same address after it was killed, with the same flags unless others are given."""
@@ -79,7 +86,7 @@ class RealVllm:
         assert self._flags is not None
         self._process.wait(END_SECONDS)
         self._start(flags or self._flags, int(self.url.rpartition(":")[2]))
-        await eventually(self._is_healthy, timeout_seconds=START_SECONDS)
+        await eventually(self._is_healthy, timeout_seconds=START_SECONDS, every_seconds=0.5)
 
     def stop(self) -> None:
         """Ends the process and whatever it started."""
@@ -94,6 +101,29 @@ class RealVllm:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # its own session, so that its workers are in the group
             process.wait(END_SECONDS)
+
+    def asker(self) -> Asker:
+        """Raw requests to it, with the token that its plugin asks for."""
+        return Asker(self.url, token_of(self._flags or VllmFlags()))
+
+    def driver(self) -> VllmEngine:
+        """A patient driver of it, with the token that its plugin asks for."""
+        file = self._token_file
+        return VllmEngine(self.url, deadlines=PATIENT, control_token_file=Path(file) if file else None)
+
+    def flags_of_sidecar(self) -> tuple[str, ...]:
+        """What a sidecar beside it needs to be obeyed."""
+        return ("--control-token-file", self._token_file) if self._token_file else ()
+
+    @property
+    def _token_file(self) -> str | None:
+        return self._flags.control_token_file if self._flags else None
+
+    async def clear(self) -> None:
+        """See `Asker.clear`."""
+        asker = self.asker()
+        await asker.clear()
+        await asker.client.aclose()
 
     def rss_bytes(self) -> int:
         """Resident memory of the API server and of the engine's core, which are two processes of one session."""
@@ -166,10 +196,11 @@ class Asker:
     """Puts raw requests to an engine."""
 
     url: str
+    token: str = WITHOUT_TOKEN
     client: httpx.AsyncClient = field(init=False)
 
     def __post_init__(self) -> None:
-        headers = {CONTROL_HEADER: WITHOUT_TOKEN}
+        headers = {CONTROL_HEADER: self.token}
         self.client = http_client(base_url=self.url, timeout=120, limits=FRESH_CONNECTIONS, headers=headers)
 
     async def load(self, name: object, path: object) -> httpx.Response:
@@ -187,7 +218,7 @@ class Asker:
         """Unloads everything, and waits for the end of requests that others gave up."""
         for name in await self.adapters():
             await self.unload(name)
-        await eventually(self._is_idle)
+        await eventually(self._is_idle, timeout_seconds=START_SECONDS)  # its first request takes long
 
     async def _is_idle(self) -> bool:
         """What is counted is counted at the end of a step, so there has to be one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,8 +24,17 @@ from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
 from tests.support.other_engines.sglang import SimulatedSglang
 
+
+class Simulated(Protocol):
+    """A simulated engine of another kind."""
+
+    core: SimulatedVllm
+
+    def app(self) -> Starlette: ...
+
+
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
-OTHER_KINDS = {
+OTHER_KINDS: dict[str, Callable[[str], Simulated]] = {
     "sglang": SimulatedSglang,
     "pegainfer": SimulatedPegainfer,
     "dynamo": SimulatedDynamo,
@@ -34,14 +43,6 @@ OTHER_KINDS = {
 KINDS = ["vllm", *OTHER_KINDS]
 SWAPS = {"vllm": "pipelined", "sglang": "pipelined", "axolotl": "unproven"}
 LISTING_PATHS = {"vllm", "sglang"}
-
-
-class Simulated(Protocol):
-    """A simulated engine of another kind."""
-
-    core: SimulatedVllm
-
-    def app(self) -> Starlette: ...
 
 
 def drive(kind: str, url: str, state: Path | None = None) -> Engine:

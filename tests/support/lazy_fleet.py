@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from registry.etcd3.client import Client
@@ -25,6 +24,7 @@ from tests.support.waiting import eventually
 
 ARTIFACTS = 20
 PUTS_AT_ONCE = 1000
+NAME = "the-tenant/the-name"
 PROMPT = "The quick brown fox jumps over the lazy dog. "
 
 
@@ -68,15 +68,16 @@ class LazyFleet:
 
 
 @asynccontextmanager
-async def lazy_fleet(folder: Path, tiny: Tiny, records: int, *extra: str) -> AsyncIterator[LazyFleet]:
-    """Starts all of it; `extra` are flags of the sidecar. The base model is warm."""
+async def lazy_fleet(
+    vllm: RealVllm, flags: VllmFlags, folder: Path, tiny: Tiny, records: int
+) -> AsyncIterator[LazyFleet]:
+    """Starts all of it. The base model is warm."""
     async with AsyncExitStack() as stack:
-        sockets = stack.enter_context(TemporaryDirectory(prefix="lp-"))  # a socket's path must be short
-        vllm = RealVllm(tiny.model, folder / "vllm")
-        stack.callback(vllm.stop)
-        socket = f"{sockets}/r"
-        await vllm.ensure(VllmFlags(plugin=True, resolver=socket, store=str(folder / "store")))
-        asker = Asker(vllm.url)
+        socket = flags.resolver
+        assert socket is not None
+        await vllm.ensure(flags)
+        await vllm.clear()
+        asker = vllm.asker()
         stack.push_async_callback(asker.client.aclose)
         paths = [tiny.adapter(f"lazy{number}") for number in range(ARTIFACTS)]
         expected = [await _reference(asker, path) for path in paths]
@@ -90,9 +91,9 @@ async def lazy_fleet(folder: Path, tiny: Tiny, records: int, *extra: str) -> Asy
         keys = Keys()
         names = [f"tenant-{number % 100}/adapter-{number:06}" for number in range(records)]
         await _write(client, keys, names, paths)
-        flags = ("--resolver-socket", socket, *extra)
+        extra = ("--resolver-socket", socket, *vllm.flags_of_sidecar())
         sources = tiny.folder / "adapters"
-        sidecar = Sidecar(folder, cluster.endpoints, keys.prefix, vllm.url, sources=sources, extra=flags)
+        sidecar = Sidecar(folder, cluster.endpoints, keys.prefix, vllm.url, sources=sources, extra=extra)
         sidecar.change("unhurried")  # else a question is lost whenever the machine stands still for two seconds amid it
         stack.callback(sidecar.program.kill)
         sidecar.program.start()
@@ -115,11 +116,14 @@ async def _answer(asker: Asker, name: str) -> Sequenced:
 
 
 async def _write(client: Client, keys: Keys, names: Sequence[str], paths: Sequence[str]) -> None:
-    pool = PoolSpec(name=POOL, base_models=[BASE_MODEL])
+    pool = PoolSpec(name=POOL, base_models=[BASE_MODEL], prove="off")
     puts = [Put(keys.pool(POOL), pool.to_bytes())]
+    # Of each artifact one is made, which takes long, and the others have its name's place filled in.
+    templates = [_record(NAME, Path(path)).to_bytes() for path in paths]
     for number, name in enumerate(names):
-        record = _record(name, Path(paths[number % len(paths)]))
-        puts.append(Put(keys.adapter(POOL, name), record.to_bytes()))
+        record = templates[number % len(paths)].replace(NAME.encode(), name.encode())
+        record = record.replace(tenant_of(NAME).encode(), tenant_of(name).encode())
+        puts.append(Put(keys.adapter(POOL, name), record))
     for begin in range(0, len(puts), PUTS_AT_ONCE):
         await client.txn(Txn((), tuple(puts[begin : begin + PUTS_AT_ONCE])), timeout_seconds=120)
 
@@ -133,5 +137,5 @@ def _record(name: str, folder: Path) -> AdapterRecord:
         spec=AdapterSpec(source=SourceSpec(uri=folder.as_uri()), load="lazy"),
         updated_at="2026-01-01T00:00:00.000Z",
         updated_by="test",
-        request_id=f"req-{name.replace('/', '-')}",
+        request_id="req-1",
     )

@@ -7,16 +7,20 @@ from collections import Counter
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-# They ask the session's one real vLLM. Only where the flags change it is started anew, and that takes as long as most
-# tests of it: the plugin with all its settings, the plugin that asks a sidecar and proves, and vLLM by itself up to
-# the end. The second begins with test_proof.py, which needs an engine that has served no adapter yet.
-_ON_ONE_ENGINE = (
-    "tests/contract/engine/test_plugin.py",
+# Each ask one real vLLM of their worker's session: to start one takes as long as most tests of it. The first begin with
+# test_proof.py, which needs an engine that has served no adapter yet; the last of each end their engines.
+_WITH_THE_PLUGIN = (
     "tests/contract/engine/test_proof.py",
+    "tests/contract/engine/test_plugin.py",
     "tests/contract/engine/test_resolver.py",
     "tests/contract/engine/test_beside_a_load.py",
-    "tests/contract/engine/test_drain.py",
+    "tests/e2e/test_lazy.py",
+    "tests/e2e/test_fleet_swaps.py",
+    "tests/e2e/test_other_base.py",
+)
+_WITHOUT_IT = (
     "tests/contract/engine/test_driver.py",
+    "tests/contract/engine/test_drain.py",
     "tests/contract/engine/test_http_contract.py",
     "tests/contract/engine/test_paused.py",
     "tests/contract/engine/test_files_pinned.py",
@@ -24,8 +28,11 @@ _ON_ONE_ENGINE = (
     "tests/integration/convert/test_served.py",
     "tests/corpus/test_engine.py",
     "tests/corpus/test_verdicts.py",
-    "tests/contract/engine/test_restart.py",
+    "tests/contract/test_played_torch.py",
+    "tests/contract/engine/test_vllm_inside.py",
+    "tests/e2e/test_plain_engine.py",
 )
+_ON_ONE_ENGINE = (*_WITH_THE_PLUGIN, *_WITHOUT_IT)
 
 
 def sort(items: list[pytest.Item]) -> None:
@@ -46,7 +53,9 @@ class ByEngine(LoadFileScheduling):  # type: ignore[misc] # which has no types
 
     def _split_scope(self, nodeid: str) -> str:
         file = _file(nodeid)
-        return "on one engine" if file in _ON_ONE_ENGINE else file
+        if file in _WITH_THE_PLUGIN:
+            return "with the plugin"
+        return "without the plugin" if file in _WITHOUT_IT else file
 
 
 def _file(nodeid: str) -> str:

@@ -18,7 +18,7 @@ from sidecar.engines.vllm.driver import VllmEngine
 from tests.simulation.played import STORE, driver_of, started
 from tests.simulation.plugin import Socket, playing
 from tests.support.engine_steps import IN_STORE, Step, sequences
-from tests.support.engines import BASE_MODEL, PATIENT, Asker, RealVllm, VllmFlags
+from tests.support.engines import BASE_MODEL, PATIENT, RealVllm, VllmFlags
 from tests.support.engines_alike import Subject, inside, over_http, play_alike
 
 
@@ -68,13 +68,9 @@ class RealAndModels:
     @asynccontextmanager
     async def _real(self) -> AsyncIterator[Subject]:
         await self.real.ensure(self.flags)
-        url, asker = self.real.url, Asker(self.real.url)
-        try:
-            await asker.clear()
-            yield Subject(VllmEngine(url, deadlines=PATIENT), str(self.sources), over_http(url), self._known)
-            await asker.clear()
-        finally:
-            await asker.client.aclose()
+        await self.real.clear()
+        yield Subject(self.real.driver(), str(self.sources), over_http(self.real.url), self._known)
+        await self.real.clear()
 
     @asynccontextmanager
     async def _over_http(self) -> AsyncIterator[Subject]:

@@ -26,15 +26,14 @@ async def serving_one(
     folder: Path, client: Client, keys: Keys, tiny: Tiny, vllm: RealVllm
 ) -> AsyncIterator[tuple[Hand, Sidecar]]:
     """A replica whose engine runs and serves `a` alone, and who has `b`, `c` and `d` to add."""
-    asker = Asker(vllm.url)
-    await asker.clear()
-    await asker.client.aclose()
+    await vllm.clear()
     for name in ("a", "b", "c", "d"):
         tiny.adapter(name)
     hand = Hand(client, keys, tiny.folder / "adapters")
-    await hand.pool(BASE_MODEL)
+    await hand.pool(BASE_MODEL, prove="off")
     await hand.put(hand.record("a", "a"))
-    sidecar = Sidecar(folder, client.options.endpoints, keys.prefix, vllm.url, sources=hand.sources)
+    flags = vllm.flags_of_sidecar()
+    sidecar = Sidecar(folder, client.options.endpoints, keys.prefix, vllm.url, sources=hand.sources, extra=flags)
     sidecar.program.start()
     try:
         await eventually(lambda: serves(sidecar, 1), timeout_seconds=180)

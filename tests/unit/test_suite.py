@@ -36,7 +36,8 @@ def test_files_that_share_an_engine_come_first_and_play_on_one_worker():
     names = ["simulated", "it", "all", "half", "other_half", "a"]
     assert [one.nodeid.rpartition("::test_")[2] for one in items] == names
     scheduler = order.ByEngine.__new__(order.ByEngine)
-    assert len({scheduler._split_scope(f"{file}::test_it") for file in order._ON_ONE_ENGINE}) == 1
+    for files in (order._WITH_THE_PLUGIN, order._WITHOUT_IT):
+        assert len({scheduler._split_scope(f"{file}::test_it") for file in files}) == 1
     assert scheduler._split_scope("tests/unit/test_a.py::test_a") == "tests/unit/test_a.py"
 
 

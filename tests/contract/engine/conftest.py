@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,11 @@ from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.vllm_plugin.guard import ANYONE_BESIDE, Guard
 from tests.support.engine_steps import write_sources
-from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, RealVllm, VllmFlags, token_of
 from tests.support.ordered import ordered
+from tests.support.rig import Rig
 
 
 @pytest.fixture(autouse=True)
@@ -26,29 +27,31 @@ def patience(monkeypatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def socket() -> Iterator[str]:
-    """A path short enough for a socket, on which engines ask; whether anybody answers there is up to each test."""
-    folder = tempfile.mkdtemp(prefix="lp-")
-    yield f"{folder}/resolver.sock"
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="session")
-def asking_flags(socket) -> VllmFlags:
-    """With the plugin, which asks on `socket`, and may ask short prompts, also on a CPU: of one process for all."""
-    return VllmFlags(plugin=True, resolver=socket, proves=True)
-
-
-@pytest.fixture(scope="session")
 def sources(tiny) -> Path:
     """The folder of all that is loaded where several engines are compared."""
     return write_sources(tiny)
 
 
 @pytest.fixture
-def simulated_options(tiny) -> Options:
-    """Of the engine that the tests of a file simulate."""
-    return Options(served_model_name=BASE_MODEL, model=str(tiny.model), development=True)
+def flags() -> VllmFlags:
+    """What the engine of a file's tests is started with: nothing of ours, unless the file says otherwise."""
+    return VllmFlags()
+
+
+@pytest.fixture
+def simulated_options(tiny, flags) -> Options:
+    """The same of the simulated engine."""
+    guard = Guard(flags.store, Path(flags.control_token_file)) if flags.control_token_file else ANYONE_BESIDE
+    return Options(
+        served_model_name=BASE_MODEL,
+        model=str(tiny.model),
+        development=True,
+        plugin=flags.plugin,
+        resolver=flags.resolver,
+        proves=flags.proves,
+        token_seconds=0.001 if flags.plugin else 0.0,
+        guard=guard,
+    )
 
 
 @pytest.fixture
@@ -59,36 +62,48 @@ def simulated(simulated_options) -> SimulatedVllm:
     return engine
 
 
+@pytest.fixture
+async def real(real_vllm, flags) -> RealVllm:
+    """Real vLLM without adapters."""
+    await real_vllm.ensure(flags)
+    await real_vllm.clear()
+    return real_vllm
+
+
 @pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
-async def url(request, simulated) -> AsyncIterator[str]:
+async def url(request, simulated, real_vllm, flags) -> AsyncIterator[str]:
     """The URL of an engine without adapters, each kind in turn."""
     if request.param == "simulated":
         async with serving(simulated) as url:
             yield url
         return
-    real = request.getfixturevalue("real_vllm")
-    await real.ensure()
-    await _clear(real.url)
-    yield real.url
-
-
-async def _clear(url: str) -> None:
-    asker = Asker(url)
-    await asker.clear()
-    await asker.client.aclose()
+    await real_vllm.ensure(flags)
+    await real_vllm.clear()
+    yield real_vllm.url
 
 
 @pytest.fixture
-async def asker(url) -> AsyncIterator[Asker]:
+async def asker(url, flags) -> AsyncIterator[Asker]:
     """Raw requests to the engine."""
-    asker = Asker(url)
+    asker = Asker(url, token_of(flags))
     yield asker
     await asker.client.aclose()
 
 
 @pytest.fixture
-async def engine(url) -> AsyncIterator[VllmEngine]:
-    """The driver of the engine."""
-    engine = VllmEngine(url, deadlines=PATIENT)
+async def engine(url, flags) -> AsyncIterator[VllmEngine]:
+    """The driver of the engine, which has looked at it where it has the plugin."""
+    file = flags.control_token_file
+    engine = VllmEngine(url, deadlines=PATIENT, control_token_file=file and Path(file))
+    if flags.plugin:
+        assert (await engine.observe()).facts.swap == "plugin"
     yield engine
     await engine.aclose()
+
+
+@pytest.fixture
+async def rig(url, flags, tmp_path, monkeypatch) -> Rig:
+    """A sidecar of the engine, whose own is only to play the tune."""
+    file = flags.control_token_file
+    monkeypatch.setattr("tests.support.rig.VllmEngine", partial(VllmEngine, control_token_file=file and Path(file)))
+    return Rig(tmp_path, SimulatedVllm(), url)

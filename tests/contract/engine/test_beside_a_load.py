@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from sidecar.engines.observed import Done
-from sidecar.engines.vllm.driver import VllmEngine
-from tests.support.engines import PATIENT, VllmFlags
 from tests.support.tiny import Tiny
 from tests.support.waiting import eventually
 
@@ -44,13 +42,11 @@ def opened(pipe: Path) -> int | None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("plugin", [True, False])
-async def test_a_load_that_hangs_in_the_core_holds_up_loads_and_no_unload(
-    real_vllm, asking_flags, tiny, tmp_path, plugin
-):
+async def test_a_load_that_hangs_in_the_core_holds_up_loads_and_no_unload(real_vllm, plugin_flags, tiny, tmp_path):
     """R19 not-held-up: nor the listing; other loads wait in the core's queue, and are carried out after it."""
-    await real_vllm.ensure(asking_flags if plugin else VllmFlags())
-    engine = VllmEngine(real_vllm.url, deadlines=PATIENT)
+    await real_vllm.ensure(plugin_flags)
+    await real_vllm.clear()
+    engine = real_vllm.driver()
     await engine.observe()
     assert await engine.load("b", tiny.adapter("b"), request_id="r") == Done()
     pipe = stuck_adapter(tiny, tmp_path)

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import replace
 
 import pytest
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.engines.observed import AlreadyThere, Done, NotThere, PathMissing, Refused, Transient
-from sidecar.engines.simulated.app import serving
-from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.options import Options
+from sidecar.engines.observed import AlreadyThere, Done, NotThere, PathMissing, Refused
 from sidecar.engines.vllm.driver import VllmEngine
-from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags
+from tests.support.engines import BASE_MODEL, PATIENT, VllmFlags
 from tests.support.real_and_models import RealAndModels
 from tests.support.waiting import eventually
 from tests.support.wire import wire_to
 
 # Longer than a block of the prefix cache, so that stale entries of it would show.
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
-# Waits for no moment without requests.
-IN_NO_LULL = replace(PATIENT, lull_seconds=0.0)
 
 
 async def test_observe_tells_process_base_and_adapters(engine, asker, tiny):
@@ -32,12 +26,10 @@ async def test_observe_tells_process_base_and_adapters(engine, asker, tiny):
     assert dict(observed.adapters) == {"x": tiny.adapter("a")}
     assert (observed.facts.kind, observed.facts.version) == ("vllm", "0.32.0")
     assert observed.facts.incarnation == await engine.incarnation()
-
-
-async def test_the_limit_shows_after_the_first_request_to_an_adapter(engine, asker, tiny):
-    await asker.load("x", tiny.adapter("a"))
-    await asker.text("x", "x", tokens=1)
+    await asker.text("x", "x", tokens=1)  # it tells its limit after the first request to an adapter
     assert (await engine.observe()).facts.limits.max_loras == 4
+    assert await engine.turns()
+    await eventually(lambda: is_free(engine))
 
 
 async def test_load_and_unload(engine, tiny):
@@ -58,20 +50,8 @@ async def test_what_cannot_be_loaded(engine, tiny, tmp_path):
     assert dict((await engine.observe()).adapters) == {}
 
 
-async def test_turns_and_is_not_busy(engine):
-    assert await engine.turns()
-    await eventually(lambda: is_free(engine))
-
-
 async def is_free(engine) -> bool:
     return not await engine.is_busy()
-
-
-async def test_swap_changes_the_weights_and_leaves_no_other_name(engine, asker, tiny):
-    a, b = tiny.adapter("a"), tiny.adapter("b")
-    await asker.load("x", a)
-    assert await engine.swap("x", a, b, request_id="r") == Done()
-    assert await asker.adapters() == {"x": b}
 
 
 async def test_swap_to_bad_files_leaves_everything_as_it_was(engine, asker, tiny, tmp_path):
@@ -85,8 +65,8 @@ async def test_swap_to_bad_files_leaves_everything_as_it_was(engine, asker, tiny
     assert await asker.text("x", PROMPT) == before
 
 
-async def test_swap_under_requests_never_mixes_versions(engine, asker, tiny):
-    """Fault 23: each answer is wholly of one version, and of the new one once the swap is done."""
+async def test_swaps_forth_and_back_under_requests_never_mix_versions(engine, asker, tiny):
+    """Fault 23: each answer is wholly of one version, and of the new one once it is done; then no stale cache."""
     a, b = tiny.adapter("a"), tiny.adapter("b")
     await asker.load("x", a)
     await asker.load("y", b)
@@ -109,21 +89,13 @@ async def test_swap_under_requests_never_mixes_versions(engine, asker, tiny):
         swapped.set()
     assert {(status, text) for _, status, text in seen} <= {(200, old), (200, new), (404, None)}
     assert {(status, text) for is_last, status, text in seen if is_last} == {(200, new)}
+    assert await asker.adapters() == {"x": b, "y": b}
+    assert await engine.swap("x", b, a, request_id="r") == Done()
+    assert await asker.text("x", PROMPT) == old
 
 
-async def test_swap_back_answers_as_before(engine, asker, tiny):
-    """Fault 23: no stale prefix cache after a rollback."""
-    a, b = tiny.adapter("a"), tiny.adapter("b")
-    await asker.load("x", a)
-    first = await asker.text("x", PROMPT)
-    await engine.swap("x", a, b, request_id="r")
-    second = await asker.text("x", PROMPT)
-    await engine.swap("x", b, a, request_id="r")
-    assert await asker.text("x", PROMPT) == first != second
-
-
-async def test_every_change_carries_its_request_id(url, tiny):
-    """One change can be followed from the registry to the engine's calls."""
+async def test_a_swap_is_sent_in_one_piece_and_every_change_with_its_request_id(url, tiny):
+    """Both requests are with the engine before it answers the first, which keeps the gap small."""
     a, b = tiny.adapter("a"), tiny.adapter("b")
     async with wire_to(url) as wire:
         engine = VllmEngine(wire.url, deadlines=PATIENT)
@@ -131,25 +103,16 @@ async def test_every_change_carries_its_request_id(url, tiny):
         await engine.swap("x", a, b, request_id="req-swap")
         await engine.unload("x", request_id="req-unload")
         await engine.aclose()
-    ids = [line.split(b": ")[1] for line in wire.sent().split(b"\r\n") if line.lower().startswith(b"x-request-id")]
-    assert ids == [b"req-load", *[b"req-swap"] * 4, b"req-unload"]
-
-
-async def test_swap_sends_unload_and_load_in_one_piece(url, tiny):
-    """Both requests are with the engine before it answers the first, which keeps the gap small."""
-    a, b = tiny.adapter("a"), tiny.adapter("b")
-    async with wire_to(url) as wire:
-        engine = VllmEngine(wire.url, deadlines=PATIENT)
-        await engine.load("x", a, request_id="r")
-        await engine.swap("x", a, b, request_id="r")
-        await engine.aclose()
-    _, _look, check, both, tidy = wire.connections
+    _, _look, check, both, tidy, _ = wire.connections
     assert PROOF_PREFIX.encode() in check[0][1]
     assert PROOF_PREFIX.encode() in tidy[0][1]
     sent = [way for way, _ in both].index("from")
     before_first_reply = b"".join(chunk for _, chunk in both[:sent])
     unload, load = before_first_reply.index(b"/v1/unload_lora"), before_first_reply.index(b"/v1/load_lora")
     assert unload < load
+    ids = [line.split(b": ")[1] for line in wire.sent().split(b"\r\n") if line.lower().startswith(b"x-request-id")]
+    assert b"load_inplace" not in wire.sent(), "which mixes weights within a sequence"
+    assert ids == [b"req-load", *[b"req-swap"] * 4, b"req-unload"]
 
 
 async def test_an_adapter_answers_from_its_files_alone(asker, tiny, tmp_path):
@@ -164,14 +127,12 @@ async def test_an_adapter_answers_from_its_files_alone(asker, tiny, tmp_path):
 
 
 @pytest.mark.engine
-async def test_real_vllm_answers_what_transformers_and_peft_compute(real_vllm, tiny):
+async def test_real_vllm_answers_what_transformers_and_peft_compute(real, tiny):
     """The tiny model and its adapters mean the same to vLLM as to the reference, to 1e-4."""
-    await real_vllm.ensure()
     prompts = ["Hello", "one two three", PROMPT]
     reference = await asyncio.to_thread(tiny.reference, ["a", "b", "c"], prompts)
     assert set(reference) == {"", "a", "b", "c"}
-    asker = Asker(real_vllm.url)
-    await asker.clear()
+    asker = real.asker()
     for name in ("a", "b", "c"):
         assert (await asker.load(name, tiny.adapter(name))).status_code == 200
     for name, answers in reference.items():
@@ -180,54 +141,6 @@ async def test_real_vllm_answers_what_transformers_and_peft_compute(real_vllm, t
             assert logprobs["tokens"] == [f"token_id:{step['token']}" for step in expected]
             assert logprobs["token_logprobs"] == pytest.approx([step["logprob"] for step in expected], abs=1e-4)
     await asker.client.aclose()
-
-
-async def test_a_swap_that_might_end_the_engine_waits_for_a_lull(tiny):
-    """R8: with fewer slots than adapters, two versions of one name are never in the engine's hands at once."""
-    a, b = tiny.adapter("a"), tiny.adapter("b")
-    crowded = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), max_loras=2))
-    async with serving(crowded) as url:
-        asker, engine = Asker(url), VllmEngine(url, deadlines=IN_NO_LULL)
-        await asker.load("x", a)
-        await asker.load("y", b)
-        await asker.complete("x", PROMPT)
-        async with crowded._turn:  # no step ends meanwhile
-            asking = asyncio.create_task(asker.complete("x", PROMPT))
-            await eventually(lambda: crowded.waiting)
-            outcome = await engine.swap("x", a, b, request_id="r")
-            assert isinstance(outcome, Transient)
-            assert "--max-loras 4" in outcome.message
-            assert await asker.adapters() == {"x": a, "y": b}
-        await asking
-        patient = VllmEngine(url, deadlines=PATIENT)
-        assert await patient.swap("x", a, b, request_id="r") == Done()
-        assert await asker.adapters() == {"x": b, "y": b}
-        for one in (engine, patient):
-            await one.aclose()
-        await asker.client.aclose()
-
-
-async def test_a_name_that_was_unloaded_is_not_loaded_while_what_it_was_still_runs(tiny):
-    """R8: deleted and created again is no swap, and can end the engine all the same."""
-    a, b = tiny.adapter("a"), tiny.adapter("b")
-    crowded = SimulatedVllm(Options(served_model_name=BASE_MODEL, model=str(tiny.model), max_loras=2))
-    async with serving(crowded) as url:
-        asker, engine = Asker(url), VllmEngine(url, deadlines=IN_NO_LULL)
-        await asker.load("x", a)
-        await asker.load("y", b)
-        await asker.complete("x", PROMPT)
-        await engine.observe()
-        async with crowded._turn:  # no step ends meanwhile
-            asking = asyncio.create_task(asker.complete("x", PROMPT))
-            await eventually(lambda: crowded.waiting)
-            assert await engine.unload("x", request_id="r") == Done()
-            assert await engine.observe()
-            assert isinstance(await engine.load("x", b, request_id="r"), Transient)
-            assert await asker.adapters() == {"y": b}
-        await asking
-        assert await engine.load("x", b, request_id="r") == Done()
-        await engine.aclose()
-        await asker.client.aclose()
 
 
 @pytest.mark.engine

@@ -26,17 +26,16 @@ from tests.support.waiting import eventually
 
 NAMES = [f"n{number}" for number in range(MAX_CPU_LORAS + 4)]
 PROMPT = "The quick brown fox"
-CALLERS, CHANGES = 4, 5
-LONG = 400
+CALLERS, CHANGES = 4, 3
+LONG = 300
 EAGER = Keeping(grace_seconds=0.3, pause_seconds=0.05)
 
 
 @pytest.fixture
-def simulated(tiny) -> SimulatedVllm:
-    options = Options(
+def simulated_options(tiny) -> Options:
+    return Options(
         served_model_name=BASE_MODEL, model=str(tiny.model), max_cpu_loras=MAX_CPU_LORAS, token_seconds=0.005
     )
-    return SimulatedVllm(options)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The simulation's engines answer the driver as the simulated engine over HTTP, which answers as real vLLM."""
+"""The simulation's engines ask for what is not loaded as the simulated engine does over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.engines.observed import Outcome
 from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
@@ -27,29 +26,10 @@ from tests.simulation.engines import BASE, EngineHost
 from tests.simulation.played import STORE, driver_of, started
 from tests.simulation.plugin import Socket, playing
 from tests.support.adapters import write_adapter
-from tests.support.engine_steps import Load, Swap, Unload
 from tests.support.engines import PATIENT
 
 GOOD, WRONG, NOWHERE = ("good1", "good2"), f"{REFUSED}1", "nowhere"
-names, sources = st.sampled_from(["a", "b", BASE]), st.sampled_from([*GOOD, WRONG, NOWHERE])
-
-
-Step = Load | Unload | Swap
-steps = st.one_of(
-    st.builds(Load, names, sources),
-    st.builds(Unload, names),
-    st.builds(Swap, names, st.sampled_from(GOOD), sources),
-)
-
-
-async def _do(engine: VllmEngine, root: str, step: Step) -> Outcome:
-    match step:
-        case Load(name, source):
-            return await engine.load(name, f"{root}/{source}", request_id="")
-        case Unload(name):
-            return await engine.unload(name, request_id="")
-        case Swap(name, old, new):
-            return await engine.swap(name, f"{root}/{old}", f"{root}/{new}", request_id="")
+sources = st.sampled_from([*GOOD, WRONG, NOWHERE])
 
 
 async def _listing(engine: VllmEngine) -> dict[str, str]:
@@ -81,34 +61,6 @@ async def _playing(host: EngineHost) -> AsyncIterator[None]:
 
 async def _never(_: Drain) -> None:
     """Removes nothing."""
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(steps, min_size=1, max_size=8), st.booleans())
-def test_same_outcomes_and_listings(folder, sequence, has_plugin):
-    """R11 and R9 rest on it: each call comes to the same, and the engine lists the same after it."""
-
-    async def play() -> None:
-        host = started((*GOOD, WRONG), folder / "leases", Socket() if has_plugin else None)
-        played, options = driver_of(host), Options(served_model_name=BASE, plugin=has_plugin)
-        async with _playing(host), serving(SimulatedVllm(options)) as url:
-            over_http = VllmEngine(url, deadlines=PATIENT)
-            facts, expected_facts = (await played.observe()).facts, (await over_http.observe()).facts
-            assert facts.swap == expected_facts.swap == ("plugin" if has_plugin else "pipelined")
-            for step in sequence:
-                expected = await _do(over_http, str(folder), step)
-                assert type(await _do(played, STORE, step)) is type(expected), step
-                assert await _listing(played) == await _listing(over_http), step
-                assert await _evidence(played) == await _evidence(over_http), step
-            await over_http.aclose()
-
-    asyncio.run(play())
-
-
-async def _evidence(engine: VllmEngine) -> tuple[int, int, set[str] | None]:
-    """What is said of requests, and of files that may still be read; on two machines these have other paths."""
-    found = await engine.drain_evidence()
-    return found.waiting, found.running, None if found.paths is None else {source_of(path) for path in found.paths}
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

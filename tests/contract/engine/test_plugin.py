@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
 
 from registry.lora.base_directory import read_base
 from registry.lora.coverage.findings import evidence_finding
+from registry.model.records import PoolSpec
+from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import EngineUnusable
 from sidecar.engines.observed import Done, NotThere, PathMissing, Refused, Transient
 from sidecar.engines.simulated.app import serving
@@ -24,75 +23,18 @@ from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.engines.vllm.http import VllmHttp
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, Guard
 from sidecar.vllm_plugin.routes import Plugin
-from tests.support.engines import BASE_MODEL, PATIENT, Asker, VllmFlags, while_it_runs
-from tests.support.rig import Rig, running
+from tests.support.engines import BASE_MODEL, PATIENT, Asker, while_it_runs
+from tests.support.records import POOL
+from tests.support.rig import running
 from tests.support.waiting import eventually
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
-LONG = 450
-
-
-TOKEN = "the-control-token"  # noqa: S105 - of the test
-
-
-@pytest.fixture(scope="module")
-def token(tmp_path_factory) -> Path:
-    """The file with the token that the plugin asks for."""
-    file: Path = tmp_path_factory.mktemp("token") / "token"
-    file.write_text(f"{TOKEN}\n")
-    return file
-
-
-def guarded(url: str) -> Asker:
-    """Raw requests with the token."""
-    asker = Asker(url)
-    asker.client.headers[CONTROL_HEADER] = TOKEN
-    return asker
+LONG = 250
 
 
 @pytest.fixture
-async def asker(url) -> AsyncIterator[Asker]:
-    """Raw requests with the token, in place of those of all other suites."""
-    asker = guarded(url)
-    yield asker
-    await asker.client.aclose()
-
-
-@pytest.fixture(scope="module")
-def guarded_flags(tiny, token) -> VllmFlags:
-    """With the plugin, told whom to obey and which files may be named."""
-    return VllmFlags(plugin=True, store=str(tiny.folder), control_token_file=str(token))
-
-
-@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
-async def url(request, tiny, token, guarded_flags) -> AsyncIterator[str]:
-    """The URL of an engine with the plugin and without adapters, each kind in turn."""
-    if request.param == "simulated":
-        options = Options(
-            served_model_name=BASE_MODEL,
-            model=str(tiny.model),
-            plugin=True,
-            token_seconds=0.001,
-            guard=Guard(str(tiny.folder), token),
-        )
-        async with serving(SimulatedVllm(options)) as url:
-            yield url
-        return
-    real = request.getfixturevalue("real_vllm")
-    await real.ensure(guarded_flags)
-    asker = guarded(real.url)
-    await asker.clear()
-    await asker.client.aclose()
-    yield real.url
-
-
-@pytest.fixture
-async def engine(url, token) -> AsyncIterator[VllmEngine]:
-    """The driver, which has looked at the engine."""
-    engine = VllmEngine(url, deadlines=PATIENT, control_token_file=token)
-    assert (await engine.observe()).facts.swap == "plugin"
-    yield engine
-    await engine.aclose()
+def flags(plugin_flags):
+    return plugin_flags
 
 
 async def state(asker: Asker) -> dict[str, dict[str, object]]:
@@ -118,21 +60,28 @@ async def long_text(asker: Asker, model: str) -> str:
     return text
 
 
+async def lists(asker: Asker, adapters: dict[str, str]) -> bool:
+    return await asker.adapters() == adapters
+
+
+async def forgotten(asker: Asker, path: str) -> bool:
+    """True once nobody uses it and the engine has removed it."""
+    return path not in await state(asker)
+
+
 async def test_the_plugin_tells_what_it_can(asker):
     """A sidecar asks once for each process."""
     about = (await asker.client.get("/v1/loraplane/plugin")).json()
     assert about["schema"] == 1
-    asked = set(about["capabilities"]) - {"coverage", "proof", "expect"}
-    assert asked == {"swap", "unload", "state", "uses", "changes", "base"}
+    assert {"swap", "unload", "state", "uses", "changes", "base", "proof", "expect"} <= set(about["capabilities"])
     assert about["limits"] == {"max_loras": 4, "max_cpu_loras": 16, "max_lora_rank": 16}
     assert about["incarnation"] == (await asker.client.get("/v1/loraplane/state")).json()["incarnation"]
 
 
 @pytest.mark.engine
-async def test_real_vllm_says_what_it_applies(real_vllm, tiny, token, guarded_flags):
+async def test_real_vllm_says_what_it_applies(real, tiny):
     """R22 applied-whole: all linear layers, embedding and head of a Llama, within 50 ms, and by name what is none."""
-    await real_vllm.ensure(guarded_flags)
-    engine = VllmEngine(real_vllm.url, deadlines=PATIENT, control_token_file=token)
+    engine = real.driver()
     evidence = (await engine.observe()).facts.evidence
     await engine.aclose()
     assert evidence is not None
@@ -144,22 +93,22 @@ async def test_real_vllm_says_what_it_applies(real_vllm, tiny, token, guarded_fl
     assert evidence_finding(("model.layers.99.mlp.up_proj",), evidence).reason == "not_applied_by_engine"
 
 
-async def test_swap_changes_the_weights_and_removes_the_old_ones(engine, asker, tiny):
-    a, b = tiny.adapter("a"), tiny.adapter("b")
+async def test_swaps_forth_and_back_change_the_weights_and_remove_the_old_ones(engine, asker, tiny):
+    """Fault 23: nor is anything of a stale prefix cache answered after a rollback. A call may be repeated."""
+    a, b, c = (tiny.adapter(name) for name in "abc")
     await asker.load("x", a)
     await asker.load("y", b)
     old, new = await asker.text("x", PROMPT), await asker.text("y", PROMPT)
     before = (await state(asker))[a]["int_id"]
-    assert await engine.swap("x", a, b, request_id="r") == Done()
+    for _ in range(2):
+        assert await engine.swap("x", a, b, request_id="r") == Done()
+    assert await swap(asker, "x", c, a) == (409, "conflict")
     assert await asker.adapters() == {"x": b, "y": b}
     assert await asker.text("x", PROMPT) == new != old
     await eventually(lambda: forgotten(asker, a))
     assert before not in (await asker.client.get("/v1/loraplane/state")).json()["resident"]
-
-
-async def forgotten(asker: Asker, path: str) -> bool:
-    """True once nobody uses it and the engine has removed it."""
-    return path not in await state(asker)
+    assert await engine.swap("x", b, a, request_id="r") == Done()
+    assert await asker.text("x", PROMPT) == old
 
 
 async def test_what_anybody_changes_is_told_until_it_was_looked_at(engine, asker, tiny):
@@ -181,12 +130,11 @@ async def test_what_anybody_changes_is_told_until_it_was_looked_at(engine, asker
     assert await engine.has_changed()
 
 
-async def test_what_somebody_does_to_our_names_is_mended_at_once(url, asker, tiny, token, tmp_path, monkeypatch):
+async def test_what_somebody_does_to_our_names_is_mended_at_once(rig, asker, tiny, monkeypatch):
     """R3, R4, R11: without any look that comes because time has passed."""
     for room in ("observer", "reconciler"):
         monkeypatch.setattr(f"sidecar.loop.{room}.RESYNC_SECONDS", 3600.0)
-    monkeypatch.setattr("tests.support.rig.VllmEngine", partial(VllmEngine, control_token_file=token))
-    rig = Rig(tmp_path, SimulatedVllm(), url)  # it only plays the tune: the engine is at the URL
+    rig.set_pool(PoolSpec(name=POOL, base_models=[BASE_MODEL], prove="off"))
     for name in ("a", "b"):
         shutil.copytree(tiny.adapter(name), rig.sources / name)
     async with running(rig):
@@ -194,10 +142,8 @@ async def test_what_somebody_does_to_our_names_is_mended_at_once(url, asker, tin
         await eventually(lambda: bool(rig.statuses) and rig.status.served.count == 2)
         ours, theirs = await asker.adapters(), tiny.adapter("c")
         expected = await asker.text("a", PROMPT)
-        began = time.monotonic()
         await asker.unload("a")
         await eventually(lambda: lists(asker, ours))
-        print(f"unloaded by somebody else, back after {time.monotonic() - began:.2f} s")
         await asker.unload("a")
         await asker.load("a", theirs)
         await eventually(lambda: lists(asker, ours))
@@ -207,27 +153,9 @@ async def test_what_somebody_does_to_our_names_is_mended_at_once(url, asker, tin
         assert await asker.text("a", PROMPT) == expected
 
 
-async def lists(asker: Asker, adapters: dict[str, str]) -> bool:
-    """Whether these are loaded, and nothing else."""
-    return await asker.adapters() == adapters
-
-
-async def test_swap_back_answers_as_before(engine, asker, tiny):
-    """Fault 23: no stale prefix cache after a rollback."""
-    a, b = tiny.adapter("a"), tiny.adapter("b")
-    await asker.load("x", a)
-    first = await asker.text("x", PROMPT)
-    assert await engine.swap("x", a, b, request_id="r") == Done()
-    second = await asker.text("x", PROMPT)
-    assert await engine.swap("x", b, a, request_id="r") == Done()
-    assert await asker.text("x", PROMPT) == first != second
-
-
 @asynccontextmanager
-async def in_flight(asker: Asker, name: str, path: str) -> AsyncIterator[None]:
+async def in_flight(asker: Asker, name: str, path: str, expected: str) -> AsyncIterator[None]:
     """A long request for a name runs as the body begins; it ends on `path`, whatever the body does to the name."""
-    assert (await asker.load(name, path)).status_code == 200
-    expected = await long_text(asker, name)
     running = asyncio.create_task(long_text(asker, name))
     while not (await counted(asker, path) or running.done()):
         pass
@@ -242,64 +170,55 @@ async def counted(asker: Asker, path: str) -> bool:
 
 
 async def test_a_request_in_flight_ends_on_its_version_and_shows_until_then(engine, asker, tiny):
-    """R7 files-pinned: what a request is bound to is known exactly, from before the swap until it is removed."""
-    a, b = tiny.adapter("a"), tiny.adapter("b")
+    """R5, R7 files-pinned, fault 24: from before a swap, or an unload, until it ends; beside more than there are slots.
 
-    async def shows(name: str) -> bool:
-        async with in_flight(asker, name, a):
+    Without the plugin vLLM takes two versions of a name for one, leaves one out of its slots, and dies of it.
+    """
+    a, b = tiny.adapter("a"), tiny.adapter("b")
+    for name in "bcde":
+        await asker.load(name, tiny.adapter(name))
+    others = {name: await asker.text(name, PROMPT) for name in "bcde"}
+    await asker.load("reference", a)
+    expected = await long_text(asker, "reference")
+    await asker.unload("reference")
+
+    async def shows_after_a_swap(name: str) -> bool:
+        await asker.load(name, a)
+        async with in_flight(asker, name, a, expected):
             assert await engine.swap(name, a, b, request_id="r") == Done()
             row = (await state(asker)).get(a, {"requests": 0})
             if row["requests"]:
                 assert (row["registered"], row["resident"], row["requests"]) == (False, True, 1)
-        return bool(row["requests"])
-
-    await while_it_runs(shows)
-
-
-async def test_evidence_is_by_path_where_the_plugin_is(engine, asker, tiny):
-    """R7 files-pinned, fault 24: the old version shows while it is read, though its name has the new one; then not."""
-    a, b = tiny.adapter("a"), tiny.adapter("b")
-
-    async def shows(name: str) -> bool:
-        async with in_flight(asker, name, a):
-            assert await engine.swap(name, a, b, request_id="r") == Done()
             evidence = await engine.drain_evidence()
-            did_run = await counted(asker, a)
-            if did_run:
-                assert evidence.paths == {a, b}
             assert evidence.incarnation == await engine.incarnation()
-        assert (await engine.drain_evidence()).paths == {b}
+            assert [await asker.text(other, PROMPT) for other in "cde"] == [others[other] for other in "cde"]
+            assert await asker.text(name, PROMPT) == others["b"]
+            if did_run := await counted(asker, a):
+                assert a in evidence.paths
+            assert b in evidence.paths
+        assert a not in (await engine.drain_evidence()).paths
         return did_run
 
-    await while_it_runs(shows)
+    async def shows_after_an_unload(name: str) -> bool:
+        await asker.load(name, a)
+        async with in_flight(asker, name, a, expected):
+            assert await engine.unload(name, request_id="r") == Done()
+            assert (await asker.complete(name, PROMPT)).status_code == 404
+            return await counted(asker, a)
 
-
-async def test_two_versions_run_beside_others_in_more_slots_than_there_are(engine, asker, tiny):
-    """Without the plugin vLLM takes two versions of a name for one, leaves one out of its slots, and dies of it."""
-    a, names = tiny.adapter("a"), ["b", "c", "d", "e"]
-    for name in names:
-        await asker.load(name, tiny.adapter(name))
-    expected = {name: await asker.text(name, PROMPT) for name in names}
-
-    async def run_beside(name: str) -> bool:
-        async with in_flight(asker, name, a):
-            assert await engine.swap(name, a, tiny.adapter("b"), request_id="r") == Done()
-            others = [await asker.text(other, PROMPT) for other in ("c", "d", "e")]
-            assert others == [expected[other] for other in ("c", "d", "e")]
-            did_run = await counted(asker, a)
-            assert await asker.text(name, PROMPT) == expected["b"]
-        return did_run
-
-    await while_it_runs(run_beside)
+    await while_it_runs(shows_after_a_swap)
+    for name in await asker.adapters():
+        await asker.unload(name)
+    await while_it_runs(shows_after_an_unload)
     assert (await asker.client.get("/health")).status_code == 200
 
 
-async def test_swap_to_bad_files_leaves_the_old_version_serving(engine, asker, tiny, tmp_path):
+async def test_swap_to_bad_files_leaves_the_old_version_serving(engine, asker, tiny):
     """R8 isolation: a bad new version costs its own name nothing."""
     a = tiny.adapter("a")
     await asker.load("x", a)
     before, rows = await asker.text("x", PROMPT), await state(asker)
-    outside = await engine.swap("x", a, str(tmp_path / "missing"), request_id="r")
+    outside = await engine.swap("x", a, "/nowhere", request_id="r")
     assert isinstance(outside, Refused)
     assert "LORAPLANE_STORE" in outside.message
     assert isinstance(await engine.swap("x", a, f"{a}-missing", request_id="r"), PathMissing)
@@ -319,25 +238,15 @@ async def test_a_name_that_is_not_loaded_is_not_swapped(engine, asker, tiny):
     assert await asker.adapters() == {}
 
 
-async def test_a_swap_that_is_done_already_succeeds_and_one_from_another_path_is_refused(engine, asker, tiny):
-    """A call whose answer was lost may be repeated."""
-    a, b, c = (tiny.adapter(name) for name in "abc")
-    await asker.load("x", a)
-    assert await engine.swap("x", a, b, request_id="r") == Done()
-    assert await engine.swap("x", a, b, request_id="r") == Done()
-    assert await swap(asker, "x", c, a) == (409, "conflict")
-    assert await asker.adapters() == {"x": b}
-
-
-async def test_of_two_swaps_at_once_one_wins_whole(engine, asker, tiny):
+async def test_of_two_swaps_at_once_one_wins_whole(asker, tiny):
     a, b, c = (tiny.adapter(name) for name in "abc")
     await asker.load("x", a)
     results = await asyncio.gather(swap(asker, "x", b, a), swap(asker, "x", c, a))
     assert sorted(results) == [(200, ""), (409, "conflict")]
-    winner = b if results[0] == (200, "") else c
+    winner, loser = (b, c) if results[0] == (200, "") else (c, b)
     assert await asker.adapters() == {"x": winner}
-    await eventually(lambda: forgotten(asker, a))
-    await eventually(lambda: forgotten(asker, c if winner == b else b))
+    for path in (a, loser):
+        await eventually(lambda path=path: forgotten(asker, path))
 
 
 async def test_a_client_that_gives_up_leaves_one_version_or_the_other(asker, tiny):
@@ -364,44 +273,26 @@ async def is_swapped(asker: Asker, name: str, new: str, old: str) -> bool:
     return answer == (200, "")
 
 
-async def test_unload_fails_new_requests_and_lets_old_ones_end(engine, asker, tiny):
-    """R5 no-silent-base, R7 files-pinned."""
-    a = tiny.adapter("a")
-
-    async def fails(name: str) -> bool:
-        async with in_flight(asker, name, a):
-            assert await engine.unload(name, request_id="r") == Done()
-            assert (await asker.complete(name, PROMPT)).status_code == 404
-            return await counted(asker, a)
-
-    await while_it_runs(fails)
-
-
-FORM = {"Content-Type": "text/plain"}
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({CONTROL_HEADER: None}, 404),
-        ({CONTROL_HEADER: None, "Origin": "https://evil.example"} | FORM, 404),
-        ({CONTROL_HEADER: "another"}, 403),
-        ({"Origin": "https://evil.example"}, 403),
-        ({"Host": "evil.example"}, 403),
-        (FORM, 415),
-    ],
-)
-async def test_a_web_page_unloads_nothing(asker, tiny, headers, status):
+async def test_a_web_page_unloads_nothing(asker, tiny):
     """X2 unbreakable: vLLM itself lets every origin and every kind of body through."""
     await asker.load("x", tiny.adapter("a"))
-    sent = {**asker.client.headers, "content-type": "application/json"} | {k.lower(): v for k, v in headers.items()}
-    request = httpx.Request(
-        "POST",
-        f"{asker.url}/v1/loraplane/unload",
-        content=b'{"lora_name": "x"}',
-        headers={name: value for name, value in sent.items() if value is not None},
-    )
-    assert (await asker.client.send(request)).status_code == status
+    evil, form = {"origin": "https://evil.example"}, {"content-type": "text/plain"}
+    for headers, status in (
+        ({CONTROL_HEADER: None}, 404),
+        ({CONTROL_HEADER: None} | evil | form, 404),
+        ({CONTROL_HEADER: "another"}, 403),
+        (evil, 403),
+        ({"host": "evil.example"}, 403),
+        (form, 415),
+    ):
+        sent = {**asker.client.headers, "content-type": "application/json"} | headers
+        request = httpx.Request(
+            "POST",
+            f"{asker.url}/v1/loraplane/unload",
+            content=b'{"lora_name": "x"}',
+            headers={name: value for name, value in sent.items() if value is not None},
+        )
+        assert (await asker.client.send(request)).status_code == status, headers
     assert await asker.adapters() == {"x": tiny.adapter("a")}
 
 
@@ -412,6 +303,33 @@ async def test_a_driver_without_the_token_says_what_is_missing(url, tmp_path):
         with pytest.raises(EngineUnusable, match=said) as caught:
             await engine.observe()
         assert caught.value.reason == "engine_unauthorized"
+
+
+BODIES = {
+    b"{": "body",
+    b"[]": "body",
+    b" " * 70_000: "body",
+    b'{"lora_path": "/a", "expected_path": "/b"}': "lora_name",
+    b'{"lora_name": "", "lora_path": "/a", "expected_path": "/b"}': "lora_name",
+    b'{"lora_name": 3, "lora_path": "/a", "expected_path": "/b"}': "lora_name",
+    b'{"lora_name": "%s", "lora_path": "/a", "expected_path": "/b"}' % (b"n" * 257): "lora_name",
+    b'{"lora_name": "x", "lora_path": "a", "expected_path": "/b"}': "lora_path",
+    b'{"lora_name": "x", "lora_path": "/\\u0000", "expected_path": "/b"}': "lora_path",
+    b'{"lora_name": "x", "lora_path": "/%s", "expected_path": "/b"}' % (b"p" * 4096): "lora_path",
+    b'{"lora_name": "x", "lora_path": "/a"}': "expected_path",
+}
+
+
+async def test_malformed_swaps_are_400_and_name_the_field(asker):
+    """Names and bodies are bounded."""
+    for body, field in BODIES.items():
+        reply = await asker.client.post(
+            "/v1/loraplane/swap", content=body, headers={"Content-Type": "application/json"}
+        )
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"], error["param"], error["code"]) == (
+            *(400, "invalid_argument", field, 400),
+        )
 
 
 @pytest.fixture
@@ -448,25 +366,21 @@ async def test_a_sidecar_does_with_a_plugin_of_the_release_before_what_that_can(
     assert (await newer.drain_evidence()).paths == {a, b}
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        (b"{", "body"),
-        (b"[]", "body"),
-        (b" " * 70_000, "body"),
-        (b'{"lora_path": "/a", "expected_path": "/b"}', "lora_name"),
-        (b'{"lora_name": "", "lora_path": "/a", "expected_path": "/b"}', "lora_name"),
-        (b'{"lora_name": 3, "lora_path": "/a", "expected_path": "/b"}', "lora_name"),
-        (b'{"lora_name": "%s", "lora_path": "/a", "expected_path": "/b"}' % (b"n" * 257), "lora_name"),
-        (b'{"lora_name": "x", "lora_path": "a", "expected_path": "/b"}', "lora_path"),
-        (b'{"lora_name": "x", "lora_path": "/\\u0000", "expected_path": "/b"}', "lora_path"),
-        (b'{"lora_name": "x", "lora_path": "/%s", "expected_path": "/b"}' % (b"p" * 4096), "lora_path"),
-        (b'{"lora_name": "x", "lora_path": "/a"}', "expected_path"),
-    ],
-)
-async def test_malformed_swaps_are_400_and_name_the_field(asker, body, field):
-    """Names and bodies are bounded."""
-    reply = await asker.client.post("/v1/loraplane/swap", content=body, headers={"Content-Type": "application/json"})
-    assert reply.status_code == 400
-    error = reply.json()["error"]
-    assert (error["type"], error["param"], error["code"]) == ("invalid_argument", field, 400)
+async def test_a_plugin_comes_and_goes_with_its_process(tiny):
+    """Fault 18: what a process had, and was asked for, is not expected of the next one, which may be without it."""
+    (port,) = free_ports(1)
+    engine, seen = VllmEngine(f"http://127.0.0.1:{port}", deadlines=PATIENT), set()
+    for has_plugin in (True, False, True):
+        simulated = SimulatedVllm(Options(plugin=has_plugin))
+        async with serving(simulated, port=port):
+            for _ in range(2):
+                observed = await engine.observe()
+                assert dict(observed.adapters) == {}
+                assert observed.facts.swap == ("plugin" if has_plugin else "pipelined")
+                assert observed.facts.limits.max_cpu_loras == (16 if has_plugin else None)
+            seen.add(observed.facts.incarnation)
+            await engine.load("x", tiny.adapter("a"), request_id="r")
+            await simulated.card_of("x")
+            assert set((await engine.observe()).last_used) == ({"x"} if has_plugin else set())
+    assert len(seen) == 3
+    await engine.aclose()

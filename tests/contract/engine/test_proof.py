@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,81 +11,60 @@ import pytest
 from registry.model.records import AdapterSpec, Expect
 from sidecar.desired.placement import ref_of
 from sidecar.engines.observed import Done, NoEffect, NotAsExpected
-from sidecar.engines.simulated.app import serving
-from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.options import Options
-from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, expected_key, write_expected
 from tests.support.adapters import permuted, without
-from tests.support.engines import BASE_MODEL, PATIENT, Asker
+from tests.support.engines import Asker
 from tests.support.resolving import PlayedSidecar, found
-from tests.support.rig import Rig, running
+from tests.support.rig import running
 from tests.support.waiting import eventually
 from tests.support.with_torch import loraplane
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 
 
-@pytest.mark.engine
-async def test_real_vllm_proves_what_it_asked_for_after_the_first_request(
-    real_vllm, asking_flags, tiny, socket, tmp_path
-):
-    """R22 applied-whole, R5: the request is answered at once, and what has no effect is told to who polls.
+@pytest.fixture
+def flags(plugin_flags):
+    return plugin_flags
 
-    The first on a fresh engine: on CPUs the base of a proof is answered with what the last slot has (decision 35).
+
+@pytest.mark.engine
+async def test_real_vllm_proves_what_has_no_effect(real_vllm, flags, tiny, tmp_path):
+    """R22 applied-whole, R5: a request is answered at once, and what has no effect is told to who polls; or before.
+
+    One that changes nothing, though its lora_B are not 0; an untrained one may do so. The first on a fresh engine: on
+    CPUs the base of a proof is answered with what the last slot has (decision 35).
     """
-    await real_vllm.ensure(asking_flags)
-    asker, engine = Asker(real_vllm.url), VllmEngine(real_vllm.url, deadlines=PATIENT)
-    paths = {"good": tiny.adapter("a"), "idle": without("lora_A", Path(tiny.adapter("a")), tmp_path / "a")}
-    async with PlayedSidecar(socket) as sidecar:
-        for name, path in paths.items():
+    await real_vllm.ensure(flags)
+    asker, engine = real_vllm.asker(), real_vllm.driver()
+    good, idle = tiny.adapter("a"), without("lora_A", Path(tiny.adapter("a")), tmp_path / "a")
+    async with PlayedSidecar(flags.resolver) as sidecar:
+        for name, path in (("good", good), ("idle", idle)):
             sidecar.answers[name] = found(path, prove=True)
             assert (await asker.complete(name, PROMPT)).status_code == 200
 
         async def is_told() -> bool:
-            return (await engine.observe()).no_effect == {paths["idle"]}
+            return (await engine.observe()).no_effect == {idle}
 
         await eventually(is_told, timeout_seconds=120)
-    assert (await engine.observe()).adapters == paths
+    observed = await engine.observe()
+    assert observed.facts.proves
+    assert observed.adapters == {"good": good, "idle": idle}
     await asker.clear()
-    await asker.client.aclose()
-    await engine.aclose()
-
-
-@pytest.mark.engine
-async def test_real_vllm_refuses_what_has_no_effect_before_a_name_is_bound(real_vllm, asking_flags, tiny, tmp_path):
-    """R22 applied-whole, R5: one that changes nothing, though its lora_B are not 0; an untrained one may do so."""
-    await real_vllm.ensure(asking_flags)
-    asker, engine = Asker(real_vllm.url), VllmEngine(real_vllm.url, deadlines=PATIENT)
-    assert (await engine.observe()).facts.proves
-    paths = {half: without(half, Path(tiny.adapter("a")), tmp_path / half) for half in ("lora_A", "lora_B")}
-    listed = await asker.adapters()
-    assert await proof(asker, tiny.adapter("a")) == "effect"
+    paths = {half: without(half, Path(good), tmp_path / half) for half in ("lora_A", "lora_B")}
+    assert await proof(asker, good) == "effect"
     assert await proof(asker, paths["lora_B"]) == "effect"
     assert await proof(asker, paths["lora_A"]) == "no_effect"
-    assert await engine.prove(tiny.adapter("a"), request_id="r") == Done()
+    assert await engine.prove(good, request_id="r") == Done()
     assert isinstance(await engine.prove(paths["lora_A"], request_id="r"), NoEffect)
     assert await engine.prove(str(tmp_path / "nowhere"), request_id="r") == Done()
-    assert await asker.adapters() == listed
-    assert (await engine.observe()).no_effect & {tiny.adapter("a"), *paths.values()} == {paths["lora_A"]}
+    observed = await engine.observe()
+    assert observed.adapters == {}
+    assert observed.no_effect & {good, *paths.values()} == {paths["lora_A"]}
     await engine.aclose()
     await asker.client.aclose()
 
 
 EXPECTED_PROMPTS = ([17, 101, 64], [20, 31, 7, 99, 105, 42, 8])
-
-
-@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
-async def proving(request, tiny, asking_flags) -> AsyncIterator[str]:
-    """The URL of an engine whose plugin may ask it short prompts, each kind in turn."""
-    if request.param == "simulated":
-        options = Options(served_model_name=BASE_MODEL, model=str(tiny.model), plugin=True, proves=True)
-        async with serving(SimulatedVllm(options)) as url:
-            yield url
-        return
-    real = request.getfixturevalue("real_vllm")
-    await real.ensure(asking_flags)
-    yield real.url
 
 
 async def answered(asker: Asker, path: str, tolerance: float = 0.1) -> str:
@@ -105,10 +82,8 @@ async def answered(asker: Asker, path: str, tolerance: float = 0.1) -> str:
     return write_expected(ExpectedAnswers(tuple(found), tolerance))
 
 
-async def test_what_answers_otherwise_than_expected_is_refused_before_a_name_is_bound(proving, tiny, tmp_path):
+async def test_what_answers_otherwise_than_expected_is_refused_before_a_name_is_bound(engine, asker, tiny, tmp_path):
     """R22 applied-whole, R5: as the engine answers is right; with the rows of one lora_B in another order it is not."""
-    asker, engine = Asker(proving), VllmEngine(proving, deadlines=PATIENT)
-    await asker.clear()
     facts = (await engine.observe()).facts
     assert (facts.proves, facts.expects) == (True, True)
     right, wrong = tiny.adapter("a"), permuted("q_proj.lora_B", Path(tiny.adapter("a")), tmp_path / "permuted")
@@ -127,31 +102,24 @@ async def test_what_answers_otherwise_than_expected_is_refused_before_a_name_is_
     keys = {path: expected_key(path, expect) for path in (right, wrong)}
     assert {path for path, key in keys.items() if key in seen.as_expected} == {right}
     assert {path: seen.unexpected.get(key) for path, key in keys.items()} == {right: None, wrong: refused.message}
-    await engine.aclose()
-    await asker.client.aclose()
 
 
 @pytest.mark.engine
-async def test_real_vllm_answers_as_loraplane_expect_says(real_vllm, asking_flags, tiny, tmp_path):
+async def test_real_vllm_answers_as_loraplane_expect_says(real, tiny):
     """R22 applied-whole: PEFT's own answers, within a thousandth; other adapters answer otherwise."""
-    await real_vllm.ensure(asking_flags)
     arguments = [tiny.adapter("a"), "--base-model", str(tiny.model), "--tolerance", "0.001", "--tokens", "16"]
     told = loraplane("-o", "json", "expect", *arguments).json
     assert (len(told["expect"]["answers"]), told["warnings"]) == (4, [])
     spec = AdapterSpec.model_validate({"source": {"uri": "file:///a"}, "expect": told["expect"]})
     expect = ref_of("p", "a", 1, spec).expect
-    asker = Asker(real_vllm.url)
-    began = time.monotonic()
+    asker = real.asker()
     assert await proof(asker, tiny.adapter("a"), expect) == "effect"
-    print(f"4 prompts of 16 tokens are proven in {time.monotonic() - began:.2f} s")
     assert await proof(asker, tiny.adapter("b"), expect) == "not_as_expected"
     await asker.client.aclose()
 
 
-async def test_a_sidecar_keeps_what_answers_otherwise_than_expected_from_its_name(proving, tiny, tmp_path):
+async def test_a_sidecar_keeps_what_answers_otherwise_than_expected_from_its_name(rig, asker, tiny):
     """R22 applied-whole, R8: the old version answers on; what is served as expected is not warned of."""
-    asker, rig = Asker(proving), Rig(tmp_path, SimulatedVllm(), proving)
-    await asker.clear()
     rig.sources.mkdir()
     shutil.copytree(tiny.adapter("a"), rig.sources / "right")
     permuted("q_proj.lora_B", rig.sources / "right", rig.sources / "wrong")
@@ -167,8 +135,6 @@ async def test_a_sidecar_keeps_what_answers_otherwise_than_expected_from_its_nam
         assert (await asker.adapters(), await asker.text("x", PROMPT)) == (served, before)
         rig.desire(3, x="right", y="wrong")
         await eventually(lambda: rig.status.served.count == 2, timeout_seconds=120)
-    await asker.clear()
-    await asker.client.aclose()
 
 
 async def proof(asker: Asker, path: str, expect: str = "") -> str:

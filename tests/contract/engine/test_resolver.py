@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from sidecar.engines.observed import AlreadyThere, Done, EngineLimits
-from sidecar.engines.simulated.app import serving
-from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, while_it_runs
 from tests.support.real_and_models import RealAndModels
@@ -22,21 +20,9 @@ _NUMBERS = count(1)
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 
 
-@pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.engine)])
-async def url(request, tiny, socket, asking_flags) -> AsyncIterator[str]:
-    """The URL of an engine that asks on `socket`, without adapters, each kind in turn."""
-    if request.param == "simulated":
-        model = str(tiny.model)
-        options = Options(served_model_name=BASE_MODEL, model=model, plugin=True, resolver=socket, token_seconds=0.001)
-        async with serving(SimulatedVllm(options)) as url:
-            yield url
-        return
-    real = request.getfixturevalue("real_vllm")
-    await real.ensure(asking_flags)
-    asker = Asker(real.url)
-    await asker.clear()
-    await asker.client.aclose()
-    yield real.url
+@pytest.fixture
+def flags(plugin_flags):
+    return plugin_flags
 
 
 @pytest.fixture
@@ -69,19 +55,17 @@ async def last_used(asker: Asker) -> dict[str, float]:
     return ages
 
 
-async def test_the_engine_says_that_it_resolves_and_what_it_can_hold(url):
-    """The sidecar serves lazy adapters only where this is so."""
-    engine = VllmEngine(url, deadlines=PATIENT)
+async def test_the_engine_says_that_it_resolves_and_what_it_can_hold(engine, url, flags):
+    """The sidecar serves lazy adapters only where this is so. What was configured wins; of two ranks the lower."""
     facts = (await engine.observe()).facts
-    assert (facts.swap, facts.resolves) == ("plugin", True)
+    assert facts.resolves
     assert facts.limits == EngineLimits(max_loras=4, max_cpu_loras=16, max_lora_rank=16)
-
-
-async def test_what_was_configured_wins_and_of_two_ranks_the_lower(url):
     told = EngineLimits(max_cpu_loras=8, max_lora_rank=64, target_modules=("q_proj",))
-    engine = VllmEngine(url, deadlines=PATIENT, limits=told)
-    limits = (await engine.observe()).facts.limits
+    token = Path(flags.control_token_file)
+    configured = VllmEngine(url, deadlines=PATIENT, limits=told, control_token_file=token)
+    limits = (await configured.observe()).facts.limits
     assert limits == EngineLimits(max_loras=4, max_cpu_loras=8, max_lora_rank=16, target_modules=("q_proj",))
+    await configured.aclose()
 
 
 async def test_an_unknown_name_is_resolved_loaded_and_served(asker, sidecar, tiny):
@@ -97,14 +81,17 @@ async def test_an_unknown_name_is_resolved_loaded_and_served(asker, sidecar, tin
     assert len(sidecar.asked) == 2
 
 
-@pytest.mark.parametrize(
-    "answer", [missing("unknown_adapter"), missing("staging"), b"garbage\n", b"", found("/nowhere")]
-)
-async def test_a_miss_is_vllms_own_404(asker, sidecar, answer, name):
+async def test_a_miss_is_vllms_own_404(asker, sidecar):
     """R5 no-silent-base: whatever the sidecar says, the base model never answers for an adapter, and nothing is 500."""
-    sidecar.answers[name] = answer
-    assert await not_found(asker, name)
+    answers = (missing("unknown_adapter"), missing("staging"), b"garbage\n", b"", found("/nowhere"))
+    for number, answer in enumerate(answers):
+        sidecar.answers[f"miss{number}"] = answer
+        assert await not_found(asker, f"miss{number}"), answer
     assert await asker.adapters() == {}
+    asked = len(sidecar.asked)
+    for hostile in ("n" * 201, "a\nb", "x" * 20_000):  # no record can have such a name
+        assert await not_found(asker, hostile)
+    assert len(sidecar.asked) == asked
 
 
 async def test_no_sidecar_is_a_404_and_one_that_comes_is_asked(asker, socket, tiny, name):
@@ -132,16 +119,8 @@ async def test_a_sidecar_that_hangs_holds_up_nobody_else(asker, sidecar, tiny, n
     await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_names_that_no_record_can_have_are_not_asked_for(asker, sidecar):
-    for hostile in ("n" * 201, "a\nb", "x" * 20_000):
-        assert await not_found(asker, hostile)
-    assert sidecar.asked == []
-
-
-async def test_what_was_unloaded_is_asked_for_again(url, asker, sidecar, tiny, name):
+async def test_what_was_unloaded_is_asked_for_again(engine, asker, sidecar, tiny, name):
     """A removed adapter is refused at once, since the sidecar says so; one that is there comes back."""
-    engine = VllmEngine(url, deadlines=PATIENT)
-    await engine.observe()
     sidecar.answers[name] = found(tiny.adapter("a"))
     first = await asker.text(name, PROMPT)
     assert await engine.unload(name, request_id="r") == Done()
@@ -167,10 +146,8 @@ async def is_forgotten(asker: Asker, path: str) -> bool:
     return path not in {row["path"] for row in rows}
 
 
-async def test_loads_and_unloads_of_a_name_that_is_being_resolved_wait_for_it(url, asker, sidecar, tiny, name):
+async def test_loads_and_unloads_of_a_name_that_is_being_resolved_wait_for_it(engine, asker, sidecar, tiny, name):
     """The deadlock rule: they end as soon as the sidecar has answered, each in its own way."""
-    engine = VllmEngine(url, deadlines=PATIENT)
-    await engine.observe()
     a, b = tiny.adapter("a"), tiny.adapter("b")
     sidecar.answers[name] = None
     request = asyncio.create_task(asker.complete(name, PROMPT))
@@ -188,19 +165,12 @@ async def test_loads_and_unloads_of_a_name_that_is_being_resolved_wait_for_it(ur
     assert Done() in done[:2]
 
 
-async def test_many_requests_at_once_ask_once(asker, sidecar, tiny, name):
+async def test_requests_are_counted_by_adapter_as_they_end(engine, asker, sidecar, tiny, name):
+    """Each once: also those that waited together for one question. None that is refused, or of the base."""
     sidecar.answers[name] = found(tiny.adapter("a"))
     replies = await asyncio.gather(*[asker.complete(name, PROMPT) for _ in range(12)])
     assert {reply.status_code for reply in replies} == {200}
     assert len(sidecar.asked) == 1
-
-
-async def test_requests_are_counted_by_adapter_as_they_end(url, asker, sidecar, tiny, name):
-    """Each once: also those that waited together while the name was resolved. None that is refused, or of the base."""
-    engine = VllmEngine(url, deadlines=PATIENT)
-    await engine.observe()
-    sidecar.answers[name] = found(tiny.adapter("a"))
-    await asyncio.gather(*[asker.complete(name, PROMPT) for _ in range(12)])
     await asker.load("loaded", tiny.adapter("b"))
     for model in ("loaded", BASE_MODEL, "loaded"):
         await asker.text(model, PROMPT)
@@ -214,13 +184,10 @@ async def test_requests_are_counted_by_adapter_as_they_end(url, asker, sidecar, 
     await eventually(all_counted)
     await asker.unload("loaded")
     assert (await engine.activity()).adapter_requests == {name: 12}
-    await engine.aclose()
 
 
-async def test_last_use_is_of_the_last_request_and_not_of_a_look(url, asker, sidecar, tiny, name):
+async def test_last_use_is_of_the_last_request_and_not_of_a_look(engine, asker, sidecar, tiny, name):
     """What decides which lazy adapter makes room."""
-    engine = VllmEngine(url, deadlines=PATIENT)
-    await engine.observe()
     await asker.load("loaded", tiny.adapter("a"))
     sidecar.answers[name] = found(tiny.adapter("b"))
     await asker.text(name, PROMPT)
@@ -243,7 +210,7 @@ async def test_a_request_that_runs_is_a_use(asker, sidecar, tiny):
 async def is_used_while_it_runs(asker: Asker, name: str, path: str) -> bool:
     """True if a request was seen to be a use after it had come in."""
     await asker.load(name, path)
-    body = {"model": name, "prompt": "x", "max_tokens": 450, "temperature": 0, "ignore_eos": True}
+    body = {"model": name, "prompt": "x", "max_tokens": 250, "temperature": 0, "ignore_eos": True}
     running = asyncio.create_task(asker.client.post("/v1/completions", json=body))
     while name not in await last_used(asker):
         assert not running.done() or running.result().status_code == 200
@@ -258,6 +225,6 @@ async def is_used_while_it_runs(asker: Asker, name: str, path: str) -> bool:
 
 @pytest.mark.engine
 @pytest.mark.timeout(1200)  # a difference is made small, which takes up to five minutes more
-def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path, asking_flags):
+def test_real_vllm_and_what_stands_for_it_say_the_same(real_vllm, tiny, sources, tmp_path, flags):
     """R5, R9, R11, with the plugin; what is not drawn, and why, says the test of the same name in test_driver.py."""
-    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", asking_flags).play_many()
+    RealAndModels(real_vllm, tiny.model, sources, tmp_path / "leases", flags).play_many()

@@ -5,23 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from tests.support.other_engines.dynamo import SimulatedDynamo
-from tests.support.other_engines.pegainfer import SimulatedPegainfer
+from tests.support.kinds import OTHER_KINDS
 from tests.support.other_engines.server import serving
-from tests.support.other_engines.sglang import SimulatedSglang
-
-KINDS = {"sglang": SimulatedSglang, "pegainfer": SimulatedPegainfer, "dynamo": SimulatedDynamo}
 
 
 async def _serve(kind: str, port: int) -> None:
-    async with serving(KINDS[kind]().app(), port=port):
+    async with serving(OTHER_KINDS[kind]("base").app(), port=port):
         await asyncio.Event().wait()
 
 
 def main() -> None:
     """Entry point; it is ended by a signal."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kind", choices=sorted(KINDS), required=True)
+    parser.add_argument("--kind", choices=sorted(OTHER_KINDS), required=True)
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
     asyncio.run(_serve(arguments.kind, arguments.port))

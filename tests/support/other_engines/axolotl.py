@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -16,34 +14,31 @@ TYPES = {"lora_name": str, "lora_int_id": int, "lora_path": str}
 
 
 class SimulatedAxolotl:
-    """One server. `names_base` False: a release without /v1/models.
+    """One server.
 
     Attributes:
         active: what every request is answered with.
         told: what it was told to answer with, all of it.
-        silence: until this is set, who tells it something gets no reply, though it did as it was told.
     """
 
-    def __init__(self, base: str = "base", *, names_base: bool = True, token_seconds: float = 0.0) -> None:
+    def __init__(self, base: str = "base") -> None:
         # The name alone tells weights in its prefix cache, as in the vLLM that most of its releases ask for.
-        options = Options(served_model_name=base, token_seconds=token_seconds, max_cpu_loras=2, version="0.30.1")
-        self.core = SimulatedVllm(options)
+        self.core = SimulatedVllm(Options(served_model_name=base, max_cpu_loras=2, version="0.30.1"))
         self.active: Card | None = None
         self.told: list[Card | None] = []
-        self.silence: asyncio.Event | None = None
         self._base = base
-        self._names_base = names_base
 
     def app(self) -> Starlette:
         """Its routes."""
         routes = [
+            Route("/v1/models", self._models),
             Route("/health/", self._health),
             Route("/set_lora_adapter/", self._set, methods=["POST"]),
             Route("/clear_lora_adapter/", self._clear, methods=["POST"]),
             Route("/generate/", self._generate, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
         ]
-        return Starlette(routes=[*routes, Route("/v1/models", self._models)] if self._names_base else routes)
+        return Starlette(routes=routes)
 
     async def _health(self, _: Request) -> Response:
         if self.core.dead.is_set():
@@ -68,8 +63,6 @@ class SimulatedAxolotl:
     async def _be_told(self, card: Card | None) -> Response:
         self.active = card
         self.told.append(card)
-        if self.silence is not None:
-            await self.silence.wait()
         return JSONResponse({"status": "ok"})
 
     async def _generate(self, request: Request) -> Response:

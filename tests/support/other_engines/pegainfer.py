@@ -15,12 +15,11 @@ from tests.support.other_engines.completions import complete
 
 
 class SimulatedPegainfer:
-    """One server. `takes_lora` False: of a model that takes no adapters."""
+    """One server."""
 
-    def __init__(self, base: str = "base", *, takes_lora: bool = True) -> None:
+    def __init__(self, base: str = "base") -> None:
         self.core = SimulatedVllm(Options(served_model_name=base, max_cpu_loras=1000))
         self._base = base
-        self._takes_lora = takes_lora
 
     def app(self) -> Starlette:
         """Its routes."""
@@ -48,13 +47,9 @@ class SimulatedPegainfer:
 
     async def _said(self, update: Coroutine[None, None, None], name: str, done: str) -> Response:
         try:
-            if not self._takes_lora:
-                return JSONResponse({"error": "this engine does not support LoRA adapters"}, 404)
             await update
         except Rejection as error:
             return JSONResponse({"error": error.message}, 400)
-        finally:
-            update.close()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' {done} successfully.")
 
     async def _complete(self, request: Request) -> Response:

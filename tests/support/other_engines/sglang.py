@@ -19,51 +19,38 @@ POLL_SECONDS = 0.005
 
 
 class SimulatedSglang:
-    """One server. `lists_adapters` False: a release whose /v1/models lists none."""
+    """One server."""
 
-    def __init__(
-        self,
-        base: str = "base",
-        *,
-        max_loaded_loras: int | None = None,
-        enable_lora: bool = True,
-        enable_metrics: bool = True,
-        lists_adapters: bool = True,
-        token_seconds: float = 0.0,
-    ) -> None:
-        self.core = SimulatedVllm(Options(served_model_name=base, token_seconds=token_seconds, max_cpu_loras=1000))
+    def __init__(self, base: str = "base") -> None:
+        self.core = SimulatedVllm(Options(served_model_name=base, max_cpu_loras=1000))
         self._base = base
-        self._max_loaded = max_loaded_loras
-        self._enable_lora = enable_lora
-        self._enable_metrics = enable_metrics
-        self._lists_adapters = lists_adapters
         self._updates = asyncio.Lock()
         self._ever: dict[str, str] = {}
 
     def app(self) -> Starlette:
         """Its routes."""
         routes = [
+            Route("/metrics", self._metrics),
             Route("/get_server_info", self._info),
             Route("/v1/models", self._models),
             Route("/load_lora_adapter", self._load, methods=["POST"]),
             Route("/unload_lora_adapter", self._unload, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
         ]
-        return Starlette(routes=[*routes, Route("/metrics", self._metrics)] if self._enable_metrics else routes)
+        return Starlette(routes=routes)
 
     async def _info(self, _: Request) -> Response:
-        facts = {"max_loaded_loras": self._max_loaded, "max_lora_rank": 16, "enable_lora": self._enable_lora}
+        facts = {"max_loaded_loras": None, "max_lora_rank": 16, "enable_lora": True}
         return JSONResponse({"model_path": "/models/tiny", "version": "0.5.9", "internal_states": [{}], **facts})
 
     async def _models(self, _: Request) -> Response:
         cards = [self._card(self._base, self._base, None)]
-        if self._lists_adapters:
-            cards += [self._card(card.name, card.path, self._base) for card in self.core.cards.values()]
+        cards += [self._card(card.name, card.path, self._base) for card in self.core.cards.values()]
         return JSONResponse({"object": "list", "data": cards})
 
     def _card(self, name: str, root: str, parent: str | None) -> dict[str, object]:
         card: dict[str, object] = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "sglang"}
-        return {**card, "root": root, **({"parent": parent} if self._lists_adapters else {}), "max_model_len": None}
+        return {**card, "root": root, "parent": parent, "max_model_len": None}
 
     async def _metrics(self, _: Request) -> Response:
         labels = f'{{engine_type="unified",model_name="{self._base}"}}'
@@ -82,8 +69,6 @@ class SimulatedSglang:
         async with self._updates:
             await self.core.load(name, path)
             self._ever[name] = path
-            while self._max_loaded is not None and len(self.core.cards) > self._max_loaded:
-                await self._drop(next(iter(self.core.cards)))
 
     async def _do_unload(self, name: str) -> None:
         async with self._updates:
@@ -97,14 +82,11 @@ class SimulatedSglang:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _said(self, update: Coroutine[None, None, None]) -> Response:
-        error = "" if self._enable_lora else "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        error = ""
         try:
-            if self._enable_lora:
-                await update
+            await update
         except Rejection as rejection:
             error = rejection.message
-        finally:
-            update.close()
         loaded = {card.name: card.path for card in self.core.cards.values()}
         body = {"success": not error, "error_message": error, "loaded_adapters": loaded}
         return JSONResponse(body, 400 if error else 200)
