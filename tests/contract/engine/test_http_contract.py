@@ -10,6 +10,28 @@ import pytest
 from tests.support.engines import BASE_MODEL
 from tests.support.waiting import eventually
 
+INVALID, MALFORMED = (400, "InvalidUserInput", None), (400, "Bad Request")
+MISSING, REFUSED = (404, "NotFoundError"), (500, "InternalServerError")
+# Of which vLLM does not take an adapter.
+CHANGES = {
+    "rank": {"rank": 32},
+    "dora": {"use_dora": True},
+    "bias": {"bias": "all"},
+    "saved": {"modules_to_save": ["lm_head"]},
+    "init": {"init_lora_weights": "pissa"},
+    "none": {"r": 0},
+    "one": {"rank_pattern": {"q_proj": 32}},
+    "alpha": {"lora_alpha": "16"},
+    "modules": {"alpha_pattern": {"q_proj": "16"}},
+}
+BODIES = {
+    b"{bad": "body.1",
+    b'{"lora_name": "a"}': "body.lora_path",
+    b'{"lora_path": "/x"}': "body.lora_name",
+    b'{"lora_name": 3, "lora_path": "/x"}': "body.lora_name",
+    b"[1]": "body",
+}
+
 
 def fault(reply) -> tuple[int, str]:
     """Status and type of an error reply in vLLM's form."""
@@ -20,128 +42,65 @@ def fault(reply) -> tuple[int, str]:
     return reply.status_code, error["type"]
 
 
-async def test_load_and_unload_are_answered_200(asker, tiny):
-    assert (await asker.load("a", tiny.adapter("a"))).status_code == 200
-    assert await asker.adapters() == {"a": tiny.adapter("a")}
+async def test_names_are_loaded_once_listed_and_unloaded(asker, tiny):
+    """A name that is loaded is 400 whatever the path, as are empty names and the base model's."""
+    a = tiny.adapter("a")
+    assert (await asker.load("a", a)).status_code == 200
+    for second in ("a", "b"):
+        reply = await asker.load("a", tiny.adapter(second))
+        assert (*fault(reply), reply.json()["error"]["param"]) == INVALID
+    for name, path in (("", "/x"), ("b", ""), (BASE_MODEL, "/x")):
+        assert fault(await asker.load(name, path)) == INVALID[:2]
+    cards = (await asker.client.get("/v1/models")).json()["data"]
+    base, own = (BASE_MODEL, str(tiny.model), None), ("a", a, BASE_MODEL)
+    assert [(card["id"], card["root"], card["parent"]) for card in cards] == [base, own]
     assert (await asker.unload("a")).status_code == 200
     assert await asker.adapters() == {}
+    assert fault(await asker.unload("a")) == MISSING
+    assert fault(await asker.unload("")) == INVALID[:2]
 
 
-@pytest.mark.parametrize("second", ["a", "b"])
-async def test_a_name_that_is_loaded_is_400_whatever_the_path(asker, tiny, second):
-    await asker.load("a", tiny.adapter("a"))
-    reply = await asker.load("a", tiny.adapter(second))
-    assert fault(reply) == (400, "InvalidUserInput")
-    assert reply.json()["error"]["param"] is None
-    assert await asker.adapters() == {"a": tiny.adapter("a")}
-
-
-@pytest.mark.parametrize(("name", "path"), [("", "/x"), ("a", ""), (BASE_MODEL, "/x")])
-async def test_empty_names_and_the_base_models_are_400(asker, name, path):
-    assert fault(await asker.load(name, path)) == (400, "InvalidUserInput")
-
-
-@pytest.mark.parametrize(
-    ("content", "param"),
-    [
-        (b"{bad", "body.1"),
-        (b'{"lora_name": "a"}', "body.lora_path"),
-        (b'{"lora_path": "/x"}', "body.lora_name"),
-        (b'{"lora_name": 3, "lora_path": "/x"}', "body.lora_name"),
-        (b"[1]", "body"),
-    ],
-)
-async def test_malformed_requests_are_400_and_name_the_field(asker, content, param):
+async def test_malformed_requests_are_400_and_name_the_field(asker):
     headers = {"content-type": "application/json"}
-    reply = await asker.client.post("/v1/load_lora_adapter", content=content, headers=headers)
-    assert fault(reply) == (400, "Bad Request")
-    assert reply.json()["error"]["param"] == param
+    for content, param in BODIES.items():
+        reply = await asker.client.post("/v1/load_lora_adapter", content=content, headers=headers)
+        assert (fault(reply), reply.json()["error"]["param"]) == (MALFORMED, param)
 
 
-async def test_missing_files_are_404(asker, tiny, tmp_path):
-    assert fault(await asker.load("a", str(tmp_path / "missing"))) == (404, "NotFoundError")
-    folder = tmp_path / "no-config"
-    shutil.copytree(tiny.adapter("a"), folder)
-    (folder / "adapter_config.json").unlink()
-    assert fault(await asker.load("a", str(folder))) == (404, "NotFoundError")
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("rank", {"rank": 32}),
-        ("dora", {"use_dora": True}),
-        ("bias", {"bias": "all"}),
-        ("saved", {"modules_to_save": ["lm_head"]}),
-        ("init", {"init_lora_weights": "pissa"}),
-        ("none", {"r": 0}),
-        ("one", {"rank_pattern": {"q_proj": 32}}),
-        ("alpha", {"lora_alpha": "16"}),
-        ("modules", {"alpha_pattern": {"q_proj": "16"}}),
-    ],
-)
-async def test_adapters_that_vllm_does_not_take_are_500(asker, tiny, name, changes):
-    assert fault(await asker.load(name, tiny.changed(name, **changes))) == (500, "InternalServerError")
+async def test_missing_files_are_404_and_what_cannot_be_read_500(asker, tiny, tmp_path):
+    """Only a file that is not there is a missing one; weights that are not there, or cut off, are refused."""
+    assert fault(await asker.load("a", str(tmp_path / "missing"))) == MISSING
+    folder = Path(shutil.copytree(tiny.adapter("a"), tmp_path / "folder"))
+    (folder / "adapter_config.json").rename(tmp_path / "file")
+    assert fault(await asker.load("a", str(folder))) == MISSING
+    (folder / "adapter_config.json").mkdir()
+    for path in (folder, tmp_path / "file", "/\0", f"/{'long' * 100}"):
+        assert fault(await asker.load("a", str(path))) == REFUSED
+    for kept_bytes in (0, 1000):
+        cut = Path(shutil.copytree(tiny.adapter("a"), tmp_path / f"cut{kept_bytes}"))
+        weights = cut / "adapter_model.safetensors"
+        beginning = weights.read_bytes()[:kept_bytes]
+        weights.unlink()
+        if beginning:
+            weights.write_bytes(beginning)
+        assert fault(await asker.load("cut", str(cut))) == REFUSED
     assert await asker.adapters() == {}
 
 
-async def test_what_is_there_and_cannot_be_read_is_500(asker, tiny, tmp_path):
-    """Only a file that is not there is a missing one."""
-    shutil.copytree(tiny.adapter("a"), tmp_path / "folder")
-    (tmp_path / "folder/adapter_config.json").rename(tmp_path / "file")
-    (tmp_path / "folder/adapter_config.json").mkdir()
-    for path in (tmp_path / "folder", tmp_path / "file", "/\0", f"/{'long' * 100}"):
-        assert fault(await asker.load("a", str(path))) == (500, "InternalServerError")
+@pytest.mark.parametrize("name", CHANGES)
+async def test_adapters_that_vllm_does_not_take_are_500(asker, tiny, name):
+    assert fault(await asker.load(name, tiny.changed(name, **CHANGES[name]))) == REFUSED
     assert await asker.adapters() == {}
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 1000])
-async def test_a_truncated_or_missing_file_is_500(asker, tiny, tmp_path, kept_bytes):
-    folder = truncated(tiny.adapter("a"), tmp_path / "cut", kept_bytes)
-    assert fault(await asker.load("cut", str(folder))) == (500, "InternalServerError")
-    assert await asker.adapters() == {}
-
-
-def truncated(adapter: str, folder: Path, kept_bytes: int) -> Path:
-    """A copy of an adapter with the beginning of its weights only; 0: without the file."""
-    shutil.copytree(adapter, folder)
-    weights = folder / "adapter_model.safetensors"
-    beginning = weights.read_bytes()[:kept_bytes]
-    weights.unlink()
-    if beginning:
-        weights.write_bytes(beginning)
-    return folder
-
-
-async def test_unload_of_an_unknown_name_is_404(asker):
-    assert fault(await asker.unload("nobody")) == (404, "NotFoundError")
-    assert fault(await asker.unload("")) == (400, "InvalidUserInput")
-
-
-async def test_an_unknown_model_is_404_and_never_the_base_model(asker):
+async def test_an_unknown_model_is_404_and_never_the_base_model_and_routes_are_those_of_vllm(asker):
     """R5 no-silent-base: an adapter that is absent is an error, never the base's output."""
     reply = await asker.complete("nobody", "x")
-    assert fault(reply) == (404, "NotFoundError")
-    assert reply.json()["error"]["param"] == "model"
-
-
-async def test_routes_answer_405_to_another_method_and_unknown_ones_404(asker):
+    assert (fault(reply), reply.json()["error"]["param"]) == (MISSING, "model")
     assert (await asker.client.get("/v1/load_lora_adapter")).status_code == 405
     assert (await asker.client.get("/v1/unload_lora_adapter")).status_code == 405
     unknown = await asker.client.get("/v1/nowhere")
     assert (unknown.status_code, unknown.json()) == (404, {"detail": "Not Found"})
-
-
-async def test_cards_say_base_and_path(asker, tiny):
-    await asker.load("a", tiny.adapter("a"))
-    cards = (await asker.client.get("/v1/models")).json()["data"]
-    assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
-        (BASE_MODEL, str(tiny.model), None),
-        ("a", tiny.adapter("a"), BASE_MODEL),
-    ]
-
-
-async def test_openapi_has_both_routes(asker):
     paths = (await asker.client.get("/openapi.json")).json()["paths"]
     assert {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"} <= set(paths)
 
