@@ -192,10 +192,6 @@ class Hand:
     async def commit(self, *ops: Put | Delete) -> int:
         return await commit(self.client, *ops)
 
-    async def revision_of(self, name: str) -> int:
-        """etcd's of an adapter's record."""
-        return (await self.client.range(Range(self.keys.adapter(POOL, name)))).kvs[0].mod_revision
-
     def ref(self, record: AdapterRecord) -> ArtifactRef:
         source = record.spec.source
         return ArtifactRef(source.uri, source.digest)

@@ -24,14 +24,12 @@ from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import GRACE_SECONDS
 from sidecar.desired.mailbox import Snapshot
-from sidecar.engines.driver import Deadlines
 from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import KEEP_SECONDS
 from sidecar.plan.types import RoundReport
-from sidecar.resolver.demand import IDLE_SECONDS
 from sidecar.resolver.server import answer_questions
 from tests.support.adapters import write_adapter
 from tests.support.engines import PATIENT
@@ -39,9 +37,6 @@ from tests.support.http_client import http_client
 from tests.support.ordered import ordered
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
-
-# For tests of what a sidecar does once time is up; all others must not depend on how long anything takes.
-QUICK = Deadlines(probe_seconds=2, list_seconds=2, load_seconds=0.5, unload_seconds=0.5, turn_seconds=0.5)
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,6 @@ class Rig:
         engine: SimulatedVllm,
         url: str,
         keeping: Keeping = Keeping(),
-        *,
-        deadlines: Deadlines = PATIENT,
     ) -> None:
         """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
@@ -100,7 +93,7 @@ class Rig:
         self.store = LocalStore(
             folder / "store", "r1", [f"file://{self.sources}/"], engine=url, grace_seconds=keeping.grace_seconds
         )
-        self.driver = VllmEngine(url, deadlines=deadlines)
+        self.driver = VllmEngine(url, deadlines=PATIENT)
         self.statuses: list[ReplicaStatus] = []
         self.records: dict[bytes, bytes] = {}
         with mock.patch("sidecar.app.DrainTracker", keeping.drain_tracker):
@@ -175,11 +168,6 @@ class Rig:
         """Makes this the pool's record; not `is_read`: nobody knows yet whether it has one."""
         self.mailbox.post(replace(self.mailbox.snapshot, pool=pool, pool_read=is_read))
 
-    def let_idle(self, seconds: float = IDLE_SECONDS) -> None:
-        """From now on lazy adapters that nobody uses for longer are unloaded."""
-        self.demand._idle_seconds = seconds
-        self.mailbox.wake()
-
     async def request(self, name: str) -> int:
         """Asks the engine for a completion of a model; gives the HTTP status."""
         body = {"model": name, "prompt": "x", "max_tokens": 1}
@@ -216,12 +204,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def running_rig(
-    folder: Path, engine: SimulatedVllm | None = None, deadlines: Deadlines = PATIENT
-) -> AsyncIterator[Rig]:
+async def running_rig(folder: Path, engine: SimulatedVllm | None = None) -> AsyncIterator[Rig]:
     """A rig whose loop runs within the body; the engine is watched for restarts too."""
     engine = engine or SimulatedVllm()
-    async with serving(engine) as url, running(Rig(folder, engine, url, deadlines=deadlines)) as rig:
+    async with serving(engine) as url, running(Rig(folder, engine, url)) as rig:
         yield rig
 
 
