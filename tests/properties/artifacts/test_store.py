@@ -85,7 +85,7 @@ def outcome(folder: Path, config: bytes, content: bytes, *, is_pinned: bool) -> 
         store.close()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(config=configs, content=weights, is_pinned=st.booleans())
 def test_any_two_files_are_refused_by_name_or_served_as_they_are(config: bytes, content: bytes, is_pinned: bool):
     """R4 digest-true, R14 nack: a typed refusal, or a directory that hashes to its digest."""

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,38 +127,28 @@ def test_what_got_its_name_stays_and_what_an_earlier_holder_of_the_lock_left_goe
     assert quota._reserved_bytes == 0
 
 
-def test_the_disk_is_looked_at_again_while_files_arrive(arriving, monkeypatch):
-    """R16, fault 25: for what is still to come, and no more."""
+def test_the_disk_is_looked_at_again_for_each_32_mib_that_arrive(arriving, monkeypatch):
+    """R16, fault 25: for what is still to come, and no more; others may fill it while a large file comes."""
     asked: list[tuple[int, str]] = []
-    monkeypatch.setattr(ingest, "CHECK_BYTES", 10)
     monkeypatch.setattr(arriving._reservation, "check_disk", lambda left, name: asked.append((left, name)))
-    arriving.take(WEIGHTS, 27, iter([b"x" * 6] * 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "CHECK_BYTES", 10)
+        arriving.take(WEIGHTS, 27, iter([b"x" * 6] * 5))
     assert asked == [(15, WEIGHTS), (3, WEIGHTS), (0, WEIGHTS)]
+    asked.clear()
 
-
-def test_the_disk_is_looked_at_for_each_32_mib_that_arrive(arriving, monkeypatch):
-    """R16, fault 25: others may fill it while a large file comes."""
-    asked: list[int] = []
-
-    class Drained:
+    def drained(_: int) -> SimpleNamespace:
         """Takes all that comes, and keeps nothing of it."""
-
-        size_bytes = 0
-
-        def __init__(self, _: int) -> None:
-            """Nothing came yet."""
-
-        def take(self, chunks: Iterator[bytes]) -> str:
-            self.size_bytes = sum(map(len, chunks))
-            return "0" * 64
+        made = SimpleNamespace(size_bytes=0)
+        made.take = lambda chunks: setattr(made, "size_bytes", sum(map(len, chunks))) or "0" * 64
+        return made
 
     mib, size_bytes = b"x" * (1 << 20), 96 << 20
-    monkeypatch.setattr(ingest, "Writing", Drained)
+    monkeypatch.setattr(ingest, "Writing", drained)
     monkeypatch.setattr(arriving._reservation, "admit", lambda *_: None)
-    monkeypatch.setattr(arriving._reservation, "check_disk", lambda left, _: asked.append(left >> 20))
     monkeypatch.setitem(arriving._caps, WEIGHTS, size_bytes)
     arriving.take(WEIGHTS, size_bytes, iter([mib] * 96))
-    assert asked == [64, 32, 0]
+    assert [left >> 20 for left, _ in asked] == [64, 32, 0]
 
 
 @pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), ZeroDivisionError()], ids=["busy", "ours"])

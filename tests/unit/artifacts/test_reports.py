@@ -119,7 +119,9 @@ def test_only_what_this_store_wrote_of_an_artifact_is_believed(layout, tmp_path)
     assert Reports(layout).read(report.id) is None
 
 
-def test_an_artifact_without_a_report_is_told_by_its_files(layout):
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_artifact_without_a_report_is_told_by_its_files(layout, name):
+    """R21, R8: of what is missing nothing is concluded; of what is damaged neither, for good."""
     order = order_of(None)
     directory = layout.adapter(order.artifact(SOURCE))
     write_adapter(directory, rank=4, base="acme/base")
@@ -129,18 +131,11 @@ def test_an_artifact_without_a_report_is_told_by_its_files(layout):
     assert look(layout, order_of(None, calls_base="/hub/models--acme--base/snapshots/abc"), SOURCE).warnings == ()
     (told,) = look(layout, order_of(None, calls_base="acme/other"), SOURCE).warnings
     assert told.reason == "base_name_differs"
-
-
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_files_that_are_no_adapter_any_more_are_damaged_and_missing_ones_are_missing(layout, name):
-    """R21, R8: of what is missing nothing is concluded; of what is damaged neither, for good."""
-    directory = layout.adapter(order_of(None).artifact(SOURCE))
-    write_adapter(directory)
     (directory / name).write_bytes(b"x" * 99)
     with pytest.raises(ArtifactError) as refused:
-        look(layout, order_of(None), SOURCE)
+        look(layout, order, SOURCE)
     assert (refused.value.reason, refused.value.permanent) == ("artifact_damaged", False)
     assert str(directory) in refused.value.message
     (directory / name).unlink()
     with pytest.raises(FileNotFoundError):
-        look(layout, order_of(None), SOURCE)
+        look(layout, order, SOURCE)

@@ -7,7 +7,7 @@ import fcntl
 import itertools
 import shutil
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from threading import Event
 from unittest.mock import patch
@@ -117,27 +117,23 @@ async def test_leftovers_of_the_dead_are_swept_and_only_those_of_the_lock_that_i
     assert contents(tmp_path / "store" / "tmp") == ["other.live"]
 
 
-def _as_it_is(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
-    return pinned(adapter)
+SITUATIONS: dict[str, Callable[[LocalStore, WrittenAdapter], ArtifactRef]] = {
+    "as it is": lambda _, adapter: pinned(adapter),
+    "whatever is there": lambda _, adapter: unpinned(adapter),
+    "prepared": lambda _, adapter: ArtifactRef(adapter.uri, adapter.digest, prepare='{"remap": "auto"}'),
+    "there without report": lambda store, adapter: staged_and(
+        store, adapter, lambda one: report_of(store, one).unlink()
+    ),
+    "damaged": lambda store, adapter: staged_and(store, adapter, lambda one: flip(one.path)),
+}
 
 
-def _whatever_is_there(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
-    return unpinned(adapter)
+def report_of(store: LocalStore, staged: Staged) -> Path:
+    return store._layout.report(staged.id)
 
 
-def _prepared(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
-    return ArtifactRef(adapter.uri, adapter.digest, prepare='{"remap": "auto"}')
-
-
-def _there_without_report(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
-    staged = asyncio.run(store.ensure(pinned(adapter)))
-    store._layout.report(staged.id).unlink()
-    return pinned(adapter)
-
-
-def _damaged(store: LocalStore, adapter: WrittenAdapter) -> ArtifactRef:
-    staged = asyncio.run(store.ensure(pinned(adapter)))
-    flip(staged.path)
+def staged_and(store: LocalStore, adapter: WrittenAdapter, deed: Callable[[Staged], object]) -> ArtifactRef:
+    deed(asyncio.run(store.ensure(pinned(adapter))))
     return pinned(adapter)
 
 
@@ -175,10 +171,7 @@ class _Leaver:
             return task.cancelled()
 
 
-_SITUATIONS = [_as_it_is, _whatever_is_there, _prepared, _there_without_report, _damaged]
-
-
-@pytest.mark.parametrize("situation", _SITUATIONS, ids=lambda one: one.__name__.strip("_"))
+@pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
 def test_a_staging_may_be_left_at_each_moment(tmp_path, situation):
     """R7, R8, R12: half of nothing is left, no lock is held, no lease is lost, and the next one has it right."""
     left_at = []

@@ -105,7 +105,7 @@ def test_dora_is_refused_or_taken_off():
     assert reasons(LLAMA.draft(), dora="strip") == ([], [])
 
 
-def test_modules_that_a_record_drops_are_left_out_and_told():
+def test_modules_that_a_record_drops_and_weights_of_the_base_are_left_out_and_told():
     verdict = verdict_of(LLAMA.draft(), KNOWN, drop=["0.self_attn.q_proj", "1.mlp.down_proj", "nowhere"])
     (warning,) = verdict.warnings
     assert warning.reason == "modules_dropped"
@@ -113,9 +113,6 @@ def test_modules_that_a_record_drops_are_left_out_and_told():
     assert "model.layers.0.self_attn.q_proj" in warning.message
     assert len(verdict.changes.dropped) == 4
     assert reasons(LLAMA.draft(), drop=["nowhere"]) == ([], [])
-
-
-def test_weights_of_the_base_are_passed_over_and_told():
     draft = LLAMA.draft()
     draft.tensors[f"{Q}.base_layer.weight"] = numbers(32, 32)
     draft.tensors[f"{STEM}model.layers.0.self_attn.k_proj.base_layer.weight"] = numbers(16, 32)
@@ -204,23 +201,17 @@ def test_patterns_follow_their_modules_to_new_names():
     assert verdict_of(draft, KNOWN).changes.config == {}
 
 
-def test_a_rank_is_that_of_the_modules_own_pattern():
-    draft = LLAMA.draft()
-    draft.config["rank_pattern"] = {"0.self_attn.q_proj": 2 * RANK}
-    found = verdict_of(draft, KNOWN)
-    assert [(one.reason, one.key) for one in found.findings] == [
-        ("rank_mismatch", f"{Q}.lora_A.weight"),
-        ("rank_mismatch", f"{Q}.lora_B.weight"),
-    ]
-    assert found.rank == 2 * RANK
-
-
 @pytest.mark.parametrize(
     ("most", "found"), [(None, None), (RANK, None), (RANK + 1, None), (RANK - 1, ("r", f"rank {RANK}"))]
 )
-def test_a_rank_is_refused_above_the_replicas_own(most, found):
+def test_a_rank_is_that_of_the_modules_own_pattern_and_refused_above_the_replicas_own(most, found):
     told = findings(LLAMA.draft(), KNOWN, AdapterLimits(max_rank=most))
     assert [(one.key, one.found) for one in told.values()] == ([found] if found else [])
+    draft = LLAMA.draft()
+    draft.config["rank_pattern"] = {"0.self_attn.q_proj": 2 * RANK}
+    verdict = verdict_of(draft, KNOWN)
+    mismatches = [("rank_mismatch", f"{Q}.lora_{half}.weight") for half in "AB"]
+    assert ([(one.reason, one.key) for one in verdict.findings], verdict.rank) == (mismatches, 2 * RANK)
 
 
 def test_the_first_module_that_replicas_leave_out_is_told_with_how_many_there_are():
