@@ -74,10 +74,9 @@ class RealVllm:
 
     async def ensure(self, flags: VllmFlags = VllmFlags()) -> None:
         """Starts it with these flags unless it runs with them, and waits until it is healthy."""
-        if self._process is not None and self._process.poll() is None and self._flags == flags:
-            return
-        self.stop()
-        self._start(flags)
+        if self._process is None or self._process.poll() is not None or self._flags != flags:
+            self.stop()
+            self._start(flags)
         await eventually(self._is_healthy, timeout_seconds=START_SECONDS, every_seconds=0.5)
 
     async def again(self, flags: VllmFlags | None = None) -> None:
