@@ -116,7 +116,9 @@ def here(tmp_path) -> Path:
     return tmp_path / "a"
 
 
-def test_a_conversion_is_asked_for_what_was_said(cli, published, here, monkeypatch):
+def test_a_publication_is_asked_for_what_was_said_and_told_module_by_module(cli, published, here, monkeypatch):
+    """What was there before is told as that."""
+
     def said(line: str) -> tuple[object, ...]:
         assert cli("publish", "a", *line.split()).code == 0
         options = published["options"]
@@ -131,6 +133,16 @@ def test_a_conversion_is_asked_for_what_was_said(cli, published, here, monkeypat
     monkeypatch.setattr(Credentials, "hold", lambda _self, name, place: held.append((name, place)) or "it")
     said("s3://b/a --credential mine")
     assert (published["held"], held) == ("it", [("mine", published["there"].place)])
+    ran, value = cli("publish", "a", "there"), cli("-o", "json", "publish", "a", "there").json
+    uri = published["there"].uri
+    modules = ["MODULE KIND TRAINED RANK RANK ERROR", "q_proj rank 16 8 1.23e-02", "k_proj kept 8 8 0.00e+00"]
+    warned = ["warning: odd: it is odd", f"warning: base_unknown: {NO_BASE['message']}"]
+    assert (ran.code, ran.lines) == (0, [*modules, *warned, f"{uri} is written", "sha256:1"]), ran.err
+    told = {"uri": uri, "digest": "sha256:1", "warnings": [{"reason": "odd", "message": "it is odd"}, NO_BASE]}
+    assert value == told | {"modules": [one.as_dict() for one in OUTCOMES]}
+    assert cli("-o", "name", "publish", "a", "there").out == "sha256:1\n"
+    published["gives"] = PublishedFiles("sha256:1", [], [], was_there=True)
+    assert cli("publish", "a", "there").out.splitlines()[1:] == [f"{uri} was there already", "sha256:1"]
 
 
 FINDING = Finding("bad", "k", "1", "2", "change it")
@@ -199,20 +211,6 @@ def test_what_an_adapter_is_worth_is_told_in_each_form(cli, looked, here):
     ran, named = cli("check", "a"), cli("-o", "name", "check", "a")
     assert (ran.code, len(ran.lines), named.code, named.out) == (4, 4, 4, "bad\n")
     assert ran.lines[:2] == ["REASON KEY FOUND EXPECTED REMEDY", "bad k 1 2 change it"]
-
-
-def test_a_publication_is_told_module_by_module(cli, published, here):
-    """What was there before is told as that."""
-    ran, value = cli("publish", "a", "there"), cli("-o", "json", "publish", "a", "there").json
-    uri = published["there"].uri
-    modules = ["MODULE KIND TRAINED RANK RANK ERROR", "q_proj rank 16 8 1.23e-02", "k_proj kept 8 8 0.00e+00"]
-    warned = ["warning: odd: it is odd", f"warning: base_unknown: {NO_BASE['message']}"]
-    assert (ran.code, ran.lines) == (0, [*modules, *warned, f"{uri} is written", "sha256:1"]), ran.err
-    told = {"uri": uri, "digest": "sha256:1", "warnings": [{"reason": "odd", "message": "it is odd"}, NO_BASE]}
-    assert value == told | {"modules": [one.as_dict() for one in OUTCOMES]}
-    assert cli("-o", "name", "publish", "a", "there").out == "sha256:1\n"
-    published["gives"] = PublishedFiles("sha256:1", [], [], was_there=True)
-    assert cli("publish", "a", "there").out.splitlines()[1:] == [f"{uri} was there already", "sha256:1"]
 
 
 @pytest.mark.parametrize(

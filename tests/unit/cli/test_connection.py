@@ -56,8 +56,12 @@ def make_stack(address: str, *, runs: bool) -> None:
     remember(pid_file(DEFAULT_FOLDER, "admin"), Process(os.getpid(), started if runs else started + 1))
 
 
-def test_a_stack_that_is_down_is_an_error(unnamed, address, admin, capsys, monkeypatch):
-    """X2: another service than the user means would be told everything, and changed."""
+def test_a_stack_that_is_down_is_an_error_and_an_admin_service_that_was_not_named_is_told(
+    unnamed, address, admin, capsys, monkeypatch
+):
+    """X2: another service than the user means would be told everything, and changed. Standard output is what it was,
+    and for programs standard error stays one object.
+    """
     monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
     make_stack(address, runs=False)
     assert run(["get", "pools"]) == 6
@@ -67,6 +71,23 @@ def test_a_stack_that_is_down_is_an_error(unnamed, address, admin, capsys, monke
     assert (run(["doctor"]), capsys.readouterr().err.startswith("error: STACK_NOT_READY: ")) == (6, True)
     assert (run(["digest", "nothing"]), "STACK" in capsys.readouterr().err) == (3, False), "what asks no service"
     assert run(["--admin", address, "-o", "name", "get", "pools"]) == 0
+    capsys.readouterr()
+    make_stack(address, runs=True)
+    named = ["-o", "name", "get", "pools"]
+    told = f"admin service: {address} (of the stack in .loraplane)\n"
+    assert (run(named), capsys.readouterr()) == (0, ("dev\n", told))
+    shutil.rmtree(DEFAULT_FOLDER)
+    monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
+    told = f"admin service: {address} (the default; --admin or LORAPLANE_ADMIN names one)\n"
+    assert (run(named), capsys.readouterr()) == (0, ("dev\n", told))
+    assert (run(["--admin", address, *named]), capsys.readouterr()) == (0, ("dev\n", ""))
+    with nobody_listens() as nobody:
+        monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", nobody)
+        assert run(["-o", "json", "get", "pools", "--timeout", "0.2"]) == 6
+    assert nobody in json.loads(capsys.readouterr().err)["error"]["message"]
+    monkeypatch.setenv("LORAPLANE_ADMIN", address)
+    monkeypatch.setenv("LORAPLANE_OUTPUT", "name")
+    assert (run(["get", "pools"]), capsys.readouterr().out) == (0, "dev\n")
 
 
 @pytest.mark.parametrize("command", ["get pools", "dev status", "dev down", "dev up"])
@@ -217,23 +238,3 @@ def test_what_is_typed_about_the_form_goes_before_the_variable(capsys, monkeypat
     monkeypatch.setenv("LORAPLANE_OUTPUT", "json")
     assert (run(["get", "foos"]), json.loads(capsys.readouterr().err)["error"]["reason"]) == (2, "USAGE")
     assert (run(["get", "foos", "-o", "table"]), capsys.readouterr().err.startswith("error: USAGE: ")) == (2, True)
-
-
-def test_an_admin_service_that_was_not_named_is_told(unnamed, address, capsys, monkeypatch):
-    """Standard output is what it was, and for programs standard error stays one object."""
-    make_stack(address, runs=True)
-    named = ["-o", "name", "get", "pools"]
-    told = f"admin service: {address} (of the stack in .loraplane)\n"
-    assert (run(named), capsys.readouterr()) == (0, ("dev\n", told))
-    shutil.rmtree(DEFAULT_FOLDER)
-    monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", address)
-    told = f"admin service: {address} (the default; --admin or LORAPLANE_ADMIN names one)\n"
-    assert (run(named), capsys.readouterr()) == (0, ("dev\n", told))
-    assert (run(["--admin", address, *named]), capsys.readouterr()) == (0, ("dev\n", ""))
-    with nobody_listens() as nobody:
-        monkeypatch.setattr("registry.cli.session.DEFAULT_ADMIN", nobody)
-        assert run(["-o", "json", "get", "pools", "--timeout", "0.2"]) == 6
-    assert nobody in json.loads(capsys.readouterr().err)["error"]["message"]
-    monkeypatch.setenv("LORAPLANE_ADMIN", address)
-    monkeypatch.setenv("LORAPLANE_OUTPUT", "name")
-    assert (run(["get", "pools"]), capsys.readouterr().out) == (0, "dev\n")

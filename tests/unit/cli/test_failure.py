@@ -40,14 +40,6 @@ def _leaves(kind: type[RegistryError]) -> Iterator[type[RegistryError]]:
         yield from _leaves(child)
 
 
-def test_a_failure_is_one_line_whatever_the_message_holds():
-    failure = CommandFailure(Exit.REFUSED, "X", "first\nsecond\r\n third", field="a.yaml:\n1", request_id="r1")
-    assert failure.line() == "error: X: a.yaml: 1: first second third (request id r1)"
-    error = NotFound(Reason.POOL_NOT_FOUND, "no pool", field="pool", metadata={"a": "b"})
-    told = {"reason": "POOL_NOT_FOUND", "message": "no pool", "field": "pool", "metadata": {"a": "b"}}
-    assert json.loads(json.dumps(failure_of(error).as_dict())) == told | {"request_id": None, "exit_code": 3}
-
-
 SQL = pb.Adapter(name="sql", pool="dev", generation=3, etag="7", spec=pb.AdapterSpec(source=pb.Source(uri="s3://b/s")))
 
 
@@ -168,7 +160,7 @@ def test_what_nobody_foresaw_is_told_with_the_line_that_it_comes_from(monkeypatc
             assert (error["reason"], error["exit_code"]) == ("INTERNAL", 1)
 
 
-def test_every_error_of_the_tree_has_the_exit_code_of_the_interface():
+def test_every_error_of_the_tree_has_the_exit_code_of_the_interface_and_is_one_line():
     """And every status but OK is one of our errors."""
     assert set(EXIT_OF) == set(_leaves(RegistryError))
     assert set(KIND_OF) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
@@ -177,6 +169,11 @@ def test_every_error_of_the_tree_has_the_exit_code_of_the_interface():
     expected = dict.fromkeys(refused, 4) | {"NOT_FOUND": 3, "ALREADY_EXISTS": 5, "ABORTED": 5}
     expected |= {"UNAVAILABLE": 6, "DEADLINE_EXCEEDED": 6, "INTERNAL": 1}
     assert {name: codes[name] for name in expected} == expected
+    failure = CommandFailure(Exit.REFUSED, "X", "first\nsecond\r\n third", field="a.yaml:\n1", request_id="r1")
+    assert failure.line() == "error: X: a.yaml: 1: first second third (request id r1)"
+    error = NotFound(Reason.POOL_NOT_FOUND, "no pool", field="pool", metadata={"a": "b"})
+    told = {"reason": "POOL_NOT_FOUND", "message": "no pool", "field": "pool", "metadata": {"a": "b"}}
+    assert json.loads(json.dumps(failure_of(error).as_dict())) == told | {"request_id": None, "exit_code": 3}
 
 
 UNREADABLE = {

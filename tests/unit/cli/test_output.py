@@ -46,15 +46,12 @@ def seen(written: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", written).splitlines()
 
 
-def test_a_table_on_a_terminal_stays_within_it_and_loses_nothing(drawn):
+def test_a_table_on_a_terminal_stays_within_it_and_elsewhere_a_row_is_a_line(drawn, capsys):
+    """It loses nothing. A letter may take two columns, or none; the cells beside them are plain."""
     header, *rows = seen(drawn(lambda printer: printer.items(VIEW, [LONG])))
     assert (header.split(), max(map(len, [header, *rows])) <= 30, len(rows) > 1) == (["TEXT", "END"], True, True)
     assert "".join(row.split()[0] for row in rows) == LONG
     assert [row.split()[1:] for row in rows] == [["x"], *[[]] * (len(rows) - 1)]
-
-
-def test_without_a_terminal_a_row_is_a_line(capsys):
-    """A letter may take two columns, or none; the cells beside them are plain."""
     Printer(Format.TABLE).items(VIEW, [LONG * 40, "b"])
     header, first, second = capsys.readouterr().out.splitlines()
     assert first == f"{LONG * 40}  x"

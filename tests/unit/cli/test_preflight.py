@@ -203,14 +203,6 @@ def looks(address, admin, monkeypatch) -> Any:
     return ask
 
 
-def test_what_is_here_is_looked_at_where_it_is_and_what_is_elsewhere_is_fetched(looks, folders, admin):
-    whole, half, empty = (f"file://{folders}/{name}" for name in ("whole", "half", "empty"))
-    given = (change("s3://b/a"), change(half, "other"), change(empty), change("hf://a/b@c"))
-    here, there = [(whole, folders / "whole"), (half, folders / "half")], [("s3://b/a", None), ("hf://a/b@c", None)]
-    assert looks(change(whole), DELETION, *given) == [here[0], there[0], here[1], there[1]]
-    assert sorted(one.name for one in admin.asked("GetPool")) == ["dev", "other"]
-
-
 @pytest.mark.parametrize(
     ("uri", "is_local", "told"),
     [
@@ -249,12 +241,20 @@ def test_a_pool_that_cannot_be_read_is_told_where_it_was_written(looks, folders,
     assert (raised.value.failure.reason, raised.value.failure.field) == (reason, field)
 
 
-def test_what_nobody_need_look_at_asks_nobody(looks, admin, folders):
+def test_what_is_here_is_looked_at_where_it_is_what_is_elsewhere_is_fetched_and_the_rest_asks_nobody(
+    looks, admin, folders
+):
     """What is pinned, on another host's disk, or deleted. In no time nothing is fetched; what is here is seen."""
     for given in (change("s3://b/a", digest="sha256:1"), change("file://elsewhere/a"), DELETION):
         assert (looks(given), admin.requests) == ([], [])
     whole = f"file://{folders}/whole"
     assert looks(change("s3://b/a"), change(whole, digest="sha256:1"), seconds=0.0) == [(whole, folders / "whole")]
+    admin.requests.clear()
+    whole, half, empty = (f"file://{folders}/{name}" for name in ("whole", "half", "empty"))
+    given = (change("s3://b/a"), change(half, "other"), change(empty), change("hf://a/b@c"))
+    here, there = [(whole, folders / "whole"), (half, folders / "half")], [("s3://b/a", None), ("hf://a/b@c", None)]
+    assert looks(change(whole), DELETION, *given) == [here[0], there[0], here[1], there[1]]
+    assert sorted(one.name for one in admin.asked("GetPool")) == ["dev", "other"]
 
 
 def test_the_digest_of_what_can_be_read_is_pinned(cli, admin, pool, manifest, arrives, tmp_path):

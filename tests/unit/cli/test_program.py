@@ -53,21 +53,19 @@ def test_a_get_imports_grpc_and_nothing_else_that_is_heavy(address, admin, form)
     assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf"}
 
 
-def test_an_apply_whose_files_are_elsewhere_imports_nothing_that_reads_adapters(address, manifest):
-    """Of its time most would be that of imports."""
-    path = manifest("a", source={"uri": "s3://b/a", "digest": "sha256:" + "5" * 64})
-    modules = imported("--admin", address, "apply", "-f", path)
-    assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf", "pydantic", "yaml"}
-    assert not modules & {"registry.cli.source_reader", "registry.lora.check", "registry.sources.allowed"}
-
-
-def test_a_tab_imports_grpc_and_nothing_else_that_is_heavy(address, admin):
-    """Somebody waits with a finger on the key."""
+def test_a_tab_imports_grpc_and_an_apply_whose_files_are_elsewhere_nothing_that_reads_adapters(
+    address, admin, manifest
+):
+    """Somebody waits with a finger on the key; of its time most would be that of imports."""
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
     line = {"_LORAPLANE_COMPLETE": "complete_bash", "COMP_WORDS": "loraplane get adapters a", "COMP_CWORD": "3"}
     modules = imported(before=PATIENT, LORAPLANE_ADMIN=address, **line)
     assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf"}
     assert admin.asked("ListAdapters")[0].filter == "name=a*"
+    path = manifest("a", source={"uri": "s3://b/a", "digest": "sha256:" + "5" * 64})
+    modules = imported("--admin", address, "apply", "-f", path)
+    assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf", "pydantic", "yaml"}
+    assert not modules & {"registry.cli.source_reader", "registry.lora.check", "registry.sources.allowed"}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -97,16 +97,13 @@ def test_answers_are_alike_only_in_tokens_and_logprobs(one, other, alike):
 
 
 def test_adapters_that_answer_alike_and_an_old_answer_after_a_new_one_are_noticed():
+    """In the form of the reference, what cannot be printed is a dot."""
     apart = {"": dict.fromkeys(PROMPTS, ONE), "a": dict.fromkeys(PROMPTS, EngineAnswer((3, 4), (-0.1, -0.2)))}
     assert indistinct(apart) == []
     assert indistinct({**apart, "b": {PROMPTS[0]: ONE, PROMPTS[1]: EngineAnswer((9,), (-1.0,))}}) == [("", "b")]
     of = {"o": Version.OLD, "n": Version.NEW, "f": Version.FAILED}
     went_back = [Stream("url", [of[one] for one in seen]).went_back() for seen in ("on", "ono", "ofnf", "")]
     assert went_back == [False, True, False, False]
-
-
-def test_the_references_form():
-    """What cannot be printed is a dot."""
     printed = {"a": {"Hello": [{"token": 72, "logprob": -0.5}, {"token": 7, "logprob": -1.0}]}}
     answer = reference_of(printed)["a"]["Hello"]
     assert (answer, text_of(answer)) == (EngineAnswer((72, 7), (-0.5, -1.0)), "H·")

@@ -266,8 +266,10 @@ def test_a_program_says_its_version_or_that_it_is_not_installed(monkeypatch):
     assert [variable_of(flag) for flag in ("--tls-ca", "--etcd")] == ["LORAPLANE_TLS_CA", "LORAPLANE_ETCD"]
 
 
-def test_garbage_is_looked_for_less_often_than_python_does_by_itself(monkeypatch):
-    """What stands at the start is left out of it; what has survived once is looked at again within minutes (X3)."""
+def test_garbage_is_looked_for_less_often_than_python_does_and_a_process_may_open_what_it_is_allowed_to(monkeypatch):
+    """What stands at the start is left out of it; what has survived once is looked at again within minutes (X3). Of
+    descriptors a shell's 1024 are for programs of another time; and a system that grants less ends nothing.
+    """
     told: list[object] = []
     monkeypatch.setattr(program.gc, "freeze", lambda: told.append("frozen"))
     monkeypatch.setattr(program.gc, "set_threshold", lambda *thresholds: told.append(thresholds))
@@ -275,15 +277,11 @@ def test_garbage_is_looked_for_less_often_than_python_does_by_itself(monkeypatch
     frozen, (young, older, all_of_them) = told  # type: ignore[misc] # thresholds
     assert (frozen, young > 10 * 700, young * older < 50_000) == ("frozen", True, True)
     assert young * older * all_of_them < 500_000
-
-
-def test_a_process_may_open_what_it_is_allowed_to(monkeypatch):
-    """X3: a shell's 1024 are for programs of another time; and a system that grants less ends nothing."""
     monkeypatch.setattr(program.resource, "getrlimit", lambda _: (1024, 524288))
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(program.resource, "setrlimit", lambda _, limits: told.append(limits))
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(program.resource, "setrlimit", lambda _, these: limits.append(these))
     raise_descriptor_limit()
-    assert told == [(524288, 524288)]
+    assert limits == [(524288, 524288)]
     for error in (ValueError, OSError):
         monkeypatch.setattr(program.resource, "setrlimit", Mock(side_effect=error))
         raise_descriptor_limit()

@@ -107,7 +107,7 @@ def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
     play(main)
 
 
-def test_a_round_that_fails_comes_again_after_a_while(scene):
+def test_a_round_that_fails_comes_again_after_a_while_and_what_is_done_without_is_told(scene):
     async def main() -> None:
         async def fails() -> float:
             raise RecursionError
@@ -122,8 +122,6 @@ def test_a_round_that_fails_comes_again_after_a_while(scene):
 
     play(main)
 
-
-def test_what_is_done_without(scene):
     async def main() -> None:
         assert scene.supervisor.survives("snapshot", lambda: None)
         with structlog.testing.capture_logs() as logged:
