@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from registry.etcd3.ops import Event
@@ -63,6 +63,7 @@ class Checks:
     samples: dict[str, list[Sample]] = field(default_factory=lambda: defaultdict(list))
     on_violation: Callable[[str], None] = lambda _text: None
     on_sent: Callable[[EngineHost, PostRequest], None] = lambda _host, _request: None
+    on_given: Callable[[EngineHost, str], None] = lambda _host, _path: None
     on_removed: Callable[[EngineHost, str], None] = lambda _host, _path: None
     on_work: Callable[[str, str], None] = lambda _replica, _name: None
     calls: int = 0
@@ -217,6 +218,8 @@ class Checks:
             return
         moments = self.oracle.at(desired.revision)
         lazy = [moment.lazy().get(name) for moment in moments]
+        if path:
+            self.on_given(host, path)
         if path and not any(self._may_answer(host, name, source_of(path), moment) for moment in moments):
             self.violated(f"R4 {replica} tells that {name} is {source_of(path)}, at {desired.revision} {lazy}")
         elif answer in {Unresolved("unknown_adapter"), Unresolved("not_lazy")} and all(
@@ -246,6 +249,8 @@ class Checks:
         moments = self._moments(host.replica, name, path)
         if path is not None and not host.store.has(str(path)):
             self.violated(f"R7 {host.replica} loads {name} from {source_of(str(path))}, whose files are gone")
+        if path is not None:
+            self.on_given(host, str(path))
         if name.lower() == BASE:
             self.violated(f"R5 {host.replica} touches the name of the base model")
         if path is None:
@@ -326,12 +331,15 @@ class Checks:
             return
         if host.store.owns(path) is None:
             self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
-        elif all(
-            _is_due(moment, host.replica, live, name, path) for moment in moments for live in self._lives(host, name)
-        ):
+        elif self.is_due(host, name, path, moments):
             self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
         elif (idle_seconds := self._idle_seconds(host, name, path, moments)) < IDLE_SECONDS - _look_seconds():
             self.violated(f"R6 {host.replica} unloads {name}, which is lazy and was used {idle_seconds:.3f} s ago")
+
+    def is_due(self, host: EngineHost, name: str, path: str, moments: Sequence[Moment]) -> bool:
+        """Whether a replica is to serve under that name what the path holds, at each of these moments."""
+        lives = self._lives(host, name)
+        return all(_is_due(moment, host.replica, live, name, path) for moment in moments for live in lives)
 
     def _idle_seconds(self, host: EngineHost, name: str, path: str, moments: list[Moment]) -> float:
         """How long nobody has used a lazy adapter that is desired as it is loaded, where anybody can tell and cares."""
@@ -342,7 +350,9 @@ class Checks:
             or any(one is None or one.source != source_of(path) for one in lazy)
         ):
             return float("inf")
-        return host.engine.cards.ages().get(name, float("inf"))
+        idle_seconds = host.engine.cards.ages().get(name, float("inf"))
+        # What was used after it was asked cannot be known.
+        return float("inf") if _now() - idle_seconds > host.listed_at - LOOK_SECONDS else idle_seconds
 
     def on_engine(self, host: EngineHost, what: str, name: str, path: str) -> None:
         """Each change of an engine as it takes effect."""

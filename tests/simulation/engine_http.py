@@ -49,6 +49,7 @@ class SimHttp:
                 bodies = await self._host.ask(_pages(self._host, self._host.engine, paths))
                 await self._host.dawdle()
                 self._host.looks.append((who, asked_at))
+                self._host.listed_at = asked_at if "/v1/models" in paths else self._host.listed_at
                 return bodies
         except (TimeoutError, ConnectionResetError) as error:
             raise EngineUnreachable(f"{self.url}: {error}") from error

@@ -1,4 +1,7 @@
-"""What sidecars may act upon: what they have on disk (R12), fresh evidence (R7), and a pause between tries (R8)."""
+"""What sidecars may act upon: what is kept (R12) or proven (R21), fresh evidence (R7), no list in doubt (R15).
+
+And after what pause they may try again (R8).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from registry.model.names import PROOF_PREFIX
 from sidecar.desired.snapshot import AdaptersChanged, SnapshotDamaged, decode_base, decode_entries
 from sidecar.engines.transport import PostRequest
 from tests.simulation.artifacts import source_of
@@ -31,6 +35,27 @@ class Evidence:
         """Each request to an engine as it is sent."""
         self.r12_on_disk(host)
         self.r8_paced(host, request)
+        self.r15_held(host, request)
+
+    def r15_held(self, host: EngineHost, request: PostRequest) -> None:
+        """Nothing is unloaded for what is merely missing from a list of another place, or of a store that went back."""
+        name, path = str(request.body["lora_name"]), host.listing.get(str(request.body["lora_name"]), "")
+        replica = next((one for one in self.world.replicas if one.engine is host), None)
+        if replica is None or replica.doubts is None or "lora_path" in request.body or name.startswith(PROOF_PREFIX):
+            return
+        if replica.doubts.until <= self.world.store.revision or self.world.checks.removals_confirmed:
+            return
+        self.world.told["R15"] += 1
+        if self.world.checks.is_due(host, name, path, replica.doubts.moments):
+            self.world.checks.violated(f"R15 {host.replica} unloads {name}, which nobody was seen to delete")
+
+    def r21_proven_here(self, host: EngineHost, path: str) -> None:
+        """No engine is given files that its sidecar has not proven since it started."""
+        self.world.told["R21"] += 1
+        if host.store.owns(path) is not None and not host.store.is_proven(path):
+            self.world.checks.violated(
+                f"R21 {host.replica} gives its engine {source_of(path)}, which it has not proven"
+            )
 
     def r12_on_disk(self, host: EngineHost) -> None:
         """Nothing is acted upon that a restart would not find: each change of the records was written down before.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from registry.model.keys import Keys
+from tests.simulation.admins import Admin
 from tests.simulation.disk import Kept
 from tests.simulation.engines import EngineHost
 from tests.simulation.links import Link, Way
@@ -377,11 +378,12 @@ async def renew_admins(world: World, seconds: float) -> None:
     if rng.random() < 0.5:
         return
     end = asyncio.get_running_loop().time() + seconds
+    numbers = count()
     while asyncio.get_running_loop().time() < end:
         for admin in world.admins:
             await asyncio.sleep(rng.uniform(0.0, 12.0))
-            world.log(f"fault update {admin.name}")
-            admin.stop()
+            if world.plays(f"u{next(numbers)}", f"fault update {admin.name}"):
+                admin.stop()
 
 
 async def trouble_callers(world: World, seconds: float) -> None:
@@ -390,22 +392,29 @@ async def trouble_callers(world: World, seconds: float) -> None:
     if rng.random() < 0.5:
         return
     end = asyncio.get_running_loop().time() + seconds
-    while (left := end - asyncio.get_running_loop().time()) > 0:
+    for number in count():
+        if (left := end - asyncio.get_running_loop().time()) <= 0:
+            return
         await asyncio.sleep(rng.uniform(0.0, 4.0))
-        ways = [way for _, way in sorted(world.ways.items())]
+        ways, lasts = [way for _, way in sorted(world.ways.items())], min(left, rng.choice((0.5, 8.0)))
+        dice = random.Random(f"caller {number} {world.seed}")
         if not ways:
             continue
-        way, how = rng.choice(ways), rng.choice(("cut", "hang", "refuse", "lose"))
-        world.log(f"fault {how} the way {way.name}")
-        if how == "cut":
-            way.cut()
-        elif how == "lose":
-            way.lose, way.slow_seconds = rng.choice(((0.2, 0.0), (0.0, 1.5)))
-        else:
-            way.set_way(Way.HUNG if how == "hang" else Way.REFUSED)
-        await asyncio.sleep(min(left, rng.choice((0.5, 8.0))))
+        way, how = dice.choice(ways), dice.choice(("cut", "hang", "refuse", "lose"))
+        if world.plays(f"c{number}", f"fault {how} the way {way.name}"):
+            _hurt(way, how, dice)
+        await asyncio.sleep(lasts)
         way.lose = way.slow_seconds = 0.0
         way.set_way(Way.OPEN)
+
+
+def _hurt(way: Link[Admin], how: str, rng: random.Random) -> None:
+    if how == "cut":
+        way.cut()
+    elif how == "lose":
+        way.lose, way.slow_seconds = rng.choice(((0.2, 0.0), (0.0, 1.5)))
+    else:
+        way.set_way(Way.HUNG if how == "hang" else Way.REFUSED)
 
 
 def _watches(world: World) -> list[Watching]:

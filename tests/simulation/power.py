@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import count
 
 from tests.simulation.disk import Image, unwatched
 from tests.simulation.world import ReplicaHost, World
@@ -16,15 +17,16 @@ async def cut_power(world: World, seconds: float) -> None:
         return
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    while True:
+    for number in count():
+        dice = random.Random(f"power {number} {world.seed}")
         await asyncio.sleep(rng.uniform(0.0, 10.0))
-        host = rng.choice(world.replicas)
-        image = await _kept(world, rng, host, rng.choice((0.0, 3.0)))
+        host = dice.choice(world.replicas)
         if loop.time() > end:
             return
-        world.log(f"fault cut the power of {host.name}")
-        world.cut_power(host, image)
-        await asyncio.sleep(rng.choice((0.05, 1.0, 5.0)))
+        if not world.plays(f"b{number}", f"fault cut the power of {host.name}"):
+            continue
+        world.cut_power(host, await _kept(world, dice, host, dice.choice((0.0, 3.0))))
+        await asyncio.sleep(dice.choice((0.05, 1.0, 5.0)))
         if host.engine.engine is None:
             host.engine.start()
         world.start(host)

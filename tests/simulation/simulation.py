@@ -207,6 +207,7 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     readers = Readers(world, places)
     world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world).on_commit]
     world.checks.on_sent, world.checks.on_removed = evidence.on_call, evidence.r7_asked_after
+    world.checks.on_given = evidence.r21_proven_here
     world.services.on_post, world.on_power_cut = places.on_post, logs.forget
     around = [loop.create_task(work) for work in (expire_leases(world), _oversee(world), readers.oversee())]
     for admin in world.admins:

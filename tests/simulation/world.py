@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from tests.simulation.conduct import Conduct
 from tests.simulation.cut import ALL, SLOW, Cut, Parts
 from tests.simulation.disk import Image, SimDisk
 from tests.simulation.engines import EngineHost
-from tests.simulation.history import POOL
+from tests.simulation.history import POOL, Moment
 from tests.simulation.links import Link
 from tests.simulation.loop import THREAD_SECONDS, Process, State, current_process, current_process_name
 from tests.simulation.members import Cluster, Habits, Member
@@ -53,6 +54,14 @@ KEPT_SECONDS = 1.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+@dataclass(frozen=True)
+class Doubts:
+    """What a replica followed before a list that it may not follow: one of a store below that revision."""
+
+    until: float
+    moments: Sequence[Moment]
+
+
 @dataclass(eq=False)
 class ReplicaHost:
     """One host: its engine, its disk, and the sidecar's process, which comes and goes."""
@@ -64,6 +73,7 @@ class ReplicaHost:
     starts: int = 0
     halts: Halts = field(default_factory=Halts)
     died_at: float = 0.0
+    doubts: Doubts | None = None
 
     @property
     def name(self) -> str:
@@ -265,6 +275,8 @@ class World:
         self.log(f"store restored to revision {revision}, bumped by {bump}")
         for admin in self.admins:
             self.kill_admin(admin)
+        for host in self.replicas:
+            host.doubts = None if bump else self._doubts(host, self.checks.applied[host.name])
         self.store.restore(revision, asyncio.get_running_loop().time(), bump=bump)
         self.cluster.restart(cluster_id=None if bump else self.cluster.cluster_id + 1)
         self.hand_written = {number for number in self.hand_written if number <= revision}
@@ -306,6 +318,8 @@ class World:
         """Starts the sidecar's process; other `keys`: with a wrong prefix."""
         if host.runs:
             return
+        if host.doubts is None or math.isinf(host.doubts.until):
+            host.doubts = None if keys is KEYS else self._doubts(host, math.inf)
         host.starts += 1
         host.halts.note(host.died_at, self.monotonic())
         client = host.place.store.replica
@@ -317,6 +331,10 @@ class World:
         task = asyncio.get_running_loop().create_task(work, context=host.process.context())
         task.add_done_callback(lambda done: self._ended(host, done))
         host.process.on_death.append(lambda: self._cut(client))
+
+    def _doubts(self, host: ReplicaHost, until: float) -> Doubts:
+        revisions = {self.checks.applied[host.name], self.checks.planned[host.name]}
+        return Doubts(until, [moment for at in revisions for moment in self.checks.oracle.at(at)])
 
     def _cut(self, client: str) -> None:
         for link in self.links_of(client):
