@@ -266,12 +266,14 @@ class ResidentSet:
         """Those of adapters that are still desired as they were when they were refused.
 
         Where the engine gets the last good generation instead, it is told with that: routers go on to ask here (R24).
+        A first try in vain is no refusal yet (R9).
         """
         for key, failure in list(self._troubles.items()):
             adapter = self.catalogue.version(state, key)
             is_same = adapter is not None and adapter.ref == failure.ref
             if adapter is not None and is_same and self._asked.setdefault(key, adapter.retry) == adapter.retry:
                 is_awaited = key in self._fresh and adapter.fallback is not None
+                is_awaited |= failure.is_engines and failure.attempts < TOLD_IN_VAIN
                 if key == name_key(adapter.name) and not is_awaited:  # of an earlier generation nothing is told
                     yield adapter, failure
             else:

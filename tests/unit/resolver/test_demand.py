@@ -402,6 +402,16 @@ def test_what_the_engine_was_told_of_in_vain_is_refused_for_longer_and_longer():
     assert (told.name, failure.reason, failure.attempts) == ("a", "engine_refused", 12)
 
 
+def test_a_first_try_in_vain_is_told_as_no_refusal():
+    """R9 status-truth: the request may have been broken off, or the adapter unloaded by somebody before the look."""
+    world = World()
+    world.review(now=0.0)
+    for told in (0, 1):
+        world.tell("a", at=1.0)
+        assert world.demand.refusal(lazy(world, "a"), path_of("v1"), 1.0) is None or told
+        assert len(world.review(now=1.0).troubles) == told
+
+
 def test_who_gave_up_waiting_for_a_place_is_forgotten_at_the_next_look():
     """R16 bounded: who asks again for what is only being brought in does not have the engine looked at often."""
     world = World(room=1)
