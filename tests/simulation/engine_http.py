@@ -13,7 +13,6 @@ from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import EngineDead, Rejection
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, unheard
 from tests.simulation.engines import EngineHost, SimEngine
-from tests.simulation.loop import current_process_name
 from tests.simulation.plugin import is_plugins
 
 
@@ -40,7 +39,7 @@ class SimHttp:
         """The pages; None for one that there is not."""
         try:
             async with asyncio.timeout(timeout_seconds):
-                who, asked_at = current_process_name(), asyncio.get_running_loop().time()
+                asked_at = asyncio.get_running_loop().time()
                 await asyncio.sleep(self._host.rng.uniform(0.0002, 0.002))
                 if self._host.engine is None:
                     raise EngineAbsent(f"{self.url}: connection refused")
@@ -48,7 +47,7 @@ class SimHttp:
                     raise EngineUnreachable(f"{self.url}{path} answers HTTP {self._host.broken[path]}")
                 bodies = await self._host.ask(_pages(self._host, self._host.engine, paths))
                 await self._host.dawdle()
-                self._host.looks.append((who, asked_at))
+                self._host.looks.append(asked_at)
                 self._host.listed_at = asked_at if "/v1/models" in paths else self._host.listed_at
                 return bodies
         except (TimeoutError, ConnectionResetError) as error:
@@ -70,12 +69,17 @@ class SimHttp:
             return False
         if self._host.broken.get("/v1/completions") in {404, 405, 501}:
             return None
+        await self._host.dawdle()
+        return await self._generates(self._host.engine)
+
+    async def _generates(self, engine: SimEngine | None) -> bool:
+        """Whether an engine completes a prompt; None: it has ended meanwhile."""
         try:
-            await self._host.dawdle()
-            await self._host.ask(self._host.engine.generate(None, ".", 1))
+            if engine is not None:
+                await self._host.ask(engine.generate(None, ".", 1))
         except (ConnectionResetError, EngineDead):
             return False
-        return True
+        return engine is not None
 
     async def post(
         self,

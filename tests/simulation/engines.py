@@ -147,7 +147,7 @@ class EngineHost:
         pace: what its answers take; None: no longer than usual.
         refused, slots: by incarnation, paths that it refused, and how many adapters it takes at once.
         listed_at: when the last listing that was answered was asked for.
-        looks: process, and when it asked, of each of the last pages that were answered.
+        looks: when each of the last pages that were answered was asked for.
     """
 
     replica: str
@@ -171,7 +171,7 @@ class EngineHost:
     refused: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     slots: dict[str, int] = field(default_factory=dict)
     listed_at: float = 0.0
-    looks: deque[tuple[str, float]] = field(default_factory=lambda: deque(maxlen=200))
+    looks: deque[float] = field(default_factory=lambda: deque(maxlen=200))
     _standing: set[asyncio.Task[None]] = field(default_factory=set)
     _starts: int = 0
 
