@@ -408,7 +408,7 @@ def test_a_first_try_in_vain_is_told_as_no_refusal():
     world.review(now=0.0)
     for told in (0, 1):
         world.tell("a", at=1.0)
-        assert world.demand.refusal(lazy(world, "a"), path_of("v1"), 1.0) is None or told
+        assert refusal(world, 1.0) is None or told
         assert len(world.review(now=1.0).troubles) == told
 
 
