@@ -51,10 +51,6 @@ def _pair(before: CodeType, after: CodeType, found: dict[CodeType, CodeType]) ->
     )
 
 
-def _is_comprehension(code: CodeType) -> bool:
-    return code.co_name.startswith("<") and code.co_name != "<lambda>"
-
-
 def _inner(code: CodeType) -> list[CodeType]:
     return [one for one in code.co_consts if isinstance(one, CodeType)]
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from registry.admin.rpc import decode, encode, streams
+from registry.admin.rpc.encode_changes import first_id, recorded_changes
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.errors import InvalidArgument, Reason
+from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.records import (
     AdapterOutcome,
+    AuditChange,
+    AuditRecord,
     CanaryRollout,
     ChangeReply,
     PoolSpec,
@@ -30,7 +33,7 @@ from registry.store.reader import History, ReplicaValues
 from registry.transactions.builder import Settled
 from registry.transactions.decode import Present
 from registry.v1 import registry_pb2 as pb
-from tests.support.records import KEYS, POOL, kv, record
+from tests.support.records import POOL, kv, record
 
 
 def test_a_change_without_content_is_named_by_its_place():
@@ -171,21 +174,15 @@ def test_who_is_lacking_is_told_by_name_and_by_group():
     assert dict(standing.expected.labels) == {"zone": "a"}
 
 
-def test_an_event_is_what_became_of_a_record(monkeypatch):
-    """R14 nack: what cannot be read is named; a fault of ours is no such record."""
-    written = [kv("acme/A", 5), kv("b", 6, b"{")]
-    gone = Event(KEYS.adapter(POOL, "c"), 7, None)
-    batch = WatchBatch(7, snapshot=True, events=(*(Event(one.key, one.mod_revision, one) for one in written), gone))
-    [told] = streams._responses(POOL, batch)
-    put, unreadable, deleted = told.events
-    assert (put.put.name, put.put.etag, unreadable.unreadable, deleted.deleted) == ("acme/A", "5", "b", "c")
+def test_a_fault_of_ours_in_an_event_is_no_unreadable_record(monkeypatch):
+    """R14 nack, R12."""
 
     def breaks(*_: object) -> None:
         raise KeyError("of ours")
 
     monkeypatch.setattr(streams, "read_adapter", breaks)
     with pytest.raises(KeyError):
-        list(streams._responses(POOL, batch))
+        list(streams._responses(POOL, WatchBatch(7, snapshot=True, events=(Event(b"k", 5, kv("a", 5)),))))
 
 
 @pytest.mark.parametrize("is_over", [True, False])
@@ -260,3 +257,97 @@ def test_of_a_key_that_stands_twice_only_what_was_looked_at_is_shown():
 def test_what_names_no_engine(status):
     one = shown(status, ("10.0.0.0/8",))
     assert (one.status_json.encode(), one.withheld_engine_url) == (status or b"", "")
+
+
+def recorded(before: dict[str, Any] | None, after: dict[str, Any] | None, kind: Any = "adapter") -> pb.RecordedChange:
+    change = AuditChange(kind=kind, name="sql", before=before, after=after)
+    record = AuditRecord(
+        at="2026-01-02T03:04:05Z", principal="alice", role="operator", request_id="q", method="M", changes=[change]
+    )
+    (one,) = recorded_changes(record.to_bytes())
+    return one
+
+
+def before_of(generation: object = 1, **more: object) -> dict[str, object]:
+    return {"generation": generation, "updated_at": f"{generation}", "spec": {"priority": 1}, **more}
+
+
+OF_A_POOL = AuditRecord(
+    at="t",
+    principal="p",
+    role="r",
+    request_id="q",
+    method="m",
+    changes=[AuditChange(kind="pool", name="sql", before={"a": 1}, after={"b": 1})],
+).to_bytes()
+CANARIES = {"stable_generation": 1, "halted": ""}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "expected"),
+    [
+        (None, before_of(), "adapter", ("created", 1, [])),
+        (before_of(3), None, "adapter", ("deleted", 3, [])),
+        (
+            before_of(1),
+            before_of(2, spec={"priority": 2, "load": "lazy"}),
+            "adapter",
+            ("updated", 2, ["load", "priority"]),
+        ),
+        (before_of(1), before_of(1, retry={"replica": ""}), "adapter", ("updated", 1, ["retry"])),
+        (before_of(2, rollout=CANARIES), before_of(2), "adapter", ("promoted", 2, [])),
+        (before_of(2, rollout=CANARIES), before_of(3), "adapter", ("updated", 3, [])),
+        (before_of(1), before_of(2, rollout=CANARIES), "adapter", ("updated", 2, [])),
+        ({"unreadable": "?"}, before_of(1, spec=None), "adapter", ("updated", 1, ["unreadable"])),
+        (before_of("?"), before_of(1.5), "adapter", ("updated", 0, [])),
+        ({"limits": 1}, {"limits": 2}, "pool", ("updated", 0, ["limits"])),
+        (None, {"drain": True}, "replica", ("drain", 0, [])),
+        ({"drain": True}, {"drain": False}, "replica", ("undrain", 0, ["drain"])),
+    ],
+)
+def test_who_did_what(before, after, kind, expected):
+    """W7: names of fields, not their values."""
+    one = recorded(before, after, kind)
+    assert (one.action, one.generation, list(one.fields)) == expected
+    assert (one.at, one.principal, one.role, one.request_id, one.method, one.name) == (
+        "2026-01-02T03:04:05Z",
+        "alice",
+        "operator",
+        "q",
+        "M",
+        "sql",
+    )
+
+
+def test_a_halt_is_told_once_with_why():
+    halted = {**CANARIES, "halted": "2 of 2 refused"}
+    one = recorded(before_of(2, rollout=CANARIES), before_of(2, rollout=halted))
+    assert (one.action, one.note) == ("halted", "2 of 2 refused")
+    assert recorded(before_of(2, rollout=halted), before_of(2, rollout=halted)).action == "updated"
+
+
+@pytest.mark.parametrize(
+    "value", [b"{}", OF_A_POOL.replace(b"sql", b"\\ud800"), OF_A_POOL.replace(b'"b"', b'"\\ud800"')]
+)
+def test_what_cannot_be_read_is_refused(value):
+    """X2: also half a character, which a message cannot hold."""
+    assert [one.name for one in recorded_changes(OF_A_POOL)] == ["sql"]
+    with pytest.raises(FailedPrecondition):
+        list(recorded_changes(value))
+
+
+def test_ids_sort_by_time():
+    assert first_id("") == ""
+    assert first_id("2026-01-02T05:04:05.25+02:00") == "20260102T030405.250000Z"
+    for text in ("yesterday", "0001-01-01T00:00:00+14:00"):
+        with pytest.raises(InvalidArgument) as refused:
+            first_id(text)
+        assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, "since")
+
+
+@pytest.mark.parametrize(
+    ("generation", "told_as"), [(1, 1), (2**63 - 1, 2**63 - 1), (2**63, 0), (0, 0), (-1, 0), (True, 0), ("1", 0)]
+)
+def test_a_generation_is_one_that_a_message_can_hold(generation, told_as):
+    """X2: an audit record may be of somebody else's making."""
+    assert recorded(None, before_of(generation)).generation == told_as

@@ -51,18 +51,6 @@ def test_the_newest_values_and_what_changed_since():
     assert (one.kvs, one.revision, one.changed_since(version)) == ({}, 12, None)
 
 
-def test_a_reader_that_is_far_behind_compares_everything(monkeypatch):
-    """R16 bounded."""
-    monkeypatch.setattr(informer, "_CHANGES_KEPT", 2)
-    one = SharedInformer()
-    one.apply(listed(1))
-    before = one.version
-    for revision in (2, 3, 4):
-        one.apply(changed(revision, b"%d" % revision))
-    assert one.changed_since(before) is None
-    assert one.changed_since(before + 1) == {b"3", b"4"}
-
-
 def test_a_thousand_changes_are_kept():
     """R16 bounded: a reader of a busy range that was away for a moment need not compare all of it."""
     one = SharedInformer()
@@ -75,55 +63,65 @@ def test_a_thousand_changes_are_kept():
     assert one.changed_since(before) is None
 
 
-def test_what_may_have_passed_unseen_is_counted():
-    one = SharedInformer()
-    for reflection, connected, losses in (
-        (listed(1), False, 0),
-        (Connected("e"), True, 0),
-        (Disconnected("gone"), False, 1),
-        (Connected("e"), True, 1),
-        (listed(9), True, 2),
+async def test_readers_hear_of_all_but_that_nothing_changed():
+    """And what may have passed unseen is counted. A wake-up for each sign of life would be one a second."""
+    one, wakes = SharedInformer(), [asyncio.Event(), asyncio.Event()]
+    one.wakes.update(wakes)
+    for reflection, is_heard, connected, losses in (
+        (listed(1), True, False, 0),
+        (changed(2, b"a"), True, False, 0),
+        (Connected("e"), True, True, 0),
+        (Progressed(3), False, True, 0),
+        (Disconnected("gone"), True, False, 1),
+        (Connected("e"), True, True, 1),
+        (listed(9), True, True, 2),
     ):
         one.apply(reflection)
-        assert (one.connected, one.losses) == (connected, losses)
+        assert (all(wake.is_set() for wake in wakes), one.connected, one.losses) == (is_heard, connected, losses)
+        for wake in wakes:
+            wake.clear()
 
 
 class PlayedReflector:
-    """Lists an empty range once, and then says nothing; `running` counts those that are followed."""
+    """Lists an empty range once, unless it is silent, and then says nothing; those that are followed are counted."""
 
     running = started = 0
+    is_silent = False
 
     def __init__(self, *_: object, **__: object) -> None:
-        type(self).started += 1
+        PlayedReflector.started += 1
 
     async def stream(self) -> AsyncGenerator[Reflection, None]:
-        type(self).running += 1
+        PlayedReflector.running += 1
         try:
-            yield listed(1)
+            if not self.is_silent:
+                yield listed(1)
             await asyncio.Event().wait()
         finally:
-            type(self).running -= 1
+            PlayedReflector.running -= 1
 
-    async def silent(self) -> AsyncGenerator[Reflection, None]:
-        await asyncio.Event().wait()
-        yield listed(1)
+
+def counted() -> tuple[int, int]:
+    return PlayedReflector.started, PlayedReflector.running
 
 
 @pytest.fixture
-def reflectors(monkeypatch):
-    class Reflectors(PlayedReflector):
-        running = started = 0
-
-    monkeypatch.setattr(informer, "Reflector", Reflectors)
-    return Reflectors
-
-
-def factory(linger_seconds: float = 0.05) -> SharedInformerFactory:
-    return SharedInformerFactory(None, rng=random.Random(0), linger_seconds=linger_seconds)  # type: ignore[arg-type]
+def informers(monkeypatch) -> SharedInformerFactory:
+    for name, value in (("running", 0), ("started", 0), ("is_silent", False)):
+        monkeypatch.setattr(PlayedReflector, name, value)
+    monkeypatch.setattr(informer, "Reflector", PlayedReflector)
+    return SharedInformerFactory(None, rng=random.Random(0))  # type: ignore[arg-type]
 
 
-async def test_all_readers_of_a_range_share_one_list_and_watch(reflectors):
-    informers, wakes = factory(), [asyncio.Event(), asyncio.Event()]
+async def read(informers: SharedInformerFactory, key: bytes = RANGE[0], end: bytes = RANGE[1]) -> None:
+    """Somebody who reads a range once, and goes."""
+    async with informers.look(key, end, wake := asyncio.Event()):
+        await wake.wait()
+
+
+@virtual
+async def test_all_readers_of_a_range_share_one_list_and_watch(informers):
+    wakes = [asyncio.Event(), asyncio.Event()]
     async with informers.look(*RANGE, wakes[0]) as one:
         await wakes[0].wait()
         async with informers.look(*RANGE, wakes[1]) as other:
@@ -133,103 +131,73 @@ async def test_all_readers_of_a_range_share_one_list_and_watch(reflectors):
         wakes[1].clear()
         one.apply(changed(2, b"a"))
         assert (wakes[0].is_set(), wakes[1].is_set()) == (True, False)
-    assert reflectors.started == 1
     await informers.aclose()
-    assert reflectors.running == 0
+    assert counted() == (1, 0)
 
 
 @virtual
-async def test_a_range_is_kept_for_a_while_after_its_last_reader(reflectors):
-    """R16 bounded: and not for longer."""
-    informers = SharedInformerFactory(None, rng=random.Random(0))  # type: ignore[arg-type]
-    for _ in range(2):
-        async with informers.look(*RANGE, wake := asyncio.Event()):
-            await wake.wait()
-        await asyncio.sleep(9.9)
-    assert (reflectors.started, reflectors.running) == (1, 1)
-    await asyncio.sleep(0.2)
-    assert reflectors.running == 0
-    async with informers.look(*RANGE, wake := asyncio.Event()):
-        await wake.wait()
-    assert reflectors.started == 2
-    await informers.aclose()
-
-
-async def test_a_single_key_is_not_kept(reflectors):
-    informers = factory(linger_seconds=60)
-    with suppress(ConnectionError):
-        async with informers.look(b"/p/a", b"", wake := asyncio.Event()):
-            await wake.wait()
-            raise ConnectionError("whoever reads it hung up")
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert reflectors.running == 0
-    await informers.aclose()
-
-
-async def test_readers_hear_of_all_but_that_nothing_changed():
-    """A wake-up for each sign of life would be one a second, of each range."""
-    one, wakes = SharedInformer(), [asyncio.Event(), asyncio.Event()]
-    one.wakes.update(wakes)
-    heard: list[bool] = []
-    for reflection in (listed(1), changed(2, b"a"), Connected("e"), Progressed(3), Disconnected("gone")):
-        one.apply(reflection)
-        heard.append(all(wake.is_set() for wake in wakes))
-        for wake in wakes:
-            wake.clear()
-    assert heard == [True, True, True, False, True]
-
-
-async def test_a_reader_of_a_range_that_is_not_listed_yet_is_woken_when_it_is(reflectors, monkeypatch):
+async def test_a_reader_of_a_range_that_is_not_listed_yet_is_woken_when_it_is(informers, monkeypatch):
     """It has nothing to look at before."""
-    monkeypatch.setattr(reflectors, "stream", PlayedReflector.silent)
-    informers, wake = factory(), asyncio.Event()
-    async with informers.look(*RANGE, wake) as one:
-        await asyncio.sleep(0)
+    monkeypatch.setattr(PlayedReflector, "is_silent", True)
+    async with informers.look(*RANGE, wake := asyncio.Event()) as one:
+        await asyncio.sleep(1)
         assert not wake.is_set()
         one.apply(listed(1))
         assert wake.is_set()
     await informers.aclose()
 
 
-async def test_the_end_of_all_informers_ends_those_that_linger_and_those_that_are_read(reflectors):
-    """R16 bounded: and who looks afterwards begins anew."""
-    informers = factory(linger_seconds=3600)
-    async with informers.look(*RANGE, wake := asyncio.Event()):
-        await wake.wait()
-    async with informers.look(b"/q/", b"/q0", wake := asyncio.Event()):
-        await wake.wait()
-        assert reflectors.running == 2
-        await informers.aclose()
-        assert reflectors.running == 0
-        async with informers.look(b"/q/", b"/q0", again := asyncio.Event()):
-            await again.wait()
-            assert (reflectors.running, reflectors.started) == (1, 3)
+@virtual
+async def test_a_range_is_kept_for_a_while_after_its_last_reader_and_a_key_is_not(informers):
+    """R16 bounded: and not for longer; also where whoever read it hung up."""
+    for _ in range(2):
+        await read(informers)
+        await asyncio.sleep(9.9)
+    assert counted() == (1, 1)
+    await asyncio.sleep(0.2)
+    assert counted() == (1, 0)
+    await read(informers)
+    assert counted() == (2, 1)
     await informers.aclose()
-    assert reflectors.running == 0
+    with suppress(ConnectionError):
+        async with informers.look(b"/p/a", b"", wake := asyncio.Event()):
+            await wake.wait()
+            raise ConnectionError
+    await asyncio.sleep(0.1)
+    assert counted() == (3, 0)
 
 
 @virtual
-async def test_who_reads_again_is_not_ended_by_those_who_left_before(reflectors):
+async def test_the_end_of_all_informers_ends_those_that_linger_and_those_that_are_read(informers):
+    """R16 bounded: and who looks afterwards begins anew."""
+    await read(informers)
+    async with informers.look(b"/q/", b"/q0", wake := asyncio.Event()):
+        await wake.wait()
+        assert counted() == (2, 2)
+        await informers.aclose()
+        assert counted() == (2, 0)
+        await read(informers, b"/q/", b"/q0")
+        assert counted() == (3, 1)
+    await informers.aclose()
+    assert counted() == (3, 0)
+
+
+@virtual
+async def test_who_reads_again_is_not_ended_by_those_who_left_before(informers):
     """An old reader that leaves late ends its own informer, not the one that took its place."""
-    informers = factory(linger_seconds=1.0)
     async with informers.look(*RANGE, wake := asyncio.Event()):
         await wake.wait()
         await informers.aclose()
-        async with informers.look(*RANGE, new := asyncio.Event()):
-            await new.wait()
-            old_leaves = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() == old_leaves
-        async with informers.look(*RANGE, new):
-            leaving = asyncio.create_task(asyncio.sleep(0))
-            await leaving
-    async with informers.look(*RANGE, wake := asyncio.Event()):
-        await asyncio.sleep(5.0)
-        assert reflectors.running == 1
+        await read(informers)
+        await read(informers)
+    async with informers.look(*RANGE, asyncio.Event()):
+        await asyncio.sleep(50.0)
+        assert counted() == (2, 1)
     await informers.aclose()
 
 
-async def test_each_informer_is_kept_by_name_as_whoever_supervises_it_says(reflectors):
+@virtual
+async def test_each_informer_is_kept_by_name_as_whoever_supervises_it_says(informers):
     """X2: a part that fails is told by its range, and run again; nobody keeps it where nobody is said to."""
     kept: list[str] = []
 
@@ -237,8 +205,7 @@ async def test_each_informer_is_kept_by_name_as_whoever_supervises_it_says(refle
         kept.append(name)
         await work()
 
-    informers = SharedInformerFactory(None, rng=random.Random(0), keep=keep)  # type: ignore[arg-type]
-    async with informers.look(*RANGE, wake := asyncio.Event()):
-        await wake.wait()
+    supervised = SharedInformerFactory(None, rng=random.Random(0), keep=keep)  # type: ignore[arg-type]
+    await read(supervised)
     assert kept == ["informer of b'/p/'"]
-    await informers.aclose()
+    await supervised.aclose()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -207,15 +208,6 @@ async def test_locks_exclude_and_leave_nothing_behind():
     assert not locks._locks
 
 
-async def test_who_cannot_have_a_lock_gives_up_and_leaves_nothing_behind():
-    locks = NamedLocks()
-    async with locks.hold(["a", "b"], timeout_seconds=60):
-        with pytest.raises(TimeoutError):
-            async with locks.hold(["b", "a", "c"], timeout_seconds=0.01):
-                raise AssertionError("it had the lock")
-    assert not locks._locks
-
-
 @pytest.mark.parametrize(
     ("left", "share"), [(100.0, 50.0), (2.0, 1.0), (0.6, 0.5), (0.2, 0.2), (0.0, 0.01), (-1.0, 0.01)]
 )
@@ -242,20 +234,35 @@ def test_what_every_change_reads_is_not_forgotten_for_what_each_wrote():
 
 async def test_the_records_of_a_change_live_as_long_as_they_are_to_and_a_part_longer():
     """W3, W7: many share a lease, so the first of them lives longer."""
-    etcd = Leases()
+    etcd = AsyncMock(lease_grant=AsyncMock(return_value=1))
     kept = Retention(request_seconds=4800, audit_seconds=90_000)
     for make in (request_lease, audit_lease):
-        await make(etcd, kept).current(5.0)  # type: ignore[arg-type]
-        await make(etcd).current(5.0)  # type: ignore[arg-type]
-    assert etcd.granted == [5000, 25 * 3600, 93_000, 31 * 86_400]
+        await make(etcd, kept).current(5.0)
+        await make(etcd).current(5.0)
+    granted = [call.args[0] for call in etcd.lease_grant.await_args_list]
+    assert granted == [5000, 25 * 3600, 93_000, 31 * 86_400]
 
 
-class Leases:
-    """Notes the leases that it grants."""
+async def test_who_gives_up_or_is_cancelled_leaves_no_lock_behind():
+    """R16 bounded: and whoever comes later has it."""
+    locks = NamedLocks()
 
-    def __init__(self) -> None:
-        self.granted: list[int] = []
+    async def hold(*names: str) -> str:
+        async with locks.hold(names, timeout_seconds=60):
+            return "held"
 
-    async def lease_grant(self, ttl_seconds: int, *, timeout_seconds: float) -> int:
-        self.granted.append(ttl_seconds)
-        return len(self.granted)
+    async with locks.hold(["b"], timeout_seconds=60):
+        with pytest.raises(TimeoutError):
+            async with locks.hold(["b", "a", "c"], timeout_seconds=0.01):
+                raise AssertionError("it had the lock")
+        waiting = asyncio.create_task(hold("a", "b"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await hold("a") == "held"
+        last = asyncio.create_task(hold("a", "b"))
+        await asyncio.sleep(0)
+        assert not last.done()
+    assert await last == "held"
+    assert not locks._locks

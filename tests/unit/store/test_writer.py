@@ -14,7 +14,7 @@ from registry.model.errors import FailedPrecondition, Reason, Unavailable
 from registry.model.keys import last_part
 from registry.model.records import AuditRecord, Meta
 from registry.runtime.clock import Deadline
-from registry.store.writer import NamedLocks, WriteGate, Writer, ensure_meta
+from registry.store.writer import WriteGate, Writer, ensure_meta
 from registry.transactions.context import Caller, TxnLimits
 from tests.support.changes import KEYS, POOL, applying, creating, upsert
 from tests.support.flaky_etcd import FlakyEtcd, NoChance
@@ -147,25 +147,3 @@ async def test_changes_of_one_tenant_come_one_after_another_and_who_waits_too_lo
     assert KEYS.adapter(POOL, "acme/d") not in etcd.etcd.kvs
     assert await first == slow
     assert await second == 2 * slow
-
-
-async def test_who_is_cancelled_while_it_waits_leaves_no_lock_behind():
-    """R16 bounded: and whoever comes later has it."""
-    locks = NamedLocks()
-
-    async def hold(*names: str) -> str:
-        async with locks.hold(names, timeout_seconds=60):
-            return "held"
-
-    async with locks.hold(["b"], timeout_seconds=60):
-        waiting = asyncio.create_task(hold("a", "b"))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await hold("a") == "held"
-        last = asyncio.create_task(hold("a", "b"))
-        await asyncio.sleep(0)
-        assert not last.done()
-    assert await last == "held"
-    assert not locks._locks
