@@ -44,9 +44,9 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     """
     gate = "model.layers.0.mlp.gate"
     moe = Architecture("moe", {**LLAMA.modules, gate: (4, 32)}, (*LLAMA.targets, gate))
-    base = moe.write_base(tmp_path / "moe")
-    (base / "config.json").write_text(json.dumps({"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 8}))
-    arguments = ["check", str(moe.draft().write(tmp_path / "a")), "--base-model", str(base)]
+    of_moe = moe.write_base(tmp_path / "moe")
+    (of_moe / "config.json").write_text(json.dumps({"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 8}))
+    arguments = ["check", str(moe.draft().write(tmp_path / "a")), "--base-model", str(of_moe)]
     assert run(["-o", "json", *arguments, "--explain"]) == 4
     said = json.loads(capsys.readouterr().out)
     assert [one["reason"] for one in said["findings"]] == ["not_applied_by_engine"]
@@ -54,8 +54,8 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     assert run([*arguments, "--drop", "mlp.gate", "--explain"]) == 0
     out = capsys.readouterr().out
     assert ("warning: modules_dropped" in out, "dropped" in out) == (True, True)
-    kept = base_of_pool(pb.Pool(base=base_message(read_base(base))))
-    assert kept == read_base(base)
+    kept = base_of_pool(pb.Pool(base=base_message(read_base(of_moe))))
+    assert kept == read_base(of_moe)
     assert kept.architecture == "Qwen3MoeForCausalLM"
     draft = LLAMA.draft()
     draft.config |= {"lora_alpha": 0, "bias": "all"}
@@ -69,6 +69,11 @@ def test_what_the_engine_ignores_is_refused_dropped_or_explained(capsys, tmp_pat
     assert json.loads(err)["error"]["reason"] == "ADAPTER_UNFIT"
     assert (run(arguments), "zero_alpha" in capsys.readouterr().out) == (4, True)
     assert (run(["-o", "name", *arguments]), capsys.readouterr().out.split()[0]) == (4, "bias_not_supported")
+    draft = LLAMA.draft()
+    draft.config["use_dora"] = True
+    arguments = ["check", str(draft.write(tmp_path / "dora")), "--base-model", str(base)]
+    assert (run(arguments), run([*arguments, "--dora", "strip"])) == (4, 0), "a policy may be tried out"
+    assert "warning: dora_stripped" in capsys.readouterr().out
 
 
 def test_the_signature_is_of_the_files_in_the_folder_and_the_digest_that_of_a_record(capsys, adapter, tmp_path):

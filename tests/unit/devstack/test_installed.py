@@ -27,6 +27,7 @@ from registry.tools.devstack.engine_environment import (
     plugin_folder,
 )
 from registry.tools.devstack.engine_install import InstallFailed, install
+from registry.tools.devstack.tiny_adapters import write_adapter
 
 
 def interpreter(folder: Path) -> Path:
@@ -206,3 +207,10 @@ def test_tiny_files_are_made_each_with_weights_of_its_own(monkeypatch, capsys, p
         return
     program.main()
     assert did == [(folder, seed, Path("m")) for folder, seed in made]
+
+
+def test_an_adapter_is_written_into_a_folder_that_is_there_or_not(tmp_path):
+    for _ in range(2):
+        write_adapter(tmp_path / "deep" / "a", seed=1)
+    found = sorted(file.name for file in (tmp_path / "deep" / "a").iterdir())
+    assert found == ["adapter_config.json", "adapter_model.safetensors"]
