@@ -156,6 +156,8 @@ def test_what_canaries_try_is_told_beside_what_the_others_serve(world):
     world.says("r1", members="other")
     states = {one.replica: (one.state, one.reason) for one in world.where("a").replicas}
     assert states == {"r1": (PENDING, "membership_not_seen"), "r2": (SERVING, "")}
+    world.says("r2", **NOW | {"weights": "other"})
+    assert world.states("a")["r2"] == (SERVING, ""), "room decides nothing where each replica serves it"
 
 
 def test_who_is_to_have_it_once_it_knows_the_others(world):
