@@ -301,6 +301,10 @@ def test_what_was_written_past_us_can_be_changed_and_deleted(single):
             validate.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}),
             "pool.engine_names",
         ),
+        (
+            validate.make_create_pool("q", ["base"], {}, None, {"engine": "axolotl", "engine_names": "versioned"}),
+            "pool.engine_names",
+        ),
         (applying(upsert("a", strategy=Strategy(canary=Canary(replicas="50%")))), None),
     ],
 )
