@@ -102,10 +102,14 @@ async def test_what_refused_requests_had_is_given_back(service):
     """X3, R16 bounded: 4 MiB each, all over one connection; also where many come at once."""
 
     async def refuse(method: str, raw: bytes) -> None:
+        """On a machine that is very slow it may be said that the request did not arrive in time, and to repeat it."""
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(PATH + method)
-        with pytest.raises(grpc.aio.AioRpcError) as told:
-            await call(raw, timeout=60, compression=grpc.Compression.Gzip)
-        assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        code = grpc.StatusCode.UNAVAILABLE
+        while code is grpc.StatusCode.UNAVAILABLE:
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await call(raw, timeout=60, compression=grpc.Compression.Gzip)
+            code = told.value.code()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert len(told.value.details() or "") < 1000
 
     async with grpc.aio.insecure_channel(service.address, options=OWN_CONNECTION) as channel:
