@@ -66,7 +66,8 @@ def _residency(view: PoolView, adapter: AdapterView) -> DerivedResidency:
     parts = _compared([part for name in shares.names() if (part := shares.part(name)) is not None])
     note = shares.note()
     if not any(_has_it(view, adapter, part) for part in parts) and (last := _compared(list(shares.last_parts()))):
-        parts = sorted([*parts, *last], key=lambda part: part.replica)
+        merged = {part.replica: part for part in (*parts, *last)}
+        parts = sorted(merged.values(), key=lambda part: part.replica)
         note = _ONLY_LEAVING if any(part.is_serving for part in last) else note
     replicas = tuple(_residence(view, adapter, part) for part in parts)
     halted = adapter.rollout.halted if adapter.rollout is not None else ""

@@ -89,19 +89,21 @@ class Shares:
     def last_parts(self) -> Iterator[ReplicaPart]:
         """The parts of those that serve it still, and are told of only where nobody else serves it."""
         view = self._view
-        names = {*view.snapshot.draining, *view.answering.get(self._adapter.key, ()), *view.doubted}
+        names = {*view.snapshot.draining, *view.answering.get(self._adapter.key, ()), *view.doubted, *view.unplaced}
         parts = (self.last_part(name) for name in sorted(names))
         return (part for part in parts if part is not None)
 
     def last_part(self, name: str) -> ReplicaPart | None:
-        """The part of one that drains, or that keeps what others are to serve; None: it does not serve it.
+        """The part of one that drains, that keeps what others are to serve, or that may serve it; None: it does not.
 
         Others may have taken it over already, so that it is about to be unloaded.
         """
         part = self.part(name)
         if part is None:
             told = self._told_part(name, answered(self._view.everybody[name].reading, self._adapter.key), None)
-            return told or self._doubted_part(name)
+            return told or self._doubted_part(name) or self._unplaced_part(name)
+        if part.verdict.state is ReplicaState.PENDING:
+            return self._unplaced_part(name)
         if not part.is_serving or name in self._view.replicas:
             return None
         return replace(part, verdict=replace(part.verdict, reason=LEAVING), wanted=None)
@@ -162,6 +164,24 @@ class Shares:
             return None
         shares = Shares(self._view, before)
         return shares._own_part(name)
+
+    def _unplaced_part(self, name: str) -> ReplicaPart | None:
+        """The part of one whose share nobody knows, as it knows other live replicas or other room than stood anywhere.
+
+        It has one for all that its status says, unless that names the adapter.
+        """
+        reading, adapter = self._view.everybody[name].reading, self._adapter
+        verdict = self._view.unplaced.get(name)
+        if verdict is None or not isinstance(reading, ParsedStatus):
+            return None
+        if adapter.key in {*reading.failed, *reading.pending, *reading.kept} or reading.status.omitted:
+            return None
+        at = reading.status.observed_revision
+        known = adapter if at >= adapter.revision else self._view.stood(adapter.key, at)
+        if known is None or not known.is_chosen or self._view.inputs(known).own[name] is not None:
+            return None
+        fits = matches(known.spec.placement.selector, self._view.everybody[name].member.labels)
+        return ReplicaPart(name, known.name, known.generation, verdict) if fits else None
 
     def _answered_part(self, name: str, part: ReplicaPart | None) -> ReplicaPart | None:
         """The part by the names that the status tells; None: it does not say that it answers to this one."""

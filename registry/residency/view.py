@@ -20,7 +20,7 @@ from registry.model.keys import last_part
 from registry.model.names import is_engine_allowed
 from registry.model.placement import Assignment, declinable, looks_at_room
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, SourceSpec
-from registry.model.replica_state import ParsedStatus, StatusReading, Verdict, doubt, status_of
+from registry.model.replica_state import ParsedStatus, ReplicaState, StatusReading, Verdict, doubt, status_of
 from registry.model.status import ReplicaStatus
 from registry.rollout.pool import LiveReplica, PlacementInputs, PoolRoom, PoolSnapshot, PoolValues, renew
 from registry.transactions.decode import engine_hosts_of, read_adapter
@@ -194,6 +194,14 @@ class PoolView:
         said = {name: one.reading for name, one in self.everybody.items()}
         found = {name: doubt(reading) for name, reading in said.items() if isinstance(reading, ParsedStatus)}
         return {name: verdict for name, verdict in found.items() if verdict is not None}
+
+    @cached_property
+    def unplaced(self) -> Mapping[str, Verdict]:
+        """The replicas whose statuses are believed, and do not show which part they have in what is chosen."""
+        members = Verdict(ReplicaState.UNKNOWN, "membership_not_seen", "it knows other live replicas")
+        room = Verdict(ReplicaState.UNKNOWN, "room_not_seen", "it knows of other room that the replicas have")
+        found = {one.member.replica: status for one, status, names_unknown in _speaking(self) if names_unknown}
+        return {name: room if said.members in self.snapshot.known else members for name, said in found.items()}
 
     @cached_property
     def observed(self) -> Sequence[int]:

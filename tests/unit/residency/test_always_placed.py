@@ -14,7 +14,7 @@ from registry.model.records import AdapterSpec, Canary, CanaryRollout, Placement
 from registry.model.status import Failed, Kept, Lazy, Leaving, Pending, Resident
 from registry.residency.derive import residency
 from tests.support.records import POOL, record
-from tests.support.residency_world import SERVING, UNKNOWN, World, among, assigned
+from tests.support.residency_world import PENDING, SERVING, UNKNOWN, World, among, assigned, members
 
 LABELS = {"r1": {"zone": "a"}, "r2": {"zone": "a"}, "r3": {"zone": "b"}}
 MEMBERS = [Member(name, labels) for name, labels in LABELS.items()]
@@ -155,6 +155,33 @@ def test_who_is_not_believed_is_told_only_where_nobody_else_serves_it():
         assert found.note == ""
     world.says("r2")
     assert {one.replica: one.state for one in world.where("a").replicas} == {"r2": SERVING}
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_whose_share_nobody_knows_is_told_only_where_nobody_else_serves_it(is_changed):
+    """R24, R9: seed 1093202025386. Its record of another adapter is unreadable, so it counts other room than we do."""
+    world = World()
+    world.alive("r1", capacity=10)
+    world.alive("r2", capacity=20)
+    placement = Placement(replicas=2)
+    replicas = [*members("r1", capacity=10), *members("r2", capacity=20)]
+    known = world.put("a", 1, placement=placement)
+    world.look()
+    if is_changed:
+        world.update("a", 2, placement=placement)
+    share = among(replicas, {frozenset(): 7})
+    for said, state in (
+        ({}, UNKNOWN),
+        ({"pending": [Pending(name="a", generation=1, reason="staging")]}, PENDING),
+        ({"failed": [Failed(name="a", generation=1, reason="", message="", attempts=1, retry_at="t")]}, PENDING),
+    ):
+        world.says("r1", known, **share, **said)
+        world.says("r2", known, **share, pending=[Pending(name="a", generation=1, reason="staging")])
+        found = world.states("a")
+        assert (found["r1"][0], found["r2"][0]) == (state, PENDING)
+    world.says("r1", known, **share)
+    world.says("r2", **among(replicas))
+    assert {name: state for name, (state, _) in world.states("a").items()} == {"r1": PENDING, "r2": SERVING}
 
 
 @pytest.mark.parametrize("kind", KINDS)
