@@ -24,6 +24,7 @@ from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import GRACE_SECONDS
 from sidecar.desired.mailbox import Snapshot
+from sidecar.engines.driver import Deadlines
 from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.vllm.driver import VllmEngine
@@ -81,6 +82,8 @@ class Rig:
         engine: SimulatedVllm,
         url: str,
         keeping: Keeping = Keeping(),
+        *,
+        deadlines: Deadlines = PATIENT,
     ) -> None:
         """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
@@ -93,7 +96,7 @@ class Rig:
         self.store = LocalStore(
             folder / "store", "r1", [f"file://{self.sources}/"], engine=url, grace_seconds=keeping.grace_seconds
         )
-        self.driver = VllmEngine(url, deadlines=PATIENT)
+        self.driver = VllmEngine(url, deadlines=deadlines)
         self.statuses: list[ReplicaStatus] = []
         self.records: dict[bytes, bytes] = {}
         with mock.patch("sidecar.app.DrainTracker", keeping.drain_tracker):

@@ -246,6 +246,8 @@ def test_what_is_taken():
     assert make.make_confirm_removals("p", 1, "") == ConfirmRemovals("p", 1)
     asked = make.make_apply("p", [upsert("a"), upsert("b")], retry=True, retry_replica="r1")
     assert (asked.pool, asked.retry, asked.retry_replica) == ("p", True, "r1")
+    asked = make.make_apply("p", [upsert("a"), upsert("b")])
+    assert ([one.name for one in asked.changes], asked.retry, asked.retry_replica) == (["a", "b"], False, "")
     for drain in (True, False):
         assert make.make_drain_replica("p", "r1", drain=drain) == DrainReplica("p", "r1", drain)
     for text in ("Größe, 模型", "नमस्\u200dते", "a \\\\ b", 'say "hi"', "C:\\\\new"):
