@@ -200,7 +200,7 @@ class Asker:
 
     def __post_init__(self) -> None:
         headers = {CONTROL_HEADER: self.token}
-        self.client = http_client(base_url=self.url, timeout=120, limits=FRESH_CONNECTIONS, headers=headers)
+        self.client = http_client(base_url=self.url, timeout=START_SECONDS, limits=FRESH_CONNECTIONS, headers=headers)
 
     async def load(self, name: object, path: object) -> httpx.Response:
         return await self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
