@@ -27,8 +27,10 @@ from enum import Enum
 from functools import partial, wraps
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
 
 
 class State(Enum):
@@ -304,12 +306,30 @@ def _settle(future: asyncio.Future[Any], error: OSError | None, value: object) -
         future.set_result(value)
 
 
-def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is played on a virtual loop of its own."""
+def play(scene: Coroutine[Any, Any, T]) -> T:
+    """What it gives on a virtual loop of its own; what it began and did not end is ended with it."""
+
+    async def ended() -> T:
+        try:
+            return await scene
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    with closing(VirtualLoop()) as loop:
+        try:
+            return loop.run_until_complete(ended())
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test on virtual time."""
 
     @wraps(test)
     def played(*arguments: Any, **named: Any) -> None:
-        with closing(VirtualLoop()) as loop:
-            loop.run_until_complete(test(*arguments, **named))
+        play(test(*arguments, **named))
 
     return played

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -21,7 +19,6 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import GetRequest, Lost, NotSent, PostRequest, Reply, Request
 from sidecar.engines.vllm.driver import UNTOLD, VllmEngine
-from tests.simulation.loop import VirtualLoop
 
 URL = "http://127.0.0.1:8000"
 PLAIN = Options(served_model_name="base", model="/models/base")
@@ -152,29 +149,3 @@ def driver_of(
     driver, way = VllmEngine(f"{URL}/", deadlines=deadlines, limits=limits, past=past), InMemory(make_app(engine))
     driver._http._exchange = way  # type: ignore[assignment]
     return driver, way
-
-
-def played(body: Callable[[], Awaitable[None]]) -> float:
-    """Runs it on virtual time, and gives how long it took; what it leaves behind ends with it."""
-
-    async def bounded() -> float:
-        await body()
-        took = asyncio.get_running_loop().time()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        return took
-
-    with closing(VirtualLoop()) as loop:
-        return loop.run_until_complete(bounded())
-
-
-def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test on virtual time; what it leaves behind ends with it."""
-
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        played(lambda: test(*args, **kwargs))
-
-    return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from contextlib import closing
 from functools import partial, wraps
 from inspect import Signature, signature
 from typing import Any
@@ -13,9 +12,9 @@ from unittest import mock
 
 from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
+from tests.simulation import loop
 from tests.simulation.channels import SimChannel
 from tests.simulation.links import Link
-from tests.simulation.loop import VirtualLoop
 from tests.simulation.members import Cluster, Habits, Member
 from tests.simulation.store import EtcdStore
 
@@ -55,20 +54,10 @@ def play(scene: Callable[[PlayedEtcd], Coroutine[Any, Any, None]], members: int 
     async def work() -> None:
         etcd = PlayedEtcd(members)
         with mock.patch("registry.etcd3.channel._open", etcd.open_channel):
-            try:
-                async with asyncio.timeout(LONGEST_SECONDS):
-                    await scene(etcd)
-            finally:
-                tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.timeout(LONGEST_SECONDS):
+                await scene(etcd)
 
-    with closing(VirtualLoop()) as loop:
-        try:
-            loop.run_until_complete(work())
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.play(work())
 
 
 Scene = Callable[..., Coroutine[Any, Any, None]]
@@ -84,16 +73,6 @@ def as_test(play: Callable[[Scene], None], scene: Scene, worlds: int) -> Callabl
     # What pytest looks at for its fixtures.
     test.__signature__ = Signature([*signature(scene).parameters.values()][worlds:])  # type: ignore[attr-defined]
     return test
-
-
-def virtual(scene: Scene) -> Callable[..., None]:
-    """Makes a test of a scene on virtual time."""
-    return as_test(_run, scene, 0)
-
-
-def _run(scene: Scene) -> None:
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scene())
 
 
 def played(scene: Scene) -> Callable[..., None]:

@@ -20,7 +20,8 @@ from registry.admin.rpc.limiter import (
     FairLimiter,
 )
 from registry.model.errors import Reason, ResourceExhausted, Unavailable
-from tests.support.played_etcd import now, virtual
+from tests.simulation.loop import virtual
+from tests.support.played_etcd import now
 
 
 async def _call(

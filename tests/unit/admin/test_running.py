@@ -27,7 +27,8 @@ from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import Pem, TlsUnusable
 from registry.runtime.settings import Address
 from tests.simulation.links import Way
-from tests.support.played_etcd import PlayedEtcd, Scene, as_test, now, play, virtual
+from tests.simulation.loop import virtual
+from tests.support.played_etcd import PlayedEtcd, Scene, as_test, now, play
 
 
 class Told(NamedTuple):

@@ -15,7 +15,7 @@ from registry.admin.rpc.shapes import ShapesWorker
 from registry.model.errors import Reason, Unavailable
 from registry.runtime.clock import Deadline
 from registry.v1 import registry_pb2 as pb
-from tests.support.played_etcd import virtual
+from tests.simulation.loop import virtual
 
 SHAPE = (8, 8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from sidecar.artifacts.staging import (
 )
 from sidecar.artifacts.types import ArtifactRef, Stage, Staged
 from sidecar.metrics import STAGE_SECONDS
-from tests.simulation.loop import VirtualLoop
+from tests.simulation import loop
 
 FOR_EVER = 1800.0
 
@@ -69,8 +69,7 @@ def play(script: Script, store: Any = None, *, seconds: float | None = None, **e
         if seconds:
             await asyncio.sleep(2 * FOR_EVER)
 
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(run())
+    loop.play(run())
     assert not store.at_once
     return store
 
@@ -146,8 +145,7 @@ def test_nothing_is_begun_while_a_group_ends_however_long_its_stagings_take_to_e
                 staging.start(slow(20))
                 await asyncio.sleep(FOR_EVER)
 
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(script())
+    loop.play(script())
     assert (len(store.begun), errors) == (QUICK_SLOTS, [])
 
 

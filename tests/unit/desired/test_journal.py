@@ -28,7 +28,7 @@ from sidecar.desired.snapshot import (
     decode_entries,
     encode_entry,
 )
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.unit.desired.test_snapshot import bytes_of, change
 
 
@@ -318,7 +318,7 @@ async def test_what_is_being_synced_is_not_settled_yet(journal, monkeypatch):
     await asyncio.gather(syncing, settling)
 
 
-@on_virtual_time
+@virtual
 async def test_what_comes_within_a_moment_is_synced_together_and_soon(tmp_path, monkeypatch):
     """R1, R16: a power cut costs a moment at the most; a disk is not asked for each of many changes, nor for none."""
     synced: list[tuple[float, int]] = []

@@ -14,7 +14,7 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import Keys
 from sidecar.desired.informer import Informer
 from sidecar.desired.packing import PackedRecord, Packing, RawRecord, give_back, packed
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.support.fleet import POOL
 
 PIECES, PIECE_BYTES = 100_000, 640
@@ -90,7 +90,7 @@ def test_what_a_list_was_made_of_goes_back_to_the_system():
     assert before - rss_bytes(os.getpid()) > PIECES * PIECE_BYTES // 2
 
 
-@on_virtual_time
+@virtual
 async def test_where_nothing_came_nothing_is_packed():
     """R16: a sidecar of a quiet pool sleeps."""
     packs: list[float] = []

@@ -13,7 +13,8 @@ from sidecar.engines.simulated.app import make_app
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Cut, Die, Hang, Options, OrderedAnswer
 from sidecar.engines.transport import Lost, Reply
-from tests.support.engine_in_memory import PLAIN, InMemory, answer_of, virtual
+from tests.simulation.loop import virtual
+from tests.support.engine_in_memory import PLAIN, InMemory, answer_of
 
 LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
 

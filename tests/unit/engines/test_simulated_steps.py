@@ -20,8 +20,9 @@ from sidecar.engines.simulated import app as application
 from sidecar.engines.simulated.engine import EngineDead, Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import DEFAULTS, Options
 from sidecar.vllm_plugin.guard import Guard
+from tests.simulation.loop import virtual
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import PLAIN, virtual
+from tests.support.engine_in_memory import PLAIN
 
 
 @pytest.fixture

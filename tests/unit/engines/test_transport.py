@@ -21,7 +21,7 @@ from sidecar.engines.transport import (
     Reply,
     Transport,
 )
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.tls import Authority
 from tests.support.web import Site, serving
 

@@ -29,7 +29,8 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Hang, Options, RouteName
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import ALONE, VllmEngine
-from tests.support.engine_in_memory import DEADLINES, PLAIN, WITH_PLUGIN, InMemory, driver_of, virtual
+from tests.simulation.loop import virtual
+from tests.support.engine_in_memory import DEADLINES, PLAIN, WITH_PLUGIN, InMemory, driver_of
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 YES, BAD, LATER, LOST = Reply(200, b""), Reply(500, b"no room"), Reply(429, b"later"), Lost("it broke")

@@ -13,8 +13,9 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import VllmEngine
+from tests.simulation.loop import virtual
 from tests.support.adapters import write_adapter
-from tests.support.engine_in_memory import DEADLINES, PLAIN, WITH_PLUGIN, InMemory, driver_of, virtual
+from tests.support.engine_in_memory import DEADLINES, PLAIN, WITH_PLUGIN, InMemory, driver_of
 
 COMPLETIONS, STATE = "/v1/completions", "/v1/loraplane/state"
 NO, LOST = Reply(500, b"no"), Lost("it broke")

@@ -30,8 +30,9 @@ from registry.etcd3.errors import (
 )
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.etcd3.tls import TlsReader
+from tests.simulation.loop import virtual
 from tests.support.flaky_etcd import Longest
-from tests.support.played_etcd import now, virtual
+from tests.support.played_etcd import now
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.channel import MemberConnection
 from registry.etcd3.codec import LEASE_KEEPALIVE, RANGE, TXN, Method
 from registry.etcd3.errors import EtcdUnavailable, Timeout
-from tests.support.played_etcd import now, virtual
+from tests.simulation.loop import virtual
+from tests.support.played_etcd import now
 
 IDLE, READY = grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.READY
 FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE

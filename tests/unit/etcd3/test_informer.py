@@ -13,7 +13,7 @@ from registry.etcd3 import informer
 from registry.etcd3.informer import SharedInformer, SharedInformerFactory
 from registry.etcd3.ops import Event, KeyValue
 from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
-from tests.support.played_etcd import virtual
+from tests.simulation.loop import virtual
 
 RANGE = (b"/p/", b"/p0")
 

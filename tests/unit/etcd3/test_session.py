@@ -13,9 +13,9 @@ import pytest
 
 from registry.etcd3.errors import EtcdError, EtcdUnavailable, LeaseExpired
 from registry.etcd3.session import hold_lease
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import VirtualLoop, virtual
 from tests.support.flaky_etcd import Longest, NoChance
-from tests.support.played_etcd import now, virtual
+from tests.support.played_etcd import now
 
 TTL_SECONDS = 30
 HELD_SECONDS = 600.0

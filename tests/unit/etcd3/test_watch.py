@@ -16,7 +16,8 @@ from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthent
 from registry.etcd3.stream import Mark
 from registry.etcd3.watch import WatchStream, open_watch
 from tests.simulation.links import Way, rpc_error
-from tests.support.played_etcd import now, played, virtual
+from tests.simulation.loop import virtual
+from tests.support.played_etcd import now, played
 
 TOKEN = "t"  # noqa: S105 - of the test
 

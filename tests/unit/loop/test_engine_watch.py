@@ -21,7 +21,7 @@ from sidecar.loop.observer import (
     watch_changes,
 )
 from sidecar.metrics import ENGINE_RESTARTS
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 
 
 class Probed:

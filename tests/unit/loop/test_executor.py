@@ -28,7 +28,7 @@ from sidecar.engines.observed import (
 )
 from sidecar.loop.executor import MOST_AT_ONCE, REST_FACTOR, SLOW_SECONDS, Executor
 from sidecar.plan.types import Call, Load, Plan, Swap, Unload
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 
 REF = ArtifactRef("file:///a", "sha256:" + "0" * 64)
 EXPECTING = replace(REF, expect="what is expected")

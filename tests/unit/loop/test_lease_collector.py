@@ -19,7 +19,7 @@ from sidecar.engines.observed import DrainEvidence, EngineFacts, Observed
 from sidecar.loop import lease_collector as module
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import LeaseCollector
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.waiting import eventually
 
 GRACE = 10.0

@@ -37,7 +37,7 @@ from sidecar.plan.types import RoundReport
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.simulation.artifacts import ROOT, SimStore, path_of
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 

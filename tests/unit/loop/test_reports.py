@@ -28,7 +28,7 @@ from sidecar.plan.types import RoundReport
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.simulation.artifacts import ROOT, SimStore, path_of
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.records import POOL
 from tests.support.worlds import fleet
 from tests.unit.loop.test_reconciler import THE_POOL, desired, running

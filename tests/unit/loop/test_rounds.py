@@ -20,7 +20,7 @@ from sidecar.loop.rounds import ServedNews
 from sidecar.plan.types import KeptAdapter, Plan, RoundReport, Selection, ServedAdapter
 from sidecar.resolver.demand import EXPECT_SECONDS, Answered
 from tests.simulation.artifacts import ROOT, SimStore, path_of
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.unit.loop.test_reconciler import THE_POOL, Loading, desired, nothing_asked, running
 from tests.unit.report.test_status import situation
 

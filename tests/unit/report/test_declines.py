@@ -12,7 +12,7 @@ from registry.model.status import ReportedDeclines
 from sidecar.plan.backoff import Decline, Declines
 from sidecar.plan.types import RoundReport
 from sidecar.report.declines import FILE, GATHER_SECONDS, PACE_SECONDS, DeclineTeller
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.unit.report.test_events import PLAN
 from tests.unit.report.test_status import situation
 
@@ -43,7 +43,7 @@ def ids(*keys: str) -> list[str]:
     return sorted(decline_id(key, 1) for key in keys)
 
 
-@on_virtual_time
+@virtual
 async def test_what_is_new_is_gathered_for_a_moment_and_told_only_now_and_then(tmp_path):
     """R16: each write has all sidecars of the pool find their shares anew."""
     writer = Writer()
@@ -65,7 +65,7 @@ async def test_what_is_new_is_gathered_for_a_moment_and_told_only_now_and_then(t
     assert len(writer.told) == 3
 
 
-@on_virtual_time
+@virtual
 async def test_the_next_process_tells_the_same_at_once(tmp_path):
     """No flapping: an adapter does not come back with each restart, only to be refused again."""
     before = DeclineTeller(Writer(), tmp_path)
@@ -85,7 +85,7 @@ async def test_the_next_process_tells_the_same_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["nothing", "half", "a folder", "no store"])
-@on_virtual_time
+@virtual
 async def test_no_file_prevents_a_start(tmp_path, damage):
     """R12 crash-only: a store that cannot be written costs only the memory."""
     writer, folder = Writer(), tmp_path / "gone" if damage == "no store" else tmp_path

@@ -18,7 +18,7 @@ from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.plan.types import FailedAdapter, KeptAdapter, Plan, RoundReport, Selection
 from sidecar.report.good_finder import MAX_REPLICAS, GoodFinder
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, presence, replica_status
@@ -71,7 +71,7 @@ class Scene:
 
 
 @pytest.mark.parametrize(("kept", "taken"), [([2], [2]), ([1, 2], [2]), ([1], [1]), ([], []), ([7], [])])
-@on_virtual_time
+@virtual
 async def test_the_newest_that_another_replica_answers_with_is_taken(kept, taken):
     """R13, R14."""
     scene = Scene()
@@ -82,7 +82,7 @@ async def test_the_newest_that_another_replica_answers_with_is_taken(kept, taken
     assert [(key, good.generation) for key, good in scene.adopted] == [("a", one) for one in taken]
 
 
-@on_virtual_time
+@virtual
 async def test_what_nobody_proves_is_asked_for_again_with_growing_pauses_until_somebody_does():
     """R16 bounded: deliveries are etcd's budget. A newer record is asked about at once."""
     scene = Scene()
@@ -105,7 +105,7 @@ async def test_what_nobody_proves_is_asked_for_again_with_growing_pauses_until_s
     await running
 
 
-@on_virtual_time
+@virtual
 async def test_what_comes_to_lack_while_it_reads_is_read_at_once():
     """R13 static-stable."""
     scene = Scene()
@@ -125,7 +125,7 @@ async def test_what_comes_to_lack_while_it_reads_is_read_at_once():
     assert [good.generation for _, good in scene.adopted] == [2]
 
 
-@on_virtual_time
+@virtual
 async def test_of_a_large_pool_some_are_asked():
     """R16 bounded."""
     scene = Scene()
@@ -138,7 +138,7 @@ async def test_of_a_large_pool_some_are_asked():
     assert scene.adopted == [], "nobody is a witness for himself"
 
 
-@on_virtual_time
+@virtual
 async def test_nothing_is_read_where_nothing_lacks_or_the_state_may_be_old():
     scene = Scene()
     scene.live("r2", 2)
@@ -153,7 +153,7 @@ async def test_nothing_is_read_where_nothing_lacks_or_the_state_may_be_old():
 
 
 @pytest.mark.parametrize("now", [kv("a", 2, generation=4), kv("b", 1)])
-@on_virtual_time
+@virtual
 async def test_what_was_read_of_another_record_than_the_newest_is_not_taken(now):
     """R6: the name may be another's by now."""
     scene = Scene()
@@ -164,7 +164,7 @@ async def test_what_was_read_of_another_record_than_the_newest_is_not_taken(now)
     assert scene.adopted == []
 
 
-@on_virtual_time
+@virtual
 async def test_an_etcd_that_does_not_let_it_read_is_told():
     scene = Scene()
     scene.live("r2", 2)

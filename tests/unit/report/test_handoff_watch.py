@@ -16,7 +16,7 @@ from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.placement import MembershipDigest, PlacementSpec
 from sidecar.plan.handoff import Handoff, Taken
 from sidecar.report.handoff_watch import HandoffWatch
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL, record
 from tests.support.residency_world import LEASE, presence, replica_status
@@ -211,7 +211,7 @@ async def test_others_are_those_who_live_and_do_not_leave(scene):
     assert found == {"ready": True, "starting": False, "stale": False}
 
 
-@on_virtual_time
+@virtual
 async def test_others_are_asked_at_once_and_then_once_a_second_and_what_they_took_over_stays_for_two_seconds():
     """R20, R16 bounded: routers hear of it within that time; and etcd is not pressed."""
     scene, now = Scene(), asyncio.get_running_loop().time

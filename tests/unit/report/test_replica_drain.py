@@ -34,7 +34,7 @@ from sidecar.report.http import MAX_CALLER_CHARACTERS, MAX_DRAIN_WAITERS, make_a
 from sidecar.report.replica_drain import DrainCause, ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.support.http_client import http_client
 from tests.support.records import KEYS, POOL, kv
 from tests.support.waiting import eventually
@@ -201,7 +201,7 @@ CHANGED = Changed(30, (Event(b"k", 30, None),))
 NOTHING = RangeResult(40, NONE, more=False, count=0)
 
 
-@on_virtual_time
+@virtual
 async def test_an_etcd_that_is_away_is_not_pressed_for_the_order_that_stands(monkeypatch):
     """R16 bounded: it is asked a few times a second, until it answers."""
     told = Told([CHANGED], [*[EtcdUnavailable("away", maybe_applied=False)] * 50, NOTHING])
@@ -280,7 +280,7 @@ async def test_it_is_needed_until_others_serve_what_it_serves(scene):
 
 
 @pytest.mark.parametrize("wait", [ReplicaDrain.wait, ReplicaDrain.wait_at_end])
-@on_virtual_time
+@virtual
 async def test_who_is_needed_no_more_is_let_go_at_once(wait):
     """R20: a hook waits as little as a signal."""
     scene, now = Scene(), asyncio.get_running_loop().time

@@ -38,7 +38,7 @@ from sidecar.report.status import (
     served_hash,
     tells_what_is_served,
 )
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.support.worlds import observed, staged, wants
 
 REPLICA = ReplicaIdentity("r1", "p", "vllm", "http://e")
@@ -395,7 +395,7 @@ def test_what_room_a_store_has_is_told_where_it_is_another_by_a_quarter():
     assert says_the_same(*[said.model_copy(update={"store": None}) for _ in range(2)])
 
 
-@on_virtual_time
+@virtual
 async def test_a_status_is_old_once_no_round_has_ended_for_long():
     """R9: a loop that hangs keeps nobody from renewing the lease under which it stands."""
     said = situation(observed=None, ready=False)

@@ -24,7 +24,7 @@ from sidecar.report import writer as module
 from sidecar.report.status import ReplicaIdentity, derive_status
 from sidecar.report.writer import ShareGuard, StatusWriter
 from sidecar.settings import SidecarSettings
-from tests.simulation.loop import on_virtual_time
+from tests.simulation.loop import virtual
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
@@ -172,7 +172,7 @@ async def test_a_key_that_another_made_at_the_same_revision_of_a_store_that_was_
     assert (holder(client), "held by another" in ours.refusal) == ("b", True)
 
 
-@on_virtual_time
+@virtual
 async def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew():
     """R9, R20: an old presence under the same lease would have a draining replica asked for; simulated seed 700854."""
     async with alive() as (client, one):
@@ -234,7 +234,7 @@ def test_who_keeps_its_part_whatever_its_engine_does(seconds, refusal, is_away):
 
 
 @pytest.mark.parametrize("has_twin", [True, False], ids=["a twin comes", "its lease ends"])
-@on_virtual_time
+@virtual
 async def test_between_the_look_and_the_claim_of_a_presence_of_our_own_anything_may_happen(has_twin):
     """R10 one-owner: it was of a process that ended; a twin that made the key since is not overwritten."""
     client = Client()
@@ -275,7 +275,7 @@ async def test_room_that_changes_while_a_status_is_written_reaches_the_presence(
         await eventually(lambda: presence(client).capacity == 8)
 
 
-@on_virtual_time
+@virtual
 async def test_what_comes_at_once_is_one_write_and_what_stays_so_is_none():
     """R9 status-truth, R16 bounded: soon; for as long as the lease stands, whoever reads it knows that it is so."""
     async with alive() as (client, one):
@@ -300,7 +300,7 @@ async def test_what_comes_at_once_is_one_write_and_what_stays_so_is_none():
 
 
 @pytest.mark.parametrize("good", [0, 1])
-@on_virtual_time
+@virtual
 async def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_one_of_etcd(good, monkeypatch):
     """R12 crash-only: be it in the first status or in a later one, or at the end."""
     left = [True] * good
@@ -324,7 +324,7 @@ async def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_on
             await one.say_left()
 
 
-@on_virtual_time
+@virtual
 async def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
     """R12, R16 bounded: under the same lease, be it for the presence or for a status."""
     client = Client()
@@ -371,7 +371,7 @@ async def test_an_id_that_is_held_is_no_error_before_its_holder_must_be_dead(mon
     assert one._losses == 1
 
 
-@on_virtual_time
+@virtual
 async def test_who_loses_the_replica_id_twice_ends():
     """R10 one-owner: once may be a twin that ends just now; each change is told to the loop."""
     client, changes = Client(), []
@@ -400,7 +400,7 @@ async def test_who_loses_the_replica_id_twice_ends():
     assert holder(client) == "twin"
 
 
-@on_virtual_time
+@virtual
 async def test_a_presence_that_was_written_over_is_written_again_and_that_is_told():
     """R10: nobody has the id by it, and the log says who wrote there. With a new lease of our own nothing is amiss."""
     client = Client()
@@ -426,7 +426,7 @@ async def test_a_presence_that_was_written_over_is_written_again_and_that_is_tol
     assert overwritten == told, "also who made the key: a sidecar does so under a lease"
 
 
-@on_virtual_time
+@virtual
 async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
     """R20 drain, R10: nobody waits for it; a twin that has the id by now goes on."""
     client = Client()
@@ -455,7 +455,7 @@ async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
     assert LeftReplica.parse(client.store.kvs[LEFT].value).incarnation == "a"
 
 
-@on_virtual_time
+@virtual
 async def test_presence_is_never_written_without_a_status_and_says_no_more_than_that():
     """R9 status-truth, R24: nobody places anything by a presence alone; and who reads both finds one capacity."""
     client, written = Client(), list[tuple[Presence, bool]]()
@@ -487,7 +487,7 @@ async def test_presence_is_never_written_without_a_status_and_says_no_more_than_
     ]
 
 
-@on_virtual_time
+@virtual
 async def test_presence_and_status_go_with_a_lease_and_come_with_the_next():
     """R9, R10: nothing of a sidecar that is dead stands for long, and one that only stood still is soon there again."""
     client = Client()
@@ -522,7 +522,7 @@ async def test_until_its_engine_was_looked_at_a_sidecar_says_what_the_process_be
     assert (presence(client).incarnation, presence(client).capacity) == ("a", None if looked else 40)
 
 
-@on_virtual_time
+@virtual
 async def test_what_is_said_again_costs_nothing():
     """R16 bounded, R3: rounds say it each time; nothing is written for what stands already, and all that does not."""
     derived: list[int] = []
@@ -554,7 +554,7 @@ async def test_what_is_said_again_costs_nothing():
             assert client.store.kvs[STATUS].lease == client.store.kvs[PRESENCE].lease == 1
 
 
-@on_virtual_time
+@virtual
 async def test_no_status_is_written_beside_a_presence_of_another_at_the_revision_of_ours():
     """R10 one-owner: in a store that was set back a twin's presence may stand where ours stood."""
     async with alive() as (client, one):
@@ -569,7 +569,7 @@ async def test_no_status_is_written_beside_a_presence_of_another_at_the_revision
         assert "held by another" in one.refusal
 
 
-@on_virtual_time
+@virtual
 async def test_the_tries_of_what_was_refused_before_are_told_now_and_then():
     """R16: hours of them are not written one by one, and not left out either."""
     client, tries = Client(), [3]
@@ -596,7 +596,7 @@ def leases(client: Client) -> list[int]:
     return [client.store.kvs[key].lease if key in client.store.kvs else 0 for key in (PRESENCE, STATUS)]
 
 
-@on_virtual_time
+@virtual
 async def test_what_the_process_before_said_stands_until_it_is_known_what_is_served():
     """R24: else routers lose an engine that serves on; and no reader finds presence without a status that counts."""
     async with alive(restarted(), 2, begins) as (client, one):
@@ -611,7 +611,7 @@ async def test_what_the_process_before_said_stands_until_it_is_known_what_is_ser
 @pytest.mark.parametrize(
     ("before", "waits"), [({}, True), ({"labels": {"zone": "b"}}, False), ({"leaving": True}, False)]
 )
-@on_virtual_time
+@virtual
 async def test_a_presence_is_not_waited_for_for_long_nor_where_it_says_something_else(before, waits):
     """R3: others place adapters by it."""
     async with alive(restarted(**before), 2, begins) as (client, _):
@@ -621,7 +621,7 @@ async def test_a_presence_is_not_waited_for_for_long_nor_where_it_says_something
         assert leases(client) == [2, 2]
 
 
-@on_virtual_time
+@virtual
 async def test_who_waits_to_say_what_is_served_has_no_id_that_another_took():
     """R10: the lease of the process before ended meanwhile."""
     async with alive(restarted(), 2, begins) as (client, one):

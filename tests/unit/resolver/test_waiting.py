@@ -15,7 +15,7 @@ from registry.sources.base import ArtifactError
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.resolver.resolver import CROWDED
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.waiting import eventually
 from tests.support.worlds import observed, path_of, pool, review
 from tests.unit.resolver.test_resolver import Scene

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from registry.rollout.pool import PoolSnapshot
 from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, HaltRollout, PromoteRollout
 from registry.transactions.context import Caller
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import play
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, pool_snapshot, presence
 from tests.unit.rollout.test_canary_rollout import MEMBERS, NAME, canaried, status
@@ -116,8 +115,7 @@ class World:
                 return False
             return True
 
-        with closing(VirtualLoop()) as loop:
-            return loop.run_until_complete(conduct())
+        return play(conduct())
 
     @property
     def ids(self) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from registry.model.errors import Reason, Unavailable
 from registry.runtime.clock import Clock, Deadline, Moment, rfc3339
-from tests.simulation.loop import VirtualLoop
+from tests.simulation.loop import play
 
 NOON = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
 
@@ -31,8 +30,7 @@ def test_now_is_of_the_running_loop_and_of_the_wall_and_a_deadline_is_so_far_fro
         await asyncio.sleep(4)
         assert (deadline.left(), deadline.share()) == (1.0, 0.5)
 
-    with closing(VirtualLoop()) as loop:
-        loop.run_until_complete(scene())
+    play(scene())
     before = datetime.now(UTC)
     assert before <= Clock().wall() <= datetime.now(UTC)
     assert (Clock().wall().tzinfo, Clock().rng.random() == Clock().rng.random()) == (UTC, False)

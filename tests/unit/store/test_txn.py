@@ -20,11 +20,12 @@ from registry.store.writer import WriteGate, Writer
 from registry.transactions.builder import Commit, Settled
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.context import Caller, TxnLimits
+from tests.simulation.loop import virtual
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, Longest, NoChance
 from tests.support.history_check import check_history
 from tests.support.memory_etcd import MemoryEtcd
-from tests.support.played_etcd import now, virtual
+from tests.support.played_etcd import now
 
 _numbers = count()
 

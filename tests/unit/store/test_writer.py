@@ -16,9 +16,9 @@ from registry.model.records import AuditRecord, Meta
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer, ensure_meta
 from registry.transactions.context import Caller, TxnLimits
+from tests.simulation.loop import virtual
 from tests.support.changes import KEYS, POOL, applying, creating, upsert
 from tests.support.flaky_etcd import FlakyEtcd, NoChance
-from tests.support.played_etcd import virtual
 
 
 class Reading(FlakyEtcd):

@@ -21,8 +21,8 @@ from sidecar.vllm_plugin.server import (
     NameConflict,
     NotLoaded,
 )
+from tests.simulation.loop import virtual
 from tests.support.cancelling import is_cancelled_at
-from tests.support.engine_in_memory import virtual
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 

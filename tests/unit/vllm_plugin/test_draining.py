@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 

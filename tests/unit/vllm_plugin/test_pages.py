@@ -15,7 +15,7 @@ from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.routes import MAX_BODY_BYTES, Plugin, read_fields, routes
 from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.unit.vllm_plugin.played import Asking, PlayedServer
 
 

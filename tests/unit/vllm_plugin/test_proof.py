@@ -29,7 +29,7 @@ from sidecar.vllm_plugin.protocol import (
 )
 from sidecar.vllm_plugin.resolver import ResolverClient
 from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, FilesMissing
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import PlayedServer
 

@@ -11,7 +11,7 @@ from sidecar.vllm_plugin import resolver as module
 from sidecar.vllm_plugin.adapters import Adapters, SidecarResolver
 from sidecar.vllm_plugin.protocol import MAX_NAME_LENGTH, Resolved, is_askable
 from sidecar.vllm_plugin.resolver import ResolverClient, TtlSet
-from tests.support.engine_in_memory import virtual
+from tests.simulation.loop import virtual
 from tests.support.resolving import PlayedSidecar, found, missing
 from tests.support.waiting import eventually
 from tests.unit.vllm_plugin.played import Clock, PlayedServer
