@@ -46,6 +46,7 @@ def suite(tmp_path, monkeypatch) -> Callable[..., list[str]]:
     """Makes a suite; how it is run, and writes what fails."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("COVERAGE_FILE", str(tmp_path / ".coverage"))  # not that of who measures these tests
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "product.py").write_text("def work(name):\n    if name == 'once':\n        return 1\n    return 2\n")
 
