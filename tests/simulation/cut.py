@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-CHAOS_SECONDS = 30.0
 # Parts that are not single events: the order of what is ready, and answers that take their time.
 ORDER, SLOW = "order", "slow"
 
@@ -19,11 +18,11 @@ class Cut:
     another one.
 
     Attributes:
-        seconds: how long faults last.
+        seconds: how long faults last; None: as long as the seed draws.
         only: names of what is played; None: all.
     """
 
-    seconds: float = CHAOS_SECONDS
+    seconds: float | None = None
     only: frozenset[str] | None = None
 
     def has(self, name: str) -> bool:
@@ -32,15 +31,14 @@ class Cut:
 
     def arguments(self) -> str:
         """Those of the command that plays it."""
-        seconds = "" if self.seconds == CHAOS_SECONDS else f" SECONDS={self.seconds:g}"
+        seconds = "" if self.seconds is None else f" SECONDS={self.seconds:g}"
         names = ",".join(sorted(self.only or (), key=_place)) or "nothing"
         return seconds if self.only is None else f"{seconds} ONLY={names}"
 
 
 def read_cut(only: str | None, seconds: float | None) -> Cut:
     """What the command was given."""
-    names = None if only is None else frozenset(only.split(","))
-    return Cut(CHAOS_SECONDS if seconds is None else seconds, names)
+    return Cut(seconds, None if only is None else frozenset(only.split(",")))
 
 
 ALL = Cut()

@@ -14,7 +14,6 @@ from tests.simulation.engines import EngineHost
 from tests.simulation.links import Link, Way
 from tests.simulation.loop import State
 from tests.simulation.members import Member, Watching
-from tests.simulation.operator import NAMES
 from tests.simulation.world import STATE, ReplicaHost, World
 
 Heal = Callable[[], None]
@@ -105,7 +104,7 @@ def odd_answers(world: World, rng: random.Random) -> Heal:
 def refuse_loads(world: World, rng: random.Random) -> Heal:
     """Memory is short: all loads are refused, or a share of them, or those of one name."""
     engine, dice = _pick(world, rng).engine, random.Random(rng.random())
-    share, names = rng.choice((0.5, 1.0)), rng.choice((None, NAMES[:1], NAMES[1:]))
+    share, names = rng.choice((0.5, 1.0)), rng.choice((None, world.size.names[:1], world.size.names[1:]))
     engine.refuses = lambda name: (names is None or name in names) and dice.random() < share
     return engine.heal
 
@@ -333,7 +332,7 @@ async def rage(world: World, faults: Sequence[Fault], seconds: float) -> None:
     """Begins faults for so long; each is healed in its time, and all that are left at the end."""
     rng = random.Random(f"faults {world.seed}")
     kinds = rng.sample(faults, rng.randint(3, len(faults)))
-    pause_seconds = rng.choice((0.5, 2.0, 4.0))
+    pause_seconds = rng.choice((0.5, 2.0, 4.0)) * world.size.pause
     async with asyncio.TaskGroup() as tasks:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -358,7 +357,7 @@ async def break_watches(world: World, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         for number in count():
-            await asyncio.sleep(rng.uniform(0.0, 4.0))
+            await asyncio.sleep(rng.uniform(0.0, 4.0) * world.size.pause)
             if loop.time() >= end:
                 return
             dice = random.Random(f"watch {number} {world.seed}")
@@ -381,7 +380,7 @@ async def renew_admins(world: World, seconds: float) -> None:
     numbers = count()
     while asyncio.get_running_loop().time() < end:
         for admin in world.admins:
-            await asyncio.sleep(rng.uniform(0.0, 12.0))
+            await asyncio.sleep(rng.uniform(0.0, 12.0) * world.size.pause)
             if world.plays(f"u{next(numbers)}", f"fault update {admin.name}"):
                 admin.stop()
 
@@ -395,7 +394,7 @@ async def trouble_callers(world: World, seconds: float) -> None:
     for number in count():
         if (left := end - asyncio.get_running_loop().time()) <= 0:
             return
-        await asyncio.sleep(rng.uniform(0.0, 4.0))
+        await asyncio.sleep(rng.uniform(0.0, 4.0) * world.size.pause)
         ways, lasts = [way for _, way in sorted(world.ways.items())], min(left, rng.choice((0.5, 8.0)))
         dice = random.Random(f"caller {number} {world.seed}")
         if not ways:

@@ -16,7 +16,6 @@ from tests.simulation.world import KEYS, ReplicaHost, World
 CONVERGE_SECONDS = 150.0
 # What somebody else did to an engine at the very end is found by the next look at it.
 DRIFT_SECONDS = 20.0
-STAY_SECONDS = 20.0
 # What was put off while requests ran, such as a swap of a record that nobody can read any more, may still come.
 LAST_TRIES = 3
 # The last requests end; then come the grace, the evidence, and the store's next round.
@@ -105,12 +104,13 @@ def _status_difference(world: World, replica: ReplicaHost, unreadable: set[str])
     return ""
 
 
-async def stay(world: World) -> None:
+async def stay(world: World, seconds: float) -> None:
     """R3: what has converged stays so, and nothing is called any more."""
-    await asyncio.sleep(DRIFT_SECONDS)
+    drifts = (sample.at for samples in world.checks.samples.values() for sample in samples if sample.what == "foreign")
+    await asyncio.sleep(max(0.0, max(drifts, default=0.0) + DRIFT_SECONDS - world.monotonic()))
     for _ in range(LAST_TRIES):
         before = world.checks.calls
-        await asyncio.sleep(STAY_SECONDS)
+        await asyncio.sleep(seconds)
         if world.checks.calls == before:
             break
     else:

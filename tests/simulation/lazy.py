@@ -10,7 +10,7 @@ from sidecar.engines.simulated.engine import Rejection
 from tests.simulation.artifacts import is_good, is_refused, path_of
 from tests.simulation.engines import SimEngine
 from tests.simulation.history import POOL, Version
-from tests.simulation.operator import NAMES, Operator
+from tests.simulation.operator import Operator
 from tests.simulation.sidecars import IDLE_SECONDS
 from tests.simulation.world import ReplicaHost, World
 
@@ -27,7 +27,7 @@ async def ask_for_lazy(world: World, operator: Operator) -> None:
     if not world.has_plugin:
         return
     for replica in world.replicas:
-        for name in (*NAMES, UNKNOWN):
+        for name in (*world.size.names, UNKNOWN):
             await _request(world, replica, name)
     lazy = sorted(_loaded(world))
     if lazy:

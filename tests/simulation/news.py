@@ -10,7 +10,7 @@ from contextvars import copy_context
 from registry.transactions.changes import DrainReplica
 from tests.simulation.faults import Fault, befall
 from tests.simulation.history import POOL
-from tests.simulation.operator import NAMES, Operator
+from tests.simulation.operator import Operator
 from tests.simulation.world import World
 
 # Of so many calls one is met by news; 0: none.
@@ -60,4 +60,5 @@ class News:
             case "drain":
                 await self._operator.change(DrainReplica(POOL, replica, drain=dice.random() < 0.5))
             case _:
-                await self._operator.change_one(name if name in NAMES else dice.choice(NAMES))
+                names = self._world.size.names
+                await self._operator.change_one(name if name in names else dice.choice(names))

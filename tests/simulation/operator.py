@@ -47,7 +47,6 @@ from tests.simulation.requests import request_of
 from tests.simulation.world import KEYS, ReplicaHost, World
 from tests.simulation.writes import DRY
 
-NAMES = ("a", "b", "acme/c", "acme/d", "e", "f")
 ODD_NAME = "odd"
 
 
@@ -91,7 +90,7 @@ class Operator:
         """Makes changes for so long, and waits until each is settled."""
         loop, pauses = asyncio.get_running_loop(), random.Random(f"pauses {self._world.seed}")
         end = loop.time() + seconds
-        pause = pauses.choice((0.5, 2.0, 5.0))
+        pause = pauses.choice((0.5, 2.0, 5.0)) * self._world.size.pause
         async with asyncio.TaskGroup() as tasks:
             for number in count():
                 await asyncio.sleep(pauses.uniform(0.0, 2 * pause))
@@ -158,7 +157,7 @@ class Operator:
 
     def _delete_by_hand(self) -> None:
         """Deletes an adapter as etcdctl does, one whose history tells of the generation."""
-        names = [name for name in NAMES if tenant_of(name) == "acme" and self._is_replaced(name)]
+        names = [name for name in self._world.size.names if tenant_of(name) == "acme" and self._is_replaced(name)]
         if names:
             name = self._rng.choice(names)
             self._world.store.delete(KEYS.adapter(POOL, name))
@@ -209,11 +208,11 @@ class Operator:
         if rng.random() < 0.05:
             return SetTenant("acme", rng.choice((1, 2, None)))
         if rng.random() < 0.1:
-            return RollbackAdapter(POOL, rng.choice(NAMES))
+            return RollbackAdapter(POOL, rng.choice(self._world.size.names))
         special = self._canaries.choices((_nothing, self._roll, self._end_rollout), (60, 28, 12))[0]
         if (change := special()) is not None:
             return change
-        names = rng.sample(NAMES, rng.randint(1, 3))
+        names = rng.sample(self._world.size.names, rng.randint(1, 3))
         return ApplyAdapters(POOL, tuple(self._one(name) for name in names))
 
     def _one(self, name: str) -> Upsert | Remove:
@@ -271,7 +270,7 @@ class Operator:
 
     def _records(self) -> dict[str, AdapterRecord]:
         """What stands under the names of adapters."""
-        found = {name: self._world.store.kvs.get(KEYS.adapter(POOL, name)) for name in NAMES}
+        found = {name: self._world.store.kvs.get(KEYS.adapter(POOL, name)) for name in self._world.size.names}
         return {name: AdapterRecord.parse(kv.value) for name, kv in found.items() if kv is not None}
 
     def _write_by_hand(self) -> None:

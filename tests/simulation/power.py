@@ -19,7 +19,7 @@ async def cut_power(world: World, seconds: float) -> None:
     end = loop.time() + seconds
     for number in count():
         dice = random.Random(f"power {number} {world.seed}")
-        await asyncio.sleep(rng.uniform(0.0, 10.0))
+        await asyncio.sleep(rng.uniform(0.0, 10.0) * world.size.pause)
         host = dice.choice(world.replicas)
         if loop.time() > end:
             return

@@ -38,7 +38,7 @@ class Programs:
         end = asyncio.get_running_loop().time() + seconds
         async with asyncio.TaskGroup() as tasks:
             for number in count():
-                await asyncio.sleep(rng.uniform(0.0, 8.0))
+                await asyncio.sleep(rng.uniform(0.0, 8.0) * self._world.size.pause)
                 if asyncio.get_running_loop().time() >= end:
                     return
                 dice = random.Random(f"program {number} {self._world.seed}")

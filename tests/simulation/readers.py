@@ -93,11 +93,9 @@ class Readers:
             reader.stays, reader.rests = None, 0.0
         self._calm_at = asyncio.get_running_loop().time()
 
-    async def oversee(self) -> None:
-        """Looks at them again and again."""
-        while True:
-            await asyncio.sleep(0.5)
-            self.check_equal()
+    def need(self, seconds: float) -> float:
+        """How long it takes at least until they are held against etcd, where there are any."""
+        return max(seconds, CALM_SECONDS + 1.0) if self.readers else seconds
 
     def check_equal(self) -> None:
         """R24 always-placed: who stays connected ends equal to etcd, without any further change."""

@@ -65,7 +65,7 @@ class Shrinking:
         """Leaves out time at the end."""
         last = max((part.at for part in self.smallest.parts), default=0.0)
         for seconds in (0.5, math.ceil(last + 1.0), math.ceil(_first_at(self.smallest)) + 1.0):
-            if seconds < self.smallest.cut.seconds and self.takes(replace(self.smallest.cut, seconds=seconds)):
+            if seconds < self.smallest.seconds and self.takes(replace(self.smallest.cut, seconds=seconds)):
                 return
 
     def thin_out(self) -> None:

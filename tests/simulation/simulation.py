@@ -19,6 +19,7 @@ from unittest import mock
 import structlog
 
 from tests.simulation.admins import ports_played
+from tests.simulation.checks import OVERSIGHT_SECONDS
 from tests.simulation.cut import ALL, ORDER, Cut
 from tests.simulation.disk import plugged_in
 from tests.simulation.engine_http import http_for
@@ -35,6 +36,7 @@ from tests.simulation.power import cut_power
 from tests.simulation.programs import Programs
 from tests.simulation.readers import Readers
 from tests.simulation.replay import Logs
+from tests.simulation.size import WHOLE, Size, size_of
 from tests.simulation.statuses import Statuses
 from tests.simulation.traffic import send
 from tests.simulation.world import World
@@ -51,6 +53,7 @@ class SimulationFailed(AssertionError):
     def __init__(self, seed: int, cut: Cut, world: World, *, has_nets: bool) -> None:
         self.seed, self.cut, self.has_nets = seed, cut, has_nets
         self.violations, self.trace, self.parts = world.checks.violations, world.trace, world.parts.played
+        self.seconds = world.seconds
         tail, found = "\n".join(self.trace[-60:]), "\n".join(self.violations[:10])
         super().__init__(f"seed {seed}; replay with: {self.command}\n{tail}\n\n{found}")
 
@@ -81,7 +84,7 @@ def simulate(seed: int, *, has_nets: bool = True, cut: Cut = ALL, until: str = "
     """
     order = random.Random(f"order {seed}") if cut.has(ORDER) else None
     with memory_folder() as root, _loop(order) as loop:
-        world = loop.run_until_complete(_made(seed, Path(root), cut))
+        world = loop.run_until_complete(_made(seed, Path(root), cut, size_of(seed)))
         loop.thread_seconds = world.thread_seconds
         loop.set_exception_handler(partial(_let_out, world))
         logs = Logs()
@@ -95,7 +98,7 @@ def simulate(seed: int, *, has_nets: bool = True, cut: Cut = ALL, until: str = "
 def play_by_hand(seed: int, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     """Does something in the world of a seed, in which nothing is started yet, and all that is ready runs in order."""
     with memory_folder() as root, _loop() as loop:
-        world = loop.run_until_complete(_made(seed, Path(root), replace(ALL, only=frozenset())))
+        world = loop.run_until_complete(_made(seed, Path(root), replace(ALL, only=frozenset()), WHOLE))
         with _patched(world, Logs()):
             loop.run_until_complete(_ended(world, work))
 
@@ -132,8 +135,8 @@ def _end(task: asyncio.Task[float]) -> None:
     task.cancel()
 
 
-async def _made(seed: int, folder: Path, cut: Cut) -> World:
-    return World(seed, folder, cut)
+async def _made(seed: int, folder: Path, cut: Cut, size: Size) -> World:
+    return World(seed, folder, cut, size)
 
 
 @contextmanager
@@ -209,7 +212,7 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     world.checks.on_sent, world.checks.on_removed = evidence.on_call, evidence.r7_asked_after
     world.checks.on_given = evidence.r21_proven_here
     world.services.on_post, world.on_power_cut = places.on_post, logs.forget
-    around = [loop.create_task(work) for work in (expire_leases(world), _oversee(world), readers.oversee())]
+    around = loop.create_task(_oversee(world, readers))
     for admin in world.admins:
         admin.start()
     operator = Operator(world)
@@ -225,7 +228,7 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     for replica in world.replicas:
         replica.engine.start()
         world.start(replica)
-    seconds = world.parts.cut.seconds
+    seconds = world.seconds
     news = News(world, operator, faults, seconds)
     world.checks.on_work = news.on_work
     async with asyncio.TaskGroup() as tasks:
@@ -247,13 +250,12 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     await operator.repair()
     await converge(world, operator.confirm)
     converged = loop.time() - healed_at
-    await stay(world)
+    await stay(world, readers.need(world.size.stay_seconds))
     await let_go(world)
     await ask_for_lazy(world, operator)
     check_writes(world)
     logs.check(world)
-    for one in around:
-        one.cancel()
+    around.cancel()
     logs.compared.update(
         {
             "places of readers": places.told,
@@ -266,18 +268,12 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     return converged
 
 
-async def expire_leases(world: World) -> None:
-    """Has leases end that nobody keeps alive."""
+async def _oversee(world: World, readers: Readers) -> None:
+    """R18: what a sidecar that runs says of an engine that does not; and whatever else is looked at again and again."""
     while True:
-        await asyncio.sleep(0.5)
-        if world.cluster.has_quorum():
-            world.store.expire(asyncio.get_running_loop().time())
-
-
-async def _oversee(world: World) -> None:
-    """R18: what a sidecar that runs says of an engine that does not."""
-    while True:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(OVERSIGHT_SECONDS)
+        _expire(world)
+        readers.check_equal()
         for replica in world.replicas:
             engine, sidecar = replica.engine, replica.process
             runs = sidecar.state is State.RUNS and sidecar
@@ -288,6 +284,18 @@ async def _oversee(world: World) -> None:
                 is_away=engine.process.state is not State.RUNS,
                 is_stalled=engine.is_stalled,
             )
+
+
+async def expire_leases(world: World) -> None:
+    """Has leases end that nobody keeps alive."""
+    while True:
+        await asyncio.sleep(OVERSIGHT_SECONDS)
+        _expire(world)
+
+
+def _expire(world: World) -> None:
+    if world.cluster.has_quorum():
+        world.store.expire(world.monotonic())
 
 
 def _heal(world: World) -> None:

@@ -9,7 +9,6 @@ from itertools import count
 from sidecar.engines.simulated.engine import EngineDead, Rejection
 from tests.simulation.engines import EngineHost
 from tests.simulation.lazy import UNKNOWN
-from tests.simulation.operator import NAMES
 from tests.simulation.world import World
 
 # More would still be under way long after everything has healed.
@@ -18,14 +17,10 @@ MOST_AT_ONCE = 2
 TOKENS = (1, 5, 70)
 
 
-# Whatever may be desired, and what nobody ever heard of.
-ASKED = (*NAMES, UNKNOWN)
-
-
 async def send(world: World, seconds: float) -> None:
     """Sends requests for so long; some wait until all that came before them are answered."""
     rng = random.Random(f"traffic {world.seed}")
-    pause_seconds = rng.choice((0.3, 1.0, 5.0))
+    pause_seconds = rng.choice((0.3, 1.0, 5.0)) * world.size.pause
     end = asyncio.get_running_loop().time() + seconds
     for number in count():
         await asyncio.sleep(rng.uniform(0.0, 2 * pause_seconds))
@@ -37,7 +32,8 @@ async def send(world: World, seconds: float) -> None:
 
 def _ask(world: World, part: str, host: EngineHost, rng: random.Random) -> None:
     """One request for whatever the engine lists, in the engine's own process."""
-    names, engine = sorted({*host.listing, *(ASKED if world.has_plugin else ())}), host.engine
+    asked = (*world.size.names, UNKNOWN) if world.has_plugin else ()  # what may be desired, and what is nowhere
+    names, engine = sorted({*host.listing, *asked}), host.engine
     if engine is None or not names or len(engine.requests) >= MOST_AT_ONCE:
         return
     name, on_its_way_seconds, tokens = rng.choice(names), rng.choice((0.0, 0.1, 4.0)), rng.choice(TOKENS)

@@ -84,6 +84,8 @@ class Watch:
             return
         if self._has_caught_up:
             self._note(self._member.store.since(self._next, compacted=0))
+            if not self._noted:
+                return  # nothing of what is new is for this watch
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(self._member.batch_seconds(), self._pump)

@@ -40,6 +40,7 @@ from tests.simulation.plugin import Socket
 from tests.simulation.services import Services
 from tests.simulation.serving import SimServer
 from tests.simulation.sidecars import GRACE_SECONDS, Place, run_sidecar
+from tests.simulation.size import WHOLE, Size
 from tests.simulation.store import EtcdStore
 
 KEYS = Keys("/sim")
@@ -89,10 +90,15 @@ class ReplicaHost:
 
 
 class World:
-    """One simulation. Every draw of chance is made from the seed; `told`: how often each rule was asked."""
+    """One simulation. Every draw of chance is made from the seed.
 
-    def __init__(self, seed: int, folder: Path, cut: Cut = ALL) -> None:
+    `seconds`: how long faults last; `told`: how often each rule was asked.
+    """
+
+    def __init__(self, seed: int, folder: Path, cut: Cut = ALL, size: Size = WHOLE) -> None:
         self.seed = seed
+        self.size = size
+        self.seconds = size.seconds if cut.seconds is None else cut.seconds
         self.parts = Parts(cut)
         self.rng = random.Random(f"world {seed}")
         self.trace: list[str] = []
@@ -120,16 +126,16 @@ class World:
         self.conduct = Conduct(self.store, KEYS, POOL, self.checks.violated)
         self.store.on_commit += [self.checks.on_commit, self.conduct.on_commit]
         self.cluster = Cluster(self.store, self._rng("cluster"), _habits(self.rng))
-        for number in range(self.rng.choice((1, 3))):
+        for number in range(self.rng.choice(size.members)):
             Member(f"m{number}", number + 1, self.cluster)
         self.write_meta()
         self.links: dict[str, Link[Member]] = {}
         self.ways: dict[str, Link[Admin]] = {}
         self.services = Services(self.checks.violated, self._rng("services"))
         self._context = copy_context()
-        self.admins = [self._admin(f"admin{number}") for number in range(2)]
+        self.admins = [self._admin(f"admin{number}") for number in range(size.admins)]
         self._disk_pace = self.pace("disk")
-        self.replicas = [self._replica(f"r{number}") for number in range(self.rng.randint(1, 3))]
+        self.replicas = [self._replica(f"r{number}") for number in range(self.rng.choice(size.replicas))]
         self.checks.replicas = {replica.name for replica in self.replicas}
         self.engines = {replica.engine.url: replica.engine for replica in self.replicas}
 
@@ -143,7 +149,7 @@ class World:
         return self.paces[-1]
 
     def _left_seconds(self) -> float:
-        return self.parts.cut.seconds - asyncio.get_running_loop().time()
+        return self.seconds - asyncio.get_running_loop().time()
 
     def thread_seconds(self) -> tuple[float, float]:
         """How long what is given to a thread now takes before its effect, and after it."""
