@@ -191,6 +191,10 @@ def joined_versions(versions: Sequence[str]) -> str:
     return " ".join(versions) if all(versions) else ""
 
 
+# A replacement may come between two looks at a file; more than this is somebody who writes all the time.
+_LOOKS = 3
+
+
 class TrustedAuthorities:
     """The authorities that certificates are checked with, read again when their file was replaced."""
 
@@ -202,13 +206,19 @@ class TrustedAuthorities:
         self._context = make()
 
     def newest(self) -> ssl.SSLContext:
-        """For the next connection; as they were before while the file is half written or gone."""
-        version = version_of(self._file) if self._file is not None else ()
-        if self._file is not None and version != self._version:
+        """For the next connection; as they were before while the file is half written, gone, or replaced all the time.
+
+        It is read twice: by `make`, and here. What was replaced between the two would be trusted together.
+        """
+        for _ in range(_LOOKS):
+            version = version_of(self._file) if self._file is not None else ()
+            if self._file is None or version == self._version:
+                break
             try:
                 context = self._make()
                 context.load_verify_locations(self._file)  # `make` may pass over what it cannot read
             except OSError:
-                return self._context
-            self._context, self._version = context, version
+                break
+            if version_of(self._file) == version:
+                self._context, self._version = context, version
         return self._context

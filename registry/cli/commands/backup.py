@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from google.protobuf.message import Message
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, send
@@ -23,7 +26,7 @@ from registry.cli.backup import (
     records_of,
     state_of,
 )
-from registry.cli.change_set import Change, derived_id
+from registry.cli.change_set import Change, Outcome, derived_id
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.removal import agree
@@ -169,48 +172,64 @@ def _tell_plan(session: Session, saved: StoredState, plan: RestorePlan) -> None:
         printer.lines([*lines, told])
 
 
+def _step_id(request_id: str, step: str, asked: Sequence[Message]) -> str:
+    """The id of a step: another run, whose plan may be another one, sends it for this very step and for no other."""
+    told = b"".join(one.SerializeToString(deterministic=True) for one in asked)
+    return derived_id(f"{request_id}:{step}:{hashlib.sha256(told).hexdigest()[:32]}")
+
+
 def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: RestorePlan, order: ApplyOrder) -> None:
     """Quotas that rise come first, those that fall come last: in between more must have room."""
     request_id = request_id_or_new(order.request_id)
-    for number, quota in enumerate(one for one in plan.tenants if one.rises):
-        _set_quota(client, quota, quota.etag, derived_id(f"{request_id}:rise{number}"))
+    for quota in [one for one in plan.tenants if one.rises]:
+        _set_quota(client, quota, quota.etag, request_id)
     _restore_pools(client, plan, request_id)
-    for number, name in enumerate(plan.histories):
-        _restore_history(client, saved, name, f"{request_id}:history{number}")
-    outcomes = [*send(client, _deletions(plan), derived_id(f"{request_id}:others"), order)]
+    for name in plan.histories:
+        _restore_history(client, saved, name, request_id)
+    outcomes = [*_send(client, "others", _deletions(plan), request_id, order)]
     check_applied(outcomes)
-    outcomes += send(client, _upserts(plan), derived_id(f"{request_id}:adapters"), order)
+    outcomes += _send(client, "adapters", _upserts(plan), request_id, order)
     if session.printer().is_table:
         print_table(session.printer(), outcomes, dry_run=False)
     check_applied(outcomes)
-    for number, quota in enumerate(one for one in plan.tenants if not one.rises):
-        _set_quota(client, quota, _unchanged(client, quota), derived_id(f"{request_id}:fall{number}"))
+    for quota in [one for one in plan.tenants if not one.rises]:
+        _set_quota(client, quota, _unchanged(client, quota), request_id)
+
+
+def _send(
+    client: AdminClient, step: str, changes: Sequence[Change], request_id: str, order: ApplyOrder
+) -> Sequence[Outcome]:
+    asked = [pb.ApplyAdaptersRequest(pool=one.pool, changes=[one.wire]) for one in changes]
+    return send(client, changes, _step_id(request_id, step, asked), order)
 
 
 def _restore_history(client: AdminClient, saved: StoredState, name: Name, request_id: str) -> None:
     """Each call puts one generation in, and changes nothing once all are there."""
-    generations = len(saved.history.get(name, ())) + (name in saved.adapters)
-    for turn in range(generations):
-        if not client.restore_history(_history(saved, name, derived_id(f"{request_id}:{turn}"))).changed:
+    generations, asked = len(saved.history.get(name, ())) + (name in saved.adapters), _history(saved, name)
+    ids = [_step_id(request_id, f"history{turn}", [asked]) for turn in range(generations)]
+    for asked.request_id in ids:
+        if not client.restore_history(asked).changed:
             return
 
 
 def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> None:
-    for number, pool in enumerate(plan.create_pools):
-        made = pool_message(pool, 0)
-        client.create_pool(pb.CreatePoolRequest(pool=made, request_id=derived_id(f"{request_id}:new{number}")))
-    for number, (pool, etag, is_readable) in enumerate(plan.update_pools):
-        request = pb.UpdatePoolRequest(
-            pool=pool_message(pool, int(etag)), request_id=derived_id(f"{request_id}:pool{number}")
-        )
+    for pool in plan.create_pools:
+        made = pb.CreatePoolRequest(pool=pool_message(pool, 0))
+        made.request_id = _step_id(request_id, "pool", [made])
+        client.create_pool(made)
+    for pool, etag, is_readable in plan.update_pools:
+        request = pb.UpdatePoolRequest(pool=pool_message(pool, int(etag)))
         if is_readable:  # of what cannot be read nothing can stay, so all of it is replaced
             request.update_mask.paths.extend(_POOL_FIELDS)
+        request.request_id = _step_id(request_id, "pool", [request])
         client.update_pool(request)
 
 
 def _set_quota(client: AdminClient, quota: RestoredQuota, etag: str, request_id: str) -> None:
     tenant = pb.Tenant(name=quota.tenant, max_adapters=quota.wanted or 0, etag=etag)
-    client.set_tenant(pb.SetTenantRequest(tenant=tenant, request_id=request_id))
+    asked = pb.SetTenantRequest(tenant=tenant)
+    asked.request_id = _step_id(request_id, "quota", [asked])
+    client.set_tenant(asked)
 
 
 def _unchanged(client: AdminClient, quota: RestoredQuota) -> str:
@@ -227,13 +246,13 @@ def _unchanged(client: AdminClient, quota: RestoredQuota) -> str:
     return found.etag
 
 
-def _history(saved: StoredState, name: Name, request_id: str) -> pb.RestoreHistoryRequest:
+def _history(saved: StoredState, name: Name) -> pb.RestoreHistoryRequest:
     pool, key = name
     last = saved.values[f"adapters/{pool}/{key}"] if name in saved.adapters else b""
     record = saved.adapters.get(name)
     generations = saved.history.get(name, [])
     told = record.name if record is not None else name_of_key(key)
-    return pb.RestoreHistoryRequest(pool=pool, name=told, generations=generations, last=last, request_id=request_id)
+    return pb.RestoreHistoryRequest(pool=pool, name=told, generations=generations, last=last)
 
 
 def _deletions(plan: RestorePlan) -> list[Change]:

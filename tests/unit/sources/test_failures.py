@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 import httpcore
 import pytest
@@ -135,6 +136,32 @@ def test_authorities_are_read_again_only_when_their_file_was_replaced(tmp_path):
     make.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         trusted.newest()
+
+
+class Loaded:
+    """A context that notes what stood in the file at each of its two looks."""
+
+    def __init__(self, file: Path, coming: list[str]) -> None:
+        self.seen = [file.read_text()]
+        if coming:
+            file.write_text(coming.pop(0))
+
+    def load_verify_locations(self, file: Path) -> None:
+        self.seen.append(file.read_text())
+
+
+@pytest.mark.parametrize("replaced", [1, 2, 9])
+def test_authorities_of_two_generations_are_never_trusted_together(tmp_path, replaced):
+    """R13: a file that is replaced between two looks of one reading is looked at again; one that always is, later."""
+    file, coming = tmp_path / "ca.pem", []
+    file.write_text("first")
+    trusted = TrustedAuthorities(file, lambda: Loaded(file, coming))  # type: ignore[arg-type, return-value]
+    file.write_text("second")
+    coming.extend("x" * (10 + number) for number in range(replaced))
+    used = trusted.newest().seen  # type: ignore[attr-defined]
+    assert used == (["first"] if replaced == 9 else [file.read_text()] * 2)
+    coming.clear()
+    assert trusted.newest().seen == [file.read_text()] * 2  # type: ignore[attr-defined]
 
 
 def test_between_two_tries_it_waits_longer_and_longer(monkeypatch):
