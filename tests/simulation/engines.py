@@ -176,7 +176,9 @@ class EngineHost:
     _starts: int = 0
 
     def start(self) -> None:
-        """Starts a process; it has no adapters."""
+        """Starts a process, if none runs; it has no adapters."""
+        if self.engine is not None:
+            return
         self._starts += 1
         self.process = Process(f"{self.replica}/engine{self._starts}")
         self.processes.append(self.process)

@@ -27,8 +27,7 @@ async def cut_power(world: World, seconds: float) -> None:
             continue
         world.cut_power(host, await _kept(world, dice, host, dice.choice((0.0, 3.0))))
         await asyncio.sleep(dice.choice((0.05, 1.0, 5.0)))
-        if host.engine.engine is None:
-            host.engine.start()
+        host.engine.start()
         world.start(host)
 
 

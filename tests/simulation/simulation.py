@@ -307,6 +307,5 @@ def _heal(world: World) -> None:
     for replica in world.replicas:
         replica.process.resume()
         replica.engine.release()
-        if replica.engine.engine is None:
-            replica.engine.start()
+        replica.engine.start()
         world.start(replica)

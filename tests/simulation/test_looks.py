@@ -19,6 +19,19 @@ async def served(stage: Stage) -> None:
     await stage.served(COUNT, WORK_SECONDS)
 
 
+def test_an_engine_that_runs_is_not_started_a_second_time():
+    """The world's own: two faults may each start it, and what the first process has bound would be forgotten (R7)."""
+
+    async def scene(stage: Stage) -> None:
+        await served(stage)
+        process = stage.engine.process
+        stage.engine.start()
+        assert stage.engine.process is process
+        assert len(stage.engine.listing) == COUNT
+
+    play(scene)
+
+
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 2.5])
 def test_a_short_run_of_failed_looks_takes_no_replica_out(seconds):
     """R18 readiness-follows: as long as its process answers; and the change is made right afterwards."""
