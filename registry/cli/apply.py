@@ -62,7 +62,7 @@ def apply_changes(
     request_id, printer = request_id_or_new(order.request_id), session.printer()
     with session.client(order.write_seconds) as client:
         outcomes = send(client, [*changes, *(() if order.no_atomic else removals)], request_id, order)
-        if order.no_atomic and removals and all(isinstance(one, Applied) for one in outcomes):
+        if order.no_atomic and all(isinstance(one, Applied) for one in outcomes):
             outcomes = [*outcomes, *send(client, removals, derived_id(f"{request_id}:prune"), order)]
         if printer.is_table and order.retry is None:
             printer.lines(_changed_fields(client, outcomes, dry_run=order.dry_run))

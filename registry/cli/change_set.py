@@ -192,7 +192,7 @@ def _send(client: AdminClient, batch: ChangeBatch, *, dry_run: bool, retry: str 
         validate_only=dry_run,
         request_id=batch.request_id,
         retry=retry is not None,
-        retry_replica=retry or "",
+        retry_replica=retry,
     )
     try:
         return Applied(batch, client.apply(request))

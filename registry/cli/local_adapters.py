@@ -115,11 +115,11 @@ def base_message(base: BaseModules) -> pb.BaseShapes:
         modules=modules,
         fingerprint=base.fingerprint,
         names=base.names,
-        architecture=base.architecture or "",
+        architecture=base.architecture,
         tied=base.is_tied,
-        head_size=base.head_size or 0,
-        layout=base.layout or "",
-        weights=base.weights or "",
+        head_size=base.head_size,
+        layout=base.layout,
+        weights=base.weights,
     )
 
 

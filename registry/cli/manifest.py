@@ -301,7 +301,8 @@ def check_unique(manifests: Iterable[Placed]) -> None:
 def _complaint(place: str, problems: Mapping[str, str]) -> InvalidArgument:
     (path, message), *others = list(problems.items())[:_SHOWN_PROBLEMS]
     rest = "".join(f"; also {path}: {phrase}" for path, phrase in others)
-    more = f"; and {len(problems) - 1 - len(others)} more" if len(problems) > 1 + len(others) else ""
+    left = len(problems) - 1 - len(others)
+    more = f"; and {left} more" if left else ""
     return InvalidArgument(Reason.INVALID_MANIFEST, f"{message}{rest}{more}", field=f"{place}: {path}")
 
 

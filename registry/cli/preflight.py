@@ -70,8 +70,6 @@ def _pool(client: AdminClient, change: Change) -> pb.Pool:
 
 
 def _is_remote(change: Change) -> bool:
-    if change.wire.WhichOneof("change") != "upsert":
-        return False
     source = change.wire.upsert.spec.source
     return not source.digest and "://" in source.uri and not source.uri.startswith("file:")
 

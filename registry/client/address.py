@@ -51,4 +51,4 @@ class Tls:
         if bool(self.cert) != bool(self.key):
             message = "a certificate and its key belong together; give both"
             raise InvalidArgument(Reason.INVALID_FIELD, message, field="tls")
-        return TlsFiles(self.ca or None, self.cert or None, self.key or None)
+        return TlsFiles(self.ca, self.cert, self.key)

@@ -161,8 +161,9 @@ class PoolController:
             self._failures += 1
             _log.warning("rollout_not_conducted", pool=self.name, reason=error.reason, message=error.message)
             return False
-        self._failures = 0 if all(done) else self._failures + 1
-        return all(done)
+        is_done = all(done)
+        self._failures = 0 if is_done else self._failures + 1
+        return is_done
 
     async def _carry_out(self, due: Due, pool: PoolSnapshot, losses: int | None) -> bool:
         """Promotes or halts; False: it was refused. Raises Unavailable: outcome unknown."""

@@ -207,7 +207,7 @@ class ByteLimiter:
             ResourceExhausted: the caller, or all, would have too many bytes.
         """
         counted = size_bytes if size_bytes > SMALL_BYTES else 0
-        if counted and (self._held[caller] + counted > MAX_CALLER_BYTES or self._held.total() + counted > MAX_BYTES):
+        if self._held[caller] + counted > MAX_CALLER_BYTES or self._held.total() + counted > MAX_BYTES:
             message = f"requests that are under way may have {MAX_CALLER_BYTES >> 20} MiB of one caller, and "
             message += f"{MAX_BYTES >> 20} MiB in all; send fewer large ones at once, and repeat this one"
             raise ResourceExhausted(Reason.TOO_MANY_CALLS, message)

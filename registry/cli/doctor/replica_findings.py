@@ -88,7 +88,7 @@ def _as_a_whole(replica: ReplicaView) -> Iterator[DoctorFinding]:
         yield _error(replica, "engine_unreachable", finding, "start the engine, or correct the sidecar's --engine")
     elif replica.leaving:
         remedy = f"loraplane undrain {replica.name} --pool {replica.pool} has it serve again, unless it is to end"
-        yield _warning(replica, "draining", note or "it drains", remedy)
+        yield _warning(replica, "draining", note, remedy)
     elif not status.get("ready"):
         remedy = f"loraplane describe replica {replica.name} --pool {replica.pool}"
         remedies = [REMEDIES[one] for one in _causes(replica) if one in REMEDIES]

@@ -109,7 +109,7 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
             "Etag": adapter.etag,
             **_canaries(adapter),
             **_restored(restored),
-            "Load": adapter.spec.load or "eager",
+            "Load": adapter.spec.load,
             **{f"Spec {path}": value for path, value in said.items() if path != "load"},
         }
     )

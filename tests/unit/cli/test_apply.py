@@ -207,6 +207,7 @@ def test_add_is_for_new_names_and_set_changes_what_it_names_and_shows_it(cli, ad
     assert "QUOTA_EXCEEDED" in cli(*NEW).err
     admin.answers["ApplyAdapters"] = [applied]
     assert (cli(*NEW, "--replace").code, admin.asked("ApplyAdapters")[-1].changes[0].etag) == (0, "")
+    assert admin.asked("ApplyAdapters")[-1].changes[0].upsert.spec.priority == 0
     admin.requests.clear()
     expect = pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1], tokens=[2])])
     before = there(priority=1, load="lazy", expect=expect)
@@ -272,7 +273,8 @@ def there(**spec: object) -> pb.Adapter:
 def replica_with(room: int, served: int, revision: int) -> pb.ListReplicasResponse:
     status = {"served": {"count": served}, "pending_count": 2, "observed_revision": revision}
     status["engine"] = {"limits": {"max_cpu_loras": room}}
-    return pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", pool="dev", status_json=json.dumps(status))])
+    alike = [pb.Replica(name=name, pool="dev", status_json=json.dumps(status)) for name in ("r1", "r2")]
+    return pb.ListReplicasResponse(replicas=alike)
 
 
 @pytest.mark.parametrize(

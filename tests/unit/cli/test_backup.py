@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import stat
 
 import grpc
@@ -102,7 +103,8 @@ def test_what_stands_under_another_key_is_no_part_of_a_backup_nor_of_a_plan(cli,
 def test_history_that_would_not_be_believed_is_left_out_and_told(known, is_told):
     """X3 given-back: the service takes no generation far above what it knows; the adapter comes back all the same."""
     now = [stored(f"history/dev/a/{known}", past("a", known))] if known else []
-    saved = [stored("history/dev/a/4000", past("a", 4000)), stored("adapters/dev/a", adapter("a", generation=4001))]
+    saved = [*now, stored("history/dev/a/4000", past("a", 4000))]
+    saved.append(stored("adapters/dev/a", adapter("a", generation=4001)))
     plan = plan_restore(state_of(saved), state_of(now))
     assert (plan.histories, plan.too_high) == (([], ["dev/a"]) if is_told else ([("dev", "a")], []))
     assert [one.name for one in plan.creates] == ["a"]
@@ -236,6 +238,7 @@ LINES = (
 def test_the_plan_is_told_whole_before_anything_is_done(cli, store):
     ran = cli("restore", "b.jsonl", "--delete-others", "--dry-run")
     assert (ran.code, ran.out.splitlines()) == (0, [*LINES, "summary: +1 ~1 -3 =0 adapters"])
+    assert "is left out" not in ran.err
     value = cli("-o", "json", "restore", "b.jsonl", "--delete-others", "--dry-run").json
     assert (value["plan"], value["summary"]) == (LINES, {"created": 1, "updated": 1, "deleted": 3, "unchanged": 0})
     assert value["backup"] == {"pools": 2, "tenants": 2, "adapters": 2, "earlier generations": 1, "unreadable": 0}
@@ -385,17 +388,21 @@ def test_what_cannot_be_read_is_left_out_of_a_restoration_or_replaced_whole(cli,
     assert sorted((one.upsert.name, one.etag) for one in request.changes) == [("c", "0"), ("d", "9")]
 
 
-def test_backup_writes_for_its_owner_and_over_nothing(cli, admin, store, tmp_path):
+def test_backup_writes_for_its_owner_and_over_nothing(cli, admin, store, tmp_path, monkeypatch):
     """One that broke off before does not hinder the next."""
     (tmp_path / ".c.jsonl.new").write_text("half of one")
     (tmp_path / ".c.jsonl.new").chmod(0o644)
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
     ran = cli("backup", "c.jsonl")
     file = tmp_path / "c.jsonl"
     expected = "c.jsonl: revision 30, 2 pools, 5 tenants, 4 adapters, 1 earlier generations, 0 unreadable\n"
     assert (ran.code, ran.out, stat.S_IMODE(file.stat().st_mode)) == (0, expected, 0o600)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["b.jsonl", "c.jsonl"]
     assert {one.key for one in records_of(file.read_bytes(), "f")[1]} == {*NOW.values}
+    store.answers["ReadBackup"] = [pb.ReadBackupResponse(records=[POOL], revision=30)]
     assert cli("-o", "json", "backup", "c.jsonl", "--force").json["revision"] == 30
+    assert synced[-1] == file.stat().st_size, "whole, so that no power cut leaves half of it"
     admin.requests.clear()
     (tmp_path / "link.jsonl").symlink_to("nowhere")
     for name in ("b.jsonl", "link.jsonl"):

@@ -229,11 +229,13 @@ def test_a_file_that_cannot_be_read_or_written(call, prod, tmp_path, monkeypatch
     [
         ("loraplane config use-context p", "prod\n"),
         ("loraplane get pools --context p", "prod\n"),
-        ("loraplane --admin {} --context '' get adapters s", "sql\n"),
+        *(("loraplane get adapters s", "sql\n"), ("loraplane --context none get adapters s", "\n")),
+        ("loraplane --admin {} --context '' get adapters s", "sql\nsql\n"),
     ],
 )
 def test_contexts_and_names_are_completed(call, prod, address, admin, monkeypatch, capsys, line, offered):
     """As the command that is typed would be carried out: an empty one beside an address is no second name."""
+    admin.answers["ListPools"] = [pb.ListPoolsResponse(pools=[pb.Pool(name="dev"), pb.Pool(name="ops")])]
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="sql", pool="dev")])]
     monkeypatch.setattr("registry.cli.completion.SECONDS", 60.0)
     words = line.format(address)
@@ -274,11 +276,12 @@ def test_a_pool_may_be_left_out_where_there_is_one(client, admin, readable, unre
 def test_who_agrees_goes_on_and_who_does_not_or_is_not_there_changes_nothing(monkeypatch, capsys, answer, agrees):
     """A terminal shows what does not end its line only once it is flushed: before the answer is waited for."""
     monkeypatch.setattr("sys.stdin", Terminal(answer) if answer is not None else io.StringIO("y\n"))
-    flush = Mock(wraps=sys.stderr.flush)
+    flushed: list[str] = []
+    flush = Mock(side_effect=lambda shown=sys.stderr: flushed.append(shown.getvalue()))
     monkeypatch.setattr(sys.stderr, "flush", flush)
     if agrees:
         agree(PLAIN, ["dev/a"], yes=False)
-        assert (capsys.readouterr().err, flush.called) == ("delete dev/a\ndelete 1? [y/N] ", True)
+        assert flushed[-1] == capsys.readouterr().err == "delete dev/a\ndelete 1? [y/N] "
     elif answer is None:
         with pytest.raises(CliError, match=r"would delete 1 in the protected context prod, and nobody .* give --yes$"):
             agree(PROTECTED, ["dev/a"], yes=False)

@@ -370,6 +370,7 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
         "POST /wake_up",
     ),
     (hindered(degraded="9 of 9 refused", note="9 of 9 refused"), "", "loraplane retry adapter NAME"),
+    (hindered(degraded="2 of 9", ready=True), "it serves less than it should: 2 of 9", "loraplane retry adapter NAME"),
     (
         hindered(warnings=of_all("over_capacity", "for 1"), pending=pending("over_capacity"), ready=True),
         "",

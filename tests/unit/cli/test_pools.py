@@ -88,7 +88,7 @@ def test_a_pool_says_how_it_is(cli, admin):
     ("line", "name"),
     [
         ("pool create dev --base-model tiny", "dev"),
-        ("pool update dev --base-model small --max-rank 8", "dev"),
+        ("pool update dev --base-model small --max-rank 8 --max-adapters 0", "dev"),
         ("pool confirm-removals dev --revision 7", "dev"),
         ("pool delete dev", "dev"),
         ("tenant set acme --max-adapters 3", "acme"),

@@ -45,7 +45,7 @@ def sent(admin) -> list[str]:
 
 
 @pytest.mark.parametrize("digest", ["sha256:" + "0" * 64, ""])
-def test_what_is_not_there_yet_is_left_to_the_replicas(cli, admin, pool, monkeypatch, tmp_path, digest):
+def test_what_is_not_there_yet_is_left_to_the_replicas(cli, admin, pool, manifest, monkeypatch, tmp_path, digest):
     """And what changes while it is looked at: nobody knows its digest. A path that is typed is of this machine."""
     folder = LLAMA.draft().write(tmp_path / "a")
     add = ["add", "sql", "--source", str(folder)]
@@ -64,6 +64,7 @@ def test_what_is_not_there_yet_is_left_to_the_replicas(cli, admin, pool, monkeyp
                 cli(command, "sql", "--source", source).code,
                 cli(command, "sql", "--source", source, "--force").code,
             ) == (code, 0)
+    assert cli("diff", "-f", manifest("sql", source={"uri": f"file://{tmp_path}/none"})).code == 4
 
 
 def test_a_digest_that_the_files_here_contradict_is_refused(cli, admin, pool, tmp_path):

@@ -306,6 +306,7 @@ def test_it_is_ended_by_hand_and_waited_for(cli, admin, verb, method):
     assert (ran.code, "updated  sql   dev   7" in ran.out, "revision 11" in ran.out) == (0, True, True)
     assert cli("rollout", verb, verb, "--wait").code == 0
     assert ([one.name for one in admin.asked(method)], admin.asked("WatchRollout")[0].generation) == (["sql", verb], 7)
+    assert cli("rollout", verb, "sql", "--generation", str(2**63)).code == 2
     assert (cli("rollout", verb).code, admin.asked("WatchRollout")[1].name) == (0, verb)
     admin.answers[method] = [Refusal(grpc.StatusCode.FAILED_PRECONDITION, "NO_ROLLOUT", "there is none")]
     ran = cli("rollout", verb, "sql")

@@ -53,7 +53,7 @@ def test_what_each_replica_and_each_adapter_does(cli, admin):
     first, second = ran.json["replicas"]
     calls = {"loads": 4, "load_seconds": 0.5, "swaps": 0, "swap_seconds": None}
     assert first == {"name": "r1", "loaded": 1, **ENGINE, **calls}
-    assert (second["requests"], second["loads"], second["load_seconds"]) == (None, 0, None)
+    assert (second["loaded"], second["requests"], second["loads"], second["load_seconds"]) == (1, None, 0, None)
     sql, law = ran.json["adapters"]
     used = {"last_used_seconds": 3.0, "requests": 42, "loads": 6, "swaps": 4, "evictions": 0}
     assert sql == {"name": "sql", "replicas": ["r1", "r2"], **used}

@@ -103,8 +103,11 @@ REFUSES = replica("r2", "FAILED", reason="digest_mismatch", message="m", serving
 LOADS = replica("r3", "PENDING", reason="staging", serving_generation=0)
 SILENT = replica("r4", "UNKNOWN")
 CANARY = replica("r1", "FAILED", reason="x", canary=True)
+DAMAGED = replica("r2", "FAILED", reason="artifact_damaged", message="m")
 REFUSAL = "failed - digest_mismatch - m - serving generation 3"
 REMEDY = "; digest_mismatch: loraplane digest URI, then loraplane retry adapter acme/a --pool p"
+OF_DAMAGED = "; artifact_damaged: loraplane describe adapter acme/a --pool p; once it is mended: "
+OF_DAMAGED += "loraplane retry adapter acme/a --pool p"
 OF_X = "; x: loraplane describe adapter acme/a --pool p; once it is mended: loraplane retry adapter acme/a --pool p"
 HALTED = pb.CanaryRollout(halted="1 of 1 refuse it")
 LOADING = "pending - staging - serving an earlier generation"
@@ -129,6 +132,10 @@ def rollout(*replicas: pb.RolloutReplica, **fields: object) -> pb.Rollout:
         (
             *(rollout(SERVING, REFUSES, done=True, failure="replicas_failed"), FailedPrecondition),
             *(f"replicas_failed - r2: {REFUSAL}{REMEDY}", {"r2": REFUSAL}),
+        ),
+        (
+            *(rollout(DAMAGED), Unavailable, "is not served in time: r2: failed - artifact_damaged - m" + OF_DAMAGED),
+            {"r2": "failed - artifact_damaged - m"},
         ),
         (
             *(rollout(CANARY, SILENT, done=True, failure="halted", canary=HALTED), FailedPrecondition),

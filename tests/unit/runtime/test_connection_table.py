@@ -18,6 +18,8 @@ def test_the_one_that_is_silent_longest_gives_way_and_who_is_answered_is_let_be(
         assert table.enter(one, one[0]) is None
     table.answer("a1")
     assert table.enter("a4", "a") == "a2"
+    table.answer("a4")
+    table.await_peer("a4")
     table.await_peer("a1")
     table.await_peer("a3")  # as it does already
     assert [table.enter(f"{peer}9", peer) for peer in "bcd"] == ["a3", "b1", "b2"]
