@@ -42,6 +42,7 @@ async def test_the_engines_own_folder_is_read_once_for_each_process(folder):
     assert (first.files, first.own) == (read_base(folder), None)
     write_base(folder, 4)
     assert await seen(bases, look("e1", folder)) is first
+    assert (await seen(bases, look("e1", folder, EngineBase(awaited="it is asked again")))).files == first.files
     second = await seen(bases, look("e2", folder))
     assert second.files == read_base(folder) != first.files
 

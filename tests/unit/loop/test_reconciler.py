@@ -169,11 +169,17 @@ class Losing(Engine):
         return await super().unload(name, request_id=request_id)
 
 
-async def test_who_loses_the_replica_id_amid_a_plan_makes_no_further_call_of_it():
-    """R10 one-owner: the other one drives from now on."""
+class OfSeveral(EngineProbes):
+    several = property(lambda self: self._engine.refusal)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["another has the id", "several engines answer"])
+async def test_who_loses_the_replica_id_amid_a_plan_makes_no_further_call_of_it(several):
+    """R10 one-owner: the other one drives from now on. Where several engines answer, a call may reach any of them."""
     engine, mailbox = Losing(), Mailbox()
     mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
-    async with running(engine, mailbox, engine) as reports:
+    probes = OfSeveral(engine, Clock(random.Random(0))) if several else None
+    async with running(engine, mailbox, None if several else engine, probes=probes) as reports:
         await eventually(lambda: reports and reports[-1].situation.note == Taken.refusal)
     assert len(engine.adapters) == 1
 

@@ -16,7 +16,18 @@ from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef, Stage
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.engines.driver import USUAL
-from sidecar.engines.observed import Done, EngineFacts, EngineGone, EnginePaused, Observed, Outcome, Refused, Unknown
+from sidecar.engines.observed import (
+    Done,
+    EngineFacts,
+    EngineGone,
+    EnginePaused,
+    NoEffect,
+    Observed,
+    Outcome,
+    Refused,
+    Transient,
+    Unknown,
+)
 from sidecar.loop.executor import Attempt
 from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
 from sidecar.plan.backoff import CONTRADICTIONS_UNPACED, LOOK_SECONDS, REFUSED_PACE_SECONDS, TRIES_UNPACED
@@ -83,6 +94,8 @@ def test_what_is_refused_again_and_again_takes_turns(held, tracker):
     held.now = seconds
     refuse(tracker, due(tracker, seconds))
     assert len(due(tracker, 2 * seconds)) == 10
+    tracker.take_up([attempt("busy", Transient("m")), attempt("none", NoEffect("m"))], "e1")
+    assert [tracker.failures[key].retry_at for key in ("busy", "none")] == [seconds + 1.0, None], "out of turn"
 
 
 def test_the_first_that_loads_has_all_others_tried_at_once(held, tracker):

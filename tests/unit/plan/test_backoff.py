@@ -197,7 +197,8 @@ def test_a_failure_is_of_what_was_asked_for_and_of_the_engine_that_refused_it(re
     of_engine = Failure(REF, "e1", "engine_refused", "m", 1, 20.0)
     assert of_engine.is_about(ref, incarnation) == is_about
     assert of_engine.forbids(ref, incarnation, 10.0) == is_about
-    assert replace(of_engine, retry_at=None).forbids(ref, incarnation, 1e9) == is_about
+    no_more = replace(of_engine, retry_at=None)
+    assert (no_more.forbids(ref, incarnation, 1e9), no_more.is_settled()) == (is_about, True), "nothing to wait for"
     of_files = replace(of_engine, incarnation=None)
     assert of_files.is_about(ref, incarnation) == (ref == REF)
     assert (of_engine.is_engines, of_files.is_engines, replace(of_engine, ref=None).is_engines) == (True, False, False)

@@ -89,6 +89,7 @@ async def test_engine_calls_and_adapters_together():
     scene, (loads, seconds) = Scene(), done_calls().get("load", (0, 0.0))
     ENGINE_CALL_SECONDS.labels("load", "done").observe(0.25)
     ENGINE_CALL_SECONDS.labels("load", "refused").observe(9.0)
+    ENGINE_CALL_SECONDS.labels("load", "refused").observe(9.0)
     told = (await scene.get()).json()
     assert (told["schema"], told["replica"], told["pool"], told["incarnation"]) == (1, "r1", "p", "x")
     assert told["engine"] == {"running": 1, "waiting": 2, "requests": 3, "prompt_tokens": 4, "generation_tokens": 5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -202,8 +203,9 @@ def test_one_more_try_of_what_was_refused_before_is_no_news():
         one = FailedAdapter("a", 1, "engine_refused", "m", attempts, retry_at, "q", **terms)
         return derive_status(REPLICA, situation(plan(failed=(one,))), MOMENT)
 
-    settled = failing(5, final_at=MOMENT.monotonic)
-    assert says_the_same(settled, failing(6, final_at=MOMENT.monotonic))
+    settled = failing(1, final_at=MOMENT.monotonic)
+    assert says_the_same(settled, failing(2, final_at=MOMENT.monotonic))
+    assert says_the_same(failing(5, final_at=math.inf), failing(6, final_at=math.inf)), "so often is long enough"
     passing = failing(1, final_at=MOMENT.monotonic + 60.0)
     assert not says_the_same(passing, failing(2, final_at=MOMENT.monotonic + 60.0))
     assert not says_the_same(passing, failing(1, final_at=MOMENT.monotonic)), "it has become final"

@@ -416,11 +416,12 @@ async def test_a_presence_that_was_written_over_is_written_again_and_that_is_tol
                 client.store.txn(Txn((), (Put(PRESENCE, presence_of(who).to_bytes(), lease),)))
                 await asyncio.sleep(10.0)
                 assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 3, "")
-        client.store.txn(Txn((), (Delete(PRESENCE),)))
-        client.store.txn(Txn((), (Put(PRESENCE, presence_of("maker").to_bytes()),)))
-        async with publishing(one, 4):
-            await asyncio.sleep(3.0)
-            assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 4, "")
+        for lease, value, of in ((4, presence_of("maker").to_bytes(), 0), (5, b"of no sidecar", 9)):
+            client.store.txn(Txn((), (Delete(PRESENCE),)))
+            client.store.txn(Txn((), (Put(PRESENCE, value, of),)))
+            async with publishing(one, lease):
+                await asyncio.sleep(3.0)
+                assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", lease, "")
     overwritten = [log["holder"] for log in logs if log["event"] == "presence_overwritten"]
     told = ["script", "script with a lease", "maker"]
     assert overwritten == told, "also who made the key: a sidecar does so under a lease"

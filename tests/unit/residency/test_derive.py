@@ -12,7 +12,7 @@ from registry.model.status import Failed, Found, Kept, Lazy, Pending
 from registry.residency import derive
 from registry.residency.derive import DerivedResidency, counted, residency
 from registry.residency.shares import WantedGeneration
-from registry.residency.view import AdapterView, PoolView, is_held_back, not_understood
+from registry.residency.view import AdapterView, PoolView, is_held_back, is_understood, not_understood
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import (
     FAILED,
@@ -316,6 +316,7 @@ def test_who_stands_behind_etcd_has_to_be_understood_by_what_was(world):
     world.says("r4", one)
     world.look()
     assert not_understood(world.view) == one
+    assert not is_understood(world.view, two), "though that of another is"
     world.says("r4", two, **among(members("r1", "r9")))
     world.look()
     assert not_understood(world.view) == 1, "that of the status itself"

@@ -11,6 +11,7 @@ from sidecar.artifacts.types import Staged
 from sidecar.desired.informer import Informer
 from sidecar.plan.backoff import Failure
 from sidecar.plan.limits import limits_of
+from sidecar.plan.names import SEPARATOR
 from sidecar.resolver import policy as module
 from sidecar.resolver.policy import Catalogue, Fetch, Reject, Serve, ServingLimits, decide, find
 from sidecar.vllm_plugin.protocol import Unresolved
@@ -85,6 +86,7 @@ def test_a_lazy_record_is_read_whole_packed_or_not():
 def test_eager_unknown_and_deleted_ones_are_not_in_it():
     informer, catalogue = informed(kv("eager", 1), kv("lazy", 2, load="lazy"))
     old = informer.state
+    assert catalogue.version(old, f"lazy{SEPARATOR}1") is None, "nothing is answered with instead of it"
     informer.apply(11, [deletion("lazy", 11)])
     assert [catalogue.whole(state, key) for state, key in ((old, "eager"), (old, "no"), (old, "lazy"))] == [None] * 3
 
