@@ -172,9 +172,9 @@ def session_of(context: typer.Context) -> Session:
     session = context.find_object(Session)
     if session is None:
         raise usage("a command of loraplane runs below loraplane itself")
-    if context.params.get("timeout") is not None and not session.waits:
+    if context.params.get("timeout") is not None:
         context.obj = session = replace(session, waits=True)
-    if context.params.get("request_id") is not None and not session.repeats:
+    if context.params.get("request_id") is not None:
         context.obj = session = replace(session, repeats=True)
     return session
 

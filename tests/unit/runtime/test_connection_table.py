@@ -40,6 +40,9 @@ def test_the_one_that_is_silent_longest_gives_way_and_who_is_answered_is_let_be(
     assert refusals == ["peer", "port", "port"]
     table.leave("a1")
     assert table.enter("a3", "a") is None
+    for one in ("a2", "a3", "b1"):
+        table.leave(one)
+    assert [*table._counts] == []
 
 
 @given(st.lists(st.tuples(st.sampled_from("eawl"), st.integers(0, 9), st.sampled_from("pqr"))))
