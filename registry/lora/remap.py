@@ -59,7 +59,7 @@ def _is_wrapper(part: str) -> bool:
 
 def _without(name: str, own: Collection[str], is_left_out: Callable[[str], bool]) -> str:
     """The name without such parts as the base has nowhere."""
-    return ".".join(part for part in name.split(".") if part in own or part.isdecimal() or not is_left_out(part))
+    return ".".join(part for part in name.split(".") if part in own or not is_left_out(part))
 
 
 def _common_parts(names: Iterable[str], own: Collection[str]) -> set[str]:

@@ -137,8 +137,8 @@ def _pax(content: bytes) -> dict[str, str]:
         space = content.find(b" ", at, at + _MAX_LENGTH_DIGITS + 1)
         length = content[at : max(at, space)]
         size = int(length) if length.isdigit() else 0
-        key, equals, value = content[space + 1 : at + size].partition(b"=")
-        if not size or not equals or not value.endswith(b"\n") or at + size > len(content):
+        key, _, value = content[space + 1 : at + size].partition(b"=")
+        if not size or not value.endswith(b"\n") or at + size > len(content):
             raise bad_archive("an extended header cannot be read")
         records[key.decode(errors="replace")] = value[:-1].decode(errors="replace")
         at += size

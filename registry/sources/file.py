@@ -131,10 +131,8 @@ class FileSource:
         """The content, refused where it is not as long as it was said to be."""
         left_bytes = size_bytes
         # One byte more is asked for than was promised, so that the end is seen with what comes last.
-        while left_bytes and (chunk := self._read(file, min(CHUNK_BYTES, left_bytes + 1))):
+        while left_bytes > 0 and (chunk := self._read(file, min(CHUNK_BYTES, left_bytes + 1))):
             left_bytes -= len(chunk)
-            if left_bytes < 0:
-                raise self._changed()
             yield chunk
         if left_bytes:
             raise self._changed()

@@ -322,6 +322,8 @@ async def test_what_is_being_synced_is_not_settled_yet(journal, monkeypatch):
 async def test_what_comes_within_a_moment_is_synced_together_and_soon(tmp_path, monkeypatch):
     """R1, R16: a power cut costs a moment at the most; a disk is not asked for each of many changes, nor for none."""
     synced: list[tuple[float, int]] = []
+    named: list[list[str]] = []
+    monkeypatch.setattr(journal_module, "sync_directory", lambda folder: named.append(names(folder)))
     loop = asyncio.get_running_loop()
     journal = Journal(tmp_path)
     await journal.rewrite(base(1))
@@ -347,6 +349,10 @@ async def test_what_comes_within_a_moment_is_synced_together_and_soon(tmp_path, 
     journal.close()
     await journal.sync()
     assert len(synced) == 2, "there is nothing to be synced any more"
+    with closing(Journal(tmp_path)) as again:
+        assert again.restore("p") is not None
+        await again.sync()
+    assert named == [["journal-1", "snapshot-1"]] * 2, "with its base, and by the next process, which cannot know"
 
 
 async def test_what_is_kept_is_whole_lines_in_order_for_nobody_else_and_in_no_open_file(tmp_path, journal):

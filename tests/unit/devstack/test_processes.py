@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,8 +147,8 @@ def test_a_stop_is_polite_first_and_waits_as_long_as_it_is_told(monkeypatch):
     did: list[str] = []
     states = {"runs": True}
 
-    def wait(check: object, seconds: float) -> bool:
-        did.append(f"wait {seconds:g}")
+    def wait(check: Callable[[], bool], seconds: float) -> bool:
+        did.append(f"wait {seconds:g} {check()}")
         states["runs"] = "SIGKILL" not in did[-2] and states["runs"]
         return not states["runs"]
 
@@ -155,7 +156,7 @@ def test_a_stop_is_polite_first_and_waits_as_long_as_it_is_told(monkeypatch):
     monkeypatch.setattr(processes, "wait_until", wait)
     monkeypatch.setattr(os, "kill", lambda _, number: did.append(signal.Signals(number).name))
     Process(DEAD, 40).stop(5.0)
-    assert did == ["SIGTERM", "wait 5", "SIGKILL", "wait 30"]
+    assert did == ["SIGTERM", "wait 5 False", "SIGKILL", "wait 30 False"]
 
 
 def test_waiting_asks_until_it_is_so_and_no_longer(monkeypatch):

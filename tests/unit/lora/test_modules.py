@@ -169,6 +169,7 @@ def config(**patterns: dict[str, int]) -> AdapterConfig:
         ({"rank_pattern": {"q": 1}, "alpha_pattern": {"q": 1}}, 2_000_001, ["rank_pattern"]),
         ({"alpha_pattern": {"q.*": 1}}, 1000, []),
         ({"alpha_pattern": {"q.*": 1}}, 4_000_000, ["rank_pattern"]),
+        ({"alpha_pattern": {f"{'q' * 250}.*": 1}}, 1000, ["rank_pattern"]),
         ({"rank_pattern": {"(": 1}, "alpha_pattern": {"q": 1, "[": 1}}, 1, ["rank_pattern.(", "alpha_pattern.["]),
         ({"rank_pattern": {"(": 1}}, 4_000_001, ["rank_pattern.("]),
         ({"rank_pattern": {WIDE * 2: 1}}, 1, []),

@@ -124,6 +124,7 @@ def told_of(pattern: str, *parts: str) -> str:
         ({}, FIRST, told_of("model.layers.1.self_attn.{}_proj", "k", "o", "q", "v")),
         ({"target_modules": REGEX}, FIRST | SECOND, ""),
         ({"target_modules": REGEX}, (FIRST | SECOND) - {Q1}, Q1),
+        ({"target_modules": REGEX + "|never" * 500}, (FIRST | SECOND) - {Q1}, Q1),
         ({"target_modules": r"model\.layers\.0\..*q_proj"}, QUERIES, ""),
         ({"target_modules": "(broken"}, QUERIES, ""),
         ({"target_modules": "k_proj|" * 999}, QUERIES, ""),
@@ -186,6 +187,7 @@ def test_what_transformers_leaves_out_or_trainers_freeze_is_not_missing(more: di
     modules = {name: shape for name, shape in BASE.modules.items() if "mlp" not in name}
     base = BaseModules({**modules, **more}, architecture=architecture)
     assert missing({"target_modules": list(targets)}, attention(*PLAIN), base) == ""
+    assert missing({"target_modules": list(targets)}, attention(*PLAIN) - {Q1}, base) == Q1
 
 
 def test_no_expression_takes_long():

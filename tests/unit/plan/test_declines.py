@@ -33,7 +33,6 @@ def test_what_the_engines_own_limits_refuse_is_declined_where_it_is_placed_by_nu
     plan = planned(COUNTED)
     assert {one.name for one in plan.failed} == {"a", "all"}
     assert list(plan.declined) == [("a", 1)]
-    assert planned(desired(kv("all here", 1, placement=placed_at("all", zone="x")))).declined == {}
     assert plan.declined["a", 1].reason == "rank_too_high"
     assert planned(COUNTED, plan.declined).declined is plan.declined, "nothing is new"
     (named,) = planned(COUNTED, target_modules=("v_proj",)).declined.values()

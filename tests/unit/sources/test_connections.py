@@ -98,6 +98,9 @@ def test_an_answer_that_begun_is_known_to_have(monkeypatch):
         assert watch.read(lambda _, content=content: content, 1.0) == content
         assert watch.has_answer is (content == b"x" or watch.has_answer)
     assert watch.has_answer
+    late = Watch(SourceLimits(idle_seconds=0.0), Stop())
+    with late.answering(), pytest.raises(httpcore.ReadTimeout, match="gives none"):
+        late.read(lambda _: b"HTTP/1.1 103", 1.0)
 
 
 @pytest.mark.parametrize(("rate", "is_kept"), [(4096, True), (4095, False)])

@@ -118,10 +118,13 @@ def test_the_two_objects_come_in_ranges_of_one_version(stores):
     ]
 
 
-def test_what_fails_in_passing_costs_one_range(stores):
+def test_what_fails_in_passing_costs_one_range(stores, held):
     stores.faults = [None, None, GenericError("reset"), OSError("gone")]
     assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
     assert [start for _, _, start, _, _ in stores.asked] == [0, 0, 1000, 1000, 1000, 2000]
+    stores.faults = [PermissionDeniedError("an old secret")]
+    assert [*fetch(stores, held).values()] == [CONFIG, WEIGHTS]
+    assert [store for store, *_ in stores.asked[6:]] == [2, 3, 3, 3, 3], "with the newest secret"
 
 
 def test_a_store_that_takes_no_condition_gives_no_mixture(stores, monkeypatch):

@@ -250,6 +250,7 @@ ON_ITS_WAY: dict[str, tuple[list[EngineListing], list[str]]] = {
     "it went and came again": ([AT, going(30.0, removing=0, b="2"), going(LATE.at or 0.0, 5, acme_a="3", b="2")], []),
     "another process of the engine": ([AT, other(LATE, incarnation="e2")], []),
     "another replica": ([AT, other(LATE, replica="r2")], []),
+    "not another replica": ([AT, other(going(30.0, removing=0, b="2"), replica="r2"), LATE], [GONE.format(61)]),
     "while others are pending": ([AT, other(LATE, settled=False)], []),
     "nobody knows when": ([other(one, at=None) for one in (AT, LATE)], []),
     "an older version of what stays": ([going(0.0, 5, acme_a="1", b="2")], []),

@@ -69,6 +69,7 @@ ANEW = {
     "it came otherwise": lambda story: load(story, "Transient(message='busy')"),
     "another was loaded": lambda story: load(story, "Done()", name="another"),
     "it was unloaded": lambda story: load(story, "Done()", call="unload"),
+    "its unload was refused": lambda story: load(story, REFUSED, call="unload"),
     "its files failed": lambda story: story.log("artifact_failed", name="A@1", reason="internal_error"),
     "it was not staged": lambda story: story.log("staging_broke", name="A@1"),
     "another engine": lambda story: story.look("e2", whole=True),

@@ -50,6 +50,8 @@ def test_both_sides_find_the_same_in_a_folder(model):
     assert again is not None
     assert (again.fingerprint, again.layout) == (found.fingerprint, found.layout)
     assert again.weights != found.weights
+    other = read_base_files(page({**base_files(model), "weights": 5}))
+    assert (other is not None, other and other.weights) == (True, None)
 
 
 def test_files_are_those_that_an_index_names(model):
@@ -58,8 +60,9 @@ def test_files_are_those_that_an_index_names(model):
     (model / "old.safetensors").write_bytes(b"no weights")
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
     assert essence(read_base_files(page(base_files(model)))) == essence(read_base(model))
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../model-1.safetensors"}}))
-    assert "names other than files beside it" in base_files(model)["problem"]
+    for others in ({"a": "../model-1.safetensors"}, {f"{number}": f"{number}" for number in range(1025)}):
+        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": others}))
+        assert "names other than files beside it" in base_files(model)["problem"]
 
 
 def test_without_weights_the_configuration_tells(model):

@@ -190,7 +190,7 @@ def test_shapes_are_those_of_a_checkpoint_and_only_what_is_certain():
         "l.0.o_proj": Layer(input_size=8, output_size=6, tp_size=1),
         "l.0.shared": Layer(input_size=8, output_size=6, tp_size=2),
         "l.0.in_proj": Layer(input_size=8, output_size=9, output_sizes=[3, 3, 3]),
-        "l.0.experts": Layer(),
+        "l.0.experts": Layer(embedding_dim=8),
         "embed": Layer(org_vocab_size=100, embedding_dim=8),
     }
     told = coverage(worker(MoeForCausalLM(), {name: Wrapper(layer) for name, layer in modules.items()}, [], packed))
