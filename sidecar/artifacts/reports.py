@@ -195,10 +195,9 @@ def _make_key(layout: StoreLayout) -> bytes:
     """The caller holds the lock of the key."""
     key, temporary = secrets.token_bytes(_KEY_BYTES), layout.temporary("key", uuid.uuid4().hex)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
         os.fchmod(descriptor, 0o600)
         file.write(key)
-        file.flush()
         os.fsync(descriptor)
     temporary.rename(layout.key)
     return key

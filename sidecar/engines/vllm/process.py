@@ -208,9 +208,8 @@ async def with_evidence(http: VllmHttp, process: VllmProcess, seconds: float) ->
         body = await http.find(plugin.COVERAGE_PATH, seconds)
     except EngineError:
         body = None
-    evidence = plugin.read_coverage(body, process.version) if body is not None else None
-    base = process.base
-    if evidence is not None and body is not None:
+    evidence, base = None, process.base
+    if body is not None and (evidence := plugin.read_coverage(body, process.version)) is not None:
         base = replace(base, shapes=await asyncio.to_thread(read_shapes, body), evidence=evidence)
     return replace(process, evidence=evidence, asked=process.asked + 1, base=base)
 

@@ -237,7 +237,7 @@ async def test_a_swap_that_might_end_the_engine_waits_for_a_moment_without_reque
     await asyncio.sleep(1.0)
     assert driver.is_deciding is (outcome is Transient)
     assert isinstance(await swap, outcome)
-    assert driver.is_deciding is False
+    assert (driver.is_deciding, driver._undecided) == (False, 0)
     took = asyncio.get_running_loop().time() - begin_at
     assert (5.0 <= took < 5.2) if outcome is Transient else took == 1.0
     assert (way.changes == []) is (outcome is Transient)
