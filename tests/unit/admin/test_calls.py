@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -61,6 +62,7 @@ async def test_a_refusal_says_why_and_which_field_is_wrong(served, method, field
     assert served.metrics.streams.labels(method)._value.get() == 0
     if not method.startswith("Watch"):
         assert sum(one.get() for one in served.metrics.seconds.labels(method)._buckets) == 1, "how long it took"
+        assert served.metrics.seconds.labels(method)._sum.get() < time.monotonic()
 
 
 # The others have it in a message of theirs.
