@@ -234,16 +234,22 @@ class Informer:
         """
         listed = {last_part(kv.key): kv for kv in kvs}
         changes: list[_Change] = [(key, None, revision) for key in self.raw if key not in listed]
-        for key, kv in listed.items():
+        news = {key: kv for key, kv in listed.items() if not self._has(key, kv)}
+        # What was changed when it was followed, and was not seen, was changed in another store.
+        is_other_store = any(kv.mod_revision <= self.state.revision for kv in news.values())
+        for key, kv in news.items():
             known = self.raw.get(key)
-            if known is not None and known.revision < kv.create_revision:
-                self.memory.forget(key)  # it was deleted and made anew
-            # Of two stores, records that differ may have one revision.
-            if known is None or known.revision != kv.mod_revision or known.value != kv.value:
-                changes.append((key, kv.value, kv.mod_revision))
+            if known is not None and (is_other_store or known.revision < kv.create_revision):
+                self.memory.forget(key)  # it was deleted and made anew, or its generations are others
+            changes.append((key, kv.value, kv.mod_revision))
         self._fold(revision, changes)
         self.state = replace(self.state, revision=revision)
         return [key for key, *_ in changes]
+
+    def _has(self, key: str, kv: KeyValue) -> bool:
+        """Whether that record was followed. Of two stores, records that differ may have one revision."""
+        known = self.raw.get(key)
+        return known is not None and known.revision == kv.mod_revision and known.value == kv.value
 
     def apply(self, revision: int, events: Iterable[Event]) -> list[str]:
         """Takes all events of one revision. Returns changed keys."""

@@ -128,6 +128,19 @@ def test_it_goes_with_the_record(created):
     assert (good(made) is None) is (created != 1)
 
 
+@pytest.mark.parametrize(("beside", "at", "is_kept"), [(0, 20, True), (0, 10, False), (5, 20, False)])
+def test_it_goes_where_a_list_is_of_another_store(beside, at, is_kept):
+    """R4 digest-true: a store that was emptied counts its generations anew, with other weights, at revisions as low.
+
+    What was changed at a revision that was followed, and was not seen, is of another history.
+    """
+    made = serving()
+    made.apply(11, [put("a", 11, generation=2)])
+    others = [kv("b", beside)] if beside else []
+    made.replace(20, [replace(kv("a", at, generation=3), create_revision=1), *others])
+    assert (good(made) is not None) is is_kept
+
+
 def test_a_record_that_cannot_be_read_changes_nothing_and_the_next_is_held_against_what_was_followed():
     """R14 nack."""
     made = serving()
