@@ -71,6 +71,7 @@ class SimStore:
         failing: sources that could not be had when the sidecar that runs tried it last.
         kept_until: before that nothing is removed: who reads it, and since when, is not known after a power cut.
         on_removal: is told each path as its files vanish.
+        on_wrong: is told each source that is wrong for good, whenever all of it is read.
         proven: artifacts that the sidecar that runs has proven.
         pace: what sources take beside their usual time; None: nothing.
     """
@@ -84,6 +85,7 @@ class SimStore:
     kept_until: float = 0.0
     out_of_reach: set[str] = field(default_factory=set)
     on_removal: Callable[[str], None] = lambda _path: None
+    on_wrong: Callable[[str], None] = lambda _source: None
     proven: set[str] = field(default_factory=set)
     pace: Pace | None = None
     leases: ArtifactLeases = field(init=False)
@@ -168,6 +170,7 @@ class SimStore:
             return ArtifactError("source_io", "the source is out of reach")
         if refused == VERSION:
             return SourceUnchanged()
+        self.on_wrong(source)
         error = ArtifactError("weights_not_safetensors", "there are others")
         error.version = "" if refused is None else VERSION
         return error

@@ -64,6 +64,7 @@ class Checks:
     on_violation: Callable[[str], None] = lambda _text: None
     on_sent: Callable[[EngineHost, PostRequest], None] = lambda _host, _request: None
     on_given: Callable[[EngineHost, str], None] = lambda _host, _path: None
+    on_wrong: Callable[[EngineHost, str], None] = lambda _host, _source: None
     on_removed: Callable[[EngineHost, str], None] = lambda _host, _path: None
     on_work: Callable[[str, str], None] = lambda _replica, _name: None
     calls: int = 0
@@ -314,7 +315,8 @@ class Checks:
         is_fit = is_fit or self._is_last_good(host, name, source, moments)
         if not is_fit and not self._is_put_back(host, name, source, moments):
             told = f"not its share at {self.planned[host.replica]} among {sorted(lives[0] or ())}"
-            self.violated(f"R6 {host.replica} loads {name} from {source}, {told}")
+            rule = "R4" if any(name_key(name) in moment.wanted for moment in moments) else "R6"
+            self.violated(f"{rule} {host.replica} loads {name} from {source}, {told}")
 
     def _is_put_back(self, host: EngineHost, name: str, source: str, moments: list[Moment]) -> bool:
         """True if it is what was listed a moment ago, or what is due of that until others serve it: no canary's."""

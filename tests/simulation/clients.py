@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
@@ -24,11 +24,12 @@ LEAVES_WITHIN_SECONDS = (0.001, 0.01, 0.1, 1.0)
 
 @dataclass(frozen=True)
 class Answer:
-    """How a request ended for its caller; `revision` 0: it was refused."""
+    """How a request ended for its caller; `revision` 0: it was refused. `etags`: by key, as they were given."""
 
     request_id: str
     revision: int
     reason: str = ""
+    etags: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from tests.simulation.world import World
 
 # So often an engine may be asked for the same in so long, though it refuses it each time.
 MOST_TRIES, TRIES_SECONDS = 8, 10.0
+# And what is wrong for good may be read so often: for each name that has it, after a restart, and when it is asked for.
+MOST_READS = 4
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Evidence:
 
     world: World
     _tries: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _reads: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def on_call(self, host: EngineHost, request: PostRequest) -> None:
         """Each request to an engine as it is sent."""
@@ -84,6 +87,17 @@ class Evidence:
         if len(recent) > MOST_TRIES:
             self.world.checks.violated(
                 f"R8 {host.replica} tries {name} from {source_of(path)} {len(recent)} times in {TRIES_SECONDS:g} s"
+            )
+
+    def r8_read_anew(self, host: EngineHost, source: str) -> None:
+        """What is wrong for good is not read whole again and again: it waits until it is changed."""
+        self.world.told["R8 wrong for good"] += 1
+        reads = self._reads[host.replica, source]
+        reads.append(_now())
+        recent = [at for at in reads if at > _now() - TRIES_SECONDS]
+        if len(recent) > MOST_READS:
+            self.world.checks.violated(
+                f"R8 {host.replica} reads {source}, which is wrong for good, {len(recent)} times in {TRIES_SECONDS:g} s"
             )
 
     def r7_asked_after(self, host: EngineHost, path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from registry.model.names import name_key
 from registry.model.placement import Member
 from registry.model.status import ReplicaStatus
 from sidecar.plan.readiness import DEGRADED_SHARE
@@ -118,6 +119,22 @@ async def stay(world: World, seconds: float) -> None:
     for replica in world.replicas:
         if difference := _difference(world, replica):
             world.checks.violated(f"R3 {replica.name} did not stay: {difference}")
+
+
+def check_listed(world: World) -> None:
+    """R4 digest-true, R6 unload-eventual: once all is quiet, what is listed is of its entry, and has one."""
+    moment = world.checks.oracle.newest
+    due = {one.name: {version.source for version in one.versions} for one in moment.wanted.values() if one.is_eager}
+    for replica in world.replicas:
+        for name, path in replica.engine.listing.items():
+            if not replica.place.store.owns(path):
+                continue
+            world.told["R4"] += 1
+            source, key = source_of(path), name_key(name)
+            if name not in due and key not in moment.unreadable:
+                world.checks.violated(f"R6 {replica.name} still lists {name}, which there is not")
+            elif name in due and source not in due[name] | world.checks.last_good(replica.name, name, moment):
+                world.checks.violated(f"R4 {replica.name} lists {name} from {source}, and its entry is of {due[name]}")
 
 
 async def let_go(world: World) -> None:

@@ -45,7 +45,7 @@ from tests.simulation.engines import BASE
 from tests.simulation.history import POOL
 from tests.simulation.requests import request_of
 from tests.simulation.world import KEYS, ReplicaHost, World
-from tests.simulation.writes import DRY
+from tests.simulation.writes import DRY, etags_of
 
 ODD_NAME = "odd"
 
@@ -118,7 +118,7 @@ class Operator:
             told, was_unsettled = await settle(
                 self._clients, self._world.admins, asked, self._rng, self._impatience, repeats=repeats
             )
-        answer = self._answer(request_id, told)
+        answer = self._answer(request_id, told, change)
         self._world.log(f"{request_id} {type(change).__name__}: revision {answer.revision} {answer.reason}")
         self._world.answers.append(answer)
         if dry is not None and dry.restores == restores and not was_unsettled:
@@ -138,12 +138,12 @@ class Operator:
             told = error
         return DryRun(told, since, restores)
 
-    def _answer(self, request_id: str, told: Message | RegistryError) -> Answer:
+    def _answer(self, request_id: str, told: Message | RegistryError, change: Change) -> Answer:
         """What its caller knows; a reply that tells no revision is of the one that has its request."""
         if isinstance(told, RegistryError):
             return Answer(request_id, 0, told.reason)
         if not isinstance(told, pb.Pool | pb.Tenant):
-            return Answer(request_id, told.revision)  # type: ignore[attr-defined]
+            return Answer(request_id, told.revision, etags=etags_of(change, told))  # type: ignore[attr-defined]
         kv = self._world.store.kvs.get(KEYS.request(request_id))
         return Answer(request_id, -1 if kv is None else kv.mod_revision)
 

@@ -25,7 +25,7 @@ from tests.simulation.disk import plugged_in
 from tests.simulation.engine_http import http_for
 from tests.simulation.evidence import Evidence
 from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage, renew_admins, trouble_callers
-from tests.simulation.goal import converge, let_go, stay
+from tests.simulation.goal import check_listed, converge, let_go, stay
 from tests.simulation.lazy import ask_for_lazy
 from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name, process_of
 from tests.simulation.news import News
@@ -210,7 +210,7 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     readers = Readers(world, places)
     world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world).on_commit]
     world.checks.on_sent, world.checks.on_removed = evidence.on_call, evidence.r7_asked_after
-    world.checks.on_given = evidence.r21_proven_here
+    world.checks.on_given, world.checks.on_wrong = evidence.r21_proven_here, evidence.r8_read_anew
     world.services.on_post, world.on_power_cut = places.on_post, logs.forget
     around = loop.create_task(_oversee(world, readers))
     for admin in world.admins:
@@ -251,6 +251,7 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     await converge(world, operator.confirm)
     converged = loop.time() - healed_at
     await stay(world, readers.need(world.size.stay_seconds))
+    check_listed(world)
     await let_go(world)
     await ask_for_lazy(world, operator)
     check_writes(world)

@@ -47,7 +47,21 @@ PLAYED = (
 # What the replay checker held against something, and the rules that ask of what happened what caused it.
 COMPARED = (
     *("plans", "loads", "statuses", "removals", "of them at a known time"),
-    *("R7", "R8", "R9 fresh", "R9 of one process", "R9 engine_refused", "R9 rank_too_high", "R12", "R15", "R20", "R21"),
+    *(
+        "W4",
+        "R4",
+        "R8 wrong for good",
+        "R7",
+        "R8",
+        "R9 fresh",
+        "R9 of one process",
+        "R9 engine_refused",
+        "R9 rank_too_high",
+        "R12",
+        "R15",
+        "R20",
+        "R21",
+    ),
 )
 
 

@@ -248,6 +248,7 @@ class World:
         engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine, socket=self._socket())
         engine.pace = self.pace(f"engine {name}", rarely=4)
         store.on_removal = lambda path: self.checks.on_removal(engine, path)
+        store.on_wrong = lambda source: self.checks.on_wrong(engine, source)
         place = Place(
             *(POOL, name, url, self._endpoints(name), disk.root / STATE, store, KEYS, self.wall),
             *(self._on_report, partial(self.checks.on_answer, engine), f"host of {name}", engine.socket),

@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
 
+from google.protobuf.message import Message
+
+from registry.tools.verify.history import Revision
+from registry.tools.verify.replay import LoggedCall, check_calls, replay
+from registry.transactions.changes import AbortRollout, ApplyAdapters, Change, PromoteRollout
+from registry.v1 import registry_pb2 as pb
 from tests.simulation.clients import Answer
+from tests.simulation.engines import BASE
+from tests.simulation.history import POOL
 from tests.simulation.world import KEYS, World
-from tests.support.history_check import History, check_history
 
 # What the ids of dry runs begin with.
 DRY = "dry-"
-_REQUESTS = f"{KEYS.prefix}/requests/".encode()
 _KINDS = ("adapters", "pools", "tenants", "requests", "replicas", "status", "drains")
 _FOLDED = tuple(f"{KEYS.prefix}/{kind}/".encode() for kind in _KINDS)
 
 
 def check_writes(world: World) -> None:
     """Folds the whole history, and looks up every answer in it."""
-    history = [
-        (revision, events)
-        for revision, events in world.store.history
-        if revision not in world.hand_written and any(event.key.startswith(_FOLDED) for event in events)
+    told = [step for step in world.store.history if step[0] not in world.hand_written]
+    fold = replay(
+        KEYS,
+        (Revision(*step) for step in told if any(event.key.startswith(_FOLDED) for event in step[1])),
+    )
+    for revision, events in told:
+        if any(event.key == KEYS.adapter(POOL, BASE) and event.kv is not None for event in events):
+            world.checks.violated(f"R5 at {revision} an adapter has got the name of the base model")
+    calls = [_logged(answer) for answer in world.answers]
+    dry = [
+        LoggedCall(request_id=request, outcome="unknown", validate_only=True)
+        for request in fold.requests
+        if request.startswith(DRY)
     ]
-    try:
-        check_history(KEYS, history)
-    except AssertionError as error:
-        world.checks.violated(str(error))
-    applied = _applied(history)
-    for request_id, revisions in applied.items():
-        if request_id.startswith(DRY):
-            world.checks.violated(f"W9 {request_id} was applied at {revisions}")
-    for answer in world.answers:
-        if wrong := _wrong(answer, applied.get(answer.request_id, [])):
-            world.checks.violated(wrong)
+    world.told["W4"] += sum(len(call.etags) for call in calls)
+    for found in (*fold.findings, *check_calls(fold, [*calls, *dry])[0]):
+        world.checks.violated(f"{found.guarantee} at {found.revision}, {found.where}: {found.message}")
 
 
-def _applied(history: History) -> dict[str, list[int]]:
-    """Revisions that carried each request out; the record of one that was refused has no reply."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for revision, events in history:
-        for event in events:
-            is_reply = event.kv is not None and b'"reply":null' not in event.kv.value
-            if is_reply and event.key.startswith(_REQUESTS):
-                found[event.key.rpartition(b"/")[2].decode()].append(revision)
-    return found
+def _logged(answer: Answer) -> LoggedCall:
+    return LoggedCall(
+        request_id=answer.request_id,
+        outcome="ok" if answer.revision else "refused",
+        revision=answer.revision,
+        etags=answer.etags,
+    )
 
 
-def _wrong(answer: Answer, revisions: list[int]) -> str:
-    if len(revisions) > 1:
-        return f"W3 {answer.request_id} was applied at {revisions}"
-    if answer.revision and revisions != [answer.revision]:
-        return f"W1 {answer}, but applied at {revisions}"
-    if not answer.revision and revisions:
-        return f"W8 {answer}, but applied at {revisions}"
-    return ""
+def etags_of(change: Change, told: Message) -> dict[str, int]:
+    """Key to the etag that was given for it, of what a change changed."""
+    if not isinstance(told, pb.ApplyAdaptersResponse):
+        return {}
+    changed = {one.adapter.name for one in told.results if one.outcome != pb.AdapterResult.UNCHANGED}
+    given = [(name, etag) for name, etag in _given(change) if etag is not None]
+    return {KEYS.adapter(POOL, name).decode(): etag for name, etag in given if name in changed}
+
+
+def _given(change: Change) -> Iterator[tuple[str, int | None]]:
+    match change:
+        case ApplyAdapters(changes=changes):
+            yield from ((one.name, one.etag) for one in changes)
+        case PromoteRollout(name=name, etag=etag) | AbortRollout(name=name, etag=etag):
+            yield name, etag
