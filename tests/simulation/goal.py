@@ -133,7 +133,7 @@ def check_listed(world: World) -> None:
             source, key = source_of(path), name_key(name)
             if name not in due and key not in moment.unreadable:
                 world.checks.violated(f"R6 {replica.name} still lists {name}, which there is not")
-            elif name in due and source not in due[name] | world.checks.last_good(replica.name, name, moment):
+            elif name in due and all(is_good(one, replica.name) for one in due[name]) and source not in due[name]:
                 world.checks.violated(f"R4 {replica.name} lists {name} from {source}, and its entry is of {due[name]}")
 
 
