@@ -66,6 +66,7 @@ class Checks:
     on_given: Callable[[EngineHost, str], None] = lambda _host, _path: None
     on_wrong: Callable[[EngineHost, str], None] = lambda _host, _source: None
     on_removed: Callable[[EngineHost, str], None] = lambda _host, _path: None
+    on_round: Callable[[str, Mailbox, RoundReport], None] = lambda _replica, _mailbox, _report: None
     on_work: Callable[[str, str], None] = lambda _replica, _name: None
     calls: int = 0
     removals_confirmed: bool = False
@@ -141,6 +142,7 @@ class Checks:
     def on_report(self, replica: str, mailbox: Mailbox, report: RoundReport) -> None:
         """Each round of a sidecar, before the calls of its plan. R1 and R2."""
         self.said_ready[replica] = report.situation.ready
+        self.on_round(replica, mailbox, report)
         desired = mailbox.snapshot.desired
         if desired is None:
             return

@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import EngineDead, Rejection
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, unheard
-from tests.simulation.engines import EngineHost, SimEngine
+from sidecar.engines.vllm.plugin_calls import STATE_PATH
+from tests.simulation.engines import HALF, EngineHost, SimEngine, noted, waited_for
 from tests.simulation.plugin import is_plugins
 
 
@@ -37,17 +39,22 @@ class SimHttp:
 
     async def _get(self, paths: Sequence[str], timeout_seconds: float) -> list[bytes | None]:
         """The pages; None for one that there is not."""
+        with waited_for(self._host.questions):
+            return await self._answered(paths, timeout_seconds)
+
+    async def _answered(self, paths: Sequence[str], timeout_seconds: float) -> list[bytes | None]:
         try:
             async with asyncio.timeout(timeout_seconds):
                 asked_at = asyncio.get_running_loop().time()
                 await asyncio.sleep(self._host.rng.uniform(0.0002, 0.002))
                 if self._host.engine is None:
                     raise EngineAbsent(f"{self.url}: connection refused")
-                for path in self._host.broken.keys() & set(paths):
+                for path in {one for one in paths if self._host.broken.get(one, HALF) != HALF}:
                     raise EngineUnreachable(f"{self.url}{path} answers HTTP {self._host.broken[path]}")
                 bodies = await self._host.ask(_pages(self._host, self._host.engine, paths))
                 await self._host.dawdle()
-                self._host.looks.append(asked_at)
+                if STATE_PATH in paths:
+                    self._host.evidence.append(asked_at)
                 self._host.listed_at = asked_at if "/v1/models" in paths else self._host.listed_at
                 return bodies
         except (TimeoutError, ConnectionResetError) as error:
@@ -69,8 +76,13 @@ class SimHttp:
             return False
         if self._host.broken.get("/v1/completions") in {404, 405, 501}:
             return None
-        await self._host.dawdle()
-        return await self._generates(self._host.engine)
+        asked_at = asyncio.get_running_loop().time()
+        with waited_for(self._host.questions):
+            await self._host.dawdle()
+            found = await self._generates(self._host.engine)
+        if found and self._host.socket is None:
+            self._host.evidence.append(asked_at)
+        return found
 
     async def _generates(self, engine: SimEngine | None) -> bool:
         """Whether an engine completes a prompt; None: it has ended meanwhile."""
@@ -106,7 +118,8 @@ class SimHttp:
             self._on_twice(host, twice)
         self._out |= names
         try:
-            return await self._converse(requests, timeout_seconds, is_lost=odd == "lost reply")
+            with noted(host.calls):
+                return await self._converse(requests, timeout_seconds, is_lost=odd == "lost reply")
         finally:
             self._out -= names
 
@@ -163,7 +176,10 @@ async def _pages(host: EngineHost, engine: SimEngine, paths: Sequence[str]) -> l
     """The bodies, with room for other requests between them; None: there is no such page."""
     bodies = []
     for path in paths:
-        bodies.append(await _plugins_page(engine, path) if is_plugins(path) else _page(engine, path))
+        if path == STATE_PATH:
+            await asyncio.sleep(host.rng.uniform(0.0, host.step_seconds))
+        is_half = host.broken.get(path) == HALF
+        bodies.append(await _plugins_page(engine, path) if is_plugins(path) else _page(engine, path, is_half))
         await asyncio.sleep(0.0)
         await host.dawdle()
     return bodies
@@ -178,7 +194,13 @@ async def _plugins_page(engine: SimEngine, path: str) -> bytes | None:
     return reply.body
 
 
-def _page(engine: SimEngine, path: str) -> bytes | None:
+def _halved(listing: dict[str, Any]) -> dict[str, Any]:
+    """A listing whose last adapter is not told as it should be."""
+    *cards, last = listing["data"]
+    return listing if last["parent"] is None else listing | {"data": [*cards, last | {"root": None}]}
+
+
+def _page(engine: SimEngine, path: str, is_half: bool) -> bytes | None:
     match path:
         case "/is_sleeping" | "/is_paused":
             told = {"is_sleeping": engine.is_paused, "is_paused": engine.is_paused and not engine.sleeps}
@@ -187,7 +209,7 @@ def _page(engine: SimEngine, path: str) -> bytes | None:
         case "/metrics":
             return pages.metrics(engine).encode()
         case "/v1/models":
-            return json.dumps(pages.models(engine)).encode()
+            return json.dumps(_halved(pages.models(engine)) if is_half else pages.models(engine)).encode()
         case "/version":
             return json.dumps({"version": engine.options.version}).encode()
         case _:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from sidecar.engines.transport import Reply
 from sidecar.vllm_plugin.usage import Usage
 from tests.simulation.artifacts import SimStore, is_refused, source_of
 from tests.simulation.calls import ask
-from tests.simulation.loop import Process
+from tests.simulation.loop import Process, current_process
 from tests.simulation.pace import Pace
 from tests.simulation.plugin import PlayedPlugin, Socket
 
@@ -26,6 +27,8 @@ BASE = "base"
 OPTIONS = Options(served_model_name=BASE, load_seconds=0.01, token_seconds=0.2, development=True)
 # Where there is one slot only, requests of other adapters wait.
 SLOTS = (1, 8)
+# In place of a page's status: it comes, and half of it is not as it should be.
+HALF = -1
 MISSING_FILES = Rejection(404, "NotFoundError", "Loading lora failed: No adapter found for <path>")
 
 
@@ -132,6 +135,25 @@ def _nothing_refused(_name: str) -> bool:
     return False
 
 
+@contextmanager
+def noted(out: Counter[Process]) -> Iterator[None]:
+    """Counts a request of the process that makes it until it is answered."""
+    process = current_process()
+    out[process] += 1
+    try:
+        yield
+    finally:
+        out[process] -= 1
+
+
+@contextmanager
+def waited_for(out: Counter[Process]) -> Iterator[None]:
+    """Counts a question until it is answered, if it is one that a sidecar's loop waits for."""
+    task = asyncio.current_task()
+    with noted(out) if task is not None and task.get_name() == "reconciler" else nullcontext():
+        yield
+
+
 @dataclass(eq=False)
 class EngineHost:
     """Where an engine runs, is killed and started anew.
@@ -142,12 +164,14 @@ class EngineHost:
         stuck: the next load waits for this event before the engine's core hears of it.
         odd: what befalls the next posts, one each.
         refuses: whether a load of that name is refused now, as when memory is short.
+        step_seconds: how long a step takes at most, between two of which our plugin tells what still runs.
         broken: pages that answer with that HTTP status instead.
         socket: on which our plugin in it asks the sidecar; None: it has no plugin.
         pace: what its answers take; None: no longer than usual.
         refused, slots: by incarnation, paths that it refused, and how many adapters it takes at once.
         listed_at: when the last listing that was answered was asked for.
-        looks: when each of the last pages that were answered was asked for.
+        calls, questions: how many of each sidecar's process are not answered yet, of the questions those of its loop.
+        evidence: when it was asked what still runs, each of the last times that it answered.
     """
 
     replica: str
@@ -162,6 +186,7 @@ class EngineHost:
     hanging: list[asyncio.Event] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     refuses: Callable[[str], bool] = _nothing_refused
+    step_seconds: float = 0.0
     broken: dict[str, int] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     processes: list[Process] = field(default_factory=list)
@@ -170,8 +195,10 @@ class EngineHost:
     pace: Pace | None = None
     refused: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     slots: dict[str, int] = field(default_factory=dict)
+    calls: Counter[Process] = field(default_factory=Counter)
+    questions: Counter[Process] = field(default_factory=Counter)
     listed_at: float = 0.0
-    looks: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+    evidence: deque[float] = field(default_factory=lambda: deque(maxlen=200))
     _standing: set[asyncio.Task[None]] = field(default_factory=set)
     _starts: int = 0
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from registry.model.names import PROOF_PREFIX
 from sidecar.desired.snapshot import AdaptersChanged, SnapshotDamaged, decode_base, decode_entries
 from sidecar.engines.transport import PostRequest
+from sidecar.loop.drain import EVIDENCE_GAP_SECONDS
 from tests.simulation.artifacts import source_of
 from tests.simulation.engines import EngineHost
 from tests.simulation.loop import State
+from tests.simulation.sidecars import GRACE_SECONDS
 from tests.simulation.world import World
 
 # So often an engine may be asked for the same in so long, though it refuses it each time.
@@ -44,12 +46,12 @@ class Evidence:
         """Nothing is unloaded for what is merely missing from a list of another place, or of a store that went back."""
         name, path = str(request.body["lora_name"]), host.listing.get(str(request.body["lora_name"]), "")
         replica = next((one for one in self.world.replicas if one.engine is host), None)
-        if replica is None or replica.doubts is None or "lora_path" in request.body or name.startswith(PROOF_PREFIX):
+        if replica is None or replica.doubts is None or name.startswith(PROOF_PREFIX):
             return
         if replica.doubts.until <= self.world.store.revision or self.world.checks.removals_confirmed:
             return
         self.world.told["R15"] += 1
-        if self.world.checks.is_due(host, name, path, replica.doubts.moments):
+        if "lora_path" not in request.body and self.world.checks.is_due(host, name, path, replica.doubts.moments):
             self.world.checks.violated(f"R15 {host.replica} unloads {name}, which nobody was seen to delete")
 
     def r21_proven_here(self, host: EngineHost, path: str) -> None:
@@ -101,22 +103,21 @@ class Evidence:
             )
 
     def r7_asked_after(self, host: EngineHost, path: str) -> None:
-        """Evidence that files are out of use is never older than the question: asked when they were listed no more.
+        """Evidence that files are out of use is never older than the question: asked twice, the grace after they went.
 
-        It may be of a process of the engine that is over by now: one that began since has had none of them, or they
-        were listed later. And of an earlier process of the sidecar, which gave up its lease by it.
+        It may be of an earlier process of the sidecar, which gave up its lease by it. Of an engine that began since it
+        needs none: that has had none of them.
         """
-        if host.engine is None or host.process.state is not State.RUNS:
-            return
+        samples = self.world.checks.samples[host.replica]
+        began = next((one.at for one in reversed(samples) if one.what == "start"), 0.0)
         until = self.world.checks.listed_until(host.replica, path)
-        if not until:
+        if host.engine is None or host.process.state is not State.RUNS or not until or began > until:
             return
         self.world.told["R7"] += 1
-        if not any(at >= until for at in host.looks):
-            asked = list(host.looks)[-1:]
-            self.world.checks.violated(
-                f"R7 {host.replica} removes {source_of(path)}, listed until {until:.3f}, and asked last at {asked}"
-            )
+        asked = [at for at in host.evidence if at >= until + GRACE_SECONDS]
+        if not asked or asked[-1] - asked[0] < EVIDENCE_GAP_SECONDS:
+            told = f"listed until {until:.3f}, and asked since only at {asked}"
+            self.world.checks.violated(f"R7 {host.replica} removes {source_of(path)}, {told}")
 
 
 def _kept_revision(state: Path) -> int | None:

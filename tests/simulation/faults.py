@@ -10,11 +10,12 @@ from itertools import count
 from registry.model.keys import Keys
 from tests.simulation.admins import Admin
 from tests.simulation.disk import Kept
-from tests.simulation.engines import EngineHost
+from tests.simulation.engines import HALF, EngineHost
+from tests.simulation.history import POOL
 from tests.simulation.links import Link, Way
 from tests.simulation.loop import State
 from tests.simulation.members import Member, Watching
-from tests.simulation.world import STATE, ReplicaHost, World
+from tests.simulation.world import KEYS, STATE, ReplicaHost, World
 
 Heal = Callable[[], None]
 Fault = Callable[[World, random.Random], Heal]
@@ -112,7 +113,8 @@ def refuse_loads(world: World, rng: random.Random) -> Heal:
 def break_pages(world: World, rng: random.Random) -> Heal:
     """An odd answer instead of a page."""
     engine = _pick(world, rng).engine
-    engine.broken[rng.choice(("/v1/models", "/metrics"))] = 500
+    page = rng.choice(("/v1/models", "/metrics"))
+    engine.broken[page] = rng.choice((500, HALF)) if page == "/v1/models" else 500
     return engine.heal
 
 
@@ -264,6 +266,14 @@ def wrong_prefix(world: World, rng: random.Random) -> Heal:
     return heal
 
 
+def delete_presence(world: World, rng: random.Random) -> Heal:
+    """Somebody deletes what a replica says of itself, by hand."""
+    key = KEYS.replica(POOL, _pick(world, rng).name)
+    if key in world.store.kvs:
+        world.store.delete(key)
+    return _nothing
+
+
 def clone_replica(world: World, rng: random.Random) -> Heal:
     """A machine with the same replica id starts."""
     twin = world.rival(_pick(world, rng))
@@ -322,6 +332,7 @@ FAULTS: tuple[Fault, ...] = (
     fill_store,
     replace_store,
     wrong_prefix,
+    delete_presence,
     clone_replica,
 )
 # Without what others do to an engine.
@@ -361,7 +372,7 @@ async def break_watches(world: World, seconds: float) -> None:
             if loop.time() >= end:
                 return
             dice = random.Random(f"watch {number} {world.seed}")
-            how, until = dice.choice(("break", "down", "mute")), min(end, loop.time() + dice.choice((0.5, 8.0)))
+            how, until = dice.choice(("break", "down", "mute")), min(end, loop.time() + dice.choice((0.5, 8.0, 20.0)))
             if (watches := _watches(world)) and world.plays(f"w{number}", f"fault {how} a watch"):
                 watch = dice.choice(watches)
                 world.log(f"it is that of {watch.whose}")

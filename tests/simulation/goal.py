@@ -1,9 +1,13 @@
-"""R3: what every replica must come to once everything has healed, and must stay. R16: and what it must let go of."""
+"""R3: what every replica must come to once everything has healed, and must stay.
+
+R16: what it must let go of; R13: what it comes back to without etcd; R17: what its engine refused before.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Mapping
 
 from registry.model.names import name_key
 from registry.model.placement import Member
@@ -11,6 +15,7 @@ from registry.model.status import ReplicaStatus
 from sidecar.plan.readiness import DEGRADED_SHARE
 from tests.simulation.artifacts import is_good, is_refused, path_of, source_of
 from tests.simulation.history import POOL, Members, Version, Wanted
+from tests.simulation.links import Way
 from tests.simulation.world import KEYS, ReplicaHost, World
 
 # A load that hangs is given up after 60 s, and a retry is at most 60 s away.
@@ -19,6 +24,10 @@ CONVERGE_SECONDS = 150.0
 DRIFT_SECONDS = 20.0
 # What was put off while requests ran, such as a swap of a record that nobody can read any more, may still come.
 LAST_TRIES = 3
+# In so many worlds etcd goes at the end, and hosts come back without it, so soon.
+COME_BACK_SHARE, COME_BACK_SECONDS = 0.3, 30.0
+# In so many an engine begins anew, and refuses everything for so long; a try comes so soon after that.
+WARM_UP_SHARE, COLD_SECONDS, WELL_SECONDS = 0.2, 12.0, 75.0
 # The last requests end; then come the grace, the evidence, and the store's next round.
 LET_GO_SECONDS = 60
 
@@ -135,6 +144,68 @@ def check_listed(world: World) -> None:
                 world.checks.violated(f"R6 {replica.name} still lists {name}, which there is not")
             elif name in due and all(is_good(one, replica.name) for one in due[name]) and source not in due[name]:
                 world.checks.violated(f"R4 {replica.name} lists {name} from {source}, and its entry is of {due[name]}")
+
+
+async def warm_up(world: World) -> None:
+    """R17: what an engine refuses for a while, it serves within a bound of being well again."""
+    dice = random.Random(f"warm up {world.seed}")
+    if dice.random() >= WARM_UP_SHARE:
+        return
+    replica = dice.choice(world.replicas)
+    engine, before = replica.engine, _lasting(world, replica)
+    world.log(f"{replica.name} begins anew, and refuses everything for a while")
+    world.told["R17"] += len(before)
+    engine.kill()
+    engine.start()
+    engine.refuses = lambda _name: True
+    await asyncio.sleep(COLD_SECONDS)
+    engine.heal()
+    if not await _stands({replica: before}, world, WELL_SECONDS):
+        now = _lasting(world, replica)
+        world.checks.violated(f"R17 {replica.name} serves {now}, and served {before} before its engine refused it")
+
+
+async def come_back(world: World) -> None:
+    """R13: while etcd is out of reach, sidecars and engines that restart come back to what was served."""
+    dice = random.Random(f"come back {world.seed}")
+    if dice.random() >= COME_BACK_SHARE or world.restores:
+        return  # what was served of another store may be known by nobody
+    way = dice.choice((Way.REFUSED, Way.HUNG))
+    for link in world.links.values():
+        link.set_way(way)
+    before = {replica: _lasting(world, replica) for replica in world.replicas}
+    world.told["R13"] += sum(map(len, before.values()))
+    for replica in world.replicas:
+        restarts = dice.choice(("sidecar", "engine", "both"))
+        world.log(f"etcd is out of reach, and of {replica.name} restarts: {restarts}")
+        if restarts != "engine":
+            world.kill(replica)
+            world.start(replica)
+        if restarts != "sidecar":
+            replica.engine.kill()
+            replica.engine.start()
+    if not await _stands(before, world, COME_BACK_SECONDS):
+        now = {replica.name: _lasting(world, replica) for replica in before}
+        world.checks.violated(f"R13 without etcd {now} are back, of {[*before.values()]}")
+
+
+async def _stands(wanted: Mapping[ReplicaHost, Mapping[str, str]], world: World, seconds: float) -> bool:
+    """Whether engines list the names that they are to within so long: of what fails it may be a later good one."""
+    for _ in range(int(seconds / 0.5)):
+        if all(_lasting(world, replica).keys() == served.keys() for replica, served in wanted.items()):
+            return True
+        await asyncio.sleep(0.5)
+    return False
+
+
+def _lasting(world: World, replica: ReplicaHost) -> dict[str, str]:
+    """What an engine lists of what nobody has to ask for."""
+    lazy = world.checks.oracle.newest.lazy()
+    return {
+        name: source_of(path)
+        for name, path in replica.engine.listing.items()
+        if replica.place.store.owns(path) and name not in lazy
+    }
 
 
 async def let_go(world: World) -> None:

@@ -89,7 +89,7 @@ class Moment:
 
     def may_load(self, source: str, replica: str, live: Members | None) -> set[str]:
         """Names under which a replica may load that source; that of a lazy one, where it is loaded already."""
-        kept = {one.name for before in self.unreadable.values() for one in before if _has(one, source)}
+        kept = {one.name for before in self.unreadable.values() for one in before if has(one, source)}
         due = self.share(replica, live) | self.lazy()
         return kept | {name for name, version in due.items() if version.source == source}
 
@@ -99,7 +99,8 @@ class Moment:
         return {frozenset(): kept + sum(one.is_eager and one.replicas is None for one in self.wanted.values())}
 
 
-def _has(one: Wanted, source: str) -> bool:
+def has(one: Wanted, source: str) -> bool:
+    """Whether an adapter that every replica loads by itself has a version that is made of a source."""
     return one.is_eager and any(version.source == source for version in one.versions)
 
 

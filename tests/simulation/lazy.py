@@ -29,6 +29,9 @@ async def ask_for_lazy(world: World, operator: Operator) -> None:
     for replica in world.replicas:
         for name in (*world.size.names, UNKNOWN):
             await _request(world, replica, name)
+            version = world.checks.oracle.newest.lazy().get(name)
+            if version is not None and is_refused(version.source, replica.name):
+                await _request(world, replica, name)  # from now on the sidecar knows it, and says so itself
     lazy = sorted(_loaded(world))
     if lazy:
         await _delete(world, operator, lazy[0])

@@ -42,7 +42,7 @@ from tests.simulation.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY
 from tests.simulation.clients import Answer, Clients, Impatience, settle
 from tests.simulation.dry_runs import DryRuns
 from tests.simulation.engines import BASE
-from tests.simulation.history import POOL
+from tests.simulation.history import POOL, read_wanted
 from tests.simulation.requests import request_of
 from tests.simulation.world import KEYS, ReplicaHost, World
 from tests.simulation.writes import DRY, etags_of
@@ -279,7 +279,11 @@ class Operator:
         if world.store.is_full:
             return
         key = KEYS.adapter(POOL, ODD_NAME)
-        value = self._rng.choice((b"{", b'{"schema":9}', self._odd_record()))
+        kv, record = world.store.kvs.get(key), self._odd_record()
+        is_readable = kv is not None and read_wanted(kv.value) is not None
+        value = self._rng.choice((b"{", b'{"schema":9}', record))
+        if self._rng.random() < 0.7:  # what can be read, and what cannot, mostly follow one another
+            value = b"{" if is_readable else record
         world.hand_written.add(world.store.put(key, value))
         world.log("written by hand")
 

@@ -18,6 +18,7 @@ from unittest import mock
 
 import structlog
 
+from sidecar.desired.mailbox import Mailbox, Snapshot
 from tests.simulation.admins import ports_played
 from tests.simulation.checks import OVERSIGHT_SECONDS
 from tests.simulation.cut import ALL, ORDER, Cut
@@ -25,7 +26,7 @@ from tests.simulation.disk import plugged_in
 from tests.simulation.engine_http import http_for
 from tests.simulation.evidence import Evidence
 from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage, renew_admins, trouble_callers
-from tests.simulation.goal import check_listed, converge, let_go, stay
+from tests.simulation.goal import check_listed, come_back, converge, let_go, stay, warm_up
 from tests.simulation.lazy import ask_for_lazy
 from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name, process_of
 from tests.simulation.news import News
@@ -36,6 +37,7 @@ from tests.simulation.power import cut_power
 from tests.simulation.programs import Programs
 from tests.simulation.readers import Readers
 from tests.simulation.replay import Logs
+from tests.simulation.rounds import Rounds
 from tests.simulation.size import WHOLE, Size, size_of
 from tests.simulation.statuses import Statuses
 from tests.simulation.traffic import send
@@ -180,6 +182,7 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
                 "sidecar.engines.vllm.driver.VllmHttp",
                 http_for(world.engines, world.checks.on_call, world.checks.on_twice),
             ),
+            mock.patch.object(Mailbox, "post", _told(Mailbox.post, world)),
             mock.patch("sidecar.resolver.demand.HOLD_SECONDS", HOLD_SECONDS),
             playing(world.engines.values),
             plugged_in(world.disks),
@@ -187,6 +190,16 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
             yield
     finally:
         structlog.configure(**before)
+
+
+def _told(post: Callable[[Mailbox, Snapshot], None], world: World) -> Callable[[Mailbox, Snapshot], None]:
+    """Has each piece of news told of that a sidecar's watchers post."""
+
+    def posted(mailbox: Mailbox, snapshot: Snapshot) -> None:
+        world.on_news(snapshot)
+        post(mailbox, snapshot)
+
+    return posted
 
 
 @contextmanager
@@ -207,12 +220,13 @@ async def _watch_nothing(*_: object) -> None:
 async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     loop = asyncio.get_running_loop()
     places, evidence = Places(world), Evidence(world)
-    readers = Readers(world, places)
-    world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world).on_commit]
+    readers, rounds = Readers(world, places), Rounds(world)
+    world.on_news, world.checks.on_round = rounds.on_news, rounds.on_round
+    world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world, rounds).on_commit]
     world.checks.on_sent, world.checks.on_removed = evidence.on_call, evidence.r7_asked_after
     world.checks.on_given, world.checks.on_wrong = evidence.r21_proven_here, evidence.r8_read_anew
     world.services.on_post, world.on_power_cut = places.on_post, logs.forget
-    around = loop.create_task(_oversee(world, readers))
+    around = loop.create_task(_oversee(world, readers, rounds))
     for admin in world.admins:
         admin.start()
     operator = Operator(world)
@@ -251,12 +265,11 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     await converge(world, operator.confirm)
     converged = loop.time() - healed_at
     await stay(world, readers.need(world.size.stay_seconds))
-    check_listed(world)
-    await let_go(world)
-    await ask_for_lazy(world, operator)
+    await _calm(world, operator)
     check_writes(world)
     logs.check(world)
     around.cancel()
+    await come_back(world)
     logs.compared.update(
         {
             "places of readers": places.told,
@@ -269,12 +282,21 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     return converged
 
 
-async def _oversee(world: World, readers: Readers) -> None:
+async def _calm(world: World, operator: Operator) -> None:
+    """What is asked of a world that has converged, and stayed so."""
+    check_listed(world)
+    await let_go(world)
+    await ask_for_lazy(world, operator)
+    await warm_up(world)
+
+
+async def _oversee(world: World, readers: Readers, rounds: Rounds) -> None:
     """R18: what a sidecar that runs says of an engine that does not; and whatever else is looked at again and again."""
     while True:
         await asyncio.sleep(OVERSIGHT_SECONDS)
         _expire(world)
         readers.check_equal()
+        rounds.look()
         for replica in world.replicas:
             engine, sidecar = replica.engine, replica.process
             runs = sidecar.state is State.RUNS and sidecar

@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from registry.etcd3.ops import Event
+from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import last_part
 from registry.model.names import name_key
 from registry.model.status import Failed, Presence, ReplicaStatus
 from tests.simulation.artifacts import HIGH_RANK, MISSING, path_of
 from tests.simulation.checks import REFUSED_RECORD
 from tests.simulation.history import POOL, read_wanted
+from tests.simulation.rounds import Rounds
 from tests.simulation.world import KEYS, ReplicaHost, World
 
 # A watch that says nothing is noticed, another member is asked, and a status written, before this.
@@ -27,6 +28,7 @@ class Statuses:
     """A reader of every status that knows what its replica cannot."""
 
     world: World
+    rounds: Rounds
     _sources: dict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     _changed: list[tuple[int, float]] = field(default_factory=list)
 
@@ -36,6 +38,7 @@ class Statuses:
             if event.key.startswith(KEYS.adapters(POOL)):
                 self._note_record(revision, event)
             elif event.kv is not None and event.key.startswith(KEYS.statuses(POOL)):
+                self._r10_owned(event.kv)
                 self._check(ReplicaStatus.parse(event.kv.value), len(event.kv.value))
 
     def _note_record(self, revision: int, event: Event) -> None:
@@ -57,11 +60,20 @@ class Statuses:
             self._r9_caused,
             self._r9_fresh,
             self._r9_of_one_process,
+            self._r14_named,
             self._r20_drained,
         )
         for rule in rules:
             if wrong := rule(host, presence, status):
                 self.world.checks.violated(wrong)
+
+    def _r10_owned(self, kv: KeyValue) -> None:
+        """Whoever writes a status has the replica's id: no two write one key."""
+        replica = last_part(kv.key)
+        presence = self.world.store.kvs.get(KEYS.replica(POOL, replica))
+        self.world.told["R10"] += 1
+        if presence is None or presence.lease != kv.lease:
+            self.world.checks.violated(f"R10 a status of {replica} is written by a sidecar that has not its id")
 
     def _r9_caused(self, host: ReplicaHost, _presence: Presence, status: ReplicaStatus) -> str:
         """No report holds a reason that its engine, its source or its record did not cause."""
@@ -92,12 +104,14 @@ class Statuses:
     def _r9_fresh(self, host: ReplicaHost, _presence: Presence, status: ReplicaStatus) -> str:
         """Whoever cannot read what is desired says stale: else it has seen what changed a while ago."""
         index = bisect_right(self._changed, status.observed_revision, key=lambda one: one[0])
-        is_excused = status.stale or status.held or not status.observed_revision or self.world.restores
+        if wrong := self.rounds.r9_stale(host, status):
+            return wrong
+        is_excused = status.stale or status.held or self.world.restores
         if is_excused or index == len(self._changed):
             return ""
         self.world.told["R9 fresh"] += 1
         missed, since = self._changed[index]
-        late = _now() - max(since, host.process.resumed_at)
+        late = _now() - max(since, host.process.resumed_at, host.started_at)
         if late <= FRESH_SECONDS:
             return ""
         at = status.observed_revision
@@ -110,6 +124,16 @@ class Statuses:
             return ""
         self.world.told["R9 of one process"] += 1
         return "" if told == slots else f"R9 {status.replica} tells of {told} slots, and its engine has {slots}"
+
+    def _r14_named(self, _host: ReplicaHost, _presence: Presence, status: ReplicaStatus) -> str:
+        """Each record that cannot be read is refused by its name."""
+        moments = self.world.checks.oracle.at(status.observed_revision)
+        if not status.engine.incarnation or not status.observed_revision:
+            return ""
+        unreadable = set.intersection(*({*moment.unreadable} for moment in moments))
+        self.world.told["R14"] += len(unreadable)
+        unnamed = unreadable - {name_key(one.name) for one in status.failed}
+        return f"R14 {status.replica} says nothing of {sorted(unnamed)}, which nobody can read" if unnamed else ""
 
     def _r20_drained(self, _host: ReplicaHost, presence: Presence, status: ReplicaStatus) -> str:
         """Who drains is not ready, from the moment at which its presence says so."""

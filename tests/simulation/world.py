@@ -18,7 +18,7 @@ from registry.model.keys import Keys
 from registry.model.records import Meta
 from registry.transactions.changes import Change
 from sidecar.desired.journal import Journal
-from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.ownership import ReplicaTaken
 from sidecar.plan.types import RoundReport
 from tests.simulation.admins import API_PORT, Admin
@@ -48,6 +48,8 @@ KEYS = Keys("/sim")
 SUPERVISOR_SECONDS = 5.0
 # So many fleets have our plugin in their engines, and serve lazy adapters.
 PLUGIN_SHARE = 0.5
+# A step of a large batch.
+STEP_SECONDS = 4.0
 # Below a host's disk: what a sidecar keeps of what it follows.
 STATE = "state"
 # What was acted upon so long ago is on the disk, if the sidecar could go on meanwhile, and its disk was prompt.
@@ -74,6 +76,7 @@ class ReplicaHost:
     starts: int = 0
     halts: Halts = field(default_factory=Halts)
     died_at: float = 0.0
+    started_at: float = 0.0
     doubts: Doubts | None = None
 
     @property
@@ -113,6 +116,7 @@ class World:
         self.rivals: list[ReplicaHost] = []
         self.restores = 0
         self.on_restore: Callable[[], None] = lambda: None
+        self.on_news: Callable[[Snapshot], None] = lambda _snapshot: None
         self.on_power_cut: Callable[[str, float], None] = lambda _replica, _kept_until: None
         self._folder = folder
         self.disks: list[SimDisk] = []
@@ -247,6 +251,7 @@ class World:
         url = f"http://{name}"
         engine = EngineHost(name, url, store, self._rng(f"engine {name}"), self.checks.on_engine, socket=self._socket())
         engine.pace = self.pace(f"engine {name}", rarely=4)
+        engine.step_seconds = self._rng(f"steps {name}").choice((0.0, 0.0, STEP_SECONDS))
         store.on_removal = lambda path: self.checks.on_removal(engine, path)
         store.on_wrong = lambda source: self.checks.on_wrong(engine, source)
         place = Place(
@@ -327,7 +332,10 @@ class World:
             return
         if host.doubts is None or math.isinf(host.doubts.until):
             host.doubts = None if keys is KEYS else self._doubts(host, math.inf)
+        if host in self.replicas and not any(host.place.state.glob("snapshot-*")):
+            self.checks.on_lost_disk(host.name, self.store.revision)  # its first list was not written down yet
         host.starts += 1
+        host.started_at = self.monotonic()
         host.halts.note(host.died_at, self.monotonic())
         client = host.place.store.replica
         host.process = Process(f"{client}.{host.starts}")
@@ -381,6 +389,7 @@ class World:
         host.place.store.kept_until = now + GRACE_SECONDS
         self._followed[host.name] = [(0.0, applied[host.name])]
         self.checks.on_power_cut(host.name, kept_until)
+        self.checks.followed[host.name] = 0  # what it kept may be none of them
         self.on_power_cut(host.name, kept_until)
 
     def kill_admin(self, admin: Admin) -> None:
