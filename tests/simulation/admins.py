@@ -12,6 +12,7 @@ from unittest import mock
 
 from registry.admin.server import running
 from registry.admin.settings import AdminSettings
+from registry.etcd3.options import TlsFiles
 from registry.runtime.clock import Clock
 from tests.simulation.loop import Process, State
 from tests.simulation.serving import ServerCall, SimServer
@@ -60,6 +61,7 @@ class Admin:
     rng: random.Random
     on_server: Callable[[Admin, SimServer], None]
     on_end: Callable[[Admin, BaseException | None], None]
+    tls: TlsFiles | None = None
     process: Process = field(default_factory=lambda: Process("none", State.DEAD))
     restarts: int = 0
     server: SimServer | None = None
@@ -102,7 +104,9 @@ class Admin:
 
     async def _run(self, stop: asyncio.Event) -> None:
         values = {"etcd": "127.0.0.1:1", "prefix": self.prefix, "listen": f"127.0.0.1:{API_PORT}"}
-        settings = AdminSettings.model_validate(values).model_copy(update={"etcd": self.endpoints})
+        files = self.tls or TlsFiles()
+        told = {"etcd_tls_ca": files.ca, "etcd_tls_cert": files.certificate, "etcd_tls_key": files.key}
+        settings = AdminSettings.model_validate(values).model_copy(update={"etcd": self.endpoints, **told})
         async with running(settings, clock=Clock(random.Random(self.rng.random()), self.wall)):
             await stop.wait()
 

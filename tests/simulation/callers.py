@@ -31,12 +31,17 @@ class CallerChannel(SimChannel):
         self.left: set[ServerCall] = set()
 
     def unary_unary(
-        self, path: str, serialize: Serialize, parse: Callable[[bytes], Reply]
+        self,
+        path: str,
+        request_serializer: Serialize,
+        response_deserializer: Callable[[bytes], Reply],
+        _registered_method: bool | None = None,
     ) -> Callable[..., Coroutine[Any, Any, Reply]]:
         """A call with one reply."""
 
-        async def call(request: Message, *, timeout: float, metadata: Metadata) -> Reply:
-            replies = SimReplies(self, path, serialize(request), parse, timeout, metadata, is_unary=True)
+        async def call(request: Message, *, timeout: float, metadata: Metadata = None) -> Reply:
+            body = request_serializer(request)
+            replies = SimReplies(self, path, body, response_deserializer, timeout, metadata, is_unary=True)
             try:
                 return await anext(replies)
             finally:
@@ -45,12 +50,16 @@ class CallerChannel(SimChannel):
         return call
 
     def unary_stream(
-        self, path: str, serialize: Serialize, parse: Callable[[bytes], Reply]
+        self,
+        path: str,
+        request_serializer: Serialize,
+        response_deserializer: Callable[[bytes], Reply],
+        _registered_method: bool | None = None,
     ) -> Callable[..., SimReplies[Reply]]:
         """A call with a stream of replies."""
 
         def call(request: Message, *, timeout: float | None) -> SimReplies[Reply]:
-            return SimReplies(self, path, serialize(request), parse, timeout)
+            return SimReplies(self, path, request_serializer(request), response_deserializer, timeout)
 
         return call
 

@@ -13,9 +13,9 @@ class Cut:
     """What is played of a course.
 
     Each single event has a name: a letter and its number among its kind. `f`: faults, `w`: watches that are hurt, `s`:
-    steps of the operator, `t`: requests to engines, `n`: news that comes amid what it is about, `p`: programs, `u`:
-    updates of admin services, `c`: ways of callers that are hurt, `b`: power cuts. What is left out shifts no draw of
-    another one.
+    steps of the operator, `t`: requests to engines, `n`: news that comes amid what it is about, `p`: programs, `k`:
+    commands, `r`: files that are replaced, `u`: updates of admin services, `c`: ways of callers that are hurt, `b`:
+    power cuts. What is left out shifts no draw of another one.
 
     Attributes:
         seconds: how long faults last; None: as long as the seed draws.

@@ -14,12 +14,15 @@ import random
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from threading import RLock
 from typing import Any
 from unittest import mock
+
+from sidecar.desired.snapshot import AdaptersChanged, SnapshotDamaged, decode_base, decode_entries
 
 
 @dataclass(frozen=True)
@@ -333,3 +336,23 @@ def plugged_in(disks: Iterable[SimDisk]) -> Iterator[None]:
         stack.enter_context(mock.patch.object(os, "remove", calls.unlink))
         stack.enter_context(mock.patch.object(io, "open", calls.io_open))
         yield
+
+
+def kept_revision(state: Path) -> int | None:
+    """Up to which change of the records a restart would come; None: it would find nothing.
+
+    Beside the newest base there may be a journal of before that was torn: a power cut brings back what was removed.
+    """
+    bases = {}
+    for file in state.glob("snapshot-*"):
+        with suppress(SnapshotDamaged), file.open("rb") as lines:
+            bases[int(file.name.removeprefix("snapshot-"))] = decode_base(lines).revision
+    if not bases:
+        return None
+    newest = max(bases)
+    kept = bases[newest]
+    with suppress(SnapshotDamaged, FileNotFoundError):
+        for number in count(newest):
+            for entry in decode_entries((state / f"journal-{number}").read_bytes()):
+                kept = max(kept, entry.revision if isinstance(entry, AdaptersChanged) else 0)
+    return kept

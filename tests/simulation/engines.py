@@ -42,6 +42,9 @@ class SimEngine(SimulatedVllm):
         requests: those that are not answered yet, also those that it has not even taken in since it stands still.
         plugin: ours; None: it has none.
         refused: paths of what it refused to load.
+        left_behind: numbers of what was unloaded without the plugin.
+        refuses: whether a load of that name is refused now.
+        next_hang: is asked by each load what it is to wait for.
     """
 
     def __init__(self, store: SimStore, started_at: float, max_loras: int) -> None:
@@ -53,9 +56,13 @@ class SimEngine(SimulatedVllm):
         self.requests: set[asyncio.Task[None]] = set()
         self.plugin: PlayedPlugin | None = None
         self.refused: set[str] = set()
+        self.left_behind: set[int] = set()
+        self.refuses: Callable[[str], bool] = _nothing_refused
+        self.next_hang: Callable[[], asyncio.Event | None] = lambda: None
         self._on_resolved: Callable[[str, str], None] = lambda _name, _path: None
         self._store = store
         self._ticks = count(1)
+        self._core: set[asyncio.Task[None]] = set()
 
     def ask_by(self, socket: Socket, on_resolved: Callable[[str, str], None]) -> None:
         """Gives it our plugin; `on_resolved` is told (name, path) of what is registered by a request."""
@@ -78,6 +85,24 @@ class SimEngine(SimulatedVllm):
             card = self.resolved.pop(name, None)
         if card is not None:
             self._on_resolved(name, card.path)
+
+    async def add(self, card: Card, hold: asyncio.Event | None = None) -> None:
+        """As an engine's, whose core goes on if its caller leaves; memory may be short, and it may hang."""
+        if self.refuses(card.name):
+            self.refused.add(card.path)
+            raise Rejection(500, "InternalServerError", "Call to add_lora method failed: out of memory")
+        core = asyncio.get_running_loop().create_task(super().add(card, hold or self.next_hang()))
+        self._core.add(core)
+        core.add_done_callback(self._core.discard)
+        core.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(core)
+
+    async def unload(self, name: str, hold: asyncio.Event | None = None) -> None:
+        """As an engine's, which keeps the weights until it needs the room."""
+        card = self.cards.get(name)
+        await super().unload(name, hold)
+        if card is not None:
+            self.left_behind.add(card.number)
 
     async def stand_still(self, event: asyncio.Event) -> None:
         """Makes no step until the event is set."""
@@ -160,6 +185,7 @@ class EngineHost:
 
     Attributes:
         on_change: is told (host, what, name, path) of each change of the adapters as it takes effect.
+        on_reply: is told (host, name, what was listed before, the answer) of each call of the plugin that has ended.
         hang: the next load waits for this event inside the engine's core.
         stuck: the next load waits for this event before the engine's core hears of it.
         odd: what befalls the next posts, one each.
@@ -199,6 +225,7 @@ class EngineHost:
     questions: Counter[Process] = field(default_factory=Counter)
     listed_at: float = 0.0
     evidence: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+    on_reply: Callable[[EngineHost, str, Mapping[str, str], Reply], None] = lambda _host, _name, _before, _reply: None
     _standing: set[asyncio.Task[None]] = field(default_factory=set)
     _starts: int = 0
 
@@ -210,6 +237,8 @@ class EngineHost:
         self.process = Process(f"{self.replica}/engine{self._starts}")
         self.processes.append(self.process)
         self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS))
+        self.engine.next_hang = self._next_hang
+        self.engine.refuses = self._refuses_now
         if self.socket is not None:
             self.engine.ask_by(self.socket, lambda name, path: self.on_change(self, "load", name, path))
         self.refused[self.incarnation] = self.engine.refused
@@ -228,6 +257,13 @@ class EngineHost:
         """Takes what the next answer takes beside its usual time."""
         if self.pace is not None and (seconds := self.pace.seconds()):
             await asyncio.sleep(seconds)
+
+    def _refuses_now(self, name: str) -> bool:
+        return self.refuses(name)
+
+    def _next_hang(self) -> asyncio.Event | None:
+        hang, self.hang = self.hang, None
+        return hang
 
     @property
     def incarnation(self) -> str:
@@ -286,9 +322,6 @@ class EngineHost:
         """Loads as a request does. Raises Rejection."""
         engine, hold, stuck = self.engine, self.hang, self.stuck
         assert engine is not None
-        if self.refuses(name):
-            engine.refused.add(path)
-            raise Rejection(500, "InternalServerError", "Call to add_lora method failed: out of memory")
         self.hang = self.stuck = None
         self.busy.add(name)
         try:
@@ -313,14 +346,12 @@ class EngineHost:
         assert engine is not None
         assert engine.plugin is not None
         name = str(body["lora_name"])
-        if "lora_path" in body and self.refuses(name):
-            engine.refused.add(str(body["lora_path"]))
-            return Reply(500, b'{"error": {"type": "refused", "message": "out of memory"}}')
         self.busy.add(name)
         try:
             reply = await engine.plugin.call(path, body)
         finally:
             self.busy.discard(name)
+        self.on_reply(self, name, before, reply)
         if self.listing != before:
             new = self.listing.get(name)
             self.on_change(self, "unload" if new is None else "load", name, new or before.get(name, ""))

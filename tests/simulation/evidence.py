@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
-from pathlib import Path
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.desired.snapshot import AdaptersChanged, SnapshotDamaged, decode_base, decode_entries
 from sidecar.engines.transport import PostRequest
 from sidecar.loop.drain import EVIDENCE_GAP_SECONDS
 from tests.simulation.artifacts import source_of
+from tests.simulation.disk import kept_revision
 from tests.simulation.engines import EngineHost
 from tests.simulation.loop import State
 from tests.simulation.sidecars import GRACE_SECONDS
@@ -68,7 +65,7 @@ class Evidence:
         The first list of all is acted upon while it is written, since there is nothing that it could undo.
         """
         replica = next((one for one in self.world.replicas if one.engine is host), None)
-        kept = None if replica is None else _kept_revision(replica.place.state)
+        kept = None if replica is None else kept_revision(replica.place.state)
         if replica is None or kept is None:
             return
         self.world.told["R12"] += 1
@@ -118,26 +115,6 @@ class Evidence:
         if not asked or asked[-1] - asked[0] < EVIDENCE_GAP_SECONDS:
             told = f"listed until {until:.3f}, and asked since only at {asked}"
             self.world.checks.violated(f"R7 {host.replica} removes {source_of(path)}, {told}")
-
-
-def _kept_revision(state: Path) -> int | None:
-    """Up to which change of the records a restart would come; None: it would find nothing.
-
-    Beside the newest base there may be a journal of before that was torn: a power cut brings back what was removed.
-    """
-    bases = {}
-    for file in state.glob("snapshot-*"):
-        with suppress(SnapshotDamaged), file.open("rb") as lines:
-            bases[int(file.name.removeprefix("snapshot-"))] = decode_base(lines).revision
-    if not bases:
-        return None
-    newest = max(bases)
-    kept = bases[newest]
-    with suppress(SnapshotDamaged, FileNotFoundError):
-        for number in count(newest):
-            for entry in decode_entries((state / f"journal-{number}").read_bytes()):
-                kept = max(kept, entry.revision if isinstance(entry, AdaptersChanged) else 0)
-    return kept
 
 
 def _now() -> float:

@@ -276,7 +276,7 @@ class Operator:
     def _write_by_hand(self) -> None:
         """A record that somebody writes past the admin service: readable or not, or the base model's name."""
         world = self._world
-        if world.store.is_full:
+        if world.store.is_full or world.prunes:
             return
         key = KEYS.adapter(POOL, ODD_NAME)
         kv, record = world.store.kvs.get(key), self._odd_record()

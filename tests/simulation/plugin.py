@@ -91,6 +91,11 @@ class PlayedPlugin:
         self._adapters = Adapters(SimulatedServer(engine), PlayedResolver(socket, files))
         self._endpoints = {route.path: cast("Endpoint", route.endpoint) for route in routes(Plugin(self._adapters))}
 
+    @property
+    def retired(self) -> list[Retired]:
+        """What is registered no more, and may be in use."""
+        return self._adapters._drain.retired
+
     async def resolve(self, name: str, base_model: str) -> Card | None:
         """See `Adapters.resolve`."""
         return cast("Card | None", await self._adapters.resolve(name, base_model))

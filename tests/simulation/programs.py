@@ -52,7 +52,8 @@ class Programs:
         address = f"program.{dice.choice(world.admins).address}"
         leaves = dice.uniform(0.0, 10.0) if dice.random() < LEAVES else None
         try:
-            async with AsyncRegistry(address, timeout_seconds=5.0) as registry, asyncio.timeout(leaves):
+            tls = world.tls_of_callers
+            async with AsyncRegistry(address, tls=tls, timeout_seconds=5.0) as registry, asyncio.timeout(leaves):
                 published = await _called(registry, request_id, f"9{number}", dice)
         except TimeoutError:
             world.log(f"{request_id} hung up")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from registry.etcd3.client import Client
-from registry.etcd3.options import ClientOptions
+from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.model.keys import Keys
 from registry.model.status import Presence
 from registry.runtime.clock import Clock, rfc3339
@@ -50,6 +50,7 @@ class Place:
     on_answer: OnAnswer
     owner: str
     socket: Socket | None
+    tls: TlsFiles | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class _Heard:
 async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journals: list[Journal]) -> None:
     """Runs a sidecar until it is cancelled, as `sidecar.app.run` does. Raises ReplicaTaken."""
     clock = Clock(rng, place.wall)
-    client, engine = Client(ClientOptions(place.endpoints), rng=rng), VllmEngine(place.engine_url)
+    client, engine = Client(ClientOptions(place.endpoints, tls=place.tls), rng=rng), VllmEngine(place.engine_url)
     presence = Presence(
         pool=place.pool,
         replica=place.replica,

@@ -18,9 +18,11 @@ from unittest import mock
 
 import structlog
 
+from registry.etcd3.tls import Pem
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from tests.simulation.admins import ports_played
 from tests.simulation.checks import OVERSIGHT_SECONDS
+from tests.simulation.command_line import at_the_terminal
 from tests.simulation.cut import ALL, ORDER, Cut
 from tests.simulation.disk import plugged_in
 from tests.simulation.engine_http import http_for
@@ -37,9 +39,11 @@ from tests.simulation.power import cut_power
 from tests.simulation.programs import Programs
 from tests.simulation.readers import Readers
 from tests.simulation.replay import Logs
+from tests.simulation.restores import Restores
 from tests.simulation.rounds import Rounds
 from tests.simulation.size import WHOLE, Size, size_of
 from tests.simulation.statuses import Statuses
+from tests.simulation.tables import Tables
 from tests.simulation.traffic import send
 from tests.simulation.world import World
 from tests.simulation.writes import check_writes
@@ -90,7 +94,11 @@ def simulate(seed: int, *, has_nets: bool = True, cut: Cut = ALL, until: str = "
         loop.thread_seconds = world.thread_seconds
         loop.set_exception_handler(partial(_let_out, world))
         logs = Logs()
-        with _patched(world, logs), nullcontext() if has_nets else _without_nets():
+        with (
+            _patched(world, logs),
+            at_the_terminal(world.log, world.new_id),
+            nullcontext() if has_nets else _without_nets(),
+        ):
             converged = _played(loop, world, _play(world, logs, FAULTS if has_nets else OWN_FAULTS), until)
     if world.checks.violations:
         raise SimulationFailed(seed, cut, world, has_nets=has_nets)
@@ -172,8 +180,10 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
     structlog.configure(processors=[note], cache_logger_on_first_use=False)
     try:
         with (
-            mock.patch("registry.etcd3.channel._open", world.open_channel),
-            mock.patch("registry.client.transport._open", world.open_caller),
+            mock.patch("grpc.aio.insecure_channel", world.open_plain),
+            mock.patch("grpc.aio.secure_channel", world.open_secure),
+            mock.patch("grpc.ssl_channel_credentials", Pem),
+            world.rotation.played(),
             mock.patch("registry.client.transport.random", random.Random(f"sdk {world.seed}")),
             mock.patch("registry.client.transport.time", SimpleNamespace(monotonic=world.monotonic)),
             ports_played(world.open_server),
@@ -220,17 +230,18 @@ async def _watch_nothing(*_: object) -> None:
 async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     loop = asyncio.get_running_loop()
     places, evidence = Places(world), Evidence(world)
-    readers, rounds = Readers(world, places), Rounds(world)
+    readers, rounds, tables = Readers(world, places), Rounds(world), Tables(world)
     world.on_news, world.checks.on_round = rounds.on_news, rounds.on_round
     world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world, rounds).on_commit]
     world.checks.on_sent, world.checks.on_removed = evidence.on_call, evidence.r7_asked_after
     world.checks.on_given, world.checks.on_wrong = evidence.r21_proven_here, evidence.r8_read_anew
     world.services.on_post, world.on_power_cut = places.on_post, logs.forget
-    around = loop.create_task(_oversee(world, readers, rounds))
+    around = [loop.create_task(work) for work in (_oversee(world, readers, rounds), tables.oversee())]
     for admin in world.admins:
         admin.start()
     operator = Operator(world)
     await operator.prepare()
+    restores = Restores(world, operator)
     remade: set[asyncio.Task[None]] = set()
 
     def make_anew() -> None:
@@ -239,36 +250,40 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
 
     world.on_restore = make_anew
     readers.start()
-    for replica in world.replicas:
-        replica.engine.start()
-        world.start(replica)
+    _start_replicas(world, tables)
     seconds = world.seconds
     news = News(world, operator, faults, seconds)
     world.checks.on_work = news.on_work
+    works = (
+        operator.work(seconds),
+        rage(world, faults, seconds),
+        break_watches(world, seconds),
+        cut_power(world, seconds),
+        send(world, seconds),
+        Programs(world).work(seconds),
+        restores.work(seconds),
+        renew_admins(world, seconds),
+        trouble_callers(world, seconds),
+        world.rotation.work(seconds if world.has_tls else 0.0, world.plays),
+    )
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(operator.work(seconds))
-        tasks.create_task(rage(world, faults, seconds))
-        tasks.create_task(break_watches(world, seconds))
-        tasks.create_task(cut_power(world, seconds))
-        tasks.create_task(send(world, seconds))
-        tasks.create_task(Programs(world).work(seconds))
-        tasks.create_task(renew_admins(world, seconds))
-        tasks.create_task(trouble_callers(world, seconds))
+        for work in works:
+            tasks.create_task(work)
     await news.settled()
     _heal(world)
     readers.calm()
     world.log("healed everything")
     healed_at = loop.time()
     await asyncio.gather(*remade)
-    await operator.undrain()
-    await operator.repair()
+    await _made_good(operator, restores)
     await converge(world, operator.confirm)
     converged = loop.time() - healed_at
     await stay(world, readers.need(world.size.stay_seconds))
     await _calm(world, operator)
     check_writes(world)
     logs.check(world)
-    around.cancel()
+    for one in around:
+        one.cancel()
     await come_back(world)
     logs.compared.update(
         {
@@ -288,6 +303,20 @@ async def _calm(world: World, operator: Operator) -> None:
     await let_go(world)
     await ask_for_lazy(world, operator)
     await warm_up(world)
+
+
+def _start_replicas(world: World, tables: Tables) -> None:
+    for replica in world.replicas:
+        replica.engine.on_reply = tables.r13_takes_nothing
+        replica.engine.start()
+        world.start(replica)
+
+
+async def _made_good(operator: Operator, restores: Restores) -> None:
+    """What people do once all has healed."""
+    await operator.undrain()
+    await operator.repair()
+    await restores.finish()
 
 
 async def _oversee(world: World, readers: Readers, rounds: Rounds) -> None:

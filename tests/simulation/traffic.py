@@ -15,6 +15,8 @@ from tests.simulation.world import World
 MOST_AT_ONCE = 2
 # The longest outlive the grace, and all evidence that would do for shorter ones.
 TOKENS = (1, 5, 70)
+# So many are given up before they are answered: while they wait, are resolved, or run.
+LEAVES = 0.3
 
 
 async def send(world: World, seconds: float) -> None:
@@ -36,6 +38,7 @@ def _ask(world: World, part: str, host: EngineHost, rng: random.Random) -> None:
     names, engine = sorted({*host.listing, *asked}), host.engine
     if engine is None or not names or len(engine.requests) >= MOST_AT_ONCE:
         return
+    leaves = rng.uniform(0.0, rng.choice((0.05, 1.0, 10.0))) if rng.random() < LEAVES else None
     name, on_its_way_seconds, tokens = rng.choice(names), rng.choice((0.0, 0.1, 4.0)), rng.choice(TOKENS)
     if not world.plays(part, f"a request for {name} to {host.replica}"):
         return
@@ -44,6 +47,8 @@ def _ask(world: World, part: str, host: EngineHost, rng: random.Random) -> None:
     engine.requests.add(task)
     task.add_done_callback(engine.requests.discard)
     task.add_done_callback(lambda done: _answered(world, host, done))
+    if leaves is not None:
+        asyncio.get_running_loop().call_later(leaves, task.cancel)
 
 
 def _answered(world: World, host: EngineHost, task: asyncio.Task[None]) -> None:

@@ -12,8 +12,12 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 
+from registry.client.address import Tls
+from registry.etcd3.errors import TlsFailed
+from registry.etcd3.options import TlsFiles
 from registry.model.keys import Keys
 from registry.model.records import Meta
 from registry.transactions.changes import Change
@@ -29,7 +33,7 @@ from tests.simulation.checks import Checks
 from tests.simulation.clients import Answer, Clients
 from tests.simulation.conduct import Conduct
 from tests.simulation.cut import ALL, SLOW, Cut, Parts
-from tests.simulation.disk import Image, SimDisk
+from tests.simulation.disk import Image, SimDisk, kept_revision
 from tests.simulation.engines import EngineHost
 from tests.simulation.history import POOL, Moment
 from tests.simulation.links import Link
@@ -37,6 +41,7 @@ from tests.simulation.loop import THREAD_SECONDS, Process, State, current_proces
 from tests.simulation.members import Cluster, Habits, Member
 from tests.simulation.pace import Halts, Pace, paced
 from tests.simulation.plugin import Socket
+from tests.simulation.rotation import Rotation
 from tests.simulation.services import Services
 from tests.simulation.serving import SimServer
 from tests.simulation.sidecars import GRACE_SECONDS, Place, run_sidecar
@@ -50,6 +55,10 @@ SUPERVISOR_SECONDS = 5.0
 PLUGIN_SHARE = 0.5
 # A step of a large batch.
 STEP_SECONDS = 4.0
+# One in so many worlds has TLS, whose files are replaced.
+TLS_SHARE = 3
+# In so many a restoration deletes what the backup does not have; there nobody writes past the admin service.
+PRUNES_SHARE = 0.25
 # Below a host's disk: what a sidecar keeps of what it follows.
 STATE = "state"
 # What was acted upon so long ago is on the disk, if the sidecar could go on meanwhile, and its disk was prompt.
@@ -85,7 +94,7 @@ class ReplicaHost:
 
     @property
     def has_snapshot(self) -> bool:
-        return any(file.stat().st_size for file in self.place.state.glob("*"))
+        return kept_revision(self.place.state) is not None
 
     @property
     def runs(self) -> bool:
@@ -95,7 +104,10 @@ class ReplicaHost:
 class World:
     """One simulation. Every draw of chance is made from the seed.
 
-    `seconds`: how long faults last; `told`: how often each rule was asked.
+    Attributes:
+        seconds: how long faults last.
+        told: how often each rule was asked.
+        prunes: what a backup does not have is deleted where it is restored, and nobody writes past the admin service.
     """
 
     def __init__(self, seed: int, folder: Path, cut: Cut = ALL, size: Size = WHOLE) -> None:
@@ -109,6 +121,7 @@ class World:
         self.told: Counter[str] = Counter()
         self.paces: list[Pace] = []
         self.has_plugin = self._rng("plugin").random() < PLUGIN_SHARE
+        self.prunes = self._rng("prunes").random() < PRUNES_SHARE
         self.answers: list[Answer] = []
         self.checks = Checks(KEYS, POOL, self.log)
         self.journals: list[Journal] = []
@@ -118,7 +131,7 @@ class World:
         self.on_restore: Callable[[], None] = lambda: None
         self.on_news: Callable[[Snapshot], None] = lambda _snapshot: None
         self.on_power_cut: Callable[[str, float], None] = lambda _replica, _kept_until: None
-        self._folder = folder
+        self.folder = folder
         self.disks: list[SimDisk] = []
         self._followed: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self._dead: list[Process] = []
@@ -126,6 +139,9 @@ class World:
         self._lost: list[SimServer | None] = []
         self._clients: Clients | None = None
         self._channels = 0
+        self._ids = count(1)
+        self.rotation = Rotation(folder / "tls", self._rng("rotation"), self.checks.violated, self.told)
+        self.has_tls = seed % TLS_SHARE == 1
         self.store = EtcdStore()
         self.conduct = Conduct(self.store, KEYS, POOL, self.checks.violated)
         self.store.on_commit += [self.checks.on_commit, self.conduct.on_commit]
@@ -184,6 +200,20 @@ class World:
         return is_played
 
     @property
+    def tls(self) -> TlsFiles | None:
+        """The files that all processes are given; None: there is no TLS."""
+        return self.rotation.files if self.has_tls else None
+
+    @property
+    def tls_of_callers(self) -> Tls | None:
+        """The same, as callers of the admin services give them."""
+        return None if self.tls is None else Tls(self.tls.ca, self.tls.certificate, self.tls.key)
+
+    def new_id(self) -> str:
+        """The id of a request that its user does not name."""
+        return f"cli-{next(self._ids)}"
+
+    @property
     def digest(self) -> str:
         """Of the whole trace."""
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
@@ -194,13 +224,21 @@ class World:
             self.links[name] = Link(name, member, self._rng(name), pace=self.pace(name, rarely=10))
         return names
 
-    def open_channel(self, endpoint: str, _tls: object) -> SimChannel:
-        """In place of `registry.etcd3.channel._open`."""
+    def open_plain(self, target: str, *, options: object) -> SimChannel:
+        """In place of `grpc.aio.insecure_channel`."""
+        return self._open_caller(target) if target.endswith(f":{API_PORT}") else self._open_member(target)
+
+    def open_secure(self, target: str, _credentials: object, *, options: object) -> SimChannel:
+        """In place of `grpc.aio.secure_channel`."""
+        return self.open_plain(target, options=options)
+
+    def _open_member(self, endpoint: str) -> SimChannel:
+        """A channel to a member of etcd."""
         self._channels += 1
         return SimChannel(self.links[endpoint], self._channels)
 
-    def open_caller(self, address: str, _pem: object) -> CallerChannel:
-        """In place of `registry.client.transport._open`; the address names the caller, and the admin service."""
+    def _open_caller(self, address: str) -> CallerChannel:
+        """A channel to an admin service; the address names the caller, too."""
         self._channels += 1
         caller, _, name = address.removesuffix(f":{API_PORT}").partition(".")
         way = f"{caller}|{name}"
@@ -234,16 +272,20 @@ class World:
             self._rng(name),
             self.services.on_server,
             self._admin_ended,
+            self.tls,
         )
 
     def _admin_ended(self, admin: Admin, error: BaseException | None) -> None:
-        """One ends by itself only after a signal, and is started anew then."""
-        if error is not None:
+        """One ends by itself only after a signal, or where it never had whole TLS files; it is started anew then."""
+        if error is not None and not _has_no_files(error):
             self.checks.violated(f"R12 {admin.name} ended: {error!r}")
         self.log(f"{admin.name} has ended")
         self._dead.append(admin.process)
         self.services.on_end(admin)
-        self._restart(admin)
+        if error is None:
+            self._restart(admin)
+        else:
+            asyncio.get_running_loop().call_later(SUPERVISOR_SECONDS, self._restart_once, admin, admin.restarts)
 
     def _replica(self, name: str) -> ReplicaHost:
         disk = self._disk()
@@ -256,12 +298,12 @@ class World:
         store.on_wrong = lambda source: self.checks.on_wrong(engine, source)
         place = Place(
             *(POOL, name, url, self._endpoints(name), disk.root / STATE, store, KEYS, self.wall),
-            *(self._on_report, partial(self.checks.on_answer, engine), f"host of {name}", engine.socket),
+            *(self._on_report, partial(self.checks.on_answer, engine), f"host of {name}", engine.socket, self.tls),
         )
         return ReplicaHost(place, engine, disk)
 
     def _disk(self) -> SimDisk:
-        root = self._folder / f"disk{len(self.disks)}"
+        root = self.folder / f"disk{len(self.disks)}"
         (root / STATE).mkdir(parents=True)
         self.disks.append(SimDisk(root))
         return self.disks[-1]
@@ -348,7 +390,11 @@ class World:
         host.process.on_death.append(lambda: self._cut(client))
 
     def _doubts(self, host: ReplicaHost, until: float) -> Doubts:
-        revisions = {self.checks.applied[host.name], self.checks.planned[host.name]}
+        revisions = {
+            self.checks.applied[host.name],
+            self.checks.planned[host.name],
+            kept_revision(host.place.state) or 0,
+        }
         return Doubts(until, [moment for at in revisions for moment in self.checks.oracle.at(at)])
 
     def _cut(self, client: str) -> None:
@@ -400,6 +446,11 @@ class World:
         self._cut(admin.name)
         self._restart(admin)
 
+    def _restart_once(self, admin: Admin, restarts: int) -> None:
+        """Restarts an admin service, unless somebody has done so since it was started for that time."""
+        if admin.restarts == restarts:
+            self._restart(admin)
+
     def _restart(self, admin: Admin) -> None:
         """Starts an admin service that is gone, and with it all connections to it."""
         for way in self.ways.values():
@@ -425,6 +476,11 @@ class World:
             await asyncio.gather(*tasks, return_exceptions=True)
         for journal in self.journals:
             journal.close()
+
+
+def _has_no_files(error: BaseException) -> bool:
+    """Whether a process ended since its TLS files were half replaced when it first looked at them."""
+    return isinstance(error, TlsFailed) or (isinstance(error, BaseExceptionGroup) and error.split(TlsFailed)[1] is None)
 
 
 def _unheard(_path: str) -> None:
