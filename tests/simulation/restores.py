@@ -102,7 +102,8 @@ class Restores:
             return
         self._is_calm = True
         reason = await self._restore(dice, CALM_TRIES)
-        if reason not in {"", Reason.QUOTA_EXCEEDED}:
+        is_full = {Reason.QUOTA_EXCEEDED} if self._world.prunes else {Reason.QUOTA_EXCEEDED, Reason.QUOTA_BELOW_USE}
+        if reason not in {"", *is_full}:
             self._world.checks.violated(f"W3 a restoration never comes to its end: {reason}")
         elif not reason and not any(b'"rollout":{' in value for value in self._saved.values()):
             await self._again(dice)
