@@ -107,7 +107,8 @@ def _restored(author: Author, saved: StoredState, calls: int) -> Iterator[str]:
     for pool in plan.create_pools:
         pool_message(pool, 0)
     for name in plan.histories:
-        request = _history(saved, name, "r")
+        request = _history(saved, name)
+        request.request_id = "r"
         try:
             for _ in range(calls):
                 author.change(restore_history(request))
