@@ -27,7 +27,6 @@ _WITHOUT_IT = (
     "tests/integration/convert/test_conversions.py",
     "tests/integration/convert/test_served.py",
     "tests/corpus/test_engine.py",
-    "tests/corpus/test_verdicts.py",
     "tests/contract/test_played_torch.py",
     "tests/contract/engine/test_vllm_inside.py",
     "tests/e2e/test_plain_engine.py",
