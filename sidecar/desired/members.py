@@ -70,7 +70,7 @@ class Attendance:
     def call(self, presences: Iterable[KeyValue]) -> None:
         """Takes in all presences that there are."""
         here = {last_part(kv.key): kv for kv in presences}
-        for name in {*self._present, *here}:
+        for name in dict.fromkeys((*self._present, *here)):
             self.note(name, here.get(name))
 
     def note(self, name: str, kv: KeyValue | None) -> None:
