@@ -15,7 +15,7 @@ from sidecar.loop.drain import EVIDENCE_GAP_SECONDS
 from tests.simulation.artifacts import source_of
 from tests.simulation.disk import kept_revision
 from tests.simulation.engines import EngineHost
-from tests.simulation.loop import State
+from tests.simulation.loop import State, current_process_name
 from tests.simulation.sidecars import GRACE_SECONDS
 from tests.simulation.world import World
 
@@ -75,12 +75,12 @@ class Evidence:
             self.world.checks.violated(f"R12 {replica.name} acts upon {planned}, and has {kept} on its disk")
 
     def r8_paced(self, host: EngineHost, request: PostRequest) -> None:
-        """What an engine refuses is not asked of it again and again."""
+        """What an engine refuses is not asked of it again and again by one process of a sidecar."""
         name, path = str(request.body["lora_name"]), str(request.body.get("lora_path") or "")
         if path not in host.refused[host.incarnation]:
             return
         self.world.told["R8"] += 1
-        tries = self._tries[host.process.name, name, path]
+        tries = self._tries[f"{current_process_name()} {host.process.name}", name, path]
         tries.append(_now())
         recent = [at for at in tries if at > _now() - TRIES_SECONDS]
         if len(recent) > MOST_TRIES:
