@@ -1,4 +1,4 @@
-"""How large a world is: most are small, since these find most bugs in a fraction of the time; the others are whole."""
+"""How large a world is: most are small, since these find most bugs, in half of the time; the others are whole."""
 
 from __future__ import annotations
 
