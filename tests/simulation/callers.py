@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -16,6 +17,7 @@ from tests.simulation.streams import SimStream
 
 Reply = TypeVar("Reply")
 Serialize = Callable[[Any], bytes]
+Noted = Callable[[Message], AbstractContextManager[None]]
 
 
 class CallerChannel(SimChannel):
@@ -23,10 +25,12 @@ class CallerChannel(SimChannel):
 
     Attributes:
         left: calls whose client is gone, which their server does not know yet.
+        noted: is entered with each request until its caller has the answer, or none.
     """
 
-    def __init__(self, link: Link[Any], number: int, address: str) -> None:
+    def __init__(self, link: Link[Any], number: int, address: str, noted: Noted) -> None:
         super().__init__(link, number)
+        self.noted = noted
         self.peer = f"ipv4:{address}:{number}"
         self.left: set[ServerCall] = set()
 
@@ -42,10 +46,11 @@ class CallerChannel(SimChannel):
         async def call(request: Message, *, timeout: float, metadata: Metadata = None) -> Reply:
             body = request_serializer(request)
             replies = SimReplies(self, path, body, response_deserializer, timeout, metadata, is_unary=True)
-            try:
-                return await anext(replies)
-            finally:
-                replies.cancel()
+            with self.noted(request):
+                try:
+                    return await anext(replies)
+                finally:
+                    replies.cancel()
 
         return call
 

@@ -130,7 +130,7 @@ class Services:
 
     def _on_last(self, admin: Admin, parts: Parts, call: ServerCall, item: Sent) -> None:
         """Each answer, or the last of a stream."""
-        if isinstance(item, grpc.aio.AioRpcError) and _reason(item) == Reason.ADMIN_UNAVAILABLE:
+        if isinstance(item, grpc.aio.AioRpcError) and reason_of(item) == Reason.ADMIN_UNAVAILABLE:
             self._check_health_before(admin, parts, call, 0.0)
 
     def _on_call_end(
@@ -194,8 +194,8 @@ def _held(parts: Parts) -> Iterator[tuple[str, object]]:
     yield "streams", [one.labels for one in streams if one.value]
 
 
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    """The reason that a refusal of ours names."""
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The reason that a refusal of ours names; empty where there is none."""
     details = b"".join(value for key, value in error.trailing_metadata() or () if isinstance(value, bytes))
     return next((reason for reason in Reason if reason.value.encode() in details), "")
 

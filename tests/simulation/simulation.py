@@ -46,7 +46,7 @@ from tests.simulation.statuses import Statuses
 from tests.simulation.tables import Tables
 from tests.simulation.traffic import send
 from tests.simulation.world import World
-from tests.simulation.writes import check_writes
+from tests.simulation.writes import Denials, check_writes
 from tests.support.memory_folder import memory_folder
 
 # So short that what an engine was told of is let go of soon; the engine's own word keeps it for longer.
@@ -232,7 +232,9 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
     places, evidence = Places(world), Evidence(world)
     readers, rounds, tables = Readers(world, places), Rounds(world), Tables(world)
     world.on_news, world.checks.on_round = rounds.on_news, rounds.on_round
-    world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world, rounds).on_commit]
+    denials = Denials(world)
+    world.store.on_commit += [places.on_commit, readers.on_commit, Statuses(world, rounds).on_commit, denials.on_commit]
+    world.noted_call = denials.noted
     world.checks.on_sent, world.checks.on_removed = evidence.on_call, evidence.r7_asked_after
     world.checks.on_given, world.checks.on_wrong = evidence.r21_proven_here, evidence.r8_read_anew
     world.services.on_post, world.on_power_cut = places.on_post, logs.forget

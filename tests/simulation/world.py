@@ -8,12 +8,15 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
+
+from google.protobuf.message import Message
 
 from registry.client.address import Tls
 from registry.etcd3.errors import TlsFailed
@@ -131,6 +134,7 @@ class World:
         self.on_restore: Callable[[], None] = lambda: None
         self.on_news: Callable[[Snapshot], None] = lambda _snapshot: None
         self.on_power_cut: Callable[[str, float], None] = lambda _replica, _kept_until: None
+        self.noted_call: Callable[[Message], AbstractContextManager[None]] = lambda _request: nullcontext()
         self.folder = folder
         self.disks: list[SimDisk] = []
         self._followed: dict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -246,7 +250,8 @@ class World:
             admin = next(one for one in self.admins if one.name == name)
             self.ways[way] = Link(way, admin, self._rng(way), self._context)
         callers = sorted({one.partition("|")[0] for one in self.ways})
-        return CallerChannel(self.ways[way], self._channels, f"10.0.0.{1 + callers.index(caller)}")
+        peer = f"10.0.0.{1 + callers.index(caller)}"
+        return CallerChannel(self.ways[way], self._channels, peer, lambda request: self.noted_call(request))
 
     def open_server(self, *, options: Sequence[tuple[str, int]]) -> SimServer:
         """In place of `grpc.aio.server`."""

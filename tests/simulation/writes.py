@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+import grpc
 from google.protobuf.message import Message
 
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.errors import Reason
+from registry.model.keys import last_part
+from registry.model.records import RequestRecord
 from registry.tools.verify.history import Revision
 from registry.tools.verify.replay import LoggedCall, check_calls, replay
 from registry.transactions.changes import AbortRollout, ApplyAdapters, Change, PromoteRollout
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.clients import Answer
 from tests.simulation.history import POOL
+from tests.simulation.services import reason_of
 from tests.simulation.world import KEYS, World
 
 # What the ids of dry runs begin with.
 DRY = "dry-"
+# After these a change may have been made, by this call or by another of that request id.
+_UNSETTLED = {Reason.OUTCOME_UNKNOWN, Reason.ADMIN_UNAVAILABLE, Reason.REQUEST_ID_REUSED, Reason.INTERNAL}
+_REQUESTS = f"{KEYS.prefix}/requests/".encode()
 _KINDS = ("adapters", "pools", "tenants", "requests", "replicas", "status", "drains")
 _FOLDED = tuple(f"{KEYS.prefix}/{kind}/".encode() for kind in _KINDS)
 
@@ -36,6 +47,45 @@ def check_writes(world: World) -> None:
     world.told["W4"] += sum(len(call.etags) for call in calls)
     for found in (*fold.findings, *check_calls(fold, [*calls, *dry])[0]):
         world.checks.violated(f"{found.guarantee} at {found.revision}, {found.where}: {found.message}")
+
+
+@dataclass
+class Denials:
+    """W8 no-false-fail: whoever is told that nothing was changed may believe it, until somebody asks the same again."""
+
+    world: World
+    _denied: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def noted(self, request: Message) -> Iterator[None]:
+        """Around each call to an admin service, as its caller sees it: no repetition hides what it was told."""
+        request_id = getattr(request, "request_id", "")
+        self._denied.pop(request_id, None)
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if request_id and (reason := reason_of(error)) and reason not in _UNSETTLED:
+                self._deny(request_id, reason)
+            raise
+
+    def _deny(self, request_id: str, reason: str) -> None:
+        self.world.told["W8"] += 1
+        self._denied[request_id] = reason
+        kv = self.world.store.kvs.get(KEYS.request(request_id))
+        if kv is not None:
+            self._check(kv)
+
+    def on_commit(self, _revision: int, events: tuple[Event, ...]) -> None:
+        """Each revision of etcd: what comes late comes too."""
+        for event in events:
+            if event.kv is not None and event.key.startswith(_REQUESTS):
+                self._check(event.kv)
+
+    def _check(self, kv: KeyValue) -> None:
+        reason = self._denied.get(last_part(kv.key))
+        if reason and RequestRecord.parse(kv.value).reply is not None:
+            told = f"its caller was told {reason}"
+            self.world.checks.violated(f"W8 {last_part(kv.key)} is applied at {kv.mod_revision}, and {told}")
 
 
 def _logged(answer: Answer) -> LoggedCall:
