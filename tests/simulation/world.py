@@ -251,7 +251,7 @@ class World:
             self.ways[way] = Link(way, admin, self._rng(way), self._context)
         callers = sorted({one.partition("|")[0] for one in self.ways})
         peer = f"10.0.0.{1 + callers.index(caller)}"
-        return CallerChannel(self.ways[way], self._channels, peer, lambda request: self.noted_call(request))
+        return CallerChannel(self.ways[way], self._channels, peer, self.noted_call)
 
     def open_server(self, *, options: Sequence[tuple[str, int]]) -> SimServer:
         """In place of `grpc.aio.server`."""
