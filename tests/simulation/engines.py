@@ -42,6 +42,7 @@ class SimEngine(SimulatedVllm):
         requests: those that are not answered yet, also those that it has not even taken in since it stands still.
         plugin: ours; None: it has none.
         refused: paths of what it refused to load.
+        broken_off: how often nobody waited any more for what the plugin was told, by path.
         left_behind: numbers of what was unloaded without the plugin.
         refuses: whether a load of that name is refused now.
         next_hang: is asked by each load what it is to wait for.
@@ -56,6 +57,7 @@ class SimEngine(SimulatedVllm):
         self.requests: set[asyncio.Task[None]] = set()
         self.plugin: PlayedPlugin | None = None
         self.refused: set[str] = set()
+        self.broken_off: Counter[str] = Counter()
         self.left_behind: set[int] = set()
         self.refuses: Callable[[str], bool] = _nothing_refused
         self.next_hang: Callable[[], asyncio.Event | None] = lambda: None
@@ -81,6 +83,10 @@ class SimEngine(SimulatedVllm):
     async def _resolve(self, name: str) -> None:
         try:
             await super()._resolve(name)
+        except asyncio.CancelledError:
+            if name in self.resolved:
+                self.broken_off[self.resolved[name].path] += 1
+            raise
         finally:
             card = self.resolved.pop(name, None)
         if card is not None:
@@ -194,7 +200,8 @@ class EngineHost:
         broken: pages that answer with that HTTP status instead.
         socket: on which our plugin in it asks the sidecar; None: it has no plugin.
         pace: what its answers take; None: no longer than usual.
-        refused, slots: by incarnation, paths that it refused, and how many adapters it takes at once.
+        refused, broken_off, slots: by incarnation, paths that it refused, how often requests that brought others in
+            were broken off, and how many adapters it takes at once.
         listed_at: when the last listing that was answered was asked for.
         calls, questions: how many of each sidecar's process are not answered yet, of the questions those of its loop.
         evidence: when it was asked what still runs, each of the last times that it answered.
@@ -220,6 +227,7 @@ class EngineHost:
     stalls: list[asyncio.Event] = field(default_factory=list)
     pace: Pace | None = None
     refused: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    broken_off: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     slots: dict[str, int] = field(default_factory=dict)
     calls: Counter[Process] = field(default_factory=Counter)
     questions: Counter[Process] = field(default_factory=Counter)
@@ -242,6 +250,7 @@ class EngineHost:
         if self.socket is not None:
             self.engine.ask_by(self.socket, lambda name, path: self.on_change(self, "load", name, path))
         self.refused[self.incarnation] = self.engine.refused
+        self.broken_off[self.incarnation] = self.engine.broken_off
         self.slots[self.incarnation] = self.engine.options.max_loras
         self.busy.clear()
         self.stalls.clear()

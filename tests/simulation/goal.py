@@ -199,12 +199,18 @@ async def _stands(wanted: Mapping[ReplicaHost, Mapping[str, str]], world: World,
 
 
 def _lasting(world: World, replica: ReplicaHost) -> dict[str, str]:
-    """What an engine lists of what nobody has to ask for."""
-    lazy = world.checks.oracle.newest.lazy()
+    """What an engine lists of what nobody has to ask for, without what canaries alone are to have.
+
+    Who was one has their version still where that of all others fails: once it is gone it does not come back.
+    """
+    moment = world.checks.oracle.newest
+    lazy, share = moment.lazy(), moment.share(replica.name, _live(world))
+    stable = [one for one in moment.wanted.values() if one.stable is not None and share.get(one.name) == one.stable]
+    canaries = {(one.name, one.newest.source) for one in stable}
     return {
         name: source_of(path)
         for name, path in replica.engine.listing.items()
-        if replica.place.store.owns(path) and name not in lazy
+        if replica.place.store.owns(path) and name not in lazy and (name, source_of(path)) not in canaries
     }
 
 

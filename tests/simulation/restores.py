@@ -71,6 +71,7 @@ class Restores:
         self._named = count(1)
         self._is_calm = False
         self._vouched: set[str] = set()
+        self._done: set[tuple[int, str]] = set()
         world.store.on_commit.append(self.on_commit)
 
     @property
@@ -103,7 +104,8 @@ class Restores:
         self._is_calm = True
         reason = await self._restore(dice, CALM_TRIES)
         is_full = {Reason.QUOTA_EXCEEDED} if self._world.prunes else {Reason.QUOTA_EXCEEDED, Reason.QUOTA_BELOW_USE}
-        if reason not in {"", *is_full}:
+        is_small = {Reason.CANARY_TOO_LARGE} if _canaries(self._saved) > len(self._world.replicas) else set()
+        if reason not in {"", *is_full, *is_small}:
             self._world.checks.violated(f"W3 a restoration never comes to its end: {reason}")
         elif not reason and not any(b'"rollout":{' in value for value in self._saved.values()):
             await self._again(dice)
@@ -185,8 +187,10 @@ class Restores:
 
     async def _restore(self, dice: random.Random, tries: int) -> str:
         """Restores until it is done, at most so often; the reason of the last failure, empty: none."""
-        named, reason = f"named-{next(self._named)}" if dice.random() < NAMED else None, ""
+        is_named, named, reason = dice.random() < NAMED, None, ""
         for number in range(tries):
+            if is_named and (named is None or reason == Reason.REQUEST_ID_REUSED):
+                named = f"named-{next(self._named)}"
             command = self._begin()
             leaves = None if self._is_calm else _leaves(dice)
             failed = await self._run(dice, command, named, leaves)
@@ -248,10 +252,18 @@ class Restores:
         for silent in sent.silent:
             self._world.checks.violated(f"W8 it does not say how to ask what came of it: {silent}")
         for request_id, told in sent.settled.items():
-            if isinstance(told, CommandFailure) and told.reason == Reason.REQUEST_ID_REUSED:
-                self._world.checks.violated(f"W3 a restoration cannot be repeated: {request_id}: {told.message}")
+            if self._is_taken(command, request_id, told):
+                self._world.checks.violated(f"W3 a restoration cannot be repeated: {request_id}: {told}")
             elif command.restores == self._world.restores:
                 self._world.answers += _answers(self._world, request_id, told)
+
+    def _is_taken(self, command: Command, request_id: str, told: Message | CommandFailure) -> bool:
+        """Whether a step has the id of another; that of one which was refused is used up, and says so."""
+        if not isinstance(told, CommandFailure):
+            self._done.add((command.restores, request_id))
+        elif told.reason == Reason.REQUEST_ID_REUSED:
+            return (command.restores, request_id) in self._done or "was refused before" not in told.message
+        return False
 
     def _check_restored(self, command: Command) -> None:
         """W6: what nobody else has changed since the plan is what the backup says; of canaries, what others had."""
@@ -277,7 +289,7 @@ class Restores:
         if command is None or command.restores != self._world.restores:
             return
         command.revisions.append(revision)
-        self._check_planned(command, events)
+        self._check_planned(command, revision, events)
 
     def _check_rollback(self, revision: int, events: Iterable[Event], audit: dict[str, Any]) -> None:
         """W7: what somebody restored, who alone knows that it was so, is gone back to by nobody who does not say so."""
@@ -294,10 +306,15 @@ class Restores:
             if source not in {source for value in known for source in _own_sources(json.loads(value))}:
                 self._world.checks.violated(f"W7 {name} goes back to {source}, which others restored, at {revision}")
 
-    def _check_planned(self, command: Command, events: Iterable[Event]) -> None:
-        """W4: nothing is changed that somebody else has changed since the plan was made."""
+    def _check_planned(self, command: Command, revision: int, events: Iterable[Event]) -> None:
+        """W4: nothing is changed that somebody else has changed since the plan was made.
+
+        What others made and deleted again meanwhile is as absent as it was then.
+        """
         for event in events:
             if event.key.startswith(_PLANNED) and (other := self._by_others(event.key, command)):
+                if not any(event.key in self._world.store.at(at) for at in (command.sent.revision, revision - 1)):
+                    continue
                 what = f"{event.key.decode()}, planned at {command.sent.revision} and changed by others at {other}"
                 self._world.checks.violated(f"W4 a restoration changes {what}")
 
@@ -309,6 +326,13 @@ class Restores:
             if number not in command.revisions and any(event.key == key for event in events):
                 return number
         return 0
+
+
+def _canaries(saved: _State) -> int:
+    """How many canaries a backup asks for at most, by their number: of more than there are replicas none is made."""
+    specs = [json.loads(value)["spec"] for key, value in saved.items() if key.startswith("adapters/")]
+    asked = [one["strategy"]["canary"]["replicas"] for one in specs if one.get("strategy")]
+    return max((count for count in asked if isinstance(count, int)), default=0)
 
 
 def _leaves(dice: random.Random) -> float | None:

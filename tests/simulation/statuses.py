@@ -21,6 +21,8 @@ from tests.simulation.world import KEYS, ReplicaHost, World
 # A watch that says nothing is noticed, another member is asked, and a status written, before this.
 FRESH_SECONDS = 30.0
 MOST_BYTES = 256 << 10
+# So many questions for a lazy adapter, each of a request that was broken off, look like refusals to its sidecar.
+MOST_IN_VAIN = 2
 
 
 @dataclass
@@ -89,7 +91,9 @@ class Statuses:
         match entry.reason:
             case "engine_refused":
                 refused = host.engine.refused[status.engine.incarnation]
-                return any(path_of(host.place.store.replica, source) in refused for source in sources)
+                broken_off = host.engine.broken_off[status.engine.incarnation]
+                paths = [path_of(host.place.store.replica, source) for source in sources]
+                return any(path in refused or broken_off[path] >= MOST_IN_VAIN for path in paths)
             case "weights_not_safetensors":
                 return any(source.startswith(MISSING) for source in sources)
             case "rank_too_high":
