@@ -192,9 +192,9 @@ class World:
         return asyncio.get_running_loop().time()
 
     def log(self, text: str) -> None:
-        """Adds to the trace."""
-        now = asyncio.get_running_loop().time()
-        self.trace.append(f"{now:10.4f} {current_process_name()}: {text}")
+        """Adds to the trace, without the name of the folder, which is another one each time."""
+        now, told = asyncio.get_running_loop().time(), text.replace(str(self.folder), "")
+        self.trace.append(f"{now:10.4f} {current_process_name()}: {told}")
 
     def plays(self, name: str, text: str) -> bool:
         """Whether an event of that name happens now; it is told in the trace."""
