@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.cli.change_set import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split, derived_id
+from registry.cli.change.sets import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split, derived_id
 from registry.cli.client import AdminClient, OneChange
 from registry.cli.failure import CliError
 from registry.cli.rollout import REMEDY, FollowedRollout, RolloutTarget, check_served

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.cli.change_set import is_here
+from registry.cli.change.addresses import is_here
 from registry.cli.failure import CliError, CommandFailure, Exit, not_found, refused, usage
 from registry.lora.base import BaseModules, compress, expand
 from registry.lora.base_directory import BaseUnreadable, read_base

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from registry.cli.change_set import Change, folder_of, is_here, with_pool_field
+from registry.cli.change.addresses import folder_of, is_here
+from registry.cli.change.sets import Change, with_pool_field
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import Session

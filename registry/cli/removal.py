@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import typer
 
-from registry.cli.change_set import Change
+from registry.cli.change.sets import Change
 from registry.cli.client import AdminClient
 from registry.cli.failure import refused, usage
 from registry.cli.session import Session

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from threading import Timer
 from urllib.parse import urlsplit
 
-from registry.cli.change_set import Change
+from registry.cli.change.sets import Change
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.local_adapters import base_of_pool, digest_here, limits_of_pool, look, unfit
 from registry.lora.config import MAX_CONFIG_BYTES

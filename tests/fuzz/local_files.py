@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
+from registry.cli.change.manifest import read_manifests
 from registry.cli.contexts import load_contexts
 from registry.cli.failure import CliError
-from registry.cli.manifest import read_manifests
 from registry.model.errors import RegistryError
 from registry.model.placement import Member
 from registry.model.records import PoolSpec

@@ -17,10 +17,11 @@ import typer
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_changes
-from registry.cli.change_set import Change, deletions, derived_id, upserts
+from registry.cli.change.documents import deletions, upserts
+from registry.cli.change.manifest import manifest_dict
+from registry.cli.change.sets import Change, derived_id
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
-from registry.cli.manifest import manifest_dict
 from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
 from registry.cli.removal import DELETE_LIMIT, ask, by_labels
 from registry.cli.session import READ_SECONDS, Session, is_typed, pool_or_only, request_id_or_new, session_of

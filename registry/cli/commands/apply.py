@@ -14,10 +14,12 @@ import yaml
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_change, apply_changes, earlier, send
-from registry.cli.change_set import Applied, Change, Outcome, is_uri, source_uri, upsert_of, upserts
+from registry.cli.change.addresses import is_uri, source_uri
+from registry.cli.change.documents import upsert_of, upserts
+from registry.cli.change.manifest import API_VERSION
+from registry.cli.change.sets import Applied, Change, Outcome
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, usage
-from registry.cli.manifest import API_VERSION
 from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
 from registry.cli.removal import DELETE_LIMIT, ask, to_prune
 from registry.cli.session import pool_or_only, request_id_or_new, session_of

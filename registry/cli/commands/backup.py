@@ -26,7 +26,7 @@ from registry.cli.backup import (
     records_of,
     state_of,
 )
-from registry.cli.change_set import Change, Outcome, derived_id
+from registry.cli.change.sets import Change, Outcome, derived_id
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.removal import agree

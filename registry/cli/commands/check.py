@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.change_set import folder_of
+from registry.cli.change.addresses import folder_of
 from registry.cli.failure import usage
 from registry.cli.local_adapters import (
     Looked,

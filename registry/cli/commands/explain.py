@@ -13,8 +13,8 @@ import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined] # what --show-completion prints
 
 from registry.cli import options
+from registry.cli.change.manifest import manifest_schema
 from registry.cli.failure import usage
-from registry.cli.manifest import manifest_schema
 from registry.cli.session import session_of
 from registry.cli.views.output import Printer
 from registry.model.messages import Plain

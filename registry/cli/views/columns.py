@@ -50,7 +50,7 @@ def restored_cell(one: pb.Adapter) -> str:
 
 
 def _manifest(one: AdapterRow) -> Plain:
-    from registry.cli.manifest import manifest_dict  # noqa: PLC0415 - pydantic and yaml, for this form alone
+    from registry.cli.change.manifest import manifest_dict  # noqa: PLC0415 - pydantic and yaml, for this form alone
 
     return manifest_dict(one.record)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from registry.cli.change_set import Applied, NotApplied, Outcome
+from registry.cli.change.sets import Applied, NotApplied, Outcome
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure
 from registry.cli.rollout import FollowedRollout, RolloutTarget, describe, follow_all

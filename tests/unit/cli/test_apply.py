@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from registry.cli import change_set
+from registry.cli.change import sets
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal, applied, updated
 
@@ -164,7 +164,7 @@ def test_no_atomic_sends_no_message_that_the_service_does_not_take(cli, admin, m
 )
 def test_each_part_is_as_large_as_it_may_be_and_none_is_empty(cli, admin, manifest, monkeypatch, name, bound, parts):
     """One that alone is too large goes alone: the service says what is wrong with it."""
-    monkeypatch.setattr(change_set, name, bound)
+    monkeypatch.setattr(sets, name, bound)
     assert cli("apply", "-f", manifest(*"abcde"), "--no-atomic").code == 0
     assert [names for _, names, _ in sent(admin)] == parts
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from registry.cli.change.manifest import read_manifests
 from registry.cli.main import run
-from registry.cli.manifest import read_manifests
 from registry.model.records import EXPECT_TOLERANCE, Expect
 from tests.support.adapters import write_adapter
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from registry.cli.manifest import (
+from registry.cli.change.manifest import (
     _WRITTEN,
     Manifest,
     _as_written,

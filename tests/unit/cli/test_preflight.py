@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
-from registry.cli.change_set import Change
+from registry.cli.change.sets import Change
 from registry.cli.failure import CliError, Exit, usage
 from registry.cli.local_adapters import base_here, base_message
 from registry.cli.preflight import Looking, preflight

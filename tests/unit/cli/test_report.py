@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from registry.cli.change_set import Applied, Change, ChangeBatch, NotApplied
+from registry.cli.change.sets import Applied, Change, ChangeBatch, NotApplied
 from registry.cli.client import AdminClient
 from registry.cli.failure import CommandFailure, Exit
 from registry.cli.rollout import FollowedRollout

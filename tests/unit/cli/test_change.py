@@ -9,19 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from registry.cli.change_set import (
-    Change,
-    ChangeBatch,
-    by_pool,
-    deletions,
-    derived_id,
-    folder_of,
-    is_here,
-    placed,
-    source_uri,
-    split,
-    upserts,
-)
+from registry.cli.change.addresses import folder_of, is_here, source_uri
+from registry.cli.change.documents import deletions, upserts
+from registry.cli.change.sets import Change, ChangeBatch, by_pool, derived_id, placed, split
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.v1 import registry_pb2 as pb
 
@@ -144,7 +134,7 @@ def test_a_folder_without_a_manifest_is_no_empty_set(folder, cli, monkeypatch):
     with pytest.raises(CliError, match="no manifest was given"):
         upserts([])
     no = PermissionError(13, "Permission denied", "all/in")
-    monkeypatch.setattr("registry.cli.change_set.os.walk", lambda _, onerror: onerror(no) or [])
+    monkeypatch.setattr("registry.cli.change.documents.os.walk", lambda _, onerror: onerror(no) or [])
     with pytest.raises(CliError, match="cannot read all/in: Permission denied"):
         upserts(["all"], recursive=True)
     assert (is_here(folder), is_here(folder / "none")) == (True, False)

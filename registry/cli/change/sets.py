@@ -1,34 +1,25 @@
-"""Change sets from files, sent in one transaction or in several."""
+"""Sets of changes, sent in one transaction or in several."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+from registry.cli.change.manifest import manifest_name
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, refused, usage, with_remedy
-from registry.cli.manifest import Placed, check_unique, manifest_name, manifest_of, read_manifests
-from registry.model.errors import InvalidArgument, Reason
-from registry.model.messages import Plain
+from registry.cli.failure import CliError, CommandFailure, Exit, refused, with_remedy
+from registry.model.errors import Reason
 from registry.model.names import MAX_REQUEST_ID_CHARACTERS
 from registry.v1 import registry_pb2 as pb
 
 # The admin service takes messages of 4 MiB.
 _MAX_SENT = 2000
 _MAX_SENT_BYTES = 3 << 20
-# Of one file: the manifests of a hundred thousand adapters.
-_MAX_FILE_CHARACTERS = 64 << 20
 # Between the request id of a set and the number of a part of it.
 _PART = ":part"
-_ENDINGS = (".yaml", ".yml", ".json")
 _FIELD = re.compile(r"changes\[(\d+)\](?:\.(?:upsert|delete))?\.?(.*)")
 _MANIFEST_FIELDS = {"name": "metadata.name", "pool": "metadata.pool", "spec.labels": "metadata.labels"}
 
@@ -220,119 +211,3 @@ def with_pool_field(failure: CommandFailure, change: Change) -> CommandFailure:
     """A failure that is about the pool of a change, with its field as the user wrote it."""
     is_document = change.wire.WhichOneof("change") == "upsert"
     return replace(failure, field=f"{change.place}: {_MANIFEST_FIELDS['pool'] if is_document else 'pool'}")
-
-
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
-
-
-def upserts(files: Sequence[str], *, recursive: bool = False) -> list[Change]:
-    """One change for each document, which makes the adapter what the document says.
-
-    A folder stands for the manifests in it, with `recursive` also for those in its folders.
-    """
-    return [_upsert(placed) for placed in _manifests(files, recursive=recursive)]
-
-
-def upsert_of(content: Plain, place: str) -> Change:
-    """One change from what arguments say, checked as a document is."""
-    try:
-        return _upsert(manifest_of(content, place))
-    except InvalidArgument as error:
-        raise CliError(failure_of(error)) from error
-
-
-def _upsert(placed: Placed) -> Change:
-    wire = pb.AdapterChange(upsert=placed.manifest.message())
-    return Change(placed.manifest.metadata.pool, wire, placed.place)
-
-
-def deletions(files: Sequence[str], *, recursive: bool = False) -> list[Change]:
-    """One change for each document, which deletes its adapter. Folders: see `upserts`."""
-    return [
-        Change(placed.manifest.metadata.pool, pb.AdapterChange(delete=placed.manifest.metadata.name), placed.place)
-        for placed in _manifests(files, recursive=recursive)
-    ]
-
-
-def _manifests(files: Sequence[str], *, recursive: bool) -> list[Placed]:
-    if not files:
-        raise usage("no manifest was given; name a file, or - for standard input, with -f")
-    every = [inside for file in files for inside in _files(file, recursive=recursive)]
-    try:
-        found = [placed for file in every for placed in read_manifests(_text(file), file)]
-        check_unique(found)
-    except InvalidArgument as error:
-        raise CliError(failure_of(error)) from error
-    return found
-
-
-def _files(name: str, *, recursive: bool) -> list[str]:
-    """The file itself; of a folder, the manifests in it by their names, but for what is hidden."""
-    if name == "-" or not Path(name).is_dir():
-        return [name]
-    found: list[str] = []
-    for folder, inner, files in os.walk(name, onerror=_unreadable):
-        inner[:] = sorted(one for one in inner if recursive and not one.startswith("."))
-        found += [str(Path(folder, one)) for one in sorted(files) if one.endswith(_ENDINGS) and not one.startswith(".")]
-    if not found:
-        deeper = "" if recursive else "; -R reads the folders in it too"
-        raise usage(f"{name} is a folder without a manifest ({', '.join(_ENDINGS)}){deeper}")
-    return found
-
-
-def _unreadable(error: OSError) -> None:
-    raise usage(f"--file: cannot read {error.filename}: {error.strerror}; name what can be read") from error
-
-
-def _text(file: str) -> str:
-    try:
-        with nullcontext(sys.stdin) if file == "-" else Path(file).open(encoding="utf-8") as opened:
-            text = opened.read(_MAX_FILE_CHARACTERS + 1)
-        text.encode()  # where the locale is C, Python takes bytes of standard input that are no UTF-8
-    except OSError as error:
-        remedy = "name a file or a folder that can be read, or - for standard input"
-        raise usage(f"--file: cannot read {file}: {error.strerror}; {remedy}") from error
-    except UnicodeError as error:
-        raise usage(f"cannot read {file}: it is not text in UTF-8") from error
-    if len(text) > _MAX_FILE_CHARACTERS:
-        raise usage(f"--file: {file} has more than {_MAX_FILE_CHARACTERS} characters; give its manifests in several")
-    return text
-
-
-def source_uri(source: str) -> str:
-    """A URI as it is; a path of this machine as a file: URI, since replicas know no working directory of ours.
-
-    Raises:
-        CliError: there is none. An empty path would stand for the working directory.
-    """
-    if not source:
-        raise usage("--source is empty; give a URI or a folder")
-    if is_uri(source):
-        return source
-    path = Path(source).absolute()
-    return (path.resolve() if ".." in path.parts else path).as_uri()
-
-
-def is_uri(source: str) -> bool:
-    """True if a source is no path of this machine."""
-    return _SCHEME.match(source) is not None
-
-
-def folder_of(source: str) -> Path | None:
-    """The folder of this machine that a path or a file:// URI names; None: it is somewhere else."""
-    if "://" not in source:
-        return Path(source)
-    parts = urlsplit(source)
-    return Path(unquote(parts.path)) if parts.scheme == "file" and parts.netloc in {"", "localhost"} else None
-
-
-def is_here(folder: Path) -> bool:
-    """True if the folder is on this machine.
-
-    Raises:
-        CliError: whether it is cannot be seen.
-    """
-    try:
-        return folder.is_dir()
-    except OSError as error:
-        raise usage(f"cannot read {folder}: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""Changes as commands take them: manifests, sets, and addresses of sources."""
