@@ -9,10 +9,11 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from coverage import CoverageData
 
 _PRODUCT = ("loraplane", "registry", "sidecar")
@@ -28,9 +29,12 @@ _ARGUMENTS = (
     "--cov-context=test",
     "--cov-report=",
     "--durations=0",
+    "-p",
+    "tests.support.mutation.executed",
 )
 # What runs outside of all tests, as the head of a module does when it is imported.
 _IMPORT = ""
+Line = tuple[str, int]
 
 
 class NotMeasured(Exception):
@@ -43,25 +47,43 @@ class Executed:
 
     Attributes:
         lines: of each file, the tests that executed each line.
-        seconds: how long each test took under coverage.
+        seconds: how long each test took under coverage, without what it waited for a processor.
         importers: of each file, those that import it or something of it.
+        readers: of each line of each file that runs at the import, the lines that read what it binds.
     """
 
     lines: dict[str, dict[int, frozenset[str]]]
     seconds: dict[str, float]
     importers: dict[str, list[str]] = field(default_factory=dict)
+    readers: dict[str, dict[int, list[Line]]] = field(default_factory=dict)
 
     def tests(self, path: str, lines: Iterable[int]) -> list[str]:
         """The tests to be asked, the quickest first.
 
-        Of what runs at the import: all that execute anything of the file, or of one that imports it.
+        Of what runs at the import: first those that execute a line which reads it, then all that execute anything of
+        the file, or of one that imports it.
         """
-        of_file = self.lines.get(path, {})
-        found = frozenset[str]().union(*(of_file.get(line, frozenset()) for line in lines))
-        if _IMPORT in found:
+        asked = [(path, line) for line in lines]
+        of_file, first = self.lines.get(path, {}), self._tests_of(asked)
+        found = first
+        if _IMPORT in found or any(line in self.readers.get(path, {}) for _, line in asked):
+            first |= self._tests_of(self._read_by(asked))
             files = (of_file, *(self.lines.get(one, {}) for one in self.importers.get(path, ())))
-            found = frozenset[str]().union(*(tests for of_one in files for tests in of_one.values()))
-        return sorted(found - {_IMPORT}, key=lambda test: (self.seconds.get(test, 0.0), test))
+            found = first.union(*(tests for of_one in files for tests in of_one.values()))
+        return sorted(found - {_IMPORT}, key=lambda test: (test not in first, self.seconds.get(test, 0.0), test))
+
+    def _tests_of(self, lines: Iterable[Line]) -> frozenset[str]:
+        return frozenset[str]().union(*(self.lines.get(path, {}).get(line, frozenset()) for path, line in lines))
+
+    def _read_by(self, lines: Iterable[Line]) -> set[Line]:
+        """The lines that read what these bind; what reads it at the import binds something that others read."""
+        found, left = set[Line](), [*lines]
+        while left:
+            path, line = left.pop()
+            news = set(self.readers.get(path, {}).get(line, ())) - found
+            found |= news
+            left += news
+        return found
 
     def tests_beside(self, path: str) -> list[str]:
         """The tests that play processes of the file's folders, the quickest first: what they execute is not seen."""
@@ -125,7 +147,31 @@ def _measure(root: Path, tests: Sequence[str], cache: Path, workers: int) -> dic
     lines = {path: _of_file(found, str(root / path), ids) for path in product_files(root)}
     data.unlink()
     seconds = _durations(log.read_text())
-    return {"tests": list(ids), "lines": lines, "seconds": seconds, "importers": importers(root)}
+    return {
+        "tests": list(ids),
+        "lines": lines,
+        "seconds": seconds,
+        "importers": importers(root),
+        "readers": readers(root),
+    }
+
+
+_waited_seconds = 0.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Takes off what the phase of a test waited for a processor: what else the machine does is no time of a test."""
+    global _waited_seconds
+    report = yield
+    before, _waited_seconds = _waited_seconds, _waited_for_processor()
+    report.duration = max(0.0, report.duration - (_waited_seconds - before))
+    return report
+
+
+def _waited_for_processor() -> float:
+    """Seconds for which this process could have run since its start, and did not."""
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 def importers(root: Path) -> dict[str, list[str]]:
@@ -139,6 +185,51 @@ def importers(root: Path) -> dict[str, list[str]]:
             for name in names:
                 found[f"{name.replace('.', '/')}.py"].append(path)
     return {path: sorted(set(found[path])) for path in product_files(root) if path in found}
+
+
+def readers(root: Path) -> dict[str, dict[int, list[Line]]]:
+    """Of each line of the product that binds something at the import, the lines that read it.
+
+    They are looked for in its file, and in those that import it.
+    """
+    importing, found = importers(root), dict[str, dict[int, list[Line]]]()
+    trees = {path: ast.parse((root / path).read_text()) for path in product_files(root)}
+    reads = {path: _reads(tree.body) for path, tree in trees.items()}
+    for path, tree in trees.items():
+        of_file: defaultdict[int, set[Line]] = defaultdict(set)
+        for node, names, body in _bound(tree.body, is_module=True):
+            places = [(path, _reads(body))] if body else [(one, reads[one]) for one in {path, *importing.get(path, ())}]
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                of_file[line].update((one, at) for one, read in places for name in names for at in read.get(name, ()))
+        found[path] = {line: sorted(read) for line, read in of_file.items()}
+    return found
+
+
+def _bound(
+    statements: Iterable[ast.stmt], *, is_module: bool
+) -> Iterator[tuple[ast.stmt | ast.expr, set[str], Sequence[ast.stmt]]]:
+    """What is bound at the import, the names by which it is read, and where they are read; empty: everywhere."""
+    for one in statements:
+        if isinstance(one, ast.ClassDef):
+            yield from _bound(one.body, is_module=False)
+        elif isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            of_call = [*one.args.posonlyargs, *one.args.args]
+            defaults = [*one.args.kw_defaults, *reversed(one.args.defaults)]
+            for argument, default in zip([*one.args.kwonlyargs, *reversed(of_call)], defaults, strict=False):
+                if default is not None:
+                    yield default, {argument.arg}, one.body
+        elif isinstance(one, ast.Assign | ast.AnnAssign):
+            stored = {at.id for at in ast.walk(one) if isinstance(at, ast.Name) and isinstance(at.ctx, ast.Store)}
+            yield one, {f".{name}" for name in stored} | (stored if is_module else set()), ()
+
+
+def _reads(statements: Iterable[ast.stmt]) -> dict[str, set[int]]:
+    """The lines that read each name, and each attribute with a dot before it."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for node in (node for one in statements for node in ast.walk(one)):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            found[node.id if isinstance(node, ast.Name) else f".{node.attr}"].add(node.end_lineno or node.lineno)
+    return dict(found)
 
 
 def _of_file(data: CoverageData, file: str, ids: dict[str, int]) -> dict[str, list[int]]:
@@ -170,4 +261,8 @@ def _read(kept: dict[str, object]) -> Executed:
         },
         kept["seconds"],  # type: ignore[arg-type]
         kept["importers"],  # type: ignore[arg-type]
+        {
+            path: {int(line): [(file, at) for file, at in read] for line, read in of_file.items()}
+            for path, of_file in kept["readers"].items()  # type: ignore[attr-defined]
+        },
     )
