@@ -18,7 +18,7 @@ from registry.cli import options
 from registry.cli.command_tree import ENTRIES, Group, LazyCommand
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.options import form_asked, global_options_first
-from registry.cli.views.output import OUTPUTS, TEMPLATES, Format, output_of
+from registry.cli.views.output import OUTPUTS, Format, output_of
 from registry.lora.text import escaped
 from registry.model.errors import Reason
 from registry.runtime.program import spare_collector, version_line
@@ -28,8 +28,8 @@ from registry.tools.devstack.stack_file import DEFAULT_FOLDER
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 OUTPUT_HELP = (
-    "Form of the output: table, wide, json, yaml, name; of get also manifest, custom-columns=TITLE:.path,… and "
-    "jsonpath={.path}, whose paths are those of json."
+    "Form of the output: table, wide, json, yaml, name; of get also manifest and custom-columns=TITLE:.path,…, whose "
+    "paths are those of json."
 )
 EXIT_CODES = (
     "Exit codes: 0 done, 1 internal error, 2 usage, 3 not found, 4 refused, 5 conflict, 6 unavailable or deadline, "
@@ -92,7 +92,7 @@ def _check_goes_with(form: Format, command: str | None) -> None:
     """Raises CliError if a command has no such form."""
     if form is Format.MANIFEST and command != "get":
         raise usage("-o manifest goes with get adapters; all of them: loraplane export")
-    if form in TEMPLATES and command != "get":
+    if form is Format.CUSTOM_COLUMNS and command != "get":
         raise usage(f"-o {form} goes with get; for programs, any command has -o json")
 
 

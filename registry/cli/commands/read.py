@@ -14,7 +14,7 @@ from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views.columns import GENERATIONS
 from registry.cli.views.describe import describe_adapter, describe_pool, describe_replica
 from registry.cli.views.get import VIEWS, Kind, Query, cell_filter, find, kind_of, labels_of, note, sorted_by
-from registry.cli.views.output import TEMPLATES, OutputView, Printer
+from registry.cli.views.output import Format, OutputView, Printer
 from registry.cli.watching import watch as watch_changes
 from registry.v1 import registry_pb2 as pb
 
@@ -82,7 +82,7 @@ def _detail(printer: Printer, given: Choice, *, watch: bool) -> pb.WatchResidenc
     """What is to be known of where adapters are; changes of programs are those of records."""
     if printer.is_wide:
         return pb.WatchResidencyRequest.REPLICAS_AND_COUNTS
-    is_shown = printer.is_table or printer.form in TEMPLATES or (printer.is_plain and not watch)
+    is_shown = printer.is_table or printer.form is Format.CUSTOM_COLUMNS or (printer.is_plain and not watch)
     return pb.WatchResidencyRequest.COUNTS if is_shown or given.field_selector or given.sort_by else None
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from registry.cli.failure import usage
-from registry.cli.views.template import columns_of, parts_of, written
+from registry.cli.views.template import columns_of
 from registry.lora.text import escaped, printable
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ class Format(StrEnum):
     NAME = "name"
     MANIFEST = "manifest"  # what `apply` takes; of adapters alone
     CUSTOM_COLUMNS = "custom-columns"  # =TITLE:.path,…: a table of what `json` has
-    JSONPATH = "jsonpath"  # ={.path}: texts of what `json` has
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,8 @@ class Output:
     template: str = ""
 
 
-TEMPLATES = (Format.CUSTOM_COLUMNS, Format.JSONPATH)
 # What -o may be, as it is completed.
-OUTPUTS = tuple(f"{form}=" if form in TEMPLATES else form.value for form in Format)
+OUTPUTS = tuple(f"{form}=" if form is Format.CUSTOM_COLUMNS else form.value for form in Format)
 
 
 def output_of(text: str) -> Output:
@@ -62,12 +60,11 @@ def output_of(text: str) -> Output:
         CliError: there is none of that name, or its template is wrong.
     """
     name, equals, template = text.partition("=")
-    if name not in {*Format} or bool(equals) != (name in TEMPLATES):
-        raise usage(f"-o {text}: choose one of {', '.join(OUTPUTS)}")
-    output = Output(Format(name), template)
-    if output.form in TEMPLATES:
-        (columns_of if output.form is Format.CUSTOM_COLUMNS else parts_of)(template)
-    return output
+    if name not in {*Format} or bool(equals) != (name == Format.CUSTOM_COLUMNS):
+        raise usage(f"-o {text}: choose one of {', '.join(OUTPUTS)}; for any other text: -o json | jq")
+    if equals:
+        columns_of(template)
+    return Output(Format(name), template)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +142,14 @@ class Printer:
 
     def item(self, view: OutputView[Item], item: Item) -> None:
         """Prints one item, which in json and yaml is not in a list."""
-        if self.is_plain or self.form is Format.JSONPATH:
+        if self.is_plain:
             self.plain(view.plain(item))
         else:
             self.items(view, [item])
 
     def plain(self, value: Mapping[str, object]) -> None:
-        """Prints a value as YAML where YAML was asked for, what a jsonpath makes of it where that was, else as JSON."""
-        if self.form is Format.JSONPATH:
-            text = written(parts_of(self._template), value)
-            self._write(text if text.endswith("\n") or not text else f"{text}\n")
-        elif self.form is Format.YAML:
+        """Prints a value as YAML where YAML was asked for, else as JSON."""
+        if self.form is Format.YAML:
             self._write(yaml_document(value))
         else:
             self._write(escaped(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
@@ -198,7 +192,7 @@ class Printer:
                 self.lines(["  ".join(cell(item) for cell in self.columns(view).values())])
             case Format.CUSTOM_COLUMNS:
                 self.lines(["  ".join(one.cell(view.plain(item)) for one in columns_of(self._template))])
-            case Format.NAME | Format.MANIFEST | Format.JSONPATH:
+            case Format.NAME | Format.MANIFEST:
                 self.item(view, item)
             case _:
                 self.event({"change": "put", "item": view.plain(item)})

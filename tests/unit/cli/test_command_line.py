@@ -160,8 +160,8 @@ def tab(admin, address, capsys, monkeypatch):
         *((f"{line} --replica ops", ["ops-r1"]) for line in ("events", "retry adapter x")),
         *((line, ["dev", "ops"]) for line in ("history --pool ", "pool delete ")),
         *(("pool create ", []), ("add ", []), ("get nonsense ", []), ("dev u", ["up"]), ("apply --pru", ["--prune"])),
-        ("get adapters -o json", ["json", "jsonpath="]),
-        ("get adapters -o ", ["table", "wide", "json", "yaml", "name", "manifest", "custom-columns=", "jsonpath="]),
+        ("get adapters -o js", ["json"]),
+        ("get adapters -o ", ["table", "wide", "json", "yaml", "name", "manifest", "custom-columns="]),
         ("get -o json adapters dev-s", ["dev-sql"]),
     ],
 )

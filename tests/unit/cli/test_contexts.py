@@ -103,7 +103,7 @@ def two(tmp_path, monkeypatch) -> ContextFile:
 def session(
     admin: str | None = None, context: str | None = None, *typed: str, tls: Tls | None = None, command: str = "get"
 ) -> Session:
-    output = Output(Format.JSONPATH, "{.name}")
+    output = Output(Format.CUSTOM_COLUMNS, "NAME:.name")
     return session_from(GlobalOptions(admin, context, output, tls or Tls(), typed), command)
 
 
@@ -124,7 +124,7 @@ def test_what_is_typed_goes_before_variables_and_these_before_the_file(two, case
     given, name, admin = CHOICES[case]
     found = session(*given)
     assert (found.context_name, found.named_admin) == (name, admin)
-    assert (found.form, found.template, found.waits) == (Format.JSONPATH, "{.name}", False)
+    assert (found.form, found.template, found.waits) == (Format.CUSTOM_COLUMNS, "NAME:.name", False)
     assert found.context == (two.contexts[name] if name else None)
     assert (found.is_context_typed, found.is_protected) == ("named_context" in given, name == "prod")
 

@@ -288,12 +288,9 @@ def test_which_replicas_come_go_and_no_longer_match_is_told(cli, admin, time):
     assert [line.split()[:2] for line in cli("get", "replicas", "-w").lines[1:]] == [
         *(["r1", "dev"], ["r2", "dev"], ["r2", "deleted"]),
     ]
-    for form, printed in (
-        ("custom-columns=NAME:.name,POOL:.pool", "NAME  POOL\nr1  dev\nr1  deleted\n"),
-        ("jsonpath={.name}", "r1\n"),
-    ):
-        admin.answers["ListReplicas"] = [listed(("r1", "a")), listed(), ENOUGH]
-        assert cli("get", "replicas", "-w", "-o", form).out == printed
+    admin.answers["ListReplicas"] = [listed(("r1", "a")), listed(), ENOUGH]
+    printed = cli("get", "replicas", "-w", "-o", "custom-columns=NAME:.name,POOL:.pool").out
+    assert printed == "NAME  POOL\nr1  dev\nr1  deleted\n"
 
 
 def test_on_a_terminal_a_watch_draws_what_there_is(cli, admin, time, monkeypatch, capsys):

@@ -26,7 +26,6 @@ MORE = {
     "history a -o manifest": "-o manifest",
     "apply -f good.yaml -o manifest": "-o manifest",
     "export -o manifest": "-o manifest goes with get",
-    "history a -o jsonpath={.a}": "-o jsonpath goes with get",
     "describe pool p -o custom-columns=A:.a": "-o custom-columns goes with get",
     "explain adapter.spec.placment": "'placment' is no field; did you mean placement?",
     "explain adapter.spec.load.x": "there is nothing below it",
