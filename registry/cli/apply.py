@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.cli.change.sets import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split, derived_id
+from registry.cli.change.sets import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split, step_of_changes
 from registry.cli.client import AdminClient, OneChange
 from registry.cli.failure import CliError
 from registry.cli.rollout import REMEDY, FollowedRollout, RolloutTarget, check_served
@@ -63,7 +63,7 @@ def apply_changes(
     with session.client(order.write_seconds) as client:
         outcomes = send(client, [*changes, *(() if order.no_atomic else removals)], request_id, order)
         if order.no_atomic and all(isinstance(one, Applied) for one in outcomes):
-            outcomes = [*outcomes, *send(client, removals, derived_id(f"{request_id}:prune"), order)]
+            outcomes = [*outcomes, *send(client, removals, step_of_changes(request_id, "prune", removals), order)]
         if printer.is_table and order.retry is None:
             printer.lines(_changed_fields(client, outcomes, dry_run=order.dry_run))
         tell(client, printer, outcomes, order)

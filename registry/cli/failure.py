@@ -40,7 +40,11 @@ class Exit(IntEnum):
 
 
 # What to do about an error of the admin service whose message does not say it.
-_REMEDIES: Mapping[str, str] = {Reason.ADAPTER_NOT_FOUND: "loraplane get adapters lists those there are"}
+_REMEDIES: Mapping[str, str] = {
+    Reason.ADAPTER_NOT_FOUND: "loraplane get adapters lists those there are",
+    # What follows from what stands is another request by now if it was this one that was made.
+    Reason.REQUEST_ID_REUSED: "loraplane events -o wide shows what was done under it",
+}
 
 EXIT_OF: Mapping[type[RegistryError], Exit] = {
     InvalidArgument: Exit.REFUSED,

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from google.protobuf.message import Message
+
 from registry.cli.change.manifest import manifest_name
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, with_remedy
@@ -166,6 +168,20 @@ def derived_id(request_id: str) -> str:
         return request_id
     digest = hashlib.sha256(request_id.encode()).hexdigest()[:32]
     return f"{request_id[: MAX_REQUEST_ID_CHARACTERS - 64]}{_PART}-{digest}"
+
+
+def step_id(request_id: str, step: str, asked: Iterable[Message]) -> str:
+    """The id of a step that follows from what stands: another run, whose plan may be another, never sends it for more.
+
+    It goes by what is asked, not by its place among the steps of a run.
+    """
+    told = b"".join(one.SerializeToString(deterministic=True) for one in asked)
+    return derived_id(f"{request_id}:{step}:{hashlib.sha256(told).hexdigest()[:32]}")
+
+
+def step_of_changes(request_id: str, step: str, changes: Iterable[Change]) -> str:
+    """The same for changes."""
+    return step_id(request_id, step, [pb.ApplyAdaptersRequest(pool=one.pool, changes=[one.wire]) for one in changes])
 
 
 def _parts(batch: ChangeBatch, failure: CommandFailure) -> list[ChangeBatch]:

@@ -19,7 +19,7 @@ from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_changes
 from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.manifest import manifest_dict
-from registry.cli.change.sets import Change, derived_id
+from registry.cli.change.sets import Change, derived_id, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
 from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
@@ -225,7 +225,7 @@ def delete(
         return
     if not dry_run and (selector or session.is_protected):
         ask(session, changes, yes=yes)
-    _delete(session, changes, order, ignore_not_found=ignore_not_found)
+    _delete(session, changes, order, ignore_not_found=ignore_not_found, follows=ignore_not_found or bool(selector))
 
 
 def _check_alone(context: typer.Context) -> None:
@@ -272,10 +272,17 @@ def _names(words: Sequence[str], *, is_alone: bool) -> list[str]:
     return list(words[1:])
 
 
-def _delete(session: Session, changes: Sequence[Change], order: ApplyOrder, *, ignore_not_found: bool) -> None:
-    """Deletes; passes over what is not there if that is wanted. One that is not there refuses the whole change set."""
+def _delete(
+    session: Session, changes: Sequence[Change], order: ApplyOrder, *, ignore_not_found: bool, follows: bool
+) -> None:
+    """Deletes; passes over what is not there if that is wanted. One that is not there refuses the whole change set.
+
+    `follows`: which are deleted follows from what stands, so that in several transactions the rest of them may be left.
+    """
     request_id = request_id_or_new(order.request_id)
     left = _present(session, changes, order) if ignore_not_found else list(changes)
+    if order.no_atomic and follows:
+        request_id = step_of_changes(request_id, "delete", left)
     turn = request_id
     while left:
         try:

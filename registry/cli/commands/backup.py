@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf.message import Message
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, send
@@ -26,7 +24,7 @@ from registry.cli.backup import (
     records_of,
     state_of,
 )
-from registry.cli.change.sets import Change, Outcome, derived_id
+from registry.cli.change.sets import Change, Outcome, step_id, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.removal import agree
@@ -172,12 +170,6 @@ def _tell_plan(session: Session, saved: StoredState, plan: RestorePlan) -> None:
         printer.lines([*lines, told])
 
 
-def _step_id(request_id: str, step: str, asked: Sequence[Message]) -> str:
-    """The id of a step: another run, whose plan may be another one, sends it for this very step and for no other."""
-    told = b"".join(one.SerializeToString(deterministic=True) for one in asked)
-    return derived_id(f"{request_id}:{step}:{hashlib.sha256(told).hexdigest()[:32]}")
-
-
 def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: RestorePlan, order: ApplyOrder) -> None:
     """Quotas that rise come first, those that fall come last: in between more must have room."""
     request_id = request_id_or_new(order.request_id)
@@ -199,14 +191,13 @@ def _carry_out(session: Session, client: AdminClient, saved: StoredState, plan: 
 def _send(
     client: AdminClient, step: str, changes: Sequence[Change], request_id: str, order: ApplyOrder
 ) -> Sequence[Outcome]:
-    asked = [pb.ApplyAdaptersRequest(pool=one.pool, changes=[one.wire]) for one in changes]
-    return send(client, changes, _step_id(request_id, step, asked), order)
+    return send(client, changes, step_of_changes(request_id, step, changes), order)
 
 
 def _restore_history(client: AdminClient, saved: StoredState, name: Name, request_id: str) -> None:
     """Each call puts one generation in, and changes nothing once all are there."""
     generations, asked = len(saved.history.get(name, ())) + (name in saved.adapters), _history(saved, name)
-    ids = [_step_id(request_id, f"history{turn}", [asked]) for turn in range(generations)]
+    ids = [step_id(request_id, f"history{turn}", [asked]) for turn in range(generations)]
     for asked.request_id in ids:
         if not client.restore_history(asked).changed:
             return
@@ -215,20 +206,20 @@ def _restore_history(client: AdminClient, saved: StoredState, name: Name, reques
 def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> None:
     for pool in plan.create_pools:
         made = pb.CreatePoolRequest(pool=pool_message(pool, 0))
-        made.request_id = _step_id(request_id, "pool", [made])
+        made.request_id = step_id(request_id, "pool", [made])
         client.create_pool(made)
     for pool, etag, is_readable in plan.update_pools:
         request = pb.UpdatePoolRequest(pool=pool_message(pool, int(etag)))
         if is_readable:  # of what cannot be read nothing can stay, so all of it is replaced
             request.update_mask.paths.extend(_POOL_FIELDS)
-        request.request_id = _step_id(request_id, "pool", [request])
+        request.request_id = step_id(request_id, "pool", [request])
         client.update_pool(request)
 
 
 def _set_quota(client: AdminClient, quota: RestoredQuota, etag: str, request_id: str) -> None:
     tenant = pb.Tenant(name=quota.tenant, max_adapters=quota.wanted or 0, etag=etag)
     asked = pb.SetTenantRequest(tenant=tenant)
-    asked.request_id = _step_id(request_id, "quota", [asked])
+    asked.request_id = step_id(request_id, "quota", [asked])
     client.set_tenant(asked)
 
 

@@ -115,10 +115,65 @@ def test_prune_deletes_what_stands_in_no_manifest_in_the_same_transaction(cli, s
         assert cli(*whole, "--yes", "--no-atomic", "--request-id", request_id).code == 0
         first, second = [request.request_id for request in store.asked("ApplyAdapters")]
         assert (deleted(store), first) == ([[], [("b", "12")]], request_id)
-        assert (second != first, len(second) <= 128, second == "q:prune") == (True, True, request_id == "q")
+        assert (second != first, len(second) <= 128, second.startswith("q:prune:")) == (True, True, request_id == "q")
     store.requests.clear()
     store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")]
     assert (cli(*whole, "--yes", "--no-atomic").code, deleted(store)) == (4, [[]])
+
+
+class Kept:
+    """Takes one change at a time, keeps each answer by its id, and refuses a second deletion until it is let."""
+
+    def __init__(self, admin, found: list[pb.Adapter]) -> None:
+        self.answers: dict[str, tuple[bytes, pb.ApplyAdaptersResponse]] = {}
+        self.found, self.is_done = found, False
+        admin.answers["ApplyAdapters"] = [self.apply]
+        admin.answers["ListAdapters"] = [lambda _request: pb.ListAdaptersResponse(adapters=self.found)]
+
+    def apply(self, request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse | Refusal:
+        payload = b"".join(one.SerializeToString(deterministic=True) for one in request.changes)
+        known, reply = self.answers.get(request.request_id, (payload, applied(request)))
+        if known != payload:
+            return Refusal(grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_ID_REUSED", "it was used")
+        if len(request.changes) > 1:
+            return Refusal(grpc.StatusCode.INVALID_ARGUMENT, "TOO_MANY_CHANGES", metadata={"max_changes": "1"})
+        gone = request.changes[0].delete
+        if gone and self.is_done:
+            return Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+        self.answers[request.request_id] = payload, reply
+        self.found = [one for one in self.found if one.name != gone]
+        self.is_done = self.is_done or bool(gone)
+        return reply
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["apply", "--prune", "-l", "team=x", "--yes", "-f"],
+        ["delete", "-l", "team=x", "--yes"],
+        ["delete", "b", "d", "e", "zz", "--ignore-not-found"],
+    ],
+)
+def test_the_same_command_goes_on_with_the_rest_of_what_stood(cli, store, of_team_x, command):
+    """W3 idempotent: in several transactions, with the id that its user named. What is left is another list than at
+    first, and no id is sent with two payloads; what stands in files has the id, and the answer, that it had.
+    """
+    kept = Kept(store, [adapter(name, "12", team="x") for name in "bde"])
+    whole = [*command, *([of_team_x] if "-f" in command else []), "--no-atomic", "--request-id", "q"]
+    for left in "de", "e", "":
+        kept.is_done = False
+        ran = cli(*whole)
+        assert (ran.code, "".join(one.name for one in kept.found)) == (4 if left else 0, left), ran.err
+    assert cli(*whole).code == 0
+
+
+def test_a_change_that_follows_from_what_stood_is_not_made_again(cli, store, of_team_x):
+    """W3 idempotent: once it was made something else stands, so the same id comes with another payload: it is refused,
+    with where to see what was done.
+    """
+    store.answers["ApplyAdapters"] = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_ID_REUSED", "it was used")]
+    ran = cli("apply", "--prune", "-l", "team=x", "--yes", "-f", of_team_x, "--request-id", "q")
+    assert (ran.code, "it was used; loraplane events -o wide shows what was done under it" in ran.err) == (4, True)
 
 
 @pytest.mark.parametrize(
