@@ -170,7 +170,7 @@ def derived_id(request_id: str) -> str:
     return f"{request_id[: MAX_REQUEST_ID_CHARACTERS - 64]}{_PART}-{digest}"
 
 
-def step_id(request_id: str, step: str, asked: Iterable[Message]) -> str:
+def step_id(request_id: str, step: str, asked: Sequence[Message]) -> str:
     """The id of a step that follows from what stands: another run, whose plan may be another, never sends it for more.
 
     It goes by what is asked, not by its place among the steps of a run.
