@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import structlog
 from registry.etcd3.client import Client
 from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.model.keys import Keys
-from registry.model.records import EngineKind
+from registry.model.records import DrivenKind
 from registry.model.status import Presence
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.http import HttpServer, listen_as_told
@@ -42,7 +42,6 @@ from sidecar.engines.driver import Engine
 from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
 from sidecar.engines.observed import EngineLimits
 from sidecar.engines.others.axolotl import AxolotlEngine
-from sidecar.engines.others.dynamo import Dynamo
 from sidecar.engines.others.http_engine import HttpContract, HttpEngine
 from sidecar.engines.others.pegainfer import Pegainfer
 from sidecar.engines.others.sglang import Sglang
@@ -274,16 +273,15 @@ def _telling(
 
 
 def make_engine(
-    kind: EngineKind,
+    kind: DrivenKind,
     url: str,
     *,
     api_key_file: Path | None,
     control_token_file: Path | None,
     limits: EngineLimits,
-    base: Sequence[str],
     state: Path,
 ) -> Engine:
-    """The driver of an engine; `base`: its base model, where it does not tell; `state`: the replica's directory."""
+    """The driver of an engine; `state`: the replica's directory."""
     match kind:
         case "vllm":
             past = LoadLedger(state, PAST_FILE)
@@ -295,8 +293,6 @@ def make_engine(
             contract: HttpContract = Sglang()
         case "pegainfer":
             contract = Pegainfer()
-        case "dynamo":
-            contract = Dynamo(base)
         case _:
             assert_never(kind)
     return HttpEngine(contract, url, api_key_file=api_key_file, limits=limits, state=state)
@@ -355,7 +351,6 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, seat: str, 
         api_key_file=settings.engine_api_key_file,
         control_token_file=settings.control_token_file,
         limits=settings.engine_limits(),
-        base=settings.engine_base_model or (),
         state=state,
     )
     return Ports(

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_va
 
 from registry.model.errors import InvalidArgument
 from registry.model.names import check_segment, looks_generated
-from registry.model.records import EngineKind
+from registry.model.records import DrivenKind
 from registry.runtime.flags import Flag
 from registry.runtime.settings import Address, DaemonSettings, List, Listen, OptionalFile, is_loopback
 from registry.sources.allowed import DEFAULT_HUB
@@ -23,9 +23,8 @@ from sidecar.resolver.server import check_socket_path
 
 # Kubernetes kills a pod 30 seconds after the signal, unless it is told otherwise.
 DRAIN_SECONDS = 20.0
-TELL_NO_BASE: frozenset[EngineKind] = frozenset({"dynamo"})
 # They tell no limit either, and end at a request for which they cannot read what they were told of.
-END_OF_HIGH_RANKS: frozenset[EngineKind] = frozenset({"axolotl"})
+END_OF_HIGH_RANKS: frozenset[DrivenKind] = frozenset({"axolotl"})
 
 
 def _split_labels(values: object) -> object:
@@ -48,13 +47,7 @@ class SidecarSettings(DaemonSettings):
     pool: Annotated[str, Flag("POOL", "Pool whose adapters the engine is to serve")]
     replica: Annotated[str, Flag("ID", "Name of this replica, unique in its pool")]
     engine: Annotated[str, Flag("URL", "URL of the engine, e.g. http://127.0.0.1:8000")]
-    engine_kind: Annotated[
-        EngineKind, Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer, dynamo or axolotl")
-    ] = "vllm"
-    engine_base_model: Annotated[
-        Annotated[List, Field(min_length=1)] | None,
-        Flag("A,B,C", "Names of the engine's base model, for the kinds that do not tell: dynamo"),
-    ] = None
+    engine_kind: Annotated[DrivenKind, Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer or axolotl")] = "vllm"
     store: Annotated[Path, Flag("DIR", "Directory for artifacts, seen by the engine at the same path")]
     http: Annotated[Listen, Flag("HOST:PORT", "Where /livez /readyz /metrics /status are")] = Address(
         host="127.0.0.1", port=7602
@@ -160,14 +153,6 @@ class SidecarSettings(DaemonSettings):
             check_segment(self.replica, field="--replica")
         except InvalidArgument as error:
             raise ValueError(str(error)) from error
-        return self
-
-    @model_validator(mode="after")
-    def _base_names(self) -> Self:
-        if self.engine_kind in TELL_NO_BASE and not self.engine_base_model:
-            raise ValueError(f"{self.engine_kind} does not tell its base model: name it with --engine-base-model")
-        if self.engine_kind not in TELL_NO_BASE and self.engine_base_model:
-            raise ValueError(f"{self.engine_kind} tells its base model itself: leave --engine-base-model out")
         return self
 
     @model_validator(mode="after")

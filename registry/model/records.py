@@ -27,7 +27,9 @@ EngineHost = Annotated[str, StringConstraints(min_length=1, max_length=300), Aft
 ModulePattern = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.{},-]+$")]
 Width = Annotated[int, Field(ge=1, le=1 << 31)]
 Load = Literal["eager", "lazy"]
-EngineKind = Literal["vllm", "sglang", "pegainfer", "dynamo", "axolotl"]
+DrivenKind = Literal["vllm", "sglang", "pegainfer", "axolotl"]
+# Pools of a kind that sidecars drove in earlier releases stay as they are.
+EngineKind = DrivenKind | Literal["dynamo"]
 EngineNames = Literal["plain", "versioned"]
 Proving = Literal["effect", "off"]
 Count = Annotated[int, Field(ge=1, le=10_000)]
@@ -324,7 +326,7 @@ class PoolSpec(Stored):
     base: BaseShapes | None = Field(
         default=None, description="let loraplane pool create --from DIR read the base model's modules"
     )
-    engine: EngineKind = Field(default="vllm", description="use vllm, sglang, pegainfer, dynamo or axolotl")
+    engine: EngineKind = Field(default="vllm", description="use vllm, sglang, pegainfer or axolotl")
     engine_names: EngineNames = Field(default="plain", description="use plain or versioned")
 
 

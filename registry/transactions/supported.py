@@ -85,7 +85,7 @@ ONE_ADAPTER: frozenset[EngineKind] = frozenset({"axolotl"})
 UNABLE = (
     Unable(
         "load",
-        lambda pool: pool.engine in {"sglang", "pegainfer", "dynamo", "axolotl"},
+        lambda pool: pool.engine != "vllm",
         lambda spec: spec.load == "lazy",
         "are {pool.engine}, and have nothing that asks for an adapter when a request names it; use eager",
     ),

@@ -137,16 +137,8 @@ class PostRequest:
     body: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteRequest:
-    """A DELETE request."""
-
-    path: str
-
-
-Change = PostRequest | DeleteRequest
-Request = GetRequest | Change
-_METHODS = {GetRequest: "GET", PostRequest: "POST", DeleteRequest: "DELETE"}
+Request = GetRequest | PostRequest
+_METHODS = {GetRequest: "GET", PostRequest: "POST"}
 
 
 def unheard() -> None:

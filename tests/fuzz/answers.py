@@ -14,7 +14,7 @@ from unittest import mock
 
 from prometheus_client import generate_latest
 
-from registry.model.records import EngineKind
+from registry.model.records import DrivenKind
 from registry.model.status import ReplicaStatus
 from sidecar.app import make_engine
 from sidecar.engines.driver import Deadlines, Engine, EngineError
@@ -30,7 +30,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 # Replies to each page, in the order of a case's parts; then those to everything that is posted.
 _PAGES = (
     *("/metrics", "/v1/models", "/version", "/v1/loraplane/plugin", "/v1/loraplane/uses", "/v1/loraplane/state"),
-    *("/v1/loraplane/coverage", "/v1/loraplane/changes", "/get_server_info", "/v1/loras", "/health", "/health/"),
+    *("/v1/loraplane/coverage", "/v1/loraplane/changes", "/get_server_info", "/health/"),
 )
 _NONE = b""
 _OUTCOMES = get_args(Outcome)
@@ -68,7 +68,6 @@ def _replies() -> tuple[Case, ...]:
     info = {"version": "0.5.9", "max_loaded_loras": 8, "max_lora_rank": 16, "enable_lora": True}
     counts = b'sglang:num_running_reqs{m="x"} 0.0\nsglang:num_queue_reqs{m="x"} 1.0\n'
     sglang = {"/get_server_info": info, "/v1/models": models, "/metrics": counts}
-    loras = {"status": "success", "loras": {"a": 1}, "count": 1}
     plain = {"object": "list", "data": [{"id": "tiny"}, {"id": "a"}]}
     theirs = {"object": "list", "data": [{"id": "tiny", "owned_by": "axolotl"}]}
     said = {"error": {"message": "no", "type": "BadRequestError", "param": None, "code": 400}}
@@ -77,7 +76,6 @@ def _replies() -> tuple[Case, ...]:
         _case("vllm", said, vllm | {"/version": {"version": "0.25.1"}}),
         _case("vllm", {**life, "lora_name": "a"}, vllm | plugin),
         _case("sglang", {"success": True, "error_message": "", "loaded_adapters": {"a": "/store/a"}}, sglang),
-        _case("dynamo", {"status": "success", "lora_name": "a"}, {"/v1/loras": loras, "/health": {"status": "up"}}),
         _case("pegainfer", {"error": "no"}, {"/v1/models": plain}),
         _case("axolotl", {"status": "ok"}, {"/v1/models": theirs, "/health/": {"status": "ok"}}),
     )
@@ -97,7 +95,7 @@ class _Replying:
                 asked = await reader.read(1 << 16)  # a driver writes all of its requests at once
                 for line in asked.split(b"\r\n"):
                     method, _, rest = line.partition(b" ")
-                    if method in {b"GET", b"POST", b"DELETE"} and rest.endswith(b"HTTP/1.1"):
+                    if method in {b"GET", b"POST"} and rest.endswith(b"HTTP/1.1"):
                         writer.write(self._reply(method, rest.partition(b" ")[0].decode()))
                 await writer.drain()
         writer.close()
@@ -127,12 +125,11 @@ async def _driving(folder: Path) -> AsyncIterator[Run]:
         state = folder / f"{next(number)}"
         state.mkdir()
         engine = make_engine(
-            cast("EngineKind", case[0].decode()),
+            cast("DrivenKind", case[0].decode()),
             url,
             api_key_file=key,
             control_token_file=key,
             limits=EngineLimits(),
-            base=["tiny"],
             state=state,
         )
         engine._deadlines = _QUICK  # type: ignore[attr-defined]

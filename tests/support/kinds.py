@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 
 from sidecar.engines.driver import Engine
 from sidecar.engines.others.axolotl import AxolotlEngine
-from sidecar.engines.others.dynamo import Dynamo
 from sidecar.engines.others.http_engine import HttpEngine
 from sidecar.engines.others.pegainfer import Pegainfer
 from sidecar.engines.others.sglang import Sglang
@@ -20,7 +19,6 @@ from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import BASE_MODEL, PATIENT
 from tests.support.http_client import http_client
 from tests.support.other_engines.axolotl import SimulatedAxolotl
-from tests.support.other_engines.dynamo import SimulatedDynamo
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
 from tests.support.other_engines.sglang import SimulatedSglang
 
@@ -37,7 +35,6 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 OTHER_KINDS: dict[str, Callable[[str], Simulated]] = {
     "sglang": SimulatedSglang,
     "pegainfer": SimulatedPegainfer,
-    "dynamo": SimulatedDynamo,
     "axolotl": SimulatedAxolotl,
 }
 KINDS = ["vllm", *OTHER_KINDS]
@@ -52,8 +49,6 @@ def drive(kind: str, url: str, state: Path | None = None) -> Engine:
             return HttpEngine(Sglang(), url, deadlines=PATIENT, state=state)
         case "pegainfer":
             return HttpEngine(Pegainfer(), url, deadlines=PATIENT, state=state)
-        case "dynamo":
-            return HttpEngine(Dynamo([BASE_MODEL]), url, deadlines=PATIENT, state=state)
         case "axolotl":
             return AxolotlEngine(url, deadlines=PATIENT, state=state)
         case _:

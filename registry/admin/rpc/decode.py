@@ -5,8 +5,12 @@ A field that is wrong raises InvalidArgument with the field's path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import get_args
+
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.messages import base_dict, limits_dict, spec_dict
+from registry.model.records import DrivenKind
 from registry.transactions import validate
 from registry.transactions.changes import (
     AbortRollout,
@@ -67,7 +71,7 @@ def create_pool(request: pb.CreatePoolRequest, fingerprint_of: validate.Fingerpr
         raise InvalidArgument(Reason.INVALID_FIELD, "a pool that does not exist has no etag", field="pool.etag")
     pool = request.pool
     return validate.make_create_pool(
-        *(pool.name, list(pool.base_models), limits_dict(pool.limits), _base(pool), _engines(pool)),
+        *(pool.name, list(pool.base_models), limits_dict(pool.limits), _base(pool), _engines(pool, None)),
         fingerprint_of=fingerprint_of,
     )
 
@@ -76,8 +80,9 @@ def update_pool(request: pb.UpdatePoolRequest, fingerprint_of: validate.Fingerpr
     """The pool's new values."""
     pool = request.pool
     mask = list(request.update_mask.paths) if request.HasField("update_mask") else None
+    engines = _engines(pool, mask)
     return validate.make_update_pool(
-        *(pool.name, list(pool.base_models), limits_dict(pool.limits), pool.etag, _base(pool), mask, _engines(pool)),
+        *(pool.name, list(pool.base_models), limits_dict(pool.limits), pool.etag, _base(pool), mask, engines),
         fingerprint_of=fingerprint_of,
     )
 
@@ -112,7 +117,11 @@ def restore_history(request: pb.RestoreHistoryRequest) -> RestoreHistory:
     return validate.make_restore_history(request.pool, request.name, request.generations, request.last)
 
 
-def _engines(pool: pb.Pool) -> dict[str, str]:
+def _engines(pool: pb.Pool, mask: Sequence[str] | None) -> dict[str, str]:
+    driven: Sequence[str] = get_args(DrivenKind)
+    if pool.engine and pool.engine not in driven and (mask is None or "engine" in mask):
+        message = f"this release has no driver of {pool.engine!r}: use {', '.join(driven[:-1])} or {driven[-1]}"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="pool.engine")
     given = {"engine": pool.engine, "engine_names": pool.engine_names}
     return {name: value for name, value in given.items() if value}
 

@@ -117,7 +117,7 @@ ExpectLabels = Annotated[
 EngineKind = Annotated[
     str | None,
     options.flag(
-        "--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang, pegainfer, dynamo, axolotl."
+        "--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang, pegainfer, axolotl."
     ),
 ]
 EngineNames = Annotated[

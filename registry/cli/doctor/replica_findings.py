@@ -17,7 +17,6 @@ _LAZY = {
     "no_room": "eager adapters fill the engine: raise its --max-cpu-loras, or apply some as load: lazy (--lazy)",
     "names_versioned": "apply them with load: eager, or loraplane pool update POOL --engine-names plain",
 }
-_OTHER_KINDS = frozenset({"sglang", "pegainfer", "dynamo"})
 # Why an engine that could replace the weights behind a name must not.
 _REFUSE_SWAPS = frozenset({"rust_frontend", "kv_connector"})
 _DEGRADED = "see the engine's log and memory; it is tried again by itself, or at once: loraplane retry adapter NAME"
@@ -147,13 +146,13 @@ def _engine(replica: ReplicaView) -> Iterator[DoctorFinding]:
         return  # a name's weights are never replaced
     versioned = f"loraplane pool update {replica.pool} --engine-names versioned"
     if swap == "pipelined":
-        reason, remedy = ("swap_has_gap", versioned) if kind in _OTHER_KINDS else ("plugin_absent", _PLUGIN)
+        reason, remedy = ("plugin_absent", _PLUGIN) if kind == "vllm" else ("swap_has_gap", versioned)
         yield _warning(replica, reason, "requests may fail while a version is replaced", remedy)
     elif swap == "refused" and any(one.get("reason") in _REFUSE_SWAPS for one in replica.items("warnings")):
         return  # which the warnings say
     elif swap == "refused":
         finding = f"new versions behind a name are refused by {kind} {replica.text('engine', 'version')}"
-        remedy = versioned if kind in _OTHER_KINDS else f"upgrade vLLM: pip install 'vllm>=0.31', or {versioned}"
+        remedy = f"upgrade vLLM: pip install 'vllm>=0.31', or {versioned}" if kind == "vllm" else versioned
         yield _error(replica, "engine_unsupported", finding, remedy)
 
 

@@ -1,1 +1,1 @@
-"""Drivers of SGLang, pegainfer, Dynamo and axolotl."""
+"""Drivers of SGLang, pegainfer and axolotl."""

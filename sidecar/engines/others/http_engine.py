@@ -17,7 +17,6 @@ from sidecar.engines.driver import (
     Deadlines,
     EngineError,
     EngineUnreachable,
-    EngineUnusable,
     SerialEngine,
     check_name,
 )
@@ -35,10 +34,9 @@ from sidecar.engines.observed import (
     Outcome,
     Refused,
     SwapStrategy,
-    Transient,
     Unknown,
 )
-from sidecar.engines.transport import Change, Lost, MetricLines, NotSent, PostRequest, Reply
+from sidecar.engines.transport import Lost, MetricLines, NotSent, PostRequest, Reply
 from sidecar.engines.vllm.http import VllmHttp, metric_lines
 
 UNTOLD = EngineLimits()
@@ -95,11 +93,6 @@ class HttpContract(Protocol):
         ...
 
     @property
-    def health(self) -> str | None:
-        """The page that is there while it can generate; None: it completes what it is asked for itself."""
-        ...
-
-    @property
     def statistics(self) -> Statistics | None:
         """Where it tells which requests there are; None: nowhere, so that files are never let go of."""
         ...
@@ -107,11 +100,6 @@ class HttpContract(Protocol):
     @property
     def can_swap(self) -> bool:
         """True if a name that is unloaded and loaded with other weights answers with those."""
-        ...
-
-    @property
-    def tells_taken(self) -> bool:
-        """False if a load of a name that it has is a success, whatever the path: then it is never sent."""
         ...
 
     def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:
@@ -131,7 +119,7 @@ class HttpContract(Protocol):
         """What a load came to."""
         ...
 
-    def unload(self, name: str) -> Change:
+    def unload(self, name: str) -> PostRequest:
         """The request that unloads."""
         ...
 
@@ -189,7 +177,11 @@ class HttpEngine(SerialEngine):
 
     async def observe(self) -> Observed:
         """See `Engine.observe`."""
-        incarnation, seen = await self._look()
+        before = self._process.identity()
+        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
+        bodies = await self._http.get(self._contract.pages, seconds)
+        incarnation = self._process.known(before)
+        seen = self._contract.read(bodies, self._loaded.of(incarnation), self.url)
         self._base_model = next(iter(seen.base_models), None)
         told = seen.limits
         limits = replace(
@@ -203,13 +195,6 @@ class HttpEngine(SerialEngine):
         past = {} if self._contract.can_swap else await self._past.seen(incarnation, seen.adapters)
         return Observed(facts, seen.base_models, seen.adapters, past=past)
 
-    async def _look(self) -> tuple[str, EnginePages]:
-        before = self._process.identity()
-        seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
-        bodies = await self._http.get(self._contract.pages, seconds)
-        incarnation = self._process.known(before)
-        return incarnation, self._contract.read(bodies, self._loaded.of(incarnation), self.url)
-
     async def incarnation(self) -> str:
         """See `Engine.incarnation`."""
         before = self._process.identity()
@@ -222,23 +207,8 @@ class HttpEngine(SerialEngine):
         if self._contract.can_swap:
             return await call()
         incarnation = self._process.identity()
-        if not self._contract.tells_taken and (taken := await self._taken(incarnation, name, path)) is not None:
-            return taken
         record = partial(self._loaded.recording, incarnation, name, path, call)
         return await self._past.recording(incarnation, name, path, record)
-
-    async def _taken(self, incarnation: str, name: str, path: str) -> Outcome | None:
-        """Why a load is not sent, whose success would say nothing of the path; None: it may be sent."""
-        had = self._past.of(incarnation).get(name, path)
-        if had != path:
-            return Refused(f"{self.kind} had {had} under this name, and gives it no other weights")
-        try:
-            _, seen = await self._look()
-        except EngineUnreachable as error:
-            return EngineGone(str(error))
-        except EngineUnusable as error:
-            return Transient(str(error))
-        return AlreadyThere() if name in {*seen.adapters, *seen.base_models} else None
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`."""
@@ -286,8 +256,6 @@ class HttpEngine(SerialEngine):
         """See `Engine.turns`."""
         try:
             async with asyncio.timeout(self._deadlines.turn_seconds):
-                if self._contract.health is not None:
-                    return await self._http.find(self._contract.health, self._deadlines.probe_seconds) is not None
                 model = self._base_model or (await self.observe()).base_models[0]
                 return await self._http.completes(model)
         except (EngineError, TimeoutError):
@@ -314,6 +282,6 @@ class HttpEngine(SerialEngine):
         answer = await self._post(self._contract.load(name, path), request_id, self._deadlines.load_seconds)
         return self._contract.load_outcome(name, answer)
 
-    async def _post(self, request: Change, request_id: str, seconds: float) -> Reply | Lost | NotSent:
+    async def _post(self, request: PostRequest, request_id: str, seconds: float) -> Reply | Lost | NotSent:
         [answer] = await self._http.post([request], request_id, seconds)
         return answer

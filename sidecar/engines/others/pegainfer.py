@@ -24,10 +24,8 @@ class Pegainfer:
 
     kind = "pegainfer"
     pages = ("/v1/models",)
-    health = None
     statistics = None
     can_swap = False
-    tells_taken = True
 
     def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:
         """See `HttpContract.read`."""

@@ -45,10 +45,8 @@ class Sglang:
 
     kind = "sglang"
     pages = ("/get_server_info", "/v1/models")
-    health = None
     statistics = Statistics("/metrics", _LINES, read_requests)
     can_swap = True
-    tells_taken = True
 
     def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:  # noqa: ARG002 - it lists paths
         """See `HttpContract.read`."""

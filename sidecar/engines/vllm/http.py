@@ -9,7 +9,6 @@ from pathlib import Path
 from registry.runtime.local_files import MAX_SECRET_BYTES, read_followed
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
 from sidecar.engines.transport import (
-    Change,
     GetRequest,
     Lost,
     MetricLines,
@@ -139,7 +138,7 @@ class VllmHttp:
 
     async def post(
         self,
-        requests: Sequence[Change],
+        requests: Sequence[PostRequest],
         request_id: str,
         timeout_seconds: float,
         on_sent: Callable[[], None] = unheard,

@@ -14,7 +14,7 @@ from tests.support.http_client import http_client
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
-ROUTES = {"sglang": "/load_lora_adapter", "pegainfer": "/v1/load_lora_adapter", "dynamo": "/v1/loras"}
+ROUTES = {"sglang": "/load_lora_adapter", "pegainfer": "/v1/load_lora_adapter"}
 
 
 class OtherEngine:
@@ -33,8 +33,6 @@ class OtherEngine:
     async def names(self) -> set[str] | None:
         """Every name that it lists, and its base model's; None while it does not answer."""
         try:
-            if self.kind == "dynamo":
-                return {BASE, *(await self.ask("GET", "/v1/loras")).json()["loras"]}
             cards = (await self.ask("GET", "/v1/models")).json()["data"]
         except httpx.TransportError:
             return None
@@ -42,8 +40,7 @@ class OtherEngine:
 
     async def load(self, name: str, path: str) -> None:
         """What somebody else might do."""
-        where = {"source": {"uri": f"file://{path}"}} if self.kind == "dynamo" else {"lora_path": path}
-        reply = await self.ask("POST", ROUTES[self.kind], json={"lora_name": name, **where})
+        reply = await self.ask("POST", ROUTES[self.kind], json={"lora_name": name, "lora_path": path})
         assert reply.status_code == 200
 
     async def ask(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -69,8 +66,7 @@ async def engine(request, tmp_path) -> AsyncIterator[OtherEngine]:
 @pytest.fixture
 async def sidecar(etcd, engine, tmp_path) -> AsyncIterator[Sidecar]:
     """Not started yet."""
-    base = ("--engine-base-model", BASE) if engine.kind == "dynamo" else ()
-    extra = ("--engine-kind", engine.kind, *base)
+    extra = ("--engine-kind", engine.kind)
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url, extra=extra)
     yield sidecar
     sidecar.program.kill()

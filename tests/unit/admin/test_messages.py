@@ -11,6 +11,7 @@ from registry.admin.rpc import decode, encode, streams
 from registry.admin.rpc.encode_changes import first_id, recorded_changes
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
+from registry.model.messages import pool_message
 from registry.model.records import (
     AdapterOutcome,
     AuditChange,
@@ -45,6 +46,24 @@ def test_a_change_without_content_is_named_by_its_place():
 
 def no_fingerprint(_: object) -> str:
     return "f"
+
+
+@pytest.mark.parametrize("kind", ["dynamo", "vlllm"])
+def test_a_pool_of_engines_that_nobody_drives_is_refused_by_name_where_it_is_set(kind):
+    """What stands is shown, and its other fields are changed."""
+    made = pb.Pool(name="p", base_models=["b"], engine=kind)
+    asked = pb.UpdatePoolRequest(pool=made)
+    for refused in (
+        lambda: decode.create_pool(pb.CreatePoolRequest(pool=made), no_fingerprint),
+        lambda: decode.update_pool(asked, no_fingerprint),
+    ):
+        with pytest.raises(InvalidArgument, match=f"'{kind}': use .*vllm") as found:
+            refused()
+        assert found.value.field == "pool.engine"
+    shown = pool_message(PoolSpec(name="p", base_models=["b"], engine="dynamo"), 3)
+    masked = pb.UpdatePoolRequest(pool=shown)
+    masked.update_mask.paths.append("limits")
+    assert decode.update_pool(masked, no_fingerprint).name == "p"
 
 
 def test_a_pool_that_does_not_exist_has_no_etag():

@@ -273,8 +273,7 @@ ON_EDGES: list[tuple[Survey, str]] = [
         for swap, kind, names, told in (
             ("pipelined", "vllm", "plain", "W plugin_absent"),
             ("pipelined", "pegainfer", "plain", "W swap_has_gap"),
-            ("pipelined", "dynamo", "plain", "W swap_has_gap"),
-            ("pipelined", "axolotl", "plain", "W plugin_absent"),
+            ("pipelined", "axolotl", "plain", "W swap_has_gap"),
             ("refused", "vllm", "plain", "E engine_unsupported"),
             ("refused", "sglang", "plain", "E engine_unsupported"),
             ("refused", "vllm", "versioned", ""),

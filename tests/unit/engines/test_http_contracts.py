@@ -13,13 +13,12 @@ import pytest
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Outcome, Refused, Transient, Unknown
 from sidecar.engines.others import axolotl
-from sidecar.engines.others.dynamo import Dynamo
 from sidecar.engines.others.pegainfer import Pegainfer
 from sidecar.engines.others.sglang import Sglang, read_requests
 from sidecar.engines.others.single_slot import Active, Clearing, SingleSlot
-from sidecar.engines.transport import DeleteRequest, Lost, NotSent, PostRequest, Reply
+from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply
 
-SGLANG, PEGAINFER, DYNAMO = Sglang(), Pegainfer(), Dynamo(["base", "Base"])
+SGLANG, PEGAINFER = Sglang(), Pegainfer()
 
 
 def said(code: int, /, **fields: object) -> Reply:
@@ -48,15 +47,6 @@ TOLD: dict[str, list[tuple[Reply | Lost | NotSent, Outcome]]] = {
         (Reply(404, b"Not Found"), Unknown("x: HTTP 404: no text")),
         (said(503, error="closed"), Unknown("x: HTTP 503: closed")),
     ],
-    "dynamo": [
-        (said(200, status="success", message="loaded", lora_name="x", lora_id=7), Done()),
-        (said(200, status="success", lora_name="y"), Unknown("x: HTTP 200: no text")),
-        (said(200, status="success"), Unknown("x: HTTP 200: no text")),
-        (said(200, status="error", message="a  b\n"), Refused("a b")),
-        (said(500, status="error", message="no endpoint", lora_name="x"), Unknown("x: HTTP 500: no endpoint")),
-        (Reply(404, b"Route not found"), Unknown("x: HTTP 404: no text")),
-        (Reply(200, b"[]"), Unknown("x: HTTP 200: no text")),
-    ],
     "axolotl": [
         (said(200, status="ok"), Done()),
         (said(200, status="later"), Unknown('HTTP 200: {"status": "later"}')),
@@ -67,7 +57,6 @@ TOLD: dict[str, list[tuple[Reply | Lost | NotSent, Outcome]]] = {
 LOADS: dict[str, Callable[[Any], Outcome]] = {
     "sglang": lambda answer: SGLANG.load_outcome("x", answer),
     "pegainfer": lambda answer: PEGAINFER.load_outcome("x", answer),
-    "dynamo": lambda answer: DYNAMO.load_outcome("x", answer),
     "axolotl": axolotl.outcome_of,
 }
 
@@ -78,8 +67,8 @@ LOADS: dict[str, Callable[[Any], Outcome]] = {
 def test_each_answer_to_a_load_has_one_meaning(kind, answer, outcome):
     """R6."""
     assert LOADS[kind](answer) == outcome
-    if kind in {"pegainfer", "dynamo"}:
-        assert {"pegainfer": PEGAINFER, "dynamo": DYNAMO}[kind].unload_outcome("x", answer) == outcome  # type: ignore[attr-defined]
+    if kind == "pegainfer":
+        assert PEGAINFER.unload_outcome("x", answer) == outcome
     assert LOADS[kind](Lost("broke")) == Unknown("broke")
     assert LOADS[kind](NotSent("none")) == EngineGone("none")
 
@@ -102,15 +91,11 @@ def test_what_stands_before_an_engine_or_in_its_place_may_be_mended():
             ],
         ),
         (
-            lambda body: DYNAMO.read([body], {}, "http://e"),
-            [b"{}", b'{"status": "success", "loras": ["x"]}', b'{"status": "error"}'],
-        ),
-        (
             lambda body: axolotl.read_base_models(body, "http://e"),
             [models(), models("x"), models(1, owned_by="axolotl"), models("x", owned_by="vllm")],
         ),
     ],
-    ids=["sglang", "pegainfer", "dynamo", "axolotl"],
+    ids=["sglang", "pegainfer", "axolotl"],
 )
 def test_something_else_is_no_such_engine(read, bodies):
     for body in (b"", b"[]", *bodies):
@@ -195,26 +180,6 @@ def test_pegainfer_without_its_base_model_says_nothing(names):
     body = json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
     with pytest.raises(EngineUnreachable, match="names no base model"):
         PEGAINFER.read([body], {"ours": "/a"}, "http://e")
-
-
-def test_dynamo_is_asked_by_uri_and_by_name():
-    assert DYNAMO.load("a/b", "/s/1") == PostRequest(
-        "/v1/loras", {"lora_name": "a/b", "source": {"uri": "file:///s/1"}}
-    )
-    assert DYNAMO.unload("a/b@2") == DeleteRequest("/v1/loras/a/b%402")
-
-
-def test_dynamo_has_of_ours_what_our_record_says_and_the_base_that_it_was_told():
-    """R11 foreign-safe: everything else is left alone."""
-    body = json.dumps({"status": "success", "loras": {"foreign": 1, "x": 2}, "count": 2}).encode()
-    seen = DYNAMO.read([body], {"x": "/a", "gone": "/b"}, "http://e")
-    assert (seen.base_models, dict(seen.adapters)) == (("base", "Base", "foreign"), {"x": "/a"})
-
-
-def test_a_dynamo_that_cannot_list_says_nothing():
-    """R9: unknown is not empty."""
-    with pytest.raises(EngineUnreachable, match="broken"):
-        DYNAMO.read([b'{"status": "error", "message": "broken"}'], {}, "http://e")
 
 
 def test_axolotl_is_told_a_name_that_no_other_weights_have():

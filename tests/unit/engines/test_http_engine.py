@@ -22,18 +22,16 @@ from sidecar.engines.observed import (
     EngineGone,
     EngineLimits,
     NotThere,
-    Outcome,
     PathMissing,
     Refused,
     Transient,
     Unknown,
 )
 from sidecar.engines.others.axolotl import CLEAR, HEALTH, MODELS, AxolotlEngine
-from sidecar.engines.others.dynamo import Dynamo
 from sidecar.engines.others.http_engine import HttpEngine
 from sidecar.engines.others.pegainfer import Pegainfer
 from sidecar.engines.others.sglang import Sglang
-from sidecar.engines.transport import DeleteRequest, GetRequest, Lost, NotSent, PostRequest, Reply, Request
+from sidecar.engines.transport import GetRequest, Lost, NotSent, PostRequest, Reply, Request
 from sidecar.engines.vllm.http import VllmHttp
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
 
@@ -330,41 +328,6 @@ async def test_only_what_was_unloaded_is_forgotten(server, process, tmp_path, an
         assert dict(found.adapters) == ({"x": "/a"} if is_kept else {})
 
 
-class Deaf(Pegainfer):
-    """Says nothing of a name that it has: a load of it succeeds, whatever the path."""
-
-    tells_taken = False
-
-
-async def test_a_load_that_would_say_nothing_is_not_sent(server, process, tmp_path):
-    """R4 digest-true: a name that is there, or once was with other weights."""
-    engine = HttpEngine(Deaf(), URL, state=tmp_path)
-    engine._http._exchange = server  # type: ignore[assignment]
-    server.pages["/v1/models"] = names("base", "x")
-    server.calls = [Reply(200, b"")] * 2
-    for name in ("x", "base"):
-        expected: Outcome = AlreadyThere()
-        assert await engine.load(name, "/a", request_id="r") == expected
-    assert await engine.load("y", "/a", request_id="r") == Done()
-    assert isinstance(await engine.load("y", "/b", request_id="r"), Refused)
-    assert server.changes == [("/v1/load_lora_adapter", "y")]
-    server.pages["/v1/models"] = Reply(503, b"")
-    assert isinstance(await engine.load("z", "/a", request_id="r"), EngineGone)
-    server.pages["/v1/models"] = Reply(404, b"")
-    assert isinstance(await engine.load("z", "/a", request_id="r"), Transient)
-
-
-@pytest.mark.parametrize("name", ["x", "base", "there"])
-async def test_dynamo_is_asked_for_no_name_that_it_has(server, process, tmp_path, name):
-    """R4: its answer would say success, whatever the path; what it has by others is its own."""
-    engine = HttpEngine(Dynamo(["base"]), URL, state=tmp_path)
-    engine._http._exchange = server  # type: ignore[assignment]
-    server.pages["/v1/loras"] = page(status="success", loras={"there": 1})
-    outcome = await engine.load(name, "/a", request_id="r")
-    assert isinstance(outcome, Unknown if name == "x" else AlreadyThere), "its answer names no adapter here"
-    assert len(server.changes) == (name == "x")
-
-
 OK = page(status="ok")
 
 
@@ -469,7 +432,6 @@ async def test_what_one_slot_cannot_say_is_not_said(server, process, tmp_path):
     assert await engine.turns() is False
     process.append("")
     assert isinstance(await engine.load("x", str(tmp_path), request_id="r"), EngineGone)
-    assert DeleteRequest not in {type(one) for requests in server.sent for one in requests}
 
 
 @pytest.mark.parametrize("make", [sglang, axolotl])

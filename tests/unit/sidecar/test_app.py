@@ -25,7 +25,6 @@ from sidecar.app import Ports, Sidecar, StoreUnusable, make_engine, run
 from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.engines.observed import EngineLimits
-from sidecar.engines.others.http_engine import HttpEngine
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.ownership import HostLock, ReplicaTaken
 from sidecar.plan.readiness import ReadyRule
@@ -250,16 +249,7 @@ async def test_files_with_secrets_and_keys_are_followed_where_they_are_named(tmp
         assert followed == [(tmp_path / "c", read_credentials), (tmp_path / "k", read_keys)]
 
 
-async def test_the_base_model_of_an_engine_that_does_not_tell_it_is_what_is_set(tmp_path):
-    async with ports_of(tmp_path, engine_kind="dynamo", engine_base_model="base,other") as ports:
-        assert isinstance(ports.engine, HttpEngine)
-        assert ports.engine._contract.read([b'{"status":"success","loras":{}}'], {}, "").base_models == (
-            "base",
-            "other",
-        )
-
-
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "pegainfer", "dynamo", "axolotl"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "pegainfer", "axolotl"])
 async def test_each_kind_of_engine_has_its_driver(tmp_path, kind):
     engine = make_engine(
         kind,
@@ -267,7 +257,6 @@ async def test_each_kind_of_engine_has_its_driver(tmp_path, kind):
         api_key_file=None,
         control_token_file=None,
         limits=EngineLimits(max_lora_rank=8),
-        base=["base"],
         state=tmp_path,
     )
     assert (engine.kind, engine.url) == (kind, "http://127.0.0.1:1")

@@ -138,6 +138,18 @@ def test_a_pool_says_what_its_engines_are_and_how_they_name_adapters():
     assert engines(author) == ("vllm", "plain")
 
 
+def test_a_pool_of_a_kind_that_nobody_drives_any_more_stays_as_it_is_and_can_be_changed(whole):
+    """R14: sidecars of the release before go on by it, until it is of another kind or deleted."""
+    key = KEYS.pool(POOL)
+    whole.etcd.put(key, whole.etcd.kvs[key].value.replace(b'"engine":"vllm"', b'"engine":"dynamo"'))
+    whole.change(update({"max_rank": 8}, mask=["limits.max_rank"]))
+    assert (engines(whole), stored(whole)["max_rank"]) == (("dynamo", "plain"), 8)
+    whole.change(applying(upsert("a", "v1")))
+    whole.change(applying(Remove("a")))
+    whole.change(validate.make_update_pool(POOL, [], {}, "", None, ["engine"], {}))
+    assert engines(whole) == ("vllm", "plain")
+
+
 def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
     """What one kind serves, another may not; the transaction itself finds a concurrent apply."""
     to_sglang = validate.make_update_pool(POOL, [], {}, "", None, ["engine"], {"engine": "sglang"})
@@ -154,7 +166,6 @@ def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
     ("field", "value", "named"),
     [
         ("engine", "sglang", "sglang"),
-        ("engine", "dynamo", "dynamo"),
         ("engine", "axolotl", "axolotl"),
         ("engine_names", "versioned", "versioned names"),
     ],
