@@ -9,12 +9,12 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Any
 
-from sidecar.vllm_plugin.coverage import merged
-from sidecar.vllm_plugin.draining import SWEEP_SECONDS, Drain
-from sidecar.vllm_plugin.proof import AGAINST, Prover
-from sidecar.vllm_plugin.protocol import plain_path
-from sidecar.vllm_plugin.resolver import ResolverClient
-from sidecar.vllm_plugin.server import (
+from .coverage import merged
+from .draining import SWEEP_SECONDS, Drain
+from .proof import AGAINST, Prover
+from .protocol import plain_path
+from .resolver import ResolverClient
+from .server import (
     ApiServer,
     Busy,
     DeadlinePassed,

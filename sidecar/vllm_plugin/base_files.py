@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sidecar.vllm_plugin.coverage import compressed
+from .coverage import compressed
 
 _INDEX = "model.safetensors.index.json"
 _MAX_FILES = 1024

@@ -12,7 +12,7 @@ import logging
 import sys
 from dataclasses import dataclass
 
-from sidecar.vllm_plugin.server import ApiServer, EngineAdapter
+from .server import ApiServer, EngineAdapter
 
 _log = logging.getLogger("vllm.loraplane")
 SWEEP_SECONDS = 1.0

@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from sidecar.vllm_plugin.adapters import Adapters, SidecarResolver
-from sidecar.vllm_plugin.coverage import install
-from sidecar.vllm_plugin.guard import guard_of_environment
-from sidecar.vllm_plugin.resolver import ResolverClient, socket_problem
-from sidecar.vllm_plugin.routes import Plugin, routes
-from sidecar.vllm_plugin.vllm_internals import (
+from .adapters import Adapters, SidecarResolver
+from .coverage import install
+from .guard import guard_of_environment
+from .resolver import ResolverClient, socket_problem
+from .routes import Plugin, routes
+from .vllm_internals import (
     VllmServer,
     complaints,
     resolver_complaints,

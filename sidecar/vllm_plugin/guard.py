@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sidecar.vllm_plugin.server import Forbidden, UnsupportedBody
+from .server import Forbidden, UnsupportedBody
 
 STORE_VARIABLE = "LORAPLANE_STORE"
 TOKEN_VARIABLE = "LORAPLANE_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from sidecar.vllm_plugin.protocol import Step, beyond, deviation, expected_key, read_expected
-from sidecar.vllm_plugin.server import ApiServer, EngineAdapter, FilesMissing, Prober
+from .protocol import Step, beyond, deviation, expected_key, read_expected
+from .server import ApiServer, EngineAdapter, FilesMissing, Prober
 
 Answer = tuple[float, ...]
 Proof = Literal["effect", "no_effect", "not_finite", "not_as_expected", "later", "unknown"]

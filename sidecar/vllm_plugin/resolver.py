@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from sidecar.vllm_plugin.guard import is_below
-from sidecar.vllm_plugin.protocol import (
+from .guard import is_below
+from .protocol import (
     MAX_ANSWER_BYTES,
     MAX_QUESTION_BYTES,
     MAX_SOCKET_PATH_BYTES,

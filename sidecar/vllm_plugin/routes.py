@@ -12,10 +12,10 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from sidecar.vllm_plugin.adapters import Adapters
-from sidecar.vllm_plugin.guard import ANYONE_BESIDE, CONTROL_HEADER, Guard
-from sidecar.vllm_plugin.protocol import MAX_EXPECT_CHARACTERS
-from sidecar.vllm_plugin.server import DeadlinePassed, InvalidRequest, PluginError
+from .adapters import Adapters
+from .guard import ANYONE_BESIDE, CONTROL_HEADER, Guard
+from .protocol import MAX_EXPECT_CHARACTERS
+from .server import DeadlinePassed, InvalidRequest, PluginError
 
 if TYPE_CHECKING:
     from starlette.requests import Request

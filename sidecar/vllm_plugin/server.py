@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from sidecar.vllm_plugin.protocol import Step
-from sidecar.vllm_plugin.usage import Usage
+from .protocol import Step
+from .usage import Usage
 
 
 class EngineAdapter(Protocol):

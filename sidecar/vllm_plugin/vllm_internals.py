@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sidecar.vllm_plugin.adapters import SidecarResolver
-from sidecar.vllm_plugin.base_files import base_files
-from sidecar.vllm_plugin.coverage import WORKER_METHOD
-from sidecar.vllm_plugin.protocol import Step
-from sidecar.vllm_plugin.server import EngineAdapter, Prober
-from sidecar.vllm_plugin.usage import NameLocks, RequestStates, Usage
+from .adapters import SidecarResolver
+from .base_files import base_files
+from .coverage import WORKER_METHOD
+from .protocol import Step
+from .server import EngineAdapter, Prober
+from .usage import NameLocks, RequestStates, Usage
 
 _FIELDS = ("lora_name", "lora_int_id", "lora_path")
 
@@ -63,7 +63,7 @@ _CALLS = {"add_lora": ["lora_request"], "remove_lora": ["lora_id"], "list_loras"
 
 
 class VllmServer:
-    """vLLM's API server. Implements `sidecar.vllm_plugin.server.ApiServer`."""
+    """vLLM's API server. Implements `server.ApiServer`."""
 
     def __init__(
         self,

@@ -10,13 +10,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
-from importlib.metadata import EntryPoint, distribution
-from importlib.util import find_spec
 from pathlib import Path
 
 VARIABLE = "LORAPLANE_ENGINE_PYTHON"
 _IN_PROJECT = Path(".venv-engine/bin/python")
+_BESIDE_US = Path(__file__).parents[3]
 
 
 class EngineNotFound(Exception):
@@ -30,8 +28,7 @@ def find_engine_python() -> Path:
         EngineNotFound: there is none.
     """
     named = os.environ.get(VARIABLE)
-    project = Path(__file__).parents[3]
-    for candidate in [Path(named)] if named else [Path.cwd() / _IN_PROJECT, project / _IN_PROJECT]:
+    for candidate in [Path(named)] if named else [Path.cwd() / _IN_PROJECT, _BESIDE_US / _IN_PROJECT]:
         if os.access(candidate, os.X_OK):
             # Not resolved: the link in the environment's folder is what makes it that environment.
             return candidate.absolute()
@@ -43,49 +40,37 @@ def find_engine_python() -> Path:
     return Path(sys.executable)
 
 
-DISTRIBUTION = "loraplane"
-PLUGIN = "loraplane"
-PACKAGE = "sidecar"
+# Of the plugin's distribution, see sidecar/vllm_plugin/pyproject.toml.
+PACKAGE = "loraplane_vllm"
+_INFO = {
+    "METADATA": "Metadata-Version: 2.1\nName: loraplane-vllm\nVersion: 0\n",
+    "entry_points.txt": (
+        f"[vllm.general_plugins]\nloraplane = {PACKAGE}.entry:prepare_process\n"
+        f"[vllm.endpoint_plugins]\nloraplane = {PACKAGE}.entry:Endpoints\n"
+    ),
+}
 # vLLM loads no plugin that adds routes unless it is named, and ours does nothing unless it is told to.
-PLUGIN_VARIABLES = {"VLLM_PLUGINS": PLUGIN, "LORAPLANE_PLUGIN": "1"}
+PLUGIN_VARIABLES = {"VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
 # Names the socket on which the plugin asks the sidecar for names that are not loaded.
 RESOLVER_VARIABLE = "LORAPLANE_RESOLVER"
 # Name what the plugin may be told of, and by whom.
 STORE_VARIABLE = "LORAPLANE_STORE"
 TOKEN_VARIABLE = "LORAPLANE_CONTROL_TOKEN_FILE"  # noqa: S105 - the name of a variable
-_GROUPS = ("vllm.general_plugins", "vllm.endpoint_plugins")
-
-
-class PluginNotInstalled(Exception):
-    """This distribution is installed without the plugin's entry points; the message says what to do."""
 
 
 def plugin_folder(folder: Path) -> Path:
-    """Makes `folder` such a folder, or mends it, and gives it.
-
-    Raises:
-        PluginNotInstalled: our own metadata does not name the plugin.
-    """
-    points = [point for point in distribution(DISTRIBUTION).entry_points if point.group in _GROUPS]
-    spec = find_spec(PACKAGE)
-    if len({point.group for point in points}) != len(_GROUPS) or spec is None or spec.origin is None:
-        raise PluginNotInstalled("this installation has no vLLM plugin: install it anew, with: make install")
-    info = folder / f"{DISTRIBUTION}-{distribution(DISTRIBUTION).version}.dist-info"
+    """Makes `folder` such a folder, or mends it, and gives it."""
+    info = folder / "loraplane_vllm-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    version = distribution(DISTRIBUTION).version
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(_entry_points(points))
-    _link(folder / PACKAGE, Path(spec.origin).parent)
+    for name, text in _INFO.items():
+        (info / name).write_text(text)
+    _link(folder / PACKAGE, _BESIDE_US / "sidecar" / "vllm_plugin")
     return folder
 
 
 def plugin_environment(folder: Path) -> dict[str, str]:
     """What vLLM's environment needs beside, to run the plugin of `folder`."""
     return {"PYTHONPATH": str(folder), **PLUGIN_VARIABLES}
-
-
-def _entry_points(points: Iterable[EntryPoint]) -> str:
-    return "".join(f"[{point.group}]\n{point.name} = {point.value}\n" for point in points)
 
 
 def _link(link: Path, target: Path) -> None:

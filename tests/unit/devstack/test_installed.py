@@ -6,7 +6,6 @@ import importlib.util
 import runpy
 import sys
 from contextlib import nullcontext
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,20 +13,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-import sidecar
 from registry.tools import devstack
 from registry.tools.devstack import engine_environment, engine_install, tiny_adapters, tiny_model
 from registry.tools.devstack.engine_environment import (
     PACKAGE,
     VARIABLE,
     EngineNotFound,
-    PluginNotInstalled,
     find_engine_python,
     plugin_environment,
     plugin_folder,
 )
 from registry.tools.devstack.engine_install import InstallFailed, install
 from registry.tools.devstack.tiny_adapters import write_adapter
+from sidecar import vllm_plugin
 
 
 def interpreter(folder: Path) -> Path:
@@ -46,7 +44,7 @@ def places(tmp_path, monkeypatch) -> SimpleNamespace:
     made.here.mkdir()
     monkeypatch.chdir(made.here)
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(engine_environment, "__file__", str(made.project / "registry" / "tools" / "devstack" / "x.py"))
+    monkeypatch.setattr(engine_environment, "_BESIDE_US", made.project)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     return made
 
@@ -122,54 +120,17 @@ def test_another_python_is_refused_before_anything_is_made(tmp_path, monkeypatch
     assert steps.did[-1:] == ([] if is_refused else [IMPORT])
 
 
-POINTS = [
-    EntryPoint("loraplane", "a:general", "vllm.general_plugins"),
-    EntryPoint("loraplane", "a:endpoint", "vllm.endpoint_plugins"),
-    EntryPoint("loraplane", "a:command", "console_scripts"),
-]
-
-
-def test_vllm_finds_our_entry_points_there_and_nothing_else(tmp_path, monkeypatch):
-    """The package is that of this installation: one that moved, or is another, would leave vLLM with the old plugin, or
-    none.
-    """
-    found = SimpleNamespace(entry_points=POINTS, version="1.2.3")
-    monkeypatch.setattr(engine_environment, "distribution", lambda name: found if name == "loraplane" else None)
-    assert plugin_folder(tmp_path / "deep" / "plugin") == tmp_path / "deep" / "plugin"
-    info = tmp_path / "deep" / "plugin" / "loraplane-1.2.3.dist-info"
-    assert (info / "METADATA").read_text() == "Metadata-Version: 2.1\nName: loraplane\nVersion: 1.2.3\n"
-    assert (info / "entry_points.txt").read_text() == (
-        "[vllm.general_plugins]\nloraplane = a:general\n[vllm.endpoint_plugins]\nloraplane = a:endpoint\n"
-    )
-    expected = {"PYTHONPATH": str(tmp_path), "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
-    assert plugin_environment(tmp_path) == expected
-    monkeypatch.undo()
-    ours = Path(sidecar.__file__).parent
+def test_vllm_finds_the_plugin_of_this_installation(tmp_path):
+    """One that moved, or is another, would leave vLLM with the old plugin, or none."""
+    folder = tmp_path / "deep" / "plugin"
     for _ in range(2):
-        assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
-    (tmp_path / PACKAGE).unlink()
-    (tmp_path / PACKAGE).symlink_to(tmp_path / "gone")
-    assert (plugin_folder(tmp_path) / PACKAGE).readlink() == ours
-
-
-HERE = SimpleNamespace(origin="/x/y.py")
-
-
-@pytest.mark.parametrize(
-    ("points", "spec"),
-    [
-        *((POINTS[1:], HERE), (POINTS[:1], HERE), ([*POINTS[:1]] * 2, HERE), ([], HERE)),
-        *((POINTS, None), (POINTS, SimpleNamespace(origin=None))),
-    ],
-    ids=["no general", "no endpoint", "one twice", "none", "no package", "a package without files"],
-)
-def test_an_installation_without_the_plugin_is_told_before_anything_is_written(tmp_path, monkeypatch, points, spec):
-    found = SimpleNamespace(entry_points=points, version="1")
-    monkeypatch.setattr(engine_environment, "distribution", lambda _: found)
-    monkeypatch.setattr(engine_environment, "find_spec", lambda _: spec)
-    with pytest.raises(PluginNotInstalled, match="make install"):
-        plugin_folder(tmp_path / "plugin")
-    assert not (tmp_path / "plugin").exists()
+        assert plugin_folder(folder) == folder
+        assert (folder / PACKAGE).readlink() == Path(vllm_plugin.__file__).parent
+    (folder / PACKAGE).unlink()
+    (folder / PACKAGE).symlink_to(tmp_path / "gone")
+    assert (plugin_folder(folder) / PACKAGE).readlink() == Path(vllm_plugin.__file__).parent
+    expected = {"PYTHONPATH": str(folder), "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
+    assert plugin_environment(folder) == expected
 
 
 @pytest.mark.parametrize("name", ["demo", "engine_install", "reference", "tiny_adapters", "tiny_model"])
