@@ -7,6 +7,7 @@ import json
 from typing import Any, Never
 
 import pytest
+import structlog.testing
 from grpc import StatusCode
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -24,17 +25,23 @@ from tests.support.residency_world import Replicas
 
 @served
 async def test_what_was_written_is_told_with_the_revision_that_it_has(served):
-    """R1: an etag that is told can be written upon, also where nothing was changed and others wrote since."""
+    """R1: an etag that is told can be written upon, also where nothing was changed and others wrote since.
+
+    W9: a dry run changes nothing, and no log says that it did.
+    """
     etcd = served.etcd
     pool = await served.make_pool()
     before = etcd.store.revision
-    checked = await served.call("ApplyAdapters", change_set(put("acme/a"), validate_only=True))
+    with structlog.testing.capture_logs() as logged:
+        checked = await served.call("ApplyAdapters", change_set(put("acme/a"), validate_only=True))
     assert [one.outcome for one in checked.results] == [pb.AdapterResult.CREATED]
-    assert etcd.store.revision == before, "W9"
+    assert (etcd.store.revision, [one["event"] for one in logged if one["event"] == "change_settled"]) == (before, [])
     assert pool.etag == str(etcd.store.revision)
     tenant = await served.call("SetTenant", pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=5)))
     assert (tenant.name, tenant.etag) == ("acme", str(etcd.store.revision))
-    reply = await served.call("ApplyAdapters", change_set(put("acme/a"), request_id="req-1"))
+    with structlog.testing.capture_logs() as logged:
+        reply = await served.call("ApplyAdapters", change_set(put("acme/a"), request_id="req-1"))
+    assert [one["revision"] for one in logged if one["event"] == "change_settled"] == [reply.revision]
     [made] = reply.results
     assert (made.outcome, made.adapter.etag, reply.request_id) == (
         pb.AdapterResult.CREATED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -269,6 +270,9 @@ def test_the_newest_ten_events_are_shown(cli, store):
     told = cli("describe", "adapter", "sql").lines
     shown = told[told.index("Last events:") + 2 :]
     assert [line.split()[2] for line in shown] == [str(at) for at in range(2, 12)]
+    (asked,) = store.asked("ListChanges")
+    ago = datetime.now(UTC) - datetime.fromisoformat(asked.since)
+    assert timedelta(days=1) <= ago < timedelta(days=2)
     store.answers["ListChanges"] = [pb.ListChangesResponse()]
     store.answers["WatchRollout"] = [[rollout(SERVING, *[LATE] * 10)]]
     told = cli("describe", "adapter", "sql").lines

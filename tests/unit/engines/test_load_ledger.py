@@ -35,6 +35,20 @@ def test_nothing_that_stands_in_the_way_keeps_it_from_being_written(tmp_path):
     assert (tmp_path / "file.json").read_bytes() == b"new"
 
 
+def test_what_replaces_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """R12 crash-only: a power cut leaves the old one or the new one, whole."""
+    file, synced = tmp_path / "file.json", list[tuple[bytes, bytes]]()
+    file.write_bytes(b"old")
+
+    def note(descriptor: int) -> None:
+        if (path := Path(f"/proc/self/fd/{descriptor}")).is_file():
+            synced.append((path.read_bytes(), file.read_bytes()))
+
+    monkeypatch.setattr(module.os, "fsync", note)
+    write_synced(file, b"new")
+    assert (synced, file.read_bytes()) == ([(b"new", b"old")], b"new")
+
+
 @pytest.fixture(params=["disk", "memory"])
 def folder(request, tmp_path) -> Path | None:
     return tmp_path if request.param == "disk" else None

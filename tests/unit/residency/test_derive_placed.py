@@ -133,6 +133,7 @@ def test_members_that_are_not_remembered(world, monkeypatch):
     monkeypatch.setattr(pool, "REMEMBERED", 3)
     world.alive("r1")
     world.put("a", placement=Placement(replicas=99))
+    world.put("of others", placement=Placement(replicas=99, selector={"zone": "a"}))
     world.says("r1", stale=True)
     assert world.states("a") == {"r1": (UNKNOWN, "stale")}, "that comes first"
     world.says("r1", **among(members("r1")))
@@ -141,6 +142,7 @@ def test_members_that_are_not_remembered(world, monkeypatch):
         world.alive(f"r{i}")
         world.look()
     assert world.states("a")["r1"] == (UNKNOWN, "membership_not_seen")
+    assert world.states("of others") == {}, "it cannot have been placed there"
 
 
 def test_canaries(world):

@@ -165,6 +165,14 @@ def test_a_request_id_that_is_used_up_is_not_asked_with_again():
     assert first != second
 
 
+def test_what_was_refused_is_remembered_no_longer_than_its_rollout():
+    """X3 given-back."""
+    used_up = InvalidArgument(Reason.REQUEST_ID_REUSED, "it was refused", field="request_id")
+    played = World(rolled(0, "acme/a"), rolled(300, "b"), refusals=[used_up])
+    assert played.play()
+    assert ([change.name for _, change, _ in played.asked], played.conductor._attempts) == (["acme/a"] * 2 + ["b"], {})
+
+
 def test_while_it_is_not_known_what_became_of_one_change_no_other_is_begun():
     """W3 idempotent, W8, R13: a store that does not answer would be asked by all rollouts, each for its whole time."""
     played = World(DUE, rolled(0, "acme/z"), refusals=[AWAY] * 3)

@@ -86,6 +86,27 @@ async def test_a_rollout_is_told_whenever_it_changes_until_it_is_done(etcd: Play
 
 
 @played
+async def test_a_rollout_is_done_as_it_stands_at_a_single_revision(etcd: PlayedEtcd, monkeypatch):
+    """R9: what is followed may be of different ones."""
+    watched, read = Watched(etcd), watching.read_pool
+
+    async def later(*asked: Any) -> Any:
+        monkeypatch.setattr(watching, "read_pool", read)
+        await watched.replicas.alive("r3")
+        return await read(*asked)
+
+    monkeypatch.setattr(watching, "read_pool", later)
+    await watched.alive()
+    at = watched.put("a")
+    for name in NAMES:
+        await watched.says(name, at)
+    async with aclosing(watched.rollout("a")) as rollouts:
+        assert told(await anext(rollouts)) == (False, ["r3 no_status"])
+        await watched.says("r3", at)
+        assert [told(one) async for one in rollouts][-1] == (True, [])
+
+
+@played
 async def test_what_comes_while_a_rollout_is_looked_at_is_told_next(etcd: PlayedEtcd, monkeypatch):
     """R9: with nothing else that would make anybody look again."""
     watched, derive = Watched(etcd), AdapterStreams._derive

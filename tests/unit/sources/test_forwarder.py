@@ -69,13 +69,16 @@ def test_requests_follow_each_other_as_the_host_itself_would_get_them(site, aske
         "GET {url}\x7f HTTP/1.1",
         "GET {url} HTTP/1.1\r\nContent-Length: 9",
         "GET {url} HTTP/1.1\r\nX: " + "x" * MAX_HEAD_BYTES,
+        "GET {url} HTTP/1.1\r\n",
     ],
-    ids=["POST", "CONNECT", "elsewhere", "control character", "body", "long"],
+    ids=["POST", "CONNECT", "elsewhere", "control character", "body", "long", "broken off"],
 )
 def test_nothing_else_passes(site, asked, head):
     """X2: whoever on this host finds the port reaches nothing by it but what they could reach before."""
     asked.connect()
-    asked.sock.sendall(head.replace("{url}", url(site)).encode() + b"\r\n\r\n")
+    whole = head if head.endswith("\n") else f"{head}\r\n\r\n"
+    asked.sock.sendall(whole.replace("{url}", url(site)).encode())
+    asked.sock.shutdown(socket.SHUT_WR)
     assert asked.sock.recv(1) == b""
     assert site.seen == []
 

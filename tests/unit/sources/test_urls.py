@@ -138,6 +138,8 @@ def test_a_name_without_an_address_cannot_be_reached(monkeypatch):
     ("url", "is_allowed"),
     [
         ("https://cdn.example/x", True),
+        ("https://[2001:db8::1]/x", True),
+        ("https://[2001:db8::1]:8443/x", False),
         ("http://cdn.example/x", False),
         ("https://cdn.example:8443/x", False),
         ("http://own.test/a/x", True),
