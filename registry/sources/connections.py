@@ -13,6 +13,7 @@ read to its end and nothing came after it, for that would be taken for the answe
 from __future__ import annotations
 
 import math
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator
@@ -308,6 +309,7 @@ FIRST_REQUEST_SECONDS = 10.0
 MAX_DIGITS = 18  # of a length
 _PASSED = frozenset({b"content-length", b"content-range", b"etag", b"last-modified"})
 _WHOLE_OR_PART = frozenset({200, 206})
+_BODY = re.compile(rb"content-length:.*[1-9]|transfer-encoding:", re.IGNORECASE)
 
 
 class Forwarder:
@@ -386,10 +388,12 @@ class Forwarder:
 
 
 def _head(requests: BinaryIO) -> list[str]:
-    """The lines of a request's head; none: it has no end, or is too long."""
+    """The lines of a request's head; none: it has no end, is too long, or announces a body."""
     lines: list[bytes] = []
     while (line := requests.readline(MAX_HEAD_BYTES)).strip():
         lines.append(line)
         if sum(map(len, lines)) > MAX_HEAD_BYTES:
             return []
-    return [one.decode("ascii", "ignore").strip() for one in lines] if line else []
+    if not line or any(map(_BODY.match, lines)):
+        return []
+    return [one.decode("ascii", "ignore").strip() for one in lines]

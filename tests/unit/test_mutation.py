@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TextIO
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.support.mutants.copies import ROOT
 from tests.support.mutation import executed as measuring
 from tests.support.mutation import trial
 from tests.support.mutation.__main__ import Results, drawn, kept, unit_tests
-from tests.support.mutation.executed import Executed, importers, product_files, readers
+from tests.support.mutation.executed import Executed, NotMeasured, importers, product_files, readers
 from tests.support.mutation.forks import replaced
 from tests.support.mutation.kinds import Mutation, mutations
 from tests.support.mutation.page import REASONS, kept_reasons, page, score
@@ -283,6 +284,20 @@ def test_what_a_test_waits_for_a_processor_is_no_time_of_it(monkeypatch):
             hook.send(SimpleNamespace(duration=2.0))
         took.append(ended.value.value.duration)
     assert took[1:] == [1.5, 0.0]
+
+
+@pytest.mark.parametrize("end", ["1 failed, 2 passed", "INTERNALERROR> ZeroDivisionError\n\n3 passed"])
+def test_where_not_all_tests_pass_nothing_is_measured(tmp_path, monkeypatch, end):
+    """Or what no test is seen to execute would be told as unnoticed."""
+
+    def run(_: object, *, stdout: TextIO, **__: object) -> SimpleNamespace:
+        stdout.write(end)
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(measuring.subprocess, "run", run)
+    (tmp_path / "pyproject.toml").touch()
+    with pytest.raises(NotMeasured):
+        measuring.executed(tmp_path, ["tests"], tmp_path / "kept", 1)
 
 
 def test_seeds_of_the_simulation_have_time_of_their_own(tree, monkeypatch):

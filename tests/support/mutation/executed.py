@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def executed(root: Path, tests: Sequence[str], cache: Path, workers: int) -> Exe
         temporary = kept.with_suffix(".tmp")
         temporary.write_text(json.dumps(made))
         temporary.rename(kept)
-    return _read(json.loads(kept.read_text()))
+    return _parsed(json.loads(kept.read_text()))
 
 
 def _measure(root: Path, tests: Sequence[str], cache: Path, workers: int) -> dict[str, object]:
@@ -139,7 +140,7 @@ def _measure(root: Path, tests: Sequence[str], cache: Path, workers: int) -> dic
     with log.open("w") as told:
         done = subprocess.run(command, cwd=root, env=environment, stdout=told, stderr=subprocess.STDOUT, check=False)
     # What it says of coverage that is too low is none of our business: fail_under has an exit code of failures, too.
-    if done.returncode and " failed" in log.read_text()[-2000:]:
+    if done.returncode and any(word in log.read_text()[-2000:] for word in (" failed", "INTERNALERROR")):
         raise NotMeasured(f"tests fail without any change, mend that first: {log}")
     found = CoverageData(basename=str(data))
     found.read()
@@ -157,6 +158,7 @@ def _measure(root: Path, tests: Sequence[str], cache: Path, workers: int) -> dic
 
 
 _waited_seconds = 0.0
+_read_at = os.pread  # a test may have replaced it when it is asked
 
 
 @pytest.hookimpl(wrapper=True)
@@ -171,7 +173,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def _waited_for_processor() -> float:
     """Seconds for which this process could have run since its start, and did not."""
-    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    return int(_read_at(_schedule(), 100, 0).split()[1]) / 1e9
+
+
+@cache
+def _schedule() -> int:
+    return os.open("/proc/self/schedstat", os.O_RDONLY)
 
 
 def importers(root: Path) -> dict[str, list[str]]:
@@ -251,7 +258,7 @@ def _durations(told: str) -> dict[str, float]:
     return dict(seconds)
 
 
-def _read(kept: dict[str, object]) -> Executed:
+def _parsed(kept: dict[str, object]) -> Executed:
     tests: list[str] = kept["tests"]  # type: ignore[assignment]
     lines: dict[str, dict[str, list[int]]] = kept["lines"]  # type: ignore[assignment]
     return Executed(

@@ -95,12 +95,13 @@ async def test_a_rollout_is_done_as_it_stands_at_a_single_revision(etcd: PlayedE
         await watched.replicas.alive("r3")
         return await read(*asked)
 
-    monkeypatch.setattr(watching, "read_pool", later)
     await watched.alive()
     at = watched.put("a")
-    for name in NAMES:
-        await watched.says(name, at)
+    await watched.says("r1", at)
     async with aclosing(watched.rollout("a")) as rollouts:
+        assert told(await anext(rollouts)) == (False, ["r2 no_status"])
+        monkeypatch.setattr(watching, "read_pool", later)
+        await watched.says("r2", at)
         assert told(await anext(rollouts)) == (False, ["r3 no_status"])
         await watched.says("r3", at)
         assert [told(one) async for one in rollouts][-1] == (True, [])

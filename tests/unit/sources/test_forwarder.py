@@ -68,15 +68,16 @@ def test_requests_follow_each_other_as_the_host_itself_would_get_them(site, aske
         "GET http://evil.test/a HTTP/1.1",
         "GET {url}\x7f HTTP/1.1",
         "GET {url} HTTP/1.1\r\nContent-Length: 9",
+        "GET {url} HTTP/1.1\r\nTransfer-Encoding: chunked",
         "GET {url} HTTP/1.1\r\nX: " + "x" * MAX_HEAD_BYTES,
-        "GET {url} HTTP/1.1\r\n",
+        "GET {url} HTTP/1.1\r\nHost: store.test\r\n",
     ],
-    ids=["POST", "CONNECT", "elsewhere", "control character", "body", "long", "broken off"],
+    ids=["POST", "CONNECT", "elsewhere", "control character", "body", "chunks", "long", "broken off"],
 )
 def test_nothing_else_passes(site, asked, head):
     """X2: whoever on this host finds the port reaches nothing by it but what they could reach before."""
     asked.connect()
-    whole = head if head.endswith("\n") else f"{head}\r\n\r\n"
+    whole = head if head.endswith("\n") else f"{head}\r\nHost: store.test\r\n\r\n"
     asked.sock.sendall(whole.replace("{url}", url(site)).encode())
     asked.sock.shutdown(socket.SHUT_WR)
     assert asked.sock.recv(1) == b""
