@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import re
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -18,24 +14,20 @@ import typer
 
 from registry.cli import options
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, CommandFailure, Exit, not_found, usage
+from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
+from registry.cli.sidecars import ask_sidecar, sidecar_address
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events, ring_events
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
 from registry.model.errors import Reason
-from registry.model.messages import Plain
-from registry.model.stored import read_json
 
 # Of more, the newest are shown.
 MAX_SHOWN = 10_000
 _POLL_SECONDS = 2.0
 # Admin services write times of their own clocks, and one change may be stored after a later one.
 _OVERLAP = timedelta(seconds=60)
-_MAX_RING_BYTES = 4 * 1024 * 1024
-_MAX_REFUSAL_BYTES = 4096
 _SPAN = re.compile(r"([0-9]{1,6})([smhd])")
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 # Longer than anything is kept.
 _LONGEST = timedelta(days=366)
@@ -135,74 +127,6 @@ def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: _Chosen) -
             note(f"{len(page.unreadable)} audit records cannot be read, and are left out: {page.unreadable[0]}, …")
     for replica in replicas_of(client, pool):
         yield from replica_events(replica, with_pending=with_pending)
-
-
-def ask_sidecar(address: tuple[str, int], path: str, seconds: float) -> Plain:
-    """What a sidecar answers at a path of its port.
-
-    Raises:
-        CliError: it does not answer in that time, or not with a JSON object.
-    """
-    host, port = address
-    connection = http.client.HTTPConnection(host, port, timeout=seconds)
-    try:
-        with _cut_after(seconds, connection):
-            connection.request("GET", path)
-            reply = connection.getresponse()
-            body = reply.read(_MAX_RING_BYTES + 1)
-        answer = read_json(body) if reply.status == http.client.OK and len(body) <= _MAX_RING_BYTES else None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _unreached(host, port, path, f"{error}" or type(error).__name__) from error
-    finally:
-        connection.close()
-    if not isinstance(answer, dict):
-        why = _refusal(body) or f"status {reply.status}, and no {path[1:]}: is it a sidecar, and of this release?"
-        raise _unreached(host, port, path, why)
-    return answer
-
-
-def _refusal(body: bytes) -> str:
-    """What a sidecar says of a request that it refused; empty: nothing."""
-    with suppress(ValueError):
-        match read_json(body[:_MAX_REFUSAL_BYTES]):
-            case {"error": str(message)}:
-                return message
-    return ""
-
-
-@contextmanager
-def _cut_after(seconds: float, connection: http.client.HTTPConnection) -> Iterator[None]:
-    """Connects, and ends the connection when the time is up: its own timeout is that of each byte."""
-    connection.connect()
-    alarm = threading.Timer(seconds, _cut, [connection.sock])
-    alarm.daemon = True
-    alarm.start()
-    try:
-        yield
-    finally:
-        alarm.cancel()
-
-
-def _cut(sock: socket.socket) -> None:
-    with suppress(OSError):  # the other side may have ended it
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-def _unreached(host: str, port: int, path: str, why: str) -> CliError:
-    message = f"no {path[1:]} of a sidecar at {host}:{port}: {why}; --sidecar takes what the sidecar's --http says"
-    return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.SIDECAR_UNAVAILABLE, message))
-
-
-def sidecar_address(text: str) -> tuple[str, int]:
-    """Host and port of what --sidecar names.
-
-    Raises:
-        CliError: it is no HOST:PORT.
-    """
-    match = _ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise usage(f"--sidecar {text}: write HOST:PORT, such as 127.0.0.1:7602")
-    return match[1].strip("[]"), int(match[2])
 
 
 def _span(text: str) -> timedelta:

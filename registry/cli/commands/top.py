@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from registry.cli import options
-from registry.cli.commands.events import ask_sidecar, sidecar_address
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
+from registry.cli.sidecars import ask_sidecar, sidecar_address
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
 from registry.cli.views.replica_view import ReplicaView

@@ -93,7 +93,7 @@ BROKEN = {
     "config set-context c": [f"{COMMANDS}.config.check_address", "registry.cli.contexts.json.dumps"],
     "config get-contexts": ["registry.cli.contexts._context", "registry.cli.contexts.check_own_path"],
     "drain r1 --wait": [f"{CLIENT}.get_replica", f"{COMMANDS}.replicas.activity_of"],
-    "events --sidecar 127.0.0.1:1": [f"{COMMANDS}.events._cut_after"],
+    "events --sidecar 127.0.0.1:1": ["registry.cli.sidecars._page"],
     "pool update dev --max-rank 3": [f"{CLIENT}.get_pool"],
     "pool create p --base-model tiny --from base": ["registry.cli.local_adapters.read_base"],
     "top": [f"{COMMANDS}.top.activity_of"],

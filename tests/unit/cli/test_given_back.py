@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from registry.cli import apply
-from registry.cli.commands import adapters, events
+from registry.cli.commands import adapters
 from registry.cli.doctor import collect
 
 
@@ -22,15 +22,6 @@ def test_after_an_editor_that_fails_an_interrupt_means_what_it_did():
     with pytest.raises(Failed), adapters._left_to_the_editor(signal.SIGINT):
         raise Failed
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_after_a_connection_that_fails_no_alarm_is_left(monkeypatch):
-    """X3 given-back."""
-    timer = mock.Mock()
-    monkeypatch.setattr(events.threading, "Timer", timer)
-    with pytest.raises(Failed), events._cut_after(60, mock.Mock()):
-        raise Failed
-    timer.return_value.cancel.assert_called_once_with()
 
 
 def test_after_a_look_at_etcd_that_fails_no_connection_is_left(monkeypatch):

@@ -92,7 +92,7 @@ def test_who_is_not_reached_is_told_in_one_line(cli, admin):
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
 def test_who_answers_a_byte_at_a_time_holds_nobody_up(cli, admin, begun):
-    """X2: a status says where its sidecar listens, and each byte in time would keep the command for good."""
+    """X2, X3 given-back: a status says where its sidecar listens; with each byte in time it would keep the command."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         dripping = thread.submit(_drip, server, begun, ended)
