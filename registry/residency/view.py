@@ -298,7 +298,12 @@ def not_understood(view: PoolView) -> int | None:
 
 
 def is_understood(view: PoolView, since: int) -> bool:
-    """True if each status speaks of records and of live replicas that are known; `since`: from when all records are."""
+    """True if each status speaks of records and of live replicas that are known; `since`: from when all records are.
+
+    One that is held back speaks of later records; where none before it counts, nothing would be known of its replica.
+    """
+    if any(one.status is None and one.newest is not None for one in view.everybody.values()):
+        return False
     return not any(names_unknown or status.observed_revision < since for _, status, names_unknown in _speaking(view))
 
 

@@ -103,6 +103,7 @@ def test_a_status_of_a_later_revision(world):
     world.put("a")
     world.says("r1", world.revision + 1)
     assert world.states("a") == {"r1": (PENDING, "no_status")}
+    assert not is_understood(world.view, 0), "nothing is known of it yet"
     world.says("r1", world.revision + 1, stale=True)
     assert world.states("a") == {"r1": (UNKNOWN, "stale")}
     world.says("r1", pending=[Pending(name="a", generation=1, reason="staging")])
@@ -110,6 +111,7 @@ def test_a_status_of_a_later_revision(world):
     world.says("r1", world.revision + 1)
     assert world.states("a") == {"r1": (PENDING, "staging")}
     assert is_held_back(world.view, world.values)
+    assert is_understood(world.view, 0)
     world.revision += 1
     assert world.states("a") == {"r1": (SERVING, "")}
     assert not is_held_back(world.view, world.values)

@@ -492,6 +492,28 @@ async def test_what_is_not_understood_is_not_told_with_what_proves_that_it_is_ne
 
 
 @played
+async def test_who_comes_back_keeps_its_place_though_the_records_are_heard_of_late(etcd: PlayedEtcd):
+    """R24: its new status speaks of a record that is not known yet, and there is none before it that counts."""
+    board, seen = Board(etcd), list[list[Any]]()
+    await board.served("a")
+    async with board.hub.look(POOL) as one:
+        updates = one.follow()
+        await anext(updates)
+        [adapters] = [watch for watch in etcd.links["m0"].member.watches if watch.whose[1] == ADAPTERS]
+        unmute = adapters.mute()
+        board.put("b")
+        await board.replicas.gone("r1")
+        await board.replicas.restarts("r1", etcd.store.revision)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2):
+                await anext(updates)
+        seen.append(state(one, "a"))
+        unmute()
+        await asyncio.sleep(1)
+    assert [*seen, state(one, "a"), state(one, "b")] == [[SERVING]] * 3
+
+
+@played
 async def test_no_answer_is_given_between_one_that_leaves_and_one_that_is_not_understood_yet(etcd: PlayedEtcd):
     """R24, R20: a new replica's status speaks of a revision that no record told of."""
     board, seen = Board(etcd), list[dict[str, int]]()
