@@ -31,7 +31,7 @@ from registry.etcd3.options import ClientOptions
 from registry.model.keys import Keys
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer
-from registry.transactions.context import Caller, TxnLimits
+from registry.transactions.context import ANONYMOUS, Caller, TxnLimits
 from registry.transactions.validate import make_apply, make_upsert
 from tests.support.fleet import POOL
 
@@ -61,7 +61,7 @@ async def _shape(store: Store) -> Txn:
     writer = Writer(recorder, Keys(), TxnLimits(), gate, rng=random.Random(1))  # noqa: S311 - jitter
     spec = {"source": {"uri": uri_of("tenant-0/recorded"), "digest": DIGEST}}
     change = make_apply(POOL, [make_upsert("tenant-0/recorded", spec, "", field="changes[0]")])
-    caller = Caller("anonymous", "unauthenticated", f"auto-{'0' * 24}", request_id_given=False)
+    caller = Caller(ANONYMOUS, f"auto-{'0' * 24}", request_id_given=False)
     await writer.change(change, caller, Deadline.of(10), validate_only=False)
     await recorder.aclose()
     check(recorder.last is not None, "the writer sent no transaction")

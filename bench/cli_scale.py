@@ -33,7 +33,7 @@ from registry.model.records import SourceSpec
 from registry.model.status import Pending
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer
-from registry.transactions.context import Caller, TxnLimits
+from registry.transactions.context import ANONYMOUS, Caller, TxnLimits
 from registry.transactions.validate import make_apply, make_upsert
 from tests.support.fleet import POOL
 from tests.support.residency_world import Replicas
@@ -186,7 +186,7 @@ async def _shapes(store: Store) -> list[Txn]:
         writer = Writer(recorder, Keys(), TxnLimits(max_ops=1024), gate, rng=random.Random(1))  # noqa: S311 - jitter
         specs = [(name, {"source": {"uri": uri_of(name), "digest": DIGEST}}) for name in part]
         change = make_apply(POOL, [make_upsert(name, spec, "", field="changes") for name, spec in specs])
-        caller = Caller("anonymous", "unauthenticated", f"auto-{number:024}", request_id_given=False)
+        caller = Caller(ANONYMOUS, f"auto-{number:024}", request_id_given=False)
         await writer.change(change, caller, Deadline.of(10), validate_only=False)
         await recorder.aclose()
         assert recorder.last is not None

@@ -42,10 +42,10 @@ from registry.runtime.clock import Deadline
 from registry.runtime.supervisor import Keep, keep_once
 from registry.store.writer import Writer
 from registry.transactions.changes import HaltRollout, PromoteRollout
-from registry.transactions.context import CONDUCTOR, Caller
+from registry.transactions.context import CONDUCTOR, Caller, Credential, Principal
 from registry.transactions.decode import read_adapter
 
-PRINCIPAL = "loraplane-admin"
+PRINCIPAL = Principal("loraplane-admin", CONDUCTOR, Credential.SERVICE)
 _ACT_SECONDS = 10.0
 # Between two looks at a pool, however fast its replicas report, give or take a half.
 _PAUSE_SECONDS = 0.2
@@ -180,7 +180,7 @@ class PoolController:
 
     async def _change(self, verb: str, change: PromoteRollout | HaltRollout, due: Due) -> bool:
         request_id = conductor_request_id(verb, due.record, self._attempts.get(due.kv.key, 0))
-        caller = Caller(PRINCIPAL, CONDUCTOR, request_id, request_id_given=True)
+        caller = Caller(PRINCIPAL, request_id, request_id_given=True)
         about = {"pool": change.pool, "name": change.name, "generation": change.generation, "request_id": request_id}
         try:
             settled = await self._shared.writer.change(change, caller, Deadline.of(_ACT_SECONDS), validate_only=False)

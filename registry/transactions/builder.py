@@ -81,8 +81,8 @@ def _request_put(reply: ChangeReply | None, context: Context) -> Put:
 def _audit_put(draft: TxnBuilder, context: Context) -> Put:
     record = AuditRecord(
         at=context.at,
-        principal=context.caller.principal,
-        role=context.caller.role,
+        principal=context.caller.principal.name,
+        role=context.caller.principal.role,
         request_id=context.caller.request_id,
         method=draft.method,
         changes=list(draft.audit),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import assert_never
 from urllib.parse import quote
 
@@ -26,27 +27,52 @@ class TxnLimits:
 UNAUTHENTICATED, OPERATOR, CONDUCTOR = "unauthenticated", "operator", "conductor"
 
 
+class Credential(StrEnum):
+    """How a principal is known. The words stand in keys of etcd, where roles stood once."""
+
+    NONE = ""
+    CERTIFICATE = "operator"
+    SERVICE = "conductor"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who somebody is: `name` as `credential` has it; and what they may do, by `role`, which can change."""
+
+    name: str
+    role: str
+    credential: Credential
+
+    @property
+    def space(self) -> str:
+        """Where the request ids of this principal stand, so that nobody else can take one; "" for all that are unknown.
+
+        It has a colon, which a quoted name has not, so that a credential never reads as a part of somebody's name. The
+        role is no part of it: whoever gets another one is answered the same when a request is repeated.
+        """
+        return f"{self.credential}:{quote(self.name, safe='')}" if self.credential else ""
+
+
+ANONYMOUS = Principal("anonymous", UNAUTHENTICATED, Credential.NONE)
+
+
+def operator(common_name: str) -> Principal:
+    """Somebody who showed a certificate of our authority."""
+    return Principal(common_name, OPERATOR, Credential.CERTIFICATE)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """Who asks for a change.
 
     `request_id_given`: the id is the caller's own, so a replay may come, also of what changes nothing. `repeats`: this
     call may be the replay, and one before it under way at another admin service.
     """
 
-    principal: str
-    role: str
+    principal: Principal
     request_id: str
     request_id_given: bool
     repeats: bool = False
-
-    @property
-    def space(self) -> str:
-        """Where the ids of this caller stand, so that nobody else can take one; "" for all callers that are not known.
-
-        It has a colon, which a quoted name has not, so that a role never reads as a part of somebody's name.
-        """
-        return "" if self.role == UNAUTHENTICATED else f"{self.role}:{quote(self.principal, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +98,7 @@ class Context:
     @property
     def request_key(self) -> bytes:
         """Where the request record stands."""
-        return self.keys.request(self.caller.request_id, self.caller.space)
+        return self.keys.request(self.caller.request_id, self.caller.principal.space)
 
     @property
     def earlier_request_key(self) -> bytes | None:
@@ -80,9 +106,8 @@ class Context:
 
         The conductor does not: its changes carry etags, so that none is made twice, and its old ids can be guessed.
         """
-        if not self.caller.space or self.caller.role == CONDUCTOR:
-            return None
-        return self.keys.request(self.caller.request_id)
+        is_looked_for = self.caller.principal.credential is Credential.CERTIFICATE
+        return self.keys.request(self.caller.request_id) if is_looked_for else None
 
 
 AdapterState = Present[AdapterRecord] | Damaged | Absent

@@ -277,7 +277,7 @@ def plan_drain(change: DrainReplica, view: ReadSet, context: Context) -> Planned
         present_pool(view, keys, pool)
         message = f"no replica {name!r} lives in pool {pool!r}; loraplane get replicas lists those that do"
         raise NotFound(Reason.REPLICA_NOT_FOUND, message, field="name")
-    order = DrainOrder(pool=pool, replica=name, drain=change.drain, at=context.at, by=context.caller.principal)
+    order = DrainOrder(pool=pool, replica=name, drain=change.drain, at=context.at, by=context.caller.principal.name)
     same = _is_so(change, presence, before)
     key = keys.drain(pool, name)
     told = AuditChange(kind="replica", name=name, before=_shown_order(before), after=shown(order))

@@ -194,7 +194,7 @@ def plan_restore(change: RestoreHistory, view: ReadSet, context: Context) -> Pla
     wanted = {one.generation: one for one in (*change.generations, *_as_deleted(change.last, context))}
     newest, last = max([*standing, *wanted], default=0), max(standing, default=0)
     taken = [one for number, one in sorted(wanted.items()) if number > max(last, newest - HISTORY_KEPT)]
-    by = Restoration(principal=context.caller.principal, at=context.at)
+    by = Restoration(principal=context.caller.principal.name, at=context.at)
     records = [one.model_copy(update={"restored_by": by}) for one in taken[:1]]
     compare = [absent(keys.history(change.pool, change.name, one.generation)) for one in records]
     draft = TxnBuilder(

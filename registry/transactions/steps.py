@@ -169,7 +169,7 @@ def _replace(
             "generation": _checked(record.generation + 1),
             "spec": wanted,
             "updated_at": context.at,
-            "updated_by": context.caller.principal,
+            "updated_by": context.caller.principal.name,
             "request_id": context.caller.request_id,
             "rollout": rollout_of(record, wanted) if goes_on else None,
             "retry": None,
@@ -223,7 +223,7 @@ def _new_record(target: StepTarget, spec: AdapterSpec, generation: int, context:
         generation=_checked(generation),
         spec=spec,
         updated_at=context.at,
-        updated_by=context.caller.principal,
+        updated_by=context.caller.principal.name,
         request_id=context.caller.request_id,
     )
 

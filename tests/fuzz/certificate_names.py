@@ -45,7 +45,7 @@ async def _naming(_: Path) -> AsyncIterator[Run]:
         author, made = before.copy(), []
         for number, name in enumerate(case):
             caller = _call("ApplyAdapters", cast("Any", Context(names={"x509_common_name": [name]}))).caller(_REQUEST)
-            author.principal, author.role = caller.principal, caller.role
+            author.principal = caller.principal
             try:
                 author.change(applying(upsert(f"x{number}")), _REQUEST)
             except RegistryError as error:

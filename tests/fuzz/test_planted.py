@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from registry.admin.rpc import interceptor
-from registry.admin.rpc.calls import operator
 from registry.cli import contexts
 from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
@@ -16,6 +15,7 @@ from registry.runtime.connection_table import ConnectionTable, NoPlace
 from registry.sources import object_stores
 from registry.sources.http import Getter
 from registry.transactions import repair
+from registry.transactions.context import operator
 from sidecar.report import http
 from tests.fuzz import fuzzer, sequences
 from tests.fuzz.fuzzer import Bounds, search

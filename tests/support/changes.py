@@ -17,7 +17,7 @@ from registry.transactions.changes import (
     Upsert,
     payload_digest,
 )
-from registry.transactions.context import OPERATOR, Caller, Context, LeaseIds, TxnLimits
+from registry.transactions.context import Caller, Context, LeaseIds, Principal, TxnLimits, operator
 from registry.transactions.decode import ReadSet, read_set_of
 from registry.transactions.plan import plan_change, reads_beside, reads_of
 from registry.transactions.repair import AuditTrail, is_of_tenant
@@ -65,8 +65,7 @@ class Author:
     etcd: MemoryEtcd = field(default_factory=MemoryEtcd)
     limits: TxnLimits = field(default_factory=TxnLimits)
     made: int = 0
-    principal: str = "alice"
-    role: str = OPERATOR
+    principal: Principal = operator("alice")  # noqa: RUF009 - it is frozen
 
     def copy(self) -> Author:
         """Another one, with a store of its own that holds the same."""
@@ -75,7 +74,7 @@ class Author:
 
     def context(self, change: Change, request_id: str = "") -> Context:
         self.made += 1
-        caller = Caller(self.principal, self.role, request_id or f"auto-{self.made}", request_id_given=bool(request_id))
+        caller = Caller(self.principal, request_id or f"auto-{self.made}", request_id_given=bool(request_id))
         return Context(
             keys=KEYS,
             limits=self.limits,

@@ -9,23 +9,7 @@ from urllib.parse import unquote
 
 from registry.model.names import check_request_id
 from registry.runtime.clock import Deadline
-from registry.transactions.context import OPERATOR, UNAUTHENTICATED, Caller
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who calls: the common name of the client's certificate, or nobody known."""
-
-    name: str
-    role: str
-
-
-ANONYMOUS = Principal("anonymous", UNAUTHENTICATED)
-
-
-def operator(common_name: str) -> Principal:
-    """Somebody who showed a certificate of our authority."""
-    return Principal(common_name, OPERATOR)
+from registry.transactions.context import Caller, Principal
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +36,7 @@ class CallContext:
         if request_id:
             check_request_id(request_id)
         made, is_given = request_id or f"auto-{secrets.token_hex(12)}", bool(request_id)
-        return Caller(self.principal.name, self.principal.role, made, is_given, repeats=is_given and self.repeats)
+        return Caller(self.principal, made, is_given, repeats=is_given and self.repeats)
 
 
 def address_of(peer: str) -> str:

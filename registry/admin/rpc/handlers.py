@@ -236,6 +236,6 @@ class Writes:
                 method=call.method,
                 request_id=caller.request_id,
                 revision=settled.revision,
-                principal=caller.principal,
+                principal=caller.principal.name,
             )
         return settled

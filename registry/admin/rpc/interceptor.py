@@ -21,7 +21,7 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from registry.admin.health import AdminMetrics
-from registry.admin.rpc.calls import ANONYMOUS, CallContext, address_of, operator
+from registry.admin.rpc.calls import CallContext, address_of
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.model.errors import (
     AlreadyExists,
@@ -40,6 +40,7 @@ from registry.model.errors import (
 from registry.model.names import REPEATED_METADATA
 from registry.runtime.clock import Deadline
 from registry.runtime.process import Repeats
+from registry.transactions.context import ANONYMOUS, operator
 
 DOMAIN = "loraplane"
 DETAILS_KEY = "grpc-status-details-bin"

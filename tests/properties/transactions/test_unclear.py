@@ -14,7 +14,7 @@ from registry.model.records import PoolLimits
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.changes import Change, CreatePool, DeletePool, Remove, SetTenant, UpdatePool
-from registry.transactions.context import Caller, TxnLimits
+from registry.transactions.context import Caller, TxnLimits, operator
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
 from tests.support.history_check import check_history
@@ -64,7 +64,7 @@ def by_somebody_else(etcd: FlakyEtcd, change: Change) -> None:
 
 async def carry_out(by: Writer, change: Change, request_id: str) -> int | Reason:
     """The revision, or the reason of a refusal."""
-    caller = Caller("alice", "operator", request_id, request_id_given=False)
+    caller = Caller(operator("alice"), request_id, request_id_given=False)
     try:
         return (await by.change(change, caller, Deadline.of(30), validate_only=False)).revision
     except RegistryError as error:

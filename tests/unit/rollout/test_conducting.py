@@ -145,7 +145,9 @@ def test_what_is_asked_for_names_the_generation_and_its_etag(told):
     why = "2 of 2 canaries refuse it: r1 BAD - m; r2 BAD - m"
     wanted = PromoteRollout(POOL, NAME, 2, 50) if told == SERVED else HaltRollout(POOL, NAME, 2, 50, why)
     assert (change, played.counted) == (wanted, ["promote" if told == SERVED else "halt"])
-    assert (caller.principal, caller.role, caller.request_id_given) == ("loraplane-admin", "conductor", True)
+    principal = caller.principal
+    assert (principal.name, principal.role, caller.request_id_given) == ("loraplane-admin", "conductor", True)
+    assert principal.space == "conductor:loraplane-admin", "where all admin services look for it, of any release"
 
 
 def test_what_was_refused_does_not_keep_others():

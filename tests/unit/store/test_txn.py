@@ -19,7 +19,7 @@ from registry.store.txn import SharedLease, audit_lease, request_lease
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.builder import Commit, Settled
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
-from registry.transactions.context import Caller, TxnLimits
+from registry.transactions.context import Caller, TxnLimits, operator
 from tests.simulation.loop import virtual
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, Longest, NoChance
@@ -80,7 +80,7 @@ async def change(
     seconds: float = 30,
 ) -> Settled:
     made = request_id or f"auto-{next(_numbers)}"
-    caller = Caller("alice", "operator", made, request_id_given=bool(request_id), repeats=repeats)
+    caller = Caller(operator("alice"), made, request_id_given=bool(request_id), repeats=repeats)
     return await by.change(what, caller, Deadline.of(seconds), validate_only=dry)
 
 

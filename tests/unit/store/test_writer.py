@@ -15,7 +15,7 @@ from registry.model.keys import last_part
 from registry.model.records import AuditRecord, Meta
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer, ensure_meta
-from registry.transactions.context import Caller, TxnLimits
+from registry.transactions.context import Caller, TxnLimits, operator
 from tests.simulation.loop import virtual
 from tests.support.changes import KEYS, POOL, applying, creating, upsert
 from tests.support.flaky_etcd import FlakyEtcd, NoChance
@@ -108,7 +108,7 @@ async def test_an_audit_record_says_when_and_its_id_sorts_by_time():
     etcd = FlakyEtcd()
     by = writer(etcd)
     for number in range(2):
-        caller = Caller("alice", "operator", f"r{number}", request_id_given=True)
+        caller = Caller(operator("alice"), f"r{number}", request_id_given=True)
         await by.change(creating(f"p{number}"), caller, Deadline.of(30), validate_only=False)
     audits = {key: kv.value for key, kv in etcd.etcd.kvs.items() if key.startswith(KEYS.audits())}
     assert [AuditRecord.parse(value).at for value in audits.values()] == ["2026-01-31T12:00:00.123Z"] * 2
@@ -132,7 +132,7 @@ async def test_changes_of_one_tenant_come_one_after_another_and_who_waits_too_lo
     by, loop = writer(etcd), asyncio.get_running_loop()
 
     async def change(what: object, request_id: str, seconds: float = 30) -> float:
-        caller = Caller("alice", "operator", request_id, request_id_given=True)
+        caller = Caller(operator("alice"), request_id, request_id_given=True)
         await by.change(what, caller, Deadline.of(seconds), validate_only=False)  # type: ignore[arg-type]
         return loop.time()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from registry.etcd3.ops import Delete, Put, Txn
@@ -27,6 +29,7 @@ from registry.model.records import (
     Strategy,
 )
 from registry.model.status import Presence
+from registry.rollout.controller import PRINCIPAL
 from registry.transactions.adapters import too_many_changes
 from registry.transactions.builder import Commit, fence, is_fenced, replay
 from registry.transactions.canaries import looks_at_replicas
@@ -41,10 +44,11 @@ from registry.transactions.changes import (
     SetTenant,
     UpdatePool,
 )
-from registry.transactions.context import TxnLimits
+from registry.transactions.context import ANONYMOUS, Credential, TxnLimits, operator
 from registry.transactions.plan import reads_beside, reads_of
 from registry.transactions.steps import carry_unknown
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
+from tests.support.memory_etcd import MemoryEtcd
 from tests.unit.transactions.conftest import record, refused
 
 REFUSED = {
@@ -159,13 +163,14 @@ def test_rollback_to_what_is_not_supported(author, values, field):
     assert (told.reason, told.field) == (Reason.UNSUPPORTED, field)
 
 
-@pytest.mark.parametrize(
-    ("principal", "role"), [("bob", "operator"), ("alice/x", "operator"), ("anonymous", "unauthenticated")]
-)
-def test_the_same_request_gets_its_first_reply(author, principal, role):
+OTHERS = [operator("bob"), operator("alice/x"), replace(operator("alice"), credential=Credential.SERVICE), ANONYMOUS]
+
+
+@pytest.mark.parametrize("principal", OTHERS)
+def test_the_same_request_gets_its_first_reply(author, principal):
     """W3 idempotent: another with its id is refused, but not that of somebody else, who chose the id as well."""
     first = author.change(applying(upsert("acme/a")), "r1")
-    other = Author(author.etcd, made=100, principal=principal, role=role)
+    other = Author(author.etcd, made=100, principal=principal)
     theirs = other.change(applying(upsert("acme/b")), "r1")
     assert theirs.reply.adapters[0].outcome == "created"
     author.change(applying(upsert("acme/a", "v2")))
@@ -175,12 +180,23 @@ def test_the_same_request_gets_its_first_reply(author, principal, role):
     assert (told.reason, told.field) == (Reason.REQUEST_ID_REUSED, "request_id")
 
 
+@pytest.mark.parametrize("principal", [operator("alice"), ANONYMOUS])
+def test_a_request_belongs_to_whoever_made_it_in_whatever_role(principal):
+    """W3 idempotent: who is promoted between a call and its repetition is told what became of it, and nothing twice."""
+    etcd = MemoryEtcd()
+    Author(etcd).change(creating())
+    first = Author(etcd, made=10, principal=principal).change(applying(upsert("acme/a")), "r1")
+    promoted = Author(etcd, made=20, principal=replace(principal, role="releaser"))
+    assert promoted.change(applying(upsert("acme/a")), "r1") == first
+    assert refused(promoted, applying(upsert("acme/b")), "r1").reason is Reason.REQUEST_ID_REUSED
+
+
 def test_nobody_takes_an_id_of_the_conductor(author):
     """W3 idempotent: its ids follow from the adapter, but not where they stand; also not by its own name."""
-    conductor = Author(author.etcd, made=100, principal="loraplane-admin", role="conductor")
+    conductor = Author(author.etcd, made=100, principal=PRINCIPAL)
     halt = HaltRollout(POOL, "acme/a", 1, 1, "why")
-    for number, (principal, role) in enumerate([("anonymous", "unauthenticated"), ("loraplane-admin", "operator")]):
-        somebody = Author(author.etcd, made=200 + 100 * number, principal=principal, role=role)
+    for number, principal in enumerate([ANONYMOUS, operator(PRINCIPAL.name)]):
+        somebody = Author(author.etcd, made=200 + 100 * number, principal=principal)
         somebody.change(applying(upsert(f"acme/x{number}")), "halt-p-1")
     context = conductor.context(halt, "halt-p-1")
     assert replay(conductor.view(halt, context), context) is None

@@ -11,6 +11,7 @@ from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterRecord, Restoration, RetiredRecord
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.changes import Remove, RestoreHistory, RollbackAdapter
+from registry.transactions.context import operator
 from registry.transactions.validate import make_restore_history
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
@@ -90,7 +91,7 @@ def test_no_name_is_used_up_by_what_somebody_restores(author, standing, told, fi
 
 def test_a_past_that_somebody_else_tells_is_served_only_where_it_is_asked_for(author):
     """W7 audit-complete: who restored a generation stands in it, whatever it says itself, and in its audit record."""
-    mallory = replace(author, principal="mallory")
+    mallory = replace(author, principal=operator("mallory"))
     change = restoring(1, 2)
     claimed = Restoration(principal="alice", at="2020-01-01T00:00:00Z")
     faked = [one.model_copy(update={"restored_by": claimed}) for one in change.generations]

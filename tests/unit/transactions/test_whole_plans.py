@@ -49,7 +49,7 @@ from registry.transactions.changes import (
     payload_digest,
     tenants_of,
 )
-from registry.transactions.context import TxnLimits, check_etag
+from registry.transactions.context import Credential, Principal, TxnLimits, check_etag
 from registry.transactions.decode import Absent, Damaged, generation_of_key, read_set_of
 from registry.transactions.plan import may_be_guessed, reads_of
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, spec, upsert
@@ -263,17 +263,17 @@ def test_an_etag_is_that_of_what_stands(etag_now, sent, is_stale):
 
 
 @pytest.mark.parametrize(
-    ("role", "keys"),
+    ("credential", "keys"),
     [
-        ("operator", [KEYS.request("q", "operator:alice"), KEYS.request("q")]),
-        ("conductor", [KEYS.request("q", "conductor:alice")]),
-        ("unauthenticated", [KEYS.request("q")]),
+        (Credential.CERTIFICATE, [KEYS.request("q", "operator:alice"), KEYS.request("q")]),
+        (Credential.SERVICE, [KEYS.request("q", "conductor:alice")]),
+        (Credential.NONE, [KEYS.request("q")]),
     ],
 )
-def test_where_a_request_is_looked_for(role, keys):
+def test_where_a_request_is_looked_for(credential, keys):
     """W3 idempotent: in the space of its caller, and where a release before 0.2 put those of people."""
     change = SetTenant("acme", 1)
-    author = Author(role=role)
+    author = Author(principal=Principal("alice", "any", credential))
     context = author.context(change, "q")
     assert [read.key for read in reads_of(change, context)][:-1] == keys
     planned = author.plan(change, "q")
