@@ -65,7 +65,7 @@ ENGINE_ENV := $(if $(filter vllm,$(ENGINE)),engine)
 
 .PHONY: demo
 demo: install $(ENGINE_ENV) ## Play the main job on real parts, check every step, clean up (ENGINE=sim: without vLLM)
-	$(BIN)/python -m registry.tools.devstack.demo --engine $(ENGINE)
+	$(BIN)/python -m tests.e2e.demo --engine $(ENGINE)
 
 .PHONY: up
 up: install $(ENGINE_ENV) ## Start the local stack, or what is missing of it, and leave it running

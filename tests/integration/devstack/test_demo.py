@@ -15,7 +15,7 @@ from tests.support.processes import child
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)
-COMMAND = [sys.executable, "-m", "registry.tools.devstack.demo", "--engine", "sim"]
+COMMAND = [sys.executable, "-m", "tests.e2e.demo", "--engine", "sim"]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -9,18 +9,18 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
-from registry.tools.devstack import demo, demo_world
-from registry.tools.devstack.demo_answers import BASE, PROMPTS, AnswerRefused, EngineAnswer, Stream, Version
-from registry.tools.devstack.demo_world import StepFailed, World, require
 from registry.tools.devstack.stack import Stack
 from registry.tools.devstack.stack_file import EngineKind, StackError, StackLayout, port_names
 from registry.tools.devstack.stack_parts import BASE_MODEL, Folder
 from registry.tools.devstack.stack_verbs import ADAPTERS
+from tests.e2e.demo import __main__ as demo
+from tests.e2e.demo import world as demo_world
+from tests.e2e.demo.answers import BASE, PROMPTS, AnswerRefused, EngineAnswer, Stream, Version
+from tests.e2e.demo.world import StepFailed, World, require
 
 NAMES = (BASE, *ADAPTERS)
 REFERENCE = {
@@ -113,6 +113,9 @@ def world(tmp_path, monkeypatch) -> PlayedWorld:
     return made
 
 
+LEFT = "sql=sql-v2 support"
+
+
 def play(world: PlayedWorld, step: str, served: str) -> list[str]:
     """What a step does and tells after `served` are."""
     world.served = {name: "sql-v2" if name == "sql" and step != "swap" else name for name in served.split()}
@@ -120,91 +123,6 @@ def play(world: PlayedWorld, step: str, served: str) -> list[str]:
         world.stack.running.discard("etcd")
     next(one for _, one in demo.STEPS if one.__name__ == step)(world)
     return [re.sub(r"-?\d+\.\d", "#", line) for line in world.did]
-
-
-LEFT = "sql=sql-v2 support"
-BACK = ": engine of r1 started, healthy after # s; all 2 adapters were back # s later"
-# By step, what is served before it: what it does, and behind a colon tells whoever looks on.
-STEPS = {
-    ("apply_three", ""): """\
-$ apply -f
-answers r1 r2: legal sql support
-: tiny continues "{prompt}" with "{base}"
-: sql continues "{prompt}" with "{sql}"
-: legal continues "{prompt}" with "{legal}"
-: support continues "{prompt}" with "{support}"
-$ get replicas""",
-    ("delete_one", "legal sql support"): f"""\
-$ delete adapter
-await r1 answers 404 for legal
-await r2 answers 404 for legal
-: r1, r2 answer 404 for legal
-answers r1 r2: {LEFT}""",
-    ("kill_engine", "sql support"): f"""\
-kill engine-r1
-: kill -9 to the engine of r1
-await the sidecar of r1 says that it is not ready
-: its sidecar answers /readyz with 503: no note
-answers r2: {LEFT}
-start engine-r1
-ready engine-r1
-await r1 lists ['sql', 'support']
-{BACK}
-await the sidecar of r1 says that it is ready
-answers r1: {LEFT}""",
-    ("kill_sidecar", "sql support"): f"""\
-kill sidecar-r2
-: kill -9 to the sidecar of r2; its engine goes on:
-answers r2: {LEFT}
-$ add legal-2
-start sidecar-r2
-ready sidecar-r2
-await r1 lists ['legal-2', 'sql', 'support']
-await r2 lists ['legal-2', 'sql', 'support']
-: sidecar started again; what was added meanwhile is served everywhere
-answers r1 r2: legal-2=legal {LEFT}""",
-    ("outage", "sql support"): f"""\
-await r1 says what it serves
-stop etcd
-: etcd stopped
-kill engine-r1
-kill sidecar-r1
-: kill -9 to the engine and the sidecar of r1
-start sidecar-r1
-start engine-r1
-ready engine-r1
-await r1 lists ['sql', 'support']
-{BACK}
-await the sidecar of r1 says that it is ready
-: r1 came back from its snapshot at revision 7, and says that it is stale
-answers r1 r2: {LEFT}""",
-    ("etcd_back", "sql support"): """\
-$ add sql-old &
-await the admin service says that etcd is away
-start etcd
-: etcd started again
-: added sql-old
-: served by r1, r2
-await r1 lists ['sql', 'sql-old', 'support']
-await r2 lists ['sql', 'sql-old', 'support']
-answers r1 r2: sql=sql-v2 sql-old=sql support
-await r1 is not stale any more
-await r2 is not stale any more
-$ get replicas""",
-}
-
-
-@pytest.mark.parametrize(("step", "served"), STEPS, ids=str)
-def test_each_step_does_and_tells_what_it_says(world, tmp_path, step, served):
-    """R13, R5: whoever looks on sees nothing else of it. Each answers with one letter."""
-    letters = {(name or "base"): chr(number) for number, name in enumerate(NAMES, start=65)}
-    told = STEPS[step, served].replace("{prompt}", PROMPTS[0])
-    for name, letter in letters.items():
-        told = told.replace(f"{{{name}}}", letter)
-    assert play(world, step, served) == told.splitlines()
-    if step == "apply_three":
-        for name, one in zip(demo._FIRST, (tmp_path / "adapters.yaml").read_text().split("---\n"), strict=True):
-            assert (f"metadata: {{name: {name}, pool: dev}}" in one, world.adapter(name) in one) == (True, True)
 
 
 FAILS = {
@@ -271,25 +189,6 @@ def test_a_deleted_one_is_missing_everywhere(world, monkeypatch, answer):
         play(world, "delete_one", "legal sql support")
 
 
-def test_times_that_are_told_are_those_that_passed_and_one_replica_has_no_others_to_ask(world, monkeypatch):
-    """Seen when they are said, also through a pipe, where a step may take minutes."""
-    now, seen = iter([100.0, 103.5, 105.25]), list[str]()
-    monkeypatch.setattr(demo, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    monkeypatch.setattr(PlayedWorld, "replicas", ("r1",))
-    assert f"answers r2: {LEFT}" not in play(world, "kill_engine", "sql support")
-    assert ": engine of r1 started, healthy after 3.5 s; all 2 adapters were back 1.8 s later" in world.did
-    monkeypatch.setattr("sys.stdout", SimpleNamespace(write=seen.append, flush=lambda: seen.append("flushed")))
-    demo._say("a step")
-    monkeypatch.undo()
-    assert seen == ["a step\n", "flushed"]
-    waited: list[float] = []
-    monkeypatch.setattr(demo_world, "wait_until", lambda check, seconds: (waited.append(seconds), check())[1])
-    demo_world.await_(lambda: True, "it comes", 5.0)
-    with pytest.raises(StepFailed, match="not within 120 s: it comes"):
-        demo_world.await_(lambda: False, "it comes")
-    assert waited == [5.0, 120.0]
-
-
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     """The folder that a demonstration makes; it catches no signals of ours."""
@@ -312,36 +211,13 @@ def test_each_step_is_told_and_what_fails_ends_it(root, monkeypatch, capsys, err
     for name, stand_in in {"STEPS": steps, "set_up": lambda *_: None, "_prepare": lambda _: None}.items():
         monkeypatch.setattr(demo, name, stand_in)
     with pytest.raises(SystemExit, match=r"^1$") if error else nullcontext():
-        demo.demo(engine=EngineKind.SIM)
+        demo.play(EngineKind.SIM, 2)
     told = capsys.readouterr().out
     titles = ["1. One", "2. Two", "3. Three"][: 2 if error else 3]
     assert [line for line in told.splitlines() if line[:2] in {"1.", "2.", "3."}] == titles
     assert did == ["1", "2", "3"][: len(titles)]
     assert (f"FAILED: {error}" in told, "All 3 steps held" in told) == (error is not None, error is None)
     assert (root.exists(), f"the logs are in {root / 'logs'}" in told) == (error is not None, error is not None)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [("", ("vllm", 2)), ("--engine sim --replicas 3", ("sim", 3)), ("--replicas 1", None), ("--replicas 9", None)],
-)
-def test_the_demonstration_is_called_as_its_page_says(root, monkeypatch, capsys, given, expected):
-    """One replica would show nothing, nine would be too many. SIGTERM, as whoever runs it in the background sends it,
-    cleans up as an interrupt does.
-    """
-    asked, handlers = list[tuple[str, int]](), dict[int, Callable[[int, object], None]]()
-    monkeypatch.setattr(demo.signal, "signal", handlers.__setitem__)
-    monkeypatch.setattr(demo, "_play", lambda _, engine, replicas: asked.append((engine, replicas)))
-    monkeypatch.setattr("sys.argv", ["demo", *given.split()])
-    with pytest.raises(SystemExit) as ended:
-        demo.main()
-    assert (ended.value.code, asked) == ((0, [expected]) if expected else (2, []))
-    if expected:
-        capsys.readouterr()
-        monkeypatch.setattr(demo, "_play", lambda *_: handlers[demo.signal.SIGTERM](15, None))
-        with pytest.raises(KeyboardInterrupt):
-            demo.demo(engine=EngineKind.SIM)
-        assert (root.exists(), "held" in capsys.readouterr().out) == (False, False)
 
 
 def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):
@@ -354,22 +230,6 @@ def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):
     assert (world.run_fails("good"), world.run_fails("bad")) == (False, True)
     with pytest.raises(StepFailed, match="loraplane ended with 4: why"):
         world.run("bad")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_command_that_runs_beside_is_ended_with_the_body(tmp_path, monkeypatch, fails):
-    """A body that fails leaves no process behind; the program is asked of the stack's own admin service."""
-    monkeypatch.setenv("LORAPLANE_ADMIN", "elsewhere:1")
-    began, said = MagicMock(), list[str]()
-    monkeypatch.setattr(demo_world.subprocess, "Popen", began)
-    world = World(Stack(Folder(tmp_path), LAYOUT), REFERENCE, said.append)
-    with pytest.raises(StepFailed, match="no") if fails else nullcontext(), world.running("get", "pools"):
-        require(not fails, "no")
-    (command,), how = began.call_args
-    assert command[1:] == ["-m", "registry.cli.main", "--admin", LAYOUT.address("admin"), "get", "pools"]
-    assert (how["stdout"], how["stderr"], how["text"], "LORAPLANE_ADMIN" in how["env"]) == (-1, -1, True, False)
-    assert [name for name, *_ in began.mock_calls][2:] == ["().__enter__().kill", "().__exit__"]
-    assert said[0].startswith("   $ loraplane get pools")
 
 
 def completion(answer: EngineAnswer) -> dict[str, Any]:
@@ -424,65 +284,6 @@ def test_every_name_is_compared_with_its_reference(asked):
     assert (world.readiness("r1"), world.status("r1")) == (503, {"stale": True})
 
 
-@pytest.fixture
-def scratch(monkeypatch) -> SimpleNamespace:
-    """The process of a reference engine; whether it was ended, and what was waited for."""
-    made = SimpleNamespace(ready=True, runs=True, killed=0, waited=list[tuple[bool, float]]())
-
-    def kill() -> None:
-        made.killed += 1
-
-    def wait(check: Callable[[], bool], seconds: float) -> bool:
-        made.waited.append((check(), seconds))
-        return made.waited[-1][0]
-
-    process = SimpleNamespace(is_running=lambda: made.runs, kill=kill)
-    monkeypatch.setattr(demo_world, "spawn", lambda *_: process)
-    monkeypatch.setattr(demo_world, "is_ready", lambda _: made.ready)
-    monkeypatch.setattr(demo_world, "wait_until", wait)
-    return made
-
-
-@pytest.mark.parametrize(("ready", "runs"), [(True, False), (False, True), (False, False)])
-def test_a_reference_engine_is_asked_only_while_it_runs(scratch, tmp_path, ready, runs):
-    """It may end just after it said that it is ready; whatever comes, it is ended. What has ended is not waited for."""
-    scratch.ready, scratch.runs = ready, runs
-    with pytest.raises(StackError, match="the reference engine did not start; its log"):
-        demo_world.find_reference(Stack(Folder(tmp_path), LAYOUT), {}, 81)
-    assert (scratch.killed, scratch.waited) == (1, [(ready or not runs, 60)])
-
-
-def test_a_scratch_engine_is_told_each_adapter_and_asked_each_prompt_by_each_name(scratch, tmp_path, monkeypatch):
-    """The base is asked by its own name; what it says is kept under the empty one. No proxy is asked for it."""
-    loaded, refuses, client = list[dict[str, str]](), set[str](), httpx.Client
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        assert (request.url.host, request.url.port) == ("127.0.0.1", 4321)
-        body = json.loads(request.content)
-        if request.url.path == "/v1/load_lora_adapter":
-            loaded.append(body)
-            return httpx.Response(400 if body["lora_name"] in refuses else 200)
-        if body["model"] in refuses:
-            return httpx.Response(404, text="no such model")
-        of = REFERENCE[BASE if body["model"] == BASE_MODEL else body["model"]]
-        return httpx.Response(200, json=completion(of[body["prompt"]]))
-
-    def direct(*, trust_env: bool, **_: object) -> httpx.Client:
-        assert not trust_env
-        return client(transport=httpx.MockTransport(answer))
-
-    monkeypatch.setattr(httpx, "Client", direct)
-    adapters, stack = {"sql": tmp_path / "a", "legal": tmp_path / "b"}, Stack(Folder(tmp_path), LAYOUT)
-    found = demo_world.find_reference(stack, adapters, 4321)
-    assert found == {name: REFERENCE[name] for name in (BASE, "sql", "legal")}
-    assert loaded == [{"lora_name": name, "lora_path": str(path)} for name, path in adapters.items()]
-    for name, error in ((BASE_MODEL, StackError), ("legal", httpx.HTTPStatusError)):
-        refuses.add(name)
-        with pytest.raises(error, match=r"the reference engine answered 404: no such model|400 Bad Request"):
-            demo_world.find_reference(stack, adapters, 4321)
-    assert scratch.killed == 3
-
-
 @pytest.mark.parametrize("alike", [False, True])
 def test_the_right_answers_are_found_out_beside_the_start_of_the_stack(tmp_path, monkeypatch, capsys, alike):
     """And where two adapters answer alike, the demonstration would prove nothing."""
@@ -507,23 +308,3 @@ def test_the_right_answers_are_found_out_beside_the_start_of_the_stack(tmp_path,
     first, second, third, said = capsys.readouterr().out.splitlines()
     assert (first, second) == ("0. A real etcd, the admin service, 2 sim engines with sidecars", "   etcd is ready")
     assert (third.startswith("   ready after "), said) == (True, "what a step says")
-
-
-@pytest.mark.parametrize("code", [0, 1])
-def test_of_vllm_transformers_and_peft_tell_the_right_answers(tmp_path, monkeypatch, code):
-    stack = Stack(Folder(tmp_path), StackLayout(EngineKind.VLLM, REPLICAS, LAYOUT.ports))
-    printed = json.dumps({"": {"Hello": [{"token": 72, "logprob": -0.5}]}})
-    ran = MagicMock(return_value=SimpleNamespace(returncode=code, stdout=printed, stderr="x" * 999 + "no torch\n"))
-    monkeypatch.setattr(demo_world.subprocess, "run", ran)
-    monkeypatch.setattr(demo_world, "find_engine_python", lambda: Path("/python"))
-    if code:
-        with pytest.raises(StackError, match=r"^the reference could not be computed: x{492}no torch$"):
-            demo_world.find_reference(stack, {"sql": tmp_path / "sql"}, 81)
-    else:
-        found = demo_world.find_reference(stack, {"sql": tmp_path / "sql"}, 81)
-        assert found == {"": {"Hello": EngineAnswer((72,), (-0.5,))}}
-    (command,), how = ran.call_args
-    assert (how["text"], how["capture_output"], how["check"]) == (True, True, False)
-    assert how["env"]["VLLM_TARGET_DEVICE"] == "cpu"
-    assert (command[0], command[4:7]) == ("/python", [str(stack.folder.model), "--adapter", f"sql={tmp_path / 'sql'}"])
-    assert [part for part in command if part in PROMPTS] == [*PROMPTS]

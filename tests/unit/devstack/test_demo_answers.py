@@ -10,7 +10,8 @@ from itertools import chain, repeat
 import httpx
 import pytest
 
-from registry.tools.devstack.demo_answers import (
+from registry.tools.devstack.processes import wait_until
+from tests.e2e.demo.answers import (
     PROMPTS,
     TOLERANCE,
     AnswerRefused,
@@ -22,8 +23,7 @@ from registry.tools.devstack.demo_answers import (
     reference_of,
     traffic,
 )
-from registry.tools.devstack.demo_world import text_of
-from registry.tools.devstack.processes import wait_until
+from tests.e2e.demo.world import text_of
 from tests.support.unanswered import nobody_listens
 
 ONE, ZERO = EngineAnswer((1, 2), (-0.5, -1.0)), EngineAnswer((1,), (0.0,))

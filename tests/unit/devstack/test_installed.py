@@ -133,7 +133,7 @@ def test_vllm_finds_the_plugin_of_this_installation(tmp_path):
     assert plugin_environment(folder) == expected
 
 
-@pytest.mark.parametrize("name", ["demo", "engine_install", "reference", "tiny_adapters", "tiny_model"])
+@pytest.mark.parametrize("name", ["engine_install", "reference", "tiny_adapters", "tiny_model"])
 def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
     """Also the one that runs where torch is, which here is a stand-in."""
     for module in ("torch", "peft", "transformers"):

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
-from registry.tools.devstack import demo_answers, processes, stack_verbs
+from registry.tools.devstack import processes, stack_verbs
 from registry.tools.devstack import stack as stacks
 from registry.tools.devstack.engine_install import main
 from registry.tools.devstack.processes import Process, find_marked, free_ports, recall
@@ -53,7 +53,6 @@ ENGINE = httpx.Client(transport=httpx.MockTransport(fail))
 DEAD = processes._Seen("Z", 7, 1)
 # What is broken, and what is asked for.
 LOOKS: list[tuple[dict[str, Any], Callable[[], object]]] = [
-    ({}, lambda: demo_answers.ask(ENGINE, "http://e", "a", "Hello")),
     ({"json.loads": fail}, lambda: stack_verbs._reason("{}")),
     ({"pathlib.Path.open": fail}, lambda: load(Path("s"))),
     ({"pathlib.Path.open": fail}, lambda: recall(Path("s"))),

@@ -1,10 +1,11 @@
-"""The main job on real parts: ``python -m registry.tools.devstack.demo``.
+"""The main job on real parts: ``python -m tests.e2e.demo``.
 
 Each step does something, waits for what must follow, and checks it. It exits 0 only if every step held.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import signal
 import sys
@@ -13,17 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-from registry.tools.devstack.demo_answers import BASE, PROMPTS, AnswerRefused, Stream, Version, ask, indistinct, traffic
-from registry.tools.devstack.demo_world import StepFailed, World, await_, find_reference, manifests, require, text_of
 from registry.tools.devstack.processes import free_ports
 from registry.tools.devstack.stack import Stack
 from registry.tools.devstack.stack_file import EngineKind, StackError
 from registry.tools.devstack.stack_parts import BASE_MODEL
 from registry.tools.devstack.stack_verbs import ADAPTERS, DEFAULT_REPLICAS, down, set_up, start
+from tests.e2e.demo.answers import BASE, PROMPTS, AnswerRefused, Stream, Version, ask, indistinct, traffic
+from tests.e2e.demo.world import StepFailed, World, await_, find_reference, manifests, require, text_of
 
 Step = tuple[str, Callable[[World], None]]
 _FIRST = ("sql", "legal", "support")
@@ -176,12 +175,8 @@ STEPS: Sequence[Step] = (
 )
 
 
-def demo(
-    *,
-    engine: Annotated[EngineKind, typer.Option("--engine", help="sim: without vLLM.")] = EngineKind.VLLM,
-    replicas: Annotated[int, typer.Option("--replicas", min=2, max=8, help="How many.")] = DEFAULT_REPLICAS,
-) -> None:
-    """Play the main job on a local stack, check every step, and clean up."""
+def play(engine: EngineKind, replicas: int) -> None:
+    """Plays the main job on a local stack, checks every step, and cleans up."""
     signal.signal(signal.SIGTERM, _interrupt)
     root = Path(tempfile.mkdtemp(prefix="loraplane-demo-"))
     began = time.monotonic()
@@ -245,8 +240,12 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Entry point of ``python -m registry.tools.devstack.demo``."""
-    typer.run(demo)
+    """Entry point of ``python -m tests.e2e.demo``."""
+    parser = argparse.ArgumentParser(prog="make demo", description="Play the main job, check every step, clean up.")
+    parser.add_argument("--engine", choices=[*EngineKind], default=EngineKind.VLLM, help="sim: without vLLM")
+    parser.add_argument("--replicas", type=int, choices=range(2, 9), default=DEFAULT_REPLICAS, help="how many")
+    asked = parser.parse_args()
+    play(EngineKind(asked.engine), asked.replicas)
 
 
 if __name__ == "__main__":

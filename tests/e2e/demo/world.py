@@ -13,7 +13,13 @@ from typing import Any
 
 import httpx
 
-from registry.tools.devstack.demo_answers import (
+from registry.tools.devstack.engine_environment import find_engine_python, reference_command, vllm_environment
+from registry.tools.devstack.processes import spawn, wait_until
+from registry.tools.devstack.stack import Stack, is_ready, last_words
+from registry.tools.devstack.stack_file import EngineKind, StackError
+from registry.tools.devstack.stack_parts import BASE_MODEL, POOL, Role, StackPart, engine_command, our_environment
+from registry.tools.devstack.stack_verbs import cli
+from tests.e2e.demo.answers import (
     BASE,
     PROMPTS,
     AnswerRefused,
@@ -22,12 +28,6 @@ from registry.tools.devstack.demo_answers import (
     ask,
     reference_of,
 )
-from registry.tools.devstack.engine_environment import find_engine_python, reference_command, vllm_environment
-from registry.tools.devstack.processes import spawn, wait_until
-from registry.tools.devstack.stack import Stack, is_ready, last_words
-from registry.tools.devstack.stack_file import EngineKind, StackError
-from registry.tools.devstack.stack_parts import BASE_MODEL, POOL, Role, StackPart, engine_command, our_environment
-from registry.tools.devstack.stack_verbs import cli
 
 _REFERENCE_SECONDS = 300
 _SCRATCH = "engine-reference"
@@ -51,7 +51,7 @@ def find_reference(stack: Stack, adapters: Mapping[str, Path], port: int) -> Ref
 
 def _by_peft(stack: Stack, adapters: Mapping[str, Path]) -> Reference:
     command = reference_command(find_engine_python(), stack.folder.model, dict(adapters), list(PROMPTS))
-    done = subprocess.run(  # noqa: S603 - our own script
+    done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=vllm_environment(), timeout=_REFERENCE_SECONDS
     )
     if done.returncode != 0:
@@ -149,7 +149,7 @@ class World:
         address = self.stack.layout.address("admin")
         command = [sys.executable, "-m", "registry.cli.main", "--admin", address, *arguments]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=our_environment()) as process:  # noqa: S603 - our own program
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=our_environment()) as process:
             try:
                 yield process
             finally:

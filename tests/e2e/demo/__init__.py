@@ -1,0 +1,1 @@
+"""The demonstration: the main job on a local stack, each step checked."""
