@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from registry.admin.health import AdminMetrics, Probe, Readiness
 from registry.admin.rpc.handlers import Reads, Writes
+from registry.admin.rpc.hook import check
 from registry.admin.rpc.service import SERVICE, make_handlers
 from registry.admin.rpc.streams import Residency, Streams
 from registry.admin.settings import AdminSettings
@@ -217,7 +218,7 @@ def _assembled(settings: AdminSettings, clock: Clock) -> _ServerParts:
     controller = RolloutController(shared)
     members = MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall)
     insecure, writes = settings.unprotected(), Writes(writer, reader, partial(forget, client, keys))
-    handlers = make_handlers(writes, Reads(reader, insecure), streams, metrics, stopping, limits)
+    handlers = make_handlers(writes, Reads(reader, insecure), streams, metrics, stopping, limits, check)
     app = make_app(
         lambda: probe.readiness,
         metrics.registry,

@@ -19,6 +19,7 @@ from grpc_health.v1 import health
 
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.rpc.handlers import Reads, Writes
+from registry.admin.rpc.hook import Asked, Hook, check
 from registry.admin.rpc.interceptor import DETAILS_KEY
 from registry.admin.rpc.service import DESCRIPTOR, SERVICE, make_handlers
 from registry.admin.rpc.streams import Residency, Streams
@@ -92,6 +93,8 @@ class Served:
     Attributes:
         client: its own.
         stopping: ends its streams.
+        hook: is called before each handler.
+        asked: all that it was called with.
     """
 
     def __init__(self, etcd: PlayedEtcd) -> None:
@@ -107,9 +110,15 @@ class Served:
         streams = Streams(AdapterStreams(client, KEYS, reader, informers, rng=rng), self.residency)
         limits = TxnLimits()
         self.writes = Writes(Writer(client, KEYS, limits, gate, rng=rng), reader, partial(forget, client, KEYS))
+        self.hook: Hook = check
+        self.asked: list[Asked] = []
         self._handlers = make_handlers(
-            self.writes, Reads(reader, ["--listen"]), streams, self.metrics, self.stopping, limits
+            *(self.writes, Reads(reader, ["--listen"]), streams, self.metrics, self.stopping, limits), self._hook
         )
+
+    def _hook(self, asked: Asked) -> None:
+        self.asked.append(asked)
+        self.hook(asked)
 
     def handler(self, method: str) -> Any:
         """A method as gRPC finds it."""
@@ -123,15 +132,15 @@ class Served:
         answer = await handler.stream_unary(one(request), context or Context())
         return type(answer).FromString(handler.response_serializer(answer))
 
-    def watch(self, method: str, request: Message) -> Any:
+    def watch(self, method: str, request: Message, context: Context | None = None) -> Any:
         """The answers of a stream."""
-        return self.handler(method).stream_stream(one(request), Context())
+        return self.handler(method).stream_stream(one(request), context or Context())
 
     async def refusal(self, method: str, request: Message, context: Context | None = None) -> Aborted:
         """How a call is refused, which it must be."""
         is_stream = DESCRIPTOR.methods_by_name[method].server_streaming
         with pytest.raises(Aborted) as refused:
-            await (anext(self.watch(method, request)) if is_stream else self.call(method, request, context))
+            await (anext(self.watch(method, request, context)) if is_stream else self.call(method, request, context))
         return refused.value
 
     def counted(self, method: str) -> dict[str, float]:

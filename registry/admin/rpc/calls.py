@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 from urllib.parse import unquote
 
-from registry.model.names import check_request_id
 from registry.runtime.clock import Deadline
 from registry.transactions.context import Caller, Principal
 
@@ -28,13 +27,7 @@ class CallContext:
     repeats: bool = False
 
     def caller(self, request_id: str) -> Caller:
-        """Who asks for a change; an empty id is replaced by one of ours.
-
-        Raises:
-            InvalidArgument: the id is none.
-        """
-        if request_id:
-            check_request_id(request_id)
+        """Who asks for a change; an empty id is replaced by one of ours."""
         made, is_given = request_id or f"auto-{secrets.token_hex(12)}", bool(request_id)
         return Caller(self.principal, made, is_given, repeats=is_given and self.repeats)
 

@@ -16,7 +16,6 @@ from registry.admin.rpc.shapes import ShapesWorker
 from registry.model.errors import FailedPrecondition
 from registry.model.keys import last_part
 from registry.model.messages import pool_message, tenant_message
-from registry.model.names import check_adapter_name, check_segment
 from registry.rollout.expected import expectation_of, labels_of
 from registry.runtime.clock import Deadline
 from registry.runtime.program import release_version
@@ -38,11 +37,9 @@ class Reads:
         self._insecure = insecure
 
     async def get_adapter(self, request: pb.GetAdapterRequest, call: CallContext) -> pb.Adapter:
-        _check_adapter(request.pool, request.name)
         return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.deadline))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest, call: CallContext) -> pb.ListAdaptersResponse:
-        check_segment(request.pool, field="pool")
         wanted, size = parse_filter(request.filter), check_page_size(request.page_size)
         listing = f"adapters\0{request.pool}\0{request.filter}"
         token = decode_token(request.page_token, listing)
@@ -57,11 +54,9 @@ class Reads:
     async def list_adapter_history(
         self, request: pb.ListAdapterHistoryRequest, call: CallContext
     ) -> pb.ListAdapterHistoryResponse:
-        _check_adapter(request.pool, request.name)
         return encode.history(await self._reader.history(request.pool, request.name, call.deadline))
 
     async def get_pool(self, request: pb.GetPoolRequest, call: CallContext) -> pb.Pool:
-        check_segment(request.name, field="name")
         found = await self._reader.pool(request.name, call.deadline, field="name")
         return pool_message(found.record, found.revision)
 
@@ -95,7 +90,6 @@ class Reads:
         return encode.backup(page, self._reader.prefix, encode.token(page.token, "backup"))
 
     async def list_changes(self, request: pb.ListChangesRequest, call: CallContext) -> pb.ListChangesResponse:
-        check_segment(request.pool, field="pool")
         listing, since = f"changes\0{request.pool}\0{request.since}", first_id(request.since)
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
         page = await self._reader.audit(request.pool, since, size, token, call.deadline)
@@ -109,12 +103,9 @@ class Reads:
         return reply
 
     async def get_replica(self, request: pb.GetReplicaRequest, call: CallContext) -> pb.Replica:
-        check_segment(request.pool, field="pool")
-        check_segment(request.name, field="name")
         return encode.replica(request.pool, await self._reader.replica(request.pool, request.name, call.deadline))
 
     async def list_replicas(self, request: pb.ListReplicasRequest, call: CallContext) -> pb.ListReplicasResponse:
-        check_segment(request.pool, field="pool")
         listing = f"replicas\0{request.pool}"
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
         page, found = await self._reader.replicas(request.pool, size, token, call.deadline)
@@ -128,11 +119,6 @@ class Reads:
             live = labels_of(said.presences, said.statuses, expected.remembered.keys())
             reply.MergeFrom(encode.lacking(expected.lacking(live)))
         return reply
-
-
-def _check_adapter(pool: str, name: str) -> None:
-    check_segment(pool, field="pool")
-    check_adapter_name(name)
 
 
 _log = structlog.get_logger()
@@ -220,8 +206,6 @@ class Writes:
         return pb.DrainReplicaResponse(changed=settled.reply.etag is None, revision=settled.revision)
 
     async def forget_replica(self, request: pb.ForgetReplicaRequest, call: CallContext) -> pb.ForgetReplicaResponse:
-        check_segment(request.pool, field="pool")
-        check_segment(request.name, field="name")
         await self._forget(request.pool, request.name, call.deadline, dry_run=request.validate_only)
         if not request.validate_only:
             _log.info("replica_forgotten", pool=request.pool, replica=request.name, principal=call.principal.name)

@@ -117,7 +117,7 @@ Result = TypeVar("Result")
 Context = grpc.aio.ServicerContext[Any, Any]
 Unary = Callable[[Request, CallContext], Awaitable[Reply]]
 Stream = Callable[[Request, CallContext], AsyncGenerator[Reply, None]]
-Parse = Callable[[bytes], Request]
+Accept = Callable[[bytes, CallContext], Request]
 Prepare = Callable[[Request, CallContext], Awaitable[None]]
 
 
@@ -140,14 +140,15 @@ _log = structlog.get_logger()
 def supervised_unary(
     method: str,
     handler: Unary[Request, Reply],
-    parse: Parse[Request],
+    accept: Accept[Request],
     metrics: AdminMetrics,
     limits: CallLimits,
     prepare: Prepare[Request] | None = None,
 ) -> Callable[[RawRequests, Context], Awaitable[Reply | None]]:
     """The handler as grpc.aio calls it for a stream of requests; so it is asked before the one request is read.
 
-    `prepare` does what takes long beside the event loop, and holds up no other call.
+    `accept` parses the request and calls the hook. `prepare` does what takes long beside the event loop, and holds up
+    no other call.
     """
     seconds = metrics.seconds.labels(method)
 
@@ -156,7 +157,7 @@ def supervised_unary(
         try:
             with _counted(method, context, metrics, limits.refusals):
                 call = _call(method, context)
-                async with _admitted(requests, call, parse, limits, prepare) as request, limits.turns.taken():
+                async with _admitted(requests, call, accept, limits, prepare) as request, limits.turns.taken():
                     return await handler(request, call)
         except RegistryError as error:
             await _refuse(context, error)
@@ -170,7 +171,7 @@ def supervised_unary(
 def supervised_stream(
     method: str,
     handler: Stream[Request, Reply],
-    parse: Parse[Request],
+    accept: Accept[Request],
     metrics: AdminMetrics,
     limits: CallLimits,
     is_last: Callable[[Reply], bool] | None = None,
@@ -187,7 +188,7 @@ def supervised_stream(
                 with _counted(method, context, metrics, limits.refusals):
                     call = _call(method, context)
                     async with AsyncExitStack() as beginning:
-                        request = await beginning.enter_async_context(_admitted(requests, call, parse, limits))
+                        request = await beginning.enter_async_context(_admitted(requests, call, accept, limits))
                         async with aclosing(_until(limits.stopping, handler(request, call))) as replies:
                             async for reply in replies:
                                 if is_last is None:
@@ -205,7 +206,7 @@ def supervised_stream(
 async def _admitted(
     requests: RawRequests,
     call: CallContext,
-    parse: Parse[Request],
+    accept: Accept[Request],
     limits: CallLimits,
     prepare: Prepare[Request] | None = None,
 ) -> AsyncIterator[Request]:
@@ -214,16 +215,16 @@ async def _admitted(
     Raises:
         Unavailable: they had none in time, or the request did not come.
         ResourceExhausted: too many calls wait, or the request is one of too many bytes.
-        InvalidArgument: it is none.
+        RegistryError: as `accept` raises it.
     """
     caller, connection = call.origin, call.connection
     async with limits.calls.held(caller, connection, timeout_seconds=call.deadline.spend()):
         raw = await _received(requests, call.deadline)
         with limits.request_bytes.held(caller, len(raw)):
             if prepare is not None:
-                await prepare(parse(raw), call)
+                await prepare(accept(raw, call), call)
             async with limits.working.held(caller, connection, timeout_seconds=call.deadline.spend()):
-                yield parse(raw)
+                yield accept(raw, call)
 
 
 async def _received(requests: RawRequests, deadline: Deadline) -> bytes:

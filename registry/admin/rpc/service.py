@@ -9,11 +9,15 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from registry.admin.health import AdminMetrics
+from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.handlers import Reads, Writes
+from registry.admin.rpc.hook import METHODS, Hook, asked_of
 from registry.admin.rpc.interceptor import (
+    Accept,
     CallLimits,
     Prepare,
     Stream,
@@ -41,12 +45,18 @@ CALLS_AT_ONCE = 128
 
 
 def make_handlers(
-    writes: Writes, reads: Reads, streams: Streams, metrics: AdminMetrics, stopping: asyncio.Event, limits: TxnLimits
+    writes: Writes,
+    reads: Reads,
+    streams: Streams,
+    metrics: AdminMetrics,
+    stopping: asyncio.Event,
+    limits: TxnLimits,
+    hook: Hook,
 ) -> grpc.GenericRpcHandler:
-    """All methods of the service. Streams end once `stopping` is set.
+    """All methods of the service. Streams end once `stopping` is set; `hook` is called before each handler.
 
     Raises:
-        KeyError: a method of the .proto has no handler.
+        KeyError: a method of the .proto has no handler, or no verb.
     """
     unary = _unary_methods(writes, reads)
     stream: Mapping[str, Stream[Any, Any]] = {
@@ -64,17 +74,31 @@ def make_handlers(
     prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in DESCRIPTOR.methods:
-        parse = parser_of(method.input_type, limits)
+        accept = _acceptor(method, parser_of(method.input_type, limits), hook)
         if method.server_streaming:
             serve_stream = supervised_stream(
-                method.name, stream[method.name], parse, metrics, own.get(method.name, shared), last.get(method.name)
+                method.name, stream[method.name], accept, metrics, own.get(method.name, shared), last.get(method.name)
             )
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve_stream, None, _serializer(method))
         else:
             limited = own.get(method.name, shared)
-            serve = supervised_unary(method.name, unary[method.name], parse, metrics, limited, prepare.get(method.name))
+            serve = supervised_unary(
+                method.name, unary[method.name], accept, metrics, limited, prepare.get(method.name)
+            )
             handlers[method.name] = grpc.stream_unary_rpc_method_handler(serve, None, _serializer(method))
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _acceptor(method: MethodDescriptor, parse: Callable[[bytes], Message], hook: Hook) -> Accept[Any]:
+    """What makes a request of its bytes and lets it through."""
+    verb, resource = METHODS[method.name]
+
+    def accept(raw: bytes, call: CallContext) -> Message:
+        request = parse(raw)
+        hook(asked_of(verb, resource, request, call.principal))
+        return request
+
+    return accept
 
 
 def _ends_list(reply: pb.WatchAdaptersResponse) -> bool:

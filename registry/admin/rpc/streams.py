@@ -41,7 +41,6 @@ class Streams:
     async def watch_adapters(
         self, request: pb.WatchAdaptersRequest, call: CallContext
     ) -> AsyncGenerator[pb.WatchAdaptersResponse, None]:
-        check_segment(request.pool, field="pool")
         start = _not_negative(request.start_revision, "start_revision")
         async with aclosing(self._watcher.adapters(request.pool, start, call.deadline)) as batches:
             async for batch in batches:
@@ -53,8 +52,6 @@ class Streams:
     async def watch_rollout(
         self, request: pb.WatchRolloutRequest, call: CallContext
     ) -> AsyncGenerator[pb.Rollout, None]:
-        check_segment(request.pool, field="pool")
-        check_adapter_name(request.name)
         question = Question(request.pool, request.name, _not_negative(request.generation, "generation"))
         async with aclosing(self._watcher.rollout(question, call.deadline)) as rollouts:
             async for rollout in rollouts:
@@ -129,9 +126,7 @@ class Residency:
     async def watch_residency(
         self, request: pb.WatchResidencyRequest, call: CallContext
     ) -> AsyncGenerator[pb.WatchResidencyResponse, None]:
-        check_segment(request.pool, field="pool")
         if request.name:
-            check_adapter_name(request.name)
             await self._reader.adapter(request.pool, request.name, call.deadline)
         await self._reader.pool(request.pool, call.deadline)
         async with self._hub.look(request.pool) as subscription, aclosing(subscription.follow()) as updates:

@@ -1,0 +1,146 @@
+"""What each call asks for, and the one hook that it passes before its handler.
+
+A call is a verb and a resource, with the names that its request has: whoever decides about it decides by these and by
+the principal, also about dry runs. The table has each method of the .proto; one that it has not keeps the service from
+starting. The hook is called with the parsed request, before anything is read or prepared for it, and again after a
+preparation, which takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from google.protobuf.message import Message
+
+from registry.model.names import check_adapter_name, check_request_id, check_segment
+from registry.transactions.context import Principal
+from registry.v1 import registry_pb2 as pb
+
+
+class Verb(StrEnum):
+    """What is done to a resource."""
+
+    GET = "get"
+    LIST = "list"
+    WATCH = "watch"
+    APPLY = "apply"
+    CREATE = "create"
+    UPDATE = "update"
+    DELETE = "delete"
+    ROLLBACK = "rollback"
+    PROMOTE = "promote"
+    ABORT = "abort"
+    CONFIRM_REMOVALS = "confirm-removals"
+    DRAIN = "drain"
+    FORGET = "forget"
+    REPAIR = "repair"
+    RESTORE = "restore"
+
+
+class Resource(StrEnum):
+    """Kind of what a call is about."""
+
+    ADAPTERS = "adapters"
+    HISTORY = "history"
+    ROLLOUTS = "rollouts"
+    RESIDENCY = "residency"
+    POOLS = "pools"
+    REPLICAS = "replicas"
+    TENANTS = "tenants"
+    CHANGES = "changes"
+    BACKUPS = "backups"
+
+
+METHODS: Mapping[str, tuple[Verb, Resource]] = {
+    "ApplyAdapters": (Verb.APPLY, Resource.ADAPTERS),
+    "GetAdapter": (Verb.GET, Resource.ADAPTERS),
+    "ListAdapters": (Verb.LIST, Resource.ADAPTERS),
+    "WatchAdapters": (Verb.WATCH, Resource.ADAPTERS),
+    "RollbackAdapter": (Verb.ROLLBACK, Resource.ADAPTERS),
+    "ListAdapterHistory": (Verb.LIST, Resource.HISTORY),
+    "RestoreHistory": (Verb.RESTORE, Resource.HISTORY),
+    "WatchRollout": (Verb.WATCH, Resource.ROLLOUTS),
+    "PromoteRollout": (Verb.PROMOTE, Resource.ROLLOUTS),
+    "AbortRollout": (Verb.ABORT, Resource.ROLLOUTS),
+    "WatchResidency": (Verb.WATCH, Resource.RESIDENCY),
+    "CreatePool": (Verb.CREATE, Resource.POOLS),
+    "UpdatePool": (Verb.UPDATE, Resource.POOLS),
+    "ConfirmRemovals": (Verb.CONFIRM_REMOVALS, Resource.POOLS),
+    "GetPool": (Verb.GET, Resource.POOLS),
+    "ListPools": (Verb.LIST, Resource.POOLS),
+    "DeletePool": (Verb.DELETE, Resource.POOLS),
+    "GetReplica": (Verb.GET, Resource.REPLICAS),
+    "ListReplicas": (Verb.LIST, Resource.REPLICAS),
+    "DrainReplica": (Verb.DRAIN, Resource.REPLICAS),
+    "ForgetReplica": (Verb.FORGET, Resource.REPLICAS),
+    "SetTenant": (Verb.UPDATE, Resource.TENANTS),
+    "ListTenants": (Verb.LIST, Resource.TENANTS),
+    "RepairTenant": (Verb.REPAIR, Resource.TENANTS),
+    "ListChanges": (Verb.LIST, Resource.CHANGES),
+    "ReadBackup": (Verb.GET, Resource.BACKUPS),
+}
+# Resources that adapters' names name.
+_BY_ADAPTER = frozenset({Resource.ADAPTERS, Resource.HISTORY, Resource.ROLLOUTS, Resource.RESIDENCY})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asks for.
+
+    Attributes:
+        principal: who asks.
+        pool: in which pool; None: the resource is in none, as a pool itself is.
+        names: of what, by the field of the request that has the name; empty: all there is of the resource.
+        request: as it was parsed.
+    """
+
+    principal: Principal
+    verb: Verb
+    resource: Resource
+    pool: str | None
+    names: Mapping[str, str]
+    request: Message
+
+
+# Raises RegistryError where the call is not to go on.
+Hook = Callable[[Asked], None]
+
+
+def asked_of(verb: Verb, resource: Resource, request: Message, principal: Principal) -> Asked:
+    """What a call asks for, of a method as `METHODS` has it."""
+    pool = getattr(request, "pool", None)
+    return Asked(principal, verb, resource, pool if isinstance(pool, str) else None, dict(_names(request)), request)
+
+
+def _names(request: Message) -> Iterator[tuple[str, str]]:
+    match request:
+        case pb.ApplyAdaptersRequest():
+            for index, one in enumerate(request.changes):
+                field = {"upsert": "upsert.name", "delete": "delete"}.get(one.WhichOneof("change") or "")
+                if field:
+                    yield f"changes[{index}].{field}", one.upsert.name or one.delete
+        case pb.CreatePoolRequest() | pb.UpdatePoolRequest():
+            yield "pool.name", request.pool.name
+        case pb.SetTenantRequest():
+            yield "tenant.name", request.tenant.name
+        case pb.WatchResidencyRequest(name=""):
+            return
+        case _ if (name := getattr(request, "name", None)) is not None:
+            yield "name", name
+
+
+def check(asked: Asked) -> None:
+    """The hook: whatever a call names can be a name, since it becomes part of a key.
+
+    Raises:
+        InvalidArgument: something cannot; the field at fault is named.
+    """
+    if request_id := getattr(asked.request, "request_id", ""):
+        check_request_id(request_id)
+    if asked.pool is not None:
+        check_segment(asked.pool, field="pool")
+    check_name = check_adapter_name if asked.resource in _BY_ADAPTER else check_segment
+    for field, name in asked.names.items():
+        check_name(name, field=field)

@@ -1,0 +1,106 @@
+"""What each call asks for, and the hook before all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+from grpc import StatusCode
+
+from registry.admin.rpc.hook import METHODS, Asked, Resource, Verb, asked_of, check
+from registry.admin.rpc.service import DESCRIPTOR
+from registry.model.errors import InvalidArgument, PermissionDenied, Reason
+from registry.transactions.context import ANONYMOUS, operator
+from registry.v1 import registry_pb2 as pb
+from tests.support.admin import change_set, drop, put
+from tests.support.played_admin import Context, served
+from tests.support.records import KEYS
+
+ANN = operator("ann")
+
+
+def asked(method: str, **fields: object) -> Asked:
+    request = GetMessageClass(DESCRIPTOR.methods_by_name[method].input_type)(**fields)
+    return asked_of(*METHODS[method], request, ANN)
+
+
+def test_each_method_has_one_verb_and_one_resource():
+    """What no row names nobody could be kept from, or given."""
+    assert set(METHODS) == {one.name for one in DESCRIPTOR.methods}
+    assert len(set(METHODS.values())) == len(METHODS), "two methods of one verb could not be told apart"
+    assert {verb for verb, _ in METHODS.values()} == {*Verb}
+    assert {resource for _, resource in METHODS.values()} == {*Resource}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@served
+async def test_no_call_goes_past_the_hook(served, method):
+    """It sees who asks for what, and is heard before anything is done: also before a dry run."""
+
+    def refuses(_: Asked) -> None:
+        raise PermissionDenied(Reason.ETCD_PERMISSION, "not for you")
+
+    await served.make_pool()
+    served.asked.clear()
+    served.hook, before = refuses, dict(served.etcd.store.kvs)
+    request: Any = GetMessageClass(DESCRIPTOR.methods_by_name[method].input_type)()
+    if "validate_only" in request.DESCRIPTOR.fields_by_name:
+        request.validate_only = True
+    refused = await served.refusal(method, request, Context(names={"x509_common_name": [b"ann"]}))
+    assert refused.code is StatusCode.PERMISSION_DENIED
+    [seen] = served.asked
+    assert ((seen.verb, seen.resource), seen.principal, seen.request) == (METHODS[method], ANN, request)
+    assert served.etcd.store.kvs == before
+
+
+@served
+async def test_the_hook_is_asked_again_once_what_takes_long_is_prepared(served):
+    """Who may do something no more is kept from it; nothing is prepared for who never might."""
+    await served.make_pool()
+    assert [one.verb for one in served.asked] == [Verb.CREATE] * 2
+    assert {one.principal for one in served.asked} == {ANONYMOUS}
+    assert KEYS.pool("p") in served.etcd.store.kvs
+
+
+@pytest.mark.parametrize(
+    ("seen", "pool", "names"),
+    [
+        (asked("GetAdapter", pool="p", name="a/b"), "p", {"name": "a/b"}),
+        (asked("ListAdapters", pool="p"), "p", {}),
+        (asked("WatchResidency", pool="p"), "p", {}),
+        (asked("WatchResidency", pool="p", name="a"), "p", {"name": "a"}),
+        (asked("GetPool", name="p"), None, {"name": "p"}),
+        (asked("CreatePool", pool=pb.Pool(name="p")), None, {"pool.name": "p"}),
+        (asked("UpdatePool", pool=pb.Pool(name="p")), None, {"pool.name": "p"}),
+        (asked("SetTenant", tenant=pb.Tenant(name="t")), None, {"tenant.name": "t"}),
+        (asked("ReadBackup"), None, {}),
+        (
+            asked_of(*METHODS["ApplyAdapters"], change_set(put("a"), pb.AdapterChange(), drop("b")), ANN),
+            "p",
+            {"changes[0].upsert.name": "a", "changes[2].delete": "b"},
+        ),
+    ],
+)
+def test_what_a_request_is_about(seen, pool, names):
+    """Each name that it has, with the field that has it."""
+    assert (seen.pool, seen.names) == (pool, names)
+    check(seen)
+
+
+@pytest.mark.parametrize(
+    ("seen", "field"),
+    [
+        (asked("GetAdapter", pool="p", name=""), "name"),
+        (asked("GetAdapter", pool="", name="a"), "pool"),
+        (asked("GetReplica", pool="p", name="a/b"), "name"),
+        (asked("DeletePool", name="p", request_id="a b"), "request_id"),
+        (asked("CreatePool", pool=pb.Pool(name="a/b")), "pool.name"),
+        (asked_of(*METHODS["ApplyAdapters"], change_set(put("a"), drop("..")), ANN), "changes[1].delete"),
+    ],
+)
+def test_what_cannot_be_a_name_is_refused_with_its_field(seen, field):
+    """X2: it would be part of a key."""
+    with pytest.raises(InvalidArgument) as refused:
+        check(seen)
+    assert refused.value.field == field
