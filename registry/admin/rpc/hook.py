@@ -1,4 +1,4 @@
-"""What each call asks for, and the one hook that it passes before its handler.
+"""Verb, resource and names of each call, and the one hook before its handler.
 
 A call is a verb and a resource, with the names that its request has: whoever decides about it decides by these and by
 the principal, also about dry runs. The table has each method of the .proto; one that it has not keeps the service from
