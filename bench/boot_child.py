@@ -100,7 +100,7 @@ def _pool(base: SnapshotBase) -> PoolSpec | None:
 
 
 def _first_plan(desired: DesiredState, pool: PoolSpec | None) -> Plan:
-    nothing = PlanContext(lookup=lambda _: None, staging=set(), failures={}, unsettled=set(), owns=lambda _: None)
+    nothing = PlanContext(staged={}, staging=set(), failures={}, unsettled=set())
     return make_plan(desired, pool, _ENGINE, nothing, now=0.0)
 
 

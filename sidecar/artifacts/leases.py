@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,37 +25,49 @@ from sidecar.artifacts.types import ArtifactRef, Staged
 # More than an engine holds; what is forgotten is looked up on the disk again.
 MAX_REMEMBERED = 65_536
 # A reference, and the identity of the base that it was prepared for.
-Key = tuple[ArtifactRef, tuple[object, ...] | None]
+BaseIdentity = tuple[object, ...] | None
+Key = tuple[ArtifactRef, BaseIdentity]
 
 
 class Remembered:
     """A bounded memory, the oldest goes first. Each call is one step among threads."""
 
     def __init__(self) -> None:
-        self._seen: dict[Key, Staged] = {}
+        # By base, so that all of one is copied without that a single reference is hashed.
+        self._seen: defaultdict[BaseIdentity, dict[ArtifactRef, Staged]] = defaultdict(dict)
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return sum(map(len, list(self._seen.values())))
+
+    def of(self, base: BaseIdentity) -> dict[ArtifactRef, Staged]:
+        """A copy of all that was seen as it is prepared for a base."""
+        return self._seen[base].copy()
 
     def get(self, key: Key) -> Staged | None:
         """What was seen, if it is remembered."""
-        return self._seen.get(key)
+        return self._seen[key[1]].get(key[0])
 
     def put(self, key: Key, staged: Staged) -> None:
         """Remembers it."""
-        self._seen[key] = staged
-        if len(self._seen) > MAX_REMEMBERED:
-            self._seen.pop(next(iter(self._seen)), None)
+        self._seen[key[1]][key[0]] = staged
+        if len(self) > MAX_REMEMBERED:
+            oldest = next(seen for seen in list(self._seen.values()) if seen)
+            oldest.pop(next(iter(oldest)), None)
 
     def unproven(self) -> list[tuple[Key, Staged]]:
         """What was seen and not hashed yet, as far as is known here."""
-        return [(key, staged) for key, staged in list(self._seen.items()) if not staged.is_proven]
+        return [(key, staged) for key, staged in self._all() if not staged.is_proven]
 
     def forget(self, artifacts: Collection[str]) -> None:
         """Forgets these artifacts, whatever they were asked for by."""
-        for key, staged in list(self._seen.items()):
+        for (ref, base), staged in self._all():
             if staged.id in artifacts:
-                self._seen.pop(key, None)
+                self._seen[base].pop(ref, None)
+
+    def _all(self) -> Iterator[tuple[Key, Staged]]:
+        for base, seen in list(self._seen.items()):
+            for ref, staged in list(seen.items()):
+                yield (ref, base), staged
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -145,10 +157,24 @@ class ArtifactLeases:
         try:
             yield self.add(artifact)
         finally:
-            with self._mutex:
-                self._holds[artifact] -= 1
-                if not self._holds[artifact]:
-                    del self._holds[artifact]
+            self._release(artifact)
+
+    @contextmanager
+    def kept(self, artifact: str) -> Iterator[bool]:
+        """Does not let go of it within the body, if it is leased, which is what is given."""
+        with self._mutex:
+            is_leased = artifact in self._ids
+            self._holds[artifact] += 1
+        try:
+            yield is_leased
+        finally:
+            self._release(artifact)
+
+    def _release(self, artifact: str) -> None:
+        with self._mutex:
+            self._holds[artifact] -= 1
+            if not self._holds[artifact]:
+                del self._holds[artifact]
 
     def let_go(self, artifacts: Collection[str]) -> frozenset[str]:
         """Forgets these leases but for those that are held, and gives them; the file has them until `write`."""

@@ -40,10 +40,10 @@ class Scrub:
         proofs: Proofs,
         damage: DamagedArtifacts,
         *,
-        prove_seen: Callable[[Stop], None],
+        prove: Callable[[Stop], None],
         on_damage: Callable[[Collection[str]], None],
     ) -> None:
-        """`prove_seen` proves what is handed out unproven, since the engine served it before this process started.
+        """`prove` proves what is handed out unproven, since the engine served it before this process started.
 
         `on_damage` is called with artifacts that were found damaged, here or by another sidecar.
         """
@@ -51,7 +51,7 @@ class Scrub:
         self._collector = collector
         self._proofs = proofs
         self._damage = damage
-        self._prove_seen = prove_seen
+        self._prove_seen = prove
         self._on_damage = on_damage
         self._next_at = 0.0
 

@@ -6,8 +6,8 @@ Why this is safe to share and to kill at any point:
 - Nothing is removed that is leased, which is looked at under the artifact's lock. So a replica writes its lease
 first, and only then, under the lock, looks whether the directory is there. Looking without the lock would race
 with a removal that had looked at the leases just before.
-- What was seen so stays true while the lease stands; this is what `LocalStore` remembers, and all that `lookup`
-answers from. After a restart each artifact is seen under its lock once more.
+- What was seen so stays true while the lease stands; this is what `LocalStore` remembers, and all that `lookup` and
+`seen` answer from. After a restart each artifact is seen under its lock once more, and its lease is kept meanwhile.
 - An artifact that the engine has let go of loses its lease, and `lookup` forgets it, in one step of the event loop;
 what a worker thread is about to hand out is held meanwhile. Removal itself is `Maintenance`'s.
 - Leftovers are removed by whoever holds the lock of their name, never by asking whether a process still lives.
@@ -92,37 +92,31 @@ class LocalStore:
         timeout_seconds: float = STAGING_TIMEOUT_SECONDS,
     ) -> None:
         """Makes the folders that are missing. Raises StoreError: they cannot be used, or an argument is wrong."""
-        self._layout = open_layout(root, replica)
-        self._allowed = AllowedSources(allow_sources, remote, self._layout.paused_origins)
-        self._lease_file = self._layout.lease(replica, engine)
-        self._leases = ArtifactLeases(self._lease_file, self._layout.staged_ids)
+        self._layout = layout = open_layout(root, replica)
+        self._allowed = AllowedSources(allow_sources, remote, layout.paused_origins)
+        self._lease_file = layout.lease(replica, engine)
+        self._leases = ArtifactLeases(self._lease_file, layout.staged_ids)
         self._grace_seconds = grace_seconds
-        index = SizeIndex(self._layout)
+        index = SizeIndex(layout)
         self._followed: list[FollowedFile[Any]] = []
         self._allow_sources = tuple(allow_sources)
-        self._collector = GarbageCollector(self._layout, index, grace_seconds)
-        self._reports = reports = Reports(self._layout)
-        self._proofs = Proofs(self._layout, reports)
-        self._damage = DamagedArtifacts(self._layout)
+        self._collector = GarbageCollector(layout, index, grace_seconds)
+        self._reports = reports = Reports(layout)
+        self._proofs = Proofs(layout, reports)
+        self._damage = DamagedArtifacts(layout)
         self._scrub = Scrub(
-            *(self._layout, self._collector, self._proofs, self._damage),
-            prove_seen=self._prove_seen,
-            on_damage=self._distrust,
+            layout, self._collector, self._proofs, self._damage, prove=self._prove_seen, on_damage=self._distrust
         )
-        self._files = ReadFiles(self._layout, self._proofs, self._look_anew)
-        self._quota = Quota(
-            self._layout.root, index, budget_bytes, lambda wanted: self._collector.collect(wanted, Stop())
-        )
-        self._pins = Pins(self._layout)
+        self._files = ReadFiles(layout, self._proofs, self._look_anew)
+        self._quota = Quota(layout.root, index, budget_bytes, lambda wanted: self._collector.collect(wanted, Stop()))
+        self._pins = Pins(layout)
         self._bases = Bases(base)
         self._signatures = Signatures(signature_keys)
         self._ingest = Ingest(
-            *(self._layout, index, self._quota, self._signatures, reports, self._proofs),
-            *(examiner, max_weights_bytes),
+            layout, index, self._quota, self._signatures, reports, self._proofs, examiner, max_weights_bytes
         )
         self._stored = StoredArtifacts(
-            *(self._layout, self._signatures, reports, self._proofs),
-            *(self._ingest, self._collector, self._lease_file),
+            layout, self._signatures, reports, self._proofs, self._ingest, self._collector, self._lease_file
         )
         self._timeout_seconds = timeout_seconds
         self._seen = Remembered()
@@ -130,8 +124,7 @@ class LocalStore:
         self._doubted: set[str] = set()
         self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
         self.maintenance = Maintenance(
-            *(self._layout, self._leases, index, self._quota, self._collector, self._scrub, self._files),
-            before=self._refresh,
+            layout, self._leases, index, self._quota, self._collector, self._scrub, self._files, before=self._refresh
         )
 
     def owns(self, path: str) -> str | None:
@@ -171,8 +164,13 @@ class LocalStore:
             self._seen.clear()
         return self._bases.problem
 
-    def made_of(self, ref: ArtifactRef, path: str) -> str:
-        """See `ArtifactStore.made_of`. Reads a small file, and only the first time."""
+    async def made_of(self, listed: Collection[tuple[ArtifactRef, str]]) -> Mapping[tuple[ArtifactRef, str], str]:
+        """See `ArtifactStore.made_of`."""
+        sources = await asyncio.to_thread(lambda: [self._source_of(*one) for one in listed])
+        return {one: digest for one, digest in zip(listed, sources, strict=True) if digest}
+
+    def _source_of(self, ref: ArtifactRef, path: str) -> str:
+        """Reads a small file, and only the first time."""
         artifact = self.owns(path)
         try:
             digest = self._reports.source_of(artifact) if artifact else ""
@@ -214,14 +212,32 @@ class LocalStore:
         key = (ref, base.identity if base else None)
         staged = self._seen.get(key)
         if staged is None:
-            try:
-                return self._recall(self._order(ref))
-            except (OSError, ArtifactError):
-                return None  # `ensure` meets the same again and says it
+            return self._recall(ref)
         if not staged.is_proven and staged.id in self._proofs:
             staged = replace(staged, is_proven=True)
             self._seen.put(key, staged)
         return staged
+
+    @property
+    def seen(self) -> Mapping[ArtifactRef, Staged]:
+        """See `ArtifactStore.seen`."""
+        for key, staged in self._seen.unproven():
+            if staged.id in self._proofs:
+                self._seen.put(key, replace(staged, is_proven=True))
+        base = self._bases.current
+        return MappingProxyType(self._seen.of(base.identity if base else None))
+
+    async def recall(self, refs: Collection[ArtifactRef]) -> bool:
+        """See `ArtifactStore.recall`."""
+        possible = [ref for ref in refs if self._may_be_here(ref)]
+        return bool(possible) and any(await asyncio.to_thread(lambda: [self._recall(ref) for ref in possible]))
+
+    def _may_be_here(self, ref: ArtifactRef) -> bool:
+        """False: it is known without a look at any file that an earlier process did not stage it."""
+        try:
+            return ref.digest is None or self._order(ref).artifact(ref.digest) in self._leases
+        except ArtifactError:
+            return False
 
     def is_intact(self, path: str) -> bool:
         """See `ArtifactStore.is_intact`."""
@@ -278,12 +294,16 @@ class LocalStore:
         with locked_at_once(self._layout.lock(order.artifact(digest))) as is_locked:
             return is_locked and outcome is ProofOutcome.SOURCE and self._ingest.adopt(order, digest, stop)
 
-    def _recall(self, order: StageRequest) -> Staged | None:
+    def _recall(self, ref: ArtifactRef) -> Staged | None:
         """What an earlier process of this replica staged, seen anew."""
-        digest = self._pins.digest(order.ref)
-        if digest is None or order.artifact(digest) not in self._leases:
-            return None
-        return self._see_at_once(order, digest, self._stored.peek)
+        try:
+            order, digest = self._order(ref), self._pins.digest(ref)
+            if digest is None:
+                return None
+            with self._leases.kept(order.artifact(digest)) as is_leased:
+                return self._see_at_once(order, digest, self._stored.peek) if is_leased else None
+        except (OSError, ArtifactError):
+            return None  # `ensure` meets the same again and says it
 
     def _see_at_once(
         self, order: StageRequest, digest: str, see: Callable[[StageRequest, str], Staged | None]

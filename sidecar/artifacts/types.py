@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +61,18 @@ class ArtifactStore(Protocol):
         """
         ...
 
+    @property
+    def seen(self) -> Mapping[ArtifactRef, Staged]:
+        """What `lookup` answers from memory, by ref, as it is now. Touches no file."""
+        ...
+
+    async def recall(self, refs: Collection[ArtifactRef]) -> bool:
+        """Looks up refs that are not among `seen`, as after a restart; gives whether any is now.
+
+        Files are read beside the event loop, and only of what is leased.
+        """
+        ...
+
     def is_intact(self, path: str) -> bool:
         """Whether an engine may be given what stands at a path of this store: proven, and not touched since.
 
@@ -101,10 +113,10 @@ class ArtifactStore(Protocol):
         """
         ...
 
-    def made_of(self, ref: ArtifactRef, path: str) -> str:
-        """The digest of the source that a directory of this store was made of, for whatever base, if `ref` means it.
+    async def made_of(self, listed: Collection[tuple[ArtifactRef, str]]) -> Mapping[tuple[ArtifactRef, str], str]:
+        """The digests of the sources that directories of this store were made of, for whatever base.
 
-        Empty: it means another, or nothing is known of the directory.
+        Without those whose ref means another source, and those of which nothing is known.
         """
         ...
 

@@ -77,6 +77,7 @@ class Observed:
         no_effect: paths of adapters with which it answers as its base, or what is no number, as far as it was asked.
         as_expected: by `sidecar.vllm_plugin.protocol.expected_key`, the adapters that answered as expected.
         unexpected: by the same, where the answers of others deviate, in a sentence.
+        ours: paths of these adapters that are directories of the replica's store; its observer says so, no engine.
     """
 
     facts: EngineFacts
@@ -88,6 +89,7 @@ class Observed:
     no_effect: AbstractSet[str] = frozenset()
     as_expected: AbstractSet[str] = frozenset()
     unexpected: Mapping[str, str] = field(default_factory=dict)
+    ours: AbstractSet[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

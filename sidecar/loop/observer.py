@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -61,9 +62,12 @@ class EngineObserver:
         turns: what it said when it was asked to generate, since a call whose outcome is unknown; see `Engine.turns`.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, base: Path | None = None) -> None:
-        """`base`: the sidecar's own folder of the base model."""
+    def __init__(
+        self, engine: Engine, clock: Clock, owns: Callable[[str], str | None], base: Path | None = None
+    ) -> None:
+        """`owns`: see `ArtifactStore`. `base`: the sidecar's own folder of the base model."""
         self._engine = engine
+        self._owns = owns
         self._clock = clock
         self._bases = StartedBases(base)
         self._observed: Observed | None = None
@@ -136,6 +140,8 @@ class EngineObserver:
         self._observed, doubts = None, self._doubts
         try:
             observed = await self._bases.complete(await self._engine.observe())
+            ours = frozenset(path for path in observed.adapters.values() if self._owns(path) is not None)
+            observed = replace(observed, ours=ours)
         except EngineError as error:
             if self.problem != str(error):
                 _log.warning("engine_not_observed", url=self._engine.url, error=str(error))
@@ -158,9 +164,7 @@ class EngineObserver:
 class OwnNames:
     """Names that one process of the engine had from our store, and that are desired and were not unloaded by us."""
 
-    def __init__(self, owns: Callable[[str], str | None]) -> None:
-        """`owns` gives the artifact id of a path under our store, else None."""
-        self._owns = owns
+    def __init__(self) -> None:
         self._incarnation = ""
         self._names: AbstractSet[str] = frozenset()
 
@@ -186,7 +190,7 @@ class OwnNames:
 
     def _is_ours(self, name: str, observed: Observed) -> bool | None:
         path = observed.adapters.get(name)
-        return None if path is None else self._owns(path) is not None
+        return None if path is None else path in observed.ours
 
 
 class ServedGenerations:

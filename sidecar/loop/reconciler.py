@@ -35,7 +35,7 @@ from sidecar.ownership import Ownership
 from sidecar.plan.backoff import Declines
 from sidecar.plan.declines import restored
 from sidecar.plan.handoff import Handoff, HandoffVerdict
-from sidecar.plan.names import SEPARATOR, key_of, names_of
+from sidecar.plan.names import SEPARATOR, key_of, listed_as, names_of
 from sidecar.plan.planner import make_plan
 from sidecar.plan.readiness import NO_REFUSALS, USUAL_RULE, ReadyRule
 from sidecar.plan.selection import still_kept
@@ -127,10 +127,10 @@ class Reconciler:
         self._verdicts = verdicts
         self._paced = paced
         self._demand = demand
-        self._observer = EngineObserver(engine, clock, base)
+        self._observer = EngineObserver(engine, clock, store.owns, base)
         self._probes = probes
         self._reported: RoundReport | None = None
-        self._own_names = OwnNames(store.owns)
+        self._own_names = OwnNames()
         self._generations = ServedGenerations()
         self._retries = RetryTracker(clock, sharing.replica)
         self._propagation = Propagation(clock.wall())
@@ -241,7 +241,8 @@ class Reconciler:
         share = await self._share(desired, snapshot)
         self._retries.settle(observed, turns=self._observer.turns)
         self._retries.ask_again(lambda key: self._wanted(desired, share, key))
-        return Planned(self._plan(snapshot, desired, share, observed, workers), snapshot, desired, share, observed)
+        plan = await self._plan(snapshot, desired, share, observed, workers)
+        return Planned(plan, snapshot, desired, share, observed)
 
     async def _share(self, desired: DesiredState, snapshot: Snapshot) -> Share:
         if self._sharing.is_long(desired, snapshot.members):
@@ -249,25 +250,52 @@ class Reconciler:
             return await asyncio.to_thread(self._sharing.find, desired, snapshot.members)
         return self._sharing.find(desired, snapshot.members)
 
-    def _plan(
+    async def _plan(
         self, snapshot: Snapshot, desired: DesiredState, share: Share, observed: Observed, workers: Workers
     ) -> Plan:
-        """Gathers what is known, has a plan made of it, and says what that may load before anything is called."""
+        """Gathers what is known, has a plan made of it, and says what that may load before anything is called.
+
+        What the store knows is read from memory in the step in which the plan is made and told of: nothing is let go of
+        in between. Files are read before, beside the event loop, for a plan that would have needed them.
+        """
+        now, known = self._gather(snapshot, desired, share, observed, workers)
+        plan = make_plan(desired, snapshot.pool, observed, known, now=now)
+        if plan.chosen.unseen and await self._store.recall(plan.chosen.unseen):
+            now, known = self._gather(snapshot, desired, share, observed, workers)
+            plan = make_plan(desired, snapshot.pool, observed, known, now=now)
+        if plan.blocked:
+            listed = listed_as(plan.chosen.wanted, plan.chosen.limits.names, observed)
+            made_of = await self._store.made_of([(adapter.ref, path) for adapter, path in listed])
+            plan = make_plan(desired, snapshot.pool, observed, replace(known, made_of=made_of), now=now)
+        self._declined = plan.declined
+        unloaded = (call.name for call in plan.calls if isinstance(call, Unload))
+        self._own_names.note(observed, unloaded, lambda name: desired.of(key_of(name)) is not None)
+        if not plan.blocked:
+            self._handing = {one.name for one in still_kept(plan.leaving, known)}
+        self._desired_count = len(share.order) + len(share.undecided)
+        self._demand.follow(plan)
+        # Also what calls that were made may yet come to, and what the engine was told.
+        under_way = self._retries.loads() | workers.executor.uses
+        self._notice(observed, plan.chosen.uses | self._demand.uses(now) | under_way)
+        return plan
+
+    def _gather(
+        self, snapshot: Snapshot, desired: DesiredState, share: Share, observed: Observed, workers: Workers
+    ) -> tuple[float, PlanContext]:
+        """All that is known now, with what time that is."""
         now, problem = self._now(), self._compare_with(snapshot.pool, observed.facts.base)
         if self._declined is None:
             self._declined = restored(self._declined_before(), desired)
         self._backlog.look(observed, desired, now)
-        known = PlanContext(
-            lookup=self._store.lookup,
+        return now, PlanContext(
+            staged=self._store.seen,
             staging=workers.staging.in_progress,
             failures=self._retries.failures,
             unsettled=self._retries.unsettled,
-            owns=self._store.owns,
             in_progress=workers.executor.in_progress,
             base_problem=problem,
             base_known=self._store.base_known,
-            made_of=self._store.made_of,
-            lazy=self._demand.candidates(desired, observed, self._store.owns, now=now),
+            lazy=self._demand.candidates(desired, observed, now=now),
             share=share,
             handed=self._verdicts(),
             taken=self._own_names.taken(observed),
@@ -281,18 +309,6 @@ class Reconciler:
             reads=self._store.reads,
             touched=self._store.troubles,
         )
-        plan = make_plan(desired, snapshot.pool, observed, known, now=now)
-        self._declined = plan.declined
-        unloaded = (call.name for call in plan.calls if isinstance(call, Unload))
-        self._own_names.note(observed, unloaded, lambda name: desired.of(key_of(name)) is not None)
-        if not plan.blocked:
-            self._handing = {one.name for one in still_kept(plan.leaving, known)}
-        self._desired_count = len(share.order) + len(share.undecided)
-        self._demand.follow(plan, self._store.owns)
-        # Also what calls that were made may yet come to, and what the engine was told.
-        under_way = self._retries.loads() | workers.executor.uses
-        self._notice(observed, plan.chosen.uses | self._demand.uses(now) | under_way)
-        return plan
 
     def _compare_with(self, pool: PoolSpec | None, base: EngineBase) -> str:
         """Has adapters compared with what the pool asks for; what was refused for other terms is looked at anew."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from registry.lora.coverage.findings import evidence_finding
 from registry.lora.policy import is_served
 from registry.model.records import PoolLimits, PoolSpec
@@ -46,18 +44,14 @@ def _lower(*bounds: int | None) -> int | None:
 
 
 def rejection_of(
-    adapter: DesiredAdapter,
-    limits: ReplicaLimits,
-    observed: Observed | None,
-    staged: Staged | None,
-    owns: Callable[[str], str | None],
+    adapter: DesiredAdapter, limits: ReplicaLimits, observed: Observed | None, staged: Staged | None
 ) -> FailedAdapter | None:
     """Why the adapter cannot be served here, however often it is tried; `observed` None: whatever the engine lists."""
     name = engine_name(adapter, limits.names)
     current = observed.adapters.get(name) if observed else None
     if name.lower() in limits.base_names:
         return _hopeless(adapter, "name_is_base_model", f"{name!r} is a name of the engine's base model")
-    if current is not None and owns(current) is None:
+    if observed and current is not None and current not in observed.ours:
         return _hopeless(
             adapter, "name_conflict", f"the engine has {name!r} from {current}, which is not ours; unload it"
         )

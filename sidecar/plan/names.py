@@ -6,7 +6,7 @@ the adapter is served under another, so that there is no gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -34,6 +34,16 @@ def engine_name(adapter: DesiredAdapter, names: EngineNames) -> str:
 def key_of(engine_name: str) -> str:
     """The name key of the adapter that an engine calls so, in whichever of the two ways."""
     return name_key(engine_name.partition(SEPARATOR)[0])
+
+
+def listed_as(
+    adapters: Iterable[DesiredAdapter], names: EngineNames, observed: Observed
+) -> Iterator[tuple[DesiredAdapter, str]]:
+    """Adapters whose names the engine lists, with the paths that it has them from."""
+    for adapter in adapters:
+        path = observed.adapters.get(engine_name(adapter, names))
+        if path is not None:
+            yield adapter, path
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,6 @@ def overlap_of(
     names: EngineNames,
     observed: Observed,
     staged: Mapping[ArtifactRef, Staged],
-    owns: Callable[[str], str | None],
 ) -> NameOverlap:
     """What stays of what the engine was observed to hold.
 
@@ -80,11 +89,10 @@ def overlap_of(
         names: what it calls them.
         observed: what it lists.
         staged: what is in the store, by ref.
-        owns: artifact id of a path under our store, else None.
     """
     wanted = {adapter.key: adapter for adapter in chosen}
     awaited = {key for key, adapter in wanted.items() if not _is_served(adapter, names, observed, staged)}
-    ours = {name: path for name, path in observed.adapters.items() if owns(path) is not None}
+    ours = {name: path for name, path in observed.adapters.items() if path in observed.ours}
     keep = {engine_name(adapter, names) for adapter in wanted.values()}
     return NameOverlap(ours, keep, {name for name in ours if name not in keep and key_of(name) in awaited})
 

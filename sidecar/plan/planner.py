@@ -24,7 +24,7 @@ from sidecar.plan.backoff import Failure
 from sidecar.plan.conditions import ENGINE_PAUSED, count_omitted, failed, not_now, pending, refusal, troubles, warnings
 from sidecar.plan.declines import decline
 from sidecar.plan.limits import deviation_of, rejection_of
-from sidecar.plan.names import SEPARATOR, engine_name, key_of, overlap_of
+from sidecar.plan.names import SEPARATOR, engine_name, key_of, listed_as, overlap_of
 from sidecar.plan.readiness import EngineRefusals, refusals_among
 from sidecar.plan.selection import (
     count_removing,
@@ -72,9 +72,9 @@ def make_plan(
     chosen = select(desired, pool, observed, known, now=now)
     if blocked := _mismatch(pool, observed) or known.base_problem or _unchecked(observed, known):
         return replace(_nothing(desired, chosen, observed, known, blocked), declined=known.declined)
-    leaving = ours_leaving(chosen, observed, known)
+    leaving = ours_leaving(chosen, observed)
     kept = still_kept(leaving, known)
-    overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, known.owns)
+    overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged)
     no_more = (*_taken(observed, known), *_disproven(chosen, observed, known))
     too_many = tuple(superfluous(desired, chosen, kept, overlap, known))
     free = (one for one in too_many if name_key(one.name) not in known.in_progress.keys)
@@ -195,10 +195,8 @@ def _listed(
     adapters: Iterable[DesiredAdapter], chosen: Selection, observed: Observed, known: PlanContext
 ) -> Iterator[ServedAdapter]:
     """What the engine has of the files that are meant, whatever base they were prepared for."""
-    for adapter in adapters:
-        path = observed.adapters.get(engine_name(adapter, chosen.limits.names))
-        digest = known.made_of(adapter.ref, path) if path is not None else ""
-        if digest:
+    for adapter, path in listed_as(adapters, chosen.limits.names, observed):
+        if digest := known.made_of.get((adapter.ref, path)):
             yield ServedAdapter(adapter.name, adapter.generation, digest, adapter.ref.digest is not None)
 
 
@@ -215,7 +213,7 @@ def _disproven(chosen: Selection, observed: Observed, known: PlanContext) -> Ite
     for name, path in sorted(observed.adapters.items()) if without or unexpected else ():
         is_free = name_key(name) not in busy and name not in known.taken
         is_wrong = path in without or unexpected.get(name) == path
-        if is_wrong and known.owns(path) is not None and is_free:
+        if is_wrong and path in observed.ours and is_free:
             yield Unload(name, path, known.request_id)
 
 
@@ -347,7 +345,7 @@ def _hindrance(
     """What to say of one for which nothing may be done now, whatever stands in the store; None: something may."""
     if current is not None and name in known.taken:
         return pending(adapter, "swapping")  # it is unloaded, and the next plan loads ours
-    obstacle = rejection_of(adapter, chosen.limits, observed, chosen.staged.get(adapter.ref), known.owns)
+    obstacle = rejection_of(adapter, chosen.limits, observed, chosen.staged.get(adapter.ref))
     if obstacle is not None:
         return obstacle
     if adapter.key in known.in_progress.keys:

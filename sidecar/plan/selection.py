@@ -89,11 +89,12 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
     former = (former for one in (*chosen.wanted, *leaving) for former in one.former)
     refs = {adapter.ref for adapter in (*chosen.wanted, *good.values(), *former)}
     refs |= {ref for one in leaving for _, ref in one.versions}
-    staged = {ref: found for ref in refs if (found := known.lookup(ref)) is not None}
+    staged = {ref: found for ref in refs if (found := known.staged.get(ref)) is not None}
     handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
     adapters = (*chosen.wanted, *good.values(), *(one for one in handing if one is not None))
     uses = {(engine_name(one, names), staged[one.ref].path) for one in adapters if one.ref in staged}
-    return replace(chosen, good=good, staged=staged, uses=frozenset(uses))
+    unseen = refs - staged.keys() - known.staging
+    return replace(chosen, good=good, staged=staged, unseen=unseen, uses=frozenset(uses))
 
 
 def _leaving(desired: DesiredState, share: Share, names: Iterable[str]) -> Iterator[Handoff]:
@@ -120,10 +121,10 @@ def _left_as(desired: DesiredState, leaving: Handoff, names: EngineNames) -> Des
     return next((one for one in reversed(versions) if engine_name(one, names) == leaving.name), None)
 
 
-def ours_leaving(chosen: Selection, observed: Observed, known: PlanContext) -> tuple[Handoff, ...]:
+def ours_leaving(chosen: Selection, observed: Observed) -> tuple[Handoff, ...]:
     """What is ours and is to be served elsewhere, with what the engine has lost of it."""
     listed = observed.adapters
-    return tuple(one for one in chosen.leaving if one.name not in listed or known.owns(listed[one.name]) is not None)
+    return tuple(one for one in chosen.leaving if one.name not in listed or listed[one.name] in observed.ours)
 
 
 def still_kept(leaving: Iterable[Handoff], known: PlanContext) -> tuple[Handoff, ...]:
@@ -211,7 +212,7 @@ def still_answered(
         adapter = residents.get(name_key(plain)) or desired.of(name_key(plain))
         if adapter is None or adapter.name != plain or bool(separator) != is_versioned:
             continue
-        if name_key(plain) not in told and name not in gone and known.owns(path) is not None:
+        if name_key(plain) not in told and name not in gone and path in observed.ours:
             yield KeptAdapter(plain, _number(number) or _generation_of(adapter, (name, path), chosen, known))
 
 

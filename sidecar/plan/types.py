@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -209,6 +209,7 @@ class Selection:
         lazy: those.
         good: of what it is to hold, and of what it hands over, what is served while that cannot be, by name key.
         staged: what is in the store of all these, by ref.
+        unseen: refs of the others, which nobody is bringing in.
         uses: what a plan made of this may load.
     """
 
@@ -221,6 +222,7 @@ class Selection:
     lazy: LazySelection = LazySelection()
     good: Mapping[str, DesiredAdapter] = field(default_factory=dict)
     staged: Mapping[ArtifactRef, Staged] = field(default_factory=dict)
+    unseen: AbstractSet[ArtifactRef] = frozenset()
     uses: frozenset[Use] = frozenset()
 
     @property
@@ -340,15 +342,14 @@ class PlanContext:
     """What this replica knows beside desired and observed state.
 
     Attributes:
-        lookup: what is in the store under a ref; None: nothing.
+        staged: see `ArtifactStore.staged`; what of the rest matters is `Selection.unseen`.
         staging: refs that are being brought in.
         failures: by name key.
         unsettled: name keys whose last load has an unknown outcome that no listing has settled yet.
-        owns: artifact id of a path under our store, else None.
         in_progress: calls of earlier plans that have not ended yet.
         base_problem: why adapters cannot be compared with the base model; empty: they can.
         base_known: False if there is nothing to compare them with.
-        made_of: see `ArtifactStore.made_of`.
+        made_of: see `ArtifactStore.made_of`; it is asked for where nothing may be called.
         lazy: the lazy adapters that count at present.
         share: what of the desired state this replica serves; None: all of it.
         handed: what was said of handing over.
@@ -364,15 +365,14 @@ class PlanContext:
         reads: see `ArtifactStore.reads`.
     """
 
-    lookup: Callable[[ArtifactRef], Staged | None]
+    staged: Mapping[ArtifactRef, Staged]
     staging: AbstractSet[ArtifactRef]
     failures: Mapping[str, Failure]
     unsettled: AbstractSet[str]
-    owns: Callable[[str], str | None]
     in_progress: InProgress = InProgress()
     base_problem: str = ""
     base_known: bool = True
-    made_of: Callable[[ArtifactRef, str], str] = lambda _ref, _path: ""
+    made_of: Mapping[tuple[ArtifactRef, str], str] = field(default_factory=dict)
     lazy: LazyCandidates = NOTHING_LAZY
     share: Share | None = None
     handed: Mapping[Handoff, HandoffVerdict] = field(default_factory=dict)

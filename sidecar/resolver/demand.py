@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -181,11 +181,9 @@ class ResidentSet:
         """What was refused is looked at anew."""
         self._troubles.clear()
 
-    def candidates(
-        self, state: DesiredState, observed: Observed, owns: Callable[[str], str | None], *, now: float
-    ) -> LazyCandidates:
+    def candidates(self, state: DesiredState, observed: Observed, *, now: float) -> LazyCandidates:
         """Takes in a look at the engine, and says what a plan may choose from."""
-        listed = _listed(state, observed, owns)
+        listed = _listed(state, observed)
         self._notice(listed, observed, now)
         whole = {key: self.catalogue.whole(state, key) for key in listed}
         return LazyCandidates(
@@ -197,11 +195,11 @@ class ResidentSet:
             troubles=tuple(self._standing_troubles(state)),
         )
 
-    def follow(self, plan: Plan, owns: Callable[[str], str | None]) -> None:
+    def follow(self, plan: Plan) -> None:
         """Takes in the plan that was made of these: what stays, and what questions are decided by until the next."""
         chosen = plan.chosen
         self.is_paused = bool(plan.paused)
-        self.terms = None if plan.blocked else ServingLimits(chosen.limits, chosen.room, owns)
+        self.terms = None if plan.blocked else ServingLimits(chosen.limits, chosen.room)
         self._residents = {one.key: one for one in chosen.lazy.residents}
         for one in plan.residents:
             self._troubles.pop(name_key(one.name), None)
@@ -281,12 +279,12 @@ class ResidentSet:
         self._asked = {key: retry for key, retry in self._asked.items() if key in self._troubles}
 
 
-def _listed(state: DesiredState, observed: Observed, owns: Callable[[str], str | None]) -> dict[str, str]:
+def _listed(state: DesiredState, observed: Observed) -> dict[str, str]:
     """The lazy adapters that the engine lists from our store: name key to name."""
     found = {}
     for name, path in observed.adapters.items() if state.lazy else ():
         key = name_key(name)
         lazy = state.lazy.get(key)
-        if lazy is not None and lazy.name == name and owns(path) is not None:
+        if lazy is not None and lazy.name == name and path in observed.ours:
             found[key] = name
     return found

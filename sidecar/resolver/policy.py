@@ -28,12 +28,10 @@ class ServingLimits:
     Attributes:
         rules: what no adapter may break there.
         room: how many lazy adapters it is to hold at once.
-        owns: artifact id of a path under our store, else None.
     """
 
     rules: ReplicaLimits
     room: int
-    owns: Callable[[str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def decide(
         failure: the last one of its staging, of whatever version.
         now: monotonic seconds.
     """
-    obstacle = rejection_of(adapter, terms.rules, None, staged, terms.owns)
+    obstacle = rejection_of(adapter, terms.rules, None, staged)
     if obstacle is not None:
         return Reject(Failure(adapter.ref, None, obstacle.reason, obstacle.message, obstacle.attempts, None))
     if staged is not None and staged.is_proven:

@@ -110,9 +110,16 @@ class SimStore:
     def use_pool(self, _pool: PoolSpec | None, _engine: EngineBase = UNKNOWN_BASE) -> str:
         return ""
 
-    def made_of(self, ref: ArtifactRef, path: str) -> str:
-        staged = self.staged.get(ref)
-        return staged.digest if staged is not None and staged.path == path else ""
+    async def made_of(self, listed: Collection[tuple[ArtifactRef, str]]) -> dict[tuple[ArtifactRef, str], str]:
+        found = ((one, self.staged.get(one[0])) for one in listed)
+        return {one: staged.digest for one, staged in found if staged is not None and staged.path == one[1]}
+
+    @property
+    def seen(self) -> dict[ArtifactRef, Staged]:
+        return {ref: staged for ref in self.staged if (staged := self.lookup(ref)) is not None}
+
+    async def recall(self, _refs: Collection[ArtifactRef]) -> bool:
+        return False  # it is all in memory
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         staged = self.staged.get(ref)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 from registry.etcd3.ops import KeyValue
@@ -30,6 +31,11 @@ def owns(path: str) -> str | None:
     return path.removeprefix(STORE) if path.startswith(STORE) else None
 
 
+def ours(listing: Mapping[str, str]) -> frozenset[str]:
+    """Which of the paths of a listing are in the test's store."""
+    return frozenset(path for path in listing.values() if owns(path))
+
+
 def path_of(source: str) -> str:
     """Where the artifact named `source` stands once it is staged."""
     return STORE + source
@@ -54,13 +60,18 @@ SEEN_BASE = EngineBase(own=BaseModules({}))
 def observed(adapters: Mapping[str, str] | None = None, *, incarnation: str = "e1", **limits: Any) -> Observed:
     """An engine that lists the given names, each with the path of a source or, if it starts with /, with that path."""
     facts = EngineFacts("vllm", "0.32.0", "http://e", incarnation, EngineLimits(**limits), base=SEEN_BASE)
-    return Observed(facts, ("base",), paths(adapters or {}))
+    return Observed(facts, ("base",), listing := paths(adapters or {}), ours=ours(listing))
+
+
+def relisted(engine: Observed, listing: Mapping[str, str]) -> Observed:
+    """The same engine, which lists other paths."""
+    return replace(engine, adapters=listing, ours=ours(listing))
 
 
 def forgetless(adapters: Mapping[str, str], past: Mapping[str, str]) -> Observed:
     """An engine that remembers what it computed with weights, by the name that they had."""
     facts = EngineFacts("vllm", "0.30.0", "http://e", "e1", swap="refused", base=SEEN_BASE)
-    return Observed(facts, ("base",), paths(adapters), past=paths(past))
+    return Observed(facts, ("base",), listing := paths(adapters), past=paths(past), ours=ours(listing))
 
 
 def paths(adapters: Mapping[str, str]) -> dict[str, str]:
@@ -83,7 +94,7 @@ def known(
     unsettled: AbstractSet[str] = frozenset(),
 ) -> PlanContext:
     """Known facts: these sources staged, and by default nothing in progress and nothing failed."""
-    return PlanContext(staged(state, *sources).get, staging, failures or {}, unsettled, owns)
+    return PlanContext(staged(state, *sources), staging, failures or {}, unsettled)
 
 
 def pool(*base_models: str, names: EngineNames = "plain", **limits: Any) -> PoolSpec:
@@ -96,17 +107,17 @@ def chosen(
     state: DesiredState, engine: Observed, *, spec: PoolSpec | None = None, share: Share | None = None
 ) -> Selection:
     """What is chosen of the eager adapters."""
-    return select(state, spec, engine, PlanContext(lambda _: None, set(), {}, set(), owns, share=share), now=0.0)
+    return select(state, spec, engine, PlanContext({}, set(), {}, set(), share=share), now=0.0)
 
 
 def review(
     demand: ResidentSet, state: DesiredState, engine: Observed, *, now: float, spec: PoolSpec | None = None
 ) -> LazySelection:
     """One round of a replica with an empty store, as far as lazy adapters go; gives what was chosen of them."""
-    lazy = demand.candidates(state, engine, owns, now=now)
-    context = PlanContext(lambda _: None, set(), {}, set(), owns, lazy=lazy)
+    lazy = demand.candidates(state, engine, now=now)
+    context = PlanContext({}, set(), {}, set(), lazy=lazy)
     plan = make_plan(state, spec or pool(), engine, context, now=now)
-    demand.follow(plan, owns)
+    demand.follow(plan)
     return plan.chosen.lazy
 
 

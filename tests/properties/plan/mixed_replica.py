@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from registry.model.placement import Member
@@ -23,7 +23,7 @@ from sidecar.report.status import ReplicaIdentity, derive_status
 from sidecar.resolver.demand import Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.support.records import POOL
-from tests.support.worlds import chosen, observed, owns, path_of
+from tests.support.worlds import chosen, observed, owns, path_of, relisted
 
 # A source that is no adapter, and one that every engine refuses.
 MISSING, REFUSED = "missing", "refused"
@@ -100,22 +100,21 @@ class MixedReplica:
             return
         path = staged_from(adapter.ref).path
         self.demand.tell(key, Answered(adapter.name, path, self.now))
-        self.engine = replace(self.engine, adapters={**self.engine.adapters, adapter.name: path})
+        self.engine = relisted(self.engine, {**self.engine.adapters, adapter.name: path})
 
     def plan(self) -> Plan:
         """What it would do now; it says so."""
         known = PlanContext(
-            lookup=lambda ref: staged_from(ref) if ref in self._in_store else None,
+            staged={ref: staged_from(ref) for ref in self._in_store},
             staging=set(),
             failures=self._failures,
             unsettled=set(),
-            owns=owns,
-            lazy=self.demand.candidates(self.state, self.engine, owns, now=self.now),
+            lazy=self.demand.candidates(self.state, self.engine, now=self.now),
             share=self.share,
             handed=self.handed,
         )
         plan = make_plan(self.state, self.spec, self.engine, known, now=self.now)
-        self.demand.follow(plan, owns)
+        self.demand.follow(plan)
         self._tell(plan)
         return plan
 
@@ -159,7 +158,7 @@ class MixedReplica:
                 adapters[name] = new
             case Unload(name, path):
                 assert adapters.pop(name) == path, "an unload is of what is there"
-        self.engine = replace(self.engine, adapters=adapters)
+        self.engine = relisted(self.engine, adapters)
         return True
 
     def _fail(self, name: str, ref: ArtifactRef, incarnation: str | None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,7 @@ from sidecar.plan.names import engine_name, key_of
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Load, Plan, Swap, Unload
 from tests.support.records import kv
-from tests.support.worlds import chosen, desired, known, observed, owns, path_of, pool
+from tests.support.worlds import chosen, desired, known, observed, owns, path_of, pool, relisted
 
 NAMES = ["a", "b", "acme/c", "d", "base"]
 SOURCES = ["v1", "v2", "v3"]
@@ -45,7 +43,7 @@ def carry_out(plan: Plan, engine: Observed, in_store: set[str], steps: int) -> O
                 adapters[name] = new
             case Unload(name, path):
                 assert adapters.pop(name) == path
-    return replace(engine, adapters=adapters)
+    return relisted(engine, adapters)
 
 
 def state_of(wanted) -> object:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +14,7 @@ from sidecar.plan.types import LazyCandidates, Load, Plan, PlanContext, Swap, Un
 from sidecar.resolver.demand import BIND_SECONDS, Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.support.records import POOL, kv
-from tests.support.worlds import observed, owns, path_of, pool
+from tests.support.worlds import observed, path_of, pool, relisted
 
 KEYS = [f"k{number}" for number in range(6)]
 EAGER = ["e1", "e2"]
@@ -63,15 +61,17 @@ class Replica:
             path = path_of(adapter.ref.uri.rsplit("/", 1)[-1])
             self.demand.tell(key, Answered(adapter.name, path, self.now))
             if adapter.name not in self.engine.adapters:
-                self.engine = replace(self.engine, adapters={**self.engine.adapters, adapter.name: path})
+                self.engine = relisted(self.engine, {**self.engine.adapters, adapter.name: path})
 
     def round(self) -> Plan:
         state = self.informer.state
-        lazy = self.demand.candidates(state, self.engine, owns, now=self.now)
-        context = PlanContext(lambda ref: _staged(ref.uri.rsplit("/", 1)[-1]), set(), {}, set(), owns, lazy=lazy)
+        lazy = self.demand.candidates(state, self.engine, now=self.now)
+        adapters = (*state.adapters.values(), *lazy.whole.values())
+        staged = {one.ref: _staged(one.ref.uri.rsplit("/", 1)[-1]) for one in adapters}
+        context = PlanContext(staged, set(), {}, set(), lazy=lazy)
         plan = make_plan(state, pool(), self.engine, context, now=self.now)
-        self.demand.follow(plan, owns)
-        self.engine = replace(self.engine, adapters=_carried_out(plan, self.engine))
+        self.demand.follow(plan)
+        self.engine = relisted(self.engine, _carried_out(plan, self.engine))
         return plan
 
 

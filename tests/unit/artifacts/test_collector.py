@@ -218,7 +218,7 @@ class Scrubbed(Store):
         monkeypatch.setattr(maintenance.time, "monotonic", lambda: self.monotonic)
         self.scrub = Scrub(
             *(self.layout, self.collector, self, self.damage),  # type: ignore[arg-type]
-            prove_seen=lambda _: self.order.append("served"),
+            prove=lambda _: self.order.append("served"),
             on_damage=lambda found: self.told.append(set(found)),
         )
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,18 +115,17 @@ def stage(played: Played, ref: ArtifactRef = REF) -> Staged:
     return played.store._stage(played.store._order(ref), Stop())
 
 
-def test_what_a_directory_was_made_of_is_told_if_that_is_what_is_meant(played, monkeypatch):
+async def test_what_a_directory_was_made_of_is_told_if_that_is_what_is_meant(played, monkeypatch):
     """R9, R23: whatever base it was prepared for; a disk that does not answer tells nothing."""
     store, path = played.store, played.staged().path
     sources = {played.id: REF.digest}
     monkeypatch.setattr(store._reports, "source_of", lambda artifact: sources[artifact])
-    assert store.made_of(REF, path) == REF.digest
-    assert store.made_of(replace(REF, digest="sha256:" + "f" * 64), path) == ""
-    assert store.made_of(REF, "/elsewhere") == ""
+    other = replace(REF, digest="sha256:" + "f" * 64)
+    assert await store.made_of([(REF, path), (other, path), (REF, "/elsewhere")]) == {(REF, path): REF.digest}
     sources[played.id] = ""
-    assert store.made_of(REF, path) == ""
+    assert await store.made_of([(REF, path)]) == {}
     monkeypatch.setattr(store._reports, "source_of", raising(OSError(5, "bad sector")))
-    assert store.made_of(REF, path) == ""
+    assert await store.made_of([(REF, path)]) == {}
 
 
 def test_what_is_there_and_proven_is_told_and_remembered(played):
@@ -271,6 +270,36 @@ def test_after_a_restart_what_is_leased_is_seen_at_once(played):
     assert played.store.lookup(REF) == played.staged(), "it was proven in the meantime"
     played.proven.clear()
     assert played.store.lookup(REF) == played.staged(), "which is remembered"
+
+
+async def test_what_an_earlier_process_staged_is_recalled_beside_the_event_loop(played, monkeypatch):
+    """R13, R16: for a plan, which then finds it in memory; of what is not leased no file is read."""
+    threads = list[Any]()
+    peek = played.peek
+    monkeypatch.setattr(played, "peek", lambda *order: threads.append(get_ident()) or peek(*order))
+    played.peeked, odd = played.staged(is_proven=False), replace(REF, prepare="{")
+    assert not await played.store.recall([REF, FREE, odd])
+    assert (played.store.seen, played.did) == ({}, [])
+    played.store.lease({played.id})
+    assert await played.store.recall([REF, FREE, odd])
+    assert len(threads) == 1
+    assert get_ident() not in threads
+    assert played.store.seen == {REF: played.peeked}
+    played.proven.add(played.id)
+    assert played.store.seen == {REF: played.staged()}, "it was proven in the meantime"
+    played.store.let_go({played.id})
+    assert played.store.seen == {}
+
+
+async def test_nothing_is_let_go_of_while_it_is_recalled(played, monkeypatch):
+    """R7: else it would be remembered although no lease protects it any more."""
+    gone = list[Any]()
+    monkeypatch.setattr(played, "peek", lambda *_: gone.append(played.store.let_go({played.id})) or played.staged())
+    played.store.lease({played.id})
+    assert await played.store.recall([REF])
+    assert gone == [frozenset()]
+    assert played.store.let_go({played.id}) == {played.id}
+    assert played.store.seen == {}
 
 
 @pytest.mark.parametrize("error", [UNFIT, OSError(5, "bad sector"), ZeroDivisionError()])

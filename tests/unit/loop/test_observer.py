@@ -69,7 +69,7 @@ class Eyes:
 
     def __init__(self) -> None:
         self.engine, self.chance = Engine(), random.Random(0)
-        self.observer = EngineObserver(self.engine, Time(self.chance))
+        self.observer = EngineObserver(self.engine, Time(self.chance), owns)
 
     async def look(self, at: float) -> None:
         vars(self.chance)[NOW] = at
@@ -256,7 +256,7 @@ def nothing(_: str) -> bool:
 
 def test_a_name_that_was_ours_and_has_other_files_was_taken():
     """R4 digest-true, R11 foreign-safe."""
-    names = OwnNames(owns)
+    names = OwnNames()
     assert names.taken(observed({"a": THEIRS})) == frozenset()  # as far as is known it was always theirs
     names.note(observed({"a": "v1", "x": "/elsewhere/x"}), [], everything)
     assert names.taken(observed({"a": "v2", "x": "/elsewhere/x"})) == frozenset()
@@ -278,7 +278,7 @@ ANEW = observed(incarnation="e2"), [], everything
 )
 def test_it_stays_ours_while_it_is_desired_and_is_anybodys_once_we_or_its_process_let_go_of_it(notes, is_taken):
     """R11: a lazy adapter that nobody used, or one that others serve now; a new process has nothing from us."""
-    names, now = OwnNames(owns), notes[-1][0].facts.incarnation
+    names, now = OwnNames(), notes[-1][0].facts.incarnation
     names.note(observed({"a": "v1"}), [], everything)
     if now == "e2":
         assert names.taken(observed({"a": THEIRS}, incarnation="e2")) == frozenset()

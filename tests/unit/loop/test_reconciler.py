@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from registry.etcd3.ops import KeyValue
+from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.model.placement import Member
 from registry.model.records import AdapterRecord, AdapterSpec, Placement, PoolLimits, PoolSpec, SourceSpec
 from registry.runtime.clock import Clock
-from sidecar.artifacts.types import ArtifactRef
+from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.assignment import Assigner, Share
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal
@@ -114,6 +115,7 @@ async def running(
     sharing: Assigner | None = None,
     probes: EngineProbes | None = None,
     demand: ResidentSet | None = None,
+    store: SimStore | None = None,
     **more: Any,
 ) -> AsyncIterator[list[RoundReport]]:
     """A reconciler that runs within the body; gives its reports. `more`: what it is also made with."""
@@ -122,7 +124,7 @@ async def running(
     own = TemporaryDirectory()
     reconciler = Reconciler(
         engine,
-        SimStore("r1", random.Random(0), lease_file or Path(own.name) / "leases"),
+        store or SimStore("r1", random.Random(0), lease_file or Path(own.name) / "leases"),
         mailbox,
         ownership or Free(),
         Clock(random.Random(0)),
@@ -343,6 +345,43 @@ async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made
 
 
 BUSY_SECONDS = 1.5
+
+
+class Reopened(SimStore):
+    """A store of which this process has seen nothing yet; its engine is of `problem`'s base model."""
+
+    problem = ""
+    recalled = False
+
+    @property
+    def seen(self) -> dict[ArtifactRef, Staged]:
+        return super().seen if self.recalled else {}
+
+    async def recall(self, refs: Collection[ArtifactRef]) -> bool:
+        await asyncio.sleep(0.1)
+        self.recalled = bool(refs)
+        return True
+
+    def use_pool(self, _pool: PoolSpec | None, _engine: EngineBase = UNKNOWN_BASE) -> str:
+        return self.problem
+
+
+@pytest.mark.parametrize("problem", ["", "the engine has another base model"])
+async def test_what_an_earlier_process_staged_is_served_as_of_the_first_plan(tmp_path, problem):
+    """R13, R23: the store's files are read before it, also where nothing may be called."""
+    state = desired(7, "gone", load="eager")
+    ref = state.adapters["gone"].ref
+    store = Reopened("r1", random.Random(0), tmp_path / "leases")
+    store.problem = problem
+    store.staged[ref] = store._staged("gone")
+    store.leases.add(store.staged[ref].id)
+    mailbox = Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=state))
+    async with running(Engine(lambda: None), mailbox, store=store) as reports:
+        await eventually(lambda: bool(reports))
+        plan = reports[0].situation.plan
+    assert [one.name for one in plan.served] == ["gone"]
+    assert (plan.stage, plan.calls, plan.blocked) == ((), (), problem)
 
 
 @virtual

@@ -25,7 +25,7 @@ COUNTED = desired(kv("a", 1, placement=placed_at(1)), kv("all", 2))
 def planned(state: DesiredState, before: Declines | None = None, *, of_pool=None, **limits: object) -> Plan:
     """A plan of a replica that has the files of all of them, with these limits of its engine."""
     found = {ref: replace(one, targets=frozenset({"o_proj"})) for ref, one in staged(state, "v1").items()}
-    facts = replace(known(state), lookup=found.get, declined=before or {})
+    facts = replace(known(state), staged=found, declined=before or {})
     return make_plan(state, of_pool or pool(), observed({}, **(limits or {"max_lora_rank": 4})), facts, now=0.0)
 
 

@@ -55,7 +55,7 @@ def context(state: DesiredState, *sources: str, **facts: Any) -> PlanContext:
     assert good is not None
     of_good = staged(replace(state, adapters=state.adapters.set("a", good)), *sources)
     made = known(state, *sources, failures=facts.pop("failures", None), unsettled=facts.pop("unsettled", frozenset()))
-    return replace(made, lookup=lambda ref: of_good.get(ref) or made.lookup(ref), **facts)
+    return replace(made, staged={**made.staged, **of_good}, **facts)
 
 
 def plan(state: DesiredState, engine: Observed, facts: PlanContext, names: str = "plain") -> Plan:
@@ -186,9 +186,9 @@ def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_
     state = second(is_served=False)
     [former] = state.adapters["a"].former
     found = staged(replace(state, adapters=state.adapters.set("a", former)), "v1")
-    made = plan(state, observed({"a": "v1"}), replace(known(state), lookup=found.get))
+    made = plan(state, observed({"a": "v1"}), replace(known(state), staged=found))
     assert made.kept == (KeptAdapter("a", 1),)
-    assert plan(state, observed(), replace(known(state), lookup=found.get)).calls == (), "it may not be right"
+    assert plan(state, observed(), replace(known(state), staged=found)).calls == (), "it may not be right"
 
 
 def test_a_lazy_adapter_that_the_engine_has_of_before_is_told_with_its_generation():
@@ -198,7 +198,7 @@ def test_a_lazy_adapter_that_the_engine_has_of_before_is_told_with_its_generatio
     lazy = LazyCandidates(used_at={"a": 1000.0}, whole={"a": newest}, idle_seconds=60.0)
     failures = {"a": Failure(newest.ref, None, NOT_FINITE, "", 1, None)}
     found = staged(desired(kv("a", 1)), "v1")
-    made = plan(state, observed({"a": "v1"}), replace(known(state), lookup=found.get, lazy=lazy, failures=failures))
+    made = plan(state, observed({"a": "v1"}), replace(known(state), staged=found, lazy=lazy, failures=failures))
     assert (made.kept, made.calls) == ((KeptAdapter("a", 1),), ())
     assert [(one.name, one.generation, one.reason) for one in made.failed] == [("a", 2, NOT_FINITE)]
 
@@ -218,7 +218,7 @@ def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generatio
     made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}), names)
     assert made.calls == (Load(name, path_of("v1"), good_ref(state), "req-a-2", key="a@1"),)
     assert (name, path_of("v1")) in made.chosen.uses
-    away = replace(facts, handed={leaving: Waiting()}, lookup=lambda _: None)
+    away = replace(facts, handed={leaving: Waiting()}, staged={})
     assert plan(state, observed(), away, names).calls == ()
 
 
@@ -249,7 +249,7 @@ def test_what_others_are_to_take_over_is_told_by_its_files_where_its_record_was_
     former = {one.ref: one for one in state.adapters["a"].former}
     for version in former.values():
         found = staged(replace(state, adapters=state.adapters.set("a", version)), "v1", "v2")
-        facts = replace(known(state), share=others, lookup=found.get)
+        facts = replace(known(state), share=others, staged=found)
         made = plan(state, observed({"a": found[version.ref].path}), facts)
         assert [(one.name, one.generation) for one in made.still_served] == [("a", version.generation)]
         assert made.kept == ()

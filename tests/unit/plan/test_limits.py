@@ -12,12 +12,12 @@ from sidecar.plan.limits import limits_of, rejection_of
 from sidecar.plan.types import FailedAdapter, ReplicaLimits
 from sidecar.vllm_plugin.protocol import expected_key
 from tests.support.records import kv
-from tests.support.worlds import desired, known, observed, owns, path_of, pool, wants
+from tests.support.worlds import desired, known, observed, path_of, pool, wants
 
 EXPECT = {"answers": [{"prompt": [1], "tokens": [2], "logprobs": [-1.0]}]}
 STATE = wants({"a": "v1"}, generation=3)
 ADAPTER = STATE.adapters["a"]
-STAGED = known(STATE, "v1").lookup(ADAPTER.ref)
+STAGED = known(STATE, "v1").staged.get(ADAPTER.ref)
 assert STAGED is not None
 
 
@@ -73,7 +73,7 @@ def test_without_a_pools_record_the_engine_alone_sets_limits():
 def refused(limits: ReplicaLimits, *, adapter=ADAPTER, staged=STAGED, lists=None) -> tuple[str, str] | None:
     """Why an adapter is not served: the reason, and the first words of the message."""
     seen = None if lists is None else observed(lists)
-    found = rejection_of(adapter, limits, seen, staged, owns)
+    found = rejection_of(adapter, limits, seen, staged)
     if found is None:
         return None
     assert found == FailedAdapter(
@@ -131,7 +131,7 @@ def test_only_the_expectation_of_the_record_itself_is_held_against_it():
     """R22: other records may have the same files."""
     state = desired(kv("a", 1, expect=EXPECT), kv("b", 2))
     a, b = state.adapters["a"], state.adapters["b"]
-    lookup = known(state, "v1").lookup
+    lookup = known(state, "v1").staged.get
     limits = replace(FREE, unexpected={expected_key(path_of("v1"), a.ref.expect): "it says otherwise"})
     assert refused(limits, adapter=a, staged=lookup(a.ref)) == ("not_as_expected", f"it says otherwise{EXPECT_HINT}")
     assert refused(limits, adapter=b, staged=lookup(b.ref)) is None

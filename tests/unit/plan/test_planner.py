@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.artifacts.types import ArtifactRef, Stage
+from sidecar.artifacts.types import Stage
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
 from sidecar.engines.observed import EngineHazard
@@ -30,7 +30,7 @@ from sidecar.plan.types import (
 )
 from sidecar.vllm_plugin.protocol import expected_key
 from tests.support.records import POOL, digest, kv, put
-from tests.support.worlds import desired, known, observed, path_of, pool, staged, wants
+from tests.support.worlds import desired, known, observed, path_of, pool, relisted, staged, wants
 
 
 def plan(state, engine, facts, spec=None) -> Plan:
@@ -43,7 +43,7 @@ def ref_of(state, name):
 
 def unproven(state, *sources):
     found = {ref: replace(one, is_proven=False) for ref, one in staged(state, *sources).items()}
-    return replace(known(state), lookup=found.get)
+    return replace(known(state), staged=found)
 
 
 def reasons(entries) -> dict[str, str]:
@@ -331,7 +331,7 @@ def test_a_load_under_way_takes_room_beside_what_is_held():
     assert [call.name for call in alone.calls] == ["a@2", "b@2"]
     facts = replace(known(state, "v1"), in_progress=InProgress(frozenset({"a", "a@2"}), frozenset({"a@2"})))
     assert [call.name for call in plan(state, engine, facts, spec).calls] == ["b@2"]
-    listed = replace(engine, adapters={**engine.adapters, "a@2": path_of("v1")})
+    listed = relisted(engine, {**engine.adapters, "a@2": path_of("v1")})
     assert [call.name for call in plan(state, listed, facts, spec).calls] == ["a@1", "b@2"]
 
 
@@ -588,9 +588,8 @@ def test_a_plan_that_may_do_nothing_tells_what_the_engine_answers_all_the_same()
     listed = {"a": "v1", "b": "v1", "d": "v1", "x": "v1"}
     (b,) = (one for one in state.adapters.values() if one.name == "b")
 
-    def made_of(ref: ArtifactRef, path: str) -> str:
-        return "sha256:v1" if (ref.uri, path) != (b.ref.uri, path_of("v1")) else ""
-
+    refs = {one.ref for one in state.adapters.values()} - {b.ref}
+    made_of = dict.fromkeys(((ref, path_of("v1")) for ref in refs), "sha256:v1")
     facts = replace(known(state), base_problem="another base", made_of=made_of)
     (lazy,) = (one for one in state.adapters.values() if one.name == "d")
     made = plan(state, observed(listed), facts)

@@ -72,7 +72,7 @@ def test_what_fails_and_is_answered_with_nothing_is_lacking():
     failures = {one.key: Failure(one.ref, None, "not_finite", "", 1, None) for one in state.adapters.values()}
     good = state.adapters["b"].earlier(0, state.adapters["b"].ref)
     with_good = replace(state, adapters=state.adapters.set("b", replace(state.adapters["b"], last_good=good)))
-    facts = replace(known(state, failures=failures), lookup=staged(state).get)
+    facts = replace(known(state, failures=failures), staged=staged(state))
     plan = make_plan(with_good, pool(), observed({"c": "v0"}), facts, now=0.0)
     assert [one.key for one in lacking(plan)] == ["a"]
     assert lacking(replace(plan, failed=())) == ()

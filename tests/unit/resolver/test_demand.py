@@ -17,7 +17,7 @@ from sidecar.plan.types import LazyCandidates, Plan, PlanContext
 from sidecar.resolver.demand import Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
 from tests.support.records import POOL, deletion, kv, put
-from tests.support.worlds import observed, owns, path_of, pool, review
+from tests.support.worlds import observed, path_of, pool, review
 
 INFINITE = float("inf")
 
@@ -39,16 +39,16 @@ class World:
     def candidates(self, *listed: str, now: float, **kwargs) -> LazyCandidates:
         """What a look says, without a plan."""
         engine = replace(observed(dict.fromkeys(listed, "v1")), **kwargs)
-        return self.demand.candidates(self.informer.state, engine, owns, now=now)
+        return self.demand.candidates(self.informer.state, engine, now=now)
 
     def look(self, *listed: str, now: float, engine: Observed | None = None, state=None, **kwargs) -> Plan:
         """A look and the plan that follows from it."""
         engine = engine or replace(observed(dict.fromkeys(listed, "v1")), **kwargs)
         state = state or self.informer.state
-        lazy = self.demand.candidates(state, engine, owns, now=now)
-        context = PlanContext(lambda _: None, set(), {}, set(), owns, lazy=lazy)
+        lazy = self.demand.candidates(state, engine, now=now)
+        context = PlanContext({}, set(), {}, set(), lazy=lazy)
         plan = make_plan(state, pool(max_adapters=self.room + 1), engine, context, now=now)
-        self.demand.follow(plan, owns)
+        self.demand.follow(plan)
         return plan
 
     def review(self, *listed: str, now: float, **kwargs) -> LazyCandidates:
@@ -286,10 +286,10 @@ def test_a_plan_that_is_blocked_lets_no_question_be_answered_and_one_that_is_pau
     world = World(room=3)
     plan = world.look("a", now=0.0)
     assert world.demand.terms is not None
-    assert (world.demand.terms.room, world.demand.terms.owns, world.demand.is_paused) == (3, owns, False)
-    world.demand.follow(replace(plan, paused="it sleeps"), owns)
+    assert (world.demand.terms.room, world.demand.is_paused) == (3, False)
+    world.demand.follow(replace(plan, paused="it sleeps"))
     assert world.demand.is_paused
-    world.demand.follow(replace(plan, blocked="another base"), owns)
+    world.demand.follow(replace(plan, blocked="another base"))
     assert (world.demand.terms, world.demand.is_paused) == (None, False)
     assert world.demand.situation(world.informer.state, plan).room == 0
 
@@ -370,11 +370,11 @@ def test_what_is_refused_is_told_though_the_engine_never_gets_anything_instead()
 def test_the_situation_tells_of_what_is_loaded_as_desired():
     world = World()
     state, engine = world.informer.state, observed({"a": "v1", "b": "v1"})
-    lazy = world.demand.candidates(state, engine, owns, now=7.0)
-    staged = Staged("v1", path_of("v1"), "", 8)
-    context = PlanContext(lambda _: staged, set(), {}, set(), owns, lazy=lazy)
+    lazy = world.demand.candidates(state, engine, now=7.0)
+    staged = {one.ref: Staged("v1", path_of("v1"), "", 8) for one in lazy.whole.values()}
+    context = PlanContext(staged, set(), {}, set(), lazy=lazy)
     plan = make_plan(state, pool(max_adapters=10), engine, context, now=7.0)
-    world.demand.follow(plan, owns)
+    world.demand.follow(plan)
     situation = world.demand.situation(state, plan)
     assert (situation.count, situation.room, situation.used_at) == (4, 9, {"a": 7.0, "b": 7.0})
     world.demand.suspend()

@@ -16,14 +16,14 @@ from sidecar.resolver import policy as module
 from sidecar.resolver.policy import Catalogue, Fetch, Reject, Serve, ServingLimits, decide, find
 from sidecar.vllm_plugin.protocol import Unresolved
 from tests.support.records import POOL, deletion, kv, put
-from tests.support.worlds import desired, observed, owns, path_of, pool, wants
+from tests.support.worlds import desired, observed, path_of, pool, wants
 
 ADAPTER = wants({"a": "v1"}).adapters["a"]
 STAGED = Staged("v1", path_of("v1"), "", 8, frozenset({"q_proj"}))
 
 
 def terms(**limits) -> ServingLimits:
-    return ServingLimits(limits_of(pool(), observed(**limits)), 4, owns)
+    return ServingLimits(limits_of(pool(), observed(**limits)), 4)
 
 
 def test_only_a_lazy_adapter_of_exactly_that_name_is_found():

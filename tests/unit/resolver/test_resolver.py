@@ -24,7 +24,7 @@ from sidecar.resolver.resolver import Means, Resolver
 from sidecar.vllm_plugin.protocol import Resolved, Unresolved, expected_key
 from tests.support.records import POOL, deletion, kv, put
 from tests.support.waiting import eventually
-from tests.support.worlds import known, observed, owns, path_of, pool, review
+from tests.support.worlds import known, observed, path_of, pool, review
 
 
 class Store:
@@ -341,7 +341,7 @@ async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_t
     assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
     assert refusing.store.asked == 2
     loaded = observed({"a": "of-a"})
-    ((adapter, failure),) = refusing.demand.candidates(refusing.informer.state, loaded, owns, now=0.0).troubles
+    ((adapter, failure),) = refusing.demand.candidates(refusing.informer.state, loaded, now=0.0).troubles
     assert (adapter.generation, failure.reason) == (2, "not_finite")
     damaged = iter([False])
     monkeypatch.setattr(refusing.store, "is_intact", lambda _path: next(damaged, True))
@@ -416,6 +416,6 @@ async def test_a_refusal_is_over_once_the_newest_is_served(refusing):
     state, engine = refusing.informer.state, observed({"a": "bad"})
     newest = refusing.demand.catalogue.whole(state, "a")
     found = {newest.ref: Staged("bad", path_of("bad"), "", 8)}
-    facts = replace(known(state), lookup=found.get, lazy=refusing.demand.candidates(state, engine, owns, now=0.0))
-    refusing.demand.follow(make_plan(state, pool(), engine, facts, now=0.0), owns)
+    facts = replace(known(state), staged=found, lazy=refusing.demand.candidates(state, engine, now=0.0))
+    refusing.demand.follow(make_plan(state, pool(), engine, facts, now=0.0))
     assert refusing.demand.trouble("a") is None
