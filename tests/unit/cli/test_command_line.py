@@ -201,7 +201,7 @@ def test_the_pages_and_the_schema_are_those_of_the_code(capsys):
 # What stands there, and (behind a dash) what does not.
 EXPLAINED = {
     "": ["Usage: loraplane"],
-    "explain": ["required, loraplane/v1", "metadata", "TAKES: mapping"],
+    "explain": ["required, loraplane/v1", "metadata", "TAKES: mapping One adapter as a file describes it."],
     "explain adapter.spec.placement": ['DEFAULT: {"replicas": "all"', "all or number from 1 to 10000"],
     "explain adapters.spec.load": ["FIELD: adapter.spec.load", "TAKES: eager, lazy", "DEFAULT: eager", "- MEANING"],
     "explain adapter.spec.priority": ["FIELD: adapter.spec.priority", "DEFAULT: 0"],

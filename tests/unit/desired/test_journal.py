@@ -297,6 +297,20 @@ async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_
     assert open_below(tmp_path) == []
 
 
+async def test_the_names_of_new_files_are_on_the_disk_before_the_old_ones_go(tmp_path, journal, monkeypatch):
+    """R12 crash-only, R1: also that of a journal which another process left, once something is appended to it."""
+    synced = list[list[str]]()
+    monkeypatch.setattr(journal_module, "sync_directory", lambda folder: synced.append(names(folder)))
+    await journal.rewrite(base(2))
+    assert synced == [["journal-1", "journal-2", "snapshot-1", "snapshot-2"]]
+    with closing(Journal(tmp_path)) as again:
+        again.restore("p")
+        for revision in (3, 4):
+            again.append(change(revision))
+            await again.sync()
+    assert synced[1:] == [["journal-2", "snapshot-2"]]
+
+
 async def test_what_is_being_synced_is_not_settled_yet(journal, monkeypatch):
     """R1: a base that is written before it would leave a gap at a power cut."""
     loop = asyncio.get_running_loop()

@@ -353,6 +353,14 @@ async def test_a_repeated_call_that_cannot_be_fenced_is_of_unknown_outcome(etcd,
     assert settled.reply.adapters[0].outcome == "created"
 
 
+@pytest.mark.parametrize("dry", [False, True])
+async def test_nothing_is_judged_before_the_store_is_known_to_be_the_right_one(etcd, dry):
+    """W9 dry-run: it is refused as the change would be."""
+    by = Writer(etcd.as_client(), KEYS, TxnLimits(), WriteGate(), rng=NoChance())
+    assert isinstance(await refused(by, applying(upsert("acme/a")), dry=dry), Unavailable)
+    assert etcd.sent == 0
+
+
 async def test_a_dry_run_sends_nothing(etcd):
     """W9 dry-run: it reads, and neither writes nor takes leases."""
     by = writer(etcd)
