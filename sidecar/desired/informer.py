@@ -345,8 +345,11 @@ class Informer:
         """Remembers what was followed so far if another generation is from now on; see `ServedMemory.leave`."""
         if verdict is None:
             self.memory.forget(key)
-        elif former is not None and not isinstance(verdict, RefusedRecord) and former.generation != verdict.generation:
-            return self.memory.leave(key, GoodRecord(*_followed(self.raw[key]), former.generation))
+        elif former is not None and not isinstance(verdict, RefusedRecord):
+            if former.generation != verdict.generation:
+                return self.memory.leave(key, GoodRecord(*_followed(self.raw[key]), former.generation))
+            if _is_of_another_history(former, verdict):
+                self.memory.forget(key)
         return None
 
     def _judge(self, key: str, value: bytes, revision: int) -> Verdict:
@@ -370,6 +373,11 @@ class Informer:
         self.raw[key] = RawRecord(value, revision, good)
         self._unpacked.add(key)
         return change + record_hash(key, revision, value)
+
+
+def _is_of_another_history(former: DesiredAdapter | LazyAdapter, now: DesiredAdapter | LazyAdapter) -> bool:
+    """True if one generation is made of something else now: a restored store uses numbers again."""
+    return isinstance(former, DesiredAdapter) and isinstance(now, DesiredAdapter) and former.ref != now.ref
 
 
 def _followed(record: AnyRecord) -> tuple[bytes, int]:

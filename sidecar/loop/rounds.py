@@ -13,7 +13,7 @@ from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.engines.observed import Observed
 from sidecar.metrics import PROPAGATION_SECONDS
 from sidecar.plan.names import key_of
-from sidecar.plan.types import KeptAdapter, Plan, RoundReport, ServedAdapter
+from sidecar.plan.types import FailedAdapter, PendingAdapter, Plan, RoundReport
 
 # So many rounds in so long are a flood; from then on each waits a little.
 FLOOD_ROUNDS = 50
@@ -105,7 +105,7 @@ class ServedNews:
 
     def __init__(self, memory: RemembersServed) -> None:
         self._memory = memory
-        self._served: frozenset[tuple[str, int]] = frozenset()
+        self._served: frozenset[tuple[str, int, str]] = frozenset()
         self._places: tuple[object, ...] = ()
 
     def take(self, report: RoundReport) -> None:
@@ -114,12 +114,17 @@ class ServedNews:
             self._memory.note_served(self._news(report.situation.plan))
 
     def _news(self, plan: Plan) -> list[tuple[str, int]]:
-        """Name keys and generations that are served since; 0: that is others' now."""
-        kept = [one for one in plan.kept if one.generation]
-        answered: list[ServedAdapter | KeptAdapter] = [*plan.served, *plan.residents, *kept]
-        served = frozenset((one.name, one.generation) for one in answered)
+        """Name keys and generations that are served since; 0: that is others' now.
+
+        What is kept under the number of what is not served says nothing of it: of a store before it was restored.
+        """
+        lacking: list[FailedAdapter | PendingAdapter] = [*plan.failed, *plan.pending]
+        behind = {(one.name, one.generation) for one in lacking}
+        kept = [(one.name, one.generation, "") for one in plan.kept if one.generation]
+        answered = [(one.name, one.generation, one.digest) for one in (*plan.served, *plan.residents)]
+        served = frozenset([*answered, *(one for one in kept if one[:2] not in behind)])
         news, self._served = served - self._served, served
-        return [*((name_key(name), generation) for name, generation in sorted(news)), *self._given_away(plan)]
+        return [*((name_key(name), generation) for name, generation, _ in sorted(news)), *self._given_away(plan)]
 
     def _given_away(self, plan: Plan) -> Iterator[tuple[str, int]]:
         placed, chosen, leaving = self._memory.placed, plan.chosen, frozenset(one.key for one in plan.leaving)

@@ -141,6 +141,22 @@ def test_it_goes_where_a_list_is_of_another_store(beside, at, is_kept):
     assert (good(made) is not None) is is_kept
 
 
+@pytest.mark.parametrize("by_list", [True, False])
+def test_a_generation_that_has_other_weights_now_was_not_served(by_list):
+    """R13, R4: a restored store uses numbers again. What it says under one was never served, so once another is
+    refused it is not the last good one; what is served from then on is.
+    """
+    made = serving()
+    again = replace(kv("a", 21, generation=1, source="other"), create_revision=1)
+    made.replace(22, [again]) if by_list else made.apply(21, [put("a", 21, generation=1, source="other")])
+    assert made.memory.keys == frozenset()
+    made.apply(23, [put("a", 23, generation=2, source="v2")])
+    assert good(made) is None
+    made.note_served([("a", 2)])
+    made.apply(24, [put("a", 24, generation=3)])
+    assert good(made) == ("a@2", 2, "v2")
+
+
 def test_a_record_that_cannot_be_read_changes_nothing_and_the_next_is_held_against_what_was_followed():
     """R14 nack."""
     made = serving()

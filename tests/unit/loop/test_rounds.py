@@ -17,7 +17,7 @@ from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
 from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
 from sidecar.loop.rounds import ServedNews
-from sidecar.plan.types import KeptAdapter, Plan, RoundReport, Selection, ServedAdapter
+from sidecar.plan.types import KeptAdapter, PendingAdapter, Plan, RoundReport, Selection, ServedAdapter
 from sidecar.resolver.demand import EXPECT_SECONDS, Answered
 from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import virtual
@@ -432,6 +432,12 @@ def test_what_is_newly_served_is_told_once_and_what_others_are_to_serve_with_a_c
     assert told(2, kept=kept) == [("b", 3)], "of the other nothing is known"
     memory.placed.clear()
     assert told(3, kept=kept) == []
+    waits = PendingAdapter("B", 4, "staging", "")
+    assert told(4, kept=(KeptAdapter("B", 4),), pending=(waits,)) == [], "that is of another store: it has one number"
+    assert told(4, "B", kept=(KeptAdapter("a", 1),)) == [("b", 1), ("a", 1)]
+    made = Plan(5, (), (), (ServedAdapter("B", 1, "sha256:other"),), (), (), None)
+    news.take(RoundReport(situation(made), 1))
+    assert memory.told == [("b", 1)], "under the same number other weights are served"
     memory.told = [("kept", 1)]
     news.take(RoundReport(situation(), 1))
     assert memory.told == [("kept", 1)], "without a plan nothing is known"
