@@ -13,14 +13,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 import structlog
 
 from registry.etcd3.client import Client
 from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.model.keys import Keys
-from registry.model.records import DrivenKind
 from registry.model.status import Presence
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.http import HttpServer, listen_as_told
@@ -38,14 +37,7 @@ from sidecar.desired.assignment import Assigner
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.watcher import Watcher
-from sidecar.engines.driver import Engine
-from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
-from sidecar.engines.observed import EngineLimits
-from sidecar.engines.others.axolotl import AxolotlEngine
-from sidecar.engines.others.http_engine import HttpContract, HttpEngine
-from sidecar.engines.others.pegainfer import Pegainfer
-from sidecar.engines.others.sglang import Sglang
-from sidecar.engines.vllm.driver import VllmEngine
+from sidecar.engines.driver import Engine, EngineOptions, make_engine
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import KEEP_SECONDS, LeaseCollector, LeasedStore, StoreRounds
 from sidecar.loop.observer import EngineProbes, watch_changes
@@ -272,32 +264,6 @@ def _telling(
     return tell
 
 
-def make_engine(
-    kind: DrivenKind,
-    url: str,
-    *,
-    api_key_file: Path | None,
-    control_token_file: Path | None,
-    limits: EngineLimits,
-    state: Path,
-) -> Engine:
-    """The driver of an engine; `state`: the replica's directory."""
-    match kind:
-        case "vllm":
-            past = LoadLedger(state, PAST_FILE)
-            token = control_token_file
-            return VllmEngine(url, api_key_file=api_key_file, control_token_file=token, limits=limits, past=past)
-        case "axolotl":
-            return AxolotlEngine(url, api_key_file=api_key_file, limits=limits, state=state)
-        case "sglang":
-            contract: HttpContract = Sglang()
-        case "pegainfer":
-            contract = Pegainfer()
-        case _:
-            assert_never(kind)
-    return HttpEngine(contract, url, api_key_file=api_key_file, limits=limits, state=state)
-
-
 class StoreUnusable(Exception):
     """The store, the base model's directory or the HTTP port cannot be used; the message says why and what to do."""
 
@@ -308,6 +274,7 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
     Raises:
         StoreUnusable: at start.
         CannotListen: see `registry.runtime.http`.
+        NoDriver: see `registry.runtime.engine_drivers`.
         SocketUnusable: see `sidecar.resolver.server`.
         ReplicaTaken: see `sidecar.report.writer`.
     """
@@ -345,8 +312,7 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
 def _ports(settings: SidecarSettings, store: LocalStore, owner: str, seat: str, state: Path) -> Ports:
     """The real world, as the settings name it."""
     clock, socket_path = Clock(), settings.resolver_socket
-    engine = make_engine(
-        settings.engine_kind,
+    options = EngineOptions(
         settings.engine,
         api_key_file=settings.engine_api_key_file,
         control_token_file=settings.control_token_file,
@@ -357,7 +323,7 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, seat: str, 
         presence=_presence(settings, owner, seat, clock),
         client=Client(settings.client_options()),
         keys=Keys(settings.prefix),
-        engine=engine,
+        engine=make_engine(settings.engine_kind, options),
         store=store,
         maintenance=store.maintenance,
         place=place_of(settings.store.stat()),

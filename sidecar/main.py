@@ -11,6 +11,7 @@ import sys
 
 import structlog
 
+from registry.runtime.engine_drivers import NoDriver
 from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
@@ -27,6 +28,7 @@ EXIT_REPLICA_TAKEN = 3
 EXITS = {
     StoreUnusable: EXIT_USAGE,
     CannotListen: EXIT_USAGE,
+    NoDriver: EXIT_USAGE,
     SocketUnusable: EXIT_USAGE,
     ReplicaTaken: EXIT_REPLICA_TAKEN,
 }

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, field_validator, model_validator
 
 from registry.model.errors import InvalidArgument
 from registry.model.names import check_segment, looks_generated
-from registry.model.records import DrivenKind
+from registry.model.records import EngineKind
+from registry.runtime.engine_drivers import check_kind
 from registry.runtime.flags import Flag
 from registry.runtime.settings import Address, DaemonSettings, List, Listen, OptionalFile, is_loopback
 from registry.sources.allowed import DEFAULT_HUB
@@ -24,7 +25,7 @@ from sidecar.resolver.server import check_socket_path
 # Kubernetes kills a pod 30 seconds after the signal, unless it is told otherwise.
 DRAIN_SECONDS = 20.0
 # They tell no limit either, and end at a request for which they cannot read what they were told of.
-END_OF_HIGH_RANKS: frozenset[DrivenKind] = frozenset({"axolotl"})
+END_OF_HIGH_RANKS: frozenset[str] = frozenset({"axolotl"})
 
 
 def _split_labels(values: object) -> object:
@@ -47,7 +48,10 @@ class SidecarSettings(DaemonSettings):
     pool: Annotated[str, Flag("POOL", "Pool whose adapters the engine is to serve")]
     replica: Annotated[str, Flag("ID", "Name of this replica, unique in its pool")]
     engine: Annotated[str, Flag("URL", "URL of the engine, e.g. http://127.0.0.1:8000")]
-    engine_kind: Annotated[DrivenKind, Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer or axolotl")] = "vllm"
+    engine_kind: Annotated[
+        Annotated[EngineKind, AfterValidator(check_kind)],
+        Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer, axolotl, or of another driver that is installed"),
+    ] = "vllm"
     store: Annotated[Path, Flag("DIR", "Directory for artifacts, seen by the engine at the same path")]
     http: Annotated[Listen, Flag("HOST:PORT", "Where /livez /readyz /metrics /status are")] = Address(
         host="127.0.0.1", port=7602

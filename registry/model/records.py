@@ -27,9 +27,8 @@ EngineHost = Annotated[str, StringConstraints(min_length=1, max_length=300), Aft
 ModulePattern = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\w.{},-]+$")]
 Width = Annotated[int, Field(ge=1, le=1 << 31)]
 Load = Literal["eager", "lazy"]
-DrivenKind = Literal["vllm", "sglang", "pegainfer", "axolotl"]
-# Pools of a kind that sidecars drove in earlier releases stay as they are.
-EngineKind = DrivenKind | Literal["dynamo"]
+# Any name: a pool of a kind whose driver is not installed, or is no more, stays as it is.
+EngineKind = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 EngineNames = Literal["plain", "versioned"]
 Proving = Literal["effect", "off"]
 Count = Annotated[int, Field(ge=1, le=10_000)]
@@ -326,7 +325,7 @@ class PoolSpec(Stored):
     base: BaseShapes | None = Field(
         default=None, description="let loraplane pool create --from DIR read the base model's modules"
     )
-    engine: EngineKind = Field(default="vllm", description="use vllm, sglang, pegainfer or axolotl")
+    engine: EngineKind = Field(default="vllm", description="name a kind of engine that is driven, such as vllm")
     engine_names: EngineNames = Field(default="plain", description="use plain or versioned")
 
 

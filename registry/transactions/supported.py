@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from registry.lora.base import vocabulary_of
 from registry.model.errors import InvalidArgument, Reason
-from registry.model.records import AdapterSpec, EngineKind, Placement, PoolSpec
+from registry.model.records import AdapterSpec, Placement, PoolSpec
 from registry.model.source_uri import SourceUriError, parse_source, scheme_of
 
 _FILE_REMEDY = "write file:///absolute/path, without a query or fragment (? is %3F, # is %23)"
@@ -81,7 +81,7 @@ class Unable:
 
 
 # They answer every request with the one adapter that they have.
-ONE_ADAPTER: frozenset[EngineKind] = frozenset({"axolotl"})
+ONE_ADAPTER = frozenset({"axolotl"})
 UNABLE = (
     Unable(
         "load",

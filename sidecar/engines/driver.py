@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, cast
 
 from registry.model.names import PROOF_PREFIX
-from sidecar.engines.observed import Done, DrainEvidence, EngineActivity, Observed, Outcome
+from registry.runtime.engine_drivers import load_driver
+from sidecar.engines.observed import Done, DrainEvidence, EngineActivity, EngineLimits, Observed, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,28 @@ class Deadlines:
 
 
 USUAL = Deadlines()
+UNTOLD = EngineLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a driver is made with.
+
+    Attributes:
+        url: of the server, e.g. ``http://127.0.0.1:8000``.
+        api_key_file: holds the key that the server was started with; read at each use, None: there is no key.
+        control_token_file: the same of the token that our plugin in it was given.
+        limits: what the server was started with and does not tell.
+        state: directory of the replica's own state; None: what is to be remembered this process alone remembers.
+        deadlines: of each kind of call.
+    """
+
+    url: str
+    api_key_file: Path | None = None
+    control_token_file: Path | None = None
+    limits: EngineLimits = UNTOLD
+    state: Path | None = None
+    deadlines: Deadlines = USUAL
 
 
 def check_name(path: str) -> str:
@@ -196,6 +220,23 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Closes all connections."""
         ...
+
+
+class MakeEngine(Protocol):
+    """What an entry point of ``loraplane.engines`` refers to."""
+
+    def __call__(self, options: EngineOptions) -> Engine:
+        """The driver of one engine. It connects to nothing and reads nothing yet: another sidecar may be there."""
+        ...
+
+
+def make_engine(kind: str, options: EngineOptions) -> Engine:
+    """The driver of an engine.
+
+    Raises:
+        NoDriver: see `registry.runtime.engine_drivers.load_driver`.
+    """
+    return cast("MakeEngine", load_driver(kind))(options)
 
 
 class SerialEngine:

@@ -9,16 +9,14 @@ from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 from unittest import mock
 
 from prometheus_client import generate_latest
 
-from registry.model.records import DrivenKind
 from registry.model.status import ReplicaStatus
-from sidecar.app import make_engine
-from sidecar.engines.driver import Deadlines, Engine, EngineError
-from sidecar.engines.observed import EngineLimits, Outcome
+from sidecar.engines.driver import Deadlines, Engine, EngineError, EngineOptions, make_engine
+from sidecar.engines.observed import Outcome
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import SimulatedVllm
 from tests.fuzz.fuzzer import SECRET, Run, Target, must_say
@@ -124,14 +122,8 @@ async def _driving(folder: Path) -> AsyncIterator[Run]:
         replying.case = case
         state = folder / f"{next(number)}"
         state.mkdir()
-        engine = make_engine(
-            cast("DrivenKind", case[0].decode()),
-            url,
-            api_key_file=key,
-            control_token_file=key,
-            limits=EngineLimits(),
-            state=state,
-        )
+        options = EngineOptions(url, api_key_file=key, control_token_file=key, state=state)
+        engine = make_engine(case[0].decode(), options)
         engine._deadlines = _QUICK  # type: ignore[attr-defined]
         await _asked(engine, str(folder / "a"))
         for file in state.iterdir():

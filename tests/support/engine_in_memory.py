@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from starlette.types import ASGIApp, Message, Scope
 
-from sidecar.engines.driver import USUAL, Deadlines
+from sidecar.engines.driver import UNTOLD, USUAL, Deadlines
 from sidecar.engines.load_ledger import LoadLedger
 from sidecar.engines.observed import EngineLimits
 from sidecar.engines.simulated.app import make_app
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import GetRequest, Lost, NotSent, PostRequest, Reply, Request
-from sidecar.engines.vllm.driver import UNTOLD, VllmEngine
+from sidecar.engines.vllm.driver import VllmEngine
 
 URL = "http://127.0.0.1:8000"
 PLAIN = Options(served_model_name="base", model="/models/base")

@@ -9,13 +9,8 @@ from typing import Protocol
 
 from starlette.applications import Starlette
 
-from sidecar.engines.driver import Engine
-from sidecar.engines.others.axolotl import AxolotlEngine
-from sidecar.engines.others.http_engine import HttpEngine
-from sidecar.engines.others.pegainfer import Pegainfer
-from sidecar.engines.others.sglang import Sglang
+from sidecar.engines.driver import Engine, EngineOptions, make_engine
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.vllm.driver import VllmEngine
 from tests.support.engines import BASE_MODEL, PATIENT
 from tests.support.http_client import http_client
 from tests.support.other_engines.axolotl import SimulatedAxolotl
@@ -44,15 +39,7 @@ LISTING_PATHS = {"vllm", "sglang"}
 
 def drive(kind: str, url: str, state: Path | None = None) -> Engine:
     """The driver of an engine of that kind."""
-    match kind:
-        case "sglang":
-            return HttpEngine(Sglang(), url, deadlines=PATIENT, state=state)
-        case "pegainfer":
-            return HttpEngine(Pegainfer(), url, deadlines=PATIENT, state=state)
-        case "axolotl":
-            return AxolotlEngine(url, deadlines=PATIENT, state=state)
-        case _:
-            return VllmEngine(url, deadlines=PATIENT)
+    return make_engine(kind, EngineOptions(url, state=state, deadlines=PATIENT))
 
 
 @dataclass

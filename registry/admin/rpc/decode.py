@@ -6,11 +6,10 @@ A field that is wrong raises InvalidArgument with the field's path.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.messages import base_dict, limits_dict, spec_dict
-from registry.model.records import DrivenKind
+from registry.runtime.engine_drivers import NoDriver, check_kind
 from registry.transactions import validate
 from registry.transactions.changes import (
     AbortRollout,
@@ -118,10 +117,11 @@ def restore_history(request: pb.RestoreHistoryRequest) -> RestoreHistory:
 
 
 def _engines(pool: pb.Pool, mask: Sequence[str] | None) -> dict[str, str]:
-    driven: Sequence[str] = get_args(DrivenKind)
-    if pool.engine and pool.engine not in driven and (mask is None or "engine" in mask):
-        message = f"this release has no driver of {pool.engine!r}: use {', '.join(driven[:-1])} or {driven[-1]}"
-        raise InvalidArgument(Reason.INVALID_FIELD, message, field="pool.engine")
+    if pool.engine and (mask is None or "engine" in mask):
+        try:
+            check_kind(pool.engine)
+        except NoDriver as error:
+            raise InvalidArgument(Reason.INVALID_FIELD, str(error), field="pool.engine") from error
     given = {"engine": pool.engine, "engine_names": pool.engine_names}
     return {name: value for name, value in given.items() if value}
 

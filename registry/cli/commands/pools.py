@@ -117,7 +117,9 @@ ExpectLabels = Annotated[
 EngineKind = Annotated[
     str | None,
     options.flag(
-        "--engine-kind", metavar="KIND", help="Kind of its engines: vllm (default), sglang, pegainfer, axolotl."
+        "--engine-kind",
+        metavar="KIND",
+        help="Kind of its engines: vllm (default), sglang, pegainfer, axolotl, or another driver's.",
     ),
 ]
 EngineNames = Annotated[

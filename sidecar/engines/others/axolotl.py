@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from registry.runtime.local_files import read_file
-from sidecar.engines.driver import USUAL, Deadlines, EngineError, EngineUnreachable, SerialEngine
+from sidecar.engines.driver import EngineError, EngineOptions, EngineUnreachable, SerialEngine
 from sidecar.engines.listeners import ListenerProcess
 from sidecar.engines.load_ledger import write_synced
 from sidecar.engines.observed import (
@@ -33,7 +33,6 @@ from sidecar.engines.observed import (
     DrainEvidence,
     EngineFacts,
     EngineGone,
-    EngineLimits,
     NotThere,
     Observed,
     Outcome,
@@ -42,7 +41,6 @@ from sidecar.engines.observed import (
     Transient,
     Unknown,
 )
-from sidecar.engines.others.http_engine import UNTOLD
 from sidecar.engines.others.single_slot import UNTOUCHED, Active, Clearing, Nothing, SingleSlot, read_slot
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
 from sidecar.engines.vllm.http import VllmHttp
@@ -111,29 +109,16 @@ class AxolotlEngine(SerialEngine):
 
     def __init__(
         self,
-        url: str,
+        options: EngineOptions,
         *,
-        api_key_file: Path | None = None,
-        deadlines: Deadlines = USUAL,
-        limits: EngineLimits = UNTOLD,
-        state: Path | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Connects to nothing and reads nothing yet: another sidecar of this replica may still be there.
-
-        Args:
-            url: of the server, e.g. ``http://127.0.0.1:8000``.
-            api_key_file: holds a key for something before the server, which has none; read at each use.
-            deadlines: of each kind of call.
-            limits: what the server was started with, none of which it tells.
-            state: directory of the replica's own state; None: what it was told is remembered by this process only.
-            wall: seconds since 1970.
-        """
-        self._http = VllmHttp(url, api_key_file, KIND)
+        """Connects to nothing and reads nothing yet. `wall`: seconds since 1970."""
+        self._http = VllmHttp(options.url, options.api_key_file, KIND)
         self._process = ListenerProcess(self._http.url)
-        self._deadlines = deadlines
-        self._limits = replace(limits, max_cpu_loras=ONE)
-        self._file = state / FILE if state is not None else None
+        self._deadlines = options.deadlines
+        self._limits = replace(options.limits, max_cpu_loras=ONE)
+        self._file = options.state / FILE if options.state is not None else None
         self._wall = wall
         self._kept: SingleSlot | None = None
         # What is told again must not come after something newer.

@@ -9,13 +9,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from sidecar.engines.driver import (
-    USUAL,
-    Deadlines,
+    UNTOLD,
     EngineError,
+    EngineOptions,
     EngineUnreachable,
     SerialEngine,
     check_name,
@@ -38,8 +37,6 @@ from sidecar.engines.observed import (
 )
 from sidecar.engines.transport import Lost, MetricLines, NotSent, PostRequest, Reply
 from sidecar.engines.vllm.http import VllmHttp, metric_lines
-
-UNTOLD = EngineLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,33 +133,15 @@ class HttpEngine(SerialEngine):
     weights.
     """
 
-    def __init__(
-        self,
-        contract: HttpContract,
-        url: str,
-        *,
-        api_key_file: Path | None = None,
-        deadlines: Deadlines = USUAL,
-        limits: EngineLimits = UNTOLD,
-        state: Path | None = None,
-    ) -> None:
-        """Connects to nothing yet.
-
-        Args:
-            contract: of this kind of engine.
-            url: of the server, e.g. ``http://127.0.0.1:8000``.
-            api_key_file: holds the key that the server was started with; read at each use, None: there is no key.
-            deadlines: of each kind of call.
-            limits: what the server was started with and does not tell.
-            state: directory of the replica's own state; None: what is loaded is remembered by this process only.
-        """
+    def __init__(self, contract: HttpContract, options: EngineOptions) -> None:
+        """Connects to nothing yet."""
         self._contract = contract
-        self._http = VllmHttp(url, api_key_file, contract.kind)
+        self._http = VllmHttp(options.url, options.api_key_file, contract.kind)
         self._process = ListenerProcess(self._http.url)
-        self._deadlines = deadlines
-        self._limits = limits
-        self._loaded = LoadLedger(state, FILE)
-        self._past = LoadLedger(state, PAST_FILE)
+        self._deadlines = options.deadlines
+        self._limits = options.limits
+        self._loaded = LoadLedger(options.state, FILE)
+        self._past = LoadLedger(options.state, PAST_FILE)
         self._base_model: str | None = None
 
     @property

@@ -11,10 +11,11 @@ alone, and none of ours may have such a name. How its caches tell weights is not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import Done, EngineGone, Outcome, Refused, Unknown
-from sidecar.engines.others.http_engine import EnginePages
+from sidecar.engines.others.http_engine import EnginePages, HttpEngine
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
 from sidecar.engines.vllm.responses import MAX_MESSAGE_LENGTH, not_an_engine
 
@@ -56,6 +57,9 @@ class Pegainfer:
     def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
         """See `HttpContract.unload_outcome`."""
         return _outcome(name, answer)
+
+
+make_engine = partial(HttpEngine, Pegainfer())
 
 
 def _outcome(name: str, answer: Reply | Lost | NotSent) -> Outcome:

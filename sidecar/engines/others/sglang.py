@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.observed import AlreadyThere, Done, EngineGone, EngineLimits, Outcome, Refused, Transient, Unknown
-from sidecar.engines.others.http_engine import EnginePages, EngineRequests, Statistics
+from sidecar.engines.others.http_engine import EnginePages, EngineRequests, HttpEngine, Statistics
 from sidecar.engines.transport import Lost, MetricLines, NotSent, PostRequest, Reply, fields_of
 from sidecar.engines.vllm.responses import KEY_HINT, MAX_MESSAGE_LENGTH, not_an_engine, read_listing, read_number
 
@@ -84,6 +85,9 @@ class Sglang:
     def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:  # noqa: ARG002 - the reply says it
         """See `HttpContract.unload_outcome`. An unknown name is not told from other refusals: a listing tells."""
         return _outcome(answer)
+
+
+make_engine = partial(HttpEngine, Sglang())
 
 
 def _sum(counts: Sequence[str], url: str) -> int:

@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Protocol
 
 from registry.runtime.failpoints import Point, hit
-from sidecar.engines.driver import USUAL, Deadlines, EngineError, EngineUnreachable, EngineUnusable, check_name
-from sidecar.engines.load_ledger import LoadLedger
+from sidecar.engines.driver import (
+    UNTOLD,
+    USUAL,
+    Deadlines,
+    EngineError,
+    EngineOptions,
+    EngineUnreachable,
+    EngineUnusable,
+    check_name,
+)
+from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
@@ -43,7 +52,6 @@ from sidecar.engines.vllm.process import (
 )
 from sidecar.engines.vllm.swap_risk import LastThere, reload_risk, swap_risk
 
-UNTOLD = EngineLimits()
 LULL_POLL_SECONDS = 0.1
 ALONE = "other weights are being put behind a name, beside which this vLLM may get no adapter; it is tried again"
 # An engine that made progress so long ago is not asked for a sign of life.
@@ -54,6 +62,18 @@ class Risk(Protocol):
     """Why a name may not get weights while the engine is so; empty: it may."""
 
     def __call__(self, evidence: DrainEvidence, /, *, listed: int, max_loras: int | None) -> str: ...
+
+
+def make_engine(options: EngineOptions) -> VllmEngine:
+    """The driver of one engine. Implements `sidecar.engines.driver.MakeEngine`."""
+    return VllmEngine(
+        options.url,
+        api_key_file=options.api_key_file,
+        control_token_file=options.control_token_file,
+        deadlines=options.deadlines,
+        limits=options.limits,
+        past=LoadLedger(options.state, PAST_FILE),
+    )
 
 
 class VllmEngine:

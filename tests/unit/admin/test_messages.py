@@ -57,7 +57,7 @@ def test_a_pool_of_engines_that_nobody_drives_is_refused_by_name_where_it_is_set
         lambda: decode.create_pool(pb.CreatePoolRequest(pool=made), no_fingerprint),
         lambda: decode.update_pool(asked, no_fingerprint),
     ):
-        with pytest.raises(InvalidArgument, match=f"'{kind}': use .*vllm") as found:
+        with pytest.raises(InvalidArgument, match=f"of '{kind}' is installed: use .*vllm") as found:
             refused()
         assert found.value.field == "pool.engine"
     shown = pool_message(PoolSpec(name="p", base_models=["b"], engine="dynamo"), 3)

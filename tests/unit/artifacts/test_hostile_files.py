@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from registry.runtime.local_files import NotAFile, make_folder, make_way, read_file, set_aside
 from registry.sources.base import Stop
 from sidecar.artifacts.requests import pin_name
+from sidecar.engines.driver import EngineOptions
 from sidecar.engines.load_ledger import FILE, LoadLedger
 from sidecar.engines.others.axolotl import FILE as SLOT
 from sidecar.engines.others.axolotl import AxolotlEngine
@@ -111,7 +112,7 @@ async def test_the_ledger_of_loads_and_the_slot_of_an_engine(tmp_path, junk):
     assert ledger.of("p1") == {}
     await ledger.seen("p1", {"a": "/a"})
     assert LoadLedger(tmp_path).of("p1") == {"a": "/a"}
-    assert AxolotlEngine(ENGINE, state=tmp_path)._slot().incarnation == ""
+    assert AxolotlEngine(EngineOptions(ENGINE, state=tmp_path))._slot().incarnation == ""
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

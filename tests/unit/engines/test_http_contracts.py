@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.driver import EngineOptions, EngineUnreachable, EngineUnusable
 from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Outcome, Refused, Transient, Unknown
 from sidecar.engines.others import axolotl
 from sidecar.engines.others.pegainfer import Pegainfer
@@ -200,7 +200,7 @@ def test_axolotl_is_told_a_name_that_no_other_weights_have():
 )
 async def test_axolotl_is_told_one_thing_after_another(call):
     """R4 digest-true: what it is told again never comes after something newer."""
-    engine = axolotl.AxolotlEngine("http://127.0.0.1:1")
+    engine = axolotl.AxolotlEngine(EngineOptions("http://127.0.0.1:1"))
     engine._http = mock.AsyncMock()
     async with engine._telling:
         calling = asyncio.create_task(call(engine))
@@ -212,7 +212,7 @@ async def test_axolotl_is_told_one_thing_after_another(call):
 
 async def test_axolotl_that_may_not_have_let_go_is_not_taken_to_have(monkeypatch):
     """R9 status-truth."""
-    engine = axolotl.AxolotlEngine("http://127.0.0.1:1")
+    engine = axolotl.AxolotlEngine(EngineOptions("http://127.0.0.1:1"))
     engine._process = mock.Mock(identity=lambda: "p1", known=lambda _: "p1")
     engine._http = mock.AsyncMock()
     engine._http.get.return_value = models("base", owned_by="axolotl"), b"true"

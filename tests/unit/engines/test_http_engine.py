@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.engines import listeners
-from sidecar.engines.driver import Deadlines, EngineAbsent, EngineUnreachable, EngineUnusable, check_name
+from sidecar.engines.driver import Deadlines, EngineAbsent, EngineOptions, EngineUnreachable, EngineUnusable, check_name
 from sidecar.engines.load_ledger import write_synced
 from sidecar.engines.observed import (
     AlreadyThere,
@@ -193,7 +193,7 @@ def cards(**adapters: str) -> Reply:
 
 
 def sglang(server: Server, **options: object) -> HttpEngine:
-    engine = HttpEngine(Sglang(), URL, **options)  # type: ignore[arg-type]
+    engine = HttpEngine(Sglang(), EngineOptions(URL, **options))  # type: ignore[arg-type]
     server.pages |= {
         "/get_server_info": page(version="0.5", enable_lora=True, max_loaded_loras=None, max_lora_rank=64),
         "/v1/models": cards(),
@@ -288,7 +288,7 @@ async def test_what_is_asked_of_an_engine_tells_nothing_where_no_answer_comes(se
 
 
 def pegainfer(server: Server, folder: Path | None = None) -> HttpEngine:
-    engine = HttpEngine(Pegainfer(), URL, state=folder)
+    engine = HttpEngine(Pegainfer(), EngineOptions(URL, state=folder))
     engine._http._exchange = server  # type: ignore[assignment]
     server.pages["/v1/models"] = names("base", "x")
     return engine
@@ -332,7 +332,7 @@ OK = page(status="ok")
 
 
 def axolotl(server: Server, folder: Path | None) -> AxolotlEngine:
-    engine = AxolotlEngine(URL, state=folder, wall=lambda: 1_800_000_000.0)
+    engine = AxolotlEngine(EngineOptions(URL, state=folder), wall=lambda: 1_800_000_000.0)
     engine._http._exchange = server  # type: ignore[assignment]
     server.pages |= {
         MODELS: page(object="list", data=[{"id": "base", "owned_by": "axolotl"}]),

@@ -21,10 +21,9 @@ from registry.etcd3.client import Client
 from registry.runtime.http import CannotListen
 from registry.sources.credentials_file import read_credentials
 from sidecar import app as module
-from sidecar.app import Ports, Sidecar, StoreUnusable, make_engine, run
+from sidecar.app import Ports, Sidecar, StoreUnusable, run
 from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.store import LocalStore
-from sidecar.engines.observed import EngineLimits
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.ownership import HostLock, ReplicaTaken
 from sidecar.plan.readiness import ReadyRule
@@ -247,20 +246,6 @@ async def test_files_with_secrets_and_keys_are_followed_where_they_are_named(tmp
         assert followed == []
     async with ports_of(tmp_path, credentials=tmp_path / "c", signature_keys=tmp_path / "k"):
         assert followed == [(tmp_path / "c", read_credentials), (tmp_path / "k", read_keys)]
-
-
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "pegainfer", "axolotl"])
-async def test_each_kind_of_engine_has_its_driver(tmp_path, kind):
-    engine = make_engine(
-        kind,
-        "http://127.0.0.1:1",
-        api_key_file=None,
-        control_token_file=None,
-        limits=EngineLimits(max_lora_rank=8),
-        state=tmp_path,
-    )
-    assert (engine.kind, engine.url) == (kind, "http://127.0.0.1:1")
-    await engine.aclose()
 
 
 async def test_at_a_signal_it_hands_over_before_it_ends():

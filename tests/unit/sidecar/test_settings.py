@@ -57,7 +57,7 @@ def read(changes: dict[str, str]) -> SidecarSettings:
         ({"--pool": ".."}, ["--pool", "not a name"]),
         ({"--engine": "ftp://e"}, ["engine", "http://"]),
         ({"--engine": "http://"}, ["engine", "http://"]),
-        ({"--engine-kind": "dynamo"}, ["--engine-kind", "vllm", "sglang", "pegainfer", "axolotl"]),
+        ({"--engine-kind": "dynamo"}, ["--engine-kind", "'dynamo'", "axolotl, pegainfer, sglang, vllm"]),
         ({"--engine-kind": "axolotl"}, ["axolotl does not tell its --max-lora-rank", "--engine-max-rank"]),
         ({"--frob": "x"}, ["unrecognized arguments: --frob x", "--help"]),
     ],
