@@ -23,7 +23,7 @@ from registry.lora.digest import CONFIG_FILE, FileEntry, manifest_digest
 from registry.lora.policy import Policy, policy_of
 from registry.lora.text import printable
 from registry.model.errors import Reason
-from registry.model.source_uri import DEFAULT_PORTS, SourceUri, SourceUriError, parse_source, without_secrets
+from registry.model.source_uri import SourceUri, SourceUriError, parse_source, without_secrets
 from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
 from registry.sources.base import ArtifactError, SourceLimits, Stop, StoreError
 from registry.sources.credentials import Credentials
@@ -144,7 +144,7 @@ def _prefix(uri: str) -> str:
 
 def _check_address(parsed: SourceUri) -> None:
     """A sidecar's operator may allow any address; a manifest that somebody sent in must not lead to any."""
-    host = f"//{parsed.authority}" if parsed.scheme in DEFAULT_PORTS else ""
+    host = f"//{parsed.authority}" if parsed.kind == "web" else ""
     name = urlsplit(host).hostname or ""
     if is_literal(name) and not (Reach.NAMED.allows(name) or Reach.LOCALHOST.allows(name)):
         message = f"{name} is an address that only this machine itself should ask; name another host"

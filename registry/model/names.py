@@ -12,6 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
 from registry.model.errors import InvalidArgument, Reason
+from registry.model.source_uri import DEFAULT_PORTS
 
 MAX_NAME_LENGTH = 160
 DEFAULT_TENANT = "default"
@@ -109,7 +110,6 @@ _HOST_NAME = re.compile(rf"(?:\*|(?:\*\.)?{_LABEL}(?:\.{_LABEL})*)")
 _ENGINE_HOST = re.compile(r"(\[[0-9a-f:.]+\](?:/[0-9]{1,3})?|[^\[\]:]+)(?::([0-9]{1,5}))?")
 # Of a URL's authority. Whatever else stands there, another reader might take for another host.
 _AUTHORITY = re.compile(r"[A-Za-z0-9._-]+(?::[0-9]+)?|\[[0-9A-Fa-f:.]+\](?::[0-9]+)?")
-_PORTS = {"http": 80, "https": 443}
 
 
 def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
@@ -145,7 +145,7 @@ def is_engine_allowed(url: str, hosts: Iterable[str]) -> bool:
     """
     try:
         parts = urlsplit(url)
-        port = parts.port or _PORTS[parts.scheme]
+        port = parts.port or DEFAULT_PORTS[parts.scheme]
     except (ValueError, KeyError):
         return False
     if not _AUTHORITY.fullmatch(parts.netloc) or any(character <= " " for character in url):

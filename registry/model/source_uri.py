@@ -7,15 +7,21 @@ query, a fragment or user information: these are where secrets stand.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from types import MappingProxyType
+from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-Scheme = Literal["file", "hf", "s3", "gs", "az", "https", "http"]
-SCHEMES: tuple[str, ...] = get_args(Scheme)
+# A folder of one host, a hub's repository, a prefix in a bucket, or a place of a web server.
+SourceKind = Literal["folder", "hub", "bucket", "web"]
+# The one table of schemes, in the order in which they are offered.
+SCHEMES: Mapping[str, SourceKind] = MappingProxyType(
+    {"file": "folder", "hf": "hub", "s3": "bucket", "gs": "bucket", "az": "bucket", "https": "web", "http": "web"}
+)
+# Of the schemes of the web.
+DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
-DEFAULT_PORTS = {"https": 443, "http": 80}
-_OBJECTS = ("s3", "gs", "az")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\]")
@@ -43,18 +49,23 @@ class SourceUri:
         is_directory: False if the URI names one archive.
     """
 
-    scheme: Scheme
+    scheme: str
     authority: str
     path: tuple[str, ...]
     commit: str = ""
     is_directory: bool = True
+
+    @property
+    def kind(self) -> SourceKind:
+        """The kind of source that its scheme names."""
+        return SCHEMES[self.scheme]
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePrefix:
     """What an operator allows, or binds a credential to: everything below this."""
 
-    scheme: Scheme
+    scheme: str
     authority: str
     path: tuple[str, ...]
 
@@ -63,7 +74,7 @@ class SourcePrefix:
         return (scheme, authority, path[: len(self.path)]) == (self.scheme, self.authority, self.path)
 
 
-def scheme_of(uri: str) -> Scheme:
+def scheme_of(uri: str) -> str:
     """The scheme of a URI.
 
     Raises:
@@ -73,7 +84,7 @@ def scheme_of(uri: str) -> Scheme:
     if not separator or scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise SourceUriError(f"the scheme {scheme[:40]!r} is not known; use one of {known}")
-    return cast("Scheme", scheme)
+    return scheme
 
 
 def parse_source(uri: str) -> SourceUri:
@@ -82,18 +93,17 @@ def parse_source(uri: str) -> SourceUri:
     Raises:
         SourceUriError: it is none, or one of a file.
     """
-    scheme, parts = scheme_of(uri), _split(uri)
-    if scheme == "file":
-        raise SourceUriError("a file:// URI is a path of one host")
-    if scheme == "hf":
-        return _hub_source(parts)
+    scheme, parts = _remote(uri)
+    kind = SCHEMES[scheme]
+    if kind == "hub":
+        return _hub_source(scheme, parts)
     path = _path(scheme, parts.path)
-    if scheme in _OBJECTS:
+    if kind == "bucket":
         return SourceUri(scheme, _bucket(parts), path)
     is_archive = bool(path) and path[-1].endswith(ARCHIVES) and not parts.path.endswith("/")
     if not is_archive and not parts.path.endswith("/"):
         raise SourceUriError(f"end the URL of a directory with /, or name one archive ({', '.join(ARCHIVES)})")
-    return SourceUri(scheme, _host(scheme, parts), path, is_directory=not is_archive)
+    return SourceUri(scheme, check_authority(scheme, parts.netloc), path, is_directory=not is_archive)
 
 
 def parse_prefix(prefix: str) -> SourcePrefix:
@@ -102,14 +112,13 @@ def parse_prefix(prefix: str) -> SourcePrefix:
     Raises:
         SourceUriError: it is none.
     """
-    scheme, parts = scheme_of(prefix), _split(prefix)
-    if scheme == "file":
-        raise SourceUriError("a file:// URI is a path of one host")
-    if scheme == "hf":
+    scheme, parts = _remote(prefix)
+    kind = SCHEMES[scheme]
+    if kind == "hub":
         if "@" in prefix:
             raise SourceUriError("a prefix names no commit; write hf://ORGANISATION or hf://ORGANISATION/REPOSITORY")
         return SourcePrefix(scheme, _repository_part(parts.netloc), _path(scheme, parts.path))
-    authority = _bucket(parts) if scheme in _OBJECTS else _host(scheme, parts)
+    authority = _bucket(parts) if kind == "bucket" else check_authority(scheme, parts.netloc)
     return SourcePrefix(scheme, authority, _path(scheme, parts.path))
 
 
@@ -139,20 +148,21 @@ def _is_port(port: str) -> bool:
     return _PORT.fullmatch(port) is not None and 0 < int(port) < 65536
 
 
-def _split(uri: str) -> SplitResult:
+def _remote(uri: str) -> tuple[str, SplitResult]:
+    """The scheme and the parts of a URI or prefix that more than one host can follow."""
+    scheme = scheme_of(uri)
     if "?" in uri or "#" in uri:
         raise SourceUriError(
             "the URI has a query or a fragment, where presigned URLs have their secret: leave it out, and name a "
             "credential in spec.credentials"
         )
     try:
-        return urlsplit(uri)
+        parts = urlsplit(uri)
     except ValueError as error:
         raise SourceUriError("the URI cannot be read; look at its brackets") from error
-
-
-def _host(scheme: str, parts: SplitResult) -> str:
-    return check_authority(scheme, parts.netloc)
+    if SCHEMES[scheme] == "folder":
+        raise SourceUriError("a file:// URI is a path of one host")
+    return scheme, parts
 
 
 def _bucket(parts: SplitResult) -> str:
@@ -165,7 +175,7 @@ def _path(scheme: str, path: str) -> tuple[str, ...]:
     """The names of a path; a slash at the end adds none."""
     names = path.removeprefix("/").removesuffix("/")
     segments = tuple(names.split("/")) if names else ()
-    pattern = _URL_SEGMENT if scheme in DEFAULT_PORTS else _KEY_SEGMENT
+    pattern = _URL_SEGMENT if SCHEMES[scheme] == "web" else _KEY_SEGMENT
     for segment in segments:
         plain = unquote(segment)
         if not pattern.fullmatch(segment) or plain in {".", ".."} or re.search(r"[/\\\x00-\x1f\x7f]", plain):
@@ -179,13 +189,13 @@ def _repository_part(name: str) -> str:
     return name
 
 
-def _hub_source(parts: SplitResult) -> SourceUri:
+def _hub_source(scheme: str, parts: SplitResult) -> SourceUri:
     path, _, commit = parts.path.rpartition("@")
     if not _COMMIT.fullmatch(commit):
         raise SourceUriError(
             "a hub's source names the commit, 40 hexadecimal digits: hf://ORGANISATION/REPOSITORY[/DIRECTORY]@COMMIT; "
             "a branch may change under a running fleet"
         )
-    names = _path("hf", path)
+    names = _path(scheme, path)
     _repository_part(names[0] if names else "")
-    return SourceUri("hf", _repository_part(parts.netloc), names, commit)
+    return SourceUri(scheme, _repository_part(parts.netloc), names, commit)

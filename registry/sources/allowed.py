@@ -20,6 +20,7 @@ from registry.model.source_uri import (
     SourceUriError,
     parse_prefix,
     parse_source,
+    scheme_of,
     without_secrets,
 )
 from registry.sources.base import ArtifactError, Source, SourceLimits, StoreError
@@ -84,12 +85,11 @@ class AllowedSources:
             ArtifactError: ``unsupported_scheme``, ``invalid_source``, ``source_not_allowed``, ``unknown_credential``
                 or ``credential_not_bound``.
         """
-        scheme, separator, _ = uri.partition("://")
-        if not separator or scheme not in SCHEMES:
-            known = ", ".join(f"{name}://" for name in SCHEMES)
-            message = f"the scheme {scheme[:40]!r} is not known here; use one of {known}"
-            raise ArtifactError("unsupported_scheme", message)
-        if scheme == "file":
+        try:
+            scheme = scheme_of(uri)
+        except SourceUriError as error:
+            raise ArtifactError("unsupported_scheme", str(error)) from None
+        if SCHEMES[scheme] == "folder":
             return FileSource.at(uri, self._roots)
         try:
             parsed = parse_source(uri)
@@ -105,7 +105,7 @@ class AllowedSources:
             raise ArtifactError("source_not_allowed", message)
 
     def _remote(self, source: SourceUri, held: HeldCredential | None) -> Source:
-        if source.scheme in {"hf", "https", "http"}:
+        if source.kind != "bucket":
             return self._on_the_web(source, held)
         from registry.sources.object_stores import object_source  # noqa: PLC0415 - see above
 
@@ -114,7 +114,7 @@ class AllowedSources:
     def _on_the_web(self, source: SourceUri, held: HeldCredential | None) -> Source:
         from registry.sources.http import hub_source, web_source  # noqa: PLC0415 - see above
 
-        if source.scheme == "hf":
+        if source.kind == "hub":
             return hub_source(self._web, self._hub, source, self._named, held)
         return web_source(self._web, source, self._named, held)
 

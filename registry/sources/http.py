@@ -414,7 +414,7 @@ def hub_source(
 
 def hub_prefix(hub: WebUrl) -> SourcePrefix:
     """All that is on the hub."""
-    return SourcePrefix("https" if hub.scheme == "https" else "http", hub.authority, ())
+    return SourcePrefix(hub.scheme, hub.authority, ())
 
 
 @contextmanager

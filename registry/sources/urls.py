@@ -15,7 +15,7 @@ from enum import Enum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urljoin, urlsplit
 
-from registry.model.source_uri import SourcePrefix, SourceUriError, check_authority, parse_prefix
+from registry.model.source_uri import DEFAULT_PORTS, SourcePrefix, SourceUriError, check_authority, parse_prefix
 from registry.sources.base import ArtifactError
 
 _Address = IPv4Address | IPv6Address
@@ -158,7 +158,7 @@ def parse_url(url: str) -> WebUrl:
         ValueError: it is not http(s), or has user information or no host. The message holds no secret.
     """
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"}:
+    if parts.scheme not in DEFAULT_PORTS:
         raise ValueError("it is neither http nor https")
     target = parts.path or "/"
     target += f"?{parts.query}" if parts.query else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from registry.lora.base import vocabulary_of
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, Placement, PoolSpec
-from registry.model.source_uri import SourceUriError, parse_source, scheme_of
+from registry.model.source_uri import SCHEMES, SourceUriError, parse_source, scheme_of
 
 _FILE_REMEDY = "write file:///absolute/path, without a query or fragment (? is %3F, # is %23)"
 
@@ -27,13 +27,13 @@ def check_source(spec: AdapterSpec, *, field: str) -> None:
         _check_form(scheme, spec.source.uri)
     except SourceUriError as error:
         raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=uri_field) from None
-    if spec.credentials is not None and scheme == "file":
+    if spec.credentials is not None and SCHEMES[scheme] == "folder":
         message = "a file:// source takes no credential; leave it out"
         raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.credentials")
 
 
 def _check_form(scheme: str, uri: str) -> None:
-    if scheme != "file":
+    if SCHEMES[scheme] != "folder":
         parse_source(uri)
     elif not uri.startswith("file:///") or "?" in uri or "#" in uri:
         raise SourceUriError(_FILE_REMEDY)

@@ -37,7 +37,7 @@ from registry.model.records import (
 )
 from registry.sources.base import ArtifactError
 from registry.sources.credentials import HeldCredential
-from registry.tools.convert.destination import Destination, DestinationTaken, Unfinished, destination
+from registry.tools.convert.destination import WRITABLE, Destination, DestinationTaken, Unfinished, destination
 from registry.tools.convert.options import DEFAULT_MAX_ERROR, CannotPublish, ConversionOptions
 from registry.tools.convert.publishing import Compared, PublishedFiles, torch_or_remedy
 from registry.tools.convert.publishing import publish as publish_folder
@@ -58,9 +58,7 @@ Trained = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter as 
 SourceCredential = Annotated[
     str | None, options.flag("--source-credential", metavar="NAME", help="The one to read a source with.")
 ]
-Target = Annotated[
-    str, typer.Argument(metavar="DEST", help="Where it goes: a folder, or a file://, s3://, gs:// or az:// URI.")
-]
+Target = Annotated[str, typer.Argument(metavar="DEST", help=f"Where it goes: a folder, or a {WRITABLE} URI.")]
 BaseModel = Annotated[
     Path | None, options.flag("--base-model", metavar="DIR", help="Directory of the base model, with its weights.")
 ]

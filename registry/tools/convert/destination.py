@@ -19,7 +19,7 @@ from obstore.store import ObjectStore
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import check_files, digest_of
 from registry.lora.findings import UnfitAdapter
-from registry.model.source_uri import SourceUri, parse_source, without_secrets
+from registry.model.source_uri import SCHEMES, SourceUri, parse_source, without_secrets
 from registry.sources.credentials import HeldCredential
 from registry.sources.file import path_of
 from registry.sources.object_stores import open_store
@@ -27,7 +27,8 @@ from registry.tools.convert.options import CannotPublish
 
 # One request may carry several gigabytes.
 UPLOAD_TIMEOUT = "3600s"
-_OBJECTS = ("s3", "gs", "az")
+*_OTHERS, _LAST = (f"{scheme}://" for scheme, kind in SCHEMES.items() if kind in {"folder", "bucket"})
+WRITABLE = f"{', '.join(_OTHERS)} or {_LAST}"
 
 
 class DestinationTaken(Exception):
@@ -56,15 +57,16 @@ def destination(uri: str) -> Destination:
     if not separator:
         path = Path(uri).absolute()
         return Destination(path.as_uri(), path)
+    kind = SCHEMES.get(scheme)
     try:
-        if scheme == "file":
+        if kind == "folder":
             return Destination(uri, path_of(uri))
-        if scheme in _OBJECTS:
+        if kind == "bucket":
             return Destination(uri, parse_source(uri))
     except ValueError as error:
         raise CannotPublish(f"{without_secrets(uri)!r} names no destination: {error}") from None
-    why = "a hub has commits, which its own tools make" if scheme == "hf" else "no protocol to write there is agreed on"
-    raise CannotPublish(f"{scheme[:40]}:// cannot be written to: {why}; use file://, s3://, gs:// or az://")
+    why = "a hub has commits, which its own tools make" if kind == "hub" else "no protocol to write there is agreed on"
+    raise CannotPublish(f"{scheme[:40]}:// cannot be written to: {why}; use {WRITABLE}")
 
 
 def put(folder: Path, there: Destination, held: HeldCredential | None) -> bool:
