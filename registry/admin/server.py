@@ -6,7 +6,7 @@ The certificate is read again for each handshake, so that rotating it needs no r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +15,10 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from registry.admin.health import AdminMetrics, Probe, Readiness
+from registry.admin.health import AdminMetrics, Probe
+from registry.admin.pages import make_app
 from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.hook import check
 from registry.admin.rpc.service import SERVICE, make_handlers
@@ -41,7 +36,7 @@ from registry.rollout.members import MembersKeeper, forget
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.clock import Clock
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
-from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, own_hosts
+from registry.runtime.page_guard import own_hosts
 from registry.runtime.program import most_connections
 from registry.runtime.supervisor import Supervisor
 from registry.store.reader import Reader
@@ -68,45 +63,6 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=pem.ca)
 
     return grpc.dynamic_ssl_server_credentials(newest(), newest, require_client_authentication=files.ca is not None)
-
-
-Page = Callable[[Request], Awaitable[Response]]
-
-
-def make_app(
-    readiness: Callable[[], Readiness],
-    metrics: CollectorRegistry,
-    residency: Page,
-    insecure: Sequence[str],
-    failing: Callable[[], list[str]],
-    *,
-    hosts: Hosts = NAMELESS,
-    count_refused: Callable[[str], None] = lambda _: None,
-) -> Starlette:
-    """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``.
-
-    ``/readyz`` tells what is `insecure`, and which parts are `failing`. See `PageGuard` for `hosts`; `count_refused` is
-    told the cause of each refusal.
-    """
-
-    async def livez(_: Request) -> Response:
-        return JSONResponse({"alive": True})
-
-    async def readyz(_: Request) -> Response:
-        now = readiness()
-        told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing()}
-        return JSONResponse(told, status_code=200 if now.ready else 503)
-
-    async def scrape(_: Request) -> Response:
-        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
-
-    routes = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
-    refusals = Refusals(count_refused)
-    return Starlette(
-        routes=[Route(path, endpoint) for path, endpoint in routes.items()],
-        middleware=[Middleware(PageGuard, hosts, refusals)],
-        exception_handlers={HTTPException: refusals.no_page},
-    )
 
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -225,6 +181,7 @@ def _assembled(settings: AdminSettings, clock: Clock) -> _ServerParts:
         streams.residency.page,
         insecure,
         lambda: sorted(supervisor.troubles),
+        check,
         hosts=own_hosts(*settings.own_names()),
         count_refused=metrics.count_refused_page,
     )

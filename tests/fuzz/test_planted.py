@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from registry.admin.rpc import interceptor
+from registry.admin.rpc import calls, interceptor
 from registry.cli import contexts
 from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
@@ -96,7 +96,7 @@ def _whatever_a_store_sends_is_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def _names_differ_by_more_than_case(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(interceptor, "operator", lambda name: operator(name.lower()))
+    patch.setattr(calls, "operator", lambda name: operator(name.lower()))
 
 
 PLANTED: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None], str], ...] = (

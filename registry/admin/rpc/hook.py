@@ -1,9 +1,9 @@
-"""Verb, resource and names of each call, and the one hook before its handler.
+"""Verb, resource and names of each call, and the one hook before it.
 
 A call is a verb and a resource, with the names that its request has: whoever decides about it decides by these and by
-the principal, also about dry runs. The table has each method of the .proto; one that it has not keeps the service from
-starting. The hook is called with the parsed request, before anything is read or prepared for it, and again after a
-preparation, which takes long.
+the principal, also about dry runs. The tables have each method of the .proto and each page; one that they lack keeps
+the service from starting. The hook is called with the parsed request, before anything is read or prepared for it, and
+again after a preparation, which takes long.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Resource(StrEnum):
     TENANTS = "tenants"
     CHANGES = "changes"
     BACKUPS = "backups"
+    HEALTH = "health"
+    METRICS = "metrics"
 
 
 METHODS: Mapping[str, tuple[Verb, Resource]] = {
@@ -81,6 +83,13 @@ METHODS: Mapping[str, tuple[Verb, Resource]] = {
     "ListChanges": (Verb.LIST, Resource.CHANGES),
     "ReadBackup": (Verb.GET, Resource.BACKUPS),
 }
+# Pages of the HTTP port.
+PAGES: Mapping[str, tuple[Verb, Resource]] = {
+    "/livez": (Verb.GET, Resource.HEALTH),
+    "/readyz": (Verb.GET, Resource.HEALTH),
+    "/metrics": (Verb.GET, Resource.METRICS),
+    "/v1/residency": (Verb.GET, Resource.RESIDENCY),
+}
 # Resources that adapters' names name.
 _BY_ADAPTER = frozenset({Resource.ADAPTERS, Resource.HISTORY, Resource.ROLLOUTS, Resource.RESIDENCY})
 
@@ -93,7 +102,7 @@ class Asked:
         principal: who asks.
         pool: in which pool; None: the resource is in none, as a pool itself is.
         names: of what, by the field of the request that has the name; empty: all there is of the resource.
-        request: as it was parsed.
+        request: as it was parsed; of a page its query.
     """
 
     principal: Principal
@@ -101,7 +110,7 @@ class Asked:
     resource: Resource
     pool: str | None
     names: Mapping[str, str]
-    request: Message
+    request: Message | Mapping[str, str]
 
 
 # Raises RegistryError where the call is not to go on.
@@ -112,6 +121,14 @@ def asked_of(verb: Verb, resource: Resource, request: Message, principal: Princi
     """What a call asks for, of a method as `METHODS` has it."""
     pool = getattr(request, "pool", None)
     return Asked(principal, verb, resource, pool if isinstance(pool, str) else None, dict(_names(request)), request)
+
+
+def page_asked(path: str, query: Mapping[str, str], principal: Principal) -> Asked:
+    """What a page is asked for; those that are about nothing of a pool do not look at the query."""
+    verb, resource = PAGES[path]
+    about = query if resource is Resource.RESIDENCY else {}
+    names = {"name": about["name"]} if "name" in about else {}
+    return Asked(principal, verb, resource, about.get("pool") or None, names, query)
 
 
 def _names(request: Message) -> Iterator[tuple[str, str]]:

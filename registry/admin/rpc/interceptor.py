@@ -21,7 +21,7 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from registry.admin.health import AdminMetrics
-from registry.admin.rpc.calls import CallContext, address_of
+from registry.admin.rpc.calls import CallContext, call_of
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.model.errors import (
     AlreadyExists,
@@ -40,7 +40,6 @@ from registry.model.errors import (
 from registry.model.names import REPEATED_METADATA
 from registry.runtime.clock import Deadline
 from registry.runtime.process import Repeats
-from registry.transactions.context import ANONYMOUS, operator
 
 DOMAIN = "loraplane"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -328,6 +327,4 @@ def _call(method: str, context: Context) -> CallContext:
     names = context.auth_context().get("x509_common_name", ())
     name = next(iter(names), b"").decode(errors="replace")
     peer, repeats = context.peer(), REPEATED_METADATA in (context.invocation_metadata() or ())
-    if name:
-        return CallContext(method, operator(name), Deadline.of(seconds), f"operator {name}", peer, repeats)
-    return CallContext(method, ANONYMOUS, Deadline.of(seconds), address_of(peer), peer, repeats)
+    return call_of(method, name, peer, seconds, repeats=repeats)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from registry.admin.rpc import encode_residency as wire
 from registry.admin.rpc.calls import CallContext
@@ -18,12 +18,10 @@ from registry.etcd3.ops import Event
 from registry.model.errors import InvalidArgument, NotFound, Reason, RegistryError, Unavailable
 from registry.model.keys import last_part
 from registry.model.messages import adapter_message, canary_message
-from registry.model.names import check_adapter_name, check_segment, name_key, name_of_key
+from registry.model.names import name_key, name_of_key
 from registry.residency.hub import ResidencyHub, ResidencyUpdate
 from registry.rollout.status import Question, Rollout
 from registry.rollout.watching import AdapterStreams, WatchBatch
-from registry.runtime.clock import Deadline
-from registry.runtime.page_guard import error_body
 from registry.store.reader import Reader
 from registry.transactions.decode import read_adapter
 from registry.v1 import registry_pb2 as pb
@@ -113,7 +111,6 @@ def _rollout(rollout: Rollout) -> pb.Rollout:
 
 
 _PAGE_SECONDS = 5.0
-_HTTP_STATUSES: Mapping[type[RegistryError], int] = {InvalidArgument: 400, NotFound: 404, Unavailable: 503}
 
 
 class Residency:
@@ -135,17 +132,12 @@ class Residency:
                 for start in wire.starts(wanted, request.detail) if wanted.keys or wanted.snapshot else ():
                     yield await asyncio.to_thread(wire.response, wanted, start, request.detail)
 
-    async def page(self, request: Request) -> Response:
-        """``GET /v1/residency?pool=P[&name=N]``."""
-        try:
-            return await self._page(request)
-        except RegistryError as error:
-            problem = error_body(error.reason.value, error.message, error.field)
-            return JSONResponse(problem, status_code=_HTTP_STATUSES.get(type(error), 500))
-
-    async def _page(self, request: Request) -> Response:
-        pool, name = _asked(request)
-        await self._reader.pool(pool, Deadline.of(_PAGE_SECONDS))
+    async def page(self, request: Request, call: CallContext) -> Response:
+        """``GET /v1/residency?pool=P[&name=N]``. Raises RegistryError where it refuses."""
+        pool, name = request.query_params.get("pool"), request.query_params.get("name")
+        if not pool:
+            raise InvalidArgument(Reason.INVALID_FIELD, "say which pool: /v1/residency?pool=POOL", field="pool")
+        await self._reader.pool(pool, call.deadline)
         async with self._hub.look(pool) as subscription:
             update = await _in_time(subscription.look())
         headers = {"ETag": f'"{subscription.epoch}.{update.version}"', "Cache-Control": "no-cache"}
@@ -164,21 +156,6 @@ class Residency:
 def _only(update: ResidencyUpdate, key: str) -> ResidencyUpdate:
     """The update of one adapter alone."""
     return replace(update, keys=(key,) if key in update.keys else ())
-
-
-def _asked(request: Request) -> tuple[str, str | None]:
-    """The pool and the name that are asked for.
-
-    Raises:
-        InvalidArgument: there is no pool, or one of them cannot be a name.
-    """
-    pool, name = request.query_params.get("pool"), request.query_params.get("name")
-    if not pool:
-        raise InvalidArgument(Reason.INVALID_FIELD, "say which pool: /v1/residency?pool=POOL", field="pool")
-    check_segment(pool, field="pool")
-    if name is not None:
-        check_adapter_name(name)
-    return pool, name
 
 
 def _etags(request: Request) -> list[str]:

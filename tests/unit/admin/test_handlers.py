@@ -12,6 +12,8 @@ from grpc import StatusCode
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from registry.admin.pages import endpoint
+from registry.admin.rpc.hook import check
 from registry.model.errors import Internal, Reason
 from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.v1 import registry_pb2 as pb
@@ -214,8 +216,8 @@ async def test_a_rollout_is_told_until_it_is_done(served):
 async def page(served: Served, query: str, **headers: str) -> Any:
     """What ``GET /v1/residency`` answers: its status, its ETag and what it says."""
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    request = Request({"type": "http", "query_string": query.encode(), "headers": raw})
-    reply = await served.residency.page(request)
+    request = Request({"type": "http", "query_string": query.encode(), "headers": raw, "client": None})
+    reply = await endpoint("/v1/residency", served.residency.page, check)(request)
     if isinstance(reply, StreamingResponse):
         content = "".join([str(part) async for part in reply.body_iterator])
     else:

@@ -19,8 +19,11 @@ from starlette.responses import JSONResponse, Response
 
 from registry.admin import server
 from registry.admin.health import AdminMetrics, Readiness
+from registry.admin.pages import make_app
+from registry.admin.rpc.calls import CallContext
+from registry.admin.rpc.hook import check
 from registry.admin.rpc.service import SERVICE
-from registry.admin.server import GRACE_SECONDS, CannotListen, RunningServer, make_app, running
+from registry.admin.server import GRACE_SECONDS, CannotListen, RunningServer, running
 from registry.admin.settings import AdminSettings
 from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.options import TlsFiles
@@ -307,8 +310,8 @@ def test_clients_must_show_a_certificate_where_an_authority_is_given(monkeypatch
     assert read == [(([(b"key 1", b"cert 1")], b"ca"), ([(b"key 2", b"cert 2")], b"ca"), is_asked)]
 
 
-async def residency(_: Request) -> Response:
-    return JSONResponse({"pool": "p"})
+async def residency(_: Request, call: CallContext) -> Response:
+    return JSONResponse({"for": [call.principal.name, call.origin, call.connection]})
 
 
 @pytest.mark.parametrize(
@@ -318,14 +321,14 @@ async def residency(_: Request) -> Response:
 async def test_pages_for_machines(now, status):
     """R18: alive is the process; ready is who can be asked; and what is not as it should be is told beside it."""
     metrics = AdminMetrics()
-    app = make_app(lambda: now, metrics.registry, residency, ("--listen",), lambda: ["members"])
+    app = make_app(lambda: now, metrics.registry, residency, ("--listen",), lambda: ["members"], check)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
         alive, ready = await client.get("/livez"), await client.get("/readyz")
         assert (alive.status_code, alive.json()) == (200, {"alive": True})
         told = {"ready": now.ready, "reason": now.reason, "insecure": ["--listen"], "failing": ["members"]}
         assert (ready.status_code, ready.json()) == (status, told)
         assert "loraplane_admin_etcd_up 0.0" in (await client.get("/metrics")).text
-        assert (await client.get("/v1/residency")).json() == {"pool": "p"}
+        assert (await client.get("/v1/residency")).json() == {"for": ["anonymous", "127.0.0.1", "ipv4:127.0.0.1:123"]}
         assert (await client.get("/")).status_code == 404
 
 

@@ -1,0 +1,100 @@
+"""Pages of the HTTP port: each has a caller, and passes the hook of all calls.
+
+What a page asks for stands in the table of `rpc.hook`. The port knows nobody by name, so that all callers are anonymous
+there, and told apart by address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from registry.admin.health import Readiness
+from registry.admin.rpc.calls import CallContext, call_of
+from registry.admin.rpc.hook import Hook, page_asked
+from registry.model.errors import (
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    RegistryError,
+    Unauthenticated,
+    Unavailable,
+)
+from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, error_body
+
+PAGE_SECONDS = 5.0
+_STATUSES: Mapping[type[RegistryError], int] = {
+    InvalidArgument: 400,
+    Unauthenticated: 401,
+    PermissionDenied: 403,
+    NotFound: 404,
+    Unavailable: 503,
+}
+Page = Callable[[Request, CallContext], Awaitable[Response]]
+
+
+def make_app(
+    readiness: Callable[[], Readiness],
+    metrics: CollectorRegistry,
+    residency: Page,
+    insecure: Sequence[str],
+    failing: Callable[[], list[str]],
+    hook: Hook,
+    *,
+    hosts: Hosts = NAMELESS,
+    count_refused: Callable[[str], None] = lambda _: None,
+) -> Starlette:
+    """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``.
+
+    ``/readyz`` tells what is `insecure`, and which parts are `failing`; `hook` is called before each page. See
+    `PageGuard` for `hosts`; `count_refused` is told the cause of each refusal.
+    """
+
+    async def livez(_: Request, _call: CallContext) -> Response:
+        return JSONResponse({"alive": True})
+
+    async def readyz(_: Request, _call: CallContext) -> Response:
+        now = readiness()
+        told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing()}
+        return JSONResponse(told, status_code=200 if now.ready else 503)
+
+    async def scrape(_: Request, _call: CallContext) -> Response:
+        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
+
+    pages: Mapping[str, Page] = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
+    refusals = Refusals(count_refused)
+    return Starlette(
+        routes=[Route(path, endpoint(path, page, hook)) for path, page in pages.items()],
+        middleware=[Middleware(PageGuard, hosts, refusals)],
+        exception_handlers={HTTPException: refusals.no_page},
+    )
+
+
+def endpoint(path: str, page: Page, hook: Hook) -> Callable[[Request], Awaitable[Response]]:
+    """A page as it is routed to: its caller, the hook, and how it is refused."""
+
+    async def serve(request: Request) -> Response:
+        call = call_of(path, "", _peer(request), PAGE_SECONDS)
+        try:
+            hook(page_asked(path, request.query_params, call.principal))
+            return await page(request, call)
+        except RegistryError as error:
+            problem = error_body(error.reason.value, error.message, error.field)
+            return JSONResponse(problem, status_code=_STATUSES.get(type(error), 500))
+
+    return serve
+
+
+def _peer(request: Request) -> str:
+    """Who asks, as gRPC names a peer."""
+    if request.client is None:
+        return "unix:"
+    host, port = request.client
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
