@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from starlette.applications import Starlette
 
+from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import Engine, EngineOptions, make_engine
-from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.app import serving as serving_vllm
+from sidecar.engines.simulated.engine import Card, SimulatedVllm
+from sidecar.engines.simulated.options import Options
 from tests.support.engines import BASE_MODEL, PATIENT
 from tests.support.http_client import http_client
 from tests.support.other_engines.axolotl import SimulatedAxolotl
 from tests.support.other_engines.pegainfer import SimulatedPegainfer
+from tests.support.other_engines.server import serving
 from tests.support.other_engines.sglang import SimulatedSglang
 
 
@@ -42,18 +47,41 @@ def drive(kind: str, url: str, state: Path | None = None) -> Engine:
     return make_engine(kind, EngineOptions(url, state=state, deadlines=PATIENT))
 
 
+def _simulate(kind: str, port: int) -> tuple[Simulated | SimulatedVllm, AbstractAsyncContextManager[str]]:
+    if kind == "vllm":
+        vllm = SimulatedVllm(Options(served_model_name=BASE_MODEL))
+        return vllm, serving_vllm(vllm, port=port)
+    other = OTHER_KINDS[kind](BASE_MODEL)
+    return other, serving(other.app(), port=port)
+
+
 @dataclass
 class Played:
-    """A simulated engine that is served, and its driver."""
+    """A simulated engine, served from `start` to `stop`. Implements `loraplane.engines.contract.EngineUnderTest`."""
 
     kind: str
-    simulated: Simulated | SimulatedVllm
-    url: str
-    engine: Engine
+    adapters: tuple[str, str]
+    unfit: Sequence[str]
+    base_model: str = BASE_MODEL
+    _port: int = field(default_factory=lambda: free_ports(1)[0])
+    _serving: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    @property
-    def core(self) -> SimulatedVllm:
-        return self.simulated if isinstance(self.simulated, SimulatedVllm) else self.simulated.core
+    async def start(self) -> None:
+        self.simulated, served = _simulate(self.kind, self._port)
+        self.url = await self._serving.enter_async_context(served)
+
+    async def stop(self) -> None:
+        await self._serving.aclose()
+
+    def drive(self, state: Path | None = None) -> Engine:
+        return drive(self.kind, self.url, state)
+
+    async def load_foreign(self, name: str, path: str) -> None:
+        if isinstance(self.simulated, SimulatedAxolotl):
+            self.simulated.active = Card(name, path, 1)
+        else:
+            core = self.simulated if isinstance(self.simulated, SimulatedVllm) else self.simulated.core
+            await core.load(name, path)
 
     async def text(self, name: str) -> str:
         """The answer to a request for an adapter, named as this kind wants it."""
@@ -71,4 +99,5 @@ class Played:
         if isinstance(self.simulated, SimulatedAxolotl):
             active = self.simulated.active
             return {active.name.partition("#")[0]: active.path} if active else {}
-        return {card.name: card.path for card in self.core.cards.values()}
+        core = self.simulated if isinstance(self.simulated, SimulatedVllm) else self.simulated.core
+        return {card.name: card.path for card in core.cards.values()}
