@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, field_validator, model_validator
 
+from registry.model.engine_kinds import traits_of
 from registry.model.errors import InvalidArgument
 from registry.model.names import check_segment, looks_generated
 from registry.model.records import EngineKind
@@ -24,8 +25,6 @@ from sidecar.resolver.server import check_socket_path
 
 # Kubernetes kills a pod 30 seconds after the signal, unless it is told otherwise.
 DRAIN_SECONDS = 20.0
-# They tell no limit either, and end at a request for which they cannot read what they were told of.
-END_OF_HIGH_RANKS: frozenset[str] = frozenset({"axolotl"})
 
 
 def _split_labels(values: object) -> object:
@@ -161,7 +160,7 @@ class SidecarSettings(DaemonSettings):
 
     @model_validator(mode="after")
     def _max_rank(self) -> Self:
-        if self.engine_kind in END_OF_HIGH_RANKS and self.engine_max_rank is None:
+        if traits_of(self.engine_kind).is_single_slot and self.engine_max_rank is None:
             message = "does not tell its --max-lora-rank, and would end at an adapter above it: give --engine-max-rank"
             raise ValueError(f"{self.engine_kind} {message}")
         return self

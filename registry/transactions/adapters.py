@@ -11,6 +11,7 @@ from typing import assert_never
 
 from registry.etcd3.ops import Compare, Range, mod_is, none_between, prefix_end
 from registry.lora.text import printable
+from registry.model.engine_kinds import traits_of
 from registry.model.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.keys import Keys, last_part
 from registry.model.names import name_of_key, tenant_of
@@ -42,7 +43,7 @@ from registry.transactions.decode import (
     stored_pool,
 )
 from registry.transactions.steps import AdapterStep, put_step, remove_step
-from registry.transactions.supported import ONE_ADAPTER, check_supported
+from registry.transactions.supported import check_supported
 from registry.transactions.tenants import Count, count_all
 
 
@@ -267,7 +268,7 @@ def _no_generation(change: RollbackAdapter) -> NotFound:
 def neighbours_read(pool: str, count: int, view: ReadSet, keys: Keys) -> tuple[Range, ...]:
     """What has to be read beside the `count` adapters of a change set, once it is known what kind of pool it is."""
     state = stored_pool(view, keys, pool)
-    if not isinstance(state, Present) or state.record.engine not in ONE_ADAPTER:
+    if not isinstance(state, Present) or not traits_of(state.record.engine).is_single_slot:
         return ()
     return (some_in(keys.adapters(pool), count + 1),)
 
@@ -287,7 +288,7 @@ def check_alone(
         FailedPrecondition: an adapter would be created beside another.
     """
     created = [field for field, step in steps.items() if step.outcome.outcome == "created"]
-    if pool.engine not in ONE_ADAPTER or not created:
+    if not traits_of(pool.engine).is_single_slot or not created:
         return ()
     names = [step.outcome.name for step in steps.values()]
     touched = {context.keys.adapter(pool.name, name) for name in names}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry.lora.base import vocabulary_of
+from registry.model.engine_kinds import traits_of
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, Placement, PoolSpec
 from registry.model.source_uri import SCHEMES, SourceUriError, parse_source, scheme_of
@@ -80,12 +81,10 @@ class Unable:
     remedy: str
 
 
-# They answer every request with the one adapter that they have.
-ONE_ADAPTER = frozenset({"axolotl"})
 UNABLE = (
     Unable(
         "load",
-        lambda pool: pool.engine != "vllm",
+        lambda pool: not traits_of(pool.engine).asks_for_adapters,
         lambda spec: spec.load == "lazy",
         "are {pool.engine}, and have nothing that asks for an adapter when a request names it; use eager",
     ),
@@ -97,7 +96,7 @@ UNABLE = (
     ),
     Unable(
         "placement",
-        lambda pool: pool.engine in ONE_ADAPTER,
+        lambda pool: traits_of(pool.engine).is_single_slot,
         lambda spec: spec.placement.replicas != "all" or bool(spec.placement.selector),
         "are {pool.engine}, which answers for an adapter that it does not have from the base model; place it on all",
     ),
@@ -134,7 +133,7 @@ def check_expected(pool: PoolSpec, spec: AdapterSpec, *, field: str) -> None:
 
 def check_engine_names(pool: PoolSpec) -> None:
     """Raises InvalidArgument if versioned names cannot work: a new generation is loaded beside the old one."""
-    if pool.engine_names == "versioned" and pool.engine in ONE_ADAPTER:
+    if pool.engine_names == "versioned" and traits_of(pool.engine).is_single_slot:
         message = f"{pool.engine} has one adapter at a time, so no generation can be loaded beside another; use plain"
         raise InvalidArgument(Reason.UNSUPPORTED, message, field="pool.engine_names")
     if pool.engine_names == "versioned" and pool.limits.max_adapters == 1:
