@@ -122,7 +122,7 @@ WRONG: list[tuple[Callable[[], object], str, Reason]] = [
     (lambda: make.make_create_pool("p", [f"b{n}" for n in range(33)], {}), "pool.base_models", INVALID),
     (lambda: make.make_create_pool("p", ["b", "B"], {}), "pool.base_models", INVALID),
     (lambda: make.make_create_pool("p", ["b"], {"max_rank": 9999}), "pool.limits.max_rank", INVALID),
-    (lambda: make.make_create_pool("p", ["b"], {}, None, {"engine": "ollama"}), "pool.engine", INVALID),
+    (lambda: make.make_create_pool("p", ["b"], {}, None, {"engine": "two words"}), "pool.engine", INVALID),
     (lambda: make.make_create_pool("p", ["b"], {}, None, {"engine_names": "any"}), "pool.engine_names", INVALID),
     (lambda: make.make_update_pool("p", ["b"], {}, "x"), "pool.etag", INVALID),
     (lambda: make.make_update_pool("p", ["b"], {}, "0"), "pool.etag", INVALID),
