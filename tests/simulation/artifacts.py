@@ -26,6 +26,8 @@ STORES = "/store/"
 # What a source is good for stands in its name. What is picky is refused by the engine of one replica alone.
 VERSION = "1"
 GOOD, MISSING, REFUSED, HIGH_RANK, PICKY = "good", "missing", "refused", "high", "picky"
+# As good as any, but for the name of its adapter, under which nothing is served but the base model.
+NAMED_AS_BASE = "namesake"
 _CHOOSY = "r0"
 MAX_RANK = 16
 

@@ -288,19 +288,25 @@ class Checks:
         """Each request to an engine while one of the same sidecar for the same name is not answered."""
         self.violated(f"R19 {host.replica} makes two calls at once for {sorted(names)}")
 
-    def on_engine_state(self, replica: str, sidecar: object, spell: object, *, is_away: bool, is_stalled: bool) -> None:
-        """Each look at an engine and its sidecar, None while that does not run: R18.
+    def on_engine_state(
+        self, replica: str, sidecar: object, spell: object, *, is_away: bool, is_stalled: bool, is_other: bool
+    ) -> None:
+        """Each look at an engine and its sidecar, None while that does not run: R18, and of another base model R23.
 
         `spell` is another one each time the engine has run, be it between two looks.
         """
-        for what, is_bad, seconds in (("away", is_away, AWAY_SECONDS), ("stalled", is_stalled, STALLED_SECONDS)):
+        for rule, what, is_bad, seconds in (
+            ("R18", "away", is_away, AWAY_SECONDS),
+            ("R18", "stalled", is_stalled, STALLED_SECONDS),
+            ("R23", "of another base model", is_other, AWAY_SECONDS),
+        ):
             who, spell_then, since = self._bad_since.get((replica, what), (None, None, _now()))
             if sidecar is None or sidecar is not who:
                 self.said_ready.pop(replica, None)
             if not is_bad or sidecar is None or sidecar is not who or spell != spell_then:
                 self._bad_since[replica, what] = (sidecar, spell, _now())
             elif _now() - since > seconds + OVERSIGHT_SECONDS and self.said_ready.get(replica, False):
-                self.violated(f"R18 {replica} is ready though its engine is {what} for {_now() - since:.1f} s")
+                self.violated(f"{rule} {replica} is ready though its engine is {what} for {_now() - since:.1f} s")
 
     def _check_owner(self, host: EngineHost) -> None:
         """R10: who was told that the replica id is another's calls no engine, but for the call that runs."""

@@ -48,8 +48,8 @@ class SimEngine(SimulatedVllm):
         next_hang: is asked by each load what it is to wait for.
     """
 
-    def __init__(self, store: SimStore, started_at: float, max_loras: int) -> None:
-        super().__init__(replace(OPTIONS, max_loras=max_loras))
+    def __init__(self, store: SimStore, started_at: float, max_loras: int, base: str = BASE) -> None:
+        super().__init__(replace(OPTIONS, max_loras=max_loras, served_model_name=base))
         self.started_at = started_at
         self.coming: list[Card] = []
         self.resolved: dict[str, Card] = {}
@@ -195,6 +195,7 @@ class EngineHost:
         hang: the next load waits for this event inside the engine's core.
         stuck: the next load waits for this event before the engine's core hears of it.
         odd: what befalls the next posts, one each.
+        base: the name of the base model that its next process has.
         refuses: whether a load of that name is refused now, as when memory is short.
         step_seconds: how long a step takes at most, between two of which our plugin tells what still runs.
         broken: pages that answer with that HTTP status instead.
@@ -202,6 +203,7 @@ class EngineHost:
         pace: what its answers take; None: no longer than usual.
         refused, broken_off, slots: by incarnation, paths that it refused, how often requests that brought others in
             were broken off, and how many adapters it takes at once.
+        others: the incarnations that had another base model.
         listed_at: when the last listing that was answered was asked for.
         calls, questions: how many of each sidecar's process are not answered yet, of the questions those of its loop.
         evidence: when it was asked what still runs, each of the last times that it answered.
@@ -213,6 +215,7 @@ class EngineHost:
     rng: random.Random
     on_change: Change
     engine: SimEngine | None = None
+    base: str = BASE
     process: Process = field(default_factory=lambda: Process("none"))
     hang: asyncio.Event | None = None
     stuck: asyncio.Event | None = None
@@ -229,6 +232,7 @@ class EngineHost:
     refused: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     broken_off: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     slots: dict[str, int] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
     calls: Counter[Process] = field(default_factory=Counter)
     questions: Counter[Process] = field(default_factory=Counter)
     listed_at: float = 0.0
@@ -244,7 +248,7 @@ class EngineHost:
         self._starts += 1
         self.process = Process(f"{self.replica}/engine{self._starts}")
         self.processes.append(self.process)
-        self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS))
+        self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS), self.base)
         self.engine.next_hang = self._next_hang
         self.engine.refuses = self._refuses_now
         if self.socket is not None:
@@ -252,6 +256,8 @@ class EngineHost:
         self.refused[self.incarnation] = self.engine.refused
         self.broken_off[self.incarnation] = self.engine.broken_off
         self.slots[self.incarnation] = self.engine.options.max_loras
+        if self.base != BASE:
+            self.others.add(self.incarnation)
         self.busy.clear()
         self.stalls.clear()
         self.on_change(self, "start", "", "")
@@ -277,6 +283,11 @@ class EngineHost:
     @property
     def incarnation(self) -> str:
         return "" if self.engine is None else repr(self.engine.started_at)
+
+    @property
+    def has_other_base(self) -> bool:
+        """Whether it has another base model than the one that adapters are for."""
+        return self.incarnation in self.others
 
     @property
     def coming(self) -> list[Card]:

@@ -38,6 +38,19 @@ class Evidence:
         self.r12_on_disk(host)
         self.r8_paced(host, request)
         self.r15_held(host, request)
+        self.r23_same_base(host, request)
+
+    def r23_same_base(self, host: EngineHost, request: PostRequest) -> None:
+        """Nothing is loaded into an engine that has another base model, once it was looked at since it began."""
+        if not host.has_other_base or host.listed_at <= self._began(host):
+            return
+        if "lora_path" in request.body:
+            self.world.checks.violated(f"R23 {host.replica} loads {request.body['lora_name']} into another base model")
+
+    def _began(self, host: EngineHost) -> float:
+        """When the engine that runs was started."""
+        samples = self.world.checks.samples[host.replica]
+        return next((one.at for one in reversed(samples) if one.what == "start"), 0.0)
 
     def r15_held(self, host: EngineHost, request: PostRequest) -> None:
         """Nothing is unloaded for what is merely missing from a list of another place, or of a store that went back."""
@@ -111,8 +124,7 @@ class Evidence:
         It may be of an earlier process of the sidecar, which gave up its lease by it. Of an engine that began since it
         needs none: that has had none of them.
         """
-        samples = self.world.checks.samples[host.replica]
-        began = next((one.at for one in reversed(samples) if one.what == "start"), 0.0)
+        began = self._began(host)
         until = self.world.checks.listed_until(host.replica, path)
         if host.engine is None or host.process.state is not State.RUNS or not until or began > until:
             return

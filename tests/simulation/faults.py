@@ -10,7 +10,7 @@ from itertools import count
 from registry.model.keys import Keys
 from tests.simulation.admins import Admin
 from tests.simulation.disk import Kept
-from tests.simulation.engines import HALF, EngineHost
+from tests.simulation.engines import BASE, HALF, EngineHost
 from tests.simulation.history import POOL
 from tests.simulation.links import Link, Way
 from tests.simulation.loop import State
@@ -19,6 +19,8 @@ from tests.simulation.world import KEYS, STATE, ReplicaHost, World
 
 Heal = Callable[[], None]
 Fault = Callable[[World, random.Random], Heal]
+# In so many worlds an engine comes up with another base model.
+EXCHANGED = 0.1
 
 
 def _nothing() -> None:
@@ -416,6 +418,23 @@ async def trouble_callers(world: World, seconds: float) -> None:
         await asyncio.sleep(lasts)
         way.lose = way.slow_seconds = 0.0
         way.set_way(Way.OPEN)
+
+
+async def exchange_base(world: World, seconds: float) -> None:
+    """In a few worlds: an engine comes up with another base model than that of its pool, until somebody mends it."""
+    rng = random.Random(f"bases of others {world.seed}")
+    if rng.random() >= EXCHANGED:
+        return
+    await asyncio.sleep(rng.uniform(0.0, seconds / 2))
+    engine = rng.choice(world.replicas).engine
+    if not world.plays("base", f"fault exchange the base model of {engine.replica}"):
+        return
+    for base, lasts in (("another", rng.uniform(seconds / 4, seconds / 2)), (BASE, 0.0)):
+        engine.base = base
+        if engine.engine is not None:
+            engine.kill()
+        engine.start()
+        await asyncio.sleep(lasts)
 
 
 def _hurt(way: Link[Admin], how: str, rng: random.Random) -> None:

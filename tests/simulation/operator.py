@@ -38,7 +38,7 @@ from registry.transactions.changes import (
     Upsert,
 )
 from registry.v1 import registry_pb2 as pb
-from tests.simulation.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, PICKY, REFUSED, ROOT
+from tests.simulation.artifacts import GOOD, HIGH_RANK, MAX_RANK, MISSING, NAMED_AS_BASE, PICKY, REFUSED, ROOT
 from tests.simulation.clients import Answer, Clients, Impatience, settle
 from tests.simulation.dry_runs import DryRuns
 from tests.simulation.engines import BASE
@@ -50,6 +50,8 @@ from tests.simulation.writes import DRY, etags_of
 ODD_NAME = "odd"
 
 
+# In so many worlds somebody names adapters as the base model.
+NAMESAKES = 0.3
 # So many changes are made only after a look at what would become of them.
 DRY_RUNS = 0.3
 
@@ -279,7 +281,7 @@ class Operator:
         if world.store.is_full or world.prunes:
             return
         key = KEYS.adapter(POOL, ODD_NAME)
-        kv, record = world.store.kvs.get(key), self._odd_record()
+        kv, record = world.store.kvs.get(key), self._record(ODD_NAME, GOOD)
         is_readable = kv is not None and read_wanted(kv.value) is not None
         value = self._rng.choice((b"{", b'{"schema":9}', record))
         if self._rng.random() < 0.7:  # what can be read, and what cannot, mostly follow one another
@@ -287,11 +289,30 @@ class Operator:
         world.hand_written.add(world.store.put(key, value))
         world.log("written by hand")
 
-    def _odd_record(self) -> bytes:
+    async def name_as_base(self, seconds: float) -> None:
+        """R5: the admin service refuses an adapter of the base model's name; and somebody writes one past it.
+
+        Not where a backup is restored, since the service does not take it back.
+        """
+        world, rng = self._world, random.Random(f"names of the base {self._world.seed}")
+        if world.seed % 2 == 0 or world.prunes or rng.random() >= NAMESAKES:
+            return
+        for number in range(3):
+            await asyncio.sleep(rng.uniform(0.0, seconds / 3))
+            if not world.plays(f"b{number}", "an adapter that is named as the base"):
+                continue
+            spec = AdapterSpec(source=SourceSpec(uri=f"{ROOT}{NAMED_AS_BASE}0"))
+            await self.change(ApplyAdapters(POOL, (Upsert(BASE, spec),)))
+            if not world.store.is_full:
+                key, record = KEYS.adapter(POOL, BASE), self._record(BASE, NAMED_AS_BASE)
+                world.hand_written.add(world.store.put(key, record))
+                world.log("the base is written by hand")
+
+    def _record(self, name: str, kind: str) -> bytes:
         self._sources += 1
-        source = f"{ROOT}good{self._sources}"
+        source = f"{ROOT}{kind}{self._sources}"
         return (
-            f'{{"schema":1,"name":"{ODD_NAME}","pool":"{POOL}","tenant":"default","generation":{self._sources},'
+            f'{{"schema":1,"name":"{name}","pool":"{POOL}","tenant":"default","generation":{self._sources},'
             f'"spec":{{"source":{{"uri":"{source}"}}}},"updated_at":"2026-01-01T00:00:00Z","updated_by":"hand"}}'
         ).encode()
 

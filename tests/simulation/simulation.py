@@ -27,7 +27,16 @@ from tests.simulation.cut import ALL, ORDER, Cut
 from tests.simulation.disk import plugged_in
 from tests.simulation.engine_http import http_for
 from tests.simulation.evidence import Evidence
-from tests.simulation.faults import FAULTS, OWN_FAULTS, Fault, break_watches, rage, renew_admins, trouble_callers
+from tests.simulation.faults import (
+    FAULTS,
+    OWN_FAULTS,
+    Fault,
+    break_watches,
+    exchange_base,
+    rage,
+    renew_admins,
+    trouble_callers,
+)
 from tests.simulation.goal import check_listed, come_back, converge, let_go, stay, warm_up
 from tests.simulation.lazy import ask_for_lazy
 from tests.simulation.loop import Deadlock, Livelock, State, VirtualLoop, current_process_name, process_of
@@ -266,6 +275,8 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
         restores.work(seconds),
         renew_admins(world, seconds),
         trouble_callers(world, seconds),
+        operator.name_as_base(seconds),
+        exchange_base(world, seconds),
         world.rotation.work(seconds if world.has_tls else 0.0, world.plays),
     )
     async with asyncio.TaskGroup() as tasks:
@@ -322,7 +333,7 @@ async def _made_good(operator: Operator, restores: Restores) -> None:
 
 
 async def _oversee(world: World, readers: Readers, rounds: Rounds) -> None:
-    """R18: what a sidecar that runs says of an engine that does not; and whatever else is looked at again and again."""
+    """R18, R23: what a sidecar that runs says of an engine that does not, or is of no use; and whatever else is looked at again and again."""
     while True:
         await asyncio.sleep(OVERSIGHT_SECONDS)
         _expire(world)
@@ -330,6 +341,7 @@ async def _oversee(world: World, readers: Readers, rounds: Rounds) -> None:
         rounds.look()
         for replica in world.replicas:
             engine, sidecar = replica.engine, replica.process
+            world.told["R23"] += engine.has_other_base
             runs = sidecar.state is State.RUNS and sidecar
             world.checks.on_engine_state(
                 replica.name,
@@ -337,6 +349,7 @@ async def _oversee(world: World, readers: Readers, rounds: Rounds) -> None:
                 (engine.process.name, engine.process.resumed),
                 is_away=engine.process.state is not State.RUNS,
                 is_stalled=engine.is_stalled,
+                is_other=engine.has_other_base,
             )
 
 

@@ -14,6 +14,7 @@ from registry.model.names import name_key
 from registry.model.status import Failed, Presence, ReplicaStatus
 from tests.simulation.artifacts import HIGH_RANK, MISSING, path_of
 from tests.simulation.checks import REFUSED_RECORD
+from tests.simulation.engines import BASE
 from tests.simulation.history import POOL, read_wanted
 from tests.simulation.rounds import Rounds
 from tests.simulation.world import KEYS, ReplicaHost, World
@@ -98,6 +99,8 @@ class Statuses:
                 return any(source.startswith(MISSING) for source in sources)
             case "rank_too_high":
                 return any(source.startswith(HIGH_RANK) for source in sources)
+            case "name_is_base_model":
+                return key == BASE
             case "source_io":
                 return bool(sources & host.place.store.out_of_reach)
             case reason if reason in REFUSED_RECORD:
@@ -129,10 +132,12 @@ class Statuses:
         self.world.told["R9 of one process"] += 1
         return "" if told == slots else f"R9 {status.replica} tells of {told} slots, and its engine has {slots}"
 
-    def _r14_named(self, _host: ReplicaHost, _presence: Presence, status: ReplicaStatus) -> str:
-        """Each record that cannot be read is refused by its name."""
+    def _r14_named(self, host: ReplicaHost, _presence: Presence, status: ReplicaStatus) -> str:
+        """Each record that cannot be read is refused by its name, unless it is told that the engine is of no use."""
         moments = self.world.checks.oracle.at(status.observed_revision)
         if not status.engine.incarnation or not status.observed_revision:
+            return ""
+        if status.engine.incarnation in host.engine.others:
             return ""
         unreadable = set.intersection(*({*moment.unreadable} for moment in moments))
         self.world.told["R14"] += len(unreadable)

@@ -1,4 +1,4 @@
-"""W1 to W9: what callers were told, against etcd's history; and R10: who wrote there for which replica."""
+"""W1 to W9: what callers were told, against etcd's history; and R5: what the admin services let into it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from registry.tools.verify.replay import LoggedCall, check_calls, replay
 from registry.transactions.changes import AbortRollout, ApplyAdapters, Change, PromoteRollout
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.clients import Answer
+from tests.simulation.engines import BASE
 from tests.simulation.history import POOL
 from tests.simulation.services import reason_of
 from tests.simulation.world import KEYS, World
@@ -38,6 +39,9 @@ def check_writes(world: World) -> None:
         KEYS,
         (Revision(*step) for step in told if any(event.key.startswith(_FOLDED) for event in step[1])),
     )
+    for revision, events in told:
+        if any(event.key == KEYS.adapter(POOL, BASE) and event.kv is not None for event in events):
+            world.checks.violated(f"R5 at {revision} an adapter has got the name of the base model")
     calls = [_logged(answer) for answer in world.answers]
     dry = [
         LoggedCall(request_id=request, outcome="unknown", validate_only=True)
