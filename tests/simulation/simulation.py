@@ -333,7 +333,7 @@ async def _made_good(operator: Operator, restores: Restores) -> None:
 
 
 async def _oversee(world: World, readers: Readers, rounds: Rounds) -> None:
-    """R18, R23: what a sidecar that runs says of an engine that does not, or is of no use; and whatever else is looked at again and again."""
+    """R18, R23: what a sidecar says of an engine that does not run, or is of no use; and all else that is looked at."""
     while True:
         await asyncio.sleep(OVERSIGHT_SECONDS)
         _expire(world)
