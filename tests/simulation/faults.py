@@ -422,7 +422,7 @@ async def trouble_callers(world: World, seconds: float) -> None:
 
 async def exchange_base(world: World, seconds: float) -> None:
     """In a few worlds: an engine comes up with another base model than that of its pool, until somebody mends it."""
-    rng = random.Random(f"bases of others {world.seed}")
+    rng = random.Random(f"other bases of others {world.seed}")
     if rng.random() >= EXCHANGED:
         return
     await asyncio.sleep(rng.uniform(0.0, seconds / 2))
