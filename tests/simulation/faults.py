@@ -420,11 +420,14 @@ async def trouble_callers(world: World, seconds: float) -> None:
         way.set_way(Way.OPEN)
 
 
+def exchanges_base(world: World) -> bool:
+    """Whether that is played in a world."""
+    return random.Random(f"other bases of others {world.seed}").random() < EXCHANGED
+
+
 async def exchange_base(world: World, seconds: float) -> None:
-    """In a few worlds: an engine comes up with another base model than that of its pool, until somebody mends it."""
-    rng = random.Random(f"other bases of others {world.seed}")
-    if rng.random() >= EXCHANGED:
-        return
+    """An engine comes up with another base model than that of its pool, until somebody mends it."""
+    rng = random.Random(f"when other bases of others {world.seed}")
     await asyncio.sleep(rng.uniform(0.0, seconds / 2))
     engine = rng.choice(world.replicas).engine
     if not world.plays("base", f"fault exchange the base model of {engine.replica}"):

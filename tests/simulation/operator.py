@@ -289,14 +289,18 @@ class Operator:
         world.hand_written.add(world.store.put(key, value))
         world.log("written by hand")
 
+    @property
+    def names_as_base(self) -> bool:
+        """Whether somebody does so."""
+        is_played = random.Random(f"names of the base {self._world.seed}").random() < NAMESAKES
+        return is_played and self._world.seed % 2 == 1 and not self._world.prunes
+
     async def name_as_base(self, seconds: float) -> None:
         """R5: the admin service refuses an adapter of the base model's name; and somebody writes one past it.
 
         Not where a backup is restored, since the service does not take it back.
         """
-        world, rng = self._world, random.Random(f"names of the base {self._world.seed}")
-        if world.seed % 2 == 0 or world.prunes or rng.random() >= NAMESAKES:
-            return
+        world, rng = self._world, random.Random(f"when names of the base {self._world.seed}")
         for number in range(3):
             await asyncio.sleep(rng.uniform(0.0, seconds / 3))
             if not world.plays(f"b{number}", "an adapter that is named as the base"):
