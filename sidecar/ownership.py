@@ -31,7 +31,7 @@ class ReplicaTaken(Exception):
 
 
 class Ownership(Protocol):
-    """Whether this sidecar is the one that may drive its replica."""
+    """True if this sidecar is the one that may drive its replica."""
 
     @property
     def refusal(self) -> str:

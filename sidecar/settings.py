@@ -184,7 +184,7 @@ class SidecarSettings(DaemonSettings):
         return (self.replica, self.http.host, urlsplit(self.advertise_url or "").hostname or "", *self.http_names)
 
     def is_ephemeral(self) -> bool:
-        """Whether nobody is to wait for a replica of this name once it is gone."""
+        """True if nobody is to wait for a replica of this name once it is gone."""
         return looks_generated(self.replica) if self.ephemeral is None else self.ephemeral
 
     def engine_limits(self) -> EngineLimits:

@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether the service does its work, and if not, why."""
+    """Verdict on whether the service does its work, and if not, why."""
 
     ready: bool
     reason: str

@@ -90,7 +90,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """Where a running service listens."""
+    """Address of a running service."""
 
     grpc_port: int
     http_port: int
@@ -98,7 +98,7 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class _ServerParts:
-    """What serves, runs beside it, and has to be closed. Streams end once `stopping` is set."""
+    """Parts that serve, run beside it, and have to be closed. Streams end once `stopping` is set."""
 
     client: Client
     supervisor: Supervisor

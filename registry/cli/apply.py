@@ -24,7 +24,7 @@ _FIELDS_TOLD = 20
 
 @dataclass(frozen=True, slots=True)
 class ApplyOrder:
-    """How changes are to be carried out. `timeout_seconds` None: the defaults.
+    """Order to carry changes out. `timeout_seconds` None: the defaults.
 
     `retry`: what failed is tried at once although the spec is the same, on that replica, or if it is empty on all;
     None: what stays the same is left alone. `min_ready`: see `RolloutTarget`.
@@ -157,7 +157,7 @@ def warn_of_room(client: AdminClient, outcomes: Sequence[Outcome], note: Note) -
 
 
 def _room_in(client: AdminClient, pool: str) -> tuple[int, list[ReplicaView]]:
-    """How many adapters a pool allows on an engine, 0: any number; and its replicas. Raises CliError."""
+    """Number of adapters that a pool allows on an engine, 0: any number; and its replicas. Raises CliError."""
     limit = client.get_pool(pool).limits.max_adapters
     return limit, [replica_view(replica) for replica in client.list_replicas(pool)]
 
@@ -169,7 +169,7 @@ def _takes_room(result: pb.AdapterResult) -> bool:
 
 
 def _targets(outcomes: Sequence[Outcome], min_ready: int) -> list[RolloutTarget]:
-    """What is to be waited for: everything applied that was not a deletion."""
+    """Targets to wait for: everything applied that was not a deletion."""
     return [
         RolloutTarget(result.adapter.pool, result.adapter.name, result.adapter.generation, min_ready)
         for one in outcomes

@@ -214,7 +214,7 @@ class RestorePlan:
 
 
 def plan_restore(backup: StoredState, now: StoredState) -> RestorePlan:
-    """What makes `now` what `backup` says."""
+    """Changes that make `now` what `backup` says."""
     creates: list[RestoredAdapter] = []
     updates: list[RestoredAdapter] = []
     for (pool, key), record in sorted(backup.adapters.items()):

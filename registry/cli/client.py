@@ -241,7 +241,7 @@ class AdminClient:
         return found
 
     def change_pages(self, pool: str, since: str) -> Iterator[pb.ListChangesResponse]:
-        """What was done to a pool since a time (RFC 3339), the oldest first."""
+        """Changes of a pool since a time (RFC 3339), the oldest first."""
         request = pb.ListChangesRequest(pool=pool, since=since)
         return self._pages("ListChanges", request, pb.ListChangesResponse)
 
@@ -286,7 +286,7 @@ class AdminClient:
     def residency(
         self, pool: str, name: str = "", detail: pb.WatchResidencyRequest.Detail = pb.WatchResidencyRequest.REPLICAS
     ) -> list[pb.AdapterResidency]:
-        """Where a pool's adapters are now; or where one of them is."""
+        """Places of a pool's adapters now; or of one of them."""
         request = pb.WatchResidencyRequest(pool=pool, name=name, detail=detail)
         return self._run(partial(self._calls.residency_now, request))
 

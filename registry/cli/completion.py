@@ -47,7 +47,7 @@ _REPLICAS = {"drain", "undrain", "forget"}
 
 
 def complete(context: typer.Context, parameter: str, incomplete: str) -> list[Completion]:
-    """What an argument or a flag of a command could be, as far as it begins with what was typed."""
+    """Values that an argument or a flag of a command could have, as far as it begins with what was typed."""
     try:
         found = _values(context, parameter, incomplete)
     except CliError:

@@ -103,12 +103,12 @@ def usage(message: str) -> CliError:
 
 
 def refused(reason: Reason, message: str, *, field: str | None = None) -> CliError:
-    """What the user wants cannot be done; found out before anything was sent."""
+    """Wish that cannot be fulfilled; found out before anything was sent."""
     return CliError(CommandFailure(Exit.REFUSED, reason, message, field))
 
 
 def not_found(reason: Reason, message: str) -> CliError:
-    """What the command names does not exist."""
+    """The thing that the command names does not exist."""
     return CliError(CommandFailure(Exit.NOT_FOUND, reason, message))
 
 

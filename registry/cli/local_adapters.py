@@ -22,7 +22,7 @@ from registry.v1 import registry_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look at an adapter showed."""
+    """Results of a look at an adapter."""
 
     findings: Sequence[Finding]
     warnings: Sequence[AdapterWarning] = ()
@@ -70,7 +70,7 @@ def look(folder: Path, base: BaseModules | None, limits: AdapterLimits, policy: 
 
 
 def explain(folder: Path, base: BaseModules | None, limits: AdapterLimits, policy: Policy) -> list[MatrixFate]:
-    """What becomes of each matrix of an adapter's folder; nothing where its files are none.
+    """Fate of each matrix of an adapter's folder; nothing where its files are none.
 
     Raises:
         CliError: it cannot be read.
@@ -137,7 +137,7 @@ def base_of_pool(pool: pb.Pool) -> BaseModules | None:
 
 
 def evidence_of(said: pb.EngineEvidence) -> EngineEvidence:
-    """What an engine of a pool said that it applies of adapters."""
+    """Modules that an engine of a pool said it applies."""
     parts, beginnings, ends = (
         tuple((one.old, one.new) for one in rules) for rules in (said.parts, said.beginnings, said.ends)
     )
@@ -146,5 +146,5 @@ def evidence_of(said: pb.EngineEvidence) -> EngineEvidence:
 
 
 def limits_of_pool(pool: pb.Pool) -> AdapterLimits:
-    """What a pool's replicas can serve."""
+    """Limits of a pool's replicas."""
     return AdapterLimits(pool.limits.max_rank or None, tuple(pool.limits.target_modules) or None)

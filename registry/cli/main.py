@@ -44,7 +44,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def complete_output(incomplete: str) -> list[str]:
-    """What -o may be."""
+    """Values of -o."""
     return [one for one in OUTPUTS if one.startswith(incomplete)]
 
 

@@ -22,7 +22,7 @@ LOOK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Looking:
-    """How sources of other hosts are looked at: all of them within `seconds`; 0: not at all.
+    """Way to look at sources of other hosts: all of them within `seconds`; 0: not at all.
 
     `read_seconds`: until the admin service must have said what the pools are. `force`: what lies here, or does not, is
     no reason to refuse a source of this machine.

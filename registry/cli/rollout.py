@@ -41,7 +41,7 @@ class RolloutTarget:
 
 @dataclass(frozen=True, slots=True)
 class FollowedRollout:
-    """How far a rollout was when it was last seen; None: it was never seen."""
+    """Progress of a rollout when it was last seen; None: it was never seen."""
 
     target: RolloutTarget
     rollout: pb.Rollout | None
@@ -84,7 +84,7 @@ def follow_all(
 
 
 def look(client: AdminClient, target: RolloutTarget) -> pb.Rollout | None:
-    """How far a rollout is now; None if that could not be seen in time."""
+    """Progress of a rollout now; None if that could not be seen in time."""
     return _follow(client, target, time.monotonic(), lambda _target, _rollout: None).rollout
 
 
@@ -144,7 +144,7 @@ def _commands(followed: FollowedRollout) -> str:
 
 
 def describe(followed: FollowedRollout) -> str:
-    """Who does not serve it, and why, in one line."""
+    """Replicas that do not serve it, and why, in one line."""
     rollout = followed.rollout
     if rollout is None:
         return f"{followed.target.name}: nothing was heard of it"
@@ -156,7 +156,7 @@ def describe(followed: FollowedRollout) -> str:
 
 
 def _told_of(rollout: pb.Rollout, target: RolloutTarget, served: str) -> str:
-    """How far it is; `served` says how many of those that count serve it."""
+    """Progress; `served` says how many of those that count serve it."""
     if rollout.failure:
         return f"{rollout.failure} - {rollout.canary.halted}" if rollout.canary.halted else rollout.failure
     if not rollout.HasField("canary"):

@@ -31,7 +31,7 @@ def sidecar_address(text: str) -> str:
 
 
 def ask_sidecar(address: str, path: str, seconds: float) -> Plain:
-    """What a sidecar answers at a path of its port.
+    """Answer of a sidecar at a path of its port.
 
     Raises:
         CliError: it does not answer in that time, or not with a JSON object.

@@ -34,7 +34,7 @@ class AdapterGone:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUnreadable:
-    """What stands under this name cannot be read."""
+    """The record under this name cannot be read."""
 
     name: str
 
@@ -52,7 +52,7 @@ _NO_ETAG = ""
 
 
 class AdapterFeed:
-    """What was told of a pool's adapters, or of one of them.
+    """State told of a pool's adapters, or of one of them.
 
     Attributes:
         start: the revision to watch from; 0: the present state first.
@@ -69,7 +69,7 @@ class AdapterFeed:
         self._listed = None
 
     def take(self, response: pb.WatchAdaptersResponse) -> Iterator[Told]:
-        """What a response tells that was not told yet."""
+        """News in a response."""
         if response.snapshot and self._listed is None:
             self._listed = set()
         for event in response.events:
@@ -124,7 +124,7 @@ class RowFeed:
         self._listed = None
 
     def take(self, answer: WatchAnswer) -> Iterator[Told]:
-        """What an answer tells that was not told yet."""
+        """News in an answer."""
         if isinstance(answer, pb.WatchResidencyResponse):
             for key in self._places(answer):
                 yield from self._row(key)
@@ -232,7 +232,7 @@ class SelectedFeed:
         self._shown: set[str] = set()
 
     def take(self, told: Told) -> Iterator[Shown]:
-        """What is to be shown of one change."""
+        """Lines to show of one change."""
         match told:
             case AdapterPut(item) if not self._fits(item):
                 yield from self._ended(AdapterUnmatched(self._name(item)))
@@ -295,7 +295,7 @@ def _streamed(client: AdminClient, query: Query) -> Iterator[Sequence[Told]]:
 
 
 def _answers(client: AdminClient, pool: str, query: Query, feed: RowFeed) -> Iterator[Sequence[Told]]:
-    """What one connection tells."""
+    """News of one connection."""
     feed.begin()
     start = pb.WatchAdaptersRequest(pool=pool, start_revision=feed.changes.start)
     where = None

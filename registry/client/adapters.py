@@ -167,7 +167,7 @@ class Published:
 
 
 def published_of(response: pb.ApplyAdaptersResponse) -> Published:
-    """What a change set of one upsert came to."""
+    """Result of a change set of one upsert."""
     adapter = response.results[0].adapter
     return Published(
         adapter.name,
@@ -198,7 +198,7 @@ def has_failed(replica: pb.RolloutReplica) -> bool:
 
 
 def commands_of(rollout: pb.Rollout, pool: str) -> str:
-    """What helps those that failed to serve a generation, for messages; empty: nobody did."""
+    """Remedy for those that failed to serve a generation, for messages; empty: nobody did."""
     behind = [one for one in rollout.replicas if one.reason and has_failed(one) and not _goes_on(one)]
     return told_commands({one.reason: one.replica for one in reversed(behind)}, rollout.name, pool)
 

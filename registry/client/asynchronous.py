@@ -370,7 +370,7 @@ class AsyncRegistry:
         return published
 
     async def _is_refused(self, published: Published) -> bool:
-        """Whether a replica that should serve this generation has failed to; False where that is not heard soon."""
+        """True if a replica that should serve this generation has failed to; False where that is not heard soon."""
         request = pb.WatchRolloutRequest(pool=published.pool, name=published.name, generation=published.generation)
         with suppress(TimeoutError):
             async with (

@@ -11,7 +11,7 @@ from registry.v1 import registry_pb2 as pb
 
 
 class State(StrEnum):
-    """Where a replica is with what it is to serve."""
+    """Progress of a replica with what it is to serve."""
 
     PENDING = "pending"
     SERVING = "serving"
@@ -59,7 +59,7 @@ class Residence:
 
 @dataclass(frozen=True, slots=True)
 class AdapterResidency:
-    """Where one adapter is; `note` is what somebody should know in one sentence."""
+    """Places of one adapter; `note` is what somebody should know in one sentence."""
 
     name: str
     generation: int
@@ -75,7 +75,7 @@ class AdapterResidency:
 
 @dataclass(frozen=True, slots=True)
 class PoolResidency:
-    """Where a pool's adapters are at one moment, by name in lower case. `revision` is etcd's of the records."""
+    """Places of a pool's adapters at one moment, by name in lower case. `revision` is etcd's of the records."""
 
     revision: int
     adapters: Mapping[str, AdapterResidency]

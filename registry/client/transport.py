@@ -190,7 +190,7 @@ class AdminCalls:
             await asyncio.sleep(REPEAT.delay(failures, random.uniform))
 
     async def residency_now(self, request: pb.WatchResidencyRequest) -> list[pb.AdapterResidency]:
-        """Where adapters are at this moment: the first whole state of the stream.
+        """Places of adapters at this moment: the first whole state of the stream.
 
         Raises:
             RegistryError: as the admin service refused it, or Unavailable.

@@ -176,7 +176,7 @@ class MemberCalls:
         return await self._on(self.connections.current(), method, request, self._share(method, left_seconds))
 
     def _share(self, method: Method[Req, Res], left_seconds: float) -> float:
-        """How much of the time that is left one try may take: a read leaves some for the other members."""
+        """Share of the time left that one try may take: a read leaves some for the other members."""
         alone = method.writes or len(self._options.endpoints) == 1
         return left_seconds if alone else max(left_seconds / 2, min(left_seconds, 0.5))
 

@@ -174,6 +174,6 @@ def classify_cancel(reason: str, compact_revision: int, *, endpoint: str) -> Etc
 
 
 def may_repeat(error: EtcdError) -> bool:
-    """Whether the same call may be sent again, to another member, without knowing more."""
+    """True if the same call may be sent again, to another member, without knowing more."""
     passing = isinstance(error, EtcdUnavailable | Timeout | NoLeader | TooManyRequests)
     return passing and error.certainly_not_applied and not isinstance(error, TlsFailed)

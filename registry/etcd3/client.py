@@ -28,7 +28,7 @@ SAFE_RELEASES = "3.6.14 or 3.5.33"
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """What one member says about itself. `leader_id` 0: it knows of no leader."""
+    """Status of one member. `leader_id` 0: it knows of no leader."""
 
     endpoint: str
     version: str

@@ -138,7 +138,7 @@ def _fill_range(message: rpc.RangeRequest, op: Range) -> None:
 
 
 def writes(txn: Txn) -> bool:
-    """Whether the transaction could change the store."""
+    """True if the transaction could change the store."""
     return any(not isinstance(op, Range) for op in (*txn.success, *txn.failure))
 
 

@@ -179,7 +179,7 @@ class SharedInformerFactory:
                 running.end = asyncio.get_running_loop().call_later(delay, self._end, key, range_end, running)
 
     def replay(self, key: bytes, range_end: bytes, revision: int) -> AsyncGenerator[Reflection, None]:
-        """What happened to a range since a revision, and happens from now on; to be closed.
+        """Events of a range since a revision, and from now on; to be closed.
 
         It begins with a list where etcd does not keep all that any more.
         """

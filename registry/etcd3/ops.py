@@ -28,7 +28,7 @@ class Event:
 
 
 class Target(IntEnum):
-    """What of a key a `Compare` looks at."""
+    """Property of a key that a `Compare` looks at."""
 
     VERSION = 0
     CREATE = 1
@@ -38,7 +38,7 @@ class Target(IntEnum):
 
 
 class Relation(IntEnum):
-    """How a `Compare` relates the key's value to the given one."""
+    """Relation of the key's value to the given one in a `Compare`."""
 
     EQUAL = 0
     GREATER = 1

@@ -26,7 +26,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Where etcd is and as whom we speak to it.
+    """Addresses of etcd and the credentials for it.
 
     Args:
         endpoints: ``host:port`` of each member.

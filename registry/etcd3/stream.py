@@ -91,7 +91,7 @@ _PROGRESS_FIXED = {(3, 4): 25, (3, 5): 8}
 
 
 def progress_is_safe(version: str) -> bool:
-    """Whether progress of a server of this version never overtakes its events: from 3.4.25 and 3.5.8 on."""
+    """True if progress of a server of this version never overtakes its events: from 3.4.25 and 3.5.8 on."""
     try:
         major, minor, patch = (int(part) for part in version.partition("-")[0].split("."))
     except ValueError:
@@ -101,14 +101,14 @@ def progress_is_safe(version: str) -> bool:
 
 @dataclass(slots=True)
 class Mark:
-    """How far the store is known, and which store it is. 0 stands for an unknown cluster or term."""
+    """Revision up to which a store is known, and which store it is. 0 stands for an unknown cluster or term."""
 
     revision: int
     cluster_id: int
     raft_term: int
 
     def went_back(self, now: Mark) -> bool:
-        """Whether `now`, from a linearizable read, is another store, or this one before the mark."""
+        """True if `now`, from a linearizable read, is another store, or this one before the mark."""
         return (
             now.revision < self.revision or now.raft_term < self.raft_term or self.cluster_id not in (0, now.cluster_id)
         )
@@ -131,7 +131,7 @@ class WatchProtocol:
         return rpc.WatchRequest(create_request=create)
 
     def receive(self, response: rpc.WatchResponse) -> list[Changed | Progressed]:
-        """What a response means. Nothing, if it brings nothing new.
+        """Reflections that a response brings. None, if it brings nothing new.
 
         Raises:
             Compacted: the mark is no longer kept; the state must be listed.

@@ -66,7 +66,7 @@ class TlsReader:
         return self._taken
 
     def _read(self) -> Pem:
-        """What was in the files before they were checked, which is by their paths, and still is."""
+        """Contents of the files before they were checked, which is by their paths, and still is."""
         found = _contents(self._files)
         for _ in range(_LOOKS):
             if found == self._taken:

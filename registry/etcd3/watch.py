@@ -115,7 +115,7 @@ class WatchStream:
         return Timeout(message, maybe_applied=False, refuses_progress=True)
 
     async def mark(self, key: bytes) -> Mark:
-        """Where the store stands, by a linearizable read of `key` from the same member.
+        """State of the store, by a linearizable read of `key` from the same member.
 
         Raises:
             EtcdError: any failure.

@@ -26,14 +26,14 @@ Value = TypeVar("Value")
 
 
 class EngineSays(Protocol):
-    """What an engine says that it applies, see `registry.lora.coverage.findings`."""
+    """Modules that an engine says it applies, see `registry.lora.coverage.findings`."""
 
     def unapplied(self, module: str, /) -> Unapplied | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModules:
-    """What an adapter's modules are compared with.
+    """Base model's modules, with which an adapter's are compared.
 
     Attributes:
         modules: name in the base's own checkpoint to shape.
@@ -93,7 +93,7 @@ class BaseModules:
 
     @property
     def prepared_for(self) -> str:
-        """What of the base decides the bytes of a prepared adapter."""
+        """Facts of the base that decide the bytes of a prepared adapter."""
         is_ordered = self.coverage is not None and self.coverage.rotary
         return f"{self.fingerprint} rotary {self.head_size}" if is_ordered else self.fingerprint
 
@@ -124,7 +124,7 @@ _OF_TOKENS = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddings", "l
 
 
 def vocabulary_of(modules: Mapping[str, Shape]) -> int | None:
-    """How many tokens a base model knows, by its embedding or its head; None: neither is known by its name."""
+    """Number of tokens that a base model knows, by its embedding or its head; None: neither is known by its name."""
     sizes = (rows for name, (rows, _) in modules.items() if name.rpartition(".")[2] in _OF_TOKENS)
     return max(sizes, default=None)
 
@@ -227,7 +227,7 @@ def check_patterns(patterns: Iterable[str]) -> None:
 
 
 def count_modules(patterns: Iterable[str]) -> int:
-    """How many modules patterns stand for. Raises ValueError where a range is none."""
+    """Number of modules that patterns stand for. Raises ValueError where a range is none."""
     return sum(map(_count, patterns))
 
 
@@ -310,7 +310,7 @@ def _method(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """What tells of packed modules; see `packed_modules`."""
+    """Evidence of packed modules; see `packed_modules`."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]

@@ -188,7 +188,7 @@ def _head_size(config: Mapping[str, object]) -> int | None:
 
 
 def names_of(directory: Path) -> frozenset[str]:
-    """What the base model in `directory` may be called, in lower case: as it is there, and where it came from.
+    """Names of the base model in `directory`, in lower case: as it is there, and where it came from.
 
     Raises:
         OSError, ValueError, UnfitAdapter: its config.json cannot be read.

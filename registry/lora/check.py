@@ -36,7 +36,7 @@ from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, entry
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What preparation does: new names of tensors, tensors left out, fields of the configuration, rows in new order.
+    """Changes of preparation: new names of tensors, tensors left out, fields of the configuration, rows in new order.
 
     `rotary`: tensors whose rows get the order of `registry.lora.prepare.RotaryRows`, with the rows of a head.
     """
@@ -52,7 +52,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class AdapterVerdict:
-    """What was found. `changes` make the adapter right where there are no findings.
+    """Findings of a check. `changes` make the adapter right where there are no findings.
 
     Attributes:
         findings: why it is refused; none: it is not.
@@ -70,7 +70,7 @@ class AdapterVerdict:
 def examine(
     config: AdapterConfig, tensors: Sequence[Tensor], base: BaseModules | None, limits: AdapterLimits, policy: Policy
 ) -> AdapterVerdict:
-    """What is wrong with an adapter, and what has to be done to it as `policy` says.
+    """Findings on an adapter, and the changes that it needs under `policy`.
 
     Args:
         config: its configuration.

@@ -162,7 +162,7 @@ def _complaints(error: ValidationError, fields: dict[str, Any]) -> list[Finding]
 
 
 def config_findings(config: AdapterConfig, dropped: Iterable[str] = ()) -> list[Finding]:
-    """What a configuration asks for that engines do not do, or do wrongly. DoRA is a matter of policy, not here.
+    """Demands of a configuration that engines do not meet, or meet wrongly. DoRA is a matter of policy, not here.
 
     Args:
         config: as it was read.

@@ -35,7 +35,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What was read of an adapter's files, and where the first tensor's bytes are in the weights."""
+    """Contents of an adapter's files, and where the first tensor's bytes are in the weights."""
 
     config: AdapterConfig
     header: Header

@@ -44,7 +44,7 @@ UNKNOWN_BASE = EngineBase()
 
 
 def difference(expected: BaseModules | None, engine: EngineBase) -> str:
-    """How the engine's base model is another than the expected one, and what to do; empty: it is not known to be."""
+    """Difference of the engine's base model from the expected one, and the remedy; empty: it is not known to be."""
     if expected is None:
         return ""
     how = differs(expected, engine.files) if engine.files is not None else _of_shapes(expected, engine)
@@ -52,7 +52,7 @@ def difference(expected: BaseModules | None, engine: EngineBase) -> str:
 
 
 def differs(expected: BaseModules, found: BaseModules) -> str:
-    """How a base model is another than the expected one, by what was read of both; empty: it is not known to be."""
+    """Difference of a base model from the expected one, by what was read of both; empty: it is not known to be."""
     if expected.fingerprint != found.fingerprint and (how := _of_modules(expected, found)):
         return f"{how} (fingerprint {_short(found.fingerprint)}, expected {_short(expected.fingerprint)})"
     # Another layout is the same model saved otherwise, as with other types: its numbers say nothing.

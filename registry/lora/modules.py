@@ -190,7 +190,7 @@ def duplicate(key: str, what: str) -> Finding:
 
 
 def pair_findings(module: Module) -> list[Finding]:
-    """What is wrong with a module's pair of tensors in itself."""
+    """Findings on a module's pair of tensors in itself."""
     if not PAIR_PARTS & module.parts.keys():
         return []
     findings = [_dtype(tensor) for part, tensor in module.parts.items() if tensor.dtype not in DTYPES]
@@ -218,7 +218,7 @@ def _flat(tensor: Tensor) -> Finding:
 
 
 def rank_findings(module: Module, rank: int) -> list[Finding]:
-    """Whether both halves have the rank that the configuration says."""
+    """True if both halves have the rank that the configuration says."""
     if module.down is None or module.up is None or {len(module.down.shape), len(module.up.shape)} != {2}:
         return []
     remedy = "take adapter_config.json and adapter_model.safetensors of the same training"
@@ -230,7 +230,7 @@ def rank_findings(module: Module, rank: int) -> list[Finding]:
 
 
 def shape_findings(module: Module, name: str, shape: Shape) -> list[Finding]:
-    """Whether it was trained on a module of the base's shape."""
+    """True if it was trained on a module of the base's shape."""
     kind = name.rpartition(".")[2] == "embed_tokens"
     remedy = "serve it in a pool of the base model that it was trained on"
     own = module.parts.get(TensorPart.BASE_LAYER)

@@ -12,7 +12,7 @@ _CHOICES = {"remap": ("auto", "off"), "vision": ("reject", "drop", "keep"), "dor
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How an adapter is made right: see `spec.prepare` of its record."""
+    """Rules by which an adapter is made right: see `spec.prepare` of its record."""
 
     remap: Literal["auto", "off"] = "auto"
     vision: Literal["reject", "drop", "keep"] = "reject"
@@ -44,7 +44,7 @@ def policy_of(values: dict[str, Any]) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What the replicas can serve; None: no limit is known."""
+    """Limits of the replicas; None: no limit is known."""
 
     max_rank: int | None = None
     target_modules: tuple[str, ...] | None = None

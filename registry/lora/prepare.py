@@ -64,7 +64,7 @@ class WeightsLayout:
 
 
 def new_weights(header: Header, changes: Changes) -> WeightsLayout:
-    """How the new weights file is made from the old one."""
+    """Recipe for the new weights file from the old one."""
     dropped = set(changes.dropped)
     kept = [tensor for tensor in header.tensors if tensor.name not in dropped]
     text = canonical_json(_entries(kept, changes.renamed, header.metadata))

@@ -29,7 +29,7 @@ PublicKeys = Mapping[str, PublicKey]
 
 
 def signed_bytes(digest: str) -> bytes:
-    """What a signature of the manifest `digest` is made over."""
+    """Bytes that a signature of the manifest `digest` is made over."""
     return canonical_json({"schema": "lora-signature/1", "digest": digest})
 
 

@@ -32,7 +32,7 @@ _BLOCK = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<tail>[A-Za-z_]\w*\.\d+(?:\..+)?
 
 
 class TensorPart(StrEnum):
-    """What a tensor is to its module."""
+    """Role of a tensor in its module."""
 
     A = "lora_A"
     B = "lora_B"
@@ -72,7 +72,7 @@ class TensorName:
 
 
 def entry_of(tensor: Tensor) -> TensorName:
-    """What a tensor's name says."""
+    """Parts of a tensor's name."""
     name = tensor.name
     while name.startswith(PREFIX):
         name = name.removeprefix(PREFIX)

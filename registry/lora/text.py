@@ -41,7 +41,7 @@ def _escape(character: str) -> str:
 
 
 def first_unfit(value: object, path: str = "") -> str | None:
-    """Where in a value a text has controls, or marks that turn its direction; None: nowhere.
+    """Place in a value where a text has controls, or marks that turn its direction; None: nowhere.
 
     Letters of all scripts are fit, and the joiners that some of them need.
     """

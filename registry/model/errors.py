@@ -113,11 +113,11 @@ class InvalidArgument(RegistryError):
 
 
 class NotFound(RegistryError):
-    """What the request names does not exist."""
+    """The thing that the request names does not exist."""
 
 
 class AlreadyExists(RegistryError):
-    """What the request would create exists."""
+    """The thing that the request would create exists."""
 
 
 class Conflict(RegistryError):
@@ -137,7 +137,7 @@ class PermissionDenied(RegistryError):
 
 
 class Unauthenticated(RegistryError):
-    """Who asks is not known."""
+    """The caller is not known."""
 
 
 class Unavailable(RegistryError):

@@ -79,7 +79,7 @@ class Keys:
         return self._key("replicas", "")
 
     def members(self, pool: str) -> bytes:
-        """Who lived in a pool within the last day."""
+        """Key of the replicas that lived in a pool within the last day."""
         return self._key("members", pool)
 
     def all_members(self) -> bytes:
@@ -87,7 +87,7 @@ class Keys:
         return self._key("members", "")
 
     def left(self, pool: str, replica: str) -> bytes:
-        """That a replica's sidecar ended in order."""
+        """Key of the note that a replica's sidecar ended in order."""
         return self._key("left", pool, replica)
 
     def all_left(self) -> bytes:

@@ -34,7 +34,7 @@ _TOLERANCE = 0.2
 
 
 def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
-    """What is wanted of an adapter."""
+    """Desired state of an adapter."""
     placement, prepare = spec.placement, spec.prepare
     return pb.AdapterSpec(
         source=pb.Source(uri=spec.source.uri, digest=spec.source.digest, signature=spec.source.signature),
@@ -54,7 +54,7 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
 
 
 def spec_dict(spec: pb.AdapterSpec) -> Plain:
-    """What is wanted of an adapter, in the form of its record; not checked."""
+    """Desired state of an adapter, in the form of its record; not checked."""
     placement, prepare = spec.placement, spec.prepare
     return {
         "source": {
@@ -155,18 +155,18 @@ def adapter_dict(adapter: pb.Adapter) -> Plain:
 
 
 def restored_dict(restored: pb.Restoration) -> Plain:
-    """Who restored a generation, and when."""
+    """Principal who restored a generation, and when."""
     return {"principal": restored.principal, "at": restored.at}
 
 
 def canary_message(rollout: CanaryRollout) -> pb.CanaryRollout:
-    """That only canaries serve a generation."""
+    """Rollout in which only canaries serve a generation."""
     stable = spec_message(rollout.stable_spec)
     return pb.CanaryRollout(stable_generation=rollout.stable_generation, stable_spec=stable, halted=rollout.halted)
 
 
 def canary_dict(rollout: pb.CanaryRollout) -> Plain:
-    """That only canaries serve a generation, in the form of the record."""
+    """Rollout in which only canaries serve a generation, in the form of the record."""
     return {
         "stable_generation": rollout.stable_generation,
         "stable_spec": spec_dict(rollout.stable_spec),
@@ -252,7 +252,7 @@ _RENAMES = ("parts", "beginnings", "ends")
 
 
 def evidence_message(said: ReportedEvidence) -> pb.EngineEvidence:
-    """What an engine said that it applies of adapters."""
+    """Modules that an engine said it applies."""
     renames = {field: [pb.Rename(old=old, new=new) for old, new in getattr(said, field)] for field in _RENAMES}
     return pb.EngineEvidence(
         engine=said.engine, architecture=said.architecture, applied=said.applied, taken=said.taken, **renames
@@ -260,7 +260,7 @@ def evidence_message(said: ReportedEvidence) -> pb.EngineEvidence:
 
 
 def evidence_dict(said: pb.EngineEvidence) -> Plain:
-    """What an engine said that it applies, in the form of the record."""
+    """Modules that an engine said it applies, in the form of the record."""
     texts: Plain = {"engine": said.engine, "architecture": said.architecture}
     lists: Plain = {"applied": list(said.applied), "taken": list(said.taken)}
     renames: Plain = {field: [(one.old, one.new) for one in getattr(said, field)] for field in _RENAMES}

@@ -130,7 +130,7 @@ def counted(members: Iterable[Member]) -> tuple[Member, ...]:
 
 
 def declined_of(declines: Mapping[str, ReportedDeclines]) -> dict[str, Declined]:
-    """What a presence says that its replica declines."""
+    """Adapters that a replica declines, by its presence."""
     return {reason: Declined(one.by, frozenset(one.adapters)) for reason, one in declines.items()}
 
 
@@ -264,7 +264,7 @@ def canaries(canary: Canary, serving: tuple[str, ...]) -> frozenset[str]:
 
 
 def canary_count(canary: Canary, serving: int) -> int:
-    """How many of so many replicas are canaries: at least one, at most all."""
+    """Number of canaries among so many replicas: at least one, at most all."""
     if isinstance(canary.replicas, int):
         return min(canary.replicas, serving)
     return -(-int(canary.replicas.removesuffix("%")) * serving // 100)

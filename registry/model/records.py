@@ -52,7 +52,7 @@ MAX_RESTORED_STEP, MAX_RESTORED_FIRST = 1000, 1_000_000_000
 
 
 class SourceSpec(Part):
-    """Where an adapter's files are.
+    """Place of an adapter's files.
 
     `digest` is the manifest digest, None: not pinned. `signature` is over that of what is there, None: not signed.
     """
@@ -76,13 +76,13 @@ class Placement(Part):
 
 
 class Canary(Part):
-    """How many of an adapter's replicas take a new version first: a number, or a share such as ``25%``, rounded up."""
+    """Replicas of an adapter that take a new version first: a number, or a share such as ``25%``, rounded up."""
 
     replicas: Count | Percent = Field(description='use a whole number from 1 to 10000, or a share from "1%" to "100%"')
 
 
 class Strategy(Part):
-    """How new weights come to an adapter's replicas; an adapter without one gets them everywhere at once.
+    """Strategy by which new weights come to an adapter's replicas; an adapter without one gets them everywhere at once.
 
     `promote` ``auto``: to all once every canary has served them for `soak_seconds`, but for at most `max_failures` that
     refuse them; ``manual``: when somebody says so. More that refuse them, or all, halt it.
@@ -100,7 +100,7 @@ class Strategy(Part):
 
 
 class Prepare(Part):
-    """What may be done to an adapter's files before an engine sees them."""
+    """Changes allowed to an adapter's files before an engine sees them."""
 
     remap: Literal["auto", "off"] = Field(default="auto", description="use auto or off")
     vision: Literal["reject", "drop", "keep"] = Field(default="reject", description="use reject, drop or keep")
@@ -111,7 +111,7 @@ class Prepare(Part):
 
 
 class ExpectedAnswer(Part):
-    """What an engine answers to one prompt with the adapter: the likeliest tokens, one by one, by their numbers.
+    """Answer of an engine to one prompt with the adapter: the likeliest tokens, one by one, by their numbers.
 
     `logprobs` are natural logarithms, one of each token; empty: only the tokens are compared.
     """
@@ -134,7 +134,7 @@ class ExpectedAnswer(Part):
 
 
 class Expect(Part):
-    """What engines have to answer with an adapter before its name is bound, as its trainer saw it answer.
+    """Answers that engines have to give with an adapter before its name is bound, as its trainer saw it answer.
 
     `tolerance`: how far a logprob may be from the expected one, and below the likeliest token's.
     """
@@ -148,7 +148,7 @@ class Expect(Part):
 
 
 class AdapterSpec(Part):
-    """What an operator wants of an adapter. Its change, and nothing else, makes a new generation."""
+    """Desired state of an adapter. Its change, and nothing else, makes a new generation."""
 
     source: SourceSpec = Field(description="an adapter needs a source with a uri, e.g. file:///adapters/sql")
     base_model: ModelName | None = None
@@ -172,7 +172,7 @@ class AdapterSpec(Part):
 
 
 class CanaryRollout(Part):
-    """That only the canaries serve a record's generation yet; all others keep the weights of `stable_spec`.
+    """Rollout in which only the canaries serve a record's generation yet; all others keep the weights of `stable_spec`.
 
     Of `stable_spec` only what decides about the weights counts: source, base model, preparation, credentials, `expect`.
     `halted`: why it goes no further by itself, though it can be promoted by hand; empty: it does.
@@ -184,7 +184,7 @@ class CanaryRollout(Part):
 
 
 class AskedRetry(Part):
-    """That somebody asked for another try of what failed, by which request; `replica` empty: on all of them."""
+    """Request for another try of what failed; `replica` empty: on all of them."""
 
     request_id: str
     replica: str = ""
@@ -209,7 +209,7 @@ class AdapterRecord(Stored):
 
 
 class Restoration(Part):
-    """Who put a generation into history from a backup, and when (RFC 3339)."""
+    """Principal who put a generation into history from a backup, and when (RFC 3339)."""
 
     principal: str
     at: str
@@ -338,7 +338,7 @@ class TenantRecord(Stored):
 
 
 class AdapterOutcome(Part):
-    """What a change set did to one adapter.
+    """Effect of a change set on one adapter.
 
     Attributes:
         name: as the adapter's record has it.
@@ -353,7 +353,7 @@ class AdapterOutcome(Part):
 
 
 class ChangeReply(Part):
-    """What a change did, without its revision, which nobody knows before it is committed.
+    """Effect of a change, without its revision, which nobody knows before it is committed.
 
     `etag` is that of `pool` or `tenant`; None: the revision of the change.
     """
@@ -365,7 +365,7 @@ class ChangeReply(Part):
 
 
 class RequestRecord(Stored):
-    """That a request was settled: the digest of its payload, and its reply. The revision is the record's own.
+    """Record of a settled request: the digest of its payload, and its reply. The revision is the record's own.
 
     `reply` None: it was refused after its outcome had been unknown, and the record keeps what was sent then from
     taking effect later.

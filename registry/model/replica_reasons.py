@@ -24,7 +24,7 @@ LONGEST_ASKED_SECONDS = 600.0
 
 
 class RetryClass(StrEnum):
-    """When a thing that failed is done again."""
+    """Moment at which a thing that failed is done again."""
 
     CHANGE = "waits for a change"
     LATER = "tried again"
@@ -33,7 +33,7 @@ class RetryClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """What becomes of an adapter for one reason.
+    """Consequence of one reason for an adapter.
 
     Attributes:
         retry: its class.
@@ -149,7 +149,7 @@ _UNKNOWN = RetryRule(RetryClass.LATER, "what its message says", _DESCRIBE)
 
 
 def retry_rule(reason: str) -> RetryRule:
-    """What becomes of an adapter for a reason, also for one that is not known here."""
+    """Consequence of a reason for an adapter, also of one that is not known here."""
     return RETRY_RULES.get(reason, _UNKNOWN)
 
 
@@ -157,7 +157,7 @@ _PLACEHOLDER = re.compile(r"\b(NAME|P|R)\b")
 
 
 def told_commands(replicas: Mapping[str, str], name: str, pool: str) -> str:
-    """What helps an adapter that failed, for messages: the commands of its reasons, then another try.
+    """Remedy for an adapter that failed, for messages: the commands of its reasons, then another try.
 
     Args:
         replicas: a replica that gave it, by reason; empty: nothing failed.

@@ -121,7 +121,7 @@ def parse_status(kv: KeyValue | None) -> StatusReading:
 
 
 def held_by_engine(reading: StatusReading) -> int | None:
-    """How many adapters an engine holds, as its replica's status says; None: it does not say."""
+    """Number of adapters that an engine holds, as its replica's status says; None: it does not say."""
     return reading.status.engine.limits.max_cpu_loras if isinstance(reading, ParsedStatus) else None
 
 

@@ -63,7 +63,7 @@ class SourceUri:
 
 @dataclass(frozen=True, slots=True)
 class SourcePrefix:
-    """What an operator allows, or binds a credential to: everything below this."""
+    """Prefix that an operator allows, or binds a credential to: everything below it."""
 
     scheme: str
     authority: str

@@ -40,7 +40,7 @@ class RememberedDeclines(Stored):
 
 
 class Presence(Stored):
-    """That a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself.
+    """Sign that a sidecar lives. `owner` tells its process' host and store, `incarnation` the process itself.
 
     `capacity`: how many adapters its engine can hold at once; None: it is not known; 0: it has been away for a while.
     `version`: of the sidecar; empty: it is of a release that does not say.
@@ -83,7 +83,7 @@ def host_of(owner: str) -> str:
 
 
 class LeftReplica(Stored):
-    """That the process of a sidecar ended in order, so that nobody is to wait for it. `at` is RFC 3339."""
+    """Note that the process of a sidecar ended in order, so that nobody is to wait for it. `at` is RFC 3339."""
 
     pool: str
     replica: str
@@ -114,7 +114,7 @@ class RememberedReplicas(Stored):
 
 
 class ReportedLimits(Part):
-    """What the engine says of its limits; None: it does not say."""
+    """Limits that the engine tells; None: it tells none."""
 
     max_loras: Number | None = None
     max_cpu_loras: Number | None = None
@@ -128,7 +128,7 @@ ReportedRenames = Annotated[list[tuple[ReportedName, ReportedName]], Field(max_l
 
 
 class ReportedEvidence(Part):
-    """What an engine says that it applies of adapters: see `registry.lora.coverage.findings`."""
+    """Modules that an engine says it applies: see `registry.lora.coverage.findings`."""
 
     engine: ReportedName
     architecture: ReportedName
@@ -251,7 +251,7 @@ class Kept(Part):
 
 
 class ReportedStore(Part):
-    """How much more a replica's store takes, with what engines of its host may be reading.
+    """Bytes that a replica's store still takes, with what engines of its host may be reading.
 
     `room_bytes`: what may still be staged, once all is removed that no engine reads. `in_use_bytes`: what stays then.
     `largest_bytes`: of the largest artifact. `bound`: what ends the room first, ``disk`` or ``budget``.
@@ -321,10 +321,10 @@ class ReplicaStatus(Stored):
 
     @property
     def answered(self) -> int:
-        """How many names the engine answers to, those of `kept` too."""
+        """Number of names that the engine answers to, those of `kept` too."""
         return self.served.count + self.kept_count
 
     @property
     def kept_count(self) -> int:
-        """How many of these have other weights than they should."""
+        """Number of these that have other weights than they should."""
         return sum(not one.counted for one in self.kept)

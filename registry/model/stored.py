@@ -22,7 +22,7 @@ _MAX_SCHEMA = (1 << 31) - 1
 
 
 def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - whatever it is that somebody wrote
-    """What somebody else wrote as JSON.
+    """JSON that somebody else wrote.
 
     Raises:
         ValueError: it is none, or nested too deeply to be read.

@@ -76,7 +76,7 @@ def _residency(view: PoolView, adapter: AdapterView) -> DerivedResidency:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStanding:
-    """How a replica stands to an adapter; `wanted` None: as in `DerivedResidence`."""
+    """Relation of a replica to an adapter; `wanted` None: as in `DerivedResidence`."""
 
     state: ReplicaState
     reason: str
@@ -133,7 +133,7 @@ def _standing(one: DerivedResidence) -> ReplicaStanding:
 
 
 def _missing(view: PoolView, adapter: AdapterView) -> int:
-    """How many replicas would have to serve it too, if they lived; what is placed by number goes to others."""
+    """Number of replicas that would have to serve it too, if they lived; what is placed by number goes to others."""
     if adapter.is_chosen:
         return 0
     lacking, selector = view.snapshot.lacking, adapter.spec.placement.selector
@@ -174,7 +174,7 @@ def _is_loaded(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> bool:
 
 
 def _resident(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> Resident | None:
-    """What its replica tells of a lazy adapter that is loaded."""
+    """State of a lazy adapter that is loaded, as its replica tells it."""
     reading = view.everybody[part.replica].reading
     return reading.resident.get(adapter.key) if isinstance(reading, ParsedStatus) else None
 

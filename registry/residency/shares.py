@@ -245,7 +245,7 @@ class Shares:
 
 
 def _instead(served: ReplicaPart, wanted: ReplicaPart | None) -> ReplicaPart:
-    """What is served, beside what is to be; `wanted` None: nothing is, so others are to serve it."""
+    """Served version beside the wanted one; `wanted` None: nothing is, so others are to serve it."""
     if wanted is None:
         return replace(served, verdict=replace(served.verdict, reason=LEAVING))
     still = WantedGeneration(wanted.generation, wanted.verdict.state, wanted.verdict.reason)

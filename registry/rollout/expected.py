@@ -53,7 +53,7 @@ class NamelessReplicas:
 
 @dataclass(frozen=True, slots=True)
 class GroupPresence:
-    """How many replicas of a group are expected, and how many live."""
+    """Numbers of a group's expected and living replicas."""
 
     labels: Mapping[str, str]
     expected: int
@@ -82,7 +82,7 @@ NOBODY_LACKS = LackingReplicas()
 
 @dataclass(frozen=True, slots=True)
 class PoolExpectation:
-    """What a pool expects, as it stands in etcd.
+    """Expectations of a pool, as they stand in etcd.
 
     Attributes:
         members: value of ``members/<pool>``; None: there is none.
@@ -169,7 +169,7 @@ def expectation_of(
 
 
 def remembered(kv: KeyValue | None) -> RememberedReplicas:
-    """Who is remembered by a value of etcd; nobody if it cannot be read."""
+    """Replicas remembered by a value of etcd; nobody if it cannot be read."""
     try:
         return RememberedReplicas.parse(kv.value) if kv is not None else RememberedReplicas()
     except RegistryError:

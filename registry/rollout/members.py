@@ -87,7 +87,7 @@ def _has_newcomers(presences: Iterable[KeyValue], members: KeyValue | None) -> b
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What is known of a pool's replicas; `left` as `registry.rollout.expected.remember` takes it."""
+    """Knowledge of a pool's replicas; `left` as `registry.rollout.expected.remember` takes it."""
 
     presences: Sequence[KeyValue]
     statuses: Collection[KeyValue]

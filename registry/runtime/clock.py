@@ -83,6 +83,6 @@ class Deadline:
         return left
 
     def share(self) -> float:
-        """What one try may take of the time left, so that another can settle what became of it; never nothing."""
+        """Share of the time left that one try may take, so that another can settle what became of it; never nothing."""
         left = max(self.left(), _SMALLEST_SECONDS)
         return max(left / 2, min(left, _SMALLEST_SHARE_SECONDS))

@@ -40,7 +40,7 @@ def check_kind(kind: str) -> str:
 
 
 def load_driver(kind: str) -> object:
-    """What makes drivers of a kind.
+    """Maker of drivers of a kind.
 
     Raises:
         NoDriver: see `check_kind`; or several packages bring one; or it cannot be imported.

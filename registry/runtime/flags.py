@@ -21,7 +21,7 @@ S = TypeVar("S", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Flag:
-    """How the field of a settings model shows on the command line; stands in the field's ``Annotated``.
+    """Form of a settings field on the command line; stands in the field's ``Annotated``.
 
     Args:
         metavar: what stands for the value in the help.
@@ -81,7 +81,7 @@ class _Option:
         return f"{self.flag.help} [{remarks}]".replace("%", "%%")
 
     def value(self, given: Mapping[str, Any], environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - as typed
-        """What the command line or else the environment says; None without either."""
+        """Value from the command line or else the environment; None without either."""
         if given[self.field] is not None:
             return given[self.field]
         text = next((environment[name] for name in self.variables if environment.get(name)), None)

@@ -94,7 +94,7 @@ _log = structlog.get_logger()
 
 
 class _Port(ServerState):
-    """What the connections of one port share."""
+    """State that the connections of one port share."""
 
     def __init__(self, count: Callable[[Closed], None]) -> None:
         super().__init__()

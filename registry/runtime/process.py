@@ -42,14 +42,14 @@ class _Cause:
 
 
 class Repeats:
-    """Which of events that come again and again are worth a line: the first of each cause in a minute."""
+    """Filter of events that come again and again, by what is worth a line: the first of each cause in a minute."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._causes: dict[Hashable, _Cause] = {}
 
     def count(self, cause: Hashable, event: object = None) -> int:
-        """How often it came since its last line, this time included; 0: that line is less than a minute old."""
+        """Number of times it came since its last line, this time included; 0: that line is less than a minute old."""
         if cause not in self._causes and len(self._causes) >= _MAX_CAUSES:
             self._causes = {kept: one for kept, one in self._causes.items() if one.untold or not self._is_over(one)}
             cause = cause if len(self._causes) < _MAX_CAUSES else None
@@ -123,7 +123,7 @@ def _tell(level: int, logger: str, message: str, times: int, exc_info: object = 
 
 
 def _cause(record: logging.LogRecord) -> Hashable:
-    """What a record has in common with others that say no more: its words without values, and where an error began."""
+    """Part of a record that others which say no more share: its words without values, and where an error began."""
     words = _message(record) if record.msg == "%s" else str(record.msg)
     kind, _, trace = record.exc_info or (None, None, None)
     while trace is not None and trace.tb_next is not None:

@@ -30,7 +30,7 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections(wanted: int, *, thirds: int = 1) -> int:
-    """How many connections a port may have at once, at most `wanted`.
+    """Number of connections that a port may have at once, at most `wanted`.
 
     All ports of a process together have no more than three thirds of what is left beside our own work.
     """
@@ -59,5 +59,5 @@ def release_version() -> str:
 
 
 def version_line(program: str) -> str:
-    """What a program answers to ``--version``."""
+    """Answer of a program to ``--version``."""
     return f"{program} {release_version() or 'not installed'}"

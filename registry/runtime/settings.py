@@ -53,7 +53,7 @@ OptionalFile = Path | None
 
 
 class DaemonSettings(BaseModel):
-    """How a process reaches etcd. A field is a flag and an environment variable of the same name (`flags`).
+    """Settings for reaching etcd. A field is a flag and an environment variable of the same name (`flags`).
 
     Raises (on construction):
         pydantic.ValidationError: a value is not of the form that its field asks for.
@@ -120,7 +120,7 @@ class DaemonSettings(BaseModel):
         return (f"--etcd-password-file: the password would go unencrypted to {remote[0]}: give --etcd-tls-ca",)
 
     def client_options(self) -> ClientOptions:
-        """How to reach etcd. The password is read from its file at each login."""
+        """Options for reaching etcd. The password is read from its file at each login."""
         tls = None
         if self.etcd_tls_ca or self.etcd_tls_cert:
             tls = TlsFiles(ca=self.etcd_tls_ca, certificate=self.etcd_tls_cert, key=self.etcd_tls_key)

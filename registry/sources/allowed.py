@@ -38,7 +38,7 @@ DEFAULT_HUB = "https://huggingface.co"
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """How this host reaches sources that are not its own directories.
+    """Options for reaching sources that are not this host's own directories.
 
     Attributes:
         credentials: what records may name.

@@ -133,7 +133,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class SourceLimits:
-    """How long a source may keep us waiting.
+    """Limits of the time that a source may keep us waiting.
 
     Attributes:
         connect_seconds: for a connection, and for TLS on it.
@@ -169,7 +169,7 @@ class Source(Protocol):
         ...
 
     def version(self, stop: Stop) -> str:
-        """What changes when one of the files does, without reading them; empty: the source does not tell.
+        """Mark that changes when one of the files does, without reading them; empty: the source does not tell.
 
         Raises:
             ArtifactError: the source cannot be asked.

@@ -35,7 +35,7 @@ _TCP = httpcore.SyncBackend()
 
 
 class Watch:
-    """How one staging waits for bytes, on whichever connection: until it is stopped, or the other end is too slow."""
+    """Waiting of one staging for bytes, on whichever connection: until it is stopped, or the other end is too slow."""
 
     def __init__(self, limits: SourceLimits, stop: Stop) -> None:
         self.limits = limits
@@ -197,7 +197,7 @@ class KeptConnection(httpcore.HTTP11Connection):
 
 
 class ConnectionPool:
-    """What the stagings of a host keep open for each other. Close it at the end."""
+    """Connections that the stagings of a host keep open for each other. Close it at the end."""
 
     def __init__(self, tls: Callable[[], ssl.SSLContext], limits: SourceLimits) -> None:
         self.limits = limits

@@ -140,7 +140,7 @@ class HeldCredential:
 
     @property
     def prefixes(self) -> tuple[SourcePrefix, ...]:
-        """Where it may be sent."""
+        """Hosts to which it may be sent."""
         return self._entry.prefixes
 
     @property

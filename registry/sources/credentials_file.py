@@ -95,7 +95,7 @@ def _endpoint(value: object) -> object:
 
 
 class StoreOptions(BaseModel):
-    """Where an object store is, when not at its cloud's usual place. Nothing here is secret."""
+    """Address of an object store, when not at its cloud's usual place. Nothing here is secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -132,7 +132,7 @@ class EnvSecret(_Entry):
 
 
 class ExecSecret(_Entry):
-    """What a program prints. It is run without a shell."""
+    """Output of a program. It is run without a shell."""
 
     kind: Literal["exec"]
     command: Annotated[tuple[str, ...], Field(min_length=1)]

@@ -108,7 +108,7 @@ def asked_pause(retry_after: str, now: float) -> float:
 
 
 def status_error(status: int, place: str, name: str = "", pause_seconds: float = 0.0) -> ArtifactError:
-    """What an HTTP status other than success means.
+    """Meaning of an HTTP status other than success.
 
     `name`: of the file; empty: it is not to be told. `pause_seconds`: what the server asked for.
     """

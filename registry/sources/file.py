@@ -171,7 +171,7 @@ class FileSource:
 
 
 def _resolved(path: Path) -> str:
-    """Where an absolute path leads; whether there is anything is another question. Raises OSError: in circles."""
+    """Target of an absolute path; whether there is anything is another question. Raises OSError: in circles."""
     resolved = os.path.realpath(path)  # Path.resolve takes three times as long
     try:
         Path(resolved).stat()
@@ -182,7 +182,7 @@ def _resolved(path: Path) -> str:
 
 
 class _State(NamedTuple):
-    """What changes when a file is replaced or written to."""
+    """Mark that changes when a file is replaced or written to."""
 
     inode: int
     size_bytes: int
@@ -194,7 +194,7 @@ def _state(found: os.stat_result) -> _State:
 
 
 def _looks(path: Path) -> tuple[int, ...]:
-    """What changes when something else stands there, or in it; empty: nothing does."""
+    """Mark that changes when something else stands there, or in it; empty: nothing does."""
     try:
         found = path.lstat()
     except OSError:

@@ -59,7 +59,7 @@ _PLAIN: Headers = (("Accept", "*/*"), ("Accept-Encoding", "identity"), ("User-Ag
 
 @dataclass(frozen=True, slots=True)
 class SourceResponse:
-    """What came back, and from where; its body is read as it comes."""
+    """Response, and its origin; its body is read as it comes."""
 
     url: WebUrl
     response: httpcore.Response
@@ -181,7 +181,7 @@ def receive_file(getter: Getter, url: WebUrl, name: str, receive: Receive, stop:
 
 
 class Download:
-    """What is at a URL, once."""
+    """Content of a URL, once."""
 
     def __init__(self, getter: Getter, url: WebUrl, stop: Stop) -> None:
         self._getter = getter
@@ -265,7 +265,7 @@ class _Transfer:
 
 
 def _length(answer: SourceResponse) -> int:
-    """What the server promises; without a promise nothing could be said of a body that ends or never ends."""
+    """Length that the server promises; without a promise nothing could be said of a body that ends or never ends."""
     place = answer.url.place
     if answer.header("content-encoding").lower() not in {"", "identity"}:
         raise _unusable(f"{place} sends it compressed, though that was not asked for")
@@ -289,7 +289,7 @@ _THERE = frozenset({200, 206})
 
 
 def _version(getter: Getter, url: WebUrl) -> str:
-    """What a server's headers say of the version of a file; empty: nothing.
+    """Version of a file, as a server's headers say; empty: they do not say.
 
     Raises:
         ArtifactError: it cannot be asked.
@@ -309,7 +309,7 @@ GZIPPED = (".tar.gz", ".tgz")
 
 
 class Web:
-    """How this host goes to web servers. Close it at the end."""
+    """Way of this host to web servers. Close it at the end."""
 
     def __init__(self, limits: SourceLimits, origins: Origins | None = None) -> None:
         """`origins`: those that are paused, as others know them too; None: nobody else does."""
@@ -345,7 +345,7 @@ def _make_context() -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class WebSource:
-    """What a URL names.
+    """File that a URL names.
 
     Attributes:
         web: how to get there.

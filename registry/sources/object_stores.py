@@ -285,7 +285,7 @@ class ObjectSource:
 
 
 def _version(bucket: _Bucket, key: str) -> str:
-    """What a store says of the version of an object; empty: nothing.
+    """Version of an object, as its store says; empty: it does not say.
 
     Raises:
         ArtifactError: it cannot be asked.

@@ -41,7 +41,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class PausedOrigin(BaseModel):
-    """What is known of an origin that fails.
+    """Notes on an origin that fails.
 
     Attributes:
         until: seconds of the wall clock before which nobody asks it.

@@ -32,7 +32,7 @@ _METADATA = frozenset(
 
 
 class Reach(Enum):
-    """How far a URL may lead."""
+    """Reach of a URL."""
 
     PUBLIC = "public"  # public addresses only
     NAMED = "named"  # the operator's own network too, but nothing that only the machine itself should ask
@@ -66,7 +66,7 @@ def is_literal(host: str) -> bool:
 
 
 def named_reach(host: str) -> Reach:
-    """How far a URL's host may lead that the operator wrote."""
+    """Reach of a URL's host that the operator wrote."""
     if host == _LOCALHOST:
         return Reach.LOCALHOST
     return Reach.LITERAL if is_literal(host) else Reach.NAMED
@@ -133,13 +133,13 @@ class WebUrl:
         return prefix.covers(here.scheme, here.authority, here.path)
 
     def reach(self, named: Sequence[SourcePrefix]) -> Reach:
-        """How far it may lead, where `named` is what the operator allowed."""
+        """Reach of it, where `named` is what the operator allowed."""
         if not any(self.is_below(prefix) for prefix in named):
             return Reach.PUBLIC
         return named_reach(self.host)
 
     def redirected(self, location: str) -> WebUrl:
-        """Where an answer's Location leads.
+        """Target of an answer's Location.
 
         Raises:
             ArtifactError: ``redirect_not_allowed``.

@@ -80,12 +80,12 @@ REFUSALS: Mapping[type[etcd.EtcdError], _Make] = {
 
 
 def refusal(error: etcd.EtcdError) -> RegistryError:
-    """What a failure means that certainly changed nothing."""
+    """Error for a failure that certainly changed nothing."""
     return REFUSALS[type(error)](str(error))
 
 
 def outcome_unknown(error: etcd.EtcdError | RegistryError, request_id: str) -> Unavailable:
-    """What a failure means after which nobody knows whether the change was made."""
+    """Error for a failure after which nobody knows whether the change was made."""
     # Behind the semicolon a refusal says that nothing was changed, or what to do instead.
     why = error.message.partition(";")[0] if isinstance(error, RegistryError) else error
     return Unavailable(

@@ -27,12 +27,12 @@ _MAX_CHARACTERS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What an adapter must fulfil."""
+    """Terms that an adapter must fulfil."""
 
     terms: tuple[Callable[[AdapterRecord], bool], ...]
 
     def takes(self, record: AdapterRecord) -> bool:
-        """Whether the adapter fulfils every term."""
+        """True if the adapter fulfils every term."""
         return all(term(record) for term in self.terms)
 
 
@@ -95,7 +95,7 @@ def check_page_size(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageToken:
-    """Where the next page starts: after `after`, at `revision`."""
+    """Token of the next page: after `after`, at `revision`."""
 
     revision: int
     after: bytes
@@ -171,7 +171,7 @@ class Sieve(Generic[RecordT]):
         return len(self.records) >= self.size
 
     def pass_through(self, page: Page) -> RecordPage[RecordT]:
-        """What has been taken so far; its token follows the last record that was looked at."""
+        """Page of what has been taken so far; its token follows the last record that was looked at."""
         token = page.token
         for kv in page.kvs:
             if self.is_full():

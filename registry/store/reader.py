@@ -58,7 +58,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaValues:
-    """What stands in etcd of a live replica; `status` None: it has not reported yet, see `status_of`.
+    """Records of a live replica; `status` None: it has not reported yet, see `status_of`.
 
     `engine_hosts`: what its pool allows its engine's URL to name, see `engine_hosts_of`.
     """
@@ -70,7 +70,7 @@ class ReplicaValues:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedValues:
-    """Who is remembered of a pool, its record, and the presences in it; of the statuses the keys alone."""
+    """Members remembered of a pool, its record, and the presences in it; of the statuses the keys alone."""
 
     members: KeyValue | None
     pool: KeyValue | None
@@ -90,7 +90,7 @@ class Reader:
 
     @property
     def prefix(self) -> str:
-        """What all keys begin with, without a slash at its end."""
+        """Prefix of all keys, without a slash at its end."""
         return self._keys.prefix
 
     async def adapter(self, pool: str, name: str, deadline: Deadline) -> Present[AdapterRecord]:
@@ -241,7 +241,7 @@ class Reader:
         return engine_hosts_of(next(iter(found.kvs), None))
 
     async def expected(self, pool: str, revision: int, deadline: Deadline) -> ExpectedValues:
-        """What is expected of a pool, and who lives, at a revision."""
+        """Expected and living replicas of a pool, at a revision."""
         members = await self._range(Range(self._keys.members(pool), revision=revision), deadline)
         record = await self._range(Range(self._keys.pool(pool), revision=revision), deadline)
         presences = [kv async for kv in self._everything(self._keys.replicas(pool), revision, deadline)]

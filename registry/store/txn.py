@@ -75,7 +75,7 @@ class SharedLease:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long the records of a change live, at least: the one of its request (guarantee W3), and the audit record."""
+    """Least time that the records of a change live: the one of its request (guarantee W3), and the audit record."""
 
     request_seconds: int = DAY_SECONDS
     audit_seconds: int = 30 * DAY_SECONDS
@@ -106,7 +106,7 @@ _RESEND = Backoff(base_seconds=0.05, cap_seconds=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a transaction. `copies`: it was sent more than once, so a copy may yet arrive."""
+    """Outcome of a transaction. `copies`: it was sent more than once, so a copy may yet arrive."""
 
     result: TxnResult
     copies: bool
@@ -196,7 +196,7 @@ _RACE = Backoff(base_seconds=0.005, cap_seconds=0.5)
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all attempts share."""
+    """State that all attempts share."""
 
     client: Client
     hints: ReadCache
@@ -217,7 +217,7 @@ class TxnRunner:
         self._copies = context.caller.repeats
 
     async def foretell(self) -> Settled:
-        """What would become of the change. Raises as `carry_out`."""
+        """Effect that the change would have. Raises as `carry_out`."""
         try:
             view = await self._whole(await self._read())
         except EtcdError as error:
@@ -264,7 +264,7 @@ class TxnRunner:
             raise refusal(error) from error
 
     async def _known(self) -> Settled | None:
-        """How an earlier call with this request id was settled. Read plainly: without space no transaction is taken."""
+        """Outcome of an earlier call with this request id. Read plainly: without space no transaction is taken."""
         reads = request_reads(self._context)
         try:
             found = [await self._tools.client.range(read, timeout_seconds=self._deadline.spend()) for read in reads]
@@ -313,7 +313,7 @@ class TxnRunner:
         )
 
     async def _replay(self, view: ReadSet) -> Settled | None:
-        """How an earlier call with this request id was settled, if it was.
+        """Outcome of an earlier call with this request id, if it was settled.
 
         Raises:
             RegistryError: it was refused: as this one would be now, or its request id is used up.
@@ -331,7 +331,7 @@ class TxnRunner:
         return await self._read()
 
     async def _send(self, planned: Commit) -> Sent | None:
-        """What became of the transaction; None: its leases are gone, and there are new ones now."""
+        """Outcome of the transaction; None: its leases are gone, and there are new ones now."""
         self._deadline.spend()
         request_id = self._context.caller.request_id
         try:
@@ -347,7 +347,7 @@ class TxnRunner:
         return sent
 
     def _seen(self, sent: Sent) -> ReadSet:
-        """What the else-branch read."""
+        """Reads of the else-branch."""
         view = read_set_of(self._reads, sent.result.revision, sent.result.responses)
         self._tools.hints.saw(view)
         return view

@@ -48,13 +48,13 @@ from registry.transactions.tenants import Count, count_all
 
 
 def apply_reads(change: ApplyAdapters, keys: Keys) -> tuple[Range, ...]:
-    """What an apply is planned from."""
+    """Inputs of the plan of an apply."""
     reads = _reads(change.pool, tenants_of(change), [one.name for one in change.changes], keys)
     return *reads, *replicas_read(change, keys)
 
 
 def rollback_reads(change: RollbackAdapter, keys: Keys) -> tuple[Range, ...]:
-    """What a rollback is planned from: all of history, since what was put there last need not be the newest of it."""
+    """Inputs of the plan of a rollback: all of history, since what was put there last need not be the newest of it."""
     name = change.name
     shared = _shared_reads(change.pool, tenants_of(change), keys)
     return (*shared, Range(keys.adapter(change.pool, name)), everything_in(keys.history_of(change.pool, name)))
@@ -87,7 +87,7 @@ def too_many_changes(names: Sequence[str], asked: str, limits: TxnLimits) -> Inv
 
 
 def _fitting_always(names: Sequence[str], limits: TxnLimits) -> int:
-    """How many changes at a time fit, in each part of the set, whatever stands in etcd.
+    """Number of changes that fit at a time, in each part of the set, whatever stands in etcd.
 
     It does not depend on which of them are done already, so that the same set is always split in the same way.
     """
@@ -266,7 +266,7 @@ def _no_generation(change: RollbackAdapter) -> NotFound:
 
 
 def neighbours_read(pool: str, count: int, view: ReadSet, keys: Keys) -> tuple[Range, ...]:
-    """What has to be read beside the `count` adapters of a change set, once it is known what kind of pool it is."""
+    """Reads needed beside the `count` adapters of a change set, once it is known what kind of pool it is."""
     state = stored_pool(view, keys, pool)
     if not isinstance(state, Present) or not traits_of(state.record.engine).is_single_slot:
         return ()
@@ -276,7 +276,7 @@ def neighbours_read(pool: str, count: int, view: ReadSet, keys: Keys) -> tuple[R
 def check_alone(
     pool: PoolSpec, steps: Mapping[str, AdapterStep], view: ReadSet, context: Context
 ) -> tuple[Compare, ...]:
-    """What the transaction compares so that there never are two.
+    """Comparisons of the transaction by which there never are two.
 
     Args:
         pool: of the adapters.
@@ -305,7 +305,7 @@ def _stays(step: AdapterStep) -> bool:
 
 
 def _nothing_between(prefix: bytes, keys: list[bytes]) -> Iterator[Compare]:
-    """That no key starts with `prefix` but these, which are sorted."""
+    """Comparisons that no key starts with `prefix` but these, which are sorted."""
     starts = [prefix, *(key + b"\0" for key in keys)]
     yield from (none_between(start, end) for start, end in zip(starts, [*keys, prefix_end(prefix)], strict=True))
 

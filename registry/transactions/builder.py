@@ -22,7 +22,7 @@ _OVERHEAD_BYTES = 32  # of one compare or operation on the wire, generously
 
 @dataclass(frozen=True, slots=True)
 class TxnBuilder:
-    """What a change compares and does, before its bookkeeping. No `success`: nothing changes."""
+    """Comparisons and operations of a change, before its bookkeeping. No `success`: nothing changes."""
 
     scope: str
     method: str
@@ -91,7 +91,7 @@ def _audit_put(draft: TxnBuilder, context: Context) -> Put:
 
 
 def fits(planned: Planned, limits: TxnLimits) -> bool:
-    """Whether etcd takes it as one transaction."""
+    """True if etcd takes it as one transaction."""
     match planned:
         case Unchanged():
             return True
@@ -182,7 +182,7 @@ def replay(view: ReadSet, context: Context) -> Settled | None:
 
 
 def is_fenced(view: ReadSet, context: Context) -> bool:
-    """Whether this very request was refused for good: nothing of it took effect, and nothing will.
+    """True if this very request was refused for good: nothing of it took effect, and nothing will.
 
     Raises:
         FailedPrecondition: the request record cannot be read.
@@ -195,7 +195,7 @@ def is_fenced(view: ReadSet, context: Context) -> bool:
 
 
 def _earlier(view: ReadSet, context: Context) -> KeyValue | None:
-    """What an earlier release noted of this very request. With another payload it may be anybody's."""
+    """Note of an earlier release about this very request. With another payload it may be anybody's."""
     key = context.earlier_request_key
     kv = view.key(key) if key else None
     return kv if kv is not None and _record(kv).payload_digest == context.payload_digest else None

@@ -52,7 +52,7 @@ def looks_at_replicas(change: ApplyAdapters) -> bool:
 
 
 def replicas_read(change: ApplyAdapters, keys: Keys) -> tuple[Range, ...]:
-    """What such a change set is planned from too; nothing for another one."""
+    """Further inputs of the plan of such a change set; none for another one."""
     if not looks_at_replicas(change):
         return ()
     return everything_in(keys.replicas(change.pool)), all_keys_in(keys.statuses(change.pool))
@@ -91,7 +91,7 @@ def _is_known(target: StepTarget, after: AdapterRecord) -> bool:
 
 
 def _canaries(spec: AdapterSpec) -> int:
-    """How many canaries are asked for by their number; 0: none are."""
+    """Number of canaries asked for by number; 0: none are."""
     replicas = spec.strategy.canary.replicas if spec.strategy else 0
     return replicas if isinstance(replicas, int) else 0
 

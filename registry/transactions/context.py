@@ -17,7 +17,7 @@ from registry.transactions.decode import Absent, Damaged, Present, RecordT
 
 @dataclass(frozen=True, slots=True)
 class TxnLimits:
-    """What one transaction may hold: etcd's --max-txn-ops and a little less than its --max-request-bytes."""
+    """Limits of one transaction: etcd's --max-txn-ops and a little less than its --max-request-bytes."""
 
     max_ops: int = 128
     max_bytes: int = MAX_TRANSACTION_BYTES
@@ -28,7 +28,7 @@ UNAUTHENTICATED, OPERATOR, CONDUCTOR = "unauthenticated", "operator", "conductor
 
 
 class Credential(StrEnum):
-    """How a principal is known. The words stand in keys of etcd, where roles stood once."""
+    """Kind of credential by which a principal is known. The words stand in keys of etcd, where roles stood once."""
 
     NONE = ""
     CERTIFICATE = "operator"
@@ -37,7 +37,7 @@ class Credential(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who somebody is: `name` as `credential` has it; and what they may do, by `role`, which can change."""
+    """Identity: `name` as `credential` has it; and what they may do, by `role`, which can change."""
 
     name: str
     role: str
@@ -45,7 +45,7 @@ class Principal:
 
     @property
     def space(self) -> str:
-        """Where the request ids of this principal stand, so that nobody else can take one; "" for all that are unknown.
+        """Key space of this principal's request ids, so that nobody else can take one; "" for all that are unknown.
 
         It has a colon, which a quoted name has not, so that a credential never reads as a part of somebody's name. The
         role is no part of it: whoever gets another one is answered the same when a request is repeated.
@@ -63,7 +63,7 @@ def operator(common_name: str) -> Principal:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks for a change.
+    """Caller who asks for a change.
 
     `request_id_given`: the id is the caller's own, so a replay may come, also of what changes nothing. `repeats`: this
     call may be the replay, and one before it under way at another admin service.
@@ -97,12 +97,12 @@ class Context:
 
     @property
     def request_key(self) -> bytes:
-        """Where the request record stands."""
+        """Key of the request record."""
         return self.keys.request(self.caller.request_id, self.caller.principal.space)
 
     @property
     def earlier_request_key(self) -> bytes | None:
-        """Where a release before 0.2 put it, whose ids were anybody's; None: nowhere else, or nobody looks there.
+        """Key that a release before 0.2 used, whose ids were anybody's; None: nowhere else, or nobody looks there.
 
         The conductor does not: its changes carry etags, so that none is made twice, and its old ids can be guessed.
         """
@@ -115,7 +115,7 @@ AdapterState = Present[AdapterRecord] | Damaged | Absent
 
 @dataclass(frozen=True, slots=True)
 class StepTarget:
-    """Which adapter a step is about, how it stands, and where the caller wrote it.
+    """Adapter of a step, its present state, and where the caller wrote it.
 
     `read_revision`: history was read at this revision or later.
     """
@@ -148,7 +148,7 @@ def stale_etag(etag: int, present: int, *, field: str) -> Conflict:
 
 
 def as_it_stands(target: StepTarget, keys: Keys) -> tuple[Compare, ...]:
-    """That nothing happened since the reading.
+    """Comparisons that nothing happened since the reading.
 
     Where the next generation depends on history, history must not have grown either: a record that was made and
     deleted meanwhile is absent again, but its generation is used.
@@ -165,5 +165,5 @@ def as_it_stands(target: StepTarget, keys: Keys) -> tuple[Compare, ...]:
 
 
 def adapter_key(target: StepTarget, keys: Keys) -> bytes:
-    """Where the record stands."""
+    """Key of the record."""
     return keys.adapter(target.pool.name, target.name)

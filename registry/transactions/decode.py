@@ -45,7 +45,7 @@ def everything_in(prefix: bytes) -> Range:
 
 @dataclass(frozen=True, slots=True)
 class ReadSet:
-    """What stood in etcd. Everything in it was so at `revision` or later.
+    """State read from etcd. Everything in it was so at `revision` or later.
 
     A view may also be a guess (revision 0): then only what a transaction's compares verify may be made of it.
 
@@ -65,16 +65,16 @@ class ReadSet:
         return self.found.get(key)
 
     def all_below(self, prefix: bytes) -> tuple[KeyValue, ...]:
-        """What `everything_in`, `all_keys_in` or `some_in` found below a prefix."""
+        """Result of `everything_in`, `all_keys_in` or `some_in` below a prefix."""
         return self.ranges.get(prefix, ())
 
     def below(self, prefix: bytes) -> KeyValue | None:
-        """What `newest_in` or `any_in` found below a prefix."""
+        """Result of `newest_in` or `any_in` below a prefix."""
         return self.found.get(prefix)
 
 
 def read_set_of(reads: tuple[Range, ...], revision: int, responses: Iterable[OpResult]) -> ReadSet:
-    """What a transaction's ranges found, in their order."""
+    """Results of a transaction's ranges, in their order."""
     found, ranges = {}, {}
     for read, response in zip(reads, responses, strict=True):
         if isinstance(response, RangeResult) and response.kvs:
@@ -134,7 +134,7 @@ def read_pool(kv: KeyValue) -> PoolSpec:
 
 
 def engine_hosts_of(kv: KeyValue | None) -> tuple[str, ...] | None:
-    """What a pool allows the URLs of engines to name; empty: anything; None: its record cannot be read."""
+    """Hosts that a pool allows engines' URLs to name; empty: anything; None: its record cannot be read."""
     try:
         return tuple(read_pool(kv).limits.engine_hosts) if kv is not None else ()
     except FailedPrecondition:

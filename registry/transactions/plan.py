@@ -58,7 +58,7 @@ def _own_reads(change: Change, context: Context) -> tuple[Range, ...]:
 
 
 def reads_beside(change: Change, view: ReadSet, context: Context) -> tuple[Range, ...]:
-    """What the change is planned from too, which only a true view of all of `reads_of` tells."""
+    """Further inputs of the plan, which only a true view of all of `reads_of` tells."""
     match change:
         case ApplyAdapters():
             return adapters.neighbours_read(change.pool, len(change.changes), view, context.keys)

@@ -36,7 +36,7 @@ PoolChange = CreatePool | UpdatePool | DeletePool | ConfirmRemovals | DrainRepli
 
 
 def pool_reads(change: PoolChange, keys: Keys) -> tuple[Range, ...]:
-    """What a change of a pool, or an order to one of its replicas, is planned from."""
+    """Inputs of the plan of a pool's change, or of an order to one of its replicas."""
     match change:
         case DeletePool():
             return _delete_reads(change, keys)
@@ -222,7 +222,7 @@ def _check_no_adapter(change: CreatePool | UpdatePool, view: ReadSet, context: C
 
 
 def _check_empty(name: str, view: ReadSet, context: Context) -> None:
-    """What one kind of engine serves, another may not."""
+    """Refuse a change of the engine's kind that some adapters would not survive."""
     if view.below(context.keys.adapters(name)) is not None:
         raise FailedPrecondition(
             Reason.POOL_NOT_EMPTY,

@@ -80,7 +80,7 @@ def _readable(after: dict[str, object]) -> AdapterRecord | None:
 
 
 def is_of_tenant(key: bytes, tenant: str) -> bool:
-    """Whether an adapter's key is of one of the tenant's adapters."""
+    """True if an adapter's key is of one of the tenant's adapters."""
     return tenant_of(name_of_key(last_part(key))) == tenant
 
 
@@ -157,7 +157,7 @@ def _draft(
 
 
 def _conditions(record: AdapterRecord, keys: Keys) -> tuple[Compare, Compare]:
-    """That neither the adapter nor this generation of it came back meanwhile."""
+    """Comparisons that neither the adapter nor this generation of it came back meanwhile."""
     return absent(keys.adapter(record.pool, record.name)), absent(_history_key(record, keys))
 
 
@@ -242,7 +242,7 @@ def _restored_puts(change: RestoreHistory, records: Sequence[RetiredRecord], key
 def _outdated(
     change: RestoreHistory, records: Sequence[RetiredRecord], standing: Collection[int], context: Context
 ) -> Iterator[Delete]:
-    """What is then too old for history, so that it does not grow with each restoration."""
+    """Generations then too old for history, so that it does not grow with each restoration."""
     newest = records[-1].generation if records else 0
     old = [number for number in sorted(standing) if number <= newest - HISTORY_KEPT]
     for number in old[: context.limits.max_ops // 2]:

@@ -17,7 +17,7 @@ from registry.transactions.steps import AdapterStep, put_step, rollout_step
 
 
 def rollout_reads(change: RolloutChange, keys: Keys) -> tuple[Range, ...]:
-    """What a change of a rollout is planned from."""
+    """Inputs of the plan of a rollout's change."""
     records = (keys.pool(change.pool), keys.adapter(change.pool, change.name))
     return tuple(map(Range, records))
 

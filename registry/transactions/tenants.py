@@ -70,7 +70,7 @@ def _over_quota(record: TenantRecord, added: int) -> ResourceExhausted:
 
 
 def tenant_reads(change: SetTenant, keys: Keys) -> tuple[Range, ...]:
-    """What the setting of a quota is planned from."""
+    """Inputs of the plan of a quota's setting."""
     return (Range(keys.tenant(change.name)),)
 
 

@@ -266,7 +266,7 @@ def _read(kind: type[KeptT], value: bytes, field: str) -> KeptT:
 
 
 def _check_told(record: AdapterRecord, *, field: str) -> None:
-    """What the admin service itself writes into a record: nobody else may write there what it would not."""
+    """Fields that the admin service itself writes into a record: nobody else may write there what it would not."""
     if record.tenant != tenant_of(record.name):
         message = f"the tenant of {record.name!r} is {tenant_of(record.name)!r}"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.tenant")
@@ -331,7 +331,7 @@ def _check_fit(made: Part, *, field: str) -> None:
 
 
 def _is_plainly_fit(made: Part) -> bool:
-    """Whether no text in it can be unfit, by one look at all of them: JSON writes controls with a backslash."""
+    """True if no text in it can be unfit, by one look at all of them: JSON writes controls with a backslash."""
     try:
         text = made.model_dump_json()
     except PydanticSerializationError:  # half of a character

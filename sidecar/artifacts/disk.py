@@ -162,7 +162,7 @@ class Quota:
         self._reserved_bytes = 0
 
     def excess_bytes(self) -> int:
-        """How much has to go: over the budget, or of what should stay free on the disk; 0: nothing.
+        """Bytes that have to go: over the budget, or of what should stay free on the disk; 0: nothing.
 
         Raises:
             OSError: the store cannot be read.
@@ -170,7 +170,7 @@ class Quota:
         return max(self._over_budget_anew(), self._short_of_disk(0), 0)
 
     def room(self, sizes: Mapping[str, int], in_use: Collection[str] | None) -> ReportedStore:
-        """How much more the store takes. `sizes`: as `SizeIndex` has them; `in_use`: what cannot go; None: nothing can.
+        """Bytes still to be taken. `sizes`: as `SizeIndex` has them; `in_use`: what cannot go; None: nothing can.
 
         Raises:
             OSError: the disk does not say.
@@ -263,7 +263,7 @@ class Quota:
 
 
 class Reservation:
-    """What one artifact was admitted with, by file."""
+    """Sizes one artifact was admitted with, by file."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota

@@ -62,7 +62,7 @@ class BaseOfReplica(BaseModel):
 
 
 class ExaminationRequest(BaseModel):
-    """What is to be examined.
+    """One artifact to examine.
 
     Attributes:
         directory: of the adapter's two files.
@@ -205,7 +205,7 @@ def _end_with(descriptor: int) -> None:
 
 
 def _frame(file: BinaryIO) -> bytes | None:
-    """What comes next; None: nothing more will."""
+    """The next one; None: there are no more."""
     start = file.read(LENGTH.size)
     return file.read(LENGTH.unpack(start)[0]) if len(start) == LENGTH.size else None
 

@@ -50,7 +50,7 @@ MAX_ANSWER_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExaminationLimits:
-    """What one examination may use.
+    """Resources of one examination.
 
     Attributes:
         memory_bytes: address space of the process. A header as large as is read takes about a third.

@@ -90,7 +90,7 @@ def _write_whole(descriptor: int, content: bytes, path: Path) -> None:
 
 
 def store_failure(error: OSError, root: Path) -> ArtifactError:
-    """What a failed call on the store's own files means for the adapter that was being staged."""
+    """Meaning of a failed call on the store's own files for the adapter that was being staged."""
     if error.errno in _NO_SPACE:
         return ArtifactError("disk_full", f"no space is left in the store {root}: {error.strerror}; make room there")
     return ArtifactError("store_io", f"the store {root} failed: {error}; check its disk and its permissions")

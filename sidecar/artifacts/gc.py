@@ -32,7 +32,7 @@ class GarbageCollector:
     """The only one that takes artifacts out of a store. Used in worker threads."""
 
     def __init__(self, layout: StoreLayout, index: SizeIndex, grace_seconds: float) -> None:
-        """What was used, or let go of, less than `grace_seconds` ago is kept."""
+        """Keep artifacts used, or let go of, less than `grace_seconds` ago."""
         self._layout = layout
         self._index = index
         self._grace_seconds = grace_seconds
@@ -64,7 +64,7 @@ class GarbageCollector:
         return sorted(self._layout.staged_ids() - leased, key=self._used_at)
 
     def _used_at(self, artifact: str) -> float:
-        """When it was last used, by this machine's clock; it is the time of its lock file."""
+        """Time of last use by this machine's clock: that of its lock file."""
         try:
             return self._layout.lock(artifact).stat().st_mtime
         except FileNotFoundError:

@@ -249,7 +249,7 @@ def _remove(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """What came from a source: its manifest digest, and what was read of it."""
+    """Files that came from a source: their manifest digest, and what was read of them."""
 
     digest: str
     examination: Examination
@@ -328,7 +328,7 @@ class Ingest:
         return staged_by(self._layout, order, report)
 
     def vouch(self, arriving: Incoming, order: StageRequest, arrived: Ingested, stop: Stop) -> bool:
-        """Whether what stands there is what comes of the source; if so it gets a report that says it.
+        """True if what stands there is what comes of the source; if so it gets a report that says it.
 
         Files that are missing there are put back: an engine ends that has to read them.
         The caller holds the artifact's lock.

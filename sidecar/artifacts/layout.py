@@ -38,7 +38,7 @@ class StoreLayout:
 
     @property
     def adapters(self) -> Path:
-        """Where artifacts have their names."""
+        """Folder of the artifacts, by name."""
         return self.root / "adapters"
 
     def adapter(self, artifact: str) -> Path:
@@ -57,12 +57,12 @@ class StoreLayout:
 
     @property
     def paused_origins(self) -> Path:
-        """What all replicas know of sources that are to be left alone."""
+        """Folder of shared notes on sources that are to be left alone."""
         return self.root / "locks/origins.json"
 
     @property
     def damaged(self) -> Path:
-        """Where each artifact that was found damaged while an engine read it has a file of its name."""
+        """Folder in which each artifact that was found damaged while an engine read it has a file of its name."""
         return self.root / "damaged"
 
     @property
@@ -143,7 +143,7 @@ def make_folders(layout: StoreLayout) -> None:
 
 
 def _readers(layout: StoreLayout) -> int:
-    """What stays open of folders that engines read by leases which stand."""
+    """Open handles of folders that engines read by leases which stand."""
     return _OPEN_TO_ALL if layout.leases.is_dir() and any(layout.leases.iterdir()) else 0
 
 

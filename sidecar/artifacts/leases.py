@@ -44,7 +44,7 @@ class Remembered:
         return self._seen[base].copy()
 
     def get(self, key: Key) -> Staged | None:
-        """What was seen, if it is remembered."""
+        """The last look, if it is remembered."""
         return self._seen[key[1]].get(key[0])
 
     def put(self, key: Key, staged: Staged) -> None:
@@ -55,7 +55,7 @@ class Remembered:
             oldest.pop(next(iter(oldest)), None)
 
     def unproven(self) -> list[tuple[Key, Staged]]:
-        """What was seen and not hashed yet, as far as is known here."""
+        """Artifacts seen and not hashed yet, as far as is known here."""
         return [(key, staged) for key, staged in self._all() if not staged.is_proven]
 
     def forget(self, artifacts: Collection[str]) -> None:
@@ -233,7 +233,7 @@ def read_leases(file: Path) -> set[str]:
 
 
 def everybodys_leases(folder: Path, *, but: Path | None = None) -> set[str]:
-    """What any engine of the host may be reading; `but` is the file of one that does not count.
+    """Artifacts that any engine of the host may be reading; `but` is the file of one that does not count.
 
     Raises:
         LeasesUnreadable: one of the files cannot be read or understood.

@@ -87,7 +87,7 @@ class Scrub:
         self._on_damage({artifact})
 
     def _oldest(self) -> str | None:
-        """What was written or looked at the longest time ago, by the time of its report; None: all were of late.
+        """The artifact looked at the longest time ago, by the time of its report; None: all were of late.
 
         Without a report nothing is known of what was written.
         """
@@ -157,7 +157,7 @@ class ReadFiles:
         return self.troubles
 
     def _trouble(self, artifact: str) -> str:
-        """What was changed counts as that until it is proven again."""
+        """Mark an artifact as changed until it is proven again."""
         had = "" if artifact in self._proofs else self.troubles.get(self._path(artifact), "")
         return self._proofs.trouble(artifact) or had
 
@@ -167,7 +167,7 @@ class ReadFiles:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What is in a store: bytes and number of artifacts, how many this replica leases, how many are damaged.
+    """Contents of a store: bytes and number of artifacts, how many this replica leases, how many are damaged.
 
     `room`: how much more it takes; None: that is not known.
     """
@@ -235,7 +235,7 @@ class Maintenance:
         return Holdings(sum(sizes.values()), len(sizes), len(self._leases.all()), self._scrub.hear(), room)
 
     def _in_use(self) -> set[str] | None:
-        """What engines of the host may be reading; None: that may be anything."""
+        """Artifacts that engines of the host may be reading; None: that may be anything."""
         try:
             return everybodys_leases(self._layout.leases)
         except LeasesUnreadable:

@@ -36,7 +36,7 @@ Identity = tuple[tuple[int, int, int, int], ...]
 
 
 class ProofOutcome(Enum):
-    """What hashing an artifact came to."""
+    """Result of hashing an artifact."""
 
     PROVEN = "its bytes are those that a sidecar of this store wrote for its source"
     SOURCE = "its bytes are those of its source, and nothing proves that they need not be changed for the base"
@@ -47,7 +47,7 @@ class ProofOutcome(Enum):
 
 
 class Proofs:
-    """What one process has proven of one store. Safe for threads, each call is one step among them."""
+    """Proofs of one process about one store. Safe for threads, each call is one step among them."""
 
     def __init__(self, layout: StoreLayout, reports: Reports) -> None:
         """Nothing is proven yet."""
@@ -56,16 +56,16 @@ class Proofs:
         self._proven: dict[str, Identity] = {}
 
     def __contains__(self, artifact: str) -> bool:
-        """Whether it was proven, as far as is known without a look."""
+        """True if it was proven, as far as is known without a look."""
         return artifact in self._proven
 
     def is_intact(self, artifact: str) -> bool:
-        """Whether it was proven and nobody has touched it since."""
+        """True if it was proven and nobody has touched it since."""
         proven = self._proven.get(artifact)
         return proven is not None and proven == self.identity(artifact)
 
     def trouble(self, artifact: str) -> str:
-        """What somebody did to it since this process last saw it; empty: nothing that shows without reading it."""
+        """Changes since this process last saw it; empty: none that show without reading it."""
         found, proven = self.identity(artifact), self._proven.get(artifact)
         if found is None:
             return "was removed, all of it or a file"
@@ -78,7 +78,7 @@ class Proofs:
             self._proven[artifact] = found
 
     def forget(self, artifacts: Collection[str]) -> None:
-        """What is said of these is proven anew."""
+        """Drop the proofs of these, so that they are proven anew."""
         for artifact in artifacts:
             self._proven.pop(artifact, None)
 
@@ -224,7 +224,7 @@ class DamagedArtifacts:
         self.refresh()
 
     def is_marked(self, artifact: str) -> bool:
-        """Whether any sidecar of the store has marked it by now."""
+        """True if any sidecar of the store has marked it by now."""
         return artifact in self.ids or (self._layout.damaged / artifact).exists()
 
     def present(self) -> set[str]:

@@ -204,7 +204,7 @@ def _make_key(layout: StoreLayout) -> bytes:
 
 
 def staged_by(layout: StoreLayout, order: StageRequest, report: ArtifactReport) -> Staged:
-    """What stands in the store by its report; some warnings depend on who asks, and on the base.
+    """Contents of the store by its report; some warnings depend on who asks, and on the base.
 
     Raises:
         ArtifactError: an engine does not apply all of it.
@@ -264,7 +264,7 @@ def _staged(
 
 
 def damaged(directory: Path) -> ArtifactError:
-    """What an artifact is that is not as it was written and that an engine may be reading."""
+    """Refusal of an artifact that is not as it was written and that an engine may be reading."""
     message = (
         f"{directory} was damaged since it was written, as were the copies of it that were fetched since; "
         "check the disk, and who writes to the store"
@@ -273,7 +273,7 @@ def damaged(directory: Path) -> ArtifactError:
 
 
 def _name_warnings(base_model: str | None, registry_base_model: str | None) -> tuple[AdapterWarning, ...]:
-    """What to say where the registry and the adapter call the base by different names. The adapter decides."""
+    """Warning where the registry and the adapter call the base by different names. The adapter decides."""
     if registry_base_model is None or hub_name(registry_base_model) == hub_name(base_model or ""):
         return ()
     message = f"the record says base model {registry_base_model!r}, the adapter's own configuration {base_model!r}"

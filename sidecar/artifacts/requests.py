@@ -132,7 +132,7 @@ def other_version(source: Source, refused: str, stop: Stop) -> str:
 
 
 def mismatch(ref: ArtifactRef, found: str, expected: str) -> ArtifactError:
-    """What it is when a source holds other files than those that a reference means; both are digests."""
+    """Error for a source that holds other files than those that a reference means; both are digests."""
     if ref.digest is not None:
         remedy = (
             "put the right files there, which is tried again by itself, or at once with loraplane retry adapter NAME; "

@@ -32,7 +32,7 @@ _Group = tuple[str, str]
 
 
 def origin_of(uri: str) -> str:
-    """What answers for a source: the scheme and the authority of its URI; of a file the first folder."""
+    """Identity of a source's server: the scheme and the authority of its URI; of a file the first folder."""
     scheme, _, rest = uri.partition("://")
     authority, _, path = rest.partition("/")
     return f"{scheme}://{authority}/{path.partition('/')[0]}" if scheme == "file" else f"{scheme}://{authority}"

@@ -185,7 +185,7 @@ class LocalStore:
         warn_of_strays(self._lease_file)
 
     def leased(self) -> frozenset[str]:
-        """What this replica's engine may be reading."""
+        """Artifacts that this replica's engine may be reading."""
         return self._leases.all()
 
     def lease(self, artifacts: Collection[str]) -> None:
@@ -259,7 +259,7 @@ class LocalStore:
         self._distrust(touched)
 
     def _distrust(self, artifacts: Collection[str]) -> None:
-        """What is remembered of these is looked at anew, and their bytes are hashed again."""
+        """Forget what is remembered of these, so that their bytes are hashed again."""
         self._proofs.forget(artifacts)
         self._seen.forget(artifacts)
 
@@ -295,7 +295,7 @@ class LocalStore:
             return is_locked and outcome is ProofOutcome.SOURCE and self._ingest.adopt(order, digest, stop)
 
     def _recall(self, ref: ArtifactRef) -> Staged | None:
-        """What an earlier process of this replica staged, seen anew."""
+        """Look anew at what an earlier process of this replica staged."""
         try:
             order, digest = self._order(ref), self._pins.digest(ref)
             if digest is None:
@@ -308,7 +308,7 @@ class LocalStore:
     def _see_at_once(
         self, order: StageRequest, digest: str, see: Callable[[StageRequest, str], Staged | None]
     ) -> Staged | None:
-        """What is there and leased, seen under its lock; None: it is not there, or somebody else holds the lock."""
+        """The leased artifact, seen under its lock; None: it is not there, or somebody else holds the lock."""
         artifact = order.artifact(digest)
         self._allowed.source(order.ref.uri, order.ref.credentials)
         with locked_at_once(self._layout.lock(artifact)) as is_locked:
@@ -351,7 +351,7 @@ class LocalStore:
         return staged
 
     async def _staged(self, order: StageRequest, refused: str | None) -> Staged:
-        """What a worker thread finds or fetches."""
+        """Find or fetch an artifact, in a worker thread."""
         stop, loop = Stop(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -394,7 +394,7 @@ class LocalStore:
         raise damaged(self._layout.adapter(artifact))
 
     def _settled(self, source: Source, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | None:
-        """What is there, or arrives. None: it is damaged and may be in use, as all sidecars of the store know now."""
+        """The artifact. None: it is damaged and may be in use, as all sidecars of the store know now."""
         artifact = order.artifact(digest)
         if self._damage.is_marked(artifact):
             self._damage.refresh()

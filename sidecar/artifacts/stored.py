@@ -42,7 +42,7 @@ class StoredArtifacts:
         self._lease_file = lease_file
 
     def peek(self, order: StageRequest, digest: str) -> Staged | None:
-        """What is there, its bytes unproven unless they were before; None: nothing, or nothing that may be believed.
+        """The artifact, its bytes unproven unless they were before; None: nothing, or nothing that may be believed.
 
         Raises:
             ArtifactError: ``artifact_damaged``, or what a signature lacks.
@@ -78,7 +78,7 @@ class StoredArtifacts:
         return replace(staged, is_proven=is_proven), report, size_of(identity)
 
     def find(self, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | ProofOutcome | None:
-        """What is there, proven; None: it has to be fetched.
+        """The artifact, proven; None: it has to be fetched.
 
         `is_new`: the lease of this replica is, so that its engine does not read it. Then what is not what it has to be,
         and read by no other engine either, makes room for a new copy. Else the outcome is given.
@@ -100,7 +100,7 @@ class StoredArtifacts:
         return outcome
 
     def has(self, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> bool:
-        """Whether it need not be fetched, if only because what is wrong with it is for `find` to say."""
+        """True if it need not be fetched, if only because what is wrong with it is for `find` to say."""
         try:
             return self.find(order, digest, stop, is_new=is_new) is not None
         except (ArtifactError, OSError):

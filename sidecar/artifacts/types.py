@@ -13,7 +13,7 @@ from registry.model.records import PoolSpec
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRef:
-    """What a record asks for, so that equal refs may share one directory.
+    """Content that a record asks for; equal refs may share one directory.
 
     `digest` is the pinned manifest digest. Where it is None the source is read once for each `pin_key`, and what was
     found then stays what that ref means on this host: `pin_key` is ``<pool>/<name key>@<generation>``, empty if pinned.
@@ -52,7 +52,7 @@ class Staged:
 
 
 class ArtifactStore(Protocol):
-    """Where artifacts become directories. Safe to share between replicas and to kill at any point."""
+    """Store in which artifacts become directories. Safe to share between replicas and to kill at any point."""
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         """The staged artifact if it is in the store, whole, and leased to this replica; no network, no waiting.
@@ -63,7 +63,7 @@ class ArtifactStore(Protocol):
 
     @property
     def seen(self) -> Mapping[ArtifactRef, Staged]:
-        """What `lookup` answers from memory, by ref, as it is now. Touches no file."""
+        """Answers of `lookup` from memory, by ref, as it is now. Touches no file."""
         ...
 
     async def recall(self, refs: Collection[ArtifactRef]) -> bool:
@@ -74,7 +74,7 @@ class ArtifactStore(Protocol):
         ...
 
     def is_intact(self, path: str) -> bool:
-        """Whether an engine may be given what stands at a path of this store: proven, and not touched since.
+        """True if an engine may be given what stands at a path of this store: proven, and not touched since.
 
         False: `lookup` says so too from now on.
         """
@@ -98,7 +98,7 @@ class ArtifactStore(Protocol):
 
     @property
     def reads(self) -> str:
-        """What this replica may read and trust, as a digest: once that differs, what was refused may be allowed."""
+        """Digest of what this replica may read and trust: once that differs, what was refused may be allowed."""
         ...
 
     @property

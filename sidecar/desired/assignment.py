@@ -34,7 +34,7 @@ PLACES_AT_ONCE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one replica is to serve of its pool.
+    """Share of a pool that one replica is to serve.
 
     Attributes:
         order: ranks of what it serves, as in `DesiredState.order`.
@@ -53,7 +53,7 @@ class Share:
     is_out: bool = False
 
     def version(self, adapter: DesiredAdapter) -> DesiredAdapter:
-        """What of an adapter this replica serves, if it serves it."""
+        """Version of an adapter that this replica serves, if it serves it."""
         return self.instead.get(adapter.key, adapter)
 
     def is_elsewhere(self, adapter: DesiredAdapter) -> bool:
@@ -157,7 +157,7 @@ class Assigner:
         return replace(before, order=order, placed=placed.finish(), instead=instead.finish())
 
     def _version(self, adapter: DesiredAdapter, ranks: Ranks) -> DesiredAdapter | None:
-        """What this replica serves of an adapter; None: nothing."""
+        """Version that this replica serves of an adapter; None: none."""
         terms = adapter.terms
         if terms is None or not terms.needs_members:
             return adapter if _fits(terms, self._labels) else None

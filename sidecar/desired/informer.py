@@ -141,11 +141,11 @@ class DesiredState:
 
     @property
     def count(self) -> int:
-        """How many adapters the pool has, eager and lazy."""
+        """Number of adapters in the pool, eager and lazy."""
         return len(self.adapters) + len(self.lazy)
 
     def of(self, key: str) -> DesiredAdapter | LazyAdapter | None:
-        """What is desired under a name key."""
+        """Desired adapter under a name key."""
         return self.adapters.get(key) or self.lazy.get(key)
 
     def changed_since(self, changes: int) -> Iterable[str] | None:
@@ -247,7 +247,7 @@ class Informer:
         return [key for key, *_ in changes]
 
     def _has(self, key: str, kv: KeyValue) -> bool:
-        """Whether that record was followed. Of two stores, records that differ may have one revision."""
+        """True if that record was followed. Of two stores, records that differ may have one revision."""
         known = self.raw.get(key)
         return known is not None and known.revision == kv.mod_revision and known.value == kv.value
 

@@ -48,7 +48,7 @@ MAX_FORMER_EACH = 8
 
 
 class ServedMemory:
-    """What a replica served last. One informer owns it."""
+    """Versions that a replica served last. One informer owns it."""
 
     def __init__(self, known: LastGood = NOTHING_GOOD) -> None:
         self._served = set(known.served)

@@ -134,7 +134,7 @@ class Attendance:
 
 
 class Membership:
-    """What one replica takes for the live replicas of its pool.
+    """View of one replica on the live replicas of its pool.
 
     Attributes:
         members: by name, itself among them unless it leaves; None: not known yet.

@@ -62,7 +62,7 @@ def packed(record: AnyRecord) -> AnyRecord:
 
 
 class Packs(Protocol):
-    """Who keeps records; in production an informer."""
+    """Keeper of records; in production an informer."""
 
     def pack(self, count: int) -> bool:
         """Packs so many of the records that came since; True if there are more."""

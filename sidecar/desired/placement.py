@@ -100,7 +100,7 @@ class PlacementSpec:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the eager adapters of a pool ask of its replicas, in numbers.
+    """Demand of a pool's eager adapters on its replicas, in numbers.
 
     Attributes:
         everywhere: how many take room on each replica that has the labels of a selector.
@@ -249,7 +249,7 @@ class PlacementCache:
         return any(field.gone or field.come for field in (self._weighted, self._even))
 
     def place(self, key: str, terms: PlacementSpec, generation: int) -> Ranks:
-        """Who serves an adapter of this generation, the best first."""
+        """Replicas that serve an adapter of this generation, the best first."""
         candidates = self._field(terms).candidates.values()
         return place(self._pool, key, terms.placement, terms.declinable(generation), candidates)
 

@@ -29,7 +29,7 @@ class StoreId:
     epoch: str = ""
 
     def is_other(self, now: StoreId) -> bool:
-        """Whether `now` is another store than this. What is not known of this one cannot differ."""
+        """True if `now` is another store than this. What is not known of this one cannot differ."""
         return self.cluster_id not in (0, now.cluster_id) or self.epoch not in ("", now.epoch)
 
 
@@ -90,7 +90,7 @@ class Held:
 
 
 def check(followed: FollowedState, candidate: ListCandidate, *, confirmed_revision: int, pool: str) -> Follow | Held:
-    """Whether the candidate may be followed.
+    """True if the candidate may be followed.
 
     `confirmed_revision` is the revision up to which an operator vouches for lists of this pool; 0: none.
     """

@@ -255,7 +255,7 @@ class Watcher:
                     return
 
     def _begin(self) -> Resume | None:
-        """Where a new watch goes on; None: it begins with a list."""
+        """Mark at which a new watch goes on; None: it begins with a list."""
         match self._state:
             case Booting():
                 return None

@@ -193,7 +193,7 @@ class Engine(Protocol):
         ...
 
     async def pulse(self) -> bool | None:
-        """Whether the engine still generates; None: that cannot be told. Cheap enough for every few seconds.
+        """True if the engine still generates; None: that cannot be told. Cheap enough for every few seconds.
 
         True if it made progress a moment ago. Else it is asked for a sign of life: by our plugin its core, between two
         steps; without it one token of the base model.

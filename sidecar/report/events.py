@@ -18,7 +18,7 @@ MAX_TEXT_CHARACTERS = 500
 
 
 class EventKind(StrEnum):
-    """What happened on a replica. The values are an interface."""
+    """Kind of an event on a replica. The values are an interface."""
 
     STARTED = "started"
     LOADED = "loaded"

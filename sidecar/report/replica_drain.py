@@ -35,7 +35,7 @@ EVERYWHERE: Selector = frozenset()
 
 
 class DrainCause(Enum):
-    """Who asked for the drain; the value stands in the status."""
+    """Origin of the drain; the value stands in the status."""
 
     OPERATOR = "it drains: an operator asked for it; loraplane undrain takes that back"
     REQUEST = "it drains: /drain was called; loraplane undrain takes that back"
@@ -43,7 +43,7 @@ class DrainCause(Enum):
 
 
 class ReplicaDrain:
-    """Whether this replica drains. Placement, residency and rollouts follow its presence, readiness follows at once."""
+    """True if this replica drains. Placement, residency and rollouts follow its presence, readiness follows at once."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class ReplicaDrain:
                 self.end()
 
     async def need(self) -> Need | None:
-        """What the replica is needed for now; None: it does not drain."""
+        """Need for the replica now; None: it does not drain."""
         return None if self._cause is None else await self._need()
 
     async def wait(self, seconds: float) -> Need:

@@ -162,7 +162,7 @@ class ResidentSet:
         return LOOK_SECONDS if self.is_expecting else max(LOOK_SECONDS, self._due_at - now)
 
     def uses(self, now: float) -> set[Use]:
-        """What the engine may be about to read because it was told so."""
+        """Artifacts that the engine may be about to read because it was told so."""
         return {(told.name, told.path) for told in self._told.values() if now - told.at < HOLD_SECONDS}
 
     def trouble(self, key: str) -> Failure | None:

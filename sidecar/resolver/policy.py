@@ -66,7 +66,7 @@ def find(name: str, state: DesiredState) -> str | Unresolved:
 def decide(
     adapter: DesiredAdapter, staged: Staged | None, terms: ServingLimits, failure: Failure | None, *, now: float
 ) -> Serve | Fetch | Reject:
-    """What to do about a lazy adapter.
+    """Decision about a lazy adapter.
 
     Args:
         adapter: the whole of it.

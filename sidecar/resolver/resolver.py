@@ -47,7 +47,7 @@ _SAID_OF_ANY_NAME = frozenset({"unknown_adapter", "not_lazy", "not_ready"})
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the resolver shares with the loop.
+    """State that the resolver shares with the loop.
 
     Attributes:
         mailbox: the newest snapshot.
@@ -74,7 +74,7 @@ def _resolved(adapter: DesiredAdapter, staged: Staged, terms: ServingLimits) -> 
 
 
 class Resolver:
-    """Where one engine's questions are answered."""
+    """Socket at which one engine's questions are answered."""
 
     def __init__(
         self,

@@ -221,7 +221,7 @@ async def _line(connection: socket.socket) -> bytes:
 
 
 def _process_of(connection: socket.socket) -> str:
-    """Who has the other end, as far as the system tells."""
+    """Process at the other end, as far as the system tells."""
     if not hasattr(socket, "SO_PEERCRED"):
         return ""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

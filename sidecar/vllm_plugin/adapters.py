@@ -86,7 +86,7 @@ class Adapters:
 
     @property
     def limits(self) -> Mapping[str, int | None]:
-        """What the engine was started with."""
+        """Settings that the engine was started with."""
         return self._server.limits
 
     @property
@@ -96,7 +96,7 @@ class Adapters:
 
     @property
     def changes(self) -> int:
-        """How often what is registered has changed since the server started, whoever did it, or was found useless."""
+        """Number of changes of what is registered since the server started, whoever did it, or was found useless."""
         return self._server.registered.changes + self._prover.refusals
 
     async def swap(self, name: str, path: str, expected: str) -> None:
@@ -140,7 +140,7 @@ class Adapters:
         await self._replace(name, None, None)
 
     async def resolve(self, name: str, base_model: str) -> EngineAdapter | None:
-        """What the sidecar says `name` is, for the caller to load and to register; None: nothing, for now.
+        """The sidecar's answer for `name`, for the caller to load and to register; None: nothing, for now.
 
         Its files count as in use from here on, until it is registered or nobody refers to it any more.
         """
@@ -157,7 +157,7 @@ class Adapters:
         return candidate
 
     async def coverage(self) -> dict[str, object]:
-        """What the engine applies of adapters, in all its workers. It stays so, and is asked for once.
+        """Modules that the engine applies, in all its workers. It stays so, and is asked for once.
 
         Raises:
             DeadlinePassed: the engine did not say it in time.
@@ -178,7 +178,7 @@ class Adapters:
         return self._coverage
 
     async def base(self) -> dict[str, Any]:
-        """What the base model's files said when the engine had started; `reading`: they are being read yet.
+        """Facts of the base model's files when the engine had started; `reading`: they are being read yet.
 
         Raises:
             EngineRefused: there are none.
@@ -193,7 +193,7 @@ class Adapters:
             return {"reading": True}
 
     async def prove(self, path: str, expect: str = "") -> dict[str, str]:
-        """What short prompts say of the adapter in a directory, see `Prover`. It is bound to no name for that.
+        """Verdict of short prompts on the adapter in a directory, see `Prover`. It is bound to no name for that.
 
         Raises:
             FilesMissing: there is none.
@@ -234,7 +234,7 @@ class Adapters:
         return self._server.registered.counts()
 
     async def state(self) -> dict[str, object]:
-        """What is registered, what is draining, what is in memory and how many requests are bound to each.
+        """Registered, draining and loaded adapters, with the number of requests bound to each.
 
         Raises:
             DeadlinePassed: the engine did not say in time what is in its memory.

@@ -27,7 +27,7 @@ _Places = dict[str, tuple[Path, int, int]]
 
 
 def base_files(directory: Path) -> dict[str, Any]:
-    """What the files in a folder say of the base model; `problem` says why they cannot be read.
+    """Facts of the base model in a folder's files; `problem` says why they cannot be read.
 
     `tensors` has names, with ``{0-31}`` for numbers that run through, by type and shape: ``BF16 4096 1024``.
     """

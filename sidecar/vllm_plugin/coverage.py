@@ -24,7 +24,7 @@ def install(worker_class: Any) -> None:  # noqa: ANN401 - a class of vLLM's
 
 
 def coverage(worker: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own
-    """What one worker applies of adapters, in vLLM's own names.
+    """Modules that one worker applies, in vLLM's own names.
 
     Raises:
         AttributeError: vLLM is not as it was read.
@@ -41,7 +41,7 @@ def coverage(worker: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own
 
 
 def merged(workers: list[dict[str, Any]]) -> dict[str, object]:
-    """What all workers apply together: each may have other layers."""
+    """Modules that all workers apply together: each may have other layers."""
     told = {field: sorted({one for worker in workers for one in worker[field]}) for field in ("applied", "taken")}
     # A worker on another host may have an earlier release of the plugin.
     forms = [worker.get("shapes", {}) for worker in workers]

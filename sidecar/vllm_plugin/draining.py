@@ -30,7 +30,7 @@ class Retired:
 
     @property
     def references(self) -> int:
-        """How many others refer to the adapter."""
+        """Number of others that refer to the adapter."""
         return sys.getrefcount(self.adapter) - _OUR_REFERENCES
 
 
@@ -49,7 +49,7 @@ class Drain:
 
     @property
     def retired(self) -> list[Retired]:
-        """What is still draining."""
+        """Adapters that are still draining."""
         return list(self._retired.values())
 
     def add(self, adapter: EngineAdapter) -> None:

@@ -29,7 +29,7 @@ _MAX_TOKEN_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What an operator allows.
+    """Permissions that an operator gives.
 
     Attributes:
         store: the sidecar's store, in which all paths have to be; None: nobody said, so a new version has to lie beside
@@ -80,7 +80,7 @@ ANYONE_BESIDE = Guard()
 
 
 def guard_of_environment() -> Guard:
-    """What the variables of this process say."""
+    """Guard that the variables of this process describe."""
     store, token = (os.environ.get(name, "").strip() for name in (STORE_VARIABLE, TOKEN_VARIABLE))
     return Guard(store or None, Path(token) if token else None)
 

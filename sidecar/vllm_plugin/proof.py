@@ -38,7 +38,7 @@ _log = logging.getLogger("vllm.loraplane")
 
 
 def compared(adapted: Sequence[float], base: Sequence[float]) -> Proof:
-    """What two answers to the same prompt prove; ``no_effect`` where they are the same to the last bit."""
+    """Verdict of two answers to the same prompt; ``no_effect`` where they are the same to the last bit."""
     if not all(map(math.isfinite, adapted)):
         # What the base cannot answer either proves nothing.
         return "not_finite" if all(map(math.isfinite, base)) else "unknown"
@@ -108,11 +108,11 @@ class Prover:
         return {key: found for key, found in self._deviations.items() if found}
 
     def deviation(self, path: str, expect: str) -> str:
-        """Where the adapter in a directory answers otherwise than expected; empty: nowhere that is known."""
+        """First unexpected answer of the adapter in a directory; empty: none that is known."""
         return self._deviations.get(expected_key(path, expect)) or ""
 
     async def prove(self, path: str, expect: str = "") -> Proof:
-        """What the engine makes of the adapter in a directory; ``later``: it is found out when the engine has room.
+        """Verdict of the engine on the adapter in a directory; ``later``: it is found out when the engine has room.
 
         Raises:
             FilesMissing: there is no adapter.
@@ -159,7 +159,7 @@ class Prover:
         return self._server.is_full or (self._task is not None and not self._task.done())
 
     def _known(self, path: str, expect: str) -> Proof | None:
-        """What was found of it; None: not all that is asked."""
+        """Verdict that is remembered; None: not all that is asked."""
         found = self._found.get(path)
         if not expect or found is None or found in AGAINST:
             return found
@@ -209,7 +209,7 @@ class Prover:
         return proof, adapted
 
     async def _deviation(self, candidate: EngineAdapter, expect: str, prober: Prober) -> str | None:
-        """Where it answers otherwise than expected; empty: nowhere; None: that cannot be told."""
+        """First unexpected answer; empty: none; None: that cannot be told."""
         expected = read_expected(expect)
         if expected is None:
             return None

@@ -29,7 +29,7 @@ NoReason = Literal["unknown_adapter", "not_lazy", "staging", "refused", "no_room
 
 
 class BadAnswer(Exception):
-    """What came back is no answer; the message says why."""
+    """A reply that is no answer; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class PromptedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswers:
-    """What an adapter has to answer. `tolerance`: how far a logprob may be from the expected, or the likeliest, one."""
+    """Answers expected of one. `tolerance`: how far a logprob may be from the expected, or the likeliest, one."""
 
     answers: tuple[PromptedAnswer, ...]
     tolerance: float
@@ -146,7 +146,7 @@ def write_expected(expected: ExpectedAnswers) -> str:
 
 
 def read_expected(text: str) -> ExpectedAnswers | None:
-    """What an adapter has to answer; None: the text does not say it, or asks for more than an engine is asked."""
+    """Answers that an adapter has to give; None: the text does not say it, or asks for more than an engine is asked."""
     try:
         told = json.loads(text) if len(text) <= MAX_EXPECT_CHARACTERS else None
     except (ValueError, RecursionError):
@@ -176,7 +176,7 @@ def expected_key(path: str, expect: str) -> str:
 
 
 def beyond(expected: ExpectedAnswers, vocabulary: int | None) -> str:
-    """Which number is of no token that the base model knows, in a sentence; empty: none that is known to be."""
+    """Sentence on a number that is of no token of the base model; empty: none is known to be."""
     tokens = (
         (f"the {part} of answer {number}", token)
         for number, one in enumerate(expected.answers, start=1)
@@ -189,7 +189,7 @@ def beyond(expected: ExpectedAnswers, vocabulary: int | None) -> str:
 
 
 def deviation(expected: PromptedAnswer, found: Iterable[Step], tolerance: float) -> str | None:
-    """Where an answer is not as expected, in a sentence; empty: nowhere; None: it is too short to tell.
+    """Sentence on where an answer is not as expected; empty: nowhere; None: it is too short to tell.
 
     A token that is as likely as the expected one, within the tolerance, ends the comparison: what follows it is
     another text.

@@ -89,7 +89,7 @@ Endpoint = Callable[[Adapters, "Request"], Awaitable[dict[str, object]]]
 
 
 class Plugin:
-    """What the routes serve, and to whom. Until there are `adapters` they answer 404, as if there were no plugin."""
+    """State behind the routes, and callers. Until there are `adapters` they answer 404, as if there were no plugin."""
 
     def __init__(self, adapters: Adapters | None = None, guard: Guard = ANYONE_BESIDE) -> None:
         self.adapters = adapters

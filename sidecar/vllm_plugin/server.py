@@ -11,7 +11,7 @@ from .usage import Usage
 
 
 class EngineAdapter(Protocol):
-    """What a request is bound to when it comes in, and keeps until its end. `lora_int_id` is new with each load."""
+    """Adapter that a request is bound to as it comes, and keeps until its end. `lora_int_id` is new with each load."""
 
     @property
     def lora_name(self) -> str:
@@ -97,7 +97,7 @@ class ApiServer(Protocol):
 
     @property
     def vocabulary(self) -> int | None:
-        """How many tokens the base model knows, numbered from 0; None: not known."""
+        """Number of tokens of the base model, numbered from 0; None: not known."""
         ...
 
     def in_flight(self) -> Iterable[EngineAdapter]:

@@ -45,7 +45,7 @@ class Usage(dict[str, A]):
         self.changes = 0
 
     def __getitem__(self, name: str) -> A:
-        """What a request for `name` is bound to; notes that there is one.
+        """Adapter that a request for `name` is bound to; notes that there is one.
 
         Raises:
             KeyError: no such name is registered.

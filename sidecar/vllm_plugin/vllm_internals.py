@@ -173,7 +173,7 @@ class VllmServer:
 
 
 def _read_base(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's configuration
-    """What the files say that vLLM was given; of a model on a hub, those that it has in its cache."""
+    """Facts of the files that vLLM was given; of a model on a hub, those that it has in its cache."""
     model = f"{_at(config, 'model_config', 'model')}"
     directory = Path(model)
     if not directory.is_dir():
@@ -230,7 +230,7 @@ def _connectors(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def complaints(engine: Any, models: Any, request_class: Any, state_class: Any) -> Iterator[str]:  # noqa: ANN401 - vLLM's
-    """What is not as it was read in vLLM 0.32; nothing: the plugin may run.
+    """Deviations from vLLM 0.32 as it was read; none: the plugin may run.
 
     Args:
         engine: the server's engine client.

@@ -18,7 +18,7 @@ Value = Mapping[str, object]
 
 
 def first_id(since: str) -> str:
-    """Where the ids of audit records from this time on begin; empty: at the first.
+    """Start of the ids of audit records from this time on; empty: at the first.
 
     Raises:
         InvalidArgument: that is no RFC 3339 time.

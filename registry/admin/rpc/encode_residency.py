@@ -33,7 +33,7 @@ STATES = {
 
 
 def starts(update: ResidencyUpdate, detail: Detail) -> range:
-    """Where the parts begin in which it is sent; an empty snapshot has one as well."""
+    """Starts of the parts in which it is sent; an empty snapshot has one as well."""
     return range(0, max(1, len(update.keys)), _size(update.view, detail))
 
 

@@ -125,7 +125,7 @@ _log = structlog.get_logger()
 
 
 class Request(Protocol):
-    """What every request for a change has."""
+    """Fields of every request for a change."""
 
     @property
     def request_id(self) -> str: ...

@@ -20,7 +20,7 @@ from registry.v1 import registry_pb2 as pb
 
 
 class Verb(StrEnum):
-    """What is done to a resource."""
+    """Action on a resource."""
 
     GET = "get"
     LIST = "list"
@@ -96,7 +96,7 @@ _BY_ADAPTER = frozenset({Resource.ADAPTERS, Resource.HISTORY, Resource.ROLLOUTS,
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a call asks for.
+    """Question of a call.
 
     Attributes:
         principal: who asks.
@@ -118,7 +118,7 @@ Hook = Callable[[Asked], None]
 
 
 def asked_of(verb: Verb, resource: Resource, request: Message, principal: Principal) -> Asked:
-    """What a call asks for, of a method as `METHODS` has it."""
+    """Question of a call of a method as `METHODS` has it."""
     pool = getattr(request, "pool", None)
     return Asked(principal, verb, resource, pool if isinstance(pool, str) else None, dict(_names(request)), request)
 

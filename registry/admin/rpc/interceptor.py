@@ -60,7 +60,7 @@ CODES: Mapping[type[RegistryError], StatusCode] = {
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """What all calls share.
+    """State that all calls share.
 
     Attributes:
         calls: limit of those that are taken, whose requests are here or on their way.

@@ -141,7 +141,7 @@ class FairLimiter:
                 turn.set_result(True)
 
     def _next(self) -> tuple[str, str] | None:
-        """Who goes next of those who wait; None: nobody may."""
+        """The next of those who wait; None: nobody may go."""
         for caller in sorted(self._waiting, key=lambda one: self._claim((one,))):
             able = [one for one in self._waiting[caller] if self._has_place(caller, one)]
             if able:
@@ -184,7 +184,7 @@ class FairLimiter:
 
 
 def _holders(caller: str, connection: str) -> tuple[_Holder, ...]:
-    """Who holds a place that a call takes."""
+    """Holder of a place that a call takes."""
     return ((caller,), (caller, connection)) if connection else ((caller,),)
 
 

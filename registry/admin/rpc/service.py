@@ -90,7 +90,7 @@ def make_handlers(
 
 
 def _acceptor(method: MethodDescriptor, parse: Callable[[bytes], Message], hook: Hook) -> Accept[Any]:
-    """What makes a request of its bytes and lets it through."""
+    """Parser of a request that also lets it through the hook."""
     verb, resource = METHODS[method.name]
 
     def accept(raw: bytes, call: CallContext) -> Message:

@@ -34,7 +34,7 @@ M = TypeVar("M", bound=Message)
 
 
 def parser_of(message: Descriptor, limits: TxnLimits) -> Callable[[bytes], Message]:
-    """What makes a request of its bytes. It raises InvalidArgument where they are none, or hold too much."""
+    """Parser of a request. It raises InvalidArgument where they are none, or hold too much."""
     made: type[Message] = GetMessageClass(message)
     most = max(MAX_FIELDS, _FIELDS_OF_A_CHANGE * limits.max_ops // 2)
 

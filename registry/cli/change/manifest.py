@@ -161,7 +161,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def manifest_name(field: str) -> str:
-    """What a manifest calls a field of the record: ``baseModel`` for ``base_model``; seconds are not said."""
+    """Name in a manifest of a field of the record: ``baseModel`` for ``base_model``; seconds are not said."""
     return to_camel(field.removesuffix("_seconds"))
 
 
@@ -170,13 +170,13 @@ def _not_in_spec(_labels: object) -> object:
 
 
 class ManifestSpec(AdapterSpec, defer_build=True):
-    """What is wanted of an adapter; its labels stand in the metadata."""
+    """Desired state of an adapter; its labels stand in the metadata."""
 
     labels: Annotated[Labels, BeforeValidator(_not_in_spec)] = Field(default={}, exclude=True)
 
 
 class Metadata(Part, defer_build=True):
-    """Which adapter it is."""
+    """Identity of the adapter."""
 
     name: str
     pool: str
@@ -307,7 +307,7 @@ def _complaint(place: str, problems: Mapping[str, str]) -> InvalidArgument:
 
 
 def _problems(error: ValidationError) -> dict[str, str]:
-    """What is wrong with each field, by its path."""
+    """Faults of each field, by its path."""
     problems: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         loc = problem["loc"]

@@ -86,7 +86,7 @@ Replace = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How a change of one adapter is checked, sent and waited for."""
+    """Flags by which a change of one adapter is checked, sent and waited for."""
 
     dry_run: options.DryRun = False
     wait: options.Wait = False
@@ -369,7 +369,7 @@ def _shown(before: pb.Adapter | None, result: pb.AdapterResult) -> list[str]:
 
 
 def _counts(outcomes: Sequence[pb.AdapterResult.Outcome]) -> dict[str, int]:
-    """How many adapters are or would be created, updated, deleted, and left as they are."""
+    """Numbers of adapters that are or would be created, updated, deleted, and left as they are."""
     known = (pb.AdapterResult.CREATED, pb.AdapterResult.UPDATED, pb.AdapterResult.DELETED, pb.AdapterResult.UNCHANGED)
     return {pb.AdapterResult.Outcome.Name(kind).lower(): outcomes.count(kind) for kind in known}
 

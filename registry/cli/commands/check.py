@@ -143,7 +143,7 @@ def compared_with(
     max_rank: int | None,
     read_seconds: float = READ_SECONDS,
 ) -> tuple[BaseModules | None, AdapterLimits]:
-    """What an adapter must be right for: a pool (None: the only one), or a base model and a rank.
+    """Base and limits that an adapter must be right for: a pool (None: the only one), or a base model and a rank.
 
     A base model goes before the variable of a pool.
 

@@ -134,7 +134,7 @@ EngineNames = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """What a pool may be given when it is made or changed; None: it is not given."""
+    """Settings of a pool when it is made or changed; None: it is not given."""
 
     max_rank: MaxRank = None
     max_adapters: MaxAdapters = None
@@ -253,7 +253,7 @@ def _replace_base(before: pb.BaseShapes, base: pb.BaseShapes) -> None:
 
 
 def _evidence(replica: pb.Replica, pool: pb.Pool) -> pb.EngineEvidence:
-    """What a replica's engine said that it applies.
+    """Modules that a replica's engine said it applies.
 
     Raises:
         CliError: it said nothing, or the pool has no base to compare adapters with.

@@ -78,7 +78,7 @@ def drain(
 
 
 def _wait_for_end(client: AdminClient, pool: str, name: str, seconds: float) -> str:
-    """How a drain ended, in one sentence.
+    """Outcome of a drain, in one sentence.
 
     Raises:
         CliError: exit 6 if others do not serve in time what it serves, or its sidecar is not reached; 7 if none can.

@@ -61,7 +61,7 @@ def top(
 
 
 def activity_of(replica: ReplicaView, seconds: float) -> Plain:
-    """What a replica's sidecar says that it is doing.
+    """Work of a replica, as its sidecar tells it.
 
     Raises:
         CliError: it is not reached, or another process answers where it says that it listens.

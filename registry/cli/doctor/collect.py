@@ -129,7 +129,7 @@ def _generation(adapter: pb.Adapter) -> str:
 
 
 def look_at_admin(client: AdminClient) -> list[DoctorFinding]:
-    """Whether the admin service says that it works, and whether it is of our release.
+    """Findings on the admin service: that it works, and that it is of our release.
 
     Raises:
         CliError: it does not answer.
@@ -170,7 +170,7 @@ async def _methods(channel: grpc.aio.Channel) -> list[str]:
 
 
 def look_at_certificates(address: str, tls: Tls, now: datetime) -> list[DoctorFinding]:
-    """Which certificates of the connection to the admin service end soon: that of the service, and its authorities."""
+    """Certificates of the connection to the admin service that end soon: that of the service, and its authorities."""
     return expiry_findings(address, _certificates(address, tls), now)
 
 
@@ -196,7 +196,7 @@ def _certificates(address: str, tls: Tls) -> dict[str, Mapping[str, object]]:
 
 
 def look_at_etcd(settings: DaemonSettings, told: EtcdGrowth) -> tuple[list[DoctorFinding], bool]:
-    """What is wrong with etcd, and whether any member answers. `told`: retention and quota."""
+    """Findings on etcd, and whether any member answers. `told`: retention and quota."""
     return asyncio.run(_look_at_etcd(settings, told))
 
 

@@ -30,7 +30,7 @@ _COLUMNS = ("severity", "part", "subject", "finding", "remedy")
 
 @dataclass(frozen=True, slots=True)
 class EtcdOptions:
-    """How etcd is reached, if it is to be looked at."""
+    """Options for reaching etcd, if it is to be looked at."""
 
     etcd: Annotated[
         str | None,
@@ -161,7 +161,7 @@ def _through_admin(session: Session, seconds: float, *, repair: bool) -> Seen:
 
 
 def _unreachable(session: Session, problem: CliError) -> DoctorFinding:
-    """Which part does not answer: the admin service, or etcd behind it."""
+    """Part that does not answer: the admin service, or etcd behind it."""
     with session.client(READ_SECONDS) as client:
         is_etcd = client.is_without_etcd()
     if is_etcd or problem.failure.reason == Reason.ETCD_UNAVAILABLE:
@@ -173,7 +173,7 @@ def _unreachable(session: Session, problem: CliError) -> DoctorFinding:
 
 
 def _plain_text(session: Session) -> list[DoctorFinding]:
-    """That the admin service is spoken to over the network without TLS: then so may anybody else."""
+    """Finding on an admin service spoken to over the network without TLS: then so may anybody else."""
     if session.tls or session.admin.startswith("unix:") or is_loopback(session.admin.rpartition(":")[0]):
         return []
     finding = "it is reached unencrypted and without a certificate: anybody on the network may change everything"

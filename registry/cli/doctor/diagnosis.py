@@ -68,7 +68,7 @@ class Survey:
 
 
 def looked_at(seen: Survey) -> str:
-    """How much of an installation was looked at, in words."""
+    """Extent of the look at an installation, in words."""
     adapters, replicas = (sum(len(getattr(pool, kind)) for pool in seen.pools) for kind in ("adapters", "replicas"))
     return f"{len(seen.pools)} pools, {replicas} replicas, {adapters} adapters, {len(seen.tenants)} tenants"
 
@@ -107,7 +107,7 @@ def miscounts(seen: Survey) -> list[Miscount]:
 
 
 def methods_differ(address: str, here: Iterable[str], there: Iterable[str]) -> list[DoctorFinding]:
-    """That the admin service is of another release than this program, by the methods that each knows."""
+    """Finding on an admin service of another release than this program, by the methods that each knows."""
     missing, unknown = sorted(set(here) - set(there)), sorted(set(there) - set(here))
     if missing:
         finding = f"it is of an earlier release than this program: it has no {', '.join(missing)}"
@@ -203,7 +203,7 @@ def _held(pool: PoolSeen) -> Iterator[DoctorFinding]:
 
 
 def _replicas_named(replicas: Sequence[ReplicaView]) -> str:
-    """How many replicas, and the first of their names."""
+    """Number of replicas, and the first of their names."""
     return f"{len(replicas)} replicas ({named([one.name for one in replicas])})"
 
 
@@ -224,7 +224,7 @@ def _missing(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
 
 
 def _start(pool: PoolSeen) -> str:
-    """What to do where replicas do not live, by what they are expected for."""
+    """Remedy where replicas do not live, by what they are expected for."""
     flags = [
         f"--expect-labels {label_text(one.expected.labels)}:{one.live}"
         for one in pool.groups
@@ -293,7 +293,7 @@ def _rank_too_low(pool: PoolSeen, replica: ReplicaView) -> Iterator[DoctorFindin
 
 
 def _room_too_small(pool: PoolSeen, replica: ReplicaView) -> Iterator[DoctorFinding]:
-    """Whoever has pending adapters for want of room is told of by these."""
+    """Replicas whose adapters exceed the engine's room."""
     room, allowed = _number(replica, "limits", "max_cpu_loras"), pool.limits.max_adapters
     if not room or any(one.get("reason") == "over_capacity" for one in replica.items("pending")):
         return

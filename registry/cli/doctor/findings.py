@@ -13,14 +13,14 @@ from registry.model.messages import Plain
 
 
 class Severity(StrEnum):
-    """Whether somebody has to act."""
+    """True if somebody has to act."""
 
     ERROR = "error"
     WARNING = "warning"
 
 
 class CheckedPart(StrEnum):
-    """What a finding is about."""
+    """Subject of a finding."""
 
     ADMIN = "admin"
     ETCD = "etcd"
@@ -127,7 +127,7 @@ _SPACE = "etcdctl compact, then defrag, then alarm disarm, as docs/operations.md
 
 @dataclass(frozen=True, slots=True)
 class EtcdGrowth:
-    """What grows in etcd, and what it may grow to.
+    """Growth in etcd, and its limit.
 
     Attributes:
         changes: audit records of the last day.
@@ -143,7 +143,7 @@ class EtcdGrowth:
 
 
 def growth_findings(growth: EtcdGrowth) -> Iterator[DoctorFinding]:
-    """Whether the changes of a day, for as long as their records are kept, outgrow the quota, and nothing compacts."""
+    """True if the changes of a day, for as long as their records are kept, outgrow the quota, and nothing compacts."""
     if growth.old_revision:
         finding = f"revision {growth.old_revision} can still be read: nothing compacts, or too seldom"
         remedy = "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h"

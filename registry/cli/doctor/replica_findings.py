@@ -106,7 +106,7 @@ def _causes(replica: ReplicaView) -> list[str]:
 
 
 def _of_all(replica: ReplicaView) -> list[Plain]:
-    """What it warns of that concerns all of its adapters."""
+    """Warnings that concern all of its adapters."""
     return [one for one in replica.items("warnings") if not one.get("name")]
 
 

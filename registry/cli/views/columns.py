@@ -44,7 +44,7 @@ def _for(one: pb.Adapter) -> str:
 
 
 def restored_cell(one: pb.Adapter) -> str:
-    """Who put a generation into history from a backup, and when."""
+    """Principal who put a generation into history from a backup, and when."""
     by = one.restored_by
     return cell(f"{by.principal} at {by.at}") if one.HasField("restored_by") else "-"
 
@@ -65,7 +65,7 @@ def _age_seconds(one: AdapterRow) -> int | None:
 
 
 def age(one: AdapterRow) -> str:
-    """How long it has had its generation, in one word."""
+    """Age of its generation, in one word."""
     seconds = _age_seconds(one)
     return "-" if seconds is None else short_span(seconds)
 
@@ -119,12 +119,12 @@ GENERATIONS: OutputView[pb.Adapter] = OutputView(
 
 
 def _urgent(replica: ReplicaView) -> object:
-    """What an operator has to know first."""
+    """The first thing that an operator has to know."""
     return replica.status.get("held") or replica.status.get("degraded")
 
 
 def _served(replica: ReplicaView) -> str:
-    """How many names the engine answers to, and how many of these with other weights than it should."""
+    """Number of names that the engine answers to, and of those with other weights than it should."""
     kept = sum(not one.get("counted") for one in replica.items("kept"))
     count = replica.text("served", "count")
     return f"{int(count) + kept} ({kept} not as desired)" if kept and count.isdecimal() else count
@@ -157,7 +157,7 @@ REPLICAS: OutputView[ReplicaView] = OutputView(
 
 
 def _expected(one: pb.Pool) -> str:
-    """How many replicas it is to have, in all and of which labels."""
+    """Number of replicas that it is to have, in all and by labels."""
     groups = [f"{label_text(group.labels)}: {group.replicas}" for group in one.limits.expected_groups]
     return cell([*([str(one.limits.expected_replicas)] if one.limits.expected_replicas else []), *groups])
 
@@ -178,7 +178,7 @@ POOLS: OutputView[pb.Pool] = OutputView(
 
 
 def _share(part: int, whole: int) -> str:
-    """What a column of parts of wholes is sorted by: per thousand, 0 where there is nothing."""
+    """Sort key of a column of parts of wholes: per thousand, 0 where there is nothing."""
     return str(1000 * part // max(1, whole))
 
 

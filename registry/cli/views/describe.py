@@ -40,7 +40,7 @@ _PLACED |= {"note", "leaving"}
 
 
 def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
-    """What an adapter is, what is wrong with it, where it is, and what was done to it."""
+    """Spec, findings, places and history of an adapter."""
     adapter = client.get_adapter(pool, name)
     if printer.form is Format.NAME:
         printer.item(ADAPTERS, AdapterRow(adapter))
@@ -158,7 +158,7 @@ def _standings(printer: Printer, rollout: pb.Rollout | None, *, is_well: bool) -
 
 
 def _canaries(adapter: pb.Adapter) -> dict[str, str]:
-    """What is to be known of a rollout that canaries began."""
+    """Facts of a rollout that canaries began."""
     if not adapter.HasField("rollout"):
         return {}
     rollout = adapter.rollout
@@ -170,7 +170,7 @@ def _canaries(adapter: pb.Adapter) -> dict[str, str]:
 
 
 def _restored(generations: Sequence[pb.Adapter]) -> dict[str, str]:
-    """Which earlier generations are not of this store, the newest first, and who said that they were."""
+    """Earlier generations that are not of this store, the newest first, and who said that they were."""
     by = {one.restored_by.principal: restored_cell(one) for one in reversed(generations)}
     told = {who: [str(one.generation) for one in generations if one.restored_by.principal == who] for who in by}
     lines = [f"generation {', '.join(told[who])} by {cell}" for who, cell in by.items()]
@@ -305,7 +305,7 @@ def _rest_of_status(printer: Printer, replica: ReplicaView) -> None:
 
 
 def _served_there(client: AdminClient, pool: str, replica: str) -> list[Plain]:
-    """What an engine answers to, as residency tells it to routers; by name."""
+    """Names that an engine answers to, as residency tells them to routers."""
     found = sorted(client.residency(pool), key=lambda one: one.name)
     return [
         {"name": one.name, "generation": part.generation, "model": part.model, "last_used": part.last_used or None}

@@ -82,7 +82,7 @@ def change_event(one: pb.RecordedChange) -> ShownEvent:
 
 
 def replica_events(replica: ReplicaView, *, with_pending: bool) -> Iterator[ShownEvent]:
-    """When a replica's sidecar started or was lost, and what is wrong there now."""
+    """Times at which a replica's sidecar started or was lost, and what is wrong there now."""
     if replica.missing:
         yield ShownEvent(replica.last_seen, "missing", "replica", replica.name, replica.name, current=True)
         return

@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for. `pool` None: all pools; `name` None: all names. `labels`: only what has all of them.
+    """Question. `pool` None: all pools; `name` None: all names. `labels`: only what has all of them.
 
     `detail`: what is to be known of where adapters are, and of how pools are; None: nothing.
     """
@@ -83,7 +83,7 @@ def sorted_by(view: OutputView[Item], items: Sequence[Item], column: str) -> lis
 
 
 def cell_filter(view: OutputView[Item], words: Sequence[str]) -> Callable[[Item], bool]:
-    """Whether an item's cells are as ``COLUMN=VALUE`` or ``COLUMN=VALUE,…`` say, in any case of letters.
+    """True if an item's cells are as ``COLUMN=VALUE`` or ``COLUMN=VALUE,…`` say, in any case of letters.
 
     Raises:
         CliError: a word is not of that form, or there is no such column.
@@ -101,7 +101,7 @@ def cell_filter(view: OutputView[Item], words: Sequence[str]) -> Callable[[Item]
 
 
 def label_filter(query: Query) -> Callable[[Any], bool]:
-    """Whether an item has the labels that are asked for.
+    """True if an item has the labels that are asked for.
 
     Raises:
         CliError: items of that kind have no labels.
@@ -206,7 +206,7 @@ def _all_pools(client: AdminClient, note: Note) -> list[pb.Pool]:
 
 
 def status_of_pool(client: AdminClient, pool: str) -> PoolStatus:
-    """How a pool is, from one list of its replicas and one of its adapters, which the admin service has counted."""
+    """State of a pool, from one list of its replicas and one of its adapters, which the admin service has counted."""
     return pool_status(client.all_replicas(pool), client.residency(pool, "", pb.WatchResidencyRequest.COUNTS))
 
 

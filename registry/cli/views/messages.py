@@ -7,7 +7,7 @@ from registry.v1 import registry_pb2 as pb
 
 
 def rollout_dict(rollout: pb.Rollout) -> Plain:
-    """How far a rollout is."""
+    """Progress of a rollout."""
     return {
         "name": rollout.name,
         "generation": rollout.generation,
@@ -33,7 +33,7 @@ def _replica(one: pb.RolloutReplica) -> Plain:
 
 
 def meanwhile(one: pb.RolloutReplica) -> str:
-    """What a replica answers with although it does not serve what it is to serve; empty: nothing."""
+    """Version that a replica answers with in place of the one it is to serve; empty: none."""
     if not one.HasField("serving_generation"):
         return ""
     return f"serving {generation_name(one.serving_generation)}"
@@ -55,5 +55,5 @@ def outcome_name(result: pb.AdapterResult) -> str:
 
 
 def result_dict(result: pb.AdapterResult) -> Plain:
-    """What became of one change."""
+    """Outcome of one change."""
     return {"outcome": outcome_name(result), "adapter": adapter_dict(result.adapter)}

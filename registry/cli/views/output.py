@@ -69,7 +69,7 @@ def output_of(text: str) -> Output:
 
 @dataclass(frozen=True, slots=True)
 class OutputView(Generic[Item]):
-    """How items of one kind are shown: their name, their plain form, and the cells of their row by title.
+    """Form in which items of one kind are shown: their name, their plain form, and the cells of their row by title.
 
     `more`: further cells, which `-o wide` shows. `order`: what a column is sorted by, where that is not its cell.
     `manifest`: what makes one; None: nothing that can be applied does.
@@ -98,7 +98,7 @@ class Printer:
 
     @cached_property
     def console(self) -> Console:
-        """What draws on a terminal."""
+        """Drawing on a terminal."""
         from rich.console import Console  # noqa: PLC0415 - takes as long to import as all else that `get` needs
 
         tty = sys.stdout.isatty()

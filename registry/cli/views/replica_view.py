@@ -69,17 +69,17 @@ class ReplicaView:
         return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
     def total(self, key: str) -> str:
-        """How many entries a list of the status has, those that it leaves out too; "-": there is no status."""
+        """Number of entries of a list in the status, those that it leaves out too; "-": there is no status."""
         count = self.status.get(f"{key}_count")
         return str(count if isinstance(count, int) else len(self.items(key))) if self.status else "-"
 
     def room(self, pool_limit: int) -> int:
-        """How many adapters it can hold at once; 0: nothing says so. `pool_limit` 0: the pool has none."""
+        """Number of adapters that it can hold at once; 0: nothing says so. `pool_limit` 0: the pool has none."""
         limits = [self.text("engine", "limits", "max_cpu_loras"), str(pool_limit)]
         return min((int(one) for one in limits if one.isdecimal() and len(one) < 10 and int(one)), default=0)
 
     def wanted_since(self, revision: int, more: int) -> int:
-        """How many eager adapters it is to hold, with so many more if it has not seen that revision yet."""
+        """Number of eager adapters that it is to hold, with so many more if it has not seen that revision yet."""
         counts = [self.text("served", "count"), self.total("pending"), self.total("failed")]
         known = sum(int(one) for one in counts if one.isdecimal() and len(one) < 10)
         seen = self.status.get("observed_revision")
@@ -107,7 +107,7 @@ class ReplicaView:
         }
 
     def seen_ago(self, now: datetime) -> str:
-        """When one that is missing was last seen, in words."""
+        """Time at which one that is missing was last seen, in words."""
         try:
             seconds = (now - datetime.fromisoformat(self.last_seen)).total_seconds()
         except (ValueError, TypeError):
@@ -146,7 +146,7 @@ def replica_views(pool: str, found: pb.ListReplicasResponse) -> list[ReplicaView
 
 
 def groups_told(groups: Iterable[pb.GroupPresence], *, lacking: bool) -> str:
-    """How many replicas of each expected group live, as ``zone=b: 1 of 3``; `lacking`: only of those that lack some."""
+    """Living replicas of each expected group, e.g. ``zone=b: 1 of 3``; `lacking`: only of those that lack some."""
     return ", ".join(
         f"{label_text(one.expected.labels)}: {one.live} of {one.expected.replicas}"
         for one in groups
@@ -174,7 +174,7 @@ class Disagreement:
 
 
 def disagreements(replicas: Sequence[ReplicaView]) -> list[Disagreement]:
-    """What the replicas of a pool do not agree about."""
+    """Facts about which the replicas of a pool differ."""
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for replica in replicas:
         for one in replica.items("found"):

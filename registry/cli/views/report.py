@@ -27,7 +27,7 @@ _TITLES = ("OUTCOME", "NAME", "POOL", "GENERATION")
 
 
 def print_table(printer: Printer, outcomes: Sequence[Outcome], *, dry_run: bool) -> None:
-    """What became of each change, then one line for each transaction."""
+    """Outcome of each change, then one line for each transaction."""
     applied = [one for one in outcomes if isinstance(one, Applied)]
     printer.table(_TITLES, (_row(result) for one in applied for result in one.response.results))
     note = "dry run, nothing was changed; " if dry_run else ""
@@ -168,7 +168,7 @@ class _Display:
 
 
 class Fate(Enum):
-    """What became of a rollout so far."""
+    """Outcome of a rollout so far."""
 
     SERVED = "served"
     FAILED = "failed"
@@ -176,14 +176,14 @@ class Fate(Enum):
 
 
 def fate_of(target: RolloutTarget, rollout: pb.Rollout) -> Fate:
-    """What became of it so far."""
+    """Outcome so far."""
     if target.is_served(rollout) or (rollout.done and not rollout.failure):
         return Fate.SERVED
     return Fate.FAILED if rollout.done else Fate.PENDING
 
 
 def summary(targets: Sequence[RolloutTarget], rollouts: Mapping[RolloutTarget, pb.Rollout]) -> str:
-    """How far several rollouts are, e.g. ``312/500 served, 188 staging, slowest r3``."""
+    """Progress of several rollouts, e.g. ``312/500 served, 188 staging, slowest r3``."""
     fates, reasons, slow = Counter[Fate](), Counter[str](), Counter[str]()
     for target, rollout in rollouts.items():
         fates[fate_of(target, rollout)] += 1

@@ -27,7 +27,7 @@ class AdapterRow:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """How a pool is.
+    """State of a pool.
 
     Attributes:
         state: ``Degraded``: an adapter is, or is halted, or a replica that is expected does not live. ``Progressing``:
@@ -54,7 +54,7 @@ class PoolRow:
 
 
 def pool_status(found: pb.ListReplicasResponse, adapters: Sequence[pb.AdapterResidency]) -> PoolStatus:
-    """How a pool of these replicas and adapters is; `adapters` with their replicas counted."""
+    """State of a pool of these replicas and adapters; `adapters` with their replicas counted."""
     staying = [one for one in map(replica_view, found.replicas) if not one.leaving]
     states = Counter(map(_state_there, adapters))
     ready = sum(one.status.get("ready") is True for one in staying)
@@ -66,7 +66,7 @@ def pool_status(found: pb.ListReplicasResponse, adapters: Sequence[pb.AdapterRes
 
 
 def residency_dict(one: pb.AdapterResidency) -> Plain:
-    """Where an adapter is, for programs; as ``/v1/residency`` has it."""
+    """Places of an adapter, for programs; as ``/v1/residency`` has it."""
     return {
         "name": one.name,
         "generation": one.generation,
@@ -117,7 +117,7 @@ def rows(one: pb.AdapterResidency) -> list[Sequence[str]]:
 
 
 def _counts(one: pb.AdapterResidency) -> Sequence[pb.ResidenceCount]:
-    """How many replicas stand to it how; of an admin service that does not count, those that live."""
+    """Numbers of replicas by how they stand to it; of an admin service that does not count, those that live."""
     return one.counts or [
         pb.ResidenceCount(
             replicas=1,
@@ -173,7 +173,7 @@ def reasons(one: pb.AdapterResidency) -> dict[str, int]:
 
 
 def status_dict(row: AdapterRow) -> Plain | None:
-    """How an adapter is, for programs; None: it is not known."""
+    """State of an adapter, for programs; None: it is not known."""
     if row.residency is None:
         return None
     answering, wanted = serving(row.residency)
@@ -191,7 +191,7 @@ def serving_cell(row: AdapterRow) -> str:
 
 
 def served_share(row: AdapterRow) -> str:
-    """What SERVING is sorted by: per thousand, 0 where nobody is to serve it."""
+    """Sort key of SERVING: per thousand, 0 where nobody is to serve it."""
     answering, wanted = (0, 0) if row.residency is None else serving(row.residency)
     return str(1000 * answering // max(1, wanted))
 

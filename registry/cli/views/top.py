@@ -16,7 +16,7 @@ _MOST = 2**63
 
 @dataclass(frozen=True, slots=True)
 class BusyReplica:
-    """What a replica is doing; None: nobody there says."""
+    """Work of a replica; None: nobody there says."""
 
     name: str
     loaded: int
@@ -33,7 +33,7 @@ class BusyReplica:
 
 @dataclass(frozen=True, slots=True)
 class BusyAdapter:
-    """What is done with an adapter. `last_used_seconds` None: never, or nobody says; `requests` None: nobody says."""
+    """Use of an adapter. `last_used_seconds` None: never, or nobody says; `requests` None: nobody says."""
 
     name: str
     replicas: list[str]
@@ -45,7 +45,7 @@ class BusyAdapter:
 
 
 def replica_row(said: Plain) -> BusyReplica:
-    """What one sidecar says of its engine and itself."""
+    """Report of one sidecar on its engine and itself."""
     engine = _dict(said.get("engine"))
     loads, load_seconds = _calls(said, "load")
     swaps, swap_seconds = _calls(said, "swap")
@@ -65,7 +65,7 @@ def replica_row(said: Plain) -> BusyReplica:
 
 
 def adapter_rows(answers: Iterable[Plain]) -> list[BusyAdapter]:
-    """What all sidecars say of adapters, by the names that engines have for them; the last used first."""
+    """Reports of all sidecars on adapters, by the names that engines have for them; the last used first."""
     found: dict[str, list[tuple[str, Plain]]] = {}
     for said in answers:
         for one in _adapters(said):
@@ -91,7 +91,7 @@ def _or_never(seconds: float | None) -> float:
 
 
 def _calls(said: Plain, kind: str) -> tuple[int, float | None]:
-    """How many calls succeeded, and how long one took on average."""
+    """Number of calls that succeeded, and their average time."""
     calls = _dict(_dict(said.get("calls")).get(kind))
     count, seconds = _count(calls.get("count")) or 0, _number(calls.get("seconds"))
     return count, round(seconds / count, 3) if count and seconds is not None else None

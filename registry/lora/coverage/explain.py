@@ -17,7 +17,7 @@ Fate = Literal["applied", "renamed", "reordered", "dropped", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class MatrixFate:
-    """What becomes of modules that are alike.
+    """Fate of modules that are alike.
 
     Attributes:
         module: as the adapter calls them, with ``{0-31}`` for numbers that run through.

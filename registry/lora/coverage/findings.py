@@ -46,7 +46,7 @@ def coverage_findings(modules: Mapping[str, bool], base: BaseModules | None) -> 
 
 
 def unknown_coverage(base: BaseModules | None) -> list[AdapterWarning]:
-    """What to say where nobody knows whether engines apply all of an adapter that is right for that base."""
+    """Warning where nobody knows whether engines apply all of an adapter that is right for that base."""
     if base is None or base.evidence is not None or (base.coverage is not None and base.coverage.is_measured):
         return []
     named = base.architecture or "a base whose architecture its pool does not say; see loraplane pool update --from"
@@ -84,7 +84,7 @@ _SAYS = "says the engine itself"
 
 @dataclass(frozen=True, slots=True)
 class EngineEvidence:
-    """What one engine said when it was asked, in its own names.
+    """Answer of one engine, in its own names.
 
     Attributes:
         engine: kind and version, e.g. ``vllm 0.32.0``.
@@ -133,7 +133,7 @@ def _expanded(patterns: tuple[str, ...]) -> frozenset[str]:
 
 @lru_cache(_MAX_REMEMBERED)
 def evidence_finding(modules: tuple[str, ...], evidence: EngineEvidence) -> Finding | None:
-    """What speaks against an adapter of these modules, given with ``{0-31}``; None: nothing.
+    """Finding against an adapter of these modules, given with ``{0-31}``; None: nothing.
 
     Asked at every plan for every adapter, so what was found is remembered.
     """

@@ -20,7 +20,7 @@ Matches = Callable[[str], bool]
 
 
 def without_effect(entries: Iterable[TensorName], zeros: frozenset[str]) -> list[AdapterWarning]:
-    """What to say of modules that add nothing, given the tensors that are served and those that are all zeros."""
+    """Warning about modules that add nothing, given the tensors that are served and those that are all zeros."""
     modules: dict[str, bool] = {}
     has_saved = False
     for entry in entries:
@@ -49,7 +49,7 @@ def _is_expert(module: str) -> bool:
 def missing_modules(
     config: AdapterConfig, modules: Iterable[str], renames: Mapping[str, str], base: BaseModules | None
 ) -> list[AdapterWarning]:
-    """What to say of modules that the configuration names and the file lacks, given all modules of the file."""
+    """Warning about modules that the configuration names and the file lacks, given all modules of the file."""
     names = set(modules)
     missing = dict.fromkeys(_absent(config, names, renames, base) if base is not None else ())
     told = {end for name in missing for end in _ends(name)}
@@ -114,7 +114,7 @@ def _block(name: str) -> str:
 
 
 def _named(config: AdapterConfig, count: int) -> Matches:
-    """Whether PEFT trains a module of that name by the configuration, to be asked `count` times."""
+    """True if PEFT trains a module of that name by the configuration, to be asked `count` times."""
     extra = config.model_extra or {}
     is_target = _matcher(config.target_modules, count)
     is_excluded = _matcher(extra.get("exclude_modules"), count)

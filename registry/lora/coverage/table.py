@@ -31,7 +31,7 @@ class Unapplied:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What an engine applies of an adapter for one architecture; modules are named by the ends of their names.
+    """Modules that an engine applies for one architecture; modules are named by the ends of their names.
 
     Attributes:
         embeddings: last parts of the embeddings and heads that it takes.
@@ -158,5 +158,5 @@ _VLLM_ENGINES = {"vllm", "axolotl"}
 
 
 def coverage_of(architecture: str | None, engine: str) -> Coverage | None:
-    """What is known of an architecture, as config.json's ``architectures`` names it, on a kind of engine."""
+    """Knowledge of an architecture, as config.json's ``architectures`` names it, on a kind of engine."""
     return _VLLM.get(architecture or "") if engine in _VLLM_ENGINES else None

@@ -56,7 +56,7 @@ class Parts:
 
 
 def dora_delta(weight: Matrix, pair: Pair, magnitude: Matrix) -> Matrix:
-    """What DoRA adds: with V = W + up @ down and D = diag(magnitude / the norms of V's rows), D V - W."""
+    """Delta that DoRA adds: with V = W + up @ down and D = diag(magnitude / the norms of V's rows), D V - W."""
     directed = weight + pair.up @ pair.down
     scale = magnitude / torch.linalg.vector_norm(directed, dim=1)
     delta: Matrix = scale[:, None] * directed - weight
@@ -82,7 +82,7 @@ def difference(one: Pair, other: Pair) -> Pair:
 
 
 def relative_error(delta: Matrix | Pair, made: Pair) -> float:
-    """How far `made` is from the delta, relative to the delta, in the Frobenius norm."""
+    """Distance of `made` from the delta, relative to the delta, in the Frobenius norm."""
     if isinstance(delta, Pair):
         return _ratio(_norm(difference(delta, made)), _norm(delta))
     missed = delta - made.up @ made.down

@@ -76,7 +76,7 @@ def convert(
 
 
 class _Converter:
-    """What is done to each module."""
+    """Steps done to each module."""
 
     def __init__(self, task: Task, options: ConversionOptions, base: BaseWeights | None) -> None:
         self._task = task
@@ -171,7 +171,7 @@ def _trained(places: Mapping[str, Place], config: AdapterConfig, task: Task) -> 
 
 
 def _kept(places: Mapping[str, Place], task: Task) -> Iterator[TensorName]:
-    """What is not left out; magnitudes are, of what is served, but they are computed with."""
+    """Tensors that are kept; magnitudes are, of what is served, but they are computed with."""
     dropped = set(task.verdict.changes.dropped)
     for place in places.values():
         entry = entry_of(place.tensor)

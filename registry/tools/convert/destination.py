@@ -48,7 +48,7 @@ class Destination:
 
 
 def destination(uri: str) -> Destination:
-    """Where a URI or a path of this machine leads.
+    """Destination of a URI or a path of this machine.
 
     Raises:
         CannotPublish: nothing can be written there.

@@ -74,7 +74,7 @@ _KEPT_INITS = re.compile(r"pissa|olora|corda|lora_ga|pissa_niter_[0-9]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """What is wanted.
+    """Wishes of the caller.
 
     Attributes:
         rank: highest rank of a module; None: that of its training.
@@ -93,7 +93,7 @@ class ConversionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What has to be computed; `verdict` is on the adapter as it will be, apart from its ranks.
+    """Computation that is needed; `verdict` is on the adapter as it will be, apart from its ranks.
 
     Attributes:
         is_dora: its magnitudes go into its pairs.
@@ -118,7 +118,7 @@ class Task:
 
 
 def task_of(opened: Opened, base: BaseModules | None, options: ConversionOptions) -> Task:
-    """What has to be done to an adapter; its verdict has findings where publishing cannot help."""
+    """Work that an adapter needs; its verdict has findings where publishing cannot help."""
     config, tensors = opened.config, opened.header.tensors
     init = _mendable_init(config, has_initial=options.has_initial)
     is_dora = bool(config.use_dora) or any(entry_of(tensor).part is TensorPart.MAGNITUDE for tensor in tensors)
@@ -145,7 +145,7 @@ def _mendable_init(config: AdapterConfig, *, has_initial: bool) -> str | None:
 
 
 def base_doubts(task: Task, opened: Opened, names: Collection[str]) -> list[AdapterWarning]:
-    """What to say where an adapter is converted with the weights of a base that is not called as its own.
+    """Warning where an adapter is converted with the weights of a base that is not called as its own.
 
     Only names tell two bases of the same shapes apart, and with the weights of another it is another adapter.
     """
@@ -160,7 +160,7 @@ def base_doubts(task: Task, opened: Opened, names: Collection[str]) -> list[Adap
 
 
 def impossible(task: Task, opened: Opened) -> list[Finding]:
-    """What speaks against computing it, beside what speaks against the adapter."""
+    """Findings against computing it, beside what speaks against the adapter."""
     findings = []
     extra = opened.config.model_extra or {}
     if task.needs_base and extra.get("fan_in_fan_out"):

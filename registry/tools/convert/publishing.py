@@ -31,7 +31,7 @@ from registry.tools.convert.options import (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the adapter must be right for.
+    """Base and limits that the adapter must be right for.
 
     Attributes:
         modules: of the base model; None: not known.
@@ -46,7 +46,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFiles:
-    """What stands at the destination; `outcomes` are empty where the files are those of the training, unchanged."""
+    """Files at the destination; `outcomes` are empty where the files are those of the training, unchanged."""
 
     digest: str
     outcomes: Sequence[ModuleOutcome]

@@ -22,7 +22,7 @@ _NAMES = {kind: name for name, kind in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of a tensor are."""
+    """Place of the bytes of a tensor."""
 
     path: Path
     start: int

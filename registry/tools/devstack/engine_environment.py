@@ -69,7 +69,7 @@ def plugin_folder(folder: Path) -> Path:
 
 
 def plugin_environment(folder: Path) -> dict[str, str]:
-    """What vLLM's environment needs beside, to run the plugin of `folder`."""
+    """Variables that vLLM's environment needs beside, to run the plugin of `folder`."""
     return {"PYTHONPATH": str(folder), **PLUGIN_VARIABLES}
 
 

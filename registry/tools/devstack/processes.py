@@ -260,5 +260,5 @@ def recall(file: Path) -> Process | None:
 
 
 def _boot() -> str:
-    """Which start of the machine this is: pids and ticks of another one mean nothing."""
+    """Identity of this start of the machine: pids and ticks of another one mean nothing."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

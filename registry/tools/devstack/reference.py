@@ -28,7 +28,7 @@ TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAnswer:
-    """What PEFT answers to one prompt.
+    """Answer of PEFT to one prompt.
 
     Attributes:
         prompt: its tokens.
@@ -58,7 +58,7 @@ def _greedy(model: torch.nn.Module, prompt: list[int], tokens: int) -> Answer:
 def expected(
     model: str, adapter: str, prompts: Sequence[str | list[int]], tokens: int, dtype: str = "float32"
 ) -> list[ReferenceAnswer]:
-    """What an adapter answers to prompts: texts, or numbers of tokens, in a float type of torch's.
+    """Answers of an adapter to prompts: texts, or numbers of tokens, in a float type of torch's.
 
     Raises:
         OSError, ValueError, RuntimeError: model, tokenizer or adapter cannot be read, or do not go together.

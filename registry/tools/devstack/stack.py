@@ -23,7 +23,7 @@ _MARK = "LORAPLANE_DEV_PART"
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """How a part is now."""
+    """State of a part."""
 
     part: StackPart
     pid: int | None
@@ -80,7 +80,7 @@ class Stack:
             remember(pid_file(self.folder.root, name), process)
 
     def command(self, name: str) -> Command:
-        """How a part is started.
+        """Start of a part.
 
         Raises:
             StackError: its program is not on this machine.
@@ -121,7 +121,7 @@ class Stack:
         return is_ready(self.part(name))
 
     def status(self) -> list[PartStatus]:
-        """How each part is now."""
+        """State of each part."""
         return [self._status(part) for part in self.parts]
 
     def _status(self, part: StackPart) -> PartStatus:

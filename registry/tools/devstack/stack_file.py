@@ -26,7 +26,7 @@ class FolderNotTrusted(StackError):
 
 
 class EngineKind(StrEnum):
-    """Which engine a stack runs."""
+    """Kind of engine that a stack runs."""
 
     VLLM = "vllm"
     SIM = "sim"
@@ -84,7 +84,7 @@ def load(folder: Path) -> StackLayout | None:
 
 
 def pid_file(folder: Path, part: str) -> Path:
-    """Where the process of a part is written down."""
+    """File in which the process of a part is written down."""
     return folder / "run" / f"{part}.json"
 
 

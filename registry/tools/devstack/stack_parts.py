@@ -34,7 +34,7 @@ _OUR_PREFIX = "LORAPLANE_"
 
 
 class Role(StrEnum):
-    """What a part is."""
+    """Role of a part."""
 
     ETCD = "etcd"
     ADMIN = "admin"
@@ -55,7 +55,7 @@ class StackPart:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a process is started."""
+    """Command of a process."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -63,7 +63,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Where a stack keeps what. `root` is absolute."""
+    """Folders of a stack. `root` is absolute."""
 
     root: Path
 

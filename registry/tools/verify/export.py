@@ -85,7 +85,7 @@ async def _stood_before(client: Client, prefix: bytes, revision: int) -> list[St
 
 
 def step_of(reflection: Reflection) -> Step | None:
-    """What a reflection tells of the history; None: nothing."""
+    """Step of the history that a reflection tells; None: nothing."""
     match reflection:
         case Listed(revision=revision, kvs=kvs):
             return HistoryBase(revision, kvs)

@@ -36,7 +36,7 @@ def same_generation(old: Document | None, new: Document | None) -> bool:
 
 
 def generation_faults(before: int, old: Document | None, new: Document) -> Iterator[str]:
-    """What is wrong with a record that was put.
+    """Findings on a record that was put.
 
     Args:
         before: the last generation of that name.
@@ -137,7 +137,7 @@ class Fold:
 
     @property
     def kvs(self) -> dict[bytes, bytes]:
-        """What stands."""
+        """The present state."""
         return {key: kv.value for key, kv in self._stored.items()}
 
     def begin(self, revision: int, kvs: Iterable[KeyValue]) -> None:
@@ -184,7 +184,7 @@ class Fold:
         return self.hashes[pool][at - 1][1] if at else 0
 
     def covers(self, revision: int) -> bool:
-        """Whether it is known what stood at a revision."""
+        """True if it is known what stood at a revision."""
         return self.first_revision <= revision <= self.revision
 
     def records(self, pool: str, key: str) -> tuple[list[Document], bool]:
@@ -195,7 +195,7 @@ class Fold:
         return [*retired.values(), *written], not self.first_revision or len(known) >= max(known, default=0)
 
     def knows(self, pool: str, key: str) -> bool:
-        """Whether that name was ever in the pool. Of one that went before the history begins, its history tells."""
+        """True if that name was ever in the pool. Of one that went before the history begins, its history tells."""
         return (pool, key) in self.adapters or (pool, key) in self._generations
 
     def adapter_at(self, pool: str, key: str, revision: int) -> Document | None:
@@ -381,7 +381,7 @@ def _at(story: Story, revision: int) -> Document | None:
 
 
 def _audited(by_kind: Mapping[str, Values], late: Sequence[LoggedRemoval]) -> list[Told]:
-    """What the audit record of a revision must tell: (kind, before, after), counters left out."""
+    """Content that the audit record of a revision must have: (kind, before, after), counters left out."""
     told = [("adapter", document(old), document(new)) for old, new in by_kind["adapters"].values()]
     told += [("pool", document(old), document(new)) for old, new in by_kind["pools"].values()]
     told += [("adapter", removal.record, None) for removal in late]
@@ -393,7 +393,7 @@ def _audited(by_kind: Mapping[str, Values], late: Sequence[LoggedRemoval]) -> li
 
 
 def _readable(before: object) -> object:
-    """What an audit record quotes since it could not be followed may be JSON all the same."""
+    """Read what an audit record quotes; although it could not be followed it may be JSON."""
     quoted = before.get("unreadable") if isinstance(before, dict) else None
     return document(quoted.encode()) if isinstance(quoted, str) else before
 

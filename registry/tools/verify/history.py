@@ -74,7 +74,7 @@ def objects_of(of: Document, name: str) -> list[Document]:
 
 @dataclass(frozen=True, slots=True)
 class HistoryBase:
-    """What stood at a revision, where the history before it is no longer kept."""
+    """State at a revision, where the history before it is no longer kept."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
@@ -106,7 +106,7 @@ def key_of(engine_name: str) -> str:
 
 
 def presence_faults(old: bytes | None, new: bytes) -> Iterator[str]:
-    """What is wrong with a presence that was put: a living replica's id is taken by its own owner or seat alone."""
+    """Findings on a presence that was put: a living replica's id is taken by its own owner or seat alone."""
     before, now = document(old) or {}, document(new) or {}
     has_seat = bool(before.get("seat")) and before["seat"] == now.get("seat")
     if "owner" in before and before["owner"] != now.get("owner") and not has_seat:
@@ -114,7 +114,7 @@ def presence_faults(old: bytes | None, new: bytes) -> Iterator[str]:
 
 
 def status_faults(status: KeyValue, presence: KeyValue | None) -> Iterator[str]:
-    """What is wrong with a status that was put, where `presence` stands: both have one lease, which one process has."""
+    """Findings on a status that was put, where `presence` stands: both have one lease, which one process has."""
     if presence is None:
         yield "it was written by one who does not have the id: there is no presence"
     elif presence.lease != status.lease:

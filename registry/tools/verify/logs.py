@@ -33,7 +33,7 @@ class Looks:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Their number."""
         return len(self.times)
 
     def forget(self) -> None:
@@ -54,7 +54,7 @@ class Looks:
         self.incarnations.append(incarnation)
 
     def path(self, name: str, number: int) -> str | None:
-        """What a look showed under a name."""
+        """Listing under a name in one look."""
         story = self._stories.get(name, [])
         at = bisect_right(story, number, key=itemgetter(0))
         return story[at - 1][1] if at else None

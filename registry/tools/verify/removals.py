@@ -59,7 +59,7 @@ class Removals:
         return self.off_at_start[tenant] + sum(one.tenant == tenant for one in self.waiting)
 
     def findings(self, first_revision: int) -> Iterator[Violation]:
-        """What is wrong with those that wait: W5 and W7."""
+        """Findings on those that wait: W5 and W7."""
         for removal in self.waiting:
             at, tenant = removal.revision, f"tenant {removal.tenant}"
             yield Violation("W7", at, removal.key, "deleted past the admin service, and not repaired since")

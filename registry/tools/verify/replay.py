@@ -71,7 +71,7 @@ Outcome = Literal["ok", "refused", "unknown"]
 
 
 class LoggedCall(Part):
-    """What a caller noted of one call.
+    """A caller's note of one call.
 
     Attributes:
         caller: whose request id it is, as the request record's key has it; empty: of somebody without a certificate.

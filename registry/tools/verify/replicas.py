@@ -75,7 +75,7 @@ def _check_plan(fold: Fold, pool: str, where: str, line: Document, mark: int) ->
 
 @dataclass
 class _SeenBefore:
-    """What earlier looks showed.
+    """Results of earlier looks.
 
     Attributes:
         absent: replica and name key to the revision at which what is deleted was first gone.
@@ -141,7 +141,7 @@ def _written(fold: Fold, pool: str, listing: EngineListing, key: str) -> tuple[l
 
 
 def _stable(record: Document) -> Document | None:
-    """What all but the canaries of a rollout serve, which may have been written before the history begins."""
+    """Version that all but the canaries of a rollout serve, which may have been written before the history begins."""
     rollout = part_of(record, "rollout")
     return {"spec": rollout.get("stable_spec")} if rollout else None
 
@@ -246,7 +246,7 @@ CLOCK_SECONDS = 5.0
 
 @dataclass
 class _Store:
-    """What is known of one store.
+    """Knowledge of one store.
 
     Attributes:
         seen: by artifact, each process that saw it listed, and in which looks.

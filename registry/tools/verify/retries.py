@@ -89,7 +89,7 @@ class _Trials:
     loads: int = 0
 
     def take(self, line: Document) -> str:
-        """What is wrong with the next line; empty: nothing."""
+        """Finding on the next line; empty: none."""
         match line.get("event"):
             case "started" | "removals_confirmed":
                 self.trials.clear()
@@ -129,7 +129,7 @@ class _Trials:
         return REFUSALS_UNPACED * (2 if record.get("generation") != 1 else 1)
 
     def _record(self, key: str) -> int | None:
-        """When what is desired under a name was written; None: what that is for this replica may change without it."""
+        """Time of the desired record under a name; None: what that is for this replica may change without it."""
         if not self.fold.covers(self.revision):
             return None
         record = self.fold.adapter_at(self.pool, key, self.revision) or {}
@@ -140,7 +140,7 @@ class _Trials:
 
 
 def check_retries(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> tuple[list[Violation], Counter[str]]:
-    """What an engine refuses is tried again rarely: findings, and how many loads were compared."""
+    """Check that refused loads are tried again rarely: findings, and how many loads were compared."""
     trials = _Trials(fold, pool)
     findings = [Violation("R8", trials.revision, where, message) for line in lines if (message := trials.take(line))]
     return findings, Counter({"loads": trials.loads})

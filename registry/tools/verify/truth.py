@@ -33,7 +33,7 @@ class Claim:
     digest: str
 
     def engine_name(self, names: str) -> str:
-        """What an engine calls it that names adapters in that way."""
+        """Name of it in an engine that names adapters in that way."""
         return f"{self.name}@{self.generation}" if names == "versioned" else self.name
 
 
@@ -53,7 +53,7 @@ class Claims:
         self._told: dict[str, tuple[Claim, ...]] = {}
 
     def of(self, status: ReplicaStatus, listed: Iterable[str]) -> tuple[Claim, ...] | None:
-        """What it says is served; None: it cannot be told.
+        """Version that it says is served; None: it cannot be told.
 
         `listed`: what its engine was seen to list, by which what is not for all replicas is guessed.
         """
@@ -97,7 +97,7 @@ def _newest(record: Document) -> tuple[Document, int]:
 
 
 def _stable(record: Document) -> tuple[Document, int]:
-    """What all but the canaries of a rollout serve."""
+    """Version that all but the canaries of a rollout serve."""
     rollout = part_of(record, "rollout")
     if not rollout:
         return _newest(record)
@@ -129,7 +129,7 @@ def check_truth(fold: Fold, pool: str, known: Sequence[SidecarProcess]) -> tuple
 
 
 def _status(fold: Fold, process: SidecarProcess, write: Write) -> ReplicaStatus | None:
-    """What was written then; None: it is older than the history, of a later schema, in a store that was replaced, or
+    """Version written then; None: it is older than the history, of a later schema, in a store that was replaced, or
     by a process whose log begins after its start.
     """
     try:
@@ -146,7 +146,7 @@ def _names(looks: Looks, write: Write) -> set[str]:
 def _untrue(
     looks: Looks, write: Write, status: ReplicaStatus, claimed: Sequence[Claim], made_of: Mapping[str, str]
 ) -> str:
-    """What is wrong with a status; empty: one look of the engine's process that it names showed all that it claims.
+    """Finding on a status; empty: one look of the engine's process that it names showed all that it claims.
 
     What it says that was served then, where there is no process to look at, the last looks must have shown.
     """
@@ -167,7 +167,7 @@ def _untrue(
 
 
 def _fault(claim: Claim, path: str | None, made_of: Mapping[str, str]) -> str:
-    """How what was listed under a name is not what is claimed; empty: it may be."""
+    """Contradiction between what was listed under a name and the claim; empty: none."""
     told = f"{claim.name!r} is called served at generation {claim.generation}, and was "
     if path is None:
         return told + "not listed"

@@ -113,7 +113,7 @@ class HttpContract(Protocol):
         ...
 
     def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
-        """What a load came to."""
+        """Outcome of a load."""
         ...
 
     def unload(self, name: str) -> PostRequest:
@@ -121,7 +121,7 @@ class HttpContract(Protocol):
         ...
 
     def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
-        """What an unload came to."""
+        """Outcome of an unload."""
         ...
 
 

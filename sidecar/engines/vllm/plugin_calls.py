@@ -223,7 +223,7 @@ def _is_age(value: object) -> bool:
 
 
 def plugin_outcome(answer: Reply | Lost | NotSent) -> Outcome:
-    """What a call to the plugin came to."""
+    """Outcome of a call to the plugin."""
     match answer:
         case NotSent(message):
             return EngineGone(message)

@@ -193,7 +193,7 @@ async def _is_there(http: VllmHttp, path: str) -> bool:
 
 
 async def says_paused(http: VllmHttp, process: VllmProcess) -> bool | None:
-    """Whether a process says that it is paused; None: it does not say it at once, as within a long step."""
+    """True if a process says that it is paused; None: it does not say it at once, as within a long step."""
     try:
         bodies = await http.get(process.pause_pages, PAUSE_SECONDS)
     except EngineError:

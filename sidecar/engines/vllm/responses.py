@@ -157,7 +157,7 @@ def _of_no_process(text: str, url: str) -> EngineUnusable:
 
 
 def read_pause(body: bytes) -> bool | None:
-    """Whether the answer of a page in `PAUSE_PAGES` says that the engine makes no steps; None: it does not say."""
+    """True if the answer of a page in `PAUSE_PAGES` says that the engine makes no steps; None: it does not say."""
     match json_of(body):
         case {"is_sleeping": bool(said)} | {"is_paused": bool(said)}:
             return said
@@ -303,7 +303,7 @@ def unauthorized(url: str, body: bytes = b"") -> EngineUnusable:
 
 
 def load_outcome(answer: Reply | Lost | NotSent) -> Outcome:
-    """What a load came to."""
+    """Outcome of a load."""
     match answer:
         case Reply(400, body) if _param(body) is None and not _is_failed_load(body):
             # The name is loaded, or is the base model's: only a listing can tell with which path.
@@ -315,7 +315,7 @@ def load_outcome(answer: Reply | Lost | NotSent) -> Outcome:
 
 
 def unload_outcome(answer: Reply | Lost | NotSent) -> Outcome:
-    """What an unload came to."""
+    """Outcome of an unload."""
     match answer:
         case Reply(404, body) if _error(body) is not None:
             return NotThere()
