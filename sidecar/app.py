@@ -40,8 +40,8 @@ from sidecar.desired.watcher import Watcher
 from sidecar.engines.driver import Engine, EngineOptions, make_engine
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import KEEP_SECONDS, LeaseCollector, LeasedStore, StoreRounds
-from sidecar.loop.observer import EngineProbes, watch_changes
-from sidecar.loop.reconciler import Reconciler
+from sidecar.loop.observer import EngineObserver, EngineProbes, watch_changes
+from sidecar.loop.reconciler import DesiredParts, EngineParts, Reconciler, RoundLinks
 from sidecar.loop.rounds import ServedNews
 from sidecar.metrics import CONNECTIONS_CLOSED, INTERNAL_ERRORS
 from sidecar.ownership import HostLock, ReplicaTaken, Seat, place_of
@@ -137,6 +137,7 @@ class Sidecar:
     declines: DeclineTeller
     handoffs: HandoffWatch
     finder: GoodFinder
+    observer: EngineObserver
     probes: EngineProbes
     reconciler: Reconciler
     status: StatusCache
@@ -169,11 +170,11 @@ class Sidecar:
     def start_serving(self, tasks: asyncio.TaskGroup) -> None:
         """Starts what makes the engine serve what the mailbox says, and nothing that needs etcd."""
         ports = self.ports
-        distrust = self.reconciler.distrust
-        self._keep(tasks, "engine watch", partial(self.probes.watch, distrust))
-        self._keep(tasks, "engine pulse", partial(self.probes.feel_pulse, distrust))
-        self._keep(tasks, "changes watch", partial(watch_changes, ports.engine, distrust))
-        self._keep(tasks, "reconciler", self.reconciler.run)
+        self._keep(tasks, "engine watch", partial(self.probes.watch, self.reconciler.heed_probes))
+        self._keep(tasks, "engine pulse", partial(self.probes.feel_pulse, self.reconciler.heed_probes))
+        self._keep(tasks, "changes watch", partial(watch_changes, ports.engine, self.observer.distrust))
+        paced = partial(self.supervisor.paced, "reconciler")
+        self._keep(tasks, "reconciler", partial(self.reconciler.run, paced))
         if ports.answer is not None:
             self._keep(tasks, "resolver", partial(ports.answer, self.resolver))
         self._keep(tasks, "lease collector", self.collector.run)
@@ -204,7 +205,8 @@ def assemble(ports: Ports) -> Sidecar:
     finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
     ring = EventRing(clock, lambda key: watcher.record(key) is not None)
     drain = ReplicaDrain(client, keys, ports.presence, mailbox, writer, handoffs, status, ring, clock)
-    collector = _collector(ports, status, on_news=lambda: reconciler.distrust())  # noqa: PLW0108 - there is none yet
+    observer = EngineObserver(engine, clock, mailbox.wake, store.owns, ports.base)
+    collector = _collector(ports, status, on_news=observer.distrust)
     demand = ResidentSet(Catalogue(pool, watcher.record, watcher.with_last_good), idle_seconds=ports.idle_seconds)
     resolver = Resolver(Means(mailbox, store, writer, engine.incarnation), demand, clock, collector.expect)
     sharing = Assigner(pool, replica, ports.presence.labels)
@@ -212,18 +214,17 @@ def assemble(ports: Ports) -> Sidecar:
     tell = _telling(ServedNews(watcher), finder, status, share, declines, handoffs, ring, ports.on_round)
     probes = EngineProbes(engine, clock)
     reconciler = Reconciler(
-        *(engine, store, mailbox, writer, clock, tell, collector.notice, sharing),
-        demand=demand,
-        probes=probes,
-        verdicts=handoffs.verdicts,
-        paced=partial(supervisor.paced, "reconciler"),
+        EngineParts(engine, observer, probes),
+        DesiredParts(mailbox, sharing, demand),
+        store,
+        ownership=writer,
+        clock=clock,
+        links=RoundLinks(tell, collector.notice, handoffs.verdicts, lambda: declines.told),
         rule=ports.ready_rule,
-        base=ports.base,
-        declined_before=lambda: declines.told,
     )
     return Sidecar(
         *(ports, mailbox, journal, watcher, writer, declines, handoffs, finder),
-        *(probes, reconciler, status, demand, resolver, collector),
+        *(observer, probes, reconciler, status, demand, resolver, collector),
         *(drain, ring, ReplicaActivity(ports.presence, engine, status, ring, drain.need, clock), supervisor),
     )
 

@@ -63,10 +63,16 @@ class EngineObserver:
     """
 
     def __init__(
-        self, engine: Engine, clock: Clock, owns: Callable[[str], str | None], base: Path | None = None
+        self,
+        engine: Engine,
+        clock: Clock,
+        wake: Callable[[], None],
+        owns: Callable[[str], str | None],
+        base: Path | None = None,
     ) -> None:
-        """`owns`: see `ArtifactStore`. `base`: the sidecar's own folder of the base model."""
+        """`wake` has a round follow soon. `owns`: see `ArtifactStore`. `base`: the sidecar's own of the model."""
         self._engine = engine
+        self._wake = wake
         self._owns = owns
         self._clock = clock
         self._bases = StartedBases(base)
@@ -85,7 +91,12 @@ class EngineObserver:
         return self.turns is False
 
     def distrust(self) -> None:
-        """Forgets what was seen, or is just being seen: it may have changed. The next look is a new one."""
+        """Forgets what was seen of the engine, since somebody heard that it may have changed; a round looks again."""
+        self.forget()
+        self._wake()
+
+    def forget(self) -> None:
+        """Forgets what was seen, or is just being seen. The next look is a new one."""
         self._observed = None
         self._doubts += 1
 

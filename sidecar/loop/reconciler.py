@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 
 from registry.lora.engine_base import EngineBase
 from registry.model.placement import Declined
-from registry.model.records import BaseShapes, PoolSpec
+from registry.model.records import PoolSpec
 from registry.runtime.clock import Clock
 from sidecar.artifacts.staging import Staging
 from sidecar.artifacts.types import ArtifactStore
@@ -27,12 +26,11 @@ from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import Engine
 from sidecar.engines.observed import Done, Observed, Use
 from sidecar.loop.executor import Attempt, Executor
-from sidecar.loop.observer import RESYNC_SECONDS, EngineObserver, EngineProbes, OwnNames, ServedGenerations
+from sidecar.loop.observer import RESYNC_SECONDS, EngineObserver, EngineProbes
 from sidecar.loop.retries import RetryTracker
-from sidecar.loop.rounds import Backlog, Propagation, RateLimiter
+from sidecar.loop.rounds import Propagation, RateLimiter, RoundMemory
 from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.ownership import Ownership
-from sidecar.plan.backoff import Declines
 from sidecar.plan.declines import restored
 from sidecar.plan.handoff import Handoff, HandoffVerdict
 from sidecar.plan.names import SEPARATOR, key_of, listed_as, names_of
@@ -40,7 +38,6 @@ from sidecar.plan.planner import make_plan
 from sidecar.plan.readiness import NO_REFUSALS, USUAL_RULE, ReadyRule
 from sidecar.plan.selection import still_kept
 from sidecar.plan.types import (
-    NOTHING_SEEN,
     Call,
     LastSeen,
     Load,
@@ -70,14 +67,77 @@ async def _unsupervised(round_: Round) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan with all that it was made from, so that nothing that is said of it comes from another moment."""
+class Inputs:
+    """All that one round's plan is made from, gathered in one step, so that it is of one moment.
 
-    plan: Plan
+    Attributes:
+        snapshot: what is known of etcd.
+        desired: its state, that is followed.
+        share: what of that is this replica's.
+        observed: the engine, as it was looked at in this round.
+        known: what this replica knows beside these.
+        now: monotonic seconds.
+    """
+
     snapshot: Snapshot
     desired: DesiredState
     share: Share
     observed: Observed
+    known: PlanContext
+    now: float
+
+    def plan(self) -> Plan:
+        """The plan that is made from these."""
+        return make_plan(self.desired, self.snapshot.pool, self.observed, self.known, now=self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with all that it was made from, so that nothing that is said of it comes from another moment."""
+
+    plan: Plan
+    inputs: Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """An engine, and what looks at it."""
+
+    engine: Engine
+    observer: EngineObserver
+    probes: EngineProbes
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredParts:
+    """What one replica is to serve.
+
+    Attributes:
+        mailbox: has the newest state.
+        sharing: finds this replica's share of it.
+        demand: what of the lazy adapters is asked for.
+    """
+
+    mailbox: Mailbox
+    sharing: Assigner
+    demand: ResidentSet
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLinks:
+    """Who hears of rounds, and who is asked in them.
+
+    Attributes:
+        publish: is told what a round came to.
+        notice: see `Notice`.
+        verdicts: what those who are to take adapters over said of it.
+        declined_before: what was declined before the restart.
+    """
+
+    publish: Callable[[RoundReport], None]
+    notice: Notice
+    verdicts: Callable[[], Mapping[Handoff, HandoffVerdict]] = dict
+    declined_before: Callable[[], Mapping[str, Declined]] = dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,58 +153,23 @@ class Reconciler:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineParts,
+        desired: DesiredParts,
         store: ArtifactStore,
-        mailbox: Mailbox,
         ownership: Ownership,
         clock: Clock,
-        publish: Callable[[RoundReport], None],
-        notice: Notice,
-        sharing: Assigner,
-        *,
-        demand: ResidentSet,
-        probes: EngineProbes,
-        verdicts: Callable[[], Mapping[Handoff, HandoffVerdict]] = dict,
-        paced: Callable[[Round], Awaitable[float]] = _unsupervised,
+        links: RoundLinks,
         rule: ReadyRule = USUAL_RULE,
-        base: Path | None = None,
-        declined_before: Callable[[], Mapping[str, Declined]] = dict,
     ) -> None:
-        """Does nothing yet.
-
-        `probes` of the engine; `verdicts`: what those who are to take adapters over said of it. `paced`: runs a round,
-        and gives the seconds until the next one, also if it fails. `rule`, `base`: see there.
-        `declined_before`: what it declined before its restart.
-        """
-        self._engine = engine
+        """Does nothing yet. `ownership` of the replica id. `rule`: for a replica whose engine refuses adapters."""
+        self._engine, self._observer, self._probes = engine.engine, engine.observer, engine.probes
+        self._mailbox, self._sharing, self._demand = desired.mailbox, desired.sharing, desired.demand
         self._store = store
-        self._mailbox = mailbox
         self._ownership = ownership
         self._clock = clock
-        self._publish = publish
-        self._notice = notice
-        self._sharing = sharing
-        self._verdicts = verdicts
-        self._paced = paced
-        self._demand = demand
-        self._observer = EngineObserver(engine, clock, store.owns, base)
-        self._probes = probes
-        self._reported: RoundReport | None = None
-        self._own_names = OwnNames()
-        self._generations = ServedGenerations()
-        self._retries = RetryTracker(clock, sharing.replica)
-        self._propagation = Propagation(clock.wall())
-        self._terms: tuple[tuple[BaseShapes | None, bool] | None, str, str] | None = None
+        self._links = links
         self._rule = rule
-        self._found: tuple[str, bool] = ("", False)
-        self._last_seen = NOTHING_SEEN
-        self._ready_in = ""
-        self._backlog = Backlog()
-        self._handing: AbstractSet[str] = frozenset()
-        self._declined: Declines | None = None
-        self._declined_before = declined_before
-        self._desired_count = 0
-        self._logged: tuple[int, int, int, int] | None = None
+        self._memory = RoundMemory(RetryTracker(clock, desired.sharing.replica), Propagation(clock.wall()))
 
     def _may_call(self, call: Call) -> bool:
         """Not for a replica that is another's, nor while its engine is paused or they are several, nor for a name that
@@ -161,21 +186,24 @@ class Reconciler:
             self._mailbox.wake()
         return is_sound
 
-    def distrust(self) -> None:
-        """Forgets what was seen of the engine: it may have changed. The next round looks again.
+    def heed_probes(self) -> None:
+        """Has the engine looked at again, since its probes found it to be otherwise.
 
-        A round may wait for the engine for long: that the probes found it away is said at once, of what was said last.
+        A round may wait for the engine for long: that it is away is said at once, of what was said last.
         """
         self._observer.distrust()
-        self._mailbox.wake()
-        if self._reported is not None and self._reported.situation.ready and self._probes.problem:
-            situation = replace(self._reported.situation, ready=False, note=self._probes.problem)
-            self._say(replace(self._reported, situation=situation))
+        reported = self._memory.reported
+        if reported is not None and reported.situation.ready and self._probes.problem:
+            situation = replace(reported.situation, ready=False, note=self._probes.problem)
+            self._say(replace(reported, situation=situation))
 
-    async def run(self) -> None:
-        """Runs until it is cancelled."""
+    async def run(self, paced: Callable[[Round], Awaitable[float]] = _unsupervised) -> None:
+        """Runs until it is cancelled.
+
+        `paced`: runs a round, and gives the seconds until the next one, also if it fails.
+        """
         async with asyncio.TaskGroup() as tasks:
-            failed, staged = self._retries.staging_failed, self._retries.staged
+            failed, staged = self._memory.retries.staging_failed, self._memory.retries.staged
             workers = Workers(
                 Staging(self._store, tasks, on_failure=failed, on_success=staged, on_end=self._mailbox.wake),
                 Executor(self._engine, self._mailbox, self._clock, self._may_call, tasks.create_task),
@@ -186,7 +214,7 @@ class Reconciler:
                 if rest := rounds.rest_seconds(asyncio.get_running_loop().time()):
                     await asyncio.sleep(rest)
                 with RECONCILE_SECONDS.time():
-                    pause = await self._paced(partial(self._round, workers))
+                    pause = await paced(partial(self._round, workers))
 
     async def _round(self, workers: Workers) -> float:
         """One round. Returns the seconds after which the next is due without a wake-up."""
@@ -197,35 +225,36 @@ class Reconciler:
             made = await self._make(await self._observer.look_at_most_old(0.0), workers)
         if made is None:
             return self._observer.look_again_seconds if self._observer.problem else RESYNC_SECONDS
-        plan, incarnation = made.plan, made.observed.facts.incarnation
+        plan, inputs = made.plan, made.inputs
+        incarnation = inputs.observed.facts.incarnation
         self._note(made)
-        self._propagation.follow(plan, made.desired.adapters, self._clock.wall())
+        self._memory.propagation.follow(plan, inputs.desired.adapters, self._clock.wall())
         workers.staging.start(plan.stage)
-        carried = await workers.executor.carry_out(plan, incarnation, is_serving=self._ready_in == incarnation)
+        carried = await workers.executor.carry_out(plan, incarnation, is_serving=self._memory.ready_in == incarnation)
         attempts = carried.attempts
         if not attempts:
             pause = self._pause(plan)
             return pause if carried.again_seconds is None else min(pause, carried.again_seconds)
         self._take_up(attempts)
-        is_calm = self._ready_in == incarnation and all(isinstance(one.outcome, Done) for one in attempts)
+        is_calm = self._memory.ready_in == incarnation and all(isinstance(one.outcome, Done) for one in attempts)
         return SETTLE_SECONDS if is_calm and len(attempts) == len(plan.calls) else 0.0
 
     def _take_up(self, attempts: tuple[Attempt, ...]) -> None:
         """Takes in calls that have ended; the engine may have changed by them."""
         for attempt in attempts:
-            self._retries.take_up([attempt], attempt.incarnation)
-            self._observer.distrust()
+            self._memory.retries.take_up([attempt], attempt.incarnation)
+            self._observer.forget()
 
     async def _look(self) -> Observed | None:
         if self._ownership.refusal or self._probes.several:
             return None
         is_expecting = self._demand.is_expecting or self._is_hindered
-        return await self._observer.look(has_unsettled=bool(self._retries.unsettled), is_expecting=is_expecting)
+        return await self._observer.look(has_unsettled=bool(self._memory.retries.unsettled), is_expecting=is_expecting)
 
     @property
     def _is_hindered(self) -> bool:
         """True if the engine was seen in a state in which nothing may be called, which it may leave unnoticed."""
-        plan = self._reported.situation.plan if self._reported is not None else None
+        plan = self._memory.reported.situation.plan if self._memory.reported is not None else None
         return plan is not None and bool(plan.paused or plan.blocked)
 
     async def _make(self, observed: Observed | None, workers: Workers) -> Planned | None:
@@ -239,10 +268,9 @@ class Reconciler:
             self._report(snapshot, observed, None)
             return None
         share = await self._share(desired, snapshot)
-        self._retries.settle(observed, turns=self._observer.turns)
-        self._retries.ask_again(lambda key: self._wanted(desired, share, key))
-        plan = await self._plan(snapshot, desired, share, observed, workers)
-        return Planned(plan, snapshot, desired, share, observed)
+        self._memory.retries.settle(observed, turns=self._observer.turns)
+        self._memory.retries.ask_again(lambda key: self._wanted(desired, share, key))
+        return await self._plan(lambda: self._gather(snapshot, desired, share, observed, workers), workers)
 
     async def _share(self, desired: DesiredState, snapshot: Snapshot) -> Share:
         if self._sharing.is_long(desired, snapshot.members):
@@ -250,91 +278,97 @@ class Reconciler:
             return await asyncio.to_thread(self._sharing.find, desired, snapshot.members)
         return self._sharing.find(desired, snapshot.members)
 
-    async def _plan(
-        self, snapshot: Snapshot, desired: DesiredState, share: Share, observed: Observed, workers: Workers
-    ) -> Plan:
-        """Gathers what is known, has a plan made of it, and says what that may load before anything is called.
+    async def _plan(self, gather: Callable[[], Inputs], workers: Workers) -> Planned:
+        """Has a plan made of what is known, and says what that may load before anything is called.
 
         What the store knows is read from memory in the step in which the plan is made and told of: nothing is let go of
         in between. Files are read before, beside the event loop, for a plan that would have needed them.
         """
-        now, known = self._gather(snapshot, desired, share, observed, workers)
-        plan = make_plan(desired, snapshot.pool, observed, known, now=now)
+        inputs = gather()
+        plan = inputs.plan()
         if plan.chosen.unseen and await self._store.recall(plan.chosen.unseen):
-            now, known = self._gather(snapshot, desired, share, observed, workers)
-            plan = make_plan(desired, snapshot.pool, observed, known, now=now)
+            inputs = gather()
+            plan = inputs.plan()
         if plan.blocked:
-            listed = listed_as(plan.chosen.wanted, plan.chosen.limits.names, observed)
+            listed = listed_as(plan.chosen.wanted, plan.chosen.limits.names, inputs.observed)
             made_of = await self._store.made_of([(adapter.ref, path) for adapter, path in listed])
-            plan = make_plan(desired, snapshot.pool, observed, replace(known, made_of=made_of), now=now)
-        self._declined = plan.declined
-        unloaded = (call.name for call in plan.calls if isinstance(call, Unload))
-        self._own_names.note(observed, unloaded, lambda name: desired.of(key_of(name)) is not None)
-        if not plan.blocked:
-            self._handing = {one.name for one in still_kept(plan.leaving, known)}
-        self._desired_count = len(share.order) + len(share.undecided)
-        self._demand.follow(plan)
+            inputs = replace(inputs, known=replace(inputs.known, made_of=made_of))
+            plan = inputs.plan()
+        self._remember(plan, inputs)
         # Also what calls that were made may yet come to, and what the engine was told.
-        under_way = self._retries.loads() | workers.executor.uses
-        self._notice(observed, plan.chosen.uses | self._demand.uses(now) | under_way)
-        return plan
+        under_way = self._memory.retries.loads() | workers.executor.uses
+        self._links.notice(inputs.observed, plan.chosen.uses | self._demand.uses(inputs.now) | under_way)
+        return Planned(plan, inputs)
+
+    def _remember(self, plan: Plan, inputs: Inputs) -> None:
+        """Takes in a plan, for those that come after it."""
+        memory, desired, share = self._memory, inputs.desired, inputs.share
+        memory.declined = plan.declined
+        unloaded = (call.name for call in plan.calls if isinstance(call, Unload))
+        memory.own_names.note(inputs.observed, unloaded, lambda name: desired.of(key_of(name)) is not None)
+        if not plan.blocked:
+            memory.handing = {one.name for one in still_kept(plan.leaving, inputs.known)}
+        memory.desired_count = len(share.order) + len(share.undecided)
+        self._demand.follow(plan)
 
     def _gather(
         self, snapshot: Snapshot, desired: DesiredState, share: Share, observed: Observed, workers: Workers
-    ) -> tuple[float, PlanContext]:
-        """All that is known now, with what time that is."""
-        now, problem = self._now(), self._compare_with(snapshot.pool, observed.facts.base)
-        if self._declined is None:
-            self._declined = restored(self._declined_before(), desired)
-        self._backlog.look(observed, desired, now)
-        return now, PlanContext(
+    ) -> Inputs:
+        memory, now = self._memory, self._now()
+        problem = self._compare_with(snapshot.pool, observed.facts.base)
+        if memory.declined is None:
+            memory.declined = restored(self._links.declined_before(), desired)
+        memory.backlog.look(observed, desired, now)
+        known = PlanContext(
             staged=self._store.seen,
             staging=workers.staging.in_progress,
-            failures=self._retries.failures,
-            unsettled=self._retries.unsettled,
+            failures=memory.retries.failures,
+            unsettled=memory.retries.unsettled,
             in_progress=workers.executor.in_progress,
             base_problem=problem,
             base_known=self._store.base_known,
             lazy=self._demand.candidates(desired, observed, now=now),
             share=share,
-            handed=self._verdicts(),
-            taken=self._own_names.taken(observed),
+            handed=self._links.verdicts(),
+            taken=memory.own_names.taken(observed),
             request_id=snapshot.last_request_id,
-            since=self._backlog.since,
-            used_at=self._backlog.used_at,
+            since=memory.backlog.since,
+            used_at=memory.backlog.used_at,
             proxied=snapshot.proxied,
-            handing=self._handing,
-            generations=self._generations.by_use,
-            declined=self._declined,
+            handing=memory.handing,
+            generations=memory.generations.by_use,
+            declined=memory.declined,
             reads=self._store.reads,
             touched=self._store.troubles,
         )
+        return Inputs(snapshot, desired, share, observed, known, now)
 
     def _compare_with(self, pool: PoolSpec | None, base: EngineBase) -> str:
         """Has adapters compared with what the pool asks for; what was refused for other terms is looked at anew."""
         asked = (pool.base, pool.limits.require_signature) if pool else None
         terms = (asked, self._store.reads, base.own.fingerprint if base.own else "")
-        if terms != self._terms:
-            self._terms = terms
+        if terms != self._memory.terms:
+            self._memory.terms = terms
             self._demand.forget_troubles()
-            self._retries.forget_staging()
+            self._memory.retries.forget_staging()
         return self._store.use_pool(pool, base)
 
     def _note(self, made: Planned) -> None:
         """Says what is so, before the calls; the round after them says what they came to."""
-        plan, observed, desired = made.plan, made.observed, made.desired
-        self._retries.forget_others(observed, lambda key: self._wanted(desired, made.share, key))
+        plan, inputs, memory = made.plan, made.inputs, self._memory
+        observed, desired = inputs.observed, inputs.desired
+        memory.retries.forget_others(observed, lambda key: self._wanted(desired, inputs.share, key))
         incarnation, seen_at = observed.facts.incarnation, self._clock.moment().wall_of(self._observer.observed_at)
-        self._last_seen = LastSeen(plan.served, seen_at)
+        memory.last_seen = LastSeen(plan.served, seen_at)
         served = (*plan.served, *plan.residents, *plan.still_served)
-        self._generations.note(observed, ((one.name, one.generation) for one in served))
-        if self._found[0] != incarnation:
-            self._found = incarnation, plan.refusals.serves
-        if plan.is_settled and self._rule.may_begin(plan.refusals, was_serving=self._found[1]):
-            self._ready_in = incarnation
+        memory.generations.note(observed, ((one.name, one.generation) for one in served))
+        if memory.found[0] != incarnation:
+            memory.found = incarnation, plan.refusals.serves
+        if plan.is_settled and self._rule.may_begin(plan.refusals, was_serving=memory.found[1]):
+            memory.ready_in = incarnation
         decision = (plan.revision, len(plan.stage), len(plan.calls), len(plan.served))
-        if decision != self._logged:
-            self._logged = decision
+        if decision != memory.logged:
+            memory.logged = decision
             _log.info(
                 "plan_made",
                 revision=plan.revision,
@@ -344,9 +378,9 @@ class Reconciler:
                 actions=len(plan.stage) + len(plan.calls),
                 served=len(plan.served),
                 failed=len(plan.failed),
-                request_id=made.snapshot.last_request_id,
+                request_id=inputs.snapshot.last_request_id,
             )
-        self._report(made.snapshot, observed, plan)
+        self._report(inputs.snapshot, observed, plan)
 
     def _wanted(self, desired: DesiredState, share: Share, key: str) -> DesiredAdapter | None:
         """What this replica is to serve under a name key, or while it cannot under the key of its last good one."""
@@ -359,7 +393,7 @@ class Reconciler:
     def _report(self, snapshot: Snapshot, observed: Observed | None, plan: Plan | None) -> None:
         """`snapshot` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""
         desired = snapshot.actionable
-        ready = observed is not None and desired is not None and self._ready_in == observed.facts.incarnation
+        ready = observed is not None and desired is not None and self._memory.ready_in == observed.facts.incarnation
         refusals = plan.refusals if plan else NO_REFUSALS
         is_well = not (self._observer.hangs or self._probes.problem or (plan and (plan.paused or plan.blocked)))
         ready = ready and is_well and snapshot.pool is not None and self._rule.may_stay(refusals)
@@ -375,13 +409,13 @@ class Reconciler:
             last_request_id=snapshot.last_request_id,
             names=names_of(snapshot.pool),
             degraded=self._rule.degraded(refusals),
-            last_seen=self._last_seen,
+            last_seen=self._memory.last_seen,
         )
-        self._say(RoundReport(situation, self._desired_count, plan.chosen.limits.capacity if plan else None))
+        self._say(RoundReport(situation, self._memory.desired_count, plan.chosen.limits.capacity if plan else None))
 
     def _say(self, report: RoundReport) -> None:
-        self._reported = report
-        self._publish(report)
+        self._memory.reported = report
+        self._links.publish(report)
 
     def _why_not_ready(self, snapshot: Snapshot, plan: Plan | None) -> str:
         if problem := self._ownership.refusal or self._probes.several or self._observer.problem or self._probes.problem:
@@ -401,7 +435,7 @@ class Reconciler:
         return "the first plan is being carried out"
 
     def _pause(self, plan: Plan) -> float:
-        if self._retries.unsettled or plan.paused or plan.blocked:
+        if self._memory.retries.unsettled or plan.paused or plan.blocked:
             return UNSETTLED_SECONDS
         longest = min(RESYNC_SECONDS, self._demand.rest_seconds(self._now()))
         if plan.wake_at is None:

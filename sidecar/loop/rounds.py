@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from registry.model.names import name_key
+from registry.model.records import BaseShapes
 from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.engines.observed import Observed
+from sidecar.loop.observer import OwnNames, ServedGenerations
+from sidecar.loop.retries import RetryTracker
 from sidecar.metrics import PROPAGATION_SECONDS
+from sidecar.plan.backoff import Declines
 from sidecar.plan.names import key_of
-from sidecar.plan.types import FailedAdapter, PendingAdapter, Plan, RoundReport
+from sidecar.plan.types import NOTHING_SEEN, FailedAdapter, LastSeen, PendingAdapter, Plan, RoundReport
 
 # So many rounds in so long are a flood; from then on each waits a little.
 FLOOD_ROUNDS = 50
@@ -85,6 +90,45 @@ class Backlog:
         if used:
             kept = {key: at for key, at in self.used_at.items() if key in desired.adapters}
             self.used_at = {**kept, **used}
+
+
+@dataclass(slots=True)
+class RoundMemory:
+    """All that a loop remembers from one round to the next, beside its look at the engine.
+
+    Nothing of it decides what is served: after a restart it is found again, or costs one more try.
+
+    Attributes:
+        retries: so that what failed is not tried again at once, and what may yet happen is not done twice.
+        propagation: so that how long a change took is counted when it is served.
+        own_names: so that other files under a name that was ours are told from files that were never ours.
+        generations: so that a status can name what answers once nothing desired has those files any more.
+        backlog: so that what changed of late, and what was used last, comes first.
+        handing: names that the engine had for others until these serve them, so that they come back if it loses them.
+        declined: what was declined stays so; None: what was before the restart is not taken up yet.
+        terms: what adapters were last compared by, so that what was refused by others is looked at anew, once.
+        found: a process of the engine, and whether it served when it was first met: then no refusal makes it unready.
+        ready_in: the process of the engine that all was carried out in, so that it stays ready during later changes.
+        last_seen: so that a status without a plan says what was served.
+        desired_count: the same, for how much there is to serve.
+        reported: what was said last, so that what a probe finds corrects it before the round has ended.
+        logged: the decision that was logged last, so that only others are.
+    """
+
+    retries: RetryTracker
+    propagation: Propagation
+    own_names: OwnNames = field(default_factory=OwnNames)
+    generations: ServedGenerations = field(default_factory=ServedGenerations)
+    backlog: Backlog = field(default_factory=Backlog)
+    handing: AbstractSet[str] = frozenset()
+    declined: Declines | None = None
+    terms: tuple[tuple[BaseShapes | None, bool] | None, str, str] | None = None
+    found: tuple[str, bool] = ("", False)
+    ready_in: str = ""
+    last_seen: LastSeen = NOTHING_SEEN
+    desired_count: int = 0
+    reported: RoundReport | None = None
+    logged: tuple[int, int, int, int] | None = None
 
 
 class RemembersServed(Protocol):

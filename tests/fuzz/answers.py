@@ -170,9 +170,7 @@ async def _believing(folder: Path) -> AsyncIterator[Run]:
             rounds = len(rig.statuses)
             rig.mailbox.wake()
             # A single odd answer is not told yet.
-            await eventually(
-                lambda: len(rig.statuses) > rounds or (replying.asked and rig.reconciler._observer.problem)
-            )
+            await eventually(lambda: len(rig.statuses) > rounds or (replying.asked and rig.sidecar.observer.problem))
             status = ReplicaStatus.parse(rig.status.to_bytes())
             assert status.ready or status.note or status.pending or status.failed or status.degraded or status.stale
             rig.sidecar.status.refresh_metrics()

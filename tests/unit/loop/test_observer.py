@@ -69,7 +69,7 @@ class Eyes:
 
     def __init__(self) -> None:
         self.engine, self.chance = Engine(), random.Random(0)
-        self.observer = EngineObserver(self.engine, Time(self.chance), owns)
+        self.observer = EngineObserver(self.engine, Time(self.chance), lambda: None, owns)
 
     async def look(self, at: float) -> None:
         vars(self.chance)[NOW] = at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,10 +30,11 @@ from sidecar.desired.pool import PoolWatcher
 from sidecar.engines.driver import USUAL, EngineUnreachable
 from sidecar.engines.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown, Use
 from sidecar.loop.executor import REST_FACTOR, Attempt
-from sidecar.loop.observer import EngineProbes
-from sidecar.loop.reconciler import Notice, Reconciler
+from sidecar.loop.observer import EngineObserver, EngineProbes
+from sidecar.loop.reconciler import DesiredParts, EngineParts, Notice, Reconciler, Round, RoundLinks
 from sidecar.loop.rounds import Backlog
 from sidecar.ownership import Ownership
+from sidecar.plan.readiness import USUAL_RULE, ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
@@ -116,27 +117,28 @@ async def running(
     probes: EngineProbes | None = None,
     demand: ResidentSet | None = None,
     store: SimStore | None = None,
-    **more: Any,
+    rule: ReadyRule = USUAL_RULE,
+    paced: Callable[[Round], Awaitable[float]] | None = None,
+    **links: Any,
 ) -> AsyncIterator[list[RoundReport]]:
-    """A reconciler that runs within the body; gives its reports. `more`: what it is also made with."""
+    """A reconciler that runs within the body; gives its reports. `links`: whom it also asks."""
     mailbox.post(replace(mailbox.snapshot, connected=True, pool_read=True))
     reports: list[RoundReport] = []
     own = TemporaryDirectory()
+    clock = Clock(random.Random(0))
+    store = store or SimStore("r1", random.Random(0), lease_file or Path(own.name) / "leases")
+    observer = EngineObserver(engine, clock, mailbox.wake, store.owns)
     reconciler = Reconciler(
-        engine,
-        store or SimStore("r1", random.Random(0), lease_file or Path(own.name) / "leases"),
-        mailbox,
+        EngineParts(engine, observer, probes or EngineProbes(engine, clock)),
+        DesiredParts(mailbox, sharing or Assigner(POOL, "r1", labels), demand or nothing_asked()),
+        store,
         ownership or Free(),
-        Clock(random.Random(0)),
-        reports.append,
-        notice,
-        sharing=sharing or Assigner(POOL, "r1", labels),
-        demand=demand or nothing_asked(),
-        probes=probes or EngineProbes(engine, Clock(random.Random(0))),
-        **more,
+        clock,
+        RoundLinks(reports.append, notice, **links),
+        rule,
     )
-    engine.on_probed = reconciler.distrust
-    task = asyncio.create_task(reconciler.run())
+    engine.on_probed = reconciler.heed_probes
+    task = asyncio.create_task(reconciler.run(*([paced] if paced else ())))
     try:
         yield reports
     finally:
