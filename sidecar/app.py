@@ -195,12 +195,12 @@ def assemble(ports: Ports) -> Sidecar:
         lambda part: INTERNAL_ERRORS.labels(part).inc(),
         clock.rng,
         fatal=(ReplicaTaken, SocketUnusable),
-        on_change=lambda: status.look_again(),  # noqa: PLW0108 - there is none yet
     )
     journal = Journal(ports.state)
     watcher = Watcher(client, keys, pool, replica, mailbox, journal, clock, supervisor.keep)
     writer = StatusWriter(client, keys, ports.presence, clock, mailbox.wake)
-    status = StatusCache(identity, clock, writer.offer, lambda: supervisor.troubles, lambda: drain.why)
+    status = StatusCache(identity, clock, writer.offer, supervisor.troubles)
+    supervisor.heed(status.look_again)
     handoffs = HandoffWatch(client, keys, pool, mailbox)
     finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
     ring = EventRing(clock, lambda key: watcher.record(key) is not None)
@@ -223,15 +223,34 @@ def assemble(ports: Ports) -> Sidecar:
         rule=ports.ready_rule,
     )
     return Sidecar(
-        *(ports, mailbox, journal, watcher, writer, declines, handoffs, finder),
-        *(observer, probes, reconciler, status, demand, resolver, collector),
-        *(drain, ring, ReplicaActivity(ports.presence, engine, status, ring, drain.need, clock), supervisor),
+        ports=ports,
+        mailbox=mailbox,
+        journal=journal,
+        watcher=watcher,
+        writer=writer,
+        declines=declines,
+        handoffs=handoffs,
+        finder=finder,
+        observer=observer,
+        probes=probes,
+        reconciler=reconciler,
+        status=status,
+        demand=demand,
+        resolver=resolver,
+        collector=collector,
+        drain=drain,
+        events=ring,
+        activity=ReplicaActivity(ports.presence, engine, status, ring, drain.need, clock),
+        supervisor=supervisor,
     )
 
 
 def _collector(ports: Ports, status: StatusCache, *, on_news: Callable[[], None]) -> LeaseCollector:
     return LeaseCollector(
-        *(ports.engine, ports.store, DrainTracker(ports.grace_seconds, ports.store.owns), ports.maintenance),
+        ports.engine,
+        ports.store,
+        DrainTracker(ports.grace_seconds, ports.store.owns),
+        ports.maintenance,
         monotonic=ports.clock.monotonic,
         pause_seconds=ports.keep_seconds,
         on_news=on_news,

@@ -45,7 +45,6 @@ class Supervisor:
         count: is told the name of a part at each failure, for a metric.
         rng: for jitter.
         fatal: errors that end the process, as their messages say.
-        on_change: is called when a part fails or is well again.
     """
 
     def __init__(
@@ -54,17 +53,20 @@ class Supervisor:
         rng: random.Random,
         *,
         fatal: tuple[type[Exception], ...] = (),
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._count = count
         self._rng = rng
         self._fatal = fatal
-        self._on_change = on_change
+        self._on_change: Callable[[], None] = lambda: None
         self._troubles: dict[str, Trouble] = {}
+
+    def heed(self, on_change: Callable[[], None]) -> None:
+        """Has this called when a part fails or is well again: whoever tells of `troubles`, so it is made later."""
+        self._on_change = on_change
 
     @property
     def troubles(self) -> Mapping[str, Trouble]:
-        """The parts that fail at present."""
+        """The parts that fail at present; always the same mapping, which changes."""
         return self._troubles
 
     async def keep(self, part: str, work: Callable[[], Awaitable[None]]) -> None:

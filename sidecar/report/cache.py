@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from registry.model.status import ReplicaStatus, ReportedStore, Warned
 from registry.runtime.clock import Clock
@@ -47,18 +48,14 @@ class StatusCache:
         replica: ReplicaIdentity,
         clock: Clock,
         offer: Callable[[Callable[[], ReplicaStatus]], None],
-        troubles: Callable[[], Mapping[str, Trouble]] = dict,
-        leave: Callable[[], str] = str,
+        troubles: Mapping[str, Trouble] = MappingProxyType({}),
     ) -> None:
-        """Nothing is known yet.
-
-        `troubles`: the parts of this process that fail at present; `leave`: why the replica drains; empty: it does not.
-        """
+        """Nothing is known yet. `troubles`: the parts of this process that fail, at any time."""
         self._replica = replica
         self._clock = clock
         self._offer = offer
         self._troubles = troubles
-        self._leave = leave
+        self._drain = ""
         self._report = RoundReport(_BEFORE, 0)
         self._heard_at = math.inf
         self._status: ReplicaStatus | None = None
@@ -73,8 +70,8 @@ class StatusCache:
             situation, self._was_old = self._report.situation, is_old
             if is_old:
                 situation = replace(situation, stale=True)
-            if why := self._leave():
-                situation = replace(situation, ready=False, note=why)
+            if self._drain:
+                situation = replace(situation, ready=False, note=self._drain)
             status = derive_status(self._replica, situation, self._clock.moment(), self._store)
             self._status = status.model_copy(update={"warnings": [*status.warnings, *map(_warned, self.failing)]})
         return self._status
@@ -87,14 +84,14 @@ class StatusCache:
     @property
     def failing(self) -> list[str]:
         """The parts of this process that fail at present, sorted."""
-        return sorted(self._troubles())
+        return sorted(self._troubles)
 
     def _is_old(self) -> bool:
         """True if what is said comes from a part that has failed for a while, or no round has ended for long."""
         now = self._clock.monotonic()
         if now - self._heard_at >= SILENT_SECONDS:
             return True
-        found = (one for part, one in self._troubles().items() if part in _SOURCES)
+        found = (one for part, one in self._troubles.items() if part in _SOURCES)
         return any(now - one.since >= STALE_AFTER_SECONDS for one in found)
 
     def take(self, report: RoundReport) -> None:
@@ -106,6 +103,11 @@ class StatusCache:
         """Takes in how much more the store takes; it is told when something else is, or when it is another much."""
         self._store, self._status = store, None
 
+    def take_drain(self, why: str) -> None:
+        """Takes in why the replica drains, in one sentence, and says so; empty: it does not, or no more."""
+        self._drain = why
+        self.look_again()
+
     def look_again(self) -> None:
         """Takes in that something else than a round changed what there is to say, and says so."""
         self._status = None
@@ -115,5 +117,5 @@ class StatusCache:
         """Sets the gauges to the newest status; called when they are asked for."""
         plan = self._report.situation.plan
         served = [one.name for one in plan.served] if plan else []
-        DRAINING.set(bool(self._leave()))
+        DRAINING.set(bool(self._drain))
         show_status(self.status, self._report.desired_count, served, len(plan.residents) if plan else 0)

@@ -93,7 +93,7 @@ class ReplicaDrain:
         self._cause, self._by = cause, by
         self._ring.take_drain(self.why)
         self._writer.leave(leaving=cause is not None)
-        self._cache.look_again()
+        self._cache.take_drain(self.why)
 
     async def run(self) -> None:
         """Follows the orders of operators until it is cancelled."""

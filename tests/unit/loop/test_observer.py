@@ -69,7 +69,8 @@ class Eyes:
 
     def __init__(self) -> None:
         self.engine, self.chance = Engine(), random.Random(0)
-        self.observer = EngineObserver(self.engine, Time(self.chance), lambda: None, owns)
+        self.woken: list[bool] = []
+        self.observer = EngineObserver(self.engine, Time(self.chance), lambda: self.woken.append(True), owns)
 
     async def look(self, at: float) -> None:
         vars(self.chance)[NOW] = at
@@ -102,14 +103,14 @@ async def test_after_a_failed_look_the_next_is_due_soon_and_then_ever_later():
 
 
 async def test_what_is_distrusted_during_a_look_is_looked_at_again():
-    """R3 converge: the look may be from before what it is distrusted for, as a restart that a probe saw."""
+    """R3 converge: the look may be from before what it is distrusted for, as a restart; and a round looks soon."""
     eyes = Eyes()
     eyes.engine.during = eyes.observer.distrust
     assert await eyes.observer.look_at_most_old(60.0) is not None
     eyes.engine.during = lambda: None
     assert await eyes.observer.look_at_most_old(60.0) is not None
     assert await eyes.observer.look_at_most_old(60.0) is not None
-    assert eyes.engine.looks == 2
+    assert (eyes.engine.looks, eyes.woken) == (2, [True])
 
 
 @pytest.mark.parametrize("says", [True, False, None])

@@ -41,10 +41,10 @@ class Scene:
             def monotonic(self) -> float:
                 return scene.now
 
-        self.now, self.troubles, self.leaves = NOW, dict[str, Trouble](), ""
+        self.now, self.troubles = NOW, dict[str, Trouble]()
         self.offered = 0
         clock = Time()
-        self.cache = StatusCache(REPLICA, clock, self.offer, lambda: self.troubles, lambda: self.leaves)
+        self.cache = StatusCache(REPLICA, clock, self.offer, self.troubles)
         self.app = make_app(self.cache, ["--insecure"], None, EventRing(clock, bool), None)  # type: ignore[arg-type]
 
     def offer(self, _newest: object) -> None:
@@ -135,8 +135,7 @@ async def test_a_replica_that_drains_is_not_ready_and_says_why():
     """R20 drain: whatever its rounds come to."""
     scene = Scene()
     scene.cache.take(RoundReport(ROUND, 3))
-    scene.leaves = "it drains"
-    scene.cache.look_again()
+    scene.cache.take_drain("it drains")
     assert scene.offered == 2
     told = await scene.get("/readyz")
     assert (told.status_code, told.json()["note"]) == (503, "it drains")
@@ -150,7 +149,9 @@ async def test_a_status_is_old_once_a_part_that_it_comes_from_has_failed_for_a_w
     scene.cache.take(RoundReport(ROUND, 3))
 
     async def told(now: float, **since: float) -> tuple[bool, list[str]]:
-        scene.now, scene.troubles = now, {part: Trouble("E", at) for part, at in since.items()}
+        scene.now = now
+        scene.troubles.clear()
+        scene.troubles.update({part: Trouble("E", at) for part, at in since.items()})
         scene.cache.look_again()
         body = (await scene.get("/readyz")).json()
         warnings = [(one.reason, one.name, one.generation) for one in scene.cache.status.warnings]

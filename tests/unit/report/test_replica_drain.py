@@ -66,7 +66,7 @@ class Scene:
         self.verdict: HandoffVerdict = Waiting()
         self.around: list[OtherReplica] | EtcdError = [READY]
         identity = ReplicaIdentity("r1", POOL, "vllm", "http://e")
-        self.cache = StatusCache(identity, Clock(random.Random(0)), lambda _: None, leave=lambda: self.drain.why)
+        self.cache = StatusCache(identity, Clock(random.Random(0)), lambda _: None)
         presence = Presence(pool=POOL, replica="r1", incarnation="i", owner="o", started_at="")
         self.ring = EventRing(Clock(random.Random(0)), bool)
         parts: Any = (None, KEYS, presence, self.mailbox, self, self, self.cache, self.ring, Clock(random.Random(0)))

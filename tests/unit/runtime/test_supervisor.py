@@ -26,7 +26,8 @@ class Scene:
     def __init__(self) -> None:
         self.counted: list[str] = []
         self.changes = 0
-        self.supervisor = Supervisor(self.counted.append, random.Random(7), fatal=(Fatal,), on_change=self._note)
+        self.supervisor = Supervisor(self.counted.append, random.Random(7), fatal=(Fatal,))
+        self.supervisor.heed(self._note)
 
     def _note(self) -> None:
         self.changes += 1
@@ -90,9 +91,8 @@ def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
         await asyncio.sleep(3600)
 
     async def main() -> None:
-        supervisor = Supervisor(
-            lambda _: None, Longest(), on_change=lambda: changes.append((now(), len(supervisor.troubles)))
-        )
+        supervisor = Supervisor(lambda _: None, Longest())
+        supervisor.heed(lambda: changes.append((now(), len(supervisor.troubles))))
         kept = asyncio.create_task(supervisor.keep("feed", work))
         await asyncio.sleep(2.0)
         trouble = supervisor.troubles["feed"]
