@@ -110,7 +110,7 @@ class EngineParts:
 
 @dataclass(frozen=True, slots=True)
 class DesiredParts:
-    """What one replica is to serve.
+    """Share and demand of one replica.
 
     Attributes:
         mailbox: has the newest state.
@@ -125,7 +125,7 @@ class DesiredParts:
 
 @dataclass(frozen=True, slots=True)
 class RoundLinks:
-    """Who hears of rounds, and who is asked in them.
+    """Listeners of rounds, and those who are asked in them.
 
     Attributes:
         publish: is told what a round came to.
