@@ -14,7 +14,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
 from registry.model.keys import last_part
 from registry.model.names import matches
-from registry.model.records import PoolLimits, PoolSpec, ReplicaGroup
+from registry.model.records import PoolLimits, PoolSpec
 from registry.model.replica_state import ParsedStatus, parse_status, status_of
 from registry.model.status import Presence, RememberedReplica, RememberedReplicas, presence_of
 from registry.runtime.clock import rfc3339
@@ -81,6 +81,14 @@ NOBODY_LACKS = LackingReplicas()
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedNumber:
+    """So many replicas that have all of these labels; without labels: so many in all."""
+
+    labels: Mapping[str, str]
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolExpectation:
     """Expectations of a pool, as they stand in etcd.
 
@@ -88,36 +96,33 @@ class PoolExpectation:
         members: value of ``members/<pool>``; None: there is none.
         pool: value of the pool's record; None: there is none.
         remembered: replicas that were ready and lived within the last day.
-        count: how many replicas the pool says that it has; None: it does not say, so those that are remembered.
-        groups: how many it says that have which labels; no replica is of two groups.
+        numbers: how many replicas the pool is to have: of groups, of which no replica is of two, and last in all, as
+            far as it says so. Who is in none of these is expected by memory.
     """
 
     members: KeyValue | None = None
     pool: KeyValue | None = None
     remembered: Mapping[str, RememberedReplica] = field(default_factory=dict)
-    count: int | None = None
-    groups: Sequence[ReplicaGroup] = ()
+    numbers: Sequence[ExpectedNumber] = ()
 
     def lacking(self, live: Mapping[str, Mapping[str, str]]) -> LackingReplicas:
         """Who is expected and does not live. `live`: the labels of those that do, by name.
 
-        Of each group, and of the pool, no more than lack to the number that is said. What lacks to a group lacks to the
-        pool, so the larger number counts. Without a number for the pool, who is of no group is expected by memory.
+        No more than lack to each number. What lacks to a group lacks to the number in all, so the larger one counts.
         """
-        gone = self._gone(live)
-        groups = [_presence_of(group, live) for group in self.groups]
+        gone, groups = self._gone(live), list[GroupPresence]()
         named, nameless = list[AbsentReplica](), list[NamelessReplicas]()
-        for group in groups:
-            found = [one for one in gone if matches(group.labels, one.labels)][: group.lacking]
+        for number in self.numbers:
+            here = sum(matches(number.labels, labels) for labels in live.values())
+            group = GroupPresence(number.labels, number.replicas, here)
+            lack = max(0, group.lacking - (0 if group.labels else sum(one.lacking for one in groups)))
+            groups.append(group)
+            found = [one for one in gone if matches(group.labels, one.labels)][:lack]
+            gone = [one for one in gone if not matches(group.labels, one.labels)]
             named += found
-            nameless.append(NamelessReplicas(group.lacking - len(found), group.labels, group.expected))
-        others = [one for one in gone if not any(matches(group.labels, one.labels) for group in groups)]
-        if self.count is not None:
-            lack = max(0, self.count - len(live) - sum(group.lacking for group in groups))
-            others = others[:lack]
-            nameless.append(NamelessReplicas(lack - len(others), {}, self.count))
-        named = sorted([*named, *others], key=_latest, reverse=True)
-        return LackingReplicas(named, [one for one in nameless if one.count], groups)
+            nameless.append(NamelessReplicas(lack - len(found), group.labels, group.expected))
+        named = sorted([*named, *gone], key=_latest, reverse=True)
+        return LackingReplicas(named, [one for one in nameless if one.count], [one for one in groups if one.labels])
 
     def _gone(self, live: Collection[str]) -> list[AbsentReplica]:
         """Those that are remembered and do not live, the latest first."""
@@ -131,11 +136,6 @@ class PoolExpectation:
 
 def _latest(one: AbsentReplica) -> tuple[bool, str, str]:
     return not one.last_seen, one.last_seen, one.name
-
-
-def _presence_of(group: ReplicaGroup, live: Mapping[str, Mapping[str, str]]) -> GroupPresence:
-    found = sum(matches(group.labels, labels) for labels in live.values())
-    return GroupPresence(group.labels, group.replicas, found)
 
 
 def labels_of(
@@ -164,8 +164,7 @@ def expectation_of(
     """What these values say; what cannot be read says nothing. `before` is returned if it is of the same values."""
     if (before.members, before.pool) == (members, pool):
         return before
-    limits = _limits(pool)
-    return PoolExpectation(members, pool, remembered(members).members, limits.expected_replicas, limits.expected_groups)
+    return PoolExpectation(members, pool, remembered(members).members, _numbers(_limits(pool)))
 
 
 def remembered(kv: KeyValue | None) -> RememberedReplicas:
@@ -181,6 +180,11 @@ def _limits(kv: KeyValue | None) -> PoolLimits:
         return PoolSpec.parse(kv.value).limits if kv is not None else PoolLimits()
     except RegistryError:
         return PoolLimits()
+
+
+def _numbers(limits: PoolLimits) -> list[ExpectedNumber]:
+    numbers = [ExpectedNumber(one.labels, one.replicas) for one in limits.expected_groups]
+    return numbers if limits.expected_replicas is None else [*numbers, ExpectedNumber({}, limits.expected_replicas)]
 
 
 def remember(
