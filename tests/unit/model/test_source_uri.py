@@ -48,6 +48,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_a_uri_is_read_in_its_one_spelling(uri, expected):
     assert parse_source(uri) == expected
+    kinds = {"hf": "hub", "http": "web", "https": "web"}
+    assert parse_source(uri).kind == kinds.get(expected.scheme, "bucket")
 
 
 NO_SOURCES = {
