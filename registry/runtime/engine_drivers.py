@@ -8,7 +8,7 @@ the entry points: a package that brings a driver is all that a new kind needs.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 
 GROUP = "loraplane.engines"
 _NONE = f"this installation has no entry point of {GROUP}, so it is not whole: install it anew, with: make install"
@@ -20,8 +20,12 @@ class NoDriver(ValueError):
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
-    """Read once: it takes tens of milliseconds, and what is installed later is found after a restart."""
-    return tuple(entry_points(group=GROUP))
+    """Read once: it takes tens of milliseconds, and what is installed later is found after a restart.
+
+    Of each distribution, also where another of its name comes first: a build leaves metadata in the project's folder,
+    and those of an earlier state would hide what is installed from whoever runs there.
+    """
+    return tuple(point for one in distributions() for point in one.entry_points if point.group == GROUP)
 
 
 def check_kind(kind: str) -> str:

@@ -46,6 +46,16 @@ def test_somebody_elses_driver_is_found_by_its_entry_point_alone(install):
         check_kind("vllm")
 
 
+def test_metadata_of_an_earlier_state_hide_no_driver(tmp_path, monkeypatch):
+    """A build leaves them in the project's folder, which comes first for whoever runs there."""
+    (tmp_path / "loraplane.egg-info").mkdir()
+    (tmp_path / "loraplane.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: loraplane\nVersion: 0.0\n")
+    (tmp_path / "loraplane.egg-info" / "entry_points.txt").write_text("[console_scripts]\nloraplane = a:b\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    engine_drivers._installed.cache_clear()
+    assert check_kind("vllm") == "vllm"
+
+
 @pytest.mark.parametrize(
     ("drivers", "said"),
     [
