@@ -205,7 +205,7 @@ def _is_zero(file: BufferedIOBase, start: int, tensor: Tensor) -> bool:
 
 
 def _guilty(file: BufferedIOBase, start: int, tensors: Sequence[Tensor], dtype: str) -> Sequence[Tensor]:
-    """Find which of them; there are hundreds, and hardly ever any, so that they are read together first."""
+    """Finds which of them; there are hundreds, and hardly ever any, so that they are read together first."""
     if _is_finite(file, start + tensors[0].begin, start + tensors[-1].end, dtype):
         return ()
     return [one for one in tensors if not _is_finite(file, start + one.begin, start + one.end, dtype)]

@@ -140,7 +140,7 @@ class HeldCredential:
 
     @property
     def prefixes(self) -> tuple[SourcePrefix, ...]:
-        """Hosts to which it may be sent."""
+        """Prefixes of URIs below which it may be sent."""
         return self._entry.prefixes
 
     @property

@@ -309,7 +309,7 @@ GZIPPED = (".tar.gz", ".tgz")
 
 
 class Web:
-    """Way of this host to web servers. Close it at the end."""
+    """Connections of this host to web servers, and what is known of them. Close it at the end."""
 
     def __init__(self, limits: SourceLimits, origins: Origins | None = None) -> None:
         """`origins`: those that are paused, as others know them too; None: nobody else does."""

@@ -37,7 +37,7 @@ class Credential(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Identity: `name` as `credential` has it; and what they may do, by `role`, which can change."""
+    """Somebody: `name` as `credential` has it; what they may do goes by `role`, which can change."""
 
     name: str
     role: str

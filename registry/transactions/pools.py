@@ -222,7 +222,7 @@ def _check_no_adapter(change: CreatePool | UpdatePool, view: ReadSet, context: C
 
 
 def _check_empty(name: str, view: ReadSet, context: Context) -> None:
-    """Refuse a change of the engine's kind that some adapters would not survive."""
+    """Refuses another kind of engine for a pool that has adapters: what one kind serves, another may not."""
     if view.below(context.keys.adapters(name)) is not None:
         raise FailedPrecondition(
             Reason.POOL_NOT_EMPTY,

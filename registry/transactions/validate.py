@@ -266,7 +266,7 @@ def _read(kind: type[KeptT], value: bytes, field: str) -> KeptT:
 
 
 def _check_told(record: AdapterRecord, *, field: str) -> None:
-    """Fields that the admin service itself writes into a record: nobody else may write there what it would not."""
+    """Refuses, in fields that the admin service itself writes, what it would not write there."""
     if record.tenant != tenant_of(record.name):
         message = f"the tenant of {record.name!r} is {tenant_of(record.name)!r}"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.tenant")

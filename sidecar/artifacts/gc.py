@@ -32,7 +32,7 @@ class GarbageCollector:
     """The only one that takes artifacts out of a store. Used in worker threads."""
 
     def __init__(self, layout: StoreLayout, index: SizeIndex, grace_seconds: float) -> None:
-        """Keep artifacts used, or let go of, less than `grace_seconds` ago."""
+        """Keeps artifacts that were used, or let go of, less than `grace_seconds` ago."""
         self._layout = layout
         self._index = index
         self._grace_seconds = grace_seconds

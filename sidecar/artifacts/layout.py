@@ -143,7 +143,7 @@ def make_folders(layout: StoreLayout) -> None:
 
 
 def _readers(layout: StoreLayout) -> int:
-    """Open handles of folders that engines read by leases which stand."""
+    """Mode bits that stay open on folders which engines read by leases that stand."""
     return _OPEN_TO_ALL if layout.leases.is_dir() and any(layout.leases.iterdir()) else 0
 
 

@@ -157,7 +157,7 @@ class ReadFiles:
         return self.troubles
 
     def _trouble(self, artifact: str) -> str:
-        """Mark an artifact as changed until it is proven again."""
+        """Trouble of an artifact; of one that was changed it stays until the artifact is proven again."""
         had = "" if artifact in self._proofs else self.troubles.get(self._path(artifact), "")
         return self._proofs.trouble(artifact) or had
 

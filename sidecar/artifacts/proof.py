@@ -78,7 +78,7 @@ class Proofs:
             self._proven[artifact] = found
 
     def forget(self, artifacts: Collection[str]) -> None:
-        """Drop the proofs of these, so that they are proven anew."""
+        """Drops the proofs of these, so that they are proven anew."""
         for artifact in artifacts:
             self._proven.pop(artifact, None)
 

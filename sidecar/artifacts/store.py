@@ -259,7 +259,7 @@ class LocalStore:
         self._distrust(touched)
 
     def _distrust(self, artifacts: Collection[str]) -> None:
-        """Forget what is remembered of these, so that their bytes are hashed again."""
+        """Forgets what is remembered of these, so that their bytes are hashed again."""
         self._proofs.forget(artifacts)
         self._seen.forget(artifacts)
 
@@ -295,7 +295,7 @@ class LocalStore:
             return is_locked and outcome is ProofOutcome.SOURCE and self._ingest.adopt(order, digest, stop)
 
     def _recall(self, ref: ArtifactRef) -> Staged | None:
-        """Look anew at what an earlier process of this replica staged."""
+        """Looks anew at what an earlier process of this replica staged."""
         try:
             order, digest = self._order(ref), self._pins.digest(ref)
             if digest is None:
@@ -351,7 +351,7 @@ class LocalStore:
         return staged
 
     async def _staged(self, order: StageRequest, refused: str | None) -> Staged:
-        """Find or fetch an artifact, in a worker thread."""
+        """Finds or fetches an artifact, in a worker thread."""
         stop, loop = Stop(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_seconds):

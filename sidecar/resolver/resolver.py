@@ -74,7 +74,7 @@ def _resolved(adapter: DesiredAdapter, staged: Staged, terms: ServingLimits) -> 
 
 
 class Resolver:
-    """Socket at which one engine's questions are answered."""
+    """Answers to one engine's questions."""
 
     def __init__(
         self,

@@ -64,12 +64,7 @@ def make_handlers(
         "WatchRollout": streams.watch_rollout,
         "WatchResidency": streams.residency.watch_residency,
     }
-    calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
-    shared = CallLimits(calls, working, ByteLimiter(), Batcher(), Repeats(asyncio.get_running_loop().time), stopping)
-    own = {
-        "ReadBackup": replace(shared, working=FairLimiter(BACKUPS_AT_ONCE)),
-        "WatchAdapters": replace(shared, working=FairLimiter(LISTS_AT_ONCE)),
-    }
+    shared, own = _call_limits(stopping)
     last = {"WatchAdapters": _ends_list}
     prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -87,6 +82,14 @@ def make_handlers(
             )
             handlers[method.name] = grpc.stream_unary_rpc_method_handler(serve, None, _serializer(method))
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _call_limits(stopping: asyncio.Event) -> tuple[CallLimits, Mapping[str, CallLimits]]:
+    """Limits that calls share, and those of methods that take long."""
+    calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
+    shared = CallLimits(calls, working, ByteLimiter(), Batcher(), Repeats(asyncio.get_running_loop().time), stopping)
+    own = {"ReadBackup": BACKUPS_AT_ONCE, "WatchAdapters": LISTS_AT_ONCE}
+    return shared, {method: replace(shared, working=FairLimiter(most)) for method, most in own.items()}
 
 
 def _acceptor(method: MethodDescriptor, parse: Callable[[bytes], Message], hook: Hook) -> Accept[Any]:

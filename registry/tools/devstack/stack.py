@@ -80,7 +80,7 @@ class Stack:
             remember(pid_file(self.folder.root, name), process)
 
     def command(self, name: str) -> Command:
-        """Start of a part.
+        """Command that starts a part.
 
         Raises:
             StackError: its program is not on this machine.

@@ -34,7 +34,7 @@ _OUR_PREFIX = "LORAPLANE_"
 
 
 class Role(StrEnum):
-    """Role of a part."""
+    """Kind of program that a part is."""
 
     ETCD = "etcd"
     ADMIN = "admin"

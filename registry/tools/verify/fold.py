@@ -393,7 +393,7 @@ def _audited(by_kind: Mapping[str, Values], late: Sequence[LoggedRemoval]) -> li
 
 
 def _readable(before: object) -> object:
-    """Read what an audit record quotes; although it could not be followed it may be JSON."""
+    """Reads what an audit record quotes: although it could not be followed, it may be JSON."""
     quoted = before.get("unreadable") if isinstance(before, dict) else None
     return document(quoted.encode()) if isinstance(quoted, str) else before
 

@@ -142,7 +142,7 @@ def _check_there(fold: Fold, prefix: str, pool: str) -> None:
 
 
 def _compared(logs: Sequence[Log], listings: Path | None, joined: Counter[str]) -> dict[str, int]:
-    """Amount of what was given that was held against something, and of what might have been nothing at all."""
+    """Numbers of what was held against something, also where that might have been nothing at all."""
     of_logs = ("plans", "loads", "statuses", "removals") if logs else ()
     of_looks = ("looks", *(("of them at a known time",) if logs else ())) if listings else ()
     return {what: joined[what] for what in (*of_logs, *of_looks)}
