@@ -88,7 +88,7 @@ def _refusal(body: bytes) -> str:
     """What a sidecar says of a request that it refused; empty: nothing."""
     with suppress(ValueError):
         match read_json(body[:_MAX_REFUSAL_BYTES]):
-            case {"error": str(message)}:
+            case {"error": {"message": str(message)}} | {"error": str(message)}:  # the latter of earlier releases
                 return message
     return ""
 

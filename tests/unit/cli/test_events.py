@@ -17,6 +17,7 @@ from registry.cli import sidecars
 from registry.cli.commands import events
 from registry.cli.failure import CliError
 from registry.cli.views.events import ShownEvent
+from registry.runtime.page_guard import error_body
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.conftest import Time
@@ -218,7 +219,8 @@ def test_a_watch_prints_what_is_new_and_survives_an_outage(cli, world, rounds, c
         (b"[]", 200, "status 200, and no events"),
         (b"no", 200, "Expecting value"),
         (ring(), 404, "status 404, and no events"),
-        (b'{"error": "start it with --http-names"}', 421, "start it with --http-names"),
+        (json.dumps(error_body("host", "start it with --http-names")).encode(), 421, "start it with --http-names"),
+        (b'{"error": "as earlier releases said it"}', 421, "as earlier releases said it"),
         (b'{"error": 1}', 421, "status 421, and no events"),
     ],
 )
