@@ -23,7 +23,8 @@ DECISION = ROOT / "docs/decisions/0025-house.md"
 @cache
 def modules() -> dict[str, ast.Module]:
     """Path below the root to the parsed module."""
-    paths = (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py")) if not GENERATED.search(path.name))
+    found = (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py")) if not GENERATED.search(path.name))
+    paths = (path for path in found if "build" not in path.parts)  # left by an installation of the plugin from here
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
 
 
