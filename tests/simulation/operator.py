@@ -298,7 +298,8 @@ class Operator:
     async def name_as_base(self, seconds: float) -> None:
         """R5: the admin service refuses an adapter of the base model's name; and somebody writes one past it.
 
-        Not where a backup is restored, since the service does not take it back.
+        Not where a backup is restored, since the service does not take it back; nor where the pool is missing, which
+        could not be created beside it.
         """
         world, rng = self._world, random.Random(f"when names of the base {self._world.seed}")
         for number in range(3):
@@ -307,7 +308,7 @@ class Operator:
                 continue
             spec = AdapterSpec(source=SourceSpec(uri=f"{ROOT}{NAMED_AS_BASE}0"))
             await self.change(ApplyAdapters(POOL, (Upsert(BASE, spec),)))
-            if not world.store.is_full:
+            if not world.store.is_full and KEYS.pool(POOL) in world.store.kvs:
                 key, record = KEYS.adapter(POOL, BASE), self._record(BASE, NAMED_AS_BASE)
                 world.hand_written.add(world.store.put(key, record))
                 world.log("the base is written by hand")
