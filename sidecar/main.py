@@ -16,7 +16,7 @@ from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
 from registry.runtime.program import raise_descriptor_limit, spare_collector
-from sidecar.app import StoreUnusable, run
+from sidecar.daemon import StoreUnusable, run
 from sidecar.ownership import ReplicaTaken
 from sidecar.resolver.server import SocketUnusable
 from sidecar.settings import SidecarSettings

@@ -19,7 +19,7 @@ from registry.sources.allowed import DEFAULT_HUB
 from sidecar.artifacts.types import GRACE_SECONDS
 from sidecar.engines.observed import EngineLimits
 from sidecar.plan.readiness import DEGRADED_SHARE, ReadyWhen
-from sidecar.report.writer import GIVE_UP_SECONDS
+from sidecar.ports import GIVE_UP_SECONDS
 from sidecar.resolver.demand import IDLE_SECONDS
 from sidecar.resolver.server import check_socket_path
 

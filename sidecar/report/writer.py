@@ -344,10 +344,6 @@ class StatusWriter:
                 return status
 
 
-# An engine that is restarted has loaded its model by then, unless that is large.
-GIVE_UP_SECONDS = 60.0
-
-
 class ShareGuard:
     """Says in the presence how much room the engine has, and none once it has been away, or unfit, for so long.
 

@@ -173,7 +173,7 @@ async def _believing(folder: Path) -> AsyncIterator[Run]:
             await eventually(lambda: len(rig.statuses) > rounds or (replying.asked and rig.sidecar.observer.problem))
             status = ReplicaStatus.parse(rig.status.to_bytes())
             assert status.ready or status.note or status.pending or status.failed or status.degraded or status.stale
-            rig.sidecar.status.refresh_metrics()
+            rig.sidecar.reporting.status.refresh_metrics()
             generate_latest()
             rig.statuses[:] = rig.statuses[-1:]
 

@@ -132,9 +132,8 @@ async def _reconciling(folder: Path) -> AsyncIterator[Run]:
         await rig.served(1, "good")
         good, bad, revision = KEYS.adapter(POOL, "good"), KEYS.adapter(POOL, "bad"), 1
         value_of_good = rig.records[good]
-        transport = httpx.ASGITransport(
-            app=make_app(rig.sidecar.status, (), rig.sidecar.drain, rig.sidecar.events, rig.sidecar.activity)
-        )
+        told = rig.sidecar.reporting
+        transport = httpx.ASGITransport(app=make_app(told.status, (), told.drain, told.events, told.activity))
         page = httpx.AsyncClient(transport=transport, base_url="http://sidecar")
 
         async def play(case: Case) -> None:
@@ -158,7 +157,7 @@ async def _reconciling(folder: Path) -> AsyncIterator[Run]:
             status = rig.status.to_bytes()
             assert ReplicaStatus.parse(status).replica == "r1"
             assert b"good" in b"".join(name.encode() for name in rig.engine.cards), "what was served stopped"
-            rig.sidecar.status.refresh_metrics()
+            rig.sidecar.reporting.status.refresh_metrics()
             generate_latest()
             for path in ("/readyz", "/status"):
                 assert (await page.get(path)).content

@@ -215,7 +215,8 @@ async def all_ports(folder: Path) -> AsyncIterator[Ports]:
             rig.driver._http._token_file = folder / "token"
             rig.desire(1, good="good")
             await rig.served(1, "good")
-            page = rig.sidecar.status, (), rig.sidecar.drain, rig.sidecar.events, rig.sidecar.activity
+            told = rig.sidecar.reporting
+            page = told.status, (), told.drain, told.events, told.activity
             async with served(make_app(*page, token_file=folder / "token"), listener):
                 numbers = {
                     "sidecar": listener.getsockname()[1],
@@ -285,7 +286,7 @@ async def _paging(folder: Path) -> AsyncIterator[Run]:
             answer = await _exchanged(await ports.opened(port.decode()), head + length + b"\r\n" + body, ends=False)
             assert SECRET.encode() not in answer, "a secret in an answer"
             assert not answer.startswith(b"HTTP/1.1 500"), answer[:500]
-            assert not ports.rig.sidecar.drain.why, "drained without the control token"
+            assert not ports.rig.sidecar.reporting.drain.why, "drained without the control token"
             if host == _STRANGE_HOST and b"\n" not in header and port != b"plugin":
                 is_told = answer.startswith(b"HTTP/1.1 200") and b'"note"' not in answer
                 assert not is_told, f"told to a Host of anybody's: {answer[:200]!r}"

@@ -15,11 +15,12 @@ from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.model.keys import Keys
 from registry.model.status import Presence
 from registry.runtime.clock import Clock, rfc3339
-from sidecar.app import Ports, Sidecar, assemble
+from sidecar.app import Sidecar, assemble
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.plan.types import RoundReport
+from sidecar.ports import Ports
 from sidecar.resolver.resolver import Resolver
 from sidecar.vllm_plugin.protocol import Answer
 from tests.simulation.artifacts import SimStore
@@ -68,7 +69,7 @@ class _Heard:
 
 
 async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journals: list[Journal]) -> None:
-    """Runs a sidecar until it is cancelled, as `sidecar.app.run` does. Raises ReplicaTaken."""
+    """Runs a sidecar until it is cancelled, as `sidecar.daemon.run` does. Raises ReplicaTaken."""
     clock = Clock(rng, place.wall)
     client, engine = Client(ClientOptions(place.endpoints, tls=place.tls), rng=rng), VllmEngine(place.engine_url)
     presence = Presence(

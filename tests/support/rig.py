@@ -19,7 +19,7 @@ from registry.model.records import AdapterRecord, AdapterSpec, Expect, Load, Poo
 from registry.model.status import Presence, ReplicaStatus
 from registry.runtime.clock import Clock, rfc3339
 from registry.sources.base import Stop
-from sidecar.app import Ports, assemble
+from sidecar.app import assemble
 from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import GRACE_SECONDS
@@ -31,6 +31,7 @@ from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import KEEP_SECONDS
 from sidecar.plan.types import RoundReport
+from sidecar.ports import Ports
 from sidecar.resolver.server import answer_questions
 from tests.support.adapters import write_adapter
 from tests.support.engines import PATIENT
@@ -127,7 +128,7 @@ class Rig:
         )
 
     def _take(self, _: RoundReport) -> None:
-        self.statuses.append(self.sidecar.status.status)
+        self.statuses.append(self.sidecar.reporting.status.status)
 
     async def serve(self) -> None:
         """Does until it is cancelled what a sidecar does but for following etcd and writing to it."""

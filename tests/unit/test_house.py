@@ -17,6 +17,11 @@ RELATIVE = re.compile(r"(What|How|When|Who|Whose|Whoever|Whatever|Which|Where|Wh
 MOST_RELATIVE = 183
 # What the sidecar may take from the registry; everything else is forbidden to it.
 OPEN_TO_SIDECAR = {"etcd3", "lora", "model", "runtime", "sources"}
+# How many of our modules may be imported where parts are wired: what is more is a part of its own.
+MOST_WIRED = {"sidecar/app.py": 35}
+# Each remembers something and was a heap of it once: at most so many attributes, and arguments of its constructor.
+LIGHT = ("Reconciler",)
+MOST_ATTRIBUTES, MOST_ARGUMENTS = 12, 7
 DECISION = ROOT / "docs/decisions/0025-house.md"
 
 
@@ -96,6 +101,31 @@ def test_a_small_module_serves_several_others():
     explained, known = DECISION.read_text(), importers()
     alone = [path for path in small if len(known[name_of(path)]) < 2 and f"`{name_of(path)}`" not in explained]
     assert alone == []
+
+
+def test_what_wires_parts_knows_few_modules():
+    for path, most in MOST_WIRED.items():
+        nodes = [node for node in ast.walk(modules()[path]) if isinstance(node, ast.ImportFrom)]
+        assert len({node.module for node in nodes if (node.module or "").partition(".")[0] in TOPS}) <= most
+
+
+def attributes(made: ast.ClassDef) -> set[str]:
+    """Names that are set of an object in its class, or stand in the class as fields."""
+    fields = {one.target.id for one in made.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    stored = (one for one in ast.walk(made) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+    return fields | {one.attr for one in stored if isinstance(one.value, ast.Name) and one.value.id == "self"}
+
+
+def test_classes_that_remember_hold_few_things_and_are_made_of_few():
+    nodes = (node for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    found = {node.name: node for node in nodes if node.name in LIGHT}
+    assert set(found) == set(LIGHT)
+    for name, made in found.items():
+        assert len(attributes(made)) <= MOST_ATTRIBUTES, name
+        (made_by,) = (one for one in made.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
+        arguments = made_by.args
+        assert len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1 <= MOST_ARGUMENTS, name
+        assert arguments.vararg is arguments.kwarg is None, name
 
 
 def test_only_rooms_that_are_open_to_it_are_not_forbidden_to_the_sidecar():

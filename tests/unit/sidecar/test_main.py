@@ -11,7 +11,7 @@ import pytest
 
 from registry.runtime.http import CannotListen
 from sidecar import main as module
-from sidecar.app import StoreUnusable
+from sidecar.daemon import StoreUnusable
 from sidecar.ownership import ReplicaTaken
 from sidecar.resolver.server import SocketUnusable
 from sidecar.settings import SidecarSettings
