@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
+Step = Callable[[], Coroutine[Any, Any, T]]
+
+
+class LoopElsewhere(Protocol):
+    """An event loop that the caller's thread does not run."""
+
+    def run(self, step: Step[T]) -> T:
+        """The result of a coroutine, which is made in the loop; an interrupt of the caller cancels it."""
+
+    def finish(self, step: Step[None]) -> None:
+        """Runs a coroutine that ends something, and waits for it where that thread can wait."""
 
 
 class _ProcessLoop:
@@ -24,20 +36,52 @@ class _ProcessLoop:
     def __init__(self) -> None:
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._left: list[asyncio.AbstractEventLoop | None] = []
 
-    def get(self) -> asyncio.AbstractEventLoop:
-        """The loop, which runs."""
+    def run(self, step: Step[T]) -> T:
+        """See `LoopElsewhere.run`."""
+        # Ours before anything starts: an interrupt at any point from here on cancels it, also one that comes
+        # when the loop has the work and the caller has nothing in hand yet.
+        outcome: Future[T] = Future()
+        try:
+            self._hand_over(outcome, step)
+            return outcome.result()
+        except BaseException:  # an interrupt too: nobody else waits for it
+            outcome.cancel()
+            raise
+
+    def finish(self, step: Step[None]) -> None:
+        """See `LoopElsewhere.finish`: the loop's own thread cannot wait, nor can the end of the program."""
+        if threading.current_thread() is self._thread or sys.is_finalizing():
+            self._hand_over(Future(), step)
+        else:
+            self.run(step)
+
+    def _hand_over(self, outcome: Future[T], step: Step[T]) -> None:
+        loop = self._get()
+        loop.call_soon_threadsafe(self._start, loop, outcome, step)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, outcome: Future[T], step: Step[T]) -> None:
+        task = loop.create_task(step())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(_tell, outcome))
+        outcome.add_done_callback(lambda _: task.done() or loop.call_soon_threadsafe(task.cancel))
+
+    def _get(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="loraplane-client", daemon=True).start()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="loraplane-client", daemon=True)
+                self._thread.start()
             return self._loop
 
     def forget(self) -> None:
         """Makes a fork begin with a loop of its own. Its parent's is kept: closed here, it would end there too."""
         self._left.append(self._loop)
-        self._starting, self._loop = threading.Lock(), None
+        self._starting, self._loop, self._thread = threading.Lock(), None, None
 
 
 _PROCESS = _ProcessLoop()
@@ -47,10 +91,10 @@ os.register_at_fork(after_in_child=_PROCESS.forget)
 class BackgroundLoop:
     """Runs coroutines for callers without an event loop, until it is closed. May be used by several threads."""
 
-    def __init__(self) -> None:
-        self._loop = _PROCESS.get()
-        self._lock = threading.Lock()
-        self._is_closed = False
+    def __init__(self, loop: LoopElsewhere = _PROCESS) -> None:
+        self._loop = loop
+        # Only the loop's thread touches these.
+        self._ending: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._generators: set[AsyncGenerator[Any, None]] = set()
 
@@ -60,54 +104,49 @@ class BackgroundLoop:
         Raises:
             RuntimeError: the loop was closed.
         """
-        # Ours before anything starts: an interrupt at any point from here on cancels it, also one that comes
-        # when the loop has the work and the caller has nothing in hand yet.
-        outcome: Future[T] = Future()
-        try:
-            self._hand_over(outcome, partial(function, *args, **kwargs))
-            return outcome.result()
-        except BaseException:  # an interrupt too: nobody else waits for it
-            outcome.cancel()
-            raise
+        return self._loop.run(partial(self._run, partial(function, *args, **kwargs)))
 
-    def _hand_over(self, outcome: Future[T], function: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        with self._lock:
-            if self._is_closed:
-                raise RuntimeError("the connection to the admin service was closed")
-            self._loop.call_soon_threadsafe(self._start, outcome, function)
-
-    def _start(self, outcome: Future[T], function: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        task = self._loop.create_task(function())
+    async def _run(self, step: Step[T]) -> T:
+        task = asyncio.current_task()
+        if self._ending is not None or task is None:
+            raise RuntimeError("the connection to the admin service was closed")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(partial(_tell, outcome))
-        outcome.add_done_callback(lambda _: task.done() or self._loop.call_soon_threadsafe(task.cancel))
+        try:
+            return await step()
+        finally:
+            self._tasks.discard(task)
 
     def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """The items of an asynchronous generator, which is closed at the end."""
+        """The items of an asynchronous generator, which is closed at the end, also where Python collects this."""
         turn = asyncio.Lock()
-        self._generators.add(items)
         try:
-            while (item := self.run(_next, items, turn)) is not None:
+            while (item := self.run(self._next, items, turn)) is not None:
                 yield item
         finally:
-            if not self._is_closed:
-                self.run(_close, items, turn)
-            self._generators.discard(items)
+            self._loop.finish(partial(self._leave, items, turn))
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+    async def _next(self, items: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | None:
+        self._generators.add(items)
+        async with turn:
+            return await anext(items, None)
+
+    async def _leave(self, items: AsyncGenerator[Any, None], turn: asyncio.Lock) -> None:
+        async with turn:  # a step that was cancelled with its caller ends first
+            await items.aclose()
+        self._generators.discard(items)
+
+    def close(self, last: Step[None] | None = None) -> None:
         """Cancels what runs, and runs `last`. Safe to call twice.
 
         Callers on other threads that wait for a result get CancelledError of `concurrent.futures`.
         """
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            ending = asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
-        ending.result()
+        self._loop.run(partial(self._close, last))
 
-    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    async def _close(self, last: Step[None] | None) -> None:
+        self._ending = self._ending or asyncio.create_task(self._end(last))
+        await asyncio.shield(self._ending)  # an interrupt of the caller leaves nothing open
+
+    async def _end(self, last: Step[None] | None) -> None:
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -126,13 +165,3 @@ def _tell(outcome: Future[T], task: asyncio.Task[T]) -> None:
             outcome.set_result(task.result())
         else:
             outcome.set_exception(error)
-
-
-async def _next(items: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | None:
-    async with turn:
-        return await anext(items, None)
-
-
-async def _close(items: AsyncGenerator[Any, None], turn: asyncio.Lock) -> None:
-    async with turn:  # a step that was cancelled with its caller ends first
-        await items.aclose()

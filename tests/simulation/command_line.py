@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -83,25 +82,21 @@ async def on_thread(work: Callable[[], object]) -> None:
     await _Thread(work).carried_out()
 
 
-class PlayedLoop(BackgroundLoop):
+class PlayedLoop:
     """In place of the loop of another thread: that of the simulation, which waits for the command's thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._generators: set[AsyncGenerator[Any, None]] = set()
         self._ask = _ASK.get()
 
-    def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
-        """See `BackgroundLoop.run`."""
-        return cast("T", self._ask(partial(function, *args, **kwargs)))
+    def run(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """See `LoopElsewhere.run`."""
+        return cast("T", self._ask(step))
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """See `BackgroundLoop.close`."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.run(self._end, last)
+    finish = run
+
+
+def _played_loop() -> BackgroundLoop:
+    return BackgroundLoop(PlayedLoop())
 
 
 @dataclass
@@ -203,7 +198,7 @@ def session_to(address: str, tls: Tls, sent: Sent) -> PlayedSession:
 def at_the_terminal(log: Callable[[str], None], new_id: Callable[[], str]) -> Iterator[None]:
     """Puts the world in place of threads, terminals and chance."""
     with (
-        mock.patch("registry.cli.client.BackgroundLoop", PlayedLoop),
+        mock.patch("registry.cli.client.BackgroundLoop", _played_loop),
         mock.patch("registry.cli.client._PAGE_SIZE", PAGE_SIZE),
         mock.patch("registry.cli.session.uuid", SimpleNamespace(uuid4=new_id)),
         mock.patch("registry.cli.commands.backup.note", log),

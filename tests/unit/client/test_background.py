@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import linecache
 import os
@@ -57,7 +58,7 @@ class _InterruptAt:
             return None
         # Between the body of a `with` and its end Python handles no signal.
         is_with = linecache.getline(background.__file__, frame.f_lineno).lstrip().startswith("with ")
-        if event == "line" and frame.f_code.co_name in {"run", "_hand_over", "each"} and not is_with:
+        if event == "line" and frame.f_code.co_name in {"run", "_hand_over", "each", "_get"} and not is_with:
             self._left -= 1
             if self._left == 0:
                 sys.settrace(None)
@@ -167,6 +168,46 @@ def test_a_generator_that_is_left_or_that_nobody_waits_for_is_closed(by):
     assert numbers.ended.is_set()
     items.close()
     loop.close()
+
+
+def _left(loop: BackgroundLoop, numbers: Numbers) -> None:
+    """Begins a generator that nobody holds, in a cycle, so that it is not collected yet."""
+    cycle: list[object] = [loop.each(numbers.count())]
+    assert next(cycle[0]) == 0
+    cycle.append(cycle)
+
+
+async def _collect() -> None:
+    gc.collect()
+
+
+def test_a_generator_that_nobody_holds_may_be_collected_on_the_thread_of_the_loop(loop):
+    """R16 bounded: Python collects on any thread. Its end would wait there for the loop that it holds up, for ever."""
+    numbers, other = Numbers(5), BackgroundLoop()
+    _left(loop, numbers)
+    collecting = threading.Thread(target=other.run, args=[_collect], daemon=True)
+    collecting.start()
+    assert numbers.ended.wait(60)
+    collecting.join(60)
+    other.close()
+
+
+_LEFT_OPEN = """
+import sys
+
+from loraplane import Registry
+
+states = Registry(sys.argv[1]).residency("p")
+print(next(states).adapters)
+"""
+
+
+def test_a_program_that_leaves_a_generator_open_ends(admin):
+    """Threads stand still while Python ends, so that nothing may wait for that of the loop."""
+    with served(admin) as address:
+        command = [sys.executable, "-c", _LEFT_OPEN, address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{}\n", "")
 
 
 _PROGRAM = """
