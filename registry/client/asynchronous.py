@@ -120,15 +120,7 @@ class AsyncRegistry:
         """
         is_waiting, timeout_seconds = waiting_of(wait, timeout_seconds)
         uri, pinned = await asyncio.to_thread(_located, source, digest)
-        with _fitting("priority, labels or canaries"):
-            spec = pb.AdapterSpec(
-                source=pb.Source(uri=uri, digest=pinned),
-                labels=labels,
-                priority=priority,
-                strategy=strategy_of(canaries) if canaries else None,
-            )
-        with _fitting("expect"):
-            spec.MergeFrom(pb.AdapterSpec(expect=expect))
+        spec = _spec_of(pb.Source(uri=uri, digest=pinned), labels, priority, canaries, expect)
         with _fitting("name"):
             change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
@@ -409,6 +401,21 @@ def _fitting(field: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=field) from error
+
+
+def _spec_of(
+    source: pb.Source,
+    labels: Mapping[str, str] | None,
+    priority: int,
+    canaries: Canaries | None,
+    expect: Mapping[str, Any] | None,
+) -> pb.AdapterSpec:
+    with _fitting("priority, labels or canaries"):
+        strategy = strategy_of(canaries) if canaries else None
+        spec = pb.AdapterSpec(source=source, labels=labels, priority=priority, strategy=strategy)
+    with _fitting("expect"):
+        spec.MergeFrom(pb.AdapterSpec(expect=expect))
+    return spec
 
 
 def _located(source: str | os.PathLike[str], digest: str) -> tuple[str, str]:
