@@ -18,21 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from registry.runtime.local_files import read_file
-from sidecar.engines.driver import EngineError, EngineOptions, EngineUnreachable, SerialEngine
-from sidecar.engines.listeners import ListenerProcess
+from sidecar.engines.driver import EngineError, EngineOptions, EngineUnreachable
 from sidecar.engines.load_ledger import write_synced
 from sidecar.engines.observed import (
     AlreadyThere,
     Done,
-    DrainEvidence,
-    EngineFacts,
     EngineGone,
+    EngineLimits,
     NotThere,
     Observed,
     Outcome,
@@ -41,53 +39,47 @@ from sidecar.engines.observed import (
     Transient,
     Unknown,
 )
+from sidecar.engines.others.http_engine import EnginePages, HttpContract, HttpEngine, listed_names
 from sidecar.engines.others.single_slot import UNTOUCHED, Active, Clearing, Nothing, SingleSlot, read_slot
-from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
-from sidecar.engines.vllm.http import VllmHttp
-from sidecar.engines.vllm.responses import KEY_HINT, MAX_MESSAGE_LENGTH, not_an_engine
+from sidecar.engines.transport import PostRequest, Reply, json_of
+from sidecar.engines.vllm.responses import MAX_MESSAGE_LENGTH, not_an_engine
 
 KIND = "axolotl"
 HEALTH = "/health/"
 MODELS = "/v1/models"
+SET = "/set_lora_adapter/"
 CLEAR = PostRequest("/clear_lora_adapter/", {})
+ONE = EngineLimits(max_cpu_loras=1)
+FILE = "slot.json"
 
 
 def set_adapter(active: Active) -> PostRequest:
     """The request that makes it answer everything with an adapter."""
     fields = {"lora_name": active.label, "lora_int_id": active.number, "lora_path": active.path}
-    return PostRequest("/set_lora_adapter/", {**fields, "load_inplace": False})
+    return PostRequest(SET, {**fields, "load_inplace": False})
 
 
-def outcome_of(answer: Reply | Lost | NotSent) -> Outcome:
-    """What either request came to."""
-    match answer:
-        case NotSent(message):
-            return EngineGone(message)
-        case Lost(message):
-            return Unknown(message)
+def outcome(reply: Reply) -> Outcome:
+    """Outcome of either request."""
+    match reply:
         case Reply(200, body) if json_of(body) == {"status": "ok"}:
             return Done()
-        case Reply(401 | 403, _):
-            return Transient(f"something before the engine refuses our key, or wants one: {KEY_HINT}")
         case Reply(404 | 405, _):
             return Transient("the engine has no such route: serve with axolotl.scripts.vllm_serve_lora")
-        case reply:
-            text = " ".join(reply.body.decode(errors="replace").split())[:MAX_MESSAGE_LENGTH]
-            return Unknown(f"HTTP {reply.status}: {text or 'no text'}")
+        case Reply(status, body):
+            text = " ".join(body.decode(errors="replace").split())[:MAX_MESSAGE_LENGTH]
+            return Unknown(f"HTTP {status}: {text or 'no text'}")
 
 
-def read_base_models(body: bytes, url: str) -> tuple[str, ...]:
-    """Reads /v1/models.
-
-    Raises:
-        EngineUnusable: it is not axolotl's.
-    """
-    match json_of(body):
-        case {"object": "list", "data": [*cards]} if cards:
-            names = [_name(card) for card in cards]
-            if None not in names:
-                return tuple(name for name in names if name is not None)
-    raise not_an_engine(url, f"its {MODELS} does not name a base model as axolotl does", KIND)
+def read(bodies: Sequence[bytes], _ours: Mapping[str, str], url: str) -> EnginePages:
+    """Reads its pages; see `HttpContract`. What it has they do not say."""
+    models, health = bodies
+    base_models = listed_names(models, _name)
+    if not base_models:
+        raise not_an_engine(url, f"its {MODELS} does not name a base model as axolotl does", KIND)
+    if not health:
+        raise EngineUnreachable(f"{url}{HEALTH} says that a worker has ended: restart the engine")
+    return EnginePages("", tuple(base_models), {}, ONE)
 
 
 def _name(card: object) -> str | None:
@@ -98,50 +90,29 @@ def _name(card: object) -> str | None:
             return None
 
 
-FILE = "slot.json"
-ONE = 1
+CONTRACT = HttpContract(KIND, (MODELS, HEALTH), SET, CLEAR.path, read, outcome, swap="unproven", optional_page=HEALTH)
 
 
-class AxolotlEngine(SerialEngine):
+class AxolotlEngine(HttpEngine):
     """One server on this host. Implements `sidecar.engines.driver.Engine`."""
 
-    kind = KIND
-
-    def __init__(
-        self,
-        options: EngineOptions,
-        *,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, options: EngineOptions, *, wall: Callable[[], float] = time.time) -> None:
         """Connects to nothing and reads nothing yet. `wall`: seconds since 1970."""
-        self._http = VllmHttp(options.url, options.api_key_file, KIND)
-        self._process = ListenerProcess(self._http.url)
-        self._deadlines = options.deadlines
-        self._limits = replace(options.limits, max_cpu_loras=ONE)
+        super().__init__(CONTRACT, options)
         self._file = options.state / FILE if options.state is not None else None
         self._wall = wall
         self._kept: SingleSlot | None = None
         # What is told again must not come after something newer.
         self._telling = asyncio.Lock()
 
-    @property
-    def url(self) -> str:
-        """Base URL, without credentials."""
-        return self._http.url
-
     async def observe(self) -> Observed:
         """See `Engine.observe`. What it was told last it is told again."""
         async with self._telling:
-            before = self._process.identity()
-            seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
-            models, health = await self._http.get((MODELS, HEALTH), seconds, optional=HEALTH)
-            incarnation = self._process.known(before)
-            base_models = read_base_models(models, self.url)
-            if not health:
-                raise EngineUnreachable(f"{self.url}{HEALTH} says that a worker has ended: restart the engine")
+            seen = await super().observe()
+            incarnation = seen.facts.incarnation
             adapters = await self._tell_again(self._slot().of(incarnation))
-            self._process.known(before)
-        return Observed(EngineFacts(KIND, "", self.url, incarnation, self._limits, "unproven"), base_models, adapters)
+            self._process.known(incarnation)
+        return replace(seen, adapters=adapters)
 
     async def _tell_again(self, slot: SingleSlot) -> Mapping[str, str]:
         """What it has, as its answer proves. It is not told again of files that are gone, but that it has nothing.
@@ -161,12 +132,6 @@ class AxolotlEngine(SerialEngine):
             raise EngineUnreachable(f"{self.url} does not take what it was told before: {outcome}")
         await self._note(after)
         return found
-
-    async def incarnation(self) -> str:
-        """See `Engine.incarnation`."""
-        before = self._process.identity()
-        await self._http.get([HEALTH], self._deadlines.probe_seconds)
-        return self._process.known(before)
 
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         """See `Engine.load`. The files are read at the next request, whichever model it names."""
@@ -230,12 +195,7 @@ class AxolotlEngine(SerialEngine):
         return outcome
 
     async def _send(self, request: PostRequest, request_id: str, seconds: float) -> Outcome:
-        [answer] = await self._http.post([request], request_id, seconds)
-        return outcome_of(answer)
-
-    async def is_busy(self) -> bool:
-        """See `Engine.is_busy`. It cannot be asked."""
-        return False
+        return self._contract.unload_outcome(await self._post(request, request_id, seconds))
 
     async def turns(self) -> bool:
         """See `Engine.turns`. All that it says is that its workers live."""
@@ -244,13 +204,6 @@ class AxolotlEngine(SerialEngine):
         except EngineError:
             return False
         return True
-
-    async def drain_evidence(self) -> DrainEvidence:
-        """See `Engine.drain_evidence`. There is none, so files stay."""
-        raise EngineUnreachable(f"{self.url} does not say which requests it has, so files stay")
-
-    async def aclose(self) -> None:
-        """See `Engine.aclose`. No connection is kept."""
 
     def _slot(self) -> SingleSlot:
         if self._kept is None:

@@ -1,15 +1,14 @@
 """Driver of engines that are called over HTTP, and the contract of each kind.
 
-An `HttpContract` has the pages, requests and replies of one kind of engine, and is pure.
+An `HttpContract` has the pages, requests and replies of one kind of engine; its functions are pure.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from sidecar.engines.driver import (
     UNTOLD,
@@ -28,15 +27,15 @@ from sidecar.engines.observed import (
     EngineFacts,
     EngineGone,
     EngineLimits,
-    NotThere,
     Observed,
     Outcome,
     Refused,
     SwapStrategy,
     Unknown,
 )
-from sidecar.engines.transport import Lost, MetricLines, NotSent, PostRequest, Reply
+from sidecar.engines.transport import Lost, MetricLines, NotSent, PostRequest, Reply, json_of
 from sidecar.engines.vllm.http import VllmHttp, metric_lines
+from sidecar.engines.vllm.responses import outcome_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,53 +75,59 @@ class Statistics:
     read: Callable[[str, str], EngineRequests]
 
 
-class HttpContract(Protocol):
-    """One kind of engine."""
+def _nothing(_body: bytes) -> Container[str]:
+    return ()
 
-    @property
-    def kind(self) -> str:
-        """As records of pools name it."""
-        ...
 
-    @property
-    def pages(self) -> Sequence[str]:
-        """What a look reads, all at once."""
-        ...
+@dataclass(frozen=True, slots=True)
+class HttpContract:
+    """The contract of one kind of engine.
 
-    @property
-    def statistics(self) -> Statistics | None:
-        """Where it tells which requests there are; None: nowhere, so that files are never let go of."""
-        ...
+    Attributes:
+        kind: as records of pools name it.
+        pages: what a look reads, all at once; the last one alone tells that it is there.
+        load_path: of the request that loads, with ``lora_name`` and ``lora_path``.
+        unload_path: of the request that unloads, with ``lora_name``.
+        read: reads the pages' bodies, with the names that we loaded into this process and their paths, and the URL.
+            It raises EngineUnreachable where they cannot be read in full, and EngineUnusable where it is no engine of
+            this kind, or one that cannot be driven.
+        outcome: of either request, by a reply that is not about our key.
+        loaded: names that are loaded, as the body of a refusal says.
+        swap: what becomes of a name that is unloaded and loaded with other weights.
+        statistics: where it tells which requests there are; None: nowhere, so that files are never let go of.
+        optional_page: one of the pages, whose body is empty where it is not to be had.
+    """
 
-    @property
-    def can_swap(self) -> bool:
-        """True if a name that is unloaded and loaded with other weights answers with those."""
-        ...
-
-    def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:
-        """Reads the pages; `ours` are the names that we loaded into this process, with their paths.
-
-        Raises:
-            EngineUnreachable: they cannot be read in full.
-            EngineUnusable: it is no engine of this kind, or one that cannot be driven.
-        """
-        ...
-
-    def load(self, name: str, path: str) -> PostRequest:
-        """The request that loads."""
-        ...
+    kind: str
+    pages: tuple[str, ...]
+    load_path: str
+    unload_path: str
+    read: Callable[[Sequence[bytes], Mapping[str, str], str], EnginePages]
+    outcome: Callable[[Reply], Outcome]
+    loaded: Callable[[bytes], Container[str]] = _nothing
+    swap: SwapStrategy = "refused"
+    statistics: Statistics | None = None
+    optional_page: str = ""
 
     def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
         """Outcome of a load."""
-        ...
+        outcome = self.unload_outcome(answer)
+        is_there = isinstance(outcome, Refused) and isinstance(answer, Reply) and name in self.loaded(answer.body)
+        return AlreadyThere() if is_there else outcome
 
-    def unload(self, name: str) -> PostRequest:
-        """The request that unloads."""
-        ...
-
-    def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
+    def unload_outcome(self, answer: Reply | Lost | NotSent) -> Outcome:
         """Outcome of an unload."""
-        ...
+        return outcome_of(answer, self.outcome)
+
+
+def listed_names(body: bytes, name_of: Callable[[object], str | None]) -> list[str] | None:
+    """Names on the cards of a listing; None where it is none, or `name_of` finds no name on one of its cards."""
+    match json_of(body):
+        case {"object": "list", "data": [*cards]}:
+            names = [name for card in cards if (name := name_of(card)) is not None]
+            return names if len(names) == len(cards) else None
+        case _:
+            return None
 
 
 class HttpEngine(SerialEngine):
@@ -143,6 +148,7 @@ class HttpEngine(SerialEngine):
         self._loaded = LoadLedger(options.state, FILE)
         self._past = LoadLedger(options.state, PAST_FILE)
         self._base_model: str | None = None
+        self._keeps_record = contract.swap == "refused"
 
     @property
     def kind(self) -> str:
@@ -158,7 +164,7 @@ class HttpEngine(SerialEngine):
         """See `Engine.observe`."""
         before = self._process.identity()
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
-        bodies = await self._http.get(self._contract.pages, seconds)
+        bodies = await self._http.get(self._contract.pages, seconds, optional=self._contract.optional_page)
         incarnation = self._process.known(before)
         seen = self._contract.read(bodies, self._loaded.of(incarnation), self.url)
         self._base_model = next(iter(seen.base_models), None)
@@ -169,9 +175,8 @@ class HttpEngine(SerialEngine):
             max_lora_rank=told.max_lora_rank or self._limits.max_lora_rank,
             target_modules=self._limits.target_modules,
         )
-        swap: SwapStrategy = "pipelined" if self._contract.can_swap else "refused"
-        facts = EngineFacts(self.kind, seen.version, self.url, incarnation, limits, swap)
-        past = {} if self._contract.can_swap else await self._past.seen(incarnation, seen.adapters)
+        facts = EngineFacts(self.kind, seen.version, self.url, incarnation, limits, self._contract.swap)
+        past = await self._past.seen(incarnation, seen.adapters) if self._keeps_record else {}
         return Observed(facts, seen.base_models, seen.adapters, past=past)
 
     async def incarnation(self) -> str:
@@ -183,7 +188,7 @@ class HttpEngine(SerialEngine):
     async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
         """See `Engine.load`. It is recorded before: a sidecar that dies meanwhile knows what may be there."""
         call = partial(self._load, name, path, request_id)
-        if self._contract.can_swap:
+        if not self._keeps_record:
             return await call()
         incarnation = self._process.identity()
         record = partial(self._loaded.recording, incarnation, name, path, call)
@@ -192,15 +197,16 @@ class HttpEngine(SerialEngine):
     async def unload(self, name: str, *, request_id: str) -> Outcome:
         """See `Engine.unload`."""
         incarnation = self._process.identity()
-        answer = await self._post(self._contract.unload(name), request_id, self._deadlines.unload_seconds)
-        outcome = self._contract.unload_outcome(name, answer)
-        if isinstance(outcome, Done | NotThere) and not self._contract.can_swap:
+        request = PostRequest(self._contract.unload_path, {"lora_name": name})
+        answer = await self._post(request, request_id, self._deadlines.unload_seconds)
+        outcome = self._contract.unload_outcome(answer)
+        if isinstance(outcome, Done) and self._keeps_record:
             await self._loaded.forget(incarnation, name)
         return outcome
 
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
         """See `Engine.swap`. Between the unload, which may wait for requests, and the load there is no `name`."""
-        if not self._contract.can_swap:
+        if self._keeps_record:
             return Refused(f"{self.kind} gives a name no other weights")
         check = check_name(new)
         proof = await self.load(check, new, request_id=request_id)
@@ -213,7 +219,7 @@ class HttpEngine(SerialEngine):
 
     async def _replace(self, name: str, old: str, new: str, request_id: str) -> Outcome:
         unloaded = await self.unload(name, request_id=request_id)
-        if not isinstance(unloaded, Done | NotThere):
+        if not isinstance(unloaded, Done):
             return unloaded
         outcome = await self.load(name, new, request_id=request_id)
         if isinstance(outcome, Done | AlreadyThere | EngineGone | Unknown):
@@ -258,7 +264,8 @@ class HttpEngine(SerialEngine):
         return statistics.read(await metric_lines(body, statistics.lines, self.url), self.url)
 
     async def _load(self, name: str, path: str, request_id: str) -> Outcome:
-        answer = await self._post(self._contract.load(name, path), request_id, self._deadlines.load_seconds)
+        request = PostRequest(self._contract.load_path, {"lora_name": name, "lora_path": path})
+        answer = await self._post(request, request_id, self._deadlines.load_seconds)
         return self._contract.load_outcome(name, answer)
 
     async def _post(self, request: PostRequest, request_id: str, seconds: float) -> Reply | Lost | NotSent:

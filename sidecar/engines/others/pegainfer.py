@@ -14,76 +14,34 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.observed import Done, EngineGone, Outcome, Refused, Unknown
-from sidecar.engines.others.http_engine import EnginePages, HttpEngine
-from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply, json_of
+from sidecar.engines.observed import Done, Outcome, Refused, Unknown
+from sidecar.engines.others.http_engine import EnginePages, HttpContract, HttpEngine, listed_names
+from sidecar.engines.transport import Reply, json_of
 from sidecar.engines.vllm.responses import MAX_MESSAGE_LENGTH, not_an_engine
 
-
-class Pegainfer:
-    """Implements `sidecar.engines.others.http_engine.HttpContract`."""
-
-    kind = "pegainfer"
-    pages = ("/v1/models",)
-    statistics = None
-    can_swap = False
-
-    def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:
-        """See `HttpContract.read`."""
-        names = _names(bodies[0])
-        if names is None:
-            raise not_an_engine(url, "its /v1/models is no list of ids alone", self.kind)
-        base_models = tuple(name for name in names if name not in ours)
-        if not base_models:
-            raise EngineUnreachable(f"{url}/v1/models cannot be read in full: it names no base model")
-        return EnginePages(
-            version="",
-            base_models=base_models,
-            adapters={name: ours[name] for name in names if name in ours},
-        )
-
-    def load(self, name: str, path: str) -> PostRequest:
-        """See `HttpContract.load`."""
-        return PostRequest("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
-
-    def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
-        """See `HttpContract.load_outcome`."""
-        return _outcome(name, answer)
-
-    def unload(self, name: str) -> PostRequest:
-        """See `HttpContract.unload`."""
-        return PostRequest("/v1/unload_lora_adapter", {"lora_name": name})
-
-    def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
-        """See `HttpContract.unload_outcome`."""
-        return _outcome(name, answer)
+KIND = "pegainfer"
 
 
-make_engine = partial(HttpEngine, Pegainfer())
+def read(bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:
+    """Reads its page; see `HttpContract`."""
+    names = listed_names(bodies[0], _name)
+    if names is None:
+        raise not_an_engine(url, "its /v1/models is no list of ids alone", KIND)
+    base_models = tuple(name for name in names if name not in ours)
+    if not base_models:
+        raise EngineUnreachable(f"{url}/v1/models cannot be read in full: it names no base model")
+    return EnginePages("", base_models, {name: ours[name] for name in names if name in ours})
 
 
-def _outcome(name: str, answer: Reply | Lost | NotSent) -> Outcome:
-    match answer:
-        case NotSent(message):
-            return EngineGone(message)
-        case Lost(message):
-            return Unknown(message)
+def outcome(reply: Reply) -> Outcome:
+    """Outcome of a call."""
+    match reply:
         case Reply(200, _):
             return Done()
         case Reply(400 | 404, body) if (said := _error(body)) is not None:
             return Refused(said)
         case Reply(status, body):
-            return Unknown(f"{name}: HTTP {status}: {_error(body) or 'no text'}")
-
-
-def _names(body: bytes) -> list[str] | None:
-    match json_of(body):
-        case {"object": "list", "data": [*cards]}:
-            names = [_name(card) for card in cards]
-            texts = [name for name in names if name is not None]
-            return texts if len(texts) == len(cards) else None
-        case _:
-            return None
+            return Unknown(f"HTTP {status}: {_error(body) or 'no text'}")
 
 
 def _name(card: object) -> str | None:
@@ -103,3 +61,9 @@ def _error(body: bytes) -> str | None:
             return " ".join(said.split())[:MAX_MESSAGE_LENGTH]
         case _:
             return None
+
+
+CONTRACT = HttpContract(
+    KIND, ("/v1/models",), "/v1/load_lora_adapter", "/v1/unload_lora_adapter", read, outcome, swap="refused"
+)
+make_engine = partial(HttpEngine, CONTRACT)

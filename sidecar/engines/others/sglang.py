@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
-from sidecar.engines.observed import AlreadyThere, Done, EngineGone, EngineLimits, Outcome, Refused, Transient, Unknown
-from sidecar.engines.others.http_engine import EnginePages, EngineRequests, HttpEngine, Statistics
-from sidecar.engines.transport import Lost, MetricLines, NotSent, PostRequest, Reply, fields_of
-from sidecar.engines.vllm.responses import KEY_HINT, MAX_MESSAGE_LENGTH, not_an_engine, read_listing, read_number
+from sidecar.engines.observed import Done, EngineLimits, Outcome, Refused, Unknown
+from sidecar.engines.others.http_engine import EnginePages, EngineRequests, HttpContract, HttpEngine, Statistics
+from sidecar.engines.transport import MetricLines, Reply, fields_of
+from sidecar.engines.vllm.responses import MAX_MESSAGE_LENGTH, not_an_engine, read_listing, read_number
 
+KIND = "sglang"
 _RUNNING = re.compile(r"^sglang:num_running_reqs\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 _WAITING = re.compile(r"^sglang:num_queue_reqs\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
 _LINES = MetricLines((b"sglang:num_running_reqs{", b"sglang:num_queue_reqs{"))
@@ -41,80 +42,40 @@ def read_requests(text: str, url: str) -> EngineRequests:
     return EngineRequests(_sum(waiting, url), _sum(running, url))
 
 
-class Sglang:
-    """Implements `sidecar.engines.others.http_engine.HttpContract`."""
-
-    kind = "sglang"
-    pages = ("/get_server_info", "/v1/models")
-    statistics = Statistics("/metrics", _LINES, read_requests)
-    can_swap = True
-
-    def read(self, bodies: Sequence[bytes], ours: Mapping[str, str], url: str) -> EnginePages:  # noqa: ARG002 - it lists paths
-        """See `HttpContract.read`."""
-        about, cards = bodies
-        facts = fields_of(about)
-        version = facts.get("version")
-        if not isinstance(version, str):
-            raise not_an_engine(url, "its /get_server_info has no version", self.kind)
-        if facts.get("enable_lora") is not True:
-            raise EngineUnusable("lora_disabled", f"{url} serves no adapters: start SGLang with --enable-lora")
-        if b'"parent"' not in cards:
-            message = f"{url} is SGLang {version[:64]!r}, whose /v1/models lists no adapters; upgrade it"
-            raise EngineUnusable("engine_unsupported", message)
-        listing = read_listing(cards)
-        limits = EngineLimits(
-            max_cpu_loras=_number(facts, "max_loaded_loras"), max_lora_rank=_number(facts, "max_lora_rank")
-        )
-        return EnginePages(version, listing.base_models, listing.adapters, limits)
-
-    def load(self, name: str, path: str) -> PostRequest:
-        """See `HttpContract.load`."""
-        return PostRequest("/load_lora_adapter", {"lora_name": name, "lora_path": path})
-
-    def load_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:
-        """See `HttpContract.load_outcome`."""
-        outcome = _outcome(answer)
-        if isinstance(outcome, Refused) and isinstance(answer, Reply) and name in _loaded(answer.body):
-            return AlreadyThere()
-        return outcome
-
-    def unload(self, name: str) -> PostRequest:
-        """See `HttpContract.unload`."""
-        return PostRequest("/unload_lora_adapter", {"lora_name": name})
-
-    def unload_outcome(self, name: str, answer: Reply | Lost | NotSent) -> Outcome:  # noqa: ARG002 - the reply says it
-        """See `HttpContract.unload_outcome`. An unknown name is not told from other refusals: a listing tells."""
-        return _outcome(answer)
+def read(bodies: Sequence[bytes], _ours: Mapping[str, str], url: str) -> EnginePages:
+    """Reads its pages; see `HttpContract`. It lists paths."""
+    about, cards = bodies
+    facts = fields_of(about)
+    version = facts.get("version")
+    if not isinstance(version, str):
+        raise not_an_engine(url, "its /get_server_info has no version", KIND)
+    if facts.get("enable_lora") is not True:
+        raise EngineUnusable("lora_disabled", f"{url} serves no adapters: start SGLang with --enable-lora")
+    if b'"parent"' not in cards:
+        message = f"{url} is SGLang {version[:64]!r}, whose /v1/models lists no adapters; upgrade it"
+        raise EngineUnusable("engine_unsupported", message)
+    listing = read_listing(cards)
+    limits = EngineLimits(
+        max_cpu_loras=_number(facts, "max_loaded_loras"), max_lora_rank=_number(facts, "max_lora_rank")
+    )
+    return EnginePages(version, listing.base_models, listing.adapters, limits)
 
 
-make_engine = partial(HttpEngine, Sglang())
-
-
-def _sum(counts: Sequence[str], url: str) -> int:
-    return sum(int(read_number(count, url)) for count in counts)
-
-
-def _outcome(answer: Reply | Lost | NotSent) -> Outcome:
-    match answer:
-        case NotSent(message):
-            return EngineGone(message)
-        case Lost(message):
-            return Unknown(message)
-        case Reply(401 | 403, _):
-            return Transient(f"the engine refuses our key, or wants one: {KEY_HINT}")
-        case Reply(status, body):
-            return _said(status, fields_of(body))
-
-
-def _said(status: int, fields: Mapping[str, object]) -> Outcome:
+def outcome(reply: Reply) -> Outcome:
+    """Outcome of a call. An unknown name is not told from other refusals of an unload: a listing tells."""
+    fields = fields_of(reply.body)
     message = " ".join(str(fields.get("error_message") or "no text").split())[:MAX_MESSAGE_LENGTH]
-    match status, fields.get("success"):
+    match reply.status, fields.get("success"):
         case 200, True:
             return Done()
         case 400, False:
             return Refused(message)
-        case _:
+        case status, _:
             return Unknown(f"HTTP {status}: {message}")
+
+
+def _sum(counts: Sequence[str], url: str) -> int:
+    return sum(int(read_number(count, url)) for count in counts)
 
 
 def _loaded(body: bytes) -> Mapping[str, object]:
@@ -125,3 +86,17 @@ def _loaded(body: bytes) -> Mapping[str, object]:
 def _number(facts: Mapping[str, object], name: str) -> int | None:
     value = facts.get(name)
     return value if isinstance(value, int) and value > 0 else None
+
+
+CONTRACT = HttpContract(
+    KIND,
+    ("/get_server_info", "/v1/models"),
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+    read,
+    outcome,
+    loaded=_loaded,
+    swap="pipelined",
+    statistics=Statistics("/metrics", _LINES, read_requests),
+)
+make_engine = partial(HttpEngine, CONTRACT)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sidecar.engines.driver import EngineUnreachable, EngineUnusable
@@ -302,6 +303,19 @@ def unauthorized(url: str, body: bytes = b"") -> EngineUnusable:
     return EngineUnusable("engine_unauthorized", f"{url} refuses our key, or wants one: {KEY_HINT}")
 
 
+def outcome_of(answer: Reply | Lost | NotSent, read: Callable[[Reply], Outcome]) -> Outcome:
+    """Outcome of a call. `read` is asked of a reply that is not about our key."""
+    match answer:
+        case NotSent(message):
+            return EngineGone(message)
+        case Lost(message):
+            return Unknown(message)
+        case Reply(401 | 403, _):
+            return Transient(f"the engine refuses our key, or wants one: {KEY_HINT}")
+        case reply:
+            return read(reply)
+
+
 def load_outcome(answer: Reply | Lost | NotSent) -> Outcome:
     """Outcome of a load."""
     match answer:
@@ -311,7 +325,7 @@ def load_outcome(answer: Reply | Lost | NotSent) -> Outcome:
         case Reply(404, body) if _error(body) is not None:
             return PathMissing(said(body))
         case _:
-            return _outcome(answer)
+            return outcome_of(answer, _reply_outcome)
 
 
 def unload_outcome(answer: Reply | Lost | NotSent) -> Outcome:
@@ -320,32 +334,21 @@ def unload_outcome(answer: Reply | Lost | NotSent) -> Outcome:
         case Reply(404, body) if _error(body) is not None:
             return NotThere()
         case _:
-            return _outcome(answer)
+            return outcome_of(answer, _reply_outcome)
 
 
-def _outcome(answer: Reply | Lost | NotSent) -> Outcome:
-    match answer:
-        case NotSent(message):
-            return EngineGone(message)
-        case Lost(message):
-            return Unknown(message)
-        case Reply(status, body):
-            return _reply_outcome(status, said(body))
-
-
-def _reply_outcome(status: int, message: str) -> Outcome:
-    match status:
+def _reply_outcome(reply: Reply) -> Outcome:
+    message = said(reply.body)
+    match reply.status:
         case 200:
             return Done()
-        case 401 | 403:
-            return Transient(f"the engine refuses our key, or wants one: {KEY_HINT}")
         case 404 | 405:
             return Transient(f"the engine has no such route: {ENABLE_HINT}")
         case 408 | 425 | 429:
             return Transient(message)
-        case _ if 400 <= status <= 500:
+        case status if 400 <= status <= 500:
             return Refused(message)
-        case _:
+        case status:
             return Unknown(f"HTTP {status}: {message}")
 
 

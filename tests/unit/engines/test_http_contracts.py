@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 from unittest import mock
 
 import pytest
 
 from sidecar.engines.driver import EngineOptions, EngineUnreachable, EngineUnusable
 from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Outcome, Refused, Transient, Unknown
-from sidecar.engines.others import axolotl
-from sidecar.engines.others.pegainfer import Pegainfer
-from sidecar.engines.others.sglang import Sglang, read_requests
+from sidecar.engines.others import axolotl, pegainfer, sglang
+from sidecar.engines.others.sglang import read_requests
 from sidecar.engines.others.single_slot import Active, Clearing, SingleSlot
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply
 
-SGLANG, PEGAINFER = Sglang(), Pegainfer()
+SGLANG, PEGAINFER, AXOLOTL = sglang.CONTRACT, pegainfer.CONTRACT, axolotl.CONTRACT
 
 
 def said(code: int, /, **fields: object) -> Reply:
@@ -44,8 +42,8 @@ TOLD: dict[str, list[tuple[Reply | Lost | NotSent, Outcome]]] = {
         (Reply(200, b"Success: LoRA adapter 'x' added successfully."), Done()),
         (said(400, error="a  b\n"), Refused("a b")),
         (said(404, error="unsupported"), Refused("unsupported")),
-        (Reply(404, b"Not Found"), Unknown("x: HTTP 404: no text")),
-        (said(503, error="closed"), Unknown("x: HTTP 503: closed")),
+        (Reply(404, b"Not Found"), Unknown("HTTP 404: no text")),
+        (said(503, error="closed"), Unknown("HTTP 503: closed")),
     ],
     "axolotl": [
         (said(200, status="ok"), Done()),
@@ -54,11 +52,7 @@ TOLD: dict[str, list[tuple[Reply | Lost | NotSent, Outcome]]] = {
         (Reply(500, b""), Unknown("HTTP 500: no text")),
     ],
 }
-LOADS: dict[str, Callable[[Any], Outcome]] = {
-    "sglang": lambda answer: SGLANG.load_outcome("x", answer),
-    "pegainfer": lambda answer: PEGAINFER.load_outcome("x", answer),
-    "axolotl": axolotl.outcome_of,
-}
+CONTRACTS = {one.kind: one for one in (SGLANG, PEGAINFER, AXOLOTL)}
 
 
 @pytest.mark.parametrize(
@@ -66,17 +60,24 @@ LOADS: dict[str, Callable[[Any], Outcome]] = {
 )
 def test_each_answer_to_a_load_has_one_meaning(kind, answer, outcome):
     """R6."""
-    assert LOADS[kind](answer) == outcome
-    if kind == "pegainfer":
-        assert PEGAINFER.unload_outcome("x", answer) == outcome
-    assert LOADS[kind](Lost("broke")) == Unknown("broke")
-    assert LOADS[kind](NotSent("none")) == EngineGone("none")
+    contract = CONTRACTS[kind]
+    assert contract.load_outcome("x", answer) == outcome
+    assert contract.unload_outcome(answer) == (Refused("x") if outcome == AlreadyThere() else outcome)
 
 
-def test_what_stands_before_an_engine_or_in_its_place_may_be_mended():
-    for status in (401, 403, 404, 405):
-        assert isinstance(axolotl.outcome_of(Reply(status, b"")), Transient)
-    assert isinstance(SGLANG.unload_outcome("x", Reply(401, b"")), Transient)
+@pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS.keys())
+def test_what_tells_nothing_of_a_call_is_read_alike_for_all_kinds(contract):
+    """A key that is refused may be mended."""
+    for outcome_of in (partial(contract.load_outcome, "x"), contract.unload_outcome):
+        assert outcome_of(Lost("broke")) == Unknown("broke")
+        assert outcome_of(NotSent("none")) == EngineGone("none")
+        for status in (401, 403):
+            assert isinstance(outcome_of(Reply(status, b"")), Transient)
+
+
+def test_an_axolotl_without_its_routes_may_be_mended():
+    for status in (404, 405):
+        assert isinstance(AXOLOTL.unload_outcome(Reply(status, b"")), Transient)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_stands_before_an_engine_or_in_its_place_may_be_mended():
             ],
         ),
         (
-            lambda body: axolotl.read_base_models(body, "http://e"),
+            lambda body: AXOLOTL.read([body, b"true"], {}, "http://e"),
             [models(), models("x"), models(1, owned_by="axolotl"), models("x", owned_by="vllm")],
         ),
     ],
@@ -224,4 +225,5 @@ async def test_axolotl_that_may_not_have_let_go_is_not_taken_to_have(monkeypatch
 
 
 def test_axolotl_names_its_base_model():
-    assert axolotl.read_base_models(models("Qwen/Qwen3", owned_by="axolotl"), "http://e") == ("Qwen/Qwen3",)
+    seen = AXOLOTL.read([models("Qwen/Qwen3", owned_by="axolotl"), b"true"], {}, "http://e")
+    assert seen.base_models == ("Qwen/Qwen3",)

@@ -27,10 +27,10 @@ from sidecar.engines.observed import (
     Transient,
     Unknown,
 )
+from sidecar.engines.others import pegainfer as of_pegainfer
+from sidecar.engines.others import sglang as of_sglang
 from sidecar.engines.others.axolotl import CLEAR, HEALTH, MODELS, AxolotlEngine
 from sidecar.engines.others.http_engine import HttpEngine
-from sidecar.engines.others.pegainfer import Pegainfer
-from sidecar.engines.others.sglang import Sglang
 from sidecar.engines.transport import GetRequest, Lost, NotSent, PostRequest, Reply, Request
 from sidecar.engines.vllm.http import VllmHttp
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
@@ -193,7 +193,7 @@ def cards(**adapters: str) -> Reply:
 
 
 def sglang(server: Server, **options: object) -> HttpEngine:
-    engine = HttpEngine(Sglang(), EngineOptions(URL, **options))  # type: ignore[arg-type]
+    engine = of_sglang.make_engine(EngineOptions(URL, **options))  # type: ignore[arg-type]
     server.pages |= {
         "/get_server_info": page(version="0.5", enable_lora=True, max_loaded_loras=None, max_lora_rank=64),
         "/v1/models": cards(),
@@ -288,7 +288,7 @@ async def test_what_is_asked_of_an_engine_tells_nothing_where_no_answer_comes(se
 
 
 def pegainfer(server: Server, folder: Path | None = None) -> HttpEngine:
-    engine = HttpEngine(Pegainfer(), EngineOptions(URL, state=folder))
+    engine = of_pegainfer.make_engine(EngineOptions(URL, state=folder))
     engine._http._exchange = server  # type: ignore[assignment]
     server.pages["/v1/models"] = names("base", "x")
     return engine
