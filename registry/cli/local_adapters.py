@@ -16,6 +16,7 @@ from registry.lora.coverage.findings import EngineEvidence
 from registry.lora.directory import check_files, digest_of, examine_directory, open_directory
 from registry.lora.findings import AdapterWarning, Finding, UnfitAdapter, summary
 from registry.lora.policy import AdapterLimits, Policy
+from registry.model.engine_kinds import applying_kind
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
@@ -131,7 +132,7 @@ def base_of_pool(pool: pb.Pool) -> BaseModules | None:
     modules = expand({one.pattern: (one.outputs, one.inputs) for one in told.modules})
     architecture, head_size = told.architecture or None, told.head_size or None
     evidence = evidence_of(told.evidence) if told.HasField("evidence") else None
-    names, engine = tuple(told.names), pool.engine or "vllm"
+    names, engine = tuple(told.names), applying_kind(pool.engine or "vllm")
     files = told.layout or None, told.weights or None
     return BaseModules(modules, names, architecture, told.tied, head_size, engine, evidence, *files)
 

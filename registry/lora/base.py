@@ -41,7 +41,7 @@ class BaseModules:
         architecture: as its config.json calls it; None: not known.
         is_tied: its head is its embedding, so that the checkpoint has no ``lm_head``.
         head_size: outputs of one attention head; None: not known.
-        engine: kind of the engines that serve it.
+        engine: kind of the engines that apply adapters to it, see `registry.model.engine_kinds.applying_kind`.
         evidence: what such an engine said that it applies of adapters; None: nobody asked it.
         layout: digest of its files' tensors, see `layout_of`; None: they were not read.
         weights: digest of a sample of their numbers, see `registry.lora.base_directory`; None: as before.

@@ -19,15 +19,22 @@ class KindTraits:
         is_single_slot: it answers every request with the one adapter that it has, and without one from the base model;
             its files it reads at the first request, and ends where it cannot. So a second adapter, a placement on some
             replicas and versioned names are refused, and its sidecar is told the highest rank.
+        runs: kind of the engine inside it, which applies its adapters; empty: itself.
     """
 
     asks_for_adapters: bool = False
     is_single_slot: bool = False
+    runs: str = ""
 
 
-_TRAITS = {"vllm": KindTraits(asks_for_adapters=True), "axolotl": KindTraits(is_single_slot=True)}
+_TRAITS = {"vllm": KindTraits(asks_for_adapters=True), "axolotl": KindTraits(is_single_slot=True, runs="vllm")}
 
 
 def traits_of(kind: str) -> KindTraits:
     """The traits of a kind; one that is not known here has none of them."""
     return _TRAITS.get(kind, KindTraits())
+
+
+def applying_kind(kind: str) -> str:
+    """Kind of the engine that applies the adapters which engines of a kind are given."""
+    return traits_of(kind).runs or kind

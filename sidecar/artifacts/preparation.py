@@ -12,6 +12,7 @@ from registry.lora.base import BaseModules, expand
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, FileEntry
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase, difference, differs
 from registry.lora.prepare import WeightsLayout
+from registry.model.engine_kinds import applying_kind
 from registry.model.records import BaseShapes, PoolSpec
 from registry.sources.base import Stop
 from sidecar.artifacts.examination import Examination
@@ -31,7 +32,7 @@ class Bases:
 
     def follow(self, pool: PoolSpec | None, engine: EngineBase = UNKNOWN_BASE) -> None:
         """Takes up a pool's record and a start of the engine; costs nothing where they say what they said before."""
-        shapes, kind = (pool.base, pool.engine) if pool else (None, "vllm")
+        shapes, kind = (pool.base, applying_kind(pool.engine)) if pool else (None, "vllm")
         if (shapes, kind) == (self._shapes, self._kind) and engine is self._engine:
             return
         self._shapes, self._kind, self._engine = shapes, kind, engine

@@ -153,10 +153,6 @@ _VLLM: Mapping[str, Coverage] = {
 }
 
 
-# axolotl's server runs vLLM.
-_VLLM_ENGINES = {"vllm", "axolotl"}
-
-
 def coverage_of(architecture: str | None, engine: str) -> Coverage | None:
     """Knowledge of an architecture, as config.json's ``architectures`` names it, on a kind of engine."""
-    return _VLLM.get(architecture or "") if engine in _VLLM_ENGINES else None
+    return _VLLM.get(architecture or "") if engine == "vllm" else None

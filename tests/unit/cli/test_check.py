@@ -239,7 +239,7 @@ def test_what_cannot_be_looked_at_is_said(capsys, base, adapter, arguments, code
 def test_a_base_survives_the_wire_and_only_what_can_be_opened_is_explained(capsys, base, adapter):
     read = read_base(base, ("name",))
     assert (base_of_pool(pb.Pool(base=base_message(read))), base_of_pool(pb.Pool())) == (read, None)
-    for engine, expected in (("", "vllm"), ("sglang", "sglang")):
+    for engine, expected in (("", "vllm"), ("sglang", "sglang"), ("axolotl", "vllm")):
         of_pool = base_of_pool(pb.Pool(engine=engine, base=pb.BaseShapes(architecture="", head_size=0)))
         assert of_pool.engine == expected
         assert (of_pool.architecture, of_pool.head_size, of_pool.evidence) == (None, None, None)

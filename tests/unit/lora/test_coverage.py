@@ -238,8 +238,7 @@ def test_rows_are_ordered_of_the_language_model_alone():
     assert not coverage("LlamaForCausalLM").is_rotary(names[0])
 
 
-def test_axolotl_serves_what_vllm_does_and_others_are_not_known():
-    assert coverage_of("LlamaForCausalLM", "axolotl") == coverage("LlamaForCausalLM")
+def test_what_no_engine_is_known_to_serve_is_not_known():
     assert [
         coverage_of(name, engine) for name, engine in ((None, "vllm"), ("", "vllm"), ("Llama4ForCausalLM", "x"))
     ] == [None] * 3
