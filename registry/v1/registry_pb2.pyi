@@ -610,26 +610,30 @@ class Pool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., base_models: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[PoolLimits, _Mapping]] = ..., etag: _Optional[str] = ..., removals_confirmed_revision: _Optional[int] = ..., base: _Optional[_Union[BaseShapes, _Mapping]] = ..., engine: _Optional[str] = ..., engine_names: _Optional[str] = ...) -> None: ...
 
 class CreatePoolRequest(_message.Message):
-    __slots__ = ("pool", "request_id", "validate_only")
+    __slots__ = ("pool", "request_id", "validate_only", "restored")
     POOL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     pool: Pool
     request_id: str
     validate_only: bool
-    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ...) -> None: ...
+    restored: bool
+    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., restored: bool = ...) -> None: ...
 
 class UpdatePoolRequest(_message.Message):
-    __slots__ = ("pool", "request_id", "validate_only", "update_mask")
+    __slots__ = ("pool", "request_id", "validate_only", "update_mask", "restored")
     POOL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     pool: Pool
     request_id: str
     validate_only: bool
     update_mask: _field_mask_pb2.FieldMask
-    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
+    restored: bool
+    def __init__(self, pool: _Optional[_Union[Pool, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: bool = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., restored: bool = ...) -> None: ...
 
 class ConfirmRemovalsRequest(_message.Message):
     __slots__ = ("name", "revision", "etag", "request_id", "validate_only")

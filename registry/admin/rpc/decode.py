@@ -70,7 +70,7 @@ def create_pool(request: pb.CreatePoolRequest, fingerprint_of: validate.Fingerpr
         raise InvalidArgument(Reason.INVALID_FIELD, "a pool that does not exist has no etag", field="pool.etag")
     pool = request.pool
     return validate.make_create_pool(
-        *(pool.name, list(pool.base_models), limits_dict(pool.limits), _base(pool), _engines(pool, None)),
+        *(pool.name, list(pool.base_models), limits_dict(pool.limits), _base(pool), _engines(request, None)),
         fingerprint_of=fingerprint_of,
     )
 
@@ -79,7 +79,7 @@ def update_pool(request: pb.UpdatePoolRequest, fingerprint_of: validate.Fingerpr
     """The pool's new values."""
     pool = request.pool
     mask = list(request.update_mask.paths) if request.HasField("update_mask") else None
-    engines = _engines(pool, mask)
+    engines = _engines(request, mask)
     return validate.make_update_pool(
         *(pool.name, list(pool.base_models), limits_dict(pool.limits), pool.etag, _base(pool), mask, engines),
         fingerprint_of=fingerprint_of,
@@ -116,8 +116,9 @@ def restore_history(request: pb.RestoreHistoryRequest) -> RestoreHistory:
     return validate.make_restore_history(request.pool, request.name, request.generations, request.last)
 
 
-def _engines(pool: pb.Pool, mask: Sequence[str] | None) -> dict[str, str]:
-    if pool.engine and (mask is None or "engine" in mask):
+def _engines(request: pb.CreatePoolRequest | pb.UpdatePoolRequest, mask: Sequence[str] | None) -> dict[str, str]:
+    pool = request.pool
+    if pool.engine and (mask is None or "engine" in mask) and not request.restored:
         try:
             check_kind(pool.engine)
         except NoDriver as error:

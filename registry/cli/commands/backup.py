@@ -205,11 +205,11 @@ def _restore_history(client: AdminClient, saved: StoredState, name: Name, reques
 
 def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> None:
     for pool in plan.create_pools:
-        made = pb.CreatePoolRequest(pool=pool_message(pool, 0))
+        made = pb.CreatePoolRequest(pool=pool_message(pool, 0), restored=True)
         made.request_id = step_id(request_id, "pool", [made])
         client.create_pool(made)
     for pool, etag, is_readable in plan.update_pools:
-        request = pb.UpdatePoolRequest(pool=pool_message(pool, int(etag)))
+        request = pb.UpdatePoolRequest(pool=pool_message(pool, int(etag)), restored=True)
         if is_readable:  # of what cannot be read nothing can stay, so all of it is replaced
             request.update_mask.paths.extend(_POOL_FIELDS)
         request.request_id = step_id(request_id, "pool", [request])

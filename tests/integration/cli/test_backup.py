@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from registry.etcd3.ops import Put, Range, Txn
 from registry.model.keys import Keys
 from registry.tools.verify.main import read_history
 from registry.tools.verify.replay import replay
@@ -94,3 +95,28 @@ def test_into_an_empty_store_and_into_one_that_went_on(cli, empty, etcd, tmp_pat
     assert next(one for one in pools(cli) if one["name"] == "ops")["limits"]["max_rank"] == 8
     assert (cli("restore", file, "--yes", "--delete-others").code, shown(cli)) == (0, before)
     assert [*violations(store), *violations(etcd)] == []
+
+
+async def play_kind(etcd: EtcdForTest, pool: str, kind: bytes) -> None:
+    """Writes a pool's record as if its engines were of another kind."""
+    client, key = etcd.patient(), Keys(etcd.prefix).pool(pool)
+    try:
+        [found] = (await client.range(Range(key))).kvs
+        value = found.value.replace(b'"engine":"vllm"', b'"engine":"%s"' % kind)
+        assert value != found.value
+        await client.txn(Txn((), (Put(key, value),)))
+    finally:
+        await client.aclose()
+
+
+def test_a_pool_of_engines_that_nobody_drives_any_more_survives(cli, empty, etcd, tmp_path):
+    """Whoever makes one by hand is refused; a record that there was comes back, and becomes what it was."""
+    asyncio.run(play_kind(etcd, "dev", b"dynamo"))
+    file, (other, store), before = str(tmp_path / "b.jsonl"), empty, pools(cli)
+    assert cli("backup", file).code == 0
+    ran = other("pool", "create", "dev", "--base-model", "tiny", "--engine-kind", "dynamo")
+    assert (ran.code, "'dynamo'" in ran.err) == (4, True)
+    assert (other("restore", file, "--yes").code, pools(other)) == (0, before)
+    cli.json("pool", "update", "dev", "--max-rank", "8", "--engine-kind", "vllm")
+    assert (cli("restore", file, "--yes").code, pools(cli)) == (0, before)
+    assert violations(store) == []

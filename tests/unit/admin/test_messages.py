@@ -50,7 +50,7 @@ def no_fingerprint(_: object) -> str:
 
 @pytest.mark.parametrize("kind", ["dynamo", "vlllm"])
 def test_a_pool_of_engines_that_nobody_drives_is_refused_by_name_where_it_is_set(kind):
-    """What stands is shown, and its other fields are changed."""
+    """What stands is shown, its other fields are changed, and it comes back from a backup."""
     made = pb.Pool(name="p", base_models=["b"], engine=kind)
     asked = pb.UpdatePoolRequest(pool=made)
     for refused in (
@@ -60,6 +60,9 @@ def test_a_pool_of_engines_that_nobody_drives_is_refused_by_name_where_it_is_set
         with pytest.raises(InvalidArgument, match=f"of '{kind}' is installed: use .*vllm") as found:
             refused()
         assert found.value.field == "pool.engine"
+    of_backup = pb.CreatePoolRequest(pool=made, restored=True)
+    assert decode.create_pool(of_backup, no_fingerprint).engine == kind
+    assert decode.update_pool(pb.UpdatePoolRequest(pool=made, restored=True), no_fingerprint).engine == kind
     shown = pool_message(PoolSpec(name="p", base_models=["b"], engine="dynamo"), 3)
     masked = pb.UpdatePoolRequest(pool=shown)
     masked.update_mask.paths.append("limits")
