@@ -1,0 +1,96 @@
+"""Modules of ours that take part in one `loraplane add … --wait`, in each process and in all.
+
+It plays the command against real etcd, an admin service, and one sidecar on a simulated engine, and prints in which
+modules code ran meanwhile: whoever changes this path has to read these. What an import runs does not count, nor does
+the process that examines an adapter's files::
+
+    python -m tests.support.modules_touched
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from registry.tools.devstack.processes import free_ports
+from tests.support.adapters import write_adapter
+from tests.support.etcd import one_member
+from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
+from tests.support.processes import Program
+from tests.support.profiled import BEGIN, END
+from tests.support.waiting import eventually
+
+COMMAND_LINE = "registry.cli.main"
+PREFIX = "/modules-touched"
+
+
+def profiled(program: Program, folder: Path) -> None:
+    """Has a program, before its start, note what runs in it."""
+    folder.mkdir()
+    program.arguments[:0] = [str(folder), program.module]
+    program.module = "tests.support.profiled"
+
+
+async def noted(folder: Path) -> list[str]:
+    """Modules that a process noted, once it has written them."""
+    file = folder / "modules.json"
+    await eventually(file.exists)
+    found: list[str] = json.loads(file.read_text())
+    return found
+
+
+def run(address: str, *arguments: str, folder: Path | None = None) -> None:
+    """Runs the command line, which must succeed."""
+    before = ["tests.support.profiled", str(folder)] if folder else []
+    command = [sys.executable, "-m", *before, COMMAND_LINE, "--admin", address, *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+async def play(etcd: tuple[str, ...], folder: Path, stack: ExitStack) -> Mapping[str, list[str]]:
+    """Modules by process."""
+    port, http = free_ports(2)
+    address = f"127.0.0.1:{port}"
+    flags = ["--etcd", ",".join(etcd), "--prefix", PREFIX, "--listen", address, "--http", f"127.0.0.1:{http}"]
+    admin = Program("registry.admin.main", flags, folder / "admin.log")
+    engine = SimulatedEngine(folder)
+    sidecar = Sidecar(folder, etcd, PREFIX, engine.url)
+    notes = {name: folder / f"notes-{name}" for name in ("cli", "admin", "sidecar")}
+    profiled(admin, notes["admin"])
+    profiled(sidecar.program, notes["sidecar"])
+    for program in (admin, engine.program, sidecar.program):
+        stack.callback(program.kill)
+        program.start()
+    await eventually(engine.is_healthy)
+    await asyncio.to_thread(run, address, "pool", "create", POOL, "--base-model", BASE)
+    await eventually(sidecar.is_ready)
+    notes["cli"].mkdir()
+    for one in notes.values():
+        (one / BEGIN).touch()
+    await asyncio.sleep(1)
+    source = write_adapter(folder / "sources" / "a").directory.as_uri()
+    await asyncio.to_thread(run, address, "add", "a", "--pool", POOL, "--source", source, "--wait", folder=notes["cli"])
+    for one in notes.values():
+        (one / END).touch()
+    return {name: await noted(one) for name, one in notes.items()}
+
+
+def main() -> None:
+    """Plays it, and prints the modules."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        etcd = stack.enter_context(one_member(folder / "etcd"))
+        found = asyncio.run(play(tuple(etcd.endpoints), folder, stack))
+    for process, modules in found.items():
+        print(f"{process}: {len(modules)}")
+        print("".join(f"  {one}\n" for one in modules), end="")
+    print(f"together: {len(set().union(*found.values()))}")
+
+
+if __name__ == "__main__":
+    main()
