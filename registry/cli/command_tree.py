@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import EnumType
 from importlib import import_module
 from typing import Any
 
-import typer
-import typer.main
-from typer.core import TyperCommand, TyperGroup
+import click
 
 from registry.cli.options import GLOBAL_OPTIONS, global_options_first
+from registry.runtime.commands import Group, command
 
 _ANYWHERE = "Options of loraplane itself (--admin, -o, --tls-…) may stand anywhere in the line; loraplane --help."
 
@@ -144,95 +142,48 @@ ENTRIES = (
 )
 
 
-class _SimpleConversion:
-    """Takes what stands on the command line as it is where it may stay so; typer asks pydantic, even for None.
+class Root(Group):
+    """The command `loraplane`, whose own options may stand anywhere in the line."""
 
-    The import of pydantic takes longer than that of typer, and most runs give nothing but names.
-    """
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Group`. For a completion, the last word may be an option of ours that waits for its value."""
+        first, rest = global_options_first(args)
+        is_waiting = ctx.resilient_parsing and args and args[-1] in GLOBAL_OPTIONS
+        return super().parse_args(ctx, first if is_waiting else [*first, *rest])
 
-    def __init__(self, typers_own: Callable[[], Any]) -> None:
-        self._typers_own = typers_own
-
-    def __call__(self) -> _SimpleConversion:
-        return self
-
-    def coerce(self, value: Any, param: Any, ctx: typer.Context) -> Any:  # noqa: ANN401 - whatever a flag may hold
-        """The value that a command is called with."""
-        annotation = param.type_descriptor.annotation
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        if annotation is str and isinstance(value, str):
-            return value
-        if isinstance(annotation, EnumType) and value in set(annotation):
-            return annotation(value)
-        return self._typers_own().coerce(value, param=param, ctx=ctx)
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as click's own
+        """See `click.Group`, which would write an empty line for an interrupt."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise click.Abort from interrupt
 
 
-class _Command(TyperCommand):
-    """A command whose simple arguments are read without pydantic."""
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as typer's own
-        """All arguments and flags, that for the help included."""
-        return _simplified(super().get_params(ctx))
-
-
-class Group(TyperGroup):
-    """The same for a group."""
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as typer's own
-        """All flags, that for the help included."""
-        return _simplified(super().get_params(ctx))
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **more: Any) -> Any:  # noqa: ANN401 - as typer's own
-        """That of the group; for a completion, global options may stand anywhere as well."""
-        if parent is None and more.get("resilient_parsing"):
-            first, rest = global_options_first(args)
-            args = first if args and args[-1] in GLOBAL_OPTIONS else [*first, *rest]
-        return super().make_context(info_name, args, parent=parent, **more)
-
-
-# Arguments and flags whose values exist somewhere: kinds, names, pools, replicas.
-COMPLETED = frozenset(
-    {"kind", "name", "names", "words", "pool", "replica", "evidence_from", "context_name", "named_context"}
-)
-
-
-def _completed(ctx: typer.Context, param: Any, incomplete: str) -> list[Any]:  # noqa: ANN401 - as typer's own
-    from registry.cli.completion import complete  # noqa: PLC0415 - asks the admin service; for a Tab alone
-
-    return complete(ctx, param.name, incomplete)
-
-
-def _simplified(params: list[Any]) -> list[Any]:
-    for param in params:
-        if param.name in COMPLETED:
-            param._custom_shell_complete = _completed  # noqa: SLF001 - typer offers it to functions of its own alone
-        if not isinstance(param.get_runtime_param, _SimpleConversion):
-            param.get_runtime_param = _SimpleConversion(param.get_runtime_param)
-    return params
-
-
-class LazyCommand(TyperCommand):
+class LazyCommand(click.Command):
     """A command that says its name and what it does, and is imported once its own arguments are read."""
 
     def __init__(self, entry: Entry) -> None:
-        super().__init__(entry.name, help=entry.about)
+        super().__init__(entry.name, short_help=entry.about)
         self.entry = entry
 
-    def load(self) -> Any:  # noqa: ANN401 - a command or a group, which have no type of their own in common
+    def load(self) -> click.Command:
         """The command itself."""
-        app = typer.Typer(
-            cls=Group, help=self.entry.about, no_args_is_help=True, epilog=_ANYWHERE, add_completion=False
-        )
-        for name, where in self.entry.functions.items():
-            module, _, function = where.partition(":")
-            app.command(name, cls=_Command, epilog=_ANYWHERE)(
-                getattr(import_module(f"registry.cli.{module}"), function)
-            )
-        loaded = typer.main.get_group(app) if self.entry.is_group else typer.main.get_command(app)
-        loaded.name = self.entry.name
-        return loaded
+        loaded = {name: _loaded(name, where) for name, where in self.entry.functions.items()}
+        if self.entry.is_group:
+            return Group(self.entry.name, loaded, help=self.entry.about, epilog=_ANYWHERE)
+        return loaded[self.entry.name]
 
-    def make_context(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 - as typer's own
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's
+    ) -> click.Context:
         """That of the command itself, which from here on is the one that runs."""
-        return self.load().make_context(*arguments, **more)
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+def _loaded(name: str, where: str) -> click.Command:
+    module, _, function = where.partition(":")
+    return command(name, getattr(import_module(f"registry.cli.{module}"), function), epilog=_ANYWHERE)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
 
-import typer
+import click
 
 from registry.cli.client import AdminClient
 from registry.cli.contexts import context_path, load_contexts
@@ -19,14 +18,6 @@ from registry.cli.views.get import Kind, kind_of
 from registry.cli.views.output import Format
 
 SECONDS = 1.0
-
-
-class Completion(NamedTuple):
-    """One value, as typer wants it."""
-
-    value: str
-    help: str | None = None
-    type: str = "plain"
 
 
 _ADAPTERS = {
@@ -46,16 +37,16 @@ _ADAPTERS = {
 _REPLICAS = {"drain", "undrain", "forget"}
 
 
-def complete(context: typer.Context, parameter: str, incomplete: str) -> list[Completion]:
+def complete(context: click.Context, parameter: str, incomplete: str) -> list[str]:
     """Values that an argument or a flag of a command could have, as far as it begins with what was typed."""
     try:
         found = _values(context, parameter, incomplete)
     except CliError:
         return []
-    return [Completion(one) for one in found if one.lower().startswith(incomplete.lower())]
+    return [one for one in found if one.lower().startswith(incomplete.lower())]
 
 
-def _values(context: typer.Context, parameter: str, incomplete: str) -> Iterable[str]:
+def _values(context: click.Context, parameter: str, incomplete: str) -> Iterable[str]:
     command = context.command.name or ""
     if parameter == "kind":
         return _kinds(command)
@@ -64,9 +55,7 @@ def _values(context: typer.Context, parameter: str, incomplete: str) -> Iterable
     asked = _asked(context, command, parameter)
     if asked is None:
         return ()
-    session = replace(
-        session_from(global_options(cast("typer.Context", context.find_root())), command), form=Format.JSON
-    )
+    session = replace(session_from(global_options(context.find_root()), command), form=Format.JSON)
     pool = context.params.get("pool") or (session.context.pool if session.context else None)
     with session.client(SECONDS) as client:
         return _names(client, asked, pool, incomplete)
@@ -82,7 +71,7 @@ def _kinds(command: str) -> Sequence[str]:
             return ["adapter"]
 
 
-def _asked(context: typer.Context, command: str, parameter: str) -> Kind | None:
+def _asked(context: click.Context, command: str, parameter: str) -> Kind | None:
     """The kind of what stands there; None: nothing that exists, such as a new name."""
     if parameter == "pool":
         return Kind.POOLS

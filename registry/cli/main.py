@@ -9,19 +9,19 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
-import typer
-import typer.main
+import click
 
 from registry.cli import options
-from registry.cli.command_tree import ENTRIES, Group, LazyCommand
+from registry.cli.command_tree import ENTRIES, LazyCommand, Root
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.options import form_asked, global_options_first
 from registry.cli.views.output import OUTPUTS, Format, output_of
 from registry.lora.text import escaped
 from registry.model.errors import Reason
-from registry.runtime.program import spare_collector, version_line
+from registry.runtime.commands import called, complaint, parameters, version_flag
+from registry.runtime.program import spare_collector
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER
 
 # How Python tells bytes of the command line that are no UTF-8; no message takes them.
@@ -37,19 +37,13 @@ EXIT_CODES = (
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(version_line("loraplane") + "\n")
-        raise typer.Exit
-
-
-def complete_output(incomplete: str) -> list[str]:
+def complete_output(_context: click.Context, _option: click.Parameter, incomplete: str) -> list[str]:
     """Values of -o."""
     return [one for one in OUTPUTS if one.startswith(incomplete)]
 
 
 def root(
-    context: typer.Context,
+    context: click.Context,
     *,
     admin: Annotated[
         str | None,
@@ -65,14 +59,11 @@ def root(
     ] = None,
     output: Annotated[
         str,
-        options.flag("--output", "-o", metavar="FORM", autocompletion=complete_output, help=OUTPUT_HELP),
+        options.flag("--output", "-o", metavar="FORM", shell_complete=complete_output, help=OUTPUT_HELP),
     ] = Format.TABLE.value,
     tls_ca: Annotated[Path | None, options.flag("--tls-ca", metavar="FILE", help="CA of the admin service.")] = None,
     tls_cert: Annotated[Path | None, options.flag("--tls-cert", metavar="FILE", help="Our certificate.")] = None,
     tls_key: Annotated[Path | None, options.flag("--tls-key", metavar="FILE", help="Its key.")] = None,
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
 ) -> None:
     # gRPC, which a session needs, is not imported for a help or a version.
     from registry.cli.session import GlobalOptions, is_typed, session_from  # noqa: PLC0415
@@ -96,39 +87,33 @@ def _check_goes_with(form: Format, command: str | None) -> None:
         raise usage(f"-o {form} goes with get; for programs, any command has -o json")
 
 
-def make_command() -> Group:
+def make_command() -> Root:
     """The whole command line; each command is imported when it is run."""
-    app = typer.Typer(
-        name="loraplane",
-        cls=Group,
+    return Root(
+        "loraplane",
+        {entry.name: LazyCommand(entry) for entry in ENTRIES},
+        callback=called(root),
+        params=[*parameters(root), version_flag("loraplane")],
         help="Say which LoRA adapters a fleet of engines should serve, and see that they do.",
         epilog=EXIT_CODES,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
+        context_settings={"show_default": True},
     )
-    app.callback()(root)
-    command = cast("Group", typer.main.get_command(app))
-    for entry in ENTRIES:
-        command.add_command(LazyCommand(entry))
-    return command
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code. Errors go to standard error in one line."""
-    first, rest = global_options_first(arguments or ["--help"])
+    first, _ = global_options_first(arguments)
     if _NO_TEXT.search("".join(arguments)):
         message = "an argument is not text in UTF-8; names, URIs and files must be"
         return _report(CommandFailure(Exit.USAGE, Reason.USAGE, message), first)
     try:
-        return make_command().main([*first, *rest], prog_name="loraplane", standalone_mode=False) or Exit.DONE
+        return make_command().main(arguments or ["--help"], prog_name="loraplane", standalone_mode=False) or Exit.DONE
     except CliError as error:
         return _report(error.failure, first)
-    except typer.TyperException as error:
-        said = error.format_message().replace("Value error, ", "").rstrip(".")
-        command = getattr(getattr(error, "ctx", None), "command_path", "loraplane")
-        message = f"{said or 'name a command'}; see {command} --help"
+    except click.UsageError as error:
+        message = f"{complaint(error)}; see {error.ctx.command_path if error.ctx else 'loraplane'} --help"
         return _report(CommandFailure(Exit.USAGE, Reason.USAGE, message), first)
-    except (typer.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
 
 

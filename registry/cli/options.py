@@ -6,16 +6,15 @@ variable that was set for a daemon would end up in records. Global options may s
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from functools import wraps
+from collections.abc import Iterator, MutableMapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from registry.cli.failure import usage
+from registry.runtime import commands
 from registry.runtime.program import variable_of
 
 if TYPE_CHECKING:  # protobuf is not imported for a help or a version
@@ -72,11 +71,30 @@ _FROM_ENVIRONMENT = frozenset(
     "--admin --context --tls-ca --tls-cert --tls-key --pool --output --timeout --look-seconds --credentials "
     "--hf-endpoint --etcd --etcd-tls-ca --etcd-tls-cert --etcd-tls-key --etcd-user --etcd-password-file".split()
 )
+# Their values are names of what exists.
+_KNOWN = frozenset({"--context", "--pool", "--replica", "--evidence-from"})
 
 
-def flag(*names: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type
-    """An option; its environment variable, if it has one, follows from its long name."""
-    return typer.Option(*names, help=help, envvar=variable_from(long_name(names)), **more)
+def known(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Values that exist and begin with what was typed."""
+    from registry.cli.completion import complete  # noqa: PLC0415 - asks the admin service; for a Tab alone
+
+    return complete(context, parameter.name, incomplete)
+
+
+def flag(*names: str, **more: Any) -> Any:  # noqa: ANN401 - as `registry.runtime.commands.flag` takes it
+    """An option. Its environment variable, and whether Tab offers what exists, follow from its long name."""
+    long = long_name(names)
+    by_name = {"envvar": variable_from(long), "shell_complete": known if long in _KNOWN else None}
+    return commands.flag(*names, **{**by_name, **more})
+
+
+argument = commands.argument
+
+
+def naming(**more: Any) -> Any:  # noqa: ANN401 - as `argument` takes it
+    """An argument that is the name of something that exists, which Tab offers."""
+    return argument(shell_complete=known, **more)
 
 
 def variable_from(long: str) -> str | None:
@@ -87,32 +105,6 @@ def variable_from(long: str) -> str | None:
 def long_name(names: tuple[str, ...]) -> str:
     """The first name with two dashes, of a flag that has a contrary the one that is not it."""
     return next(name for name in names if name.startswith("--")).partition("/")[0]
-
-
-Command = Callable[..., None]
-
-
-def spread(group: type[Any]) -> Callable[[Command], Command]:
-    """Gives a command the fields of a dataclass as options; its own parameter `given` gets an instance of that."""
-    fields = [one.replace(kind=one.KEYWORD_ONLY) for one in inspect.signature(group, eval_str=True).parameters.values()]
-
-    def decorate(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        parameters = [
-            one for own in signature.parameters.values() for one in (fields if own.name == "given" else [own])
-        ]
-
-        @wraps(command)
-        def called(**values: Any) -> None:  # noqa: ANN401 - whatever the options hold
-            given = group(**{one.name: values.pop(one.name) for one in fields})
-            command(**values, given=given)
-
-        # What typer reads.
-        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in parameters}
-        return called
-
-    return decorate
 
 
 def set_given(message: Message, **values: str | float | None) -> None:
@@ -144,7 +136,9 @@ def relabel(flag: str, labels: MutableMapping[str, str], words: Sequence[str]) -
             labels.update(pairs(flag, [word], "KEY=VALUE to set it, KEY- to take it away"))
 
 
+AdapterName = Annotated[str, naming(help="Name of the adapter.")]
 Pool = Annotated[str | None, flag("--pool", metavar="POOL", help="Pool; may be left out while there is only one.")]
+OnlyPool = Annotated[str | None, flag("--pool", metavar="POOL", help="Only this pool.")]
 Files = Annotated[
     list[str],
     flag("--file", "-f", metavar="FILE", help="Manifest with YAML documents, or a folder of them; - is stdin."),
@@ -189,7 +183,7 @@ RequestId = Annotated[
     str | None,
     flag("--request-id", metavar="ID", help="Identifies the change: repeating it with the same id changes nothing."),
 ]
-Etag = Annotated[str, flag("--etag", metavar="REV", help="Refuse unless it is still at this etag.")]
+Etag = Annotated[str, flag("--etag", metavar="REV", help="Refuse unless it is still at this etag.", show_default=False)]
 Watch = Annotated[bool, flag("--watch", "-w", help="Go on: tell every change, or on a terminal draw the table anew.")]
 Folder = Annotated[Path, flag("--dir", metavar="DIR", help="Where the stack keeps its data, logs and state.")]
 Credentials = Annotated[

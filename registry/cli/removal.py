@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-import typer
+import click
 
 from registry.cli.change.sets import Change
 from registry.cli.client import AdminClient
@@ -100,7 +100,7 @@ def ask(session: Session, removals: Sequence[Change], *, yes: bool) -> None:
 
     Raises:
         CliError: there is nobody to ask, and ``--yes`` was not given.
-        typer.Abort: they did not agree.
+        click.Abort: they did not agree.
     """
     agree(session, [f"{change.pool}/{change.place}" for change in removals], yes=yes)
 
@@ -127,7 +127,7 @@ def agree(session: Session, removed: Sequence[str], *, yes: bool, what: str = "d
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         note("nothing was changed")
-        raise typer.Abort
+        raise click.Abort
 
 
 def _where(session: Session) -> str:

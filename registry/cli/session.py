@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import typer
+import click
 
 from registry.cli.client import AdminClient
 from registry.cli.contexts import AdminContext, context_path, load_contexts
@@ -108,7 +108,7 @@ class GlobalOptions:
     typed: Collection[str]
 
 
-def global_options(root: typer.Context) -> GlobalOptions:
+def global_options(root: click.Context) -> GlobalOptions:
     """The global options of a command line, whose root context this is."""
     given, typed = root.params, [name for name in root.params if is_typed(root, name)]
     tls = Tls(given.get("tls_ca"), given.get("tls_cert"), given.get("tls_key"))
@@ -164,7 +164,7 @@ def stack_failure(error: StackError, remedy: str = "") -> CliError:
     return CliError(CommandFailure(Exit.UNAVAILABLE, Reason.STACK_NOT_READY, message))
 
 
-def session_of(context: typer.Context) -> Session:
+def session_of(context: click.Context) -> Session:
     """The session that the root command made; it waits if this command was told how long.
 
     A request id that the user names may be that of an earlier command.
@@ -179,7 +179,7 @@ def session_of(context: typer.Context) -> Session:
     return session
 
 
-def is_typed(context: typer.Context, parameter: str) -> bool:
+def is_typed(context: click.Context, parameter: str) -> bool:
     """True for what stands on the command line itself: a variable may have been set for other commands."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"

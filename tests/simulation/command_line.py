@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 from unittest import mock
 
-import typer
+import click
 from google.protobuf.message import Message
 
 from registry.cli.client import AdminClient
@@ -184,9 +184,9 @@ class PlayedSession(Session):
         return _Silent(self.form)
 
 
-def context_of(session: Session, **params: object) -> typer.Context:
+def context_of(session: Session, **params: object) -> click.Context:
     """What a command is given of its command line."""
-    return cast("typer.Context", SimpleNamespace(find_object=lambda _kind: session, params=params, obj=session))
+    return cast("click.Context", SimpleNamespace(find_object=lambda _kind: session, params=params, obj=session))
 
 
 def session_to(address: str, tls: Tls, sent: Sent) -> PlayedSession:

@@ -87,18 +87,10 @@ def _rows(params: list[Any]) -> Iterator[str]:
     for one in params:
         if one.param_type_name == "argument":
             yield f"| `{_word(one)}` | | {_cell(one.help)} |"
-        elif "completion" not in one.name:
+        else:
             names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
             value = "" if one.is_flag else _cell(f"`{one.metavar or one.name.upper()}`")
-            yield f"| {names} {value} | {f'`{one.envvar}`' if one.envvar else ''} | {_cell(one.help)}{_bounds(one)} |"
-
-
-def _bounds(flag: Any) -> str:
-    """What a number may be."""
-    least, most = (getattr(flag, name, None) for name in ("min", "max"))
-    if least is None:
-        return ""
-    return f" From {least}." if most is None else f" From {least} to {most}."
+            yield f"| {names} {value} | {f'`{one.envvar}`' if one.envvar else ''} | {_cell(one.help)} |"
 
 
 def _cell(text: str | None) -> str:

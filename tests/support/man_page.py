@@ -33,7 +33,7 @@ def page() -> str:
 
 def _params(params: list[Any]) -> Iterator[str]:
     for one in params:
-        if one.param_type_name != "argument" and "completion" not in one.name:
+        if one.param_type_name != "argument":
             names = ", ".join(f"\\fB{_escaped(name)}\\fR" for name in (*one.opts, *one.secondary_opts))
             value = "" if one.is_flag else f" \\fI{_escaped(one.metavar or one.name.upper())}\\fR"
             yield from (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_changes
@@ -36,10 +36,10 @@ _OTHER_KINDS = {"pool", "pools", "replica", "replicas", "tenant", "tenants"}
 
 
 def export(
-    context: typer.Context,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these adapters.")] = None,
+    context: click.Context,
+    names: Annotated[list[str] | None, options.naming(metavar="[NAME]...", help="Only these adapters.")] = None,
     *,
-    pool: Annotated[str | None, options.flag("--pool", metavar="POOL", help="Only this pool.")] = None,
+    pool: options.OnlyPool = None,
     selector: options.Selector = None,
     timeout: options.Timeout = None,
 ) -> None:
@@ -80,8 +80,8 @@ _HEADER = """\
 
 
 def edit(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    context: click.Context,
+    name: options.AdapterName,
     *,
     pool: options.Pool = None,
     dry_run: options.DryRun = False,
@@ -168,9 +168,9 @@ def _edited(after: Sequence[Change], before: pb.Adapter) -> Change:
 
 
 def label(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
-    labels: Annotated[list[str], typer.Argument(metavar="K=V|K-...", help="K=V sets a label, K- takes it away.")],
+    context: click.Context,
+    name: options.AdapterName,
+    labels: Annotated[list[str], options.argument(metavar="K=V|K-...", help="K=V sets a label, K- takes it away.")],
     *,
     pool: options.Pool = None,
     dry_run: options.DryRun = False,
@@ -187,9 +187,9 @@ def label(
 
 
 def delete(
-    context: typer.Context,
+    context: click.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[adapter] [NAME]...", help="Adapters to delete, all or none.")
+        list[str] | None, options.naming(metavar="[adapter] [NAME]...", help="Adapters to delete, all or none.")
     ] = None,
     *,
     file: options.OptionalFiles = None,
@@ -228,7 +228,7 @@ def delete(
     _delete(session, changes, order, ignore_not_found=ignore_not_found, follows=ignore_not_found or bool(selector))
 
 
-def _check_alone(context: typer.Context) -> None:
+def _check_alone(context: click.Context) -> None:
     """Raises CliError if the command line says of documents what they say themselves."""
     for parameter in ("etag", "pool"):
         if is_typed(context, parameter):

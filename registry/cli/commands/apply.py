@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Annotated
 
-import typer
+import click
 import yaml
 
 from registry.cli import options
@@ -114,7 +114,7 @@ Prune = Annotated[bool, options.flag("--prune", help="Delete also what has the l
 
 
 def apply(
-    context: typer.Context,
+    context: click.Context,
     *,
     file: options.Files,
     recursive: options.Recursive = False,
@@ -151,10 +151,9 @@ def apply(
     apply_changes(session, changes, order, removals)
 
 
-@options.spread(SendOptions)
 def add(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    context: click.Context,
+    name: options.AdapterName,
     *,
     source: SourceUri,
     pool: options.Pool = None,
@@ -212,10 +211,9 @@ _LOADS = {None: None, True: "lazy", False: "eager"}
 _NOTHING_TO_SET = "say what to set: --source, --digest, --label, --priority, --replicas, --on, … (or it is so already)"
 
 
-@options.spread(SendOptions)
 def set_(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    context: click.Context,
+    name: options.AdapterName,
     *,
     pool: options.Pool = None,
     source: NewSource = None,
@@ -257,9 +255,9 @@ def set_(
 
 
 def retry(
-    context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="The word adapter.")],
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    context: click.Context,
+    kind: Annotated[str, options.naming(help="The word adapter.")],
+    name: options.AdapterName,
     *,
     pool: options.Pool = None,
     replica: Annotated[str | None, options.flag("--replica", metavar="R", help="On this replica only.")] = None,
@@ -288,8 +286,8 @@ def _may_fail(replica: ReplicaView, name: str) -> bool:
 
 
 def rollback(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    context: click.Context,
+    name: options.AdapterName,
     *,
     pool: options.Pool = None,
     to: Annotated[
@@ -319,7 +317,7 @@ def rollback(
 
 
 def diff(
-    context: typer.Context,
+    context: click.Context,
     *,
     file: options.Files,
     recursive: options.Recursive = False,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, send
@@ -37,11 +37,11 @@ from registry.model.names import name_of_key
 from registry.v1 import registry_pb2 as pb
 
 _POOL_FIELDS = ("base_models", "limits", "base", "engine", "engine_names")
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")]
+File = Annotated[Path, options.argument(metavar="FILE", help="The backup.")]
 
 
 def backup(
-    context: typer.Context,
+    context: click.Context,
     file: File,
     *,
     force: Annotated[bool, options.flag("--force", help="Replace the file if it is there.")] = False,
@@ -95,7 +95,7 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def restore(
-    context: typer.Context,
+    context: click.Context,
     file: File,
     *,
     delete_others: Annotated[

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.change.addresses import folder_of
@@ -34,29 +33,11 @@ from registry.lora.findings import AdapterWarning
 from registry.lora.policy import AdapterLimits, policy_of
 from registry.lora.text import printable
 
-Source = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
+Source = Annotated[str, options.argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
 
 
-class Remap(StrEnum):
-    """Choices of prepare.remap."""
-
-    AUTO = "auto"
-    OFF = "off"
-
-
-class Vision(StrEnum):
-    """Choices of prepare.vision."""
-
-    REJECT = "reject"
-    DROP = "drop"
-    KEEP = "keep"
-
-
-class Dora(StrEnum):
-    """Choices of prepare.dora."""
-
-    REJECT = "reject"
-    STRIP = "strip"
+Remap = Annotated[Literal["auto", "off"], options.flag("--remap", help="As prepare.remap of a manifest.")]
+Vision = Annotated[Literal["reject", "drop", "keep"], options.flag("--vision", help="As prepare.vision of a manifest.")]
 
 
 def digest_of_source(source: str, reader: SourceReader, credential: str | None, timeout_seconds: float | None) -> str:
@@ -84,7 +65,7 @@ def folder_at(
 
 
 def digest(
-    context: typer.Context,
+    context: click.Context,
     source: Source,
     *,
     credentials: options.Credentials = None,
@@ -102,7 +83,7 @@ def digest(
 
 
 def check(
-    context: typer.Context,
+    context: click.Context,
     source: Source,
     *,
     pool: options.Pool = None,
@@ -110,9 +91,11 @@ def check(
         Path | None, options.flag("--base-model", metavar="DIR", help="Directory of the base model, without a pool.")
     ] = None,
     max_rank: Annotated[int | None, options.flag("--max-rank", metavar="N", min=1, help="Highest LoRA rank.")] = None,
-    remap: Annotated[Remap, options.flag("--remap", help="As prepare.remap of a manifest.")] = Remap.AUTO,
-    vision: Annotated[Vision, options.flag("--vision", help="As prepare.vision of a manifest.")] = Vision.REJECT,
-    dora: Annotated[Dora, options.flag("--dora", help="As prepare.dora of a manifest.")] = Dora.REJECT,
+    remap: Remap = "auto",
+    vision: Vision = "reject",
+    dora: Annotated[
+        Literal["reject", "strip"], options.flag("--dora", help="As prepare.dora of a manifest.")
+    ] = "reject",
     drop: Annotated[
         list[str] | None, options.flag("--drop", metavar="MODULE", help="As prepare.drop of a manifest; repeatable.")
     ] = None,
@@ -127,7 +110,7 @@ def check(
 ) -> None:
     """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""
     base, limits = compared_with(context, pool, base_model, max_rank, timeout or READ_SECONDS)
-    policy = policy_of({"remap": remap.value, "vision": vision.value, "dora": dora.value, "drop": drop})
+    policy = policy_of({"remap": remap, "vision": vision, "dora": dora, "drop": drop})
     with folder_at(source, SourceReader(credentials, hf_endpoint), credential, timeout) as folder:
         looked = look(folder, base, limits, policy)
         fates = explain(folder, base, limits, policy) if is_explained else None
@@ -137,7 +120,7 @@ def check(
 
 
 def compared_with(
-    context: typer.Context,
+    context: click.Context,
     pool: str | None,
     base_model: Path | None,
     max_rank: int | None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.contexts import AdminContext, context_path, load_contexts
@@ -16,22 +16,23 @@ from registry.cli.views.output import OutputView
 from registry.client.address import check_address
 from registry.model.errors import InvalidArgument
 
-ContextName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
+ContextName = Annotated[str, options.naming(metavar="NAME", help="Name of the context.")]
 
 
 def set_context(
-    context: typer.Context,
+    context: click.Context,
     context_name: ContextName,
     *,
     pool: Annotated[
-        str | None, typer.Option("--pool", metavar="POOL", help="Pool where none is named; empty: none.")
+        str | None,
+        options.flag("--pool", metavar="POOL", envvar=None, help="Pool where none is named; empty: none."),
     ] = None,
     protected: Annotated[
         bool | None, options.flag("--protected/--no-protected", help="Ask before anything is removed.")
     ] = None,
 ) -> None:
     """Make a context, or change what is given of it: --admin, --tls-ca, --tls-cert, --tls-key, --pool, --protected."""
-    file, root = load_contexts(context_path()), cast("typer.Context", context.find_root())
+    file, root = load_contexts(context_path()), context.find_root()
     admin = str(root.params["admin"]) if is_typed(root, "admin") else None
     before = file.contexts.get(context_name)
     if before is None and not admin:
@@ -63,7 +64,7 @@ _VIEW: OutputView[tuple[str, AdminContext, bool]] = OutputView(
 )
 
 
-def use_context(context: typer.Context, context_name: ContextName) -> None:
+def use_context(context: click.Context, context_name: ContextName) -> None:
     """Make a context the one that commands use where none is named."""
     file = load_contexts(context_path())
     one = file.named(context_name)
@@ -71,14 +72,14 @@ def use_context(context: typer.Context, context_name: ContextName) -> None:
     session_of(context).printer().item(_VIEW, (context_name, one, True))
 
 
-def get_contexts(context: typer.Context) -> None:
+def get_contexts(context: click.Context) -> None:
     """List the contexts."""
     file = load_contexts(context_path())
     rows = [(name, one, name == file.current) for name, one in sorted(file.contexts.items())]
     session_of(context).printer().items(_VIEW, rows)
 
 
-def delete_context(context: typer.Context, context_name: ContextName) -> None:
+def delete_context(context: click.Context, context_name: ContextName) -> None:
     """Forget a context; nothing of its admin service changes."""
     file = load_contexts(context_path())
     file.named(context_name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.failure import CliError, CommandFailure, Exit, not_found, usage
@@ -41,18 +41,20 @@ _PARTS: OutputView[PartStatus] = OutputView(
 
 
 def up(
-    context: typer.Context,
+    context: click.Context,
     *,
     replicas: Annotated[
         int | None, options.flag("--replicas", metavar="N", min=1, max=64, help="How many (2 in a new stack).")
     ] = None,
-    engine: Annotated[EngineKind | None, options.flag("--engine", help="Which (vllm in a new stack).")] = None,
+    engine: Annotated[
+        Literal["vllm", "sim"] | None, options.flag("--engine", help="Which (vllm in a new stack).")
+    ] = None,
     folder: options.Folder = DEFAULT_FOLDER,
 ) -> None:
     """Start what is missing of the local stack: etcd, admin service, engines, sidecars."""
     printer = session_of(context).printer()
     try:
-        stack = bring_up(folder, replicas, engine, _telling(printer))
+        stack = bring_up(folder, replicas, EngineKind(engine) if engine else None, _telling(printer))
     except StackError as error:
         raise stack_failure(error) from error
     except OSError as error:
@@ -63,7 +65,7 @@ def up(
         printer.lines(["", *_what_next(stack, folder)])
 
 
-def status(context: typer.Context, *, folder: options.Folder = DEFAULT_FOLDER) -> None:
+def status(context: click.Context, *, folder: options.Folder = DEFAULT_FOLDER) -> None:
     """Show how each part of the local stack is; exit 6 unless all are ready."""
     stack = _existing(folder)
     if not _print_status(session_of(context).printer(), stack):
@@ -72,7 +74,7 @@ def status(context: typer.Context, *, folder: options.Folder = DEFAULT_FOLDER) -
 
 
 def down(
-    context: typer.Context,
+    context: click.Context,
     *,
     purge: Annotated[bool, options.flag("--purge", help="Remove all its files too.")] = False,
     folder: options.Folder = DEFAULT_FOLDER,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.client import AdminClient
@@ -35,8 +35,8 @@ Look = Callable[[datetime], Iterable[ShownEvent]]
 
 
 def events(
-    context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only of the adapter of this name.")] = None,
+    context: click.Context,
+    name: Annotated[str | None, options.naming(metavar="[NAME]", help="Only of the adapter of this name.")] = None,
     *,
     pool: options.Pool = None,
     replica: Annotated[str | None, options.flag("--replica", metavar="NAME", help="Only on this replica.")] = None,

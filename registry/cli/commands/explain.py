@@ -6,11 +6,10 @@ import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import typer
-from typer.completion import get_completion_script  # type: ignore[attr-defined] # what --show-completion prints
+import click
+from click.shell_completion import get_completion_class
 
 from registry.cli import options
 from registry.cli.change.manifest import manifest_schema
@@ -24,8 +23,8 @@ _KIND = "adapter"
 
 
 def explain(
-    context: typer.Context,
-    field: Annotated[str, typer.Argument(metavar="FIELD", help="Such as adapter.spec.placement.")] = _KIND,
+    context: click.Context,
+    field: Annotated[str, options.argument(metavar="FIELD", help="Such as adapter.spec.placement.")] = _KIND,
     *,
     recursive: Annotated[bool, options.flag("--recursive", "-R", help="Name the fields of fields, too.")] = False,
 ) -> None:
@@ -125,26 +124,19 @@ def _default(schema: Schema) -> dict[str, str]:
     return {"DEFAULT": default if isinstance(default, str) else json.dumps(default)}
 
 
-def schema(_context: typer.Context) -> None:
+def schema() -> None:
     """Print the JSON schema of manifests, for editors."""
     sys.stdout.write(json.dumps(manifest_schema(), indent=2) + "\n")
 
 
-class Shell(StrEnum):
-    """Shells that complete."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
 def completion(
-    _context: typer.Context, shell: Annotated[Shell, typer.Argument(help="The shell that reads it.")]
+    context: click.Context,
+    shell: Annotated[Literal["bash", "zsh", "fish"], options.argument(help="The shell that reads it.")],
 ) -> None:
     """Print what makes a shell complete commands, flags, kinds, names, pools and replicas.
 
     bash: source <(loraplane completion bash), in ~/.bashrc. zsh: the same after compinit, in ~/.zshrc. fish: loraplane
     completion fish | source.
     """
-    variable = "_LORAPLANE_COMPLETE"
-    sys.stdout.write(get_completion_script(prog_name="loraplane", complete_var=variable, shell=shell.value) + "\n")
+    script = get_completion_class(shell)(context.find_root().command, {}, "loraplane", "_LORAPLANE_COMPLETE")
+    sys.stdout.write(script.source())

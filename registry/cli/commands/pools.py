@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.client import AdminClient
@@ -24,7 +24,7 @@ from registry.v1 import registry_pb2 as pb
 
 # No longer than what the messages take.
 _NUMBER = re.compile(r"[0-9]{1,9}")
-PoolName = Annotated[str, typer.Argument(help="Name of the pool.")]
+PoolName = Annotated[str, options.naming(help="Name of the pool.")]
 _BASE_MODEL = options.flag(
     "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
 )
@@ -193,9 +193,8 @@ def _regroup(limits: pb.PoolLimits, words: Sequence[str]) -> None:
     limits.expected_groups.extend(groups)
 
 
-@options.spread(PoolOptions)
 def create(
-    context: typer.Context,
+    context: click.Context,
     name: PoolName,
     *,
     base_model: Annotated[list[str], _BASE_MODEL],
@@ -213,9 +212,8 @@ def create(
     print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
-@options.spread(PoolOptions)
 def update(
-    context: typer.Context,
+    context: click.Context,
     name: PoolName,
     *,
     base_model: Annotated[list[str] | None, _BASE_MODEL] = None,
@@ -299,7 +297,7 @@ def _changed(before: pb.Pool, after: pb.Pool) -> list[str]:
 
 
 def confirm_removals(
-    context: typer.Context,
+    context: click.Context,
     name: PoolName,
     *,
     revision: Annotated[
@@ -341,7 +339,7 @@ def print_with_request(printer: Printer, view: OutputView[Item], item: Item, req
 
 
 def delete(
-    context: typer.Context,
+    context: click.Context,
     name: PoolName,
     *,
     etag: options.Etag = "",
@@ -368,8 +366,8 @@ def delete(
 
 
 def set_tenant(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the tenant: the part of an adapter's name before the slash.")],
+    context: click.Context,
+    name: Annotated[str, options.argument(help="Name of the tenant: the part of an adapter's name before the slash.")],
     *,
     max_adapters: Annotated[
         int,

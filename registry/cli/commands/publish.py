@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.commands.check import (
@@ -38,7 +37,7 @@ from registry.model.records import (
 from registry.sources.base import ArtifactError
 from registry.sources.credentials import HeldCredential
 from registry.tools.convert.destination import WRITABLE, Destination, DestinationTaken, Unfinished, destination
-from registry.tools.convert.options import DEFAULT_MAX_ERROR, CannotPublish, ConversionOptions
+from registry.tools.convert.options import DEFAULT_MAX_ERROR, CannotPublish, ConversionOptions, Dtype
 from registry.tools.convert.publishing import Compared, PublishedFiles, torch_or_remedy
 from registry.tools.convert.publishing import publish as publish_folder
 
@@ -46,19 +45,16 @@ if TYPE_CHECKING:  # torch is an extra
     from registry.tools.devstack.reference import ReferenceAnswer
 
 
-class Dtype(StrEnum):
-    """Choices of --dtype."""
-
-    F32 = "float32"
-    F16 = "float16"
-    BF16 = "bfloat16"
-
-
-Trained = Annotated[str, typer.Argument(metavar="DIR|URI", help="The adapter as it was trained: a folder or a source.")]
+# What conversions call each type of numbers.
+_Dtype = Literal["float32", "float16", "bfloat16"]
+_DTYPES: Mapping[_Dtype, Dtype] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+Trained = Annotated[
+    str, options.argument(metavar="DIR|URI", help="The adapter as it was trained: a folder or a source.")
+]
 SourceCredential = Annotated[
     str | None, options.flag("--source-credential", metavar="NAME", help="The one to read a source with.")
 ]
-Target = Annotated[str, typer.Argument(metavar="DEST", help=f"Where it goes: a folder, or a {WRITABLE} URI.")]
+Target = Annotated[str, options.argument(metavar="DEST", help=f"Where it goes: a folder, or a {WRITABLE} URI.")]
 BaseModel = Annotated[
     Path | None, options.flag("--base-model", metavar="DIR", help="Directory of the base model, with its weights.")
 ]
@@ -78,7 +74,7 @@ Timeout = Annotated[
 
 
 def publish(
-    context: typer.Context,
+    context: click.Context,
     source: Trained,
     target: Target,
     *,
@@ -86,11 +82,11 @@ def publish(
     base_model: BaseModel = None,
     max_rank: MaxRank = None,
     rank: Rank = None,
-    dtype: Annotated[Dtype | None, options.flag("--dtype", help="Type of the numbers.")] = None,
+    dtype: Annotated[_Dtype | None, options.flag("--dtype", help="Type of the numbers.")] = None,
     max_error: MaxError = DEFAULT_MAX_ERROR,
     initial: Initial = None,
-    remap: Annotated[Remap, options.flag("--remap", help="As prepare.remap of a manifest.")] = Remap.AUTO,
-    vision: Annotated[Vision, options.flag("--vision", help="As prepare.vision of a manifest.")] = Vision.REJECT,
+    remap: Remap = "auto",
+    vision: Vision = "reject",
     credentials: options.Credentials = None,
     credential: options.Credential = None,
     source_credential: SourceCredential = None,
@@ -99,8 +95,8 @@ def publish(
 ) -> None:
     """Convert an adapter to plain LoRA where it is not, check it, upload it, and print the digest to pin."""
     session = session_of(context)
-    policy = policy_of({"remap": remap.value, "vision": vision.value})
-    conversion = ConversionOptions(rank, dtype and dtype.name, max_error, policy, has_initial=initial is not None)  # type: ignore[arg-type]
+    policy = policy_of({"remap": remap, "vision": vision})
+    conversion = ConversionOptions(rank, dtype and _DTYPES[dtype], max_error, policy, has_initial=initial is not None)
     with _failures(source, target):
         there = destination(target)
         held = _held(there, credentials, credential)
@@ -164,7 +160,7 @@ _OTHER_BASE = "name the model that it was trained on, and prompts of its vocabul
 
 
 def expect(
-    context: typer.Context,
+    context: click.Context,
     source: Source,
     *,
     base_model: Annotated[
@@ -184,7 +180,7 @@ def expect(
     tolerance: Annotated[
         float, options.flag("--tolerance", metavar="T", min=0.0001, max=10, help="How far a logprob may be away.")
     ] = EXPECT_TOLERANCE,
-    dtype: Annotated[Dtype, options.flag("--dtype", help="Type of the base's numbers.")] = Dtype.F32,
+    dtype: Annotated[_Dtype, options.flag("--dtype", help="Type of the base's numbers.")] = "float32",
     credentials: options.Credentials = None,
     credential: options.Credential = None,
     hf_endpoint: options.HfEndpoint = None,
@@ -199,7 +195,7 @@ def expect(
 
         with folder_at(source, SourceReader(credentials, hf_endpoint), credential, timeout) as folder:
             try:
-                answers = expected(str(base_model), str(folder), asked, tokens, dtype.value)
+                answers = expected(str(base_model), str(folder), asked, tokens, dtype)
             except (OSError, ValueError, RuntimeError) as error:
                 message = f"PEFT cannot load {source} on {base_model}: {f'{error}'[:300]}; {_OTHER_BASE}"
                 raise CannotPublish(message) from error
@@ -237,7 +233,7 @@ def _rounded(logprobs: Sequence[float]) -> list[float]:
 
 
 def sign(
-    context: typer.Context,
+    context: click.Context,
     source: Source,
     *,
     key: Annotated[Path, options.flag("--key", metavar="FILE", help="Private Ed25519 key in PEM, without password.")],

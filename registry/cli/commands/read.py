@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.failure import usage
@@ -40,15 +40,14 @@ class Choice:
         return sorted_by(view, shown, self.sort_by) if self.sort_by else shown
 
 
-@options.spread(Choice)
 def get(
-    context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="adapters, replicas, pools or tenants.")],
+    context: click.Context,
+    kind: Annotated[str, options.naming(help="adapters, replicas, pools or tenants.")],
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only the ones of these names.")
+        list[str] | None, options.naming(metavar="[NAME]...", help="Only the ones of these names.")
     ] = None,
     *,
-    pool: Annotated[str | None, options.flag("--pool", metavar="POOL", help="Only this pool.")] = None,
+    pool: options.OnlyPool = None,
     given: Choice,
     watch: options.Watch = False,
     timeout: options.Timeout = None,
@@ -87,9 +86,9 @@ def _detail(printer: Printer, given: Choice, *, watch: bool) -> pb.WatchResidenc
 
 
 def describe(
-    context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="adapter, replica or pool.")],
-    name: Annotated[str, typer.Argument(help="Which one.")],
+    context: click.Context,
+    kind: Annotated[str, options.naming(help="adapter, replica or pool.")],
+    name: Annotated[str, options.naming(help="Which one.")],
     *,
     pool: options.Pool = None,
     timeout: options.Timeout = None,
@@ -109,8 +108,8 @@ def describe(
 
 
 def history(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
+    context: click.Context,
+    name: options.AdapterName,
     *,
     pool: options.Pool = None,
     timeout: options.Timeout = None,

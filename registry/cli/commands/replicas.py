@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.client import AdminClient
@@ -26,11 +26,11 @@ from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
 _POLL_SECONDS = 1.0
-ReplicaName = Annotated[str, typer.Argument(help="Name of the replica.")]
+ReplicaName = Annotated[str, options.naming(help="Name of the replica.")]
 
 
 def forget_replica(
-    context: typer.Context,
+    context: click.Context,
     name: ReplicaName,
     *,
     pool: options.Pool = None,
@@ -50,7 +50,7 @@ def forget_replica(
 
 
 def drain(
-    context: typer.Context,
+    context: click.Context,
     name: ReplicaName,
     *,
     pool: options.Pool = None,
@@ -124,7 +124,7 @@ def _need(replica: ReplicaView) -> tuple[str, str]:
 
 
 def undrain(
-    context: typer.Context,
+    context: click.Context,
     name: ReplicaName,
     *,
     pool: options.Pool = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_change
@@ -23,10 +23,10 @@ Generation = Annotated[
 
 
 def rollout(
-    context: typer.Context,
+    context: click.Context,
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[promote|abort] NAME", help="Name of the adapter; before it, what to do with it."),
+        options.naming(metavar="[promote|abort] NAME", help="Name of the adapter; before it, what to do with it."),
     ],
     *,
     pool: options.Pool = None,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
-import typer
+import click
 
 from registry.cli import options
 from registry.cli.failure import CliError, CommandFailure, Exit
@@ -26,7 +26,7 @@ _ASK_SECONDS = 5.0
 
 
 def top(
-    context: typer.Context,
+    context: click.Context,
     *,
     pool: options.Pool = None,
     sidecar: Annotated[

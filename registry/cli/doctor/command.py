@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
+import click
 from pydantic import ValidationError
 
 from registry.cli import options
@@ -78,9 +78,8 @@ class EtcdOptions:
         return usual if self.audit_retention is None else replace(usual, audit_seconds=self.audit_retention)
 
 
-@options.spread(EtcdOptions)
 def doctor(
-    context: typer.Context,
+    context: click.Context,
     *,
     given: EtcdOptions,
     repair: Annotated[
@@ -105,9 +104,9 @@ def doctor(
     findings, looked, is_reached = look()
     _tell(session.printer(), findings, looked)
     if not is_reached:
-        raise typer.Exit(Exit.UNAVAILABLE)
+        raise click.exceptions.Exit(Exit.UNAVAILABLE)
     if any(one.severity is Severity.ERROR for one in findings):
-        raise typer.Exit(Exit.REFUSED)
+        raise click.exceptions.Exit(Exit.REFUSED)
 
 
 # What is wrong, what was looked at, and whether all of it answers.

@@ -40,10 +40,9 @@ def imported(*arguments: str, before: str = "", **variables: str) -> set[str]:
     return set(ran.stderr.split())
 
 
-@pytest.mark.parametrize(("option", "allowed"), [("--version", set()), ("--help", {"rich"})])
-def test_a_version_and_a_help_import_nothing_heavy(option, allowed):
-    """The help is drawn by rich, in the frames that people know."""
-    assert imported(option) & (HEAVY | {"rich"}) == allowed
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_a_version_and_a_help_import_nothing_heavy(option):
+    assert not imported(option) & (HEAVY | {"rich"})
 
 
 @pytest.mark.parametrize("form", ["table", "wide", "json", "name"])
@@ -58,7 +57,7 @@ def test_a_tab_imports_grpc_and_an_apply_whose_files_are_elsewhere_nothing_that_
 ):
     """Somebody waits with a finger on the key; of its time most would be that of imports."""
     admin.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[SQL])]
-    line = {"_LORAPLANE_COMPLETE": "complete_bash", "COMP_WORDS": "loraplane get adapters a", "COMP_CWORD": "3"}
+    line = {"_LORAPLANE_COMPLETE": "bash_complete", "COMP_WORDS": "loraplane get adapters a", "COMP_CWORD": "3"}
     modules = imported(before=PATIENT, LORAPLANE_ADMIN=address, **line)
     assert modules & (HEAVY | {"rich"}) == {"grpc", "google.protobuf"}
     assert admin.asked("ListAdapters")[0].filter == "name=a*"
