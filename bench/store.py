@@ -99,6 +99,7 @@ async def store_first_sight(folder: Path) -> list[Figure]:
         second.close()
         restarted = LocalStore(folder / "store", f"r2-{number}", [folder.as_uri()])
         started = perf_counter()
+        await restarted.recall([_ref(adapter) for adapter in adapters])
         check(all(restarted.lookup(_ref(adapter)) for adapter in adapters), "what was staged is not known")
         looks.append((perf_counter() - started) / LARGE)
         restarted.close()

@@ -207,13 +207,11 @@ class LocalStore:
         return gone
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
-        """See `ArtifactStore.lookup`. Reads a few small files at most, and only the first time."""
+        """See `ArtifactStore.lookup`."""
         base = self._bases.current
         key = (ref, base.identity if base else None)
         staged = self._seen.get(key)
-        if staged is None:
-            return self._recall(ref)
-        if not staged.is_proven and staged.id in self._proofs:
+        if staged is not None and not staged.is_proven and staged.id in self._proofs:
             staged = replace(staged, is_proven=True)
             self._seen.put(key, staged)
         return staged

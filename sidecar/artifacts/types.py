@@ -55,9 +55,9 @@ class ArtifactStore(Protocol):
     """Store in which artifacts become directories. Safe to share between replicas and to kill at any point."""
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
-        """The staged artifact if it is in the store, whole, and leased to this replica; no network, no waiting.
+        """The staged artifact if this process saw it in the store, whole, and leased to this replica.
 
-        Answers from memory for what this process staged. It may say None for what is there: `ensure` settles it.
+        Answers from memory. It may say None for what is there: `recall` looks, and `ensure` settles it.
         """
         ...
 

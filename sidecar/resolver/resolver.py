@@ -121,6 +121,7 @@ class Resolver:
         found = self._find(name)
         if isinstance(found, Unresolved):
             return found  # whoever asks
+        await self._recall(name)
         asker = await self._asker()
         answer = self._consider(name, asker)
         if not isinstance(answer, _NotYet):
@@ -150,6 +151,7 @@ class Resolver:
                     self._note_crowded(name)
                 return Unresolved(answer.reason)
             await self._look_out(min(left, LOOK_SECONDS))
+            await self._recall(name)
             asker = asker or await self._asker()
             answer = self._consider(name, asker)
         return answer
@@ -168,6 +170,14 @@ class Resolver:
                 await self._news.wait()
         except TimeoutError:
             return
+
+    async def _recall(self, name: str) -> None:
+        """Looks beside the event loop at files that an earlier process may have staged."""
+        found = self._find(name)
+        if isinstance(found, tuple):
+            adapters = [one for one in (found[0], found[0].fallback) if one is not None]
+            if unseen := [one.ref for one in adapters if self._means.store.lookup(one.ref) is None]:
+                await self._means.store.recall(unseen)
 
     def _consider(self, name: str, asker: str) -> Answer | _NotYet:
         """In one step of the event loop: what is found right here is still right when it is told."""

@@ -140,7 +140,7 @@ async def _keeping(folder: Path) -> AsyncIterator[Run]:
         again = opened()
         try:
             again.take_over()
-            again.lookup(ref)
+            await again.recall([ref])
             try:
                 found = await again.ensure(ref)
                 assert found.path == staged[0].path, "R7: what was staged is not found"

@@ -104,6 +104,7 @@ class PlayedReplica:
             observed = await self.engine.observe()
         except EngineUnreachable:
             return
+        await self.store.recall([ref for ref in self.desired.values() if self.store.lookup(ref) is None])
         for ref in self.desired.values():
             if self.store.lookup(ref) is None:
                 await self._stage(ref)

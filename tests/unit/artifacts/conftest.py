@@ -83,6 +83,11 @@ def age(store: LocalStore, staged: Staged, seconds: float = 2 * GRACE) -> None:
     os.utime(store._layout.lock(staged.id), (at, at))
 
 
+def recalled(store: LocalStore, ref: ArtifactRef) -> Staged | None:
+    """What is known of it once its files were looked at, as `recall` does in a thread."""
+    return store.lookup(ref) or store._recall(ref)
+
+
 def release(store: LocalStore, *staged: Staged) -> None:
     assert store.let_go({one.id for one in staged}) == {one.id for one in staged}
     store.maintenance.write_leases(Stop())

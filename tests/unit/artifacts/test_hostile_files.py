@@ -20,7 +20,7 @@ from sidecar.engines.others.axolotl import FILE as SLOT
 from sidecar.engines.others.axolotl import AxolotlEngine
 from sidecar.ownership import HostLock
 from tests.support.adapters import write_adapter
-from tests.unit.artifacts.conftest import pinned, unpinned
+from tests.unit.artifacts.conftest import pinned, recalled, unpinned
 
 ENGINE = "http://127.0.0.1:1"
 DEEP = b"[" * 30_000
@@ -170,4 +170,4 @@ async def test_a_report_and_a_pin(open_store, sources, tmp_path, junk):
     store = open_store()
     assert store.lookup(ref) is None
     assert (await store.ensure(ref)).path == staged.path
-    assert open_store().lookup(ref) is not None
+    assert recalled(open_store(), ref) is not None

@@ -24,7 +24,7 @@ from sidecar.artifacts.proof import ProofOutcome
 from sidecar.artifacts.requests import StageRequest, copy_after
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
-from tests.unit.artifacts.conftest import raising
+from tests.unit.artifacts.conftest import raising, recalled
 
 DIGEST = "sha256:" + "1" * 64
 REF = ArtifactRef("file:///allowed/a", DIGEST)
@@ -257,13 +257,15 @@ def test_a_store_that_fails_is_told_of_the_adapter_and_a_source_that_may_not_be_
 def test_after_a_restart_what_is_leased_is_seen_at_once(played):
     """R13: without a worker, and without the source."""
     played.peeked = played.staged(is_proven=False)
-    assert played.store.lookup(REF) is None
+    assert recalled(played.store, REF) is None
     assert played.did == [], "it is not leased"
     played.store.lease({played.id})
+    assert played.store.lookup(REF) is None
+    assert played.did == [], "no file is read by whoever only asks"
     with locked(played.store._layout.lock(played.id), Stop()):
-        assert played.store.lookup(REF) is None
+        assert recalled(played.store, REF) is None
     assert played.did == ["source"]
-    assert played.store.lookup(REF) == played.peeked
+    assert recalled(played.store, REF) == played.peeked
     assert played.store.lookup(REF) == played.peeked
     assert played.did == ["source", "source", "peek"]
     played.proven.add(played.id)
@@ -308,7 +310,7 @@ def test_what_cannot_be_seen_at_once_is_for_a_worker_to_say(played, error):
     played.store.lease({played.id})
     played.put()
     played.errors = {"peek": error, "see": error}
-    for look in (lambda: played.store.lookup(REF), lambda: played.store._join(played.store._order(REF))):
+    for look in (lambda: recalled(played.store, REF), lambda: played.store._join(played.store._order(REF))):
         with pytest.raises(ZeroDivisionError) if isinstance(error, ZeroDivisionError) else nullcontext():
             assert look() is None
     assert played.store.leased() == {played.id}
@@ -436,7 +438,7 @@ def test_what_the_engine_served_is_proven_while_nobody_waits(served, monkeypatch
     assert (served.id in served.store._doubted) is is_doubted
     assert (("forgotten", served.id) in served.did) is is_doubted
     served.peeked = served.staged()
-    assert (served.store.lookup(REF) is None) is is_doubted
+    assert (recalled(served.store, REF) is None) is is_doubted
 
 
 def test_what_is_being_worked_on_is_not_adopted_beside_it(served):

@@ -23,7 +23,7 @@ from tests.corpus.drafts import LLAMA, QWEN2, Architecture
 from tests.support.adapters import write_adapter, write_files
 from tests.support.signing import make_key, public_pem
 from tests.support.worlds import known, observed, pool, wants
-from tests.unit.artifacts.conftest import contents, pinned, unpinned
+from tests.unit.artifacts.conftest import contents, pinned, recalled, unpinned
 from tests.unit.lora.test_coverage import GATE, LLAMA4, base, draft_of
 
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
@@ -94,7 +94,7 @@ async def test_a_pool_that_begins_to_ask_is_obeyed_at_once_and_may_stop_to(open_
     assert store.lookup(pinned(adapter)) is None
     assert await refused(store, pinned(adapter)) == "signature_keys_missing"
     store.use_pool(LAX)
-    assert store.lookup(pinned(adapter)) == staged
+    assert recalled(store, pinned(adapter)) == staged
 
 
 async def test_without_being_asked_for_a_wrong_signature_is_refused_all_the_same(strict, sources, private):

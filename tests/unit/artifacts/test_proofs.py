@@ -18,7 +18,7 @@ from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import digest_of, write_adapter
-from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned, release
+from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned, recalled, release
 
 BASE = BaseModules({f"base.layers.0.self_attn.{name}": (16, 16) for name in ("q_proj", "v_proj")}, ("tiny",))
 
@@ -54,7 +54,7 @@ async def test_a_directory_planted_under_a_computable_id_is_not_handed_out(open_
     if is_leased:
         (tmp_path / "store/leases/r1").write_text(planted.name.removeprefix("sha256-") + "\n")
     store = open_store()
-    found = store.lookup(pinned(adapter))
+    found = recalled(store, pinned(adapter))
     assert found is None or not found.is_proven
     assert not store.is_intact(str(planted))
     staged = await store.ensure(pinned(adapter))
@@ -106,7 +106,7 @@ async def test_what_the_release_before_prepared_is_compared_with_its_source(open
     del content["mac"]
     report.write_text(json.dumps(content))
     store = open_store(base=BASE)
-    store.lookup(pinned(adapter))
+    recalled(store, pinned(adapter))
     store.maintenance.scrub(Stop())  # the engine serves it: nobody waits
     assert store.lookup(pinned(adapter)) is None
     staged = await store.ensure(pinned(adapter))
@@ -158,12 +158,12 @@ async def test_a_bit_that_was_flipped_is_found_before_the_load(open_store, sourc
         store = open_store()
     else:
         assert not store.is_intact(staged.path)
-    assert store.lookup(pinned(adapter)) == replace(staged, is_proven=False)
+    assert recalled(store, pinned(adapter)) == replace(staged, is_proven=False)
     assert not store.is_intact(staged.path)
     copy = await store.ensure(pinned(adapter))
     assert copy.path != staged.path
     assert digest_of(Path(copy.path)) == adapter.digest
-    assert store.lookup(pinned(adapter)) == copy
+    assert recalled(store, pinned(adapter)) == copy
 
 
 def spoil(directory: Path, how: str, elsewhere: Path) -> None:
@@ -218,12 +218,14 @@ async def test_what_the_engine_served_before_is_proven_while_nobody_waits(open_s
     adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
     staged = [await open_store().ensure(pinned(adapter)) for adapter in adapters]
     store = open_store()
-    assert [store.lookup(pinned(adapter)) for adapter in adapters] == [replace(one, is_proven=False) for one in staged]
+    assert [recalled(store, pinned(adapter)) for adapter in adapters] == [
+        replace(one, is_proven=False) for one in staged
+    ]
     assert not hashed
     flip(staged[1].path)
     store.maintenance.scrub(Stop())
     assert len(hashed) == len(staged)
-    assert store.lookup(pinned(adapters[0])) == staged[0]
+    assert recalled(store, pinned(adapters[0])) == staged[0]
     assert store.lookup(pinned(adapters[1])) is None
     assert store.maintenance.round(Stop()).damaged == 1
     store.maintenance.scrub(Stop())

@@ -16,7 +16,7 @@ from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.leases import read_leases
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.waiting import eventually
-from tests.unit.artifacts.conftest import WEIGHTS, age, contents, pinned, release, stage, unpinned
+from tests.unit.artifacts.conftest import WEIGHTS, age, contents, pinned, recalled, release, stage, unpinned
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -46,7 +46,7 @@ async def test_a_restarted_sidecar_finds_what_it_had_without_the_source(open_sto
     staged = await open_store().ensure(make_ref(adapter))
     shutil.rmtree(sources / "a")
     restarted = open_store()
-    assert restarted.lookup(make_ref(adapter)) == replace(staged, is_proven=False)
+    assert recalled(restarted, make_ref(adapter)) == replace(staged, is_proven=False)
     assert await restarted.ensure(make_ref(adapter)) == staged
 
 
@@ -101,7 +101,7 @@ async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
     adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
     staged = [await store.ensure(pinned(adapter)) for adapter in adapters]
     assert len(store._seen) == 1
-    assert [store.lookup(pinned(adapter)) for adapter in adapters] == staged
+    assert [recalled(store, pinned(adapter)) for adapter in adapters] == staged
 
 
 async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_store, sources):
@@ -111,7 +111,7 @@ async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_
     staged = await first.ensure(pinned(adapter))
     second.take_over()
     assert second.leased() == {staged.id}
-    assert second.lookup(pinned(adapter)) == replace(staged, is_proven=False)
+    assert recalled(second, pinned(adapter)) == replace(staged, is_proven=False)
     release(first, staged)
     second.take_over()
     assert not second.leased()

@@ -35,6 +35,16 @@ class Store:
         self.errors: dict[str, list[ArtifactError]] = {}
         self.gates: dict[str, asyncio.Event] = {}
         self.asked = 0
+        self.left: dict[ArtifactRef, Staged] = {}
+        self.recalled: list[list[ArtifactRef]] = []
+
+    async def recall(self, refs: list[ArtifactRef]) -> bool:
+        """Finds what an earlier process left."""
+        self.recalled.append(refs)
+        await asyncio.sleep(0)
+        found = {ref: self.left[ref] for ref in refs if ref in self.left}
+        self.staged |= found
+        return bool(found)
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
         return self.staged.get(ref)
@@ -78,6 +88,11 @@ class Scene:
         self.post()
         self.look()
 
+    def ref(self, name: str) -> ArtifactRef:
+        adapter = self.demand.catalogue.whole(self.informer.state, name)
+        assert adapter is not None
+        return adapter.ref
+
     def post(self) -> None:
         self.mailbox.post(Snapshot(desired=self.informer.state))
 
@@ -112,6 +127,15 @@ async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held(scen
     assert scene.demand.uses(0.0) == set(scene.told)
     assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
     assert scene.store.asked == 1
+
+
+async def test_what_an_earlier_process_staged_is_looked_for_before_it_is_judged(scene):
+    """R12, X2: beside the event loop, once for each question; in the step of the answer memory alone is asked."""
+    scene.store.left = {scene.ref("a"): Staged("of-a", path_of("of-a"), "", 8)}
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert (scene.store.recalled, scene.store.asked) == ([list(scene.store.left)], 0)
+    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert len(scene.store.recalled) == 1
 
 
 @pytest.mark.parametrize("name", ["nobody", "", "a" * 5000, "A", "a\0", "%", "../a"])
