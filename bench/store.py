@@ -25,7 +25,7 @@ from registry.lora.digest import FILES
 from registry.runtime.local_files import sync_directory
 from registry.sources.base import Stop
 from sidecar.artifacts.staging import QUICK_SLOTS
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, StoreLimits
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import WrittenAdapter, write_adapter
 
@@ -148,7 +148,7 @@ async def store_1000(folder: Path) -> list[Figure]:
     """One thousand small adapters in turns of a hundred; then what a round of maintenance over them costs."""
     adapters = [write_adapter(folder / "sources" / f"a{seed}", seed=seed) for seed in range(STAGED)]
     (folder / "copies").mkdir()
-    store = LocalStore(folder / "store", "r1", [folder.as_uri()], budget_bytes=1 << 40)
+    store = LocalStore(folder / "store", "r1", [folder.as_uri()], limits=StoreLimits(1 << 40))
     floor, ours, processor = list[float](), list[float](), [0.0, 0.0]
     for begin in range(0, STAGED, TURN):
         turn = adapters[begin : begin + TURN]

@@ -26,7 +26,7 @@ from sidecar.metrics import INTERNAL_ERRORS
 from sidecar.ownership import ReplicaTaken
 from sidecar.ports import Ports
 from sidecar.report.cache import StatusCache
-from sidecar.report.reporting import Reporting, make_reporting
+from sidecar.report.reporting import Reporting
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
 from sidecar.resolver.resolver import Means, Resolver
@@ -96,7 +96,7 @@ def assemble(ports: Ports) -> Sidecar:
     supervisor = Supervisor(lambda part: INTERNAL_ERRORS.labels(part).inc(), clock.rng, fatal=_FATAL)
     journal = Journal(ports.state)
     watcher = Watcher(ports.client, ports.keys, pool, replica, mailbox, journal, clock, supervisor.keep)
-    reporting = make_reporting(ports, mailbox, watcher, supervisor)
+    reporting = Reporting(ports, mailbox, watcher, supervisor)
     writer, declines = reporting.writer, reporting.declines
     observer = EngineObserver(engine, clock, mailbox.wake, store.owns, ports.base)
     collector = _collector(ports, reporting.status, on_news=observer.distrust)

@@ -24,7 +24,7 @@ from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from sidecar.app import assemble
 from sidecar.artifacts.proof import read_keys
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.engines.driver import EngineOptions, make_engine
 from sidecar.metrics import CONNECTIONS_CLOSED
 from sidecar.ownership import HostLock, Seat, place_of
@@ -127,20 +127,19 @@ def _open(settings: SidecarSettings, state: Path) -> tuple[LocalStore, HostLock,
 
 def _store(settings: SidecarSettings) -> LocalStore:
     credentials = Credentials()
+    base = read_base(settings.base_model) if settings.base_model else None
     store = LocalStore(
         settings.store,
         settings.replica,
         settings.allow_source,
-        base=read_base(settings.base_model) if settings.base_model else None,
+        engine=ReadingEngine(settings.engine, base),
         remote=RemoteOptions(credentials, settings.hf_endpoint),
-        engine=settings.engine,
-        budget_bytes=settings.store_budget,
-        grace_seconds=settings.unload_grace,
+        limits=StoreLimits(settings.store_budget, settings.unload_grace),
     )
     if settings.credentials is not None:
-        store.follow(settings.credentials, read_credentials, credentials.use)
+        store.trust.follow(settings.credentials, read_credentials, credentials.use)
     if settings.signature_keys is not None:
-        store.follow(settings.signature_keys, read_keys, store.use_keys)
+        store.trust.follow(settings.signature_keys, read_keys, store.trust.signatures.use)
     return store
 
 

@@ -137,7 +137,7 @@ class Pace:
         return ArtifactError("source_timeout", message)
 
 
-DEFAULT_MAX_WEIGHTS_BYTES = 16 << 30
+MAX_WEIGHTS_BYTES = 16 << 30
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -267,7 +267,6 @@ class Ingest:
         reports: Reports,
         proofs: Proofs,
         examiner: Examiner,
-        max_weights_bytes: int,
     ) -> None:
         """Takes the parts of the store that it works with."""
         self._reports = reports
@@ -277,18 +276,11 @@ class Ingest:
         self._quota = quota
         self._signatures = signatures
         self._examiner = examiner
-        self._max_weights_bytes = max_weights_bytes
         self._names = SharedSync(layout.adapters)
 
     def incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:
         """A fresh directory for `key`, whose lock the caller holds; see the function of that name."""
-        return incoming(
-            self._layout,
-            key,
-            self._max_weights_bytes,
-            self._quota,
-            stop,
-        )
+        return incoming(self._layout, key, MAX_WEIGHTS_BYTES, self._quota, stop)
 
     def receive(
         self, source: Source, arriving: Incoming, order: StageRequest, expected: str | None, stop: Stop

@@ -74,14 +74,6 @@ class StoreLayout:
         address = "@" + hashlib.sha256(engine.encode()).hexdigest()[:16] if engine else ""
         return self.leases / f"{replica}{address}"
 
-    def staged(self) -> dict[str, Path]:
-        """Every artifact's directory by id, in no order.
-
-        Raises:
-            OSError: the store cannot be read.
-        """
-        return {artifact: self.adapter(artifact) for artifact in self.staged_ids()}
-
     def staged_ids(self) -> set[str]:
         """Every artifact in the store. Raises OSError."""
         names = os.listdir(self.adapters)  # noqa: PTH208 - paths of thousands would be made for nothing

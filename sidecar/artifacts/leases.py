@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,59 +20,6 @@ import structlog
 
 from registry.runtime.local_files import make_way, read_file
 from sidecar.artifacts.files import append_line, write_atomic
-from sidecar.artifacts.types import ArtifactRef, Staged
-
-# More than an engine holds; what is forgotten is looked up on the disk again.
-MAX_REMEMBERED = 65_536
-# A reference, and the identity of the base that it was prepared for.
-BaseIdentity = tuple[object, ...] | None
-Key = tuple[ArtifactRef, BaseIdentity]
-
-
-class Remembered:
-    """A bounded memory, the oldest goes first. Each call is one step among threads."""
-
-    def __init__(self) -> None:
-        # By base, so that all of one is copied without that a single reference is hashed.
-        self._seen: defaultdict[BaseIdentity, dict[ArtifactRef, Staged]] = defaultdict(dict)
-
-    def __len__(self) -> int:
-        return sum(map(len, list(self._seen.values())))
-
-    def of(self, base: BaseIdentity) -> dict[ArtifactRef, Staged]:
-        """A copy of all that was seen as it is prepared for a base."""
-        return self._seen[base].copy()
-
-    def get(self, key: Key) -> Staged | None:
-        """The last look, if it is remembered."""
-        return self._seen[key[1]].get(key[0])
-
-    def put(self, key: Key, staged: Staged) -> None:
-        """Remembers it."""
-        self._seen[key[1]][key[0]] = staged
-        if len(self) > MAX_REMEMBERED:
-            oldest = next(seen for seen in list(self._seen.values()) if seen)
-            oldest.pop(next(iter(oldest)), None)
-
-    def unproven(self) -> list[tuple[Key, Staged]]:
-        """Artifacts seen and not hashed yet, as far as is known here."""
-        return [(key, staged) for key, staged in self._all() if not staged.is_proven]
-
-    def forget(self, artifacts: Collection[str]) -> None:
-        """Forgets these artifacts, whatever they were asked for by."""
-        for (ref, base), staged in self._all():
-            if staged.id in artifacts:
-                self._seen[base].pop(ref, None)
-
-    def _all(self) -> Iterator[tuple[Key, Staged]]:
-        for base, seen in list(self._seen.items()):
-            for ref, staged in list(seen.items()):
-                yield (ref, base), staged
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._seen.clear()
-
 
 _log = structlog.get_logger()
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -97,7 +44,7 @@ class ArtifactLeases:
         Raises:
             OSError: the store cannot be read.
         """
-        self._file = file
+        self.file = file
         self._everything = everything
         self._mutex = Lock()  # over what is in memory; held for a moment only
         self._writing = Lock()  # over the file
@@ -114,16 +61,16 @@ class ArtifactLeases:
         """
         with self._writing, self._mutex:
             try:
-                self._ids, self._is_written = read_leases(self._file), True
+                self._ids, self._is_written = read_leases(self.file), True
             except LeasesUnreadable as error:
                 _log.error("leases_damaged", error=str(error), consequence="all artifacts of the store are leased")
                 self._ids, self._is_written = set(self._everything()), False
-                make_way(self._file)  # leases are added to it from now on
+                make_way(self.file)  # leases are added to it from now on
 
     @property
     def key(self) -> str:
         """Names the lock of whoever writes the file anew."""
-        return "leases-" + hashlib.sha256(self._file.name.encode()).hexdigest()[:16]
+        return "leases-" + hashlib.sha256(self.file.name.encode()).hexdigest()[:16]
 
     def __contains__(self, artifact: str) -> bool:
         return artifact in self._ids
@@ -144,7 +91,7 @@ class ArtifactLeases:
         with self._writing:
             if artifact in self._ids:
                 return False
-            append_line(self._file, artifact)
+            append_line(self.file, artifact)
             with self._mutex:
                 self._ids.add(artifact)
             return True
@@ -188,7 +135,7 @@ class ArtifactLeases:
         """True if the file does not say all that it has to, as where somebody removed it. Then `write` writes it."""
         with self._writing, self._mutex:
             try:
-                is_whole = self._ids <= read_leases(self._file)
+                is_whole = self._ids <= read_leases(self.file)
             except LeasesUnreadable:
                 is_whole = False
             self._is_written = self._is_written and is_whole
@@ -207,7 +154,7 @@ class ArtifactLeases:
                 lines = [f"{artifact}\n" for artifact in sorted(self._ids)]
                 self._is_written = True
             try:
-                write_atomic(self._file, "".join(lines).encode(), temporary=temporary)
+                write_atomic(self.file, "".join(lines).encode(), temporary=temporary)
             except BaseException:  # whatever it was: what did not come to the file is still to be written
                 with self._mutex:
                     self._is_written = False

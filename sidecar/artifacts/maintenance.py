@@ -18,9 +18,13 @@ from registry.sources.base import Stop
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.files import locked, locked_at_once
 from sidecar.artifacts.gc import GarbageCollector
+from sidecar.artifacts.ingest import Ingest
 from sidecar.artifacts.layout import StoreLayout, is_whole, make_folders
 from sidecar.artifacts.leases import ArtifactLeases, LeasesUnreadable, everybodys_leases, may_be_read
-from sidecar.artifacts.proof import DamagedArtifacts, ProofOutcome, Proofs
+from sidecar.artifacts.preparation import Bases
+from sidecar.artifacts.proof import BACKGROUND_BYTES_PER_SECOND, ProofOutcome
+from sidecar.artifacts.requests import StageRequest, stage_request_of
+from sidecar.artifacts.stored import KnownArtifacts
 
 _log = structlog.get_logger()
 BYTES_PER_SECOND = 10 << 20
@@ -37,22 +41,16 @@ class Scrub:
         self,
         layout: StoreLayout,
         collector: GarbageCollector,
-        proofs: Proofs,
-        damage: DamagedArtifacts,
-        *,
-        prove: Callable[[Stop], None],
-        on_damage: Callable[[Collection[str]], None],
+        known: KnownArtifacts,
+        ingest: Ingest,
+        bases: Bases,
     ) -> None:
-        """`prove` proves what is handed out unproven, since the engine served it before this process started.
-
-        `on_damage` is called with artifacts that were found damaged, here or by another sidecar.
-        """
+        """Reads nothing yet. `bases`: that artifacts are prepared for."""
         self._layout = layout
         self._collector = collector
-        self._proofs = proofs
-        self._damage = damage
-        self._prove_seen = prove
-        self._on_damage = on_damage
+        self._known = known
+        self._ingest = ingest
+        self._bases = bases
         self._next_at = 0.0
 
     def step(self, stop: Stop) -> None:
@@ -62,8 +60,8 @@ class Scrub:
             ArtifactError: ``staging_stopped``.
             OSError: the store cannot be read.
         """
-        self._prove_seen(stop)
-        for artifact in self._damage.present():
+        self.prove_seen(stop)
+        for artifact in self._known.damage.present():
             self._set_aside(artifact)
         now = time.monotonic()
         if now < self._next_at:
@@ -74,24 +72,52 @@ class Scrub:
         else:
             self._look_at(oldest, stop)
 
+    def prove_seen(self, stop: Stop) -> None:
+        """Proves what the engine served before this process started, and nobody waits for.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+            OSError: the store failed.
+        """
+        known = self._known
+        for (ref, _), staged in known.seen.unproven():
+            order = stage_request_of(ref, self._bases.current, known.damage.ids)
+            if staged.id in known.proofs or order.artifact(staged.digest) != staged.id:
+                continue
+            try:
+                outcome = known.proofs.prove(
+                    staged.id, staged.digest, stop, bytes_per_second=BACKGROUND_BYTES_PER_SECOND
+                )
+            except OSError:
+                known.distrust({staged.id})  # the others are not to wait until its report can be read
+                raise
+            if outcome is ProofOutcome.DAMAGED:
+                self.found(staged.id)
+            elif outcome is not ProofOutcome.PROVEN and not self._is_adopted(order, staged.digest, outcome, stop):
+                known.doubt(staged.id)
+
+    def _is_adopted(self, order: StageRequest, digest: str, outcome: ProofOutcome, stop: Stop) -> bool:
+        with locked_at_once(self._layout.lock(order.artifact(digest))) as is_locked:
+            return is_locked and outcome is ProofOutcome.SOURCE and self._ingest.adopt(order, digest, stop)
+
     def hear(self) -> int:
         """Takes up what other sidecars found damaged; gives how many of all are in the store. Raises OSError."""
-        if new := self._damage.refresh():
-            self._on_damage(new)
-        return len(self._damage.present())
+        if new := self._known.damage.refresh():
+            self._known.distrust(new)
+        return len(self._known.damage.present())
 
     def found(self, artifact: str) -> None:
         """It is damaged: removed if no engine may be reading it, else marked for all sidecars. Raises OSError."""
         if not self._set_aside(artifact):
-            self._damage.mark(artifact)
-        self._on_damage({artifact})
+            self._known.damage.mark(artifact)
+        self._known.distrust({artifact})
 
     def _oldest(self) -> str | None:
         """The artifact looked at the longest time ago, by the time of its report; None: all were of late.
 
         Without a report nothing is known of what was written.
         """
-        artifacts, now = self._layout.staged_ids() - self._damage.ids, time.time()
+        artifacts, now = self._layout.staged_ids() - self._known.damage.ids, time.time()
         # A clock that was set back must not keep anything from being read.
         ages = {one: abs(now - at) for one in artifacts if (at := _modified(self._layout.report(one))) is not None}
         oldest = max(ages, key=ages.__getitem__, default=None)
@@ -100,7 +126,7 @@ class Scrub:
     def _look_at(self, artifact: str, stop: Stop) -> None:
         """Compares one artifact with its report. Raises ArtifactError, OSError: see `step`."""
         try:
-            outcome = self._proofs.prove(artifact, None, stop, bytes_per_second=BYTES_PER_SECOND)
+            outcome = self._known.proofs.prove(artifact, None, stop, bytes_per_second=BYTES_PER_SECOND)
         except OSError:
             self._note_look(artifact)  # the others are not to wait until its report can be read
             raise
@@ -141,25 +167,24 @@ class ReadFiles:
             answers from memory meanwhile would end if it had to read it.
     """
 
-    def __init__(self, layout: StoreLayout, proofs: Proofs, on_touched: Callable[[Collection[str]], None]) -> None:
-        """`on_touched` is called with artifacts that were touched since the last look."""
+    def __init__(self, layout: StoreLayout, known: KnownArtifacts) -> None:
+        """`known` learns of artifacts that were touched since the last look."""
         self._layout = layout
-        self._proofs = proofs
-        self._on_touched = on_touched
+        self._known = known
         self.troubles: Mapping[str, str] = {}
 
     def look(self, artifacts: Collection[str]) -> Mapping[str, str]:
         """Looks at these; gives the troubles."""
         found = {artifact: why for artifact in artifacts if (why := self._trouble(artifact))}
         if news := [artifact for artifact in found if self._path(artifact) not in self.troubles]:
-            self._on_touched(news)
+            self._known.look_anew(news)
         self.troubles = {self._path(artifact): why for artifact, why in found.items()}
         return self.troubles
 
     def _trouble(self, artifact: str) -> str:
         """Trouble of an artifact; of one that was changed it stays until the artifact is proven again."""
-        had = "" if artifact in self._proofs else self.troubles.get(self._path(artifact), "")
-        return self._proofs.trouble(artifact) or had
+        had = "" if artifact in self._known.proofs else self.troubles.get(self._path(artifact), "")
+        return self._known.proofs.trouble(artifact) or had
 
     def _path(self, artifact: str) -> str:
         return str(self._layout.adapter(artifact))

@@ -11,17 +11,21 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
+from typing import Any
 
 import structlog
 
 from registry.lora.digest import FILES, FileEntry, manifest_digest
 from registry.lora.signatures import PublicKeys, objection
 from registry.model.records import PoolSpec
-from registry.sources.base import ArtifactError, Stop, StoreError
+from registry.runtime.local_files import Content, FollowedFile
+from registry.sources.allowed import AllowedSources, RemoteOptions
+from registry.sources.base import ArtifactError, Source, Stop, StoreError
 from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.reports import ArtifactReport, Reports
 from sidecar.artifacts.types import ArtifactRef
@@ -263,6 +267,44 @@ class Signatures:
         found = objection(digest, ref.signature, self._keys, is_required=self.are_required)
         if found is not None:
             raise ArtifactError(found[0], found[1])
+
+
+class Trust:
+    """Sources and signers that the operator and the pool's record name, with the files of the operator that say so.
+
+    Attributes:
+        sources: those that may be read.
+        signatures: what is asked of them, and what proves them; no keys, until `Signatures.use`.
+    """
+
+    def __init__(self, allow_sources: Sequence[str], remote: RemoteOptions | None, paused: Path) -> None:
+        """Allows what is below these URIs, see `AllowedSources`. Raises StoreError."""
+        self.sources = AllowedSources(allow_sources, remote, paused)
+        self.signatures = Signatures(MappingProxyType({}))
+        self._allow_sources = tuple(allow_sources)
+        self._followed: list[FollowedFile[Any]] = []
+
+    def source(self, ref: ArtifactRef) -> Source:
+        """The source of a reference. Raises ArtifactError: it may not be read."""
+        return self.sources.source(ref.uri, ref.credentials)
+
+    def follow(self, path: Path, read: Callable[[Path], Content], use: Callable[[Content], None]) -> None:
+        """Hands over what a file says, now and, from a worker thread, whenever that changes; see `FollowedFile`.
+
+        Raises what `read` raises.
+        """
+        self._followed.append(FollowedFile(path, read, use))
+
+    def refresh(self) -> None:
+        """Reads the followed files again that changed."""
+        for file in self._followed:
+            file.refresh()
+
+    @property
+    def digest(self) -> str:
+        """Differs once any of it does. What is in files is told by their versions: credentials are in some."""
+        files = tuple(file.taken for file in self._followed)
+        return hashlib.sha256(f"{self._allow_sources!r} {files!r}".encode()).hexdigest()
 
 
 def read_keys(file: Path) -> PublicKeys:

@@ -1,9 +1,11 @@
-"""Reporting of one replica: the parts that tell others of it, wired."""
+"""Reporting of one replica: the parts that tell others of it, wired.
+
+Each of them takes a round's report, and keeps what it needs of it. Presence and handoffs come before the status: the
+status is offered last, so that whoever reads it finds the room and the handoffs of the same round. Whoever looks on
+hears of a round when all of this was said.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from registry.runtime.supervisor import Supervisor
 from sidecar.desired.mailbox import Mailbox
@@ -22,24 +24,33 @@ from sidecar.report.status import ReplicaIdentity
 from sidecar.report.writer import ShareGuard, StatusWriter
 
 
-@dataclass(frozen=True, slots=True)
 class Reporting:
-    """Parts that tell of one replica. `on_round` hears of each round once all of them have."""
+    """Parts that tell of one replica: in etcd, at its HTTP port, and in the log.
 
-    served: ServedNews
-    finder: GoodFinder
-    status: StatusCache
-    writer: StatusWriter
-    share: ShareGuard
-    declines: DeclineTeller
-    handoffs: HandoffWatch
-    events: EventRing
-    drain: ReplicaDrain
-    activity: ReplicaActivity
-    on_round: Callable[[RoundReport], None]
+    `served` and `finder` tell the watcher, so that it is known after a restart and where a generation is lacking.
+    """
+
+    def __init__(self, ports: Ports, mailbox: Mailbox, watcher: Watcher, supervisor: Supervisor) -> None:
+        """Wires them over these ports; none runs yet."""
+        client, keys, engine, clock = ports.client, ports.keys, ports.engine, ports.clock
+        presence, pool, replica = ports.presence, ports.presence.pool, ports.presence.replica
+        answers = ports.answer is not None
+        identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure, ports.http)
+        self.writer = writer = StatusWriter(client, keys, presence, clock, mailbox.wake)
+        self.status = status = StatusCache(identity, clock, writer.offer, supervisor.troubles)
+        supervisor.heed(status.look_again)
+        self.handoffs = handoffs = HandoffWatch(client, keys, pool, mailbox)
+        self.events = events = EventRing(clock, lambda key: watcher.record(key) is not None)
+        self.drain = ReplicaDrain(client, keys, presence, mailbox, writer, handoffs, status, events, clock)
+        self.served = ServedNews(watcher)
+        self.finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
+        self.share = ShareGuard(writer, clock, ports.give_up_seconds)
+        self.declines = DeclineTeller(writer, ports.state)
+        self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)
+        self.on_round = ports.on_round
 
     def take(self, report: RoundReport) -> None:
-        """Takes in what one round came to."""
+        """Has all of them hear what one round came to, and then whoever looks on."""
         plan = report.situation.plan
         self.served.take(report)
         self.finder.take(report)
@@ -49,30 +60,3 @@ class Reporting:
         self.status.take(report)
         self.events.take(report)
         self.on_round(report)
-
-
-def make_reporting(ports: Ports, mailbox: Mailbox, watcher: Watcher, supervisor: Supervisor) -> Reporting:
-    """The parts over these ports, wired; none runs yet."""
-    client, keys, engine, clock = ports.client, ports.keys, ports.engine, ports.clock
-    presence, pool, replica = ports.presence, ports.presence.pool, ports.presence.replica
-    answers = ports.answer is not None
-    identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure, ports.http)
-    writer = StatusWriter(client, keys, presence, clock, mailbox.wake)
-    status = StatusCache(identity, clock, writer.offer, supervisor.troubles)
-    supervisor.heed(status.look_again)
-    handoffs = HandoffWatch(client, keys, pool, mailbox)
-    events = EventRing(clock, lambda key: watcher.record(key) is not None)
-    drain = ReplicaDrain(client, keys, presence, mailbox, writer, handoffs, status, events, clock)
-    return Reporting(
-        served=ServedNews(watcher),
-        finder=GoodFinder(client, keys, pool, replica, mailbox, watcher, clock),
-        status=status,
-        writer=writer,
-        share=ShareGuard(writer, clock, ports.give_up_seconds),
-        declines=DeclineTeller(writer, ports.state),
-        handoffs=handoffs,
-        events=events,
-        drain=drain,
-        activity=ReplicaActivity(presence, engine, status, events, drain.need, clock),
-        on_round=ports.on_round,
-    )

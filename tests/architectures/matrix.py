@@ -19,7 +19,7 @@ from registry.lora.directory import open_directory
 from registry.lora.findings import UnfitAdapter
 from registry.lora.policy import AdapterLimits, Policy
 from registry.tools.devstack.engine_environment import find_engine_python
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.vllm.plugin_calls import read_coverage
 from sidecar.vllm_plugin import coverage as plugin_coverage
@@ -110,7 +110,7 @@ async def _prepared(made: Made) -> dict[str, Path]:
     """What a sidecar would give its engine of the adapters that it accepts and changes."""
     found: dict[str, Path] = {}
     base = read_base(made.model)
-    store = LocalStore(made.folder / "store", "r1", [made.folder.as_uri()], base=base)
+    store = LocalStore(made.folder / "store", "r1", [made.folder.as_uri()], engine=ReadingEngine(base=base))
     try:
         for kind, path in made.adapters().items():
             verdict = examined(path, base)

@@ -15,7 +15,7 @@ from registry.lora.directory import digest_of, examine_directory, open_directory
 from registry.lora.policy import AdapterLimits, Policy
 from registry.sources.base import ArtifactError
 from sidecar.artifacts.reports import ArtifactReport, parse_report
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.corpus.drafts import CONFIG, LLAMA, PLAYED, QWEN2_5_VL, WEIGHTS, Architecture, Draft
 from tests.corpus.edits import vision
@@ -27,7 +27,9 @@ async def stage(
     folder: Path, base: Path | None, prepare: dict[str, Any], store: str = "store", **more: object
 ) -> Staged:
     own = replace(read_base(base), architecture="LlamaForCausalLM") if base else None
-    opened = LocalStore(folder / store, "r1", [folder.as_uri()], base=own, examiner=InProcessExaminer())
+    opened = LocalStore(
+        folder / store, "r1", [folder.as_uri()], engine=ReadingEngine(base=own), examiner=InProcessExaminer()
+    )
     try:
         return await opened.ensure(ArtifactRef((folder / "source").as_uri(), None, json.dumps(prepare), **more))
     finally:

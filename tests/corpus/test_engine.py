@@ -9,7 +9,7 @@ import pytest
 from registry.lora.base_directory import read_base
 from registry.sources.base import ArtifactError
 from registry.tools.devstack.engine_environment import find_engine_python, reference_command
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.engines import Asker
 from tests.support.with_torch import script
@@ -38,7 +38,7 @@ REFUSED = {
 
 async def prepared(tiny, source: Path, folder: Path) -> str:
     """The directory that our store makes of a source."""
-    store = LocalStore(folder, "r1", [source.parent.as_uri()], base=read_base(tiny.model))
+    store = LocalStore(folder, "r1", [source.parent.as_uri()], engine=ReadingEngine(base=read_base(tiny.model)))
     try:
         return (await store.ensure(ArtifactRef(source.as_uri(), None))).path
     finally:

@@ -11,7 +11,7 @@ from registry.lora.base_directory import read_base
 from registry.model.errors import InvalidArgument
 from registry.model.names import check_adapter_name
 from registry.sources.base import ArtifactError
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.drafts import LLAMA, PLAYED, Architecture
 from tests.corpus.hostile import ARCHIVES, FOLDERS, NAMES, HostileArchive, HostileFolder, archive, files, twice
@@ -34,7 +34,7 @@ def site():
 
 async def staged(folder: Path, base: Path, uri: str, allowed: str) -> str:
     """The directory that a store makes of a source, or its error; always within the deadline."""
-    store = LocalStore(folder / "store", "r1", [allowed], base=read_base(base))
+    store = LocalStore(folder / "store", "r1", [allowed], engine=ReadingEngine(base=read_base(base)))
     try:
         async with asyncio.timeout(SECONDS):
             return (await store.ensure(ArtifactRef(uri, None))).path

@@ -11,7 +11,7 @@ from registry.lora.base import compress
 from registry.lora.base_directory import read_base
 from registry.model.records import BaseShapes
 from registry.sources.base import ArtifactError
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.defects import DEFECTS, Defect
 from tests.corpus.drafts import ARCHITECTURES, LLAMA, PLAYED, QWEN2, Architecture
@@ -34,7 +34,13 @@ def bases(tmp_path_factory) -> dict[str, Path]:
 
 
 async def refusal(folder: Path, base: Path, defect: Defect) -> ArtifactError:
-    store = LocalStore(folder / "store", "r1", [folder.as_uri()], base=read_base(base), examiner=InProcessExaminer())
+    store = LocalStore(
+        folder / "store",
+        "r1",
+        [folder.as_uri()],
+        engine=ReadingEngine(base=read_base(base)),
+        examiner=InProcessExaminer(),
+    )
     ref = ArtifactRef((folder / "source").as_uri(), None, prepare=json.dumps(defect.prepare))
     with pytest.raises(ArtifactError) as refused:
         await store.ensure(ref)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from registry.lora.base_directory import read_base
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.defects import DEFECTS, Defect
 from tests.corpus.drafts import Draft
@@ -118,7 +118,7 @@ async def test_what_we_make_of_every_good_row_is_served_as_peft_computes_it(mode
 
 
 async def prepared(model: EngineModel, source: Path, folder: Path, prepare: dict[str, str]) -> str:
-    store = LocalStore(folder, "r1", [source.parent.as_uri()], base=read_base(model.directory))
+    store = LocalStore(folder, "r1", [source.parent.as_uri()], engine=ReadingEngine(base=read_base(model.directory)))
     try:
         return (await store.ensure(ArtifactRef(source.as_uri(), None, json.dumps(prepare)))).path
     finally:

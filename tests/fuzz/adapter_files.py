@@ -19,7 +19,7 @@ from registry.lora.policy import AdapterLimits, policy_of
 from registry.lora.prepare import new_config, new_weights
 from registry.sources.archive import receive_archive
 from registry.sources.base import ArtifactError
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.corpus.drafts import ARCHITECTURES, CONFIG, LLAMA, QWEN2_5_VL, WEIGHTS
 from tests.corpus.hostile import archive, files, member
@@ -126,7 +126,7 @@ async def _staging(folder: Path) -> AsyncIterator[Run]:
     sources = folder / "sources"
     base = read_base(LLAMA.write_base(folder / "base"))
     LLAMA.draft().write(sources / "good")
-    store = LocalStore(folder / "store", "r1", [sources.as_uri()], base=base)
+    store = LocalStore(folder / "store", "r1", [sources.as_uri()], engine=ReadingEngine(base=base))
     rng = random.Random(0)
 
     async def play(case: Case) -> None:

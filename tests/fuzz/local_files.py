@@ -119,7 +119,7 @@ async def _keeping(folder: Path) -> AsyncIterator[Run]:
     store = opened()
     staged.append(await store.ensure(ref))
     files: dict[bytes, Path] = {
-        b"lease": store._lease_file,
+        b"lease": store._leases.file,
         b"pin": store._layout.pin(pin_name(ref)),
         b"report": store._layout.report(staged[0].id),
         b"key": store._layout.key,

@@ -23,7 +23,7 @@ from registry.lora.digest import FileEntry, manifest_digest
 from registry.model.placement import Declined, declined_of
 from registry.model.status import RememberedDeclines, ReportedDeclines
 from registry.sources.base import Stop
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.journal import SYNC_AFTER_SECONDS, Journal, Restored
 from sidecar.desired.snapshot import AdaptersChanged, SnapshotBase
@@ -266,7 +266,14 @@ class StoreScene:
         """A replica's store; r2 has another base, for which each adapter is written anew."""
         sources, base = [(self.root / "sources").as_uri()], BASE if replica == "r2" else None
         root, examiner = root or self.disk.root, InProcessExaminer()
-        return LocalStore(root, replica, sources, base=base, grace_seconds=0.0, examiner=examiner)
+        return LocalStore(
+            root,
+            replica,
+            sources,
+            engine=ReadingEngine(base=base),
+            limits=StoreLimits(grace_seconds=0.0),
+            examiner=examiner,
+        )
 
     def note(self, what: str) -> None:
         """What a cut just here would leave."""
@@ -352,7 +359,7 @@ class StoreScene:
 def sweep(store: LocalStore) -> None:
     """One round of maintenance, and the removal of all that no lease protects."""
     store.maintenance.round(Stop())
-    store._collector.collect(1 << 40, Stop())
+    store.maintenance._collector.collect(1 << 40, Stop())
 
 
 @pytest.mark.parametrize("seed", range(STORE_SEEDS))

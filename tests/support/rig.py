@@ -21,7 +21,7 @@ from registry.runtime.clock import Clock, rfc3339
 from registry.sources.base import Stop
 from sidecar.app import assemble
 from sidecar.artifacts.maintenance import Holdings
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.artifacts.types import GRACE_SECONDS
 from sidecar.desired.mailbox import Snapshot
 from sidecar.engines.driver import Deadlines
@@ -64,7 +64,7 @@ class Removing:
 
     def round(self, stop: Stop) -> Holdings:
         self._store.maintenance.write_leases(stop)
-        self._store._collector.collect(1 << 60, stop)
+        self._store.maintenance._collector.collect(1 << 60, stop)
         return self._store.maintenance.round(stop)
 
     def scrub(self, stop: Stop) -> None:
@@ -95,7 +95,11 @@ class Rig:
         self._etcd = Client(ClientOptions(("127.0.0.1:1",)))  # is never asked
         self.sources = folder / "sources"
         self.store = LocalStore(
-            folder / "store", "r1", [f"file://{self.sources}/"], engine=url, grace_seconds=keeping.grace_seconds
+            folder / "store",
+            "r1",
+            [f"file://{self.sources}/"],
+            engine=ReadingEngine(url),
+            limits=StoreLimits(grace_seconds=keeping.grace_seconds),
         )
         self.driver = VllmEngine(url, deadlines=deadlines)
         self.statuses: list[ReplicaStatus] = []

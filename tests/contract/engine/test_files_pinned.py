@@ -100,7 +100,7 @@ async def running_traffic(traffic: Traffic) -> AsyncIterator[None]:
 
 
 def staged(rig: Rig) -> int:
-    return len(rig.store._layout.staged())
+    return len(rig.store._layout.staged_ids())
 
 
 async def changes(rig: Rig, asker: Asker, traffic: Traffic) -> None:

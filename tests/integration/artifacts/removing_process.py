@@ -17,7 +17,7 @@ import structlog
 
 from registry.runtime.failpoints import Point, handling
 from registry.sources.base import Stop
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, StoreLimits
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.corpus.in_process import InProcessExaminer
 from tests.support.adapters import digest_of
@@ -32,7 +32,9 @@ class Worker:
         self._held: dict[str, Staged] = {}
         self._clock = random.Random(os.getpid())
         examiner = InProcessExaminer()
-        self._store = LocalStore(root, replica, [allowed.as_uri()], grace_seconds=0.0, examiner=examiner)
+        self._store = LocalStore(
+            root, replica, [allowed.as_uri()], limits=StoreLimits(grace_seconds=0.0), examiner=examiner
+        )
 
     def die_if_due(self, point: Point) -> None:
         if point == self.dies_at:
@@ -52,8 +54,8 @@ class Worker:
         self._held = {artifact: one for artifact, one in self._held.items() if artifact not in gone}
         stop = Stop()
         self._store.maintenance.write_leases(stop)
-        self._store._collector.tidy(stop)
-        self._store._collector.collect(1 << 60, stop)
+        self._store.maintenance._collector.tidy(stop)
+        self._store.maintenance._collector.collect(1 << 60, stop)
 
 
 async def main() -> None:

@@ -39,7 +39,7 @@ async def is_in_order(folder: Path, adapters: list[WrittenAdapter]) -> None:
     allowed = [(folder / "sources").as_uri()]
     store = LocalStore(folder / "store", "later", allowed, examiner=InProcessExaminer())
     try:
-        for directory in store._layout.staged().values():
+        for directory in map(store._layout.adapter, store._layout.staged_ids()):
             assert digest_of(directory) in {adapter.digest for adapter in adapters}
         for adapter in adapters:
             staged = await store.ensure(ArtifactRef(adapter.uri, adapter.digest))

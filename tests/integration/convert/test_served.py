@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from registry.lora.base_directory import read_base
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.integration.convert.conftest import PROMPTS
 from tests.support.engines import Asker
@@ -18,7 +18,7 @@ async def test_a_converted_adapter_is_served_as_peft_computed_the_training(train
     model, target = trained.models["llama"], tmp_path / "published"
     digest = trained.publish("llama", "pissa", target).json["digest"]
     wanted = trained.answers("llama", pissa=trained.adapter("llama", "pissa"))
-    store = LocalStore(tmp_path / "store", "r1", [tmp_path.as_uri()], base=read_base(model))
+    store = LocalStore(tmp_path / "store", "r1", [tmp_path.as_uri()], engine=ReadingEngine(base=read_base(model)))
     try:
         staged = await store.ensure(ArtifactRef(target.as_uri(), digest))
         await real_vllm.ensure()

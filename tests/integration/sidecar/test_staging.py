@@ -36,7 +36,7 @@ async def test_what_was_refused_is_looked_at_anew_with_new_keys(tmp_path):
         rig.set_pool(PoolSpec(name=POOL, base_models=["tiny"], limits=limits))
         rig.desire(1, a="a")
         await eventually(lambda: rig.statuses and rig.reasons() == {"a": "signature_keys_missing"})
-        rig.store.follow(keys, read_keys, rig.store.use_keys)
+        rig.store.trust.follow(keys, read_keys, rig.store.trust.signatures.use)
         rig.mailbox.wake()
         await eventually(lambda: rig.reasons() == {"a": "signature_missing"})
 

@@ -138,7 +138,7 @@ async def test_limits_hold_on_a_kept_connection(web, open_store, folders, is_tri
 
     async def is_given_up(sound: str, slow: str) -> bool:
         """On a machine that stands still for a moment, a sound answer is late too."""
-        connections = store._allowed._web.connections
+        connections = store.trust.sources._web.connections
         connections.limits = PATIENT
         await store.ensure(ref(web.url + sound))
         connections.limits = QUICK
@@ -162,7 +162,7 @@ async def test_a_credential_is_not_remembered_by_a_connection(web, open_store, f
     await store.ensure(ref(web.url + folders[1]))
     assert ["Authorization" in headers for _, headers in web.seen] == [True, True, False, False]
     assert len(web.accepted) == 1
-    kept = store._allowed._web.connections._kept
+    kept = store.trust.sources._web.connections._kept
     assert kept
     assert not [text for text in texts_of(kept) if "CANARY" in text]
     assert "tokenCANARY" in texts_of([kept, {"planted": b"tokenCANARY"}])

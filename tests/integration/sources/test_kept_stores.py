@@ -38,7 +38,7 @@ async def test_stagings_in_a_row_share_a_connection(site, open_store, tmp_path, 
         assert content(staged.path) == (CONFIG, WEIGHTS)
     assert len([path for path in site.paths if plain(path) in site.files]) == 12
     assert len(site.accepted) == 1
-    shown = str(vars(store._allowed._stores))
+    shown = str(vars(store.trust.sources._stores))
     assert [secret for secret in ("CANARY", KEY) if secret in shown] == []
 
 

@@ -16,7 +16,7 @@ from registry.sources.base import Stop
 from registry.sources.connections import SourceRequests
 from registry.sources.http import Web
 from registry.sources.urls import Reach
-from sidecar.artifacts.store import MAX_WORKERS
+from sidecar.artifacts.obtain import MAX_WORKERS
 from tests.integration.sources.conftest import CONFIG, PATIENT, QUICK, WEIGHTS, content, left_behind, ref, refusal
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
@@ -127,7 +127,7 @@ async def test_a_pause_that_a_server_asks_for_is_kept_by_all_replicas_of_a_store
     at = 1_000_000.0
     stores = [open_store(f"{web.url}/team", replica=f"r{number}") for number in range(3)]
     for store in stores:
-        store._allowed._origins.now = lambda: at
+        store.trust.sources._origins.now = lambda: at
     web.answers[CONFIG_PATH] = lambda exchange: exchange.send(429, b"slow down", Retry_After=60)
     for _ in range(5):
         for store in stores:

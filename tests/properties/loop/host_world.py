@@ -15,7 +15,7 @@ from pathlib import Path
 from registry.runtime.failpoints import Point, handling
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.maintenance import Holdings
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import DrainEvidence, EngineFacts, Observed
@@ -148,8 +148,8 @@ class HostWorld:
             self.folder / "store",
             name,
             [(self.folder / "sources").as_uri()],
-            engine=f"http://{name}",
-            grace_seconds=0.0,  # leases alone have to do
+            engine=ReadingEngine(f"http://{name}"),
+            limits=StoreLimits(grace_seconds=0.0),  # leases alone have to do
         )
         drain_tracker = DrainTracker(GRACE, store.owns)
         lease_collector = LeaseCollector(engine, store, drain_tracker, store.maintenance, monotonic=lambda: self.now)  # type: ignore[arg-type]
@@ -190,8 +190,8 @@ class HostWorld:
         """A round of maintenance that is never content with what is free."""
         stop = Stop()
         replica.store.maintenance.write_leases(stop)
-        replica.store._collector.tidy(stop)
-        replica.store._collector.collect(1 << 60, stop)
+        replica.store.maintenance._collector.tidy(stop)
+        replica.store.maintenance._collector.collect(1 << 60, stop)
         return None
 
     def pass_time(self, seconds: float) -> None:

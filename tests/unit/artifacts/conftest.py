@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from registry.sources.base import Stop
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.support.adapters import WrittenAdapter, write_adapter
 
@@ -32,7 +32,10 @@ def open_store(tmp_path, sources) -> Iterator[Callable[..., LocalStore]]:
     opened: list[LocalStore] = []
 
     def open_one(replica: str = "r1", **options: Any) -> LocalStore:
-        opened.append(LocalStore(tmp_path / "store", replica, [sources.as_uri()], **options))
+        limits = StoreLimits(options.pop("budget_bytes", None), options.pop("grace_seconds", GRACE))
+        engine = ReadingEngine(options.pop("engine", ""), options.pop("base", None))
+        made = LocalStore(tmp_path / "store", replica, [sources.as_uri()], engine=engine, limits=limits, **options)
+        opened.append(made)
         return opened[-1]
 
     yield open_one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -216,11 +216,12 @@ class Scrubbed(Store):
         self.order: list[str] = []
         self.monotonic = 0.0
         monkeypatch.setattr(maintenance.time, "monotonic", lambda: self.monotonic)
-        self.scrub = Scrub(
-            *(self.layout, self.collector, self, self.damage),  # type: ignore[arg-type]
-            prove=lambda _: self.order.append("served"),
-            on_damage=lambda found: self.told.append(set(found)),
-        )
+        self.proofs = self
+        self.scrub = Scrub(self.layout, self.collector, self, None, None)  # type: ignore[arg-type]
+        monkeypatch.setattr(self.scrub, "prove_seen", lambda _: self.order.append("served"))
+
+    def distrust(self, found: Collection[str]) -> None:
+        self.told.append(set(found))
 
     def prove(self, artifact: str, source: str | None, stop: Stop, *, bytes_per_second: float) -> ProofOutcome:
         stop.check()

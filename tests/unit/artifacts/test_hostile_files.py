@@ -74,7 +74,7 @@ async def test_leases(open_store, sources, tmp_path, junk):
         store.take_over()
         await store.ensure(pinned(write_adapter(sources / "b", seed=1)))
         store.let_go({staged.id})
-        store._collector.collect(1 << 60, Stop())
+        store.maintenance._collector.collect(1 << 60, Stop())
         assert staged.id in store._layout.staged_ids()
         store.maintenance.round(Stop())
         if name == "r1":
@@ -122,7 +122,7 @@ async def test_the_ledger_of_loads_and_the_slot_of_an_engine(tmp_path, junk):
 def test_any_bytes_as_lease_pin_and_report(open_store, tmp_path, content):
     """R12, X2."""
     store, ref = open_store(), unpinned(write_adapter(tmp_path / "sources" / "a"))
-    for path in (store._lease_file, store._layout.pin(pin_name(ref)), store._layout.report("0" * 64)):
+    for path in (store._leases.file, store._layout.pin(pin_name(ref)), store._layout.report("0" * 64)):
         path.write_bytes(content)
     store.take_over()
     assert store.lookup(ref) is None

@@ -24,8 +24,8 @@ async def test_what_is_there_needs_no_worker(open_store, sources, monkeypatch, m
     staged = await open_store("r1").ensure(make_ref(adapter))
     seen: list[tuple[Point, set[str]]] = []
     second = open_store("r2")
-    monkeypatch.setattr(second, "_workers", None)
-    with handling(lambda point: seen.append((point, read_leases(second._lease_file)))):
+    monkeypatch.setattr(second._obtainer, "_workers", None)
+    with handling(lambda point: seen.append((point, read_leases(second._leases.file)))):
         assert await second.ensure(make_ref(adapter)) == staged
     assert seen == [(Point.LEASED, {staged.id})]
     assert second.leased() == {staged.id}
@@ -57,7 +57,7 @@ async def test_where_its_lock_is_held_a_worker_waits_and_the_event_loop_does_not
     staged = await first.ensure(pinned(adapter))
     with locked(first._layout.lock(staged.id), Stop()):
         waiting = asyncio.create_task(second.ensure(pinned(adapter)))
-        await eventually(lambda: read_leases(second._lease_file) == {staged.id})
+        await eventually(lambda: read_leases(second._leases.file) == {staged.id})
         await asyncio.sleep(0)
         assert not waiting.done()
     assert await waiting == staged

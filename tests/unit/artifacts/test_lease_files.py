@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from sidecar.artifacts import leases as module
+from sidecar.artifacts import stored
 from sidecar.artifacts.leases import (
     ArtifactLeases,
     LeasesUnreadable,
-    Remembered,
     everybodys_leases,
     may_be_read,
     read_leases,
     warn_of_strays,
 )
+from sidecar.artifacts.stored import Remembered
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.unit.artifacts.conftest import raising
 
@@ -239,7 +240,7 @@ def test_the_oldest_of_what_was_seen_goes_first_and_more_is_remembered_than_an_e
     for number in range(65_537):
         seen.put((number, None), one)  # type: ignore[arg-type]
     assert (len(seen), seen.get((0, None))) == (65_536, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(stored, "MAX_REMEMBERED", 2)
     seen = Remembered()
     for name in ("one", "two", "one", "three"):
         seen.put(key(name), one)

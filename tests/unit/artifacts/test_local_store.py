@@ -17,7 +17,7 @@ import pytest
 from registry.lora.base import BaseModules, compress
 from registry.model.records import BaseShapes, PoolSpec
 from registry.sources.base import ArtifactError, Stop
-from sidecar.artifacts import store as module
+from sidecar.artifacts import gc, obtain
 from sidecar.artifacts.files import locked, locked_at_once
 from sidecar.artifacts.leases import read_leases
 from sidecar.artifacts.proof import ProofOutcome
@@ -44,8 +44,11 @@ class Played:
         self.vouches = self.adopts = True
         self.outcomes: dict[str, Any] = {}
         self.proven: set[str] = set()
-        for part in ("_stored", "_ingest", "_signatures", "_allowed"):
-            monkeypatch.setattr(store, part, self)
+        for part in ("_stored", "_ingest"):
+            monkeypatch.setattr(store._obtainer, part, self)
+        monkeypatch.setattr(store.maintenance._scrub, "_ingest", self)
+        for part in ("signatures", "sources"):
+            monkeypatch.setattr(store.trust, part, self)
         is_proven = self.proven.__contains__
         for name, part in (
             ("prove", self._prove),
@@ -53,7 +56,7 @@ class Played:
             ("__contains__", is_proven),
             ("forget", lambda artifacts: self.did.append(("forgotten", *sorted(artifacts)))),
         ):
-            monkeypatch.setattr(type(store._proofs), name, lambda _, *how, part=part, **more: part(*how, **more))
+            monkeypatch.setattr(type(store._known.proofs), name, lambda _, *how, part=part, **more: part(*how, **more))
         for name, given in (
             ("source", lambda: "source"),
             ("peek", lambda: self.peeked),
@@ -112,7 +115,7 @@ def played(open_store, monkeypatch) -> Played:
 
 
 def stage(played: Played, ref: ArtifactRef = REF) -> Staged:
-    return played.store._stage(played.store._order(ref), Stop())
+    return played.store._obtainer._stage(played.store._order(ref), Stop())
 
 
 async def test_what_a_directory_was_made_of_is_told_if_that_is_what_is_meant(played, monkeypatch):
@@ -134,7 +137,7 @@ def test_what_is_there_and_proven_is_told_and_remembered(played):
     assert stage(played) == played.staged()
     assert played.did == ["source", ("find", True), "check"]
     assert played.store.lookup(REF) == played.staged()
-    assert read_leases(played.store._lease_file) == {played.id}
+    assert read_leases(played.store._leases.file) == {played.id}
     played.found = [played.staged()]
     stage(played)
     assert played.did[-2:] == [("find", False), "check"]
@@ -161,19 +164,19 @@ def test_what_is_not_there_is_fetched_and_what_nothing_proves_is_compared_with_i
 def test_what_is_not_what_it_has_to_be_is_marked_and_fetched_as_a_copy(played, monkeypatch, found, is_read):
     """R4, R7, R21: all sidecars of the store know; the lease of what our engine does not read is given up."""
     played.vouches = False
-    forget, marked = played.store._seen.forget, list[bool]()
+    forget, marked = played.store._known.seen.forget, list[bool]()
 
     def forgetting(artifacts: Any) -> None:
-        marked.append(played.store._damage.is_marked(played.id))
+        marked.append(played.store._known.damage.is_marked(played.id))
         forget(artifacts)
 
-    monkeypatch.setattr(played.store._seen, "forget", forgetting)
+    monkeypatch.setattr(played.store._known.seen, "forget", forgetting)
     if is_read:
         played.store.lease({played.id})
     copy = copy_after(played.id)
     played.found = [found, played.staged(copy)]
     assert stage(played) == played.staged(copy)
-    assert played.store._damage.ids == {played.id}
+    assert played.store._known.damage.ids == {played.id}
     assert marked[0], "before it is forgotten, so that nobody recalls it in between"
     assert ("forgotten", played.id) in played.did
     assert played.store.leased() == {copy, *([played.id] if is_read else [])}
@@ -185,7 +188,7 @@ def test_what_another_sidecar_marked_in_the_meantime_is_not_looked_at(played):
     order = played.store._order(REF)
     (played.store._layout.damaged / played.id).touch()
     played.found = [played.staged(copy_after(played.id))]
-    assert played.store._stage(order, Stop()).id == copy_after(played.id)
+    assert played.store._obtainer._stage(order, Stop()).id == copy_after(played.id)
     assert played.did == ["source", ("find", True), "check"]
     assert played.store.leased() == {copy_after(played.id)}, "only the copy is"
 
@@ -310,7 +313,7 @@ def test_what_cannot_be_seen_at_once_is_for_a_worker_to_say(played, error):
     played.store.lease({played.id})
     played.put()
     played.errors = {"peek": error, "see": error}
-    for look in (lambda: recalled(played.store, REF), lambda: played.store._join(played.store._order(REF))):
+    for look in (lambda: recalled(played.store, REF), lambda: played.store._obtainer.join(played.store._order(REF))):
         with pytest.raises(ZeroDivisionError) if isinstance(error, ZeroDivisionError) else nullcontext():
             assert look() is None
     assert played.store.leased() == {played.id}
@@ -319,17 +322,17 @@ def test_what_cannot_be_seen_at_once_is_for_a_worker_to_say(played, error):
 def test_what_another_replica_staged_is_joined_and_what_is_not_there_is_not_leased(played):
     """R7: nor is what cannot be proven at once, so that the lease is a new one to the worker too."""
     order = played.store._order(REF)
-    assert played.store._join(order) is None
+    assert played.store._obtainer.join(order) is None
     played.put()
-    assert played.store._join(order) is None
+    assert played.store._obtainer.join(order) is None
     assert (played.did, played.store.leased()) == (["source", "see"], set())
-    assert played.store._join(played.store._order(FREE)) is None
+    assert played.store._obtainer.join(played.store._order(FREE)) is None
     played.peeked = played.staged()
-    assert played.store._join(order) == played.staged()
+    assert played.store._obtainer.join(order) == played.staged()
     assert played.store.leased() == {played.id}
     assert played.store.lookup(REF) == played.staged()
     played.errors["source"] = UNFIT
-    assert played.store._join(order) is None
+    assert played.store._obtainer.join(order) is None
     assert played.store.leased() == {played.id}, "it was leased before"
 
 
@@ -337,20 +340,20 @@ async def test_what_is_proven_is_told_without_a_look_and_what_is_not_is_looked_a
     """R21: in whatever time a staging may take, and then nobody waits for it."""
     limits, stops = list[float](), list[Stop]()
     timeout = asyncio.timeout
-    monkeypatch.setattr(module.asyncio, "timeout", lambda seconds: limits.append(seconds) or timeout(seconds))
+    monkeypatch.setattr(obtain.asyncio, "timeout", lambda seconds: limits.append(seconds) or timeout(seconds))
 
     def stage_one(_order: StageRequest, stop: Stop, _refused: str | None) -> Staged:
         stop.check()
         stops.append(stop)
-        return played.store._remember(_order, played.staged())
+        return played.store._known.remember(_order, played.staged())
 
-    monkeypatch.setattr(played.store, "_stage", stage_one)
+    monkeypatch.setattr(played.store._obtainer, "_stage", stage_one)
     for _ in range(2):
         assert await played.store.ensure(REF) == played.staged()
     assert (limits, len(stops)) == ([1800.0], 1)
     with pytest.raises(ArtifactError):
         stops[0].check()
-    played.store._seen.put((REF, None), played.staged(is_proven=False))
+    played.store._known.seen.put((REF, None), played.staged(is_proven=False))
     await played.store.ensure(REF)
     assert len(stops) == 2
 
@@ -361,7 +364,7 @@ def test_what_the_engine_let_go_of_is_known_no_more_and_may_go_at_once(played):
     for artifact in (played.id, other):
         played.store.lease({artifact})
         played.store._layout.lock(artifact).touch()
-    played.store._seen.put((REF, None), played.staged())
+    played.store._known.seen.put((REF, None), played.staged())
     before = played.store._layout.lock(played.id).stat().st_mtime
     with played.store._leases.held(other):
         assert played.store.let_go({played.id, other}) == {played.id}
@@ -375,20 +378,20 @@ def test_what_was_used_is_noted_when_it_is_told(played):
     """R16: what was unused for the longest time goes first."""
     lock = played.store._layout.lock(played.id)
     lock.touch()
-    module.mark_used(played.store._layout, played.id, seconds_ago=5000.0)
+    gc.mark_used(played.store._layout, played.id, seconds_ago=5000.0)
     before = lock.stat().st_mtime
-    played.store._doubted |= {played.id, "other"}
-    played.store._remember(played.store._order(REF), played.staged(is_proven=False))
+    played.store._known.doubted |= {played.id, "other"}
+    played.store._known.remember(played.store._order(REF), played.staged(is_proven=False))
     assert lock.stat().st_mtime - before > 4000.0
-    assert played.store._doubted == {played.id, "other"}
-    played.store._remember(played.store._order(REF), played.staged())
-    assert played.store._doubted == {"other"}
+    assert played.store._known.doubted == {played.id, "other"}
+    played.store._known.remember(played.store._order(REF), played.staged())
+    assert played.store._known.doubted == {"other"}
 
 
 def test_a_path_is_intact_if_it_is_ours_proven_untouched_and_marked_by_nobody(played):
     """R21: else it is not known any more."""
     path = str(played.store._layout.adapter(played.id))
-    played.store._seen.put((REF, None), played.staged())
+    played.store._known.seen.put((REF, None), played.staged())
     assert not played.store.is_intact("/elsewhere")
     assert played.did == []
     played.proven.add(played.id)
@@ -397,7 +400,7 @@ def test_a_path_is_intact_if_it_is_ours_proven_untouched_and_marked_by_nobody(pl
     (played.store._layout.damaged / played.id).touch()
     assert not played.store.is_intact(path)
     assert played.did == [("forgotten", played.id)]
-    assert played.store._seen.get((REF, None)) is None
+    assert played.store._known.seen.get((REF, None)) is None
     (played.store._layout.damaged / played.id).unlink()
     played.proven.clear()
     assert not played.store.is_intact(path)
@@ -407,7 +410,7 @@ def test_a_path_is_intact_if_it_is_ours_proven_untouched_and_marked_by_nobody(pl
 def served(played) -> Played:
     """What the engine served before this process started, and nobody has proven yet."""
     played.store.lease({played.id})
-    played.store._seen.put((REF, None), played.staged(is_proven=False))
+    played.store._known.seen.put((REF, None), played.staged(is_proven=False))
     return played
 
 
@@ -424,18 +427,18 @@ def served(played) -> Played:
 def test_what_the_engine_served_is_proven_while_nobody_waits(served, monkeypatch, outcome, adopts, is_doubted):
     """R13, R21: at 100 MiB a second; what nothing proves is compared with its source."""
     served.outcomes[served.id], served.adopts = outcome, adopts
-    forget, doubted = served.store._seen.forget, list[bool]()
+    forget, doubted = served.store._known.seen.forget, list[bool]()
 
     def forgetting(artifacts: Any) -> None:
-        doubted.append(served.id in served.store._doubted)
+        doubted.append(served.id in served.store._known.doubted)
         forget(artifacts)
 
-    monkeypatch.setattr(served.store._seen, "forget", forgetting)
-    served.store._prove_seen(Stop())
+    monkeypatch.setattr(served.store._known.seen, "forget", forgetting)
+    served.store.maintenance._scrub.prove_seen(Stop())
     assert doubted == [True] * is_doubted, "before it is forgotten, so that nobody recalls it in between"
     assert served.did[0] == ("prove", served.id, DIGEST, 100 << 20)
     assert ("adopt" in served.did) is (outcome is ProofOutcome.SOURCE)
-    assert (served.id in served.store._doubted) is is_doubted
+    assert (served.id in served.store._known.doubted) is is_doubted
     assert (("forgotten", served.id) in served.did) is is_doubted
     served.peeked = served.staged()
     assert (recalled(served.store, REF) is None) is is_doubted
@@ -445,9 +448,9 @@ def test_what_is_being_worked_on_is_not_adopted_beside_it(served):
     """R7."""
     served.outcomes[served.id] = ProofOutcome.SOURCE
     with locked(served.store._layout.lock(served.id), Stop()):
-        served.store._prove_seen(Stop())
+        served.store.maintenance._scrub.prove_seen(Stop())
     assert "adopt" not in served.did
-    assert served.id in served.store._doubted
+    assert served.id in served.store._known.doubted
 
 
 def test_what_the_engine_served_and_is_damaged_is_told_to_all_and_what_need_not_be_proven_is_not_hashed(
@@ -455,17 +458,17 @@ def test_what_the_engine_served_and_is_damaged_is_told_to_all_and_what_need_not_
 ):
     """R4, R21, R16: it was proven in the meantime, or is not what its reference means any more."""
     found: list[str] = []
-    monkeypatch.setattr(served.store._scrub, "found", found.append)
+    monkeypatch.setattr(served.store.maintenance._scrub, "found", found.append)
     served.proven.add(served.id)
-    served.store._prove_seen(Stop())
+    served.store.maintenance._scrub.prove_seen(Stop())
     assert (served.did, found) == ([], [])
     served.proven.clear()
     served.outcomes[served.id] = ProofOutcome.DAMAGED
-    served.store._prove_seen(Stop())
-    assert (found, served.store._doubted) == ([served.id], set())
+    served.store.maintenance._scrub.prove_seen(Stop())
+    assert (found, served.store._known.doubted) == ([served.id], set())
     served.did.clear()
-    served.store._damage.mark(served.id)
-    served.store._prove_seen(Stop())
+    served.store._known.damage.mark(served.id)
+    served.store.maintenance._scrub.prove_seen(Stop())
     assert served.did == []
 
 
@@ -473,14 +476,14 @@ def test_what_cannot_be_proven_keeps_no_other_from_it(served):
     """R8."""
     served.outcomes[served.id] = OSError(5, "bad sector")
     with pytest.raises(OSError, match="bad sector"):
-        served.store._prove_seen(Stop())
-    assert served.store._seen.unproven() == []
-    served.store._prove_seen(Stop())
-    served.store._seen.put((REF, None), served.staged(is_proven=False))
+        served.store.maintenance._scrub.prove_seen(Stop())
+    assert served.store._known.seen.unproven() == []
+    served.store.maintenance._scrub.prove_seen(Stop())
+    served.store._known.seen.put((REF, None), served.staged(is_proven=False))
     served.outcomes[served.id] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        served.store._prove_seen(Stop())
-    assert len(served.store._seen.unproven()) == 1
+        served.store.maintenance._scrub.prove_seen(Stop())
+    assert len(served.store._known.seen.unproven()) == 1
 
 
 def test_a_base_that_the_pool_names_is_what_adapters_are_compared_with(open_store):
@@ -489,7 +492,7 @@ def test_a_base_that_the_pool_names_is_what_adapters_are_compared_with(open_stor
     assert (store.base_known, store.use_pool(None), store._order(REF).base) == (False, "", None)
     shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
     pool = PoolSpec(name="p", base_models=["b"]).model_copy(update={"base": shapes})
-    store._seen.put((REF, None), Staged("1" * 64, "/p", DIGEST, 8))
+    store._known.seen.put((REF, None), Staged("1" * 64, "/p", DIGEST, 8))
     assert (store.use_pool(pool), store.base_known, store._order(REF).base) == ("", True, base)
     assert store.lookup(REF) is None
     other = open_store("r2", base=BaseModules({"model.layers.0.mlp.up_proj": (8, 8)}))
@@ -501,7 +504,7 @@ def test_a_file_of_the_operator_is_taken_again_when_it_changes(open_store, tmp_p
     """R13: what the replica reads is another thing then, so that what was refused is tried again."""
     store, file, used = open_store(), tmp_path / "keys", list[str]()
     file.write_text("one")
-    store.follow(file, Path.read_text, used.append)
+    store.trust.follow(file, Path.read_text, used.append)
     assert (used, reads := store.reads) == (["one"], store.reads)
     file.write_text("other")
     store.maintenance.round(Stop())
@@ -513,23 +516,23 @@ def test_a_file_of_the_operator_is_taken_again_when_it_changes(open_store, tmp_p
 
 def test_a_replica_that_takes_over_knows_what_the_last_one_left(played):
     """R10, R7."""
-    played.store._seen.put((REF, None), played.staged())
-    played.store._lease_file.write_text("2" * 64 + "\n")
+    played.store._known.seen.put((REF, None), played.staged())
+    played.store._leases.file.write_text("2" * 64 + "\n")
     played.store.take_over()
     assert played.store.leased() == {"2" * 64}
-    assert len(played.store._seen) == 0
+    assert len(played.store._known.seen) == 0
 
 
 def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played, monkeypatch):
     """R16, R12: what waits for a worker is not begun any more."""
-    assert played.store._workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
-    monkeypatch.setattr(played.store, "_workers", ThreadPoolExecutor(1))
+    assert played.store._obtainer._workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
+    monkeypatch.setattr(played.store._obtainer, "_workers", ThreadPoolExecutor(1))
     is_dropped = Event()
-    working = played.store._workers.submit(lambda: is_dropped.wait(60) and not played.did)
-    waiting = played.store._workers.submit(played.did.append, "begun")
+    working = played.store._obtainer._workers.submit(lambda: is_dropped.wait(60) and not played.did)
+    waiting = played.store._obtainer._workers.submit(played.did.append, "begun")
     waiting.add_done_callback(lambda _: is_dropped.set())
     played.store.close()
     assert (working.result(), waiting.cancelled()) == (True, True), "and sources are closed after both"
     assert played.did == ["close"]
     with pytest.raises(RuntimeError):
-        played.store._workers.submit(int)
+        played.store._obtainer._workers.submit(int)

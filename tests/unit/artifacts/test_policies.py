@@ -16,7 +16,7 @@ from registry.model.records import BaseShapes, PoolLimits, PoolSpec
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.proof import read_keys
-from sidecar.artifacts.store import LocalStore
+from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.plan.planner import make_plan
 from tests.corpus.drafts import LLAMA, QWEN2, Architecture
@@ -37,7 +37,9 @@ def private(tmp_path) -> bytes:
 
 @pytest.fixture
 def strict(open_store, tmp_path, private):
-    store = open_store(signature_keys={"team": read_public_key(make_key(tmp_path, "other")[1]), "mine": key(tmp_path)})
+    store = open_store()
+    keys = {"team": read_public_key(make_key(tmp_path, "other")[1]), "mine": key(tmp_path)}
+    store.trust.signatures.use(keys)
     store.use_pool(STRICT)
     return store
 
@@ -111,7 +113,7 @@ async def test_keys_are_read_again(open_store, sources, tmp_path, private):
     adapter, store, file = write_adapter(sources / "a"), open_store(), tmp_path / "keys.yaml"
     ref = signed(pinned(adapter), adapter.digest, private)
     write_keys(file, other=make_key(tmp_path, "other")[1])
-    store.follow(file, read_keys, store.use_keys)
+    store.trust.follow(file, read_keys, store.trust.signatures.use)
     store.use_pool(STRICT)
     assert await refused(store, ref) == "signature_invalid"
     reads = store.reads
@@ -210,7 +212,7 @@ def test_a_base_is_what_its_pool_says_of_it_and_of_its_engines():
 
 
 async def staged(folder: Path, known: BaseModules, prepare: str = "{}") -> Path:
-    store = LocalStore(folder / "store", "r1", [folder.as_uri()], base=known)
+    store = LocalStore(folder / "store", "r1", [folder.as_uri()], engine=ReadingEngine(base=known))
     try:
         ref = ArtifactRef((folder / "source").as_uri(), None, prepare=prepare, pin_key="p/a@1")
         return Path((await store.ensure(ref)).path)

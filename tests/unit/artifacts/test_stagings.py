@@ -16,6 +16,7 @@ import pytest
 
 from registry.runtime.failpoints import Point, handling
 from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import obtain
 from sidecar.artifacts.leases import read_leases
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
@@ -45,11 +46,12 @@ async def test_one_staging_that_hangs_does_not_hold_up_another(open_store, sourc
         assert (await held).digest == slow.digest
 
 
-async def test_a_staging_that_takes_too_long_is_given_up_and_leaves_nothing(open_store, sources, tmp_path):
+async def test_a_staging_that_takes_too_long_is_given_up_and_leaves_nothing(open_store, sources, tmp_path, monkeypatch):
     """R8, R16: every wait has an end."""
+    monkeypatch.setattr(obtain, "STAGING_TIMEOUT_SECONDS", 0.05)
     hangs = Event()
     adapter = write_adapter(sources / "a")
-    store = open_store(timeout_seconds=0.05)
+    store = open_store()
     hanging = handling(lambda point: point is Point.RECEIVING and hangs.wait())
     try:
         with hanging, pytest.raises(ArtifactError) as refused:
@@ -183,11 +185,11 @@ def test_a_staging_may_be_left_at_each_moment(tmp_path, situation):
         was_left = asyncio.run(_Leaver(moment).is_cancelled(stores[1].ensure(ref)))
         stores[1].close()
         assert not contents(folder / "store" / "tmp"), moment
-        assert stores[0].leased() <= read_leases(stores[0]._lease_file), moment
+        assert stores[0].leased() <= read_leases(stores[0]._leases.file), moment
         staged = asyncio.run(stores[2].ensure(ref))
         assert digest_of(Path(staged.path)) == staged.digest == adapter.digest, moment
         assert staged.is_proven, moment
-        assert staged.id in read_leases(stores[2]._lease_file), moment
+        assert staged.id in read_leases(stores[2]._leases.file), moment
         for store in stores:
             store.close()
         if not was_left:

@@ -97,10 +97,10 @@ async def test_a_pinned_meaning_whose_copy_is_gone_is_not_replaced_by_another(op
 
 async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
     """R16 bounded: memory has a cap, and nothing depends on it."""
-    monkeypatch.setattr("sidecar.artifacts.leases.MAX_REMEMBERED", 1)
+    monkeypatch.setattr("sidecar.artifacts.stored.MAX_REMEMBERED", 1)
     adapters = [write_adapter(sources / f"a{seed}", seed=seed) for seed in range(3)]
     staged = [await store.ensure(pinned(adapter)) for adapter in adapters]
-    assert len(store._seen) == 1
+    assert len(store._known.seen) == 1
     assert [recalled(store, pinned(adapter)) for adapter in adapters] == staged
 
 
@@ -147,7 +147,7 @@ async def test_leases_for_another_address_stay_and_are_told(open_store, sources,
     now = open_store(engine="http://127.0.0.1:2", budget_bytes=1)
     now.take_over()
     assert not now.leased()
-    assert before._lease_file.name in capsys.readouterr().out
+    assert before._leases.file.name in capsys.readouterr().out
     age(now, staged)
     now.maintenance.round(Stop())
     assert digest_of(Path(staged.path)) == staged.digest

@@ -21,7 +21,7 @@ from registry.runtime.http import CannotListen
 from registry.sources.credentials_file import read_credentials
 from sidecar import daemon as module
 from sidecar.app import Sidecar
-from sidecar.artifacts.proof import read_keys
+from sidecar.artifacts.proof import Trust, read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.daemon import StoreUnusable, run
 from sidecar.engines.vllm.driver import VllmEngine
@@ -240,7 +240,7 @@ async def test_what_is_set_reaches_the_parts(tmp_path):
 async def test_files_with_secrets_and_keys_are_followed_where_they_are_named(tmp_path, monkeypatch):
     """X1: they change while the sidecar runs."""
     followed = list[tuple[Path, object]]()
-    monkeypatch.setattr(LocalStore, "follow", lambda _, path, read, _use: followed.append((path, read)))
+    monkeypatch.setattr(Trust, "follow", lambda _, path, read, _use: followed.append((path, read)))
     async with ports_of(tmp_path):
         assert followed == []
     async with ports_of(tmp_path, credentials=tmp_path / "c", signature_keys=tmp_path / "k"):

@@ -1,0 +1,185 @@
+"""Obtaining of artifacts: found, proven or fetched, under lease and lock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+from registry.runtime.failpoints import Point, hit
+from registry.sources.base import ArtifactError, Source, Stop
+from sidecar.artifacts.files import locked, locked_at_once, store_failure
+from sidecar.artifacts.ingest import Ingest
+from sidecar.artifacts.layout import StoreLayout
+from sidecar.artifacts.leases import ArtifactLeases
+from sidecar.artifacts.proof import ProofOutcome, Trust
+from sidecar.artifacts.reports import damaged
+from sidecar.artifacts.requests import Pins, StageRequest, other_version, pin_name
+from sidecar.artifacts.staging import LONG_SLOTS, QUICK_SLOTS
+from sidecar.artifacts.stored import KnownArtifacts, StoredArtifacts
+from sidecar.artifacts.types import Staged
+
+# For eager and for lazy adapters as many as one `Staging` runs at once, so that neither waits for the other.
+MAX_WORKERS = 2 * (QUICK_SLOTS + LONG_SLOTS)
+STAGING_TIMEOUT_SECONDS = 1800.0
+
+
+class Obtainer:
+    """Gets artifacts for one replica. What it gives was seen under its lock and is leased, and `known` remembers it."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        trust: Trust,
+        leases: ArtifactLeases,
+        pins: Pins,
+        known: KnownArtifacts,
+        ingest: Ingest,
+        stored: StoredArtifacts,
+    ) -> None:
+        """Starts no thread yet."""
+        self._layout = layout
+        self._trust = trust
+        self._leases = leases
+        self._pins = pins
+        self._known = known
+        self._ingest = ingest
+        self._stored = stored
+        self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
+
+    def close(self) -> None:
+        """Waits for the worker threads, whose stagings were cancelled before."""
+        self._workers.shutdown(cancel_futures=True)
+
+    def recall(self, order: StageRequest) -> Staged | None:
+        """Looks at files that an earlier process of this replica staged; None: nothing that may be believed."""
+        try:
+            digest = self._pins.digest(order.ref)
+            if digest is None:
+                return None
+            with self._leases.kept(order.artifact(digest)) as is_leased:
+                return self._see_at_once(order, digest, self._stored.peek) if is_leased else None
+        except (OSError, ArtifactError):
+            return None  # `obtain` meets the same again and says it
+
+    def _see_at_once(
+        self, order: StageRequest, digest: str, see: Callable[[StageRequest, str], Staged | None]
+    ) -> Staged | None:
+        """The leased artifact, seen under its lock; None: it is not there, or somebody else holds the lock."""
+        artifact = order.artifact(digest)
+        self._trust.source(order.ref)
+        with locked_at_once(self._layout.lock(artifact)) as is_locked:
+            staged = see(order, digest) if is_locked and artifact not in self._known.doubted else None
+            return self._known.remember(order, staged) if staged else None
+
+    def join(self, order: StageRequest) -> Staged | None:
+        """Leases and sees what another replica of the host staged, which takes less time than the way to a worker.
+
+        None: a worker has to look, and say what there is to say.
+        """
+        try:
+            digest = self._pins.digest(order.ref)
+            # That it is there without being leased is but a guess, and is looked at again.
+            if digest is None or not self._layout.adapter(order.artifact(digest)).is_dir():
+                return None
+            return self._join_known(order, digest)
+        except (OSError, ArtifactError):
+            return None
+
+    def _join_known(self, order: StageRequest, digest: str) -> Staged | None:
+        artifact, staged = order.artifact(digest), None
+        is_new = self._leases.add(artifact)
+        hit(Point.LEASED)
+        try:
+            staged = self._see_at_once(order, digest, self._stored.see)
+        finally:
+            if is_new and staged is None:  # so that it is a new one to the worker too
+                self._leases.let_go({artifact})
+        return staged
+
+    async def obtain(self, order: StageRequest, refused: str | None) -> Staged:
+        """Finds, proves or fetches an artifact, in a worker thread. Raises as `ArtifactStore.ensure`."""
+        stop, loop = Stop(), asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STAGING_TIMEOUT_SECONDS):
+                return await loop.run_in_executor(self._workers, self._stage, order, stop, refused)
+        except TimeoutError as error:
+            message = f"it was not staged within {STAGING_TIMEOUT_SECONDS:g} s; it is tried again"
+            raise ArtifactError("staging_timeout", message) from error
+        finally:
+            stop.set()
+
+    def _stage(self, order: StageRequest, stop: Stop, refused: str | None = None) -> Staged:
+        source = self._trust.source(order.ref)
+        version = "" if refused is None else other_version(source, refused, stop)
+        try:
+            digest = self._pins.digest(order.ref)
+            if digest is None:
+                return self._discover(source, order, stop)
+            return self._obtain(source, order, digest, stop)
+        except ArtifactError as error:
+            error.version = version
+            raise
+        except OSError as error:
+            raise store_failure(error, self._layout.root) from error
+
+    def _obtain(self, source: Source, order: StageRequest, digest: str, stop: Stop) -> Staged:
+        """Stages what is known by its digest; of what is damaged and in use, a copy."""
+        while (artifact := order.artifact(digest)) not in order.damaged:
+            with self._claimed(artifact, stop) as is_new:
+                staged = self._settled(source, order, digest, stop, is_new=is_new)
+                if staged is not None:
+                    return self._known.remember(order, staged)
+            if is_new:  # our engine does not read what is damaged
+                self._leases.let_go({artifact})
+            order = replace(order, damaged=self._known.damage.ids)
+        raise damaged(self._layout.adapter(artifact))
+
+    def _settled(self, source: Source, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | None:
+        """The artifact. None: it is damaged and may be in use, as all sidecars of the store know now."""
+        artifact = order.artifact(digest)
+        if self._known.damage.is_marked(artifact):
+            self._known.damage.refresh()
+            return None
+        found = self._stored.find(order, digest, stop, is_new=is_new)
+        if found in {None, ProofOutcome.UNKNOWN, ProofOutcome.MISSING}:
+            with self._ingest.incoming(artifact, stop) as arriving:
+                arrived = self._ingest.receive(source, arriving, order, digest, stop)
+                if found is None:
+                    found = self._ingest.place(arriving, order, arrived, stop)
+                elif self._ingest.vouch(arriving, order, arrived, stop):
+                    found = self._stored.find(order, digest, stop, is_new=False)
+        if isinstance(found, Staged):
+            self._trust.signatures.check(order.ref, digest)  # what is asked for may have changed in the meantime
+            return found
+        self._known.damage.mark(artifact)
+        self._known.distrust({artifact})
+        return None
+
+    @contextmanager
+    def _claimed(self, artifact: str, stop: Stop) -> Iterator[bool]:
+        """Leases an artifact and then holds its lock. Gives whether the lease is new: our engine does not read it."""
+        with self._leases.held(artifact) as is_new:
+            hit(Point.LEASED)
+            with locked(self._layout.lock(artifact), stop):
+                hit(Point.LOCKED)
+                yield is_new
+
+    def _discover(self, source: Source, order: StageRequest, stop: Stop) -> Staged:
+        """Stages what has no digest yet, and pins what was found."""
+        name = pin_name(order.ref)
+        with locked(self._layout.lock(name), stop):
+            hit(Point.PIN_LOCKED)
+            digest = self._pins.digest(order.ref)
+            if digest is None:
+                with self._ingest.incoming(name, stop) as arriving:
+                    arrived = self._ingest.receive(source, arriving, order, None, stop)
+                    digest = arrived.digest
+                    with self._claimed(order.artifact(digest), stop) as is_new:
+                        if not self._stored.has(order, digest, stop, is_new=is_new):
+                            self._ingest.place(arriving, order, arrived, stop)
+                self._pins.put(order.ref, digest)
+                hit(Point.PINNED)
+        return self._obtain(source, order, digest, stop)
