@@ -19,6 +19,9 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
+_STATES = {pb.RolloutReplica.State.Value(one.name): one for one in State}
+
+
 @dataclass(frozen=True, slots=True)
 class WantedResidence:
     """A generation that a replica is to serve while it serves another: how it stands to it, and why."""
@@ -126,5 +129,4 @@ def _wanted(one: pb.Residence) -> WantedResidence:
 
 def _state(state: pb.RolloutReplica.State) -> State:
     """A state that only a newer admin service knows is not one in which requests may come."""
-    name = pb.RolloutReplica.State.Name(state).lower() if state in pb.RolloutReplica.State.values() else ""
-    return State(name) if name in set(State) else State.UNKNOWN
+    return _STATES.get(state, State.UNKNOWN)

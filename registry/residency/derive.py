@@ -6,7 +6,7 @@ is not derived again.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from registry.model.names import matches
 from registry.model.replica_state import BLOCKED, ParsedStatus, ReplicaState, compare_digests
 from registry.model.status import ReplicaStatus, Resident
 from registry.residency.shares import ReplicaPart, Shares, WantedGeneration
-from registry.residency.view import PLAIN, AdapterEntry, AdapterView, PoolView
+from registry.residency.view import AdapterEntry, AdapterView, PoolView
 from registry.rollout.status import NOT_ALIVE
 
 # The reason of a replica whose engine has a URL that the pool does not allow: no request must be sent there.
@@ -58,10 +58,17 @@ class DerivedResidency:
 def residency(view: PoolView, key: str) -> DerivedResidency | None:
     """The residency of an adapter; None: no record of this name key can be read."""
     adapter = view.adapter(key)
-    return None if adapter is None else _residency(view, adapter)
+    return None if adapter is None else residency_of(view, adapter)
 
 
-def _residency(view: PoolView, adapter: AdapterView) -> DerivedResidency:
+def models_by_model(like: AdapterView, adapter: AdapterView) -> Mapping[str, str]:
+    """The models by which requests call an adapter, by those of one that stands alike."""
+    versions = f"{like.name}@{like.generation}", f"{adapter.name}@{adapter.generation}"
+    return dict(((like.name, adapter.name), versions))
+
+
+def residency_of(view: PoolView, adapter: AdapterView) -> DerivedResidency:
+    """The residency of an adapter whose record can be read."""
     shares = Shares(view, adapter)
     parts = _compared([part for name in shares.names() if (part := shares.part(name)) is not None])
     note = shares.note()
@@ -98,30 +105,21 @@ class CountedResidency:
 def counted(view: PoolView, keys: Iterable[str]) -> Iterator[tuple[str, CountedResidency | None]]:
     """The adapters of these name keys, counted; None: no record can be read.
 
-    Adapters that no status names and that all replicas know alike stand alike everywhere: they are derived once.
+    Adapters that stand alike everywhere are derived once.
     """
-    alike: dict[tuple[bool, int], CountedResidency] = {}
+    alike: dict[str, CountedResidency] = {}
     for key in keys:
         adapter = view.adapter(key)
         if adapter is None:
             yield key, None
             continue
-        kind = _kind(view, adapter)
-        found = (alike.get(kind) if kind else None) or _counted(view, adapter)
-        if kind:
-            alike[kind] = found
+        like = view.alike(adapter) or adapter
+        found = alike[like.key] = alike.get(like.key) or _counted(view, like)
         yield key, replace(found, name=adapter.name, generation=adapter.generation)
 
 
-def _kind(view: PoolView, adapter: AdapterView) -> tuple[bool, int] | None:
-    """Equal for adapters that stand alike on all replicas; None: it may stand as no other does."""
-    if adapter.spec is not PLAIN or adapter.key in view.named or not view.is_followed(adapter):
-        return None
-    return adapter.lazy, bisect_left(view.observed, adapter.revision)
-
-
 def _counted(view: PoolView, adapter: AdapterView) -> CountedResidency:
-    found = _residency(view, adapter)
+    found = residency_of(view, adapter)
     counts = Counter(_standing(one) for one in found.replicas)
     if missing := _missing(view, adapter):
         counts[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] = missing

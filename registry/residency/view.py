@@ -10,6 +10,7 @@ R24). What it does not know for certain it leaves out.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -47,8 +48,8 @@ class AdapterView:
     revision: int
     lazy: bool
     pinned: bool
-    spec: AdapterSpec
-    rollout: CanaryRollout | None
+    spec: AdapterSpec = field(hash=False)
+    rollout: CanaryRollout | None = field(hash=False)
 
     @property
     def is_chosen(self) -> bool:
@@ -153,6 +154,22 @@ class PoolView:
         """True if each replica follows this record, or none that is known of."""
         entry = self.records.get(adapter.key)
         return not (entry and entry.earlier and self.observed and self.observed[0] < adapter.revision)
+
+    def alike(self, adapter: AdapterView) -> AdapterView | None:
+        """The adapter that stands for all of its kind; None: this one may stand as no other does.
+
+        Adapters that no status names, and that all replicas know alike, stand alike on each replica: they differ in
+        their names and generations alone.
+        """
+        if adapter.spec is not PLAIN or adapter.key in self.named or not self.is_followed(adapter):
+            return None
+        kind = adapter.lazy, bisect_left(self.observed, adapter.revision)
+        return self._standing_for.setdefault(kind, adapter)
+
+    @cached_property
+    def _standing_for(self) -> dict[tuple[bool, int], AdapterView]:
+        """The first adapter that was looked at of each kind; a cache that changes no answer."""
+        return {}
 
     def stood(self, key: str, revision: int) -> AdapterView | None:
         """The earlier record of this name key that stood at a revision; None: there was none, or it is not known."""

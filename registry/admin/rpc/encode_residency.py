@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 from registry.model.names import name_of_key
 from registry.model.replica_state import ReplicaState
@@ -13,17 +14,21 @@ from registry.residency.derive import (
     DerivedResidency,
     ReplicaStanding,
     counted,
-    residency,
+    models_by_model,
+    residency_of,
 )
 from registry.residency.hub import ResidencyUpdate
 from registry.residency.shares import WantedGeneration
-from registry.residency.view import PoolView
+from registry.residency.view import AdapterView, PoolView
 from registry.v1 import registry_pb2 as pb
 
 Detail = pb.WatchResidencyRequest.Detail
 _Request = pb.WatchResidencyRequest
 # A replica's part in an adapter has about 100 bytes, and an adapter whose replicas are counted not much more.
 _PARTS_AT_ONCE = 2000
+# So many kinds of adapters that stand alike are remembered.
+_KINDS = 32
+Document = dict[str, Any]
 STATES = {
     ReplicaState.PENDING: pb.RolloutReplica.PENDING,
     ReplicaState.SERVING: pb.RolloutReplica.SERVING,
@@ -65,7 +70,11 @@ def _size(view: PoolView, detail: Detail = _Request.REPLICAS) -> int:
 
 def _told(view: PoolView, keys: Sequence[str]) -> dict[str, pb.AdapterResidency]:
     """Those of these adapters whose records can be read, with their replicas."""
-    return {key: _adapter(one) for key in keys if (one := residency(view, key)) is not None}
+    return {adapter.key: _adapter(view, adapter) for adapter in _readable(view, keys)}
+
+
+def _readable(view: PoolView, keys: Sequence[str]) -> list[AdapterView]:
+    return [adapter for key in keys if (adapter := view.adapter(key)) is not None]
 
 
 def _counted(view: PoolView, keys: Sequence[str]) -> dict[str, pb.AdapterResidency]:
@@ -73,7 +82,25 @@ def _counted(view: PoolView, keys: Sequence[str]) -> dict[str, pb.AdapterResiden
     return {key: _counted_adapter(one) for key, one in counted(view, keys) if one is not None}
 
 
-def _adapter(one: DerivedResidency) -> pb.AdapterResidency:
+def _adapter(view: PoolView, adapter: AdapterView) -> pb.AdapterResidency:
+    """An adapter with its replicas: a copy under another name, where one that stands alike was derived before."""
+    like = view.alike(adapter)
+    if like is None:
+        return _derived_adapter(residency_of(view, adapter))
+    message, models = pb.AdapterResidency(), models_by_model(like, adapter)
+    message.CopyFrom(_shared_adapter(view, like))
+    message.name, message.generation = adapter.name, adapter.generation
+    for part in message.replicas:
+        part.model, part.generation = models[part.model], adapter.generation
+    return message
+
+
+@lru_cache(maxsize=_KINDS)
+def _shared_adapter(view: PoolView, like: AdapterView) -> pb.AdapterResidency:
+    return _derived_adapter(residency_of(view, like))
+
+
+def _derived_adapter(one: DerivedResidency) -> pb.AdapterResidency:
     return pb.AdapterResidency(
         name=one.name,
         generation=one.generation,
@@ -123,16 +150,31 @@ def _residence(one: DerivedResidence) -> pb.Residence:
     )
 
 
-def documents(view: PoolView, keys: Sequence[str]) -> Iterator[list[dict[str, object]]]:
+def documents(view: PoolView, keys: Sequence[str]) -> Iterator[list[Document]]:
     """The same as JSON values, some at a time; none of the lists is empty."""
-    readable = [key for key in keys if view.adapter(key) is not None]
-    size = _size(view)
+    readable, size = _readable(view, keys), _size(view)
     for start in range(0, len(readable), size):
-        found = (residency(view, key) for key in readable[start : start + size])
-        yield [_document(one) for one in found if one is not None]
+        yield [_document(view, adapter) for adapter in readable[start : start + size]]
 
 
-def _document(one: DerivedResidency) -> dict[str, object]:
+def _document(view: PoolView, adapter: AdapterView) -> Document:
+    like = view.alike(adapter)
+    if like is None:
+        return _derived_document(residency_of(view, adapter))
+    shared, models = _shared_document(view, like), models_by_model(like, adapter)
+    named = {"name": adapter.name, "generation": adapter.generation}
+    replicas = [
+        part | {"model": models[part["model"]], "generation": adapter.generation} for part in shared["replicas"]
+    ]
+    return shared | named | {"replicas": replicas}
+
+
+@lru_cache(maxsize=_KINDS)
+def _shared_document(view: PoolView, like: AdapterView) -> Document:
+    return _derived_document(residency_of(view, like))
+
+
+def _derived_document(one: DerivedResidency) -> Document:
     replicas = [_residence_document(part) for part in one.replicas]
     return {
         "name": one.name,
@@ -143,7 +185,7 @@ def _document(one: DerivedResidency) -> dict[str, object]:
     }
 
 
-def _residence_document(one: DerivedResidence) -> dict[str, object]:
+def _residence_document(one: DerivedResidence) -> Document:
     return {
         "replica": one.replica,
         "engine_url": one.engine_url,
@@ -158,5 +200,5 @@ def _residence_document(one: DerivedResidence) -> dict[str, object]:
     }
 
 
-def _wanted_document(wanted: WantedGeneration) -> dict[str, object]:
+def _wanted_document(wanted: WantedGeneration) -> Document:
     return {"generation": wanted.generation, "state": wanted.state.name.lower(), "reason": wanted.reason}

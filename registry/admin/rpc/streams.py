@@ -174,8 +174,12 @@ async def _in_time(look: Awaitable[ResidencyUpdate]) -> ResidencyUpdate:
 async def _json(pool: str, update: ResidencyUpdate, keys: Sequence[str]) -> AsyncIterator[str]:
     """One JSON document, written as far as it is derived."""
     yield f'{{"pool": {json.dumps(pool)}, "revision": {update.view.revision}, "adapters": ['
-    parts, separator = wire.documents(update.view, keys), ""
+    parts, separator = map(_dumped, wire.documents(update.view, keys)), ""
     while part := await asyncio.to_thread(next, parts, None):
-        yield separator + ", ".join(map(json.dumps, part))
+        yield separator + part
         separator = ", "
     yield "]}"
+
+
+def _dumped(part: Sequence[wire.Document]) -> str:
+    return ", ".join(map(json.dumps, part))

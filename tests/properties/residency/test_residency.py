@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry.admin.rpc import encode_residency
 from registry.etcd3.ops import KeyValue
 from registry.model.keys import last_part
 from registry.model.names import name_key
@@ -18,9 +19,11 @@ from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.replica_state import ParsedStatus, ReplicaState
 from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, ReplicaStatus, Resident
 from registry.residency.derive import DerivedResidence, changed, counted, residency
+from registry.residency.hub import ResidencyUpdate
 from registry.residency.view import PoolView, renew_view
 from registry.rollout.pool import PoolSnapshot, PoolValues, Values, read_presence, without_strangers
 from registry.rollout.status import Question, ReplicaRollout, derive_rollout
+from registry.v1 import registry_pb2 as pb
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import (
     LEASE,
@@ -155,6 +158,22 @@ def test_counts_are_those_of_what_is_derived_one_by_one(history: list[PoolValues
             ]
             counts = found.counts.items() if found else ()
             assert {(one.state, one.reason, one.wanted): count for one, count in counts} == Counter(ways)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(pool_values(), min_size=1, max_size=4))
+def test_messages_and_pages_are_those_of_what_is_derived_one_by_one(history: list[PoolValues]) -> None:
+    """R9 status-truth: what is said of an adapter in the words of another that stands alike is true of it."""
+    view = PoolView(PoolSnapshot(POOL))
+    for now in history:
+        view = renew_view(view, now)
+        keys = tuple(sorted(view.records))
+        found = [one for key in keys if (one := residency(view, key)) is not None]
+        update = ResidencyUpdate(1, view, keys, snapshot=True)
+        said = encode_residency.response(update, 0, pb.WatchResidencyRequest.REPLICAS)
+        assert list(said.adapters) == [encode_residency._derived_adapter(one) for one in found]
+        written = [one for part in encode_residency.documents(view, keys) for one in part]
+        assert written == [encode_residency._derived_document(one) for one in found]
 
 
 @settings(max_examples=150, deadline=None)

@@ -70,10 +70,10 @@ def derived_for_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> list[st
         derived.append(adapter.key)
         return residency_of(view, adapter)
 
-    residency_of = derive._residency
+    residency_of, fresh = derive.residency_of, replace(world.view)  # of which nothing was asked yet
     with monkeypatch.context() as during:
-        during.setattr(derive, "_residency", noted)
-        found = dict(counted(world.view, sorted(world.view.records)))
+        during.setattr(derive, "residency_of", noted)
+        found = dict(counted(fresh, sorted(fresh.records)))
     assert all(one is not None and one.name == key for key, one in found.items())
     return derived
 
