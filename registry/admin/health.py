@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from grpc_health.v1 import health, health_pb2
@@ -107,15 +108,11 @@ class AdminMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "loraplane_admin_requests",
-            "Calls that ended, by method and status.",
-            ["method", "code"],
-            registry=self.registry,
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        self.requests = counter(
+            "loraplane_admin_requests", "Calls that ended, by method and status.", ["method", "code"]
         )
-        self.refused = Counter(
-            "loraplane_admin_refused", "Calls that were refused, by reason.", ["reason"], registry=self.registry
-        )
+        self.refused = counter("loraplane_admin_refused", "Calls that were refused, by reason.", ["reason"])
         self.seconds = Histogram(
             "loraplane_admin_request_seconds",
             "Duration of unary calls.",
@@ -123,41 +120,19 @@ class AdminMetrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.streams = Gauge("loraplane_admin_streams", "Streams that are open.", ["method"], registry=self.registry)
-        self.no_space = Counter(
-            "loraplane_admin_no_space", "Changes that etcd refused for want of space.", registry=self.registry
-        )
-        self.conducted = Counter(
-            "loraplane_admin_rollouts",
-            "Rollouts that were promoted or halted by this service, or found so.",
-            ["verb"],
-            registry=self.registry,
-        )
-        self.internal_errors = Counter(
-            "loraplane_admin_internal_errors",
-            "Failures of a part of this service that nobody foresaw; it is run again.",
-            ["part"],
-            registry=self.registry,
-        )
-        self.closed = Counter(
-            "loraplane_admin_connections_closed",
-            "Connections to the HTTP port that this service ended by itself, by why.",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.http_refused = Counter(
-            "loraplane_admin_http_refused",
-            "Requests that the pages beside the API refused, by cause.",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.missing = Gauge(
-            "loraplane_admin_missing_replicas",
-            "Replicas that a pool expects and that do not live.",
-            ["pool"],
-            registry=self.registry,
-        )
-        self.etcd_up = Gauge("loraplane_admin_etcd_up", "1 while etcd answers.", registry=self.registry)
+        self.streams = gauge("loraplane_admin_streams", "Streams that are open.", ["method"])
+        self.no_space = counter("loraplane_admin_no_space", "Changes that etcd refused for want of space.")
+        told = "Rollouts that were promoted or halted by this service, or found so."
+        self.conducted = counter("loraplane_admin_rollouts", told, ["verb"])
+        told = "Failures of a part of this service that nobody foresaw; it is run again."
+        self.internal_errors = counter("loraplane_admin_internal_errors", told, ["part"])
+        told = "Connections to the HTTP port that this service ended by itself, by why."
+        self.closed = counter("loraplane_admin_connections_closed", told, ["reason"])
+        told = "Requests that the pages beside the API refused, by cause."
+        self.http_refused = counter("loraplane_admin_http_refused", told, ["reason"])
+        told = "Replicas that a pool expects and that do not live."
+        self.missing = gauge("loraplane_admin_missing_replicas", told, ["pool"])
+        self.etcd_up = gauge("loraplane_admin_etcd_up", "1 while etcd answers.")
 
     def show_missing(self, missing: Mapping[str, int]) -> None:
         """Sets how many replicas are missing in each pool there is."""

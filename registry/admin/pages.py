@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from registry.admin.health import Readiness
+from registry.admin.health import AdminMetrics, Probe
 from registry.admin.rpc.calls import CallContext, call_of
 from registry.admin.rpc.hook import Hook, page_asked
 from registry.model.errors import (
@@ -27,7 +27,8 @@ from registry.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, error_body
+from registry.runtime.page_guard import Hosts, PageGuard, Refusals, error_body
+from registry.runtime.supervisor import Supervisor
 
 PAGE_SECONDS = 5.0
 _STATUSES: Mapping[type[RegistryError], int] = {
@@ -41,35 +42,32 @@ Page = Callable[[Request, CallContext], Awaitable[Response]]
 
 
 def make_app(
-    readiness: Callable[[], Readiness],
-    metrics: CollectorRegistry,
+    probe: Probe,
+    supervisor: Supervisor,
+    metrics: AdminMetrics,
     residency: Page,
     insecure: Sequence[str],
-    failing: Callable[[], list[str]],
     hook: Hook,
-    *,
-    hosts: Hosts = NAMELESS,
-    count_refused: Callable[[str], None] = lambda _: None,
+    hosts: Hosts,
 ) -> Starlette:
     """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``.
 
-    ``/readyz`` tells what is `insecure`, and which parts are `failing`; `hook` is called before each page. See
-    `PageGuard` for `hosts`; `count_refused` is told the cause of each refusal.
+    ``/readyz`` tells what is `insecure`; `hook` is called before each page. See `PageGuard` for `hosts`.
     """
 
     async def livez(_: Request, _call: CallContext) -> Response:
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request, _call: CallContext) -> Response:
-        now = readiness()
-        told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing()}
+        now, failing = probe.readiness, sorted(supervisor.troubles)
+        told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing}
         return JSONResponse(told, status_code=200 if now.ready else 503)
 
     async def scrape(_: Request, _call: CallContext) -> Response:
-        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     pages: Mapping[str, Page] = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
-    refusals = Refusals(count_refused)
+    refusals = Refusals(metrics.count_refused_page)
     return Starlette(
         routes=[Route(path, endpoint(path, page, hook)) for path, page in pages.items()],
         middleware=[Middleware(PageGuard, hosts, refusals)],

@@ -1,47 +1,28 @@
-"""Assembles the admin service: certificates, HTTP port, gRPC port, shutdown.
+"""Puts an admin service on the network: certificates, gRPC port, HTTP port.
 
 The certificate is read again for each handshake, so that rotating it needs no restart.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from starlette.applications import Starlette
 
-from registry.admin.health import AdminMetrics, Probe
-from registry.admin.pages import make_app
-from registry.admin.rpc.handlers import Reads, Writes
-from registry.admin.rpc.hook import check
-from registry.admin.rpc.service import SERVICE, make_handlers
-from registry.admin.rpc.streams import Residency, Streams
+from registry.admin.app import DRAIN_SECONDS, AdminPorts, assemble
 from registry.admin.settings import AdminSettings
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
-from registry.etcd3.informer import SharedInformerFactory
 from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import TlsReader, TlsUnusable
 from registry.model.keys import Keys
-from registry.residency.hub import ResidencyHub
-from registry.rollout.controller import RolloutController, Shared
-from registry.rollout.members import MembersKeeper, forget
-from registry.rollout.watching import AdapterStreams
 from registry.runtime.clock import Clock
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
 from registry.runtime.page_guard import own_hosts
 from registry.runtime.program import most_connections
-from registry.runtime.supervisor import Supervisor
-from registry.store.reader import Reader
 from registry.store.txn import Retention
-from registry.store.writer import WriteGate, Writer
 from registry.transactions.context import TxnLimits
 
 _log = structlog.get_logger()
@@ -66,8 +47,6 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
-GRACE_SECONDS = 5.0
-DRAIN_SECONDS = 0.5
 # Connections of the API. None of its callers is known before it has said something, so it has no more than a time for
 # that, and a place. One that rests is not ended before its age: gRPC's clients write a line about that.
 MAX_CONNECTIONS = 2000
@@ -96,125 +75,56 @@ class RunningServer:
     http_port: int
 
 
-@dataclass(frozen=True, slots=True)
-class _ServerParts:
-    """Parts that serve, run beside it, and have to be closed. Streams end once `stopping` is set."""
-
-    client: Client
-    supervisor: Supervisor
-    informers: SharedInformerFactory
-    hub: ResidencyHub
-    probe: Probe
-    controller: RolloutController
-    members: MembersKeeper
-    health: health.aio.HealthServicer
-    handlers: grpc.GenericRpcHandler
-    app: Starlette
-    metrics: AdminMetrics
-    stopping: asyncio.Event
-
-
 @asynccontextmanager
-async def running(
-    settings: AdminSettings, *, drain_seconds: float = DRAIN_SECONDS, clock: Clock | None = None
-) -> AsyncIterator[RunningServer]:
-    """Serves while the context is open; at its end calls that run are given a little time. `clock` None: the machine's.
+async def running(settings: AdminSettings, *, drain_seconds: float = DRAIN_SECONDS) -> AsyncIterator[RunningServer]:
+    """Serves where the settings say while the context is open; `drain_seconds` as in `AdminPorts`.
 
     Raises:
         CannotListen: an address or a certificate cannot be used.
         registry.etcd3.errors.TlsFailed: a certificate for etcd cannot be read.
     """
-    parts = _assembled(settings, clock or Clock())
-    server, port = _grpc_server(settings, parts)
-    listener = listen_as_told("--http", settings.http)
-    http = HttpServer(parts.app, listener, parts.metrics.count_closed)
+    ports = _ports(settings, drain_seconds)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(http.run(), name="http")
-            keep = parts.supervisor.keep
-            ours = [
-                tasks.create_task(keep("probe", parts.probe.run), name="probe"),
-                tasks.create_task(keep("rollouts", parts.controller.run), name="conductor"),
-                tasks.create_task(keep("members", parts.members.run), name="members"),
-            ]
-            ports = RunningServer(port, listener.getsockname()[1])
-            try:
-                await server.start()
-                _log.info("listening", grpc_port=ports.grpc_port, http_port=ports.http_port)
-                yield ports
-            finally:
-                parts.stopping.set()
-                for task in ours:
-                    task.cancel()
-                await _drain(server, parts.health, drain_seconds)
-                http.stop()
+        service = assemble(ports)
+        api = grpc.aio.server(options=options())
+        port = bind(api, settings)
+        listener = listen_as_told("--http", settings.http)
+        async with service.serving(api, HttpServer(service.app, listener, service.metrics.count_closed)):
+            running = RunningServer(port, listener.getsockname()[1])
+            _log.info("listening", grpc_port=running.grpc_port, http_port=running.http_port)
+            yield running
     finally:
-        await parts.hub.aclose()
-        await parts.informers.aclose()
-        await parts.client.aclose()
+        await ports.client.aclose()
 
 
-def _assembled(settings: AdminSettings, clock: Clock) -> _ServerParts:
-    """The parts, of which none runs yet."""
-    rng = clock.rng
-    client = Client(settings.client_options(), rng=rng)
-    keys, gate, metrics = Keys(settings.prefix), WriteGate(), AdminMetrics()
-    limits = TxnLimits(max_ops=settings.max_txn_ops)
-    reader = Reader(client, keys)
-    retention = Retention(settings.request_retention, settings.audit_retention)
-    writer = Writer(client, keys, limits, gate, rng=rng, now=clock.wall, retention=retention)
-    servicer = health.aio.HealthServicer()
-    probe = Probe(client, keys, gate, servicer, metrics, SERVICE)
-    stopping = asyncio.Event()
-    supervisor = Supervisor(metrics.count_internal_error, rng, fatal=(TlsFailed, EtcdUnauthenticated))
-    informers = SharedInformerFactory(client, rng=rng, keep=supervisor.keep)
-    hub = ResidencyHub(client, keys, informers, keep=supervisor.keep)
-    streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
-    shared = Shared(client, keys, writer, informers, metrics.count_conducted, rng, supervisor.keep)
-    controller = RolloutController(shared)
-    members = MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall)
-    insecure, writes = settings.unprotected(), Writes(writer, reader, partial(forget, client, keys))
-    handlers = make_handlers(writes, Reads(reader, insecure), streams, metrics, stopping, limits, check)
-    app = make_app(
-        lambda: probe.readiness,
-        metrics.registry,
-        streams.residency.page,
-        insecure,
-        lambda: sorted(supervisor.troubles),
-        check,
+def _ports(settings: AdminSettings, drain_seconds: float) -> AdminPorts:
+    """The real world, as the settings name it."""
+    clock = Clock()
+    return AdminPorts(
+        client=Client(settings.client_options(), rng=clock.rng),
+        keys=Keys(settings.prefix),
+        clock=clock,
+        limits=TxnLimits(max_ops=settings.max_txn_ops),
+        retention=Retention(settings.request_retention, settings.audit_retention),
+        insecure=settings.unprotected(),
         hosts=own_hosts(*settings.own_names()),
-        count_refused=metrics.count_refused_page,
-    )
-    return _ServerParts(
-        *(client, supervisor, informers, hub, probe, controller, members, servicer),
-        *(handlers, app, metrics, stopping),
+        drain_seconds=drain_seconds,
     )
 
 
-async def _drain(server: grpc.aio.Server, servicer: health.aio.HealthServicer, drain_seconds: float) -> None:
-    """Ends the server when those who look at health have gone elsewhere: calls on their way would be cancelled."""
-    await servicer.enter_graceful_shutdown()
-    await asyncio.sleep(drain_seconds)
-    await server.stop(GRACE_SECONDS)
-
-
-def _grpc_server(settings: AdminSettings, parts: _ServerParts) -> tuple[grpc.aio.Server, int]:
-    age = (
+def options() -> tuple[tuple[str, int], ...]:
+    """Options of the gRPC server, which bound what a client can take."""
+    return (
+        *_OPTIONS,
         ("grpc.max_connection_age_ms", int(CONNECTION_AGE_SECONDS * 1000)),
         ("grpc.max_connection_age_grace_ms", int(CONNECTION_GRACE_SECONDS * 1000)),
-    )
-    limits = (
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),  # TLS, and HTTP/2's own
         ("grpc.max_allowed_incoming_connections", most_connections(MAX_CONNECTIONS, thirds=2)),
     )
-    server = grpc.aio.server(options=(*_OPTIONS, *age, *limits))
-    server.add_generic_rpc_handlers((parts.handlers,))
-    health_pb2_grpc.add_HealthServicer_to_server(parts.health, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    return server, _bind(server, settings)
 
 
-def _bind(server: grpc.aio.Server, settings: AdminSettings) -> int:
+def bind(server: grpc.aio.Server, settings: AdminSettings) -> int:
+    """Binds the API's port; returns its number. Raises CannotListen."""
     address = str(settings.listen)
     try:
         if settings.tls_cert is None or settings.tls_key is None:

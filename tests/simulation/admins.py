@@ -1,29 +1,34 @@
-"""Admin services as processes of the simulation: `registry.admin.server` assembles each, over played ports."""
+"""Admin services as processes of the simulation: `registry.admin.app` assembles each, over ports that are played."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from unittest import mock
+from typing import cast
 
-from registry.admin.server import running
-from registry.admin.settings import AdminSettings
-from registry.etcd3.options import TlsFiles
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from registry.admin.app import AdminPorts, AdminService, assemble
+from registry.admin.rpc.service import SERVICE
+from registry.etcd3.client import Client
+from registry.etcd3.options import ClientOptions, TlsFiles
+from registry.model.keys import Keys
 from registry.runtime.clock import Clock
 from tests.simulation.loop import Process, State
 from tests.simulation.serving import ServerCall, SimServer
 
 API_PORT = 7600
+SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-class _HttpPort:
+class _Pages:
     """In place of the HTTP port, which nobody asks."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
         self._end = asyncio.Event()
 
     async def run(self) -> None:
@@ -33,14 +38,17 @@ class _HttpPort:
         self._end.set()
 
 
-class _Listener:
-    """In place of a bound socket."""
+class NotedHealth(health.aio.HealthServicer):  # type: ignore[misc] # it has no types
+    """What those who look at health are told; `since`: each state by service, and from when on."""
 
-    def __init__(self, *_: object) -> None:
-        """Nothing is bound."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.since = dict.fromkeys(("", SERVICE), (SERVING, _now()))
 
-    def getsockname(self) -> tuple[str, int]:
-        return ("127.0.0.1", API_PORT + 1)
+    async def _set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        await super()._set(service, status)
+        if self.since[service][0] != status:
+            self.since[service] = status, _now()
 
 
 @dataclass(eq=False)
@@ -48,7 +56,7 @@ class Admin:
     """One admin service; `start` it anew once it is gone.
 
     Attributes:
-        on_server: is told of each server that it opens.
+        on_server: is told of each server that it opens, and of the parts that serve on it.
         on_end: is told of each end: the error, or None after a signal.
         restarts: how often it was started.
         server: that of the process that runs.
@@ -56,10 +64,10 @@ class Admin:
 
     name: str
     endpoints: tuple[str, ...]
-    prefix: str
+    keys: Keys
     wall: Callable[[], datetime]
     rng: random.Random
-    on_server: Callable[[Admin, SimServer], None]
+    on_server: Callable[[Admin, AdminService, SimServer], None]
     on_end: Callable[[Admin, BaseException | None], None]
     tls: TlsFiles | None = None
     process: Process = field(default_factory=lambda: Process("none", State.DEAD))
@@ -92,35 +100,27 @@ class Admin:
         """Kills it wherever it is."""
         self.process.kill()
 
-    def opened(self, server: SimServer) -> None:
-        """Its process has made a server."""
-        self.server = server
-        self.on_server(self, server)
-
     def take(self, call: ServerCall) -> None:
         """A call comes in; one at a process that is gone is heard of by nobody."""
         if self.server is not None and self.process.state is not State.DEAD:
             self.server.take(call)
 
     async def _run(self, stop: asyncio.Event) -> None:
-        values = {"etcd": "127.0.0.1:1", "prefix": self.prefix, "listen": f"127.0.0.1:{API_PORT}"}
-        files = self.tls or TlsFiles()
-        told = {"etcd_tls_ca": files.ca, "etcd_tls_cert": files.certificate, "etcd_tls_key": files.key}
-        settings = AdminSettings.model_validate(values).model_copy(update={"etcd": self.endpoints, **told})
-        async with running(settings, clock=Clock(random.Random(self.rng.random()), self.wall)):
-            await stop.wait()
+        clock = Clock(random.Random(self.rng.random()), self.wall)
+        client = Client(ClientOptions(self.endpoints, tls=self.tls), rng=clock.rng)
+        service = assemble(AdminPorts(client, self.keys, clock, health=NotedHealth()))
+        self.server = SimServer()
+        self.on_server(self, service, self.server)
+        try:
+            async with service.serving(cast("grpc.aio.Server", self.server), _Pages()):
+                await stop.wait()
+        finally:
+            await client.aclose()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self.on_end(self, task.exception())
 
 
-@contextmanager
-def ports_played(open_server: Callable[..., SimServer]) -> Iterator[None]:
-    """Puts played ports in place of those of the admin service."""
-    with (
-        mock.patch("grpc.aio.server", open_server),
-        mock.patch("registry.admin.server.listen_as_told", _Listener),
-        mock.patch("registry.admin.server.HttpServer", _HttpPort),
-    ):
-        yield
+def _now() -> float:
+    return asyncio.get_running_loop().time()

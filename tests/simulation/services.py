@@ -7,24 +7,21 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import grpc
-from grpc_health.v1 import health_pb2
 
-from registry.admin import server as assembly
-from registry.admin.rpc import service
-from registry.admin.rpc.interceptor import CallLimits
-from registry.admin.server import DRAIN_SECONDS
+from registry.admin.app import DRAIN_SECONDS, AdminService
+from registry.admin.rpc.service import SERVICE
 from registry.model.errors import Reason
 from registry.residency import follower
 from registry.residency.hub import Subscription
 from registry.residency.view import PoolView
-from tests.simulation.admins import Admin
-from tests.simulation.loop import Process, current_process, is_thread
+from tests.simulation.admins import SERVING, Admin, NotedHealth
+from tests.simulation.loop import Process, is_thread
 from tests.simulation.serving import Sent, ServerCall, SimServer
 
 # So long after its last call an admin service has given back all that calls took.
@@ -33,21 +30,7 @@ GIVE_BACK_SECONDS = 0.5
 END_SECONDS = 1.0
 # What a thread takes longer at most, in one world or another.
 THREAD_SECONDS = (0.0, 0.01, 0.3)
-_API = f"/{service.SERVICE}/"
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
-@dataclass
-class Parts:
-    """What one process is made of.
-
-    Attributes:
-        served: the state of health by service, and since when.
-    """
-
-    assembled: Any = None
-    limits: CallLimits | None = None
-    served: dict[str, tuple[int, float]] = field(default_factory=dict)
+_API = f"/{SERVICE}/"
 
 
 class SlowThreads:
@@ -74,14 +57,11 @@ class Services:
     rng: random.Random
     on_post: Callable[[object, PoolView], None] = lambda _subscription, _view: None
     calls: int = 0
-    _parts: dict[Process, Parts] = field(default_factory=dict)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Has each process note what it is made of."""
+        """Has threads take their time, and each view noted."""
         with (
-            mock.patch.object(assembly, "_assembled", partial(self._assembled, assembly._assembled)),
-            mock.patch.object(service, "CallLimits", self._limits),
             mock.patch.object(follower, "asyncio", SlowThreads(self.rng)),
             mock.patch.object(Subscription, "post", self._posting(Subscription.post)),
         ):
@@ -96,75 +76,56 @@ class Services:
 
         return posted
 
-    def _limits(self, *args: Any) -> CallLimits:
-        made = CallLimits(*args)
-        self._here().limits = made
-        return made
-
-    def _assembled(self, make: Callable[..., Any], *args: Any) -> object:
-        here, made = self._here(), make(*args)
-        here.assembled, show = made, made.health._set
-        here.served = dict.fromkeys(("", service.SERVICE), (_SERVING, _now()))
-
-        async def shown(name: str, status: int) -> None:
-            await show(name, status)
-            if here.served[name][0] != status:
-                here.served[name] = status, _now()
-
-        made.health._set = shown
-        return made
-
-    def _here(self) -> Parts:
-        return self._parts.setdefault(current_process(), Parts())
-
-    def on_server(self, admin: Admin, server: SimServer) -> None:
+    def on_server(self, admin: Admin, service: AdminService, server: SimServer) -> None:
         """Each server that is opened."""
-        parts = self._here()
-        server.on_end = partial(self._on_call_end, admin, server, parts)
-        server.on_last = partial(self._on_last, admin, parts)
-        server.on_turned_away = partial(self._on_turned_away, admin, parts)
+        server.on_end = partial(self._on_call_end, admin, service, server)
+        server.on_last = partial(self._on_last, admin, service)
+        server.on_turned_away = partial(self._on_turned_away, admin, service)
 
-    def _on_turned_away(self, admin: Admin, parts: Parts, call: ServerCall) -> None:
+    def _on_turned_away(self, admin: Admin, service: AdminService, call: ServerCall) -> None:
         """Each call that an ending server does not take, or cuts."""
-        self._check_health_before(admin, parts, call, DRAIN_SECONDS)
+        self._check_health_before(admin, service, call, DRAIN_SECONDS)
 
-    def _on_last(self, admin: Admin, parts: Parts, call: ServerCall, item: Sent) -> None:
+    def _on_last(self, admin: Admin, service: AdminService, call: ServerCall, item: Sent) -> None:
         """Each answer, or the last of a stream."""
         if isinstance(item, grpc.aio.AioRpcError) and reason_of(item) == Reason.ADMIN_UNAVAILABLE:
-            self._check_health_before(admin, parts, call, 0.0)
+            self._check_health_before(admin, service, call, 0.0)
 
     def _on_call_end(
-        self, admin: Admin, server: SimServer, parts: Parts, call: ServerCall, error: BaseException | None
+        self, admin: Admin, service: AdminService, server: SimServer, call: ServerCall, error: BaseException | None
     ) -> None:
         """Each handler that has come to its end."""
         self.calls += 1
         if error is not None:
             self.violated(f"X2 a handler of {admin.name} let {error!r} out at {call.path}")
         if not any(one.path.startswith(_API) for one in server.calls):
-            asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._check_given_back, admin, server, parts)
+            asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._check_given_back, admin, service, server)
 
     def on_end(self, admin: Admin) -> None:
         """Each end by a signal."""
         asyncio.get_running_loop().call_later(END_SECONDS, self._check_ended, admin, admin.process)
 
-    def _check_health_before(self, admin: Admin, parts: Parts, call: ServerCall, seconds: float) -> None:
+    def _check_health_before(self, admin: Admin, service: AdminService, call: ServerCall, seconds: float) -> None:
         """R18 readiness-follows: health stops saying SERVING before calls are refused, long enough to be heard."""
-        for name, (status, since) in parts.served.items():
-            if status == _SERVING or _now() - since < seconds - 0.01:
+        health = cast("NotedHealth", service.ports.health)
+        for name, (status, since) in health.since.items():
+            if status == SERVING or _now() - since < seconds - 0.01:
                 told = f"health of {name!r} is {status} since {_now() - since:.3f} s"
                 self.violated(f"R18 {admin.name} turns {call.path} away, and {told}")
 
-    def _check_given_back(self, admin: Admin, server: SimServer, parts: Parts, *, is_collected: bool = False) -> None:
+    def _check_given_back(
+        self, admin: Admin, service: AdminService, server: SimServer, *, is_collected: bool = False
+    ) -> None:
         """X3 given-back: after each error, cancellation and late answer, where no call runs nothing is held for any.
 
         A stream that was cancelled amid a message may be garbage that a collection has to find first.
         """
         if admin.server is not server or any(one.path.startswith(_API) for one in server.calls):
             return
-        held = {what: found for what, found in _held(parts) if found}
+        held = {what: found for what, found in _held(service) if found}
         if held and not is_collected:
             gc.collect()
-            again = partial(self._check_given_back, admin, server, parts, is_collected=True)
+            again = partial(self._check_given_back, admin, service, server, is_collected=True)
             asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, again)
         elif held:
             self.violated(f"X3 {admin.name} has no call, and holds {held}")
@@ -179,19 +140,17 @@ class Services:
             self.violated(f"X3 {admin.name} has ended, and goes on with {left}")
 
 
-def _held(parts: Parts) -> Iterator[tuple[str, object]]:
+def _held(service: AdminService) -> Iterator[tuple[str, object]]:
     """What is held for calls, by what it is; empty where nothing is."""
-    limits, made = parts.limits, parts.assembled
-    if limits is None or made is None:
-        return
-    for name, limiter in (("places of calls", limits.calls), ("places of work", limits.working)):
+    calls = service.calls
+    for name, limiter in (("places of calls", calls.calls), ("places of work", calls.working)):
         yield name, limiter._running or limiter._queued or dict(limiter._held) or limiter._waiting
-    yield "bytes of requests", dict(limits.request_bytes._held)
-    yield "turns", limits.turns._running
-    yield "locks", made.controller._shared.writer._locks._locks
-    yield "readers", sum(one.readers for one in made.hub._followed.values())
-    streams = made.metrics.streams.collect()[0].samples
-    yield "streams", [one.labels for one in streams if one.value]
+    yield "bytes of requests", dict(calls.request_bytes._held)
+    yield "turns", calls.turns._running
+    yield "locks", service.writer._locks._locks
+    yield "readers", sum(one.readers for one in service.hub._followed.values())
+    [streams] = service.metrics.streams.collect()
+    yield "streams", [one.labels for one in streams.samples if one.value]
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:

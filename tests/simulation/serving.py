@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
@@ -160,7 +160,7 @@ class ServerCall:
 
 
 class SimServer:
-    """As much of `grpc.aio.Server` as `registry.admin.server` uses.
+    """As much of `grpc.aio.Server` as `registry.admin.app` uses.
 
     Attributes:
         on_end: is told of each call that has ended here, with the error that its handler let out.
@@ -168,8 +168,7 @@ class SimServer:
         on_turned_away: is called for each call that finds no server any more, or is cut at its end.
     """
 
-    def __init__(self, options: Sequence[tuple[str, int]]) -> None:
-        self.options = dict(options)
+    def __init__(self) -> None:
         self.listens = False
         self.calls: set[ServerCall] = set()
         self.on_end: Callable[[ServerCall, BaseException | None], None] = lambda _call, _error: None
@@ -183,9 +182,6 @@ class SimServer:
 
     def add_registered_method_handlers(self, _service: str, _handlers: object) -> None:
         """They are the same that come as generic ones."""
-
-    def add_insecure_port(self, address: str) -> int:
-        return int(address.rpartition(":")[2])
 
     async def start(self) -> None:
         self.listens = True

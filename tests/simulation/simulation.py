@@ -20,7 +20,6 @@ import structlog
 
 from registry.etcd3.tls import Pem
 from sidecar.desired.mailbox import Mailbox, Snapshot
-from tests.simulation.admins import ports_played
 from tests.simulation.checks import OVERSIGHT_SECONDS
 from tests.simulation.command_line import at_the_terminal
 from tests.simulation.cut import ALL, ORDER, Cut
@@ -196,7 +195,6 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
             world.rotation.played(),
             mock.patch("registry.client.transport.random", random.Random(f"sdk {world.seed}")),
             mock.patch("registry.client.transport.time", SimpleNamespace(monotonic=world.monotonic)),
-            ports_played(world.open_server),
             world.services.noted(),
             mock.patch(
                 "sidecar.engines.vllm.driver.VllmHttp",

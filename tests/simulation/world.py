@@ -253,12 +253,6 @@ class World:
         peer = f"10.0.0.{1 + callers.index(caller)}"
         return CallerChannel(self.ways[way], self._channels, peer, self.noted_call)
 
-    def open_server(self, *, options: Sequence[tuple[str, int]]) -> SimServer:
-        """In place of `grpc.aio.server`."""
-        server = SimServer(options)
-        next(one for one in self.admins if one.process is current_process()).opened(server)
-        return server
-
     async def change(self, change: Change, request_id: str) -> None:
         """Makes a change by the first admin service. Raises RegistryError."""
         self._clients = self._clients or Clients("test")
@@ -272,7 +266,7 @@ class World:
         return Admin(
             name,
             self._endpoints(name),
-            KEYS.prefix,
+            KEYS,
             self.wall,
             self._rng(name),
             self.services.on_server,

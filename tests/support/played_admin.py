@@ -1,35 +1,25 @@
-"""An admin service without its ports, on virtual time with an etcd: its calls as gRPC makes them."""
+"""An admin service without servers, on virtual time with an etcd: its calls as gRPC makes them."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Never
 
+import httpx
 import pytest
 from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode
-from grpc_health.v1 import health
 
-from registry.admin.health import AdminMetrics, Probe
-from registry.admin.rpc.handlers import Reads, Writes
-from registry.admin.rpc.hook import Asked, Hook, check
+from registry.admin.app import AdminPorts, assemble
+from registry.admin.rpc.hook import Asked, Hook, let_pass
 from registry.admin.rpc.interceptor import DETAILS_KEY
-from registry.admin.rpc.service import DESCRIPTOR, SERVICE, make_handlers
-from registry.admin.rpc.streams import Residency, Streams
-from registry.etcd3.informer import SharedInformerFactory
-from registry.residency.hub import ResidencyHub
-from registry.rollout.members import forget
-from registry.rollout.watching import AdapterStreams
-from registry.store.reader import Reader
-from registry.store.writer import WriteGate, Writer
-from registry.transactions.context import TxnLimits
+from registry.admin.rpc.service import DESCRIPTOR, SERVICE
+from registry.runtime.clock import Clock
 from registry.v1 import registry_pb2 as pb
 from tests.support.played_etcd import PlayedEtcd, Scene, as_test, play
 from tests.support.records import KEYS
@@ -88,33 +78,23 @@ async def one(request: Message) -> AsyncIterator[bytes]:
 
 
 class Served:
-    """An admin service without its ports.
+    """An admin service without servers.
 
     Attributes:
+        service: its parts.
         client: its own.
-        stopping: ends its streams.
-        hook: is called before each handler.
+        hook: is called before each handler and each page.
         asked: all that it was called with.
     """
 
     def __init__(self, etcd: PlayedEtcd) -> None:
-        self.etcd = etcd
-        client, rng, gate = etcd.client(), random.Random(0), WriteGate()
-        self.client, self.metrics = client, AdminMetrics()
-        gate.open()
-        self.health = health.aio.HealthServicer()
-        self.probe = Probe(client, KEYS, gate, self.health, self.metrics, SERVICE)
-        self.stopping = asyncio.Event()
-        reader, informers = Reader(client, KEYS), SharedInformerFactory(client, rng=rng)
-        self.residency = Residency(ResidencyHub(client, KEYS, informers), reader)
-        streams = Streams(AdapterStreams(client, KEYS, reader, informers, rng=rng), self.residency)
-        limits = TxnLimits()
-        self.writes = Writes(Writer(client, KEYS, limits, gate, rng=rng), reader, partial(forget, client, KEYS))
-        self.hook: Hook = check
+        self.etcd, self.client = etcd, etcd.client()
+        self.hook: Hook = let_pass
         self.asked: list[Asked] = []
-        self._handlers = make_handlers(
-            *(self.writes, Reads(reader, ["--listen"]), streams, self.metrics, self.stopping, limits), self._hook
-        )
+        clock = Clock(random.Random(0))
+        self.service = assemble(AdminPorts(self.client, KEYS, clock, self._hook, insecure=("--listen",)))
+        self.service.gate.open()
+        self.metrics, self.probe = self.service.metrics, self.service.probe
 
     def _hook(self, asked: Asked) -> None:
         self.asked.append(asked)
@@ -122,7 +102,7 @@ class Served:
 
     def handler(self, method: str) -> Any:
         """A method as gRPC finds it."""
-        found = self._handlers.service(SimpleNamespace(method=f"/{SERVICE}/{method}", invocation_metadata=()))
+        found = self.service.handlers.service(SimpleNamespace(method=f"/{SERVICE}/{method}", invocation_metadata=()))
         assert found is not None
         return found
 
@@ -135,6 +115,12 @@ class Served:
     def watch(self, method: str, request: Message, context: Context | None = None) -> Any:
         """The answers of a stream."""
         return self.handler(method).stream_stream(one(request), context or Context())
+
+    async def page(self, path: str, host: str = "admin", **headers: str) -> httpx.Response:
+        """What a page answers."""
+        transport = httpx.ASGITransport(self.service.app, client=("fe80::1", 7))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+            return await client.get(path, headers=headers)
 
     async def refusal(self, method: str, request: Message, context: Context | None = None) -> Aborted:
         """How a call is refused, which it must be."""

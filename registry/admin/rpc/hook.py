@@ -3,7 +3,7 @@
 A call is a verb and a resource, with the names that its request has: whoever decides about it decides by these and by
 the principal, also about dry runs. The tables have each method of the .proto and each page; one that they lack keeps
 the service from starting. The hook is called with the parsed request, before anything is read or prepared for it, and
-again after a preparation, which takes long.
+again after a preparation, which takes long. Only then names are checked: whoever may do nothing hears nothing else.
 """
 
 from __future__ import annotations
@@ -148,8 +148,22 @@ def _names(request: Message) -> Iterator[tuple[str, str]]:
             yield "name", name
 
 
+def let_pass(_: Asked) -> None:
+    """The hook of a service whose callers may do everything."""
+
+
+def then_checked(hook: Hook) -> Hook:
+    """The same hook, and `check` after it."""
+
+    def both(asked: Asked) -> None:
+        hook(asked)
+        check(asked)
+
+    return both
+
+
 def check(asked: Asked) -> None:
-    """The hook: whatever a call names can be a name, since it becomes part of a key.
+    """Refuses names that cannot be any, since they become part of a key.
 
     Raises:
         InvalidArgument: something cannot; the field at fault is named.

@@ -42,6 +42,7 @@ BACKUPS_AT_ONCE = 2
 LISTS_AT_ONCE = 8
 # A request is read only when its call is taken: see also `limiter.MAX_BYTES`.
 CALLS_AT_ONCE = 128
+_AT_ONCE: Mapping[str, int] = {"ReadBackup": BACKUPS_AT_ONCE, "WatchAdapters": LISTS_AT_ONCE}
 
 
 def make_handlers(
@@ -49,11 +50,11 @@ def make_handlers(
     reads: Reads,
     streams: Streams,
     metrics: AdminMetrics,
-    stopping: asyncio.Event,
+    shared: CallLimits,
     limits: TxnLimits,
     hook: Hook,
 ) -> grpc.GenericRpcHandler:
-    """All methods of the service. Streams end once `stopping` is set; `hook` is called before each handler.
+    """All methods of the service; `hook` is called before each handler.
 
     Raises:
         KeyError: a method of the .proto has no handler, or no verb.
@@ -64,7 +65,7 @@ def make_handlers(
         "WatchRollout": streams.watch_rollout,
         "WatchResidency": streams.residency.watch_residency,
     }
-    shared, own = _call_limits(stopping)
+    own = {method: replace(shared, working=FairLimiter(most)) for method, most in _AT_ONCE.items()}
     last = {"WatchAdapters": _ends_list}
     prepare: Mapping[str, Prepare[Any]] = dict.fromkeys(("CreatePool", "UpdatePool"), writes.shapes.prepare)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -84,12 +85,11 @@ def make_handlers(
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _call_limits(stopping: asyncio.Event) -> tuple[CallLimits, Mapping[str, CallLimits]]:
-    """Limits that calls share, and those of methods that take long."""
+def call_limits() -> CallLimits:
+    """State that all calls of a service share. Made inside a running event loop."""
     calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
-    shared = CallLimits(calls, working, ByteLimiter(), Batcher(), Repeats(asyncio.get_running_loop().time), stopping)
-    own = {"ReadBackup": BACKUPS_AT_ONCE, "WatchAdapters": LISTS_AT_ONCE}
-    return shared, {method: replace(shared, working=FairLimiter(most)) for method, most in own.items()}
+    refusals = Repeats(asyncio.get_running_loop().time)
+    return CallLimits(calls, working, ByteLimiter(), Batcher(), refusals, asyncio.Event())
 
 
 def _acceptor(method: MethodDescriptor, parse: Callable[[bytes], Message], hook: Hook) -> Accept[Any]:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import grpc
 from grpc import StatusCode
 
-from registry.admin import server
+from registry.admin import app
 from registry.etcd3.ops import Put, Txn
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
@@ -91,7 +91,7 @@ async def test_a_rollout_is_told_until_it_is_done(ledger, admin):
 
 async def test_streams_end_when_the_service_stops(etcd, monkeypatch):
     """Graceful stop: open streams are told to go elsewhere at once, not after the grace."""
-    monkeypatch.setattr(server, "GRACE_SECONDS", 600.0)
+    monkeypatch.setattr(app, "GRACE_SECONDS", 600.0)
     async with AsyncExitStack() as service:
         admin = await service.enter_async_context(admin_inside(etcd.endpoints, etcd.prefix))
         await wait_ready(admin)

@@ -92,7 +92,7 @@ async def test_a_fault_of_ours_is_told_as_such_and_nothing_of_it(served, monkeyp
         raise KeyError("secret")
 
     await served.make_pool()
-    monkeypatch.setattr(served.writes._writer, "change", breaks)
+    monkeypatch.setattr(served.service.writer, "change", breaks)
     monkeypatch.setattr("registry.admin.rpc.handlers.recorded_changes", breaks)
     with structlog.testing.capture_logs() as logged:
         for method, fields in (("DeletePool", {"name": "p"}), ("ListChanges", {"pool": "p"})):
@@ -250,14 +250,14 @@ async def test_large_requests_of_one_caller_are_few_at_once(served):
     served.etcd.links["m0"].set_way(Way.HUNG)
     large = change_set(put("a", labels={f"k{number}": "x" * 60_000 for number in range(64)}))
 
-    async def hang(_: object, __: object) -> Never:
+    async def hang(*_: object, **__: object) -> Never:
         await asyncio.Event().wait()
         raise AssertionError
 
     small = pb.GetPoolRequest(name="p")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("registry.admin.rpc.decode.apply_adapters", lambda _: None)
-        patch.setattr(served.writes, "_change", lambda *_: hang(None, None))
+        patch.setattr(served.service.writer, "change", hang)
         calls = [asyncio.create_task(served.call("ApplyAdapters", large)) for _ in range(4)]
         await asyncio.sleep(0.1)
         refused = await served.refusal("ApplyAdapters", large)
@@ -322,7 +322,7 @@ async def test_a_stream_ends_as_the_service_stops_and_is_counted_while_it_is_ope
     assert open_streams.get() == 1
     following = asyncio.ensure_future(anext(answers))
     await asyncio.sleep(1)
-    served.stopping.set()
+    served.service.calls.stopping.set()
     with pytest.raises(Aborted) as ended:
         await following
     assert ended.value.told == (StatusCode.UNAVAILABLE, "ADMIN_UNAVAILABLE", "")

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
-from starlette.responses import Response
 
-from registry.admin.health import AdminMetrics, Readiness
-from registry.admin.pages import make_app
 from registry.admin.rpc.hook import METHODS, PAGES, Asked, Resource, Verb, asked_of, check
 from registry.admin.rpc.service import DESCRIPTOR
 from registry.model.errors import InvalidArgument, PermissionDenied, Reason
 from registry.transactions.context import ANONYMOUS, operator
 from registry.v1 import registry_pb2 as pb
-from tests.simulation.loop import virtual
 from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Context, served
 from tests.support.records import KEYS
@@ -60,25 +55,18 @@ async def test_no_call_goes_past_the_hook(served, method):
 
 
 @pytest.mark.parametrize("path", PAGES)
-@virtual
-async def test_no_page_goes_past_the_hook(path):
+@served
+async def test_no_page_goes_past_the_hook(served, path):
     """It sees the same of a page as of a call, and what it refuses is told as such."""
-    seen: list[Asked] = []
 
-    def refuses(asked: Asked) -> None:
-        seen.append(asked)
+    def refuses(_: Asked) -> None:
         raise PermissionDenied(Reason.ETCD_PERMISSION, "not for you")
 
-    async def nobody(*_: object) -> Response:
-        pytest.fail("it went past the hook")
-
-    app = make_app(lambda: Readiness(ready=True, reason=""), AdminMetrics().registry, nobody, (), list, refuses)
-    transport = httpx.ASGITransport(app, client=("fe80::1", 7))
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-        told = await client.get(path, params={"pool": "p", "name": "a"})
+    served.hook = refuses
+    told = await served.page(f"{path}?pool=p&name=a")
     assert (told.status_code, told.json()["error"]["message"]) == (403, "not for you")
     about = ("p", {"name": "a"}) if path == "/v1/residency" else (None, {})
-    [one] = seen
+    [one] = served.asked
     assert ((one.verb, one.resource), one.principal, (one.pool, one.names)) == (PAGES[path], ANONYMOUS, about)
 
 

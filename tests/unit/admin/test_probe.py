@@ -27,7 +27,7 @@ from tests.support.records import KEYS
 
 def statuses(served: Served) -> set[int]:
     """What those who ask for the service's health are told, with and without its name."""
-    return {served.health._server_status[name] for name in ("", SERVICE)}
+    return {served.service.ports.health._server_status[name] for name in ("", SERVICE)}
 
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
