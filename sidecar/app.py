@@ -106,7 +106,7 @@ def assemble(ports: Ports) -> Sidecar:
         EngineParts(engine, observer, probes),
         DesiredParts(mailbox, Assigner(pool, replica, ports.presence.labels), demand),
         store,
-        ownership=writer,
+        ownership=writer.claim,
         clock=clock,
         links=RoundLinks(reporting.take, collector.notice, reporting.handoffs.verdicts, lambda: declines.told),
         rule=ports.ready_rule,
@@ -121,7 +121,7 @@ def assemble(ports: Ports) -> Sidecar:
         probes=probes,
         reconciler=reconciler,
         demand=demand,
-        resolver=Resolver(Means(mailbox, store, writer, engine.incarnation), demand, clock, collector.expect),
+        resolver=Resolver(Means(mailbox, store, writer.claim, engine.incarnation), demand, clock, collector.expect),
         collector=collector,
         supervisor=supervisor,
     )

@@ -11,16 +11,25 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import math
 import os
 import socket
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
+from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.local_files import make_folder, make_way
 
 _log = structlog.get_logger()
+# Of the lease that presence stands under.
+LEASE_TTL_SECONDS = 10
+# So long after its death a sidecar's lease is over, with what etcd takes to notice.
+DEAD_SECONDS = LEASE_TTL_SECONDS + 2.0
+LOSSES_UNTIL_STOP = 2
 LOCK_RETRY_SECONDS = 1.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
@@ -37,6 +46,51 @@ class Ownership(Protocol):
     def refusal(self) -> str:
         """Why it may not; empty: it may."""
         ...
+
+
+class IdClaim:
+    """Claim of this process to a replica id, against whoever else may have it.
+
+    Attributes:
+        refusal: see `Ownership`.
+    """
+
+    def __init__(self, replica: str, clock: Clock, on_change: Callable[[], None]) -> None:
+        """`on_change` is called when the id is lost or won."""
+        self._replica = replica
+        self._clock = clock
+        self._on_change = on_change
+        self._losses = 0
+        self._known_at, self._end = math.inf, ""
+        self.refusal = ""
+
+    def win(self) -> None:
+        """Notes that the id is ours."""
+        self._become("")
+
+    def lose(self, holder: str) -> None:
+        """Notes that another sidecar has it. It may be dead, as where one comes back without its store.
+
+        Its lease tells that soon. Raises ReplicaTaken: the id was lost twice.
+        """
+        now = self._clock.monotonic()
+        if not self.refusal:
+            self._losses += 1
+            self._known_at = now + DEAD_SECONDS
+            until = rfc3339(self._clock.wall() + timedelta(seconds=DEAD_SECONDS))
+            self._end = f"until {until} at the latest if that one has ended; if it lives, give each its own"
+            _log.info("replica_id_taken", replica=self._replica, holder=holder, until=until)
+        elif now >= self._known_at:
+            self._known_at, self._end = math.inf, "which lives; give each its own"
+            _log.error("replica_id_taken", replica=self._replica, holder=holder)
+        if self._losses >= LOSSES_UNTIL_STOP:
+            raise ReplicaTaken(f"replica id {self._replica!r} was lost to another sidecar twice; give each its own")
+        self._become(f"replica id {self._replica!r} is held by another sidecar ({holder}) {self._end}")
+
+    def _become(self, refusal: str) -> None:
+        if self.refusal != refusal:
+            self.refusal = refusal
+            self._on_change()
 
 
 def place_of(stat: os.stat_result) -> str:

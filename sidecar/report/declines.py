@@ -19,7 +19,7 @@ from registry.runtime.local_files import make_way, read_file
 from sidecar.plan.backoff import Declines
 from sidecar.plan.declines import announced
 from sidecar.plan.types import RoundReport
-from sidecar.report.writer import StatusWriter
+from sidecar.report.announcement import Announcement
 
 _log = structlog.get_logger()
 FILE = "declines.json"
@@ -30,9 +30,9 @@ PACE_SECONDS = 5.0
 class DeclineTeller:
     """One replica's. A file that cannot be read or written only has adapters come back after a restart for a moment."""
 
-    def __init__(self, writer: StatusWriter, state: Path) -> None:
+    def __init__(self, announcement: Announcement, state: Path) -> None:
         """Reads nothing yet: another sidecar of this replica may still be there. `state`: the replica's directory."""
-        self._writer = writer
+        self._announcement = announcement
         self._file = state / FILE
         self._newest: Declines = {}
         self._told_at = -PACE_SECONDS
@@ -48,7 +48,7 @@ class DeclineTeller:
         except (OSError, RegistryError) as error:
             _log.warning("declines_unreadable", error=str(error))
             return
-        self._writer.decline(_reported(self.told))
+        self._announcement.decline(_reported(self.told))
 
     def take(self, report: RoundReport) -> None:
         """Takes in what a round came to."""
@@ -68,7 +68,7 @@ class DeclineTeller:
         _log.info("declines_told", adapters=len(self._newest), reasons=sorted(news))
         reported = _reported(news)
         self._remember(RememberedDeclines(declines=reported))
-        self._writer.decline(reported)
+        self._announcement.decline(reported)
 
     def _remember(self, declines: RememberedDeclines) -> None:
         temporary = self._file.with_suffix(".tmp")

@@ -92,7 +92,7 @@ class ReplicaDrain:
     def _become(self, cause: DrainCause | None, by: str = "") -> None:
         self._cause, self._by = cause, by
         self._ring.take_drain(self.why)
-        self._writer.leave(leaving=cause is not None)
+        self._writer.announcement.leave(leaving=cause is not None)
         self._cache.take_drain(self.why)
 
     async def run(self) -> None:

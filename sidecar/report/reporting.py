@@ -37,15 +37,15 @@ class Reporting:
         answers = ports.answer is not None
         identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure, ports.http)
         self.writer = writer = StatusWriter(client, keys, presence, clock, mailbox.wake)
-        self.status = status = StatusCache(identity, clock, writer.offer, supervisor.troubles)
+        self.status = status = StatusCache(identity, clock, writer.announcement.offer, supervisor.troubles)
         supervisor.heed(status.look_again)
         self.handoffs = handoffs = HandoffWatch(client, keys, pool, mailbox)
         self.events = events = EventRing(clock, lambda key: watcher.record(key) is not None)
         self.drain = ReplicaDrain(client, keys, presence, mailbox, writer, handoffs, status, events, clock)
         self.served = ServedNews(watcher)
         self.finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
-        self.share = ShareGuard(writer, clock, ports.give_up_seconds)
-        self.declines = DeclineTeller(writer, ports.state)
+        self.share = ShareGuard(writer.announcement, writer.claim, clock, ports.give_up_seconds)
+        self.declines = DeclineTeller(writer.announcement, ports.state)
         self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)
         self.on_round = ports.on_round
 

@@ -12,7 +12,7 @@ import pytest
 
 from registry.etcd3.ops import Range
 from registry.model.records import Placement
-from sidecar.report.writer import LEASE_TTL_SECONDS
+from sidecar.ownership import LEASE_TTL_SECONDS
 from tests.support.etcd import etcdctl
 from tests.support.fleet import POOL, PlacedFleet
 from tests.support.waiting import eventually

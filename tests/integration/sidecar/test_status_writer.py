@@ -77,7 +77,7 @@ async def status_writer(etcd, etcd_client, monkeypatch):
     monkeypatch.setattr("sidecar.report.writer._LEFT_SECONDS", 60.0)
     status_writer = StatusWriter(etcd_client, Keys(etcd.prefix), presence("ours"), Clock(), on_change=lambda: None)
     running = asyncio.create_task(status_writer.run())
-    status_writer.offer(lambda: status(1))
+    status_writer.announcement.offer(lambda: status(1))
     yield status_writer
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -88,8 +88,8 @@ async def test_a_status_is_never_written_once_the_id_is_another_s(status_writer,
     """R10 one-owner: whoever lost the id writes nothing any more, although its own lease still lives."""
     await eventually(lambda: says(published, 1))
     await take_over(published.client, published.presence, presence("twin"))
-    status_writer.offer(lambda: status(2))
-    await eventually(lambda: bool(status_writer.refusal))
+    status_writer.announcement.offer(lambda: status(2))
+    await eventually(lambda: bool(status_writer.claim.refusal))
     assert await published.revision() == 1
     assert await published.owner() == "twin"
 
@@ -132,8 +132,8 @@ async def test_who_overwrites_a_presence_does_not_have_the_id(status_writer, pub
         (told,) = [line for line in logged if line["event"] == "presence_overwritten"]
         assert (told["lease"], told["holder"]) == (f"{theirs if is_leased else 0:x}", "somebody")
         assert await published.owner() == "ours"
-        assert not status_writer.refusal
-    status_writer.offer(lambda: status(2))
+        assert not status_writer.claim.refusal
+    status_writer.announcement.offer(lambda: status(2))
     await eventually(lambda: says(published, 2))
 
 

@@ -62,7 +62,7 @@ class Scene:
         self.mailbox.post(Snapshot(connected=True, members=fleet("r1", "r2")))
         self.is_leave_known = True
         self.left: list[bool] = []
-        self.ends = 0
+        self.ends, self.announcement = 0, self
         self.verdict: HandoffVerdict = Waiting()
         self.around: list[OtherReplica] | EtcdError = [READY]
         identity = ReplicaIdentity("r1", POOL, "vllm", "http://e")

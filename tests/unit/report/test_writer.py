@@ -95,7 +95,7 @@ ARGUMENTS: Any = (Clock(random.Random(0)), lambda: None)
 def writer(client: Client, host: str, **fields: str) -> StatusWriter:
     """One that has something to say, as every sidecar has from its start."""
     made = StatusWriter(client, KEYS, presence_of(host).model_copy(update=fields), *ARGUMENTS)  # type: ignore[arg-type]
-    made.offer(status)
+    made.announcement.offer(status)
     return made
 
 
@@ -147,7 +147,7 @@ async def alive(
     """A replica that has this lease within the body."""
     client = client or Client()
     one = writer(client, "a")
-    one.offer(says or status)
+    one.announcement.offer(says or status)
     async with publishing(one, lease):
         yield client, one
 
@@ -169,7 +169,7 @@ async def test_a_key_that_another_made_at_the_same_revision_of_a_store_that_was_
     await claims(client, twin, 2)
     assert client.store.kvs[KEYS.replica(POOL, "r")].create_revision == revision
     await claims(client, ours, 3)
-    assert (holder(client), "held by another" in ours.refusal) == ("b", True)
+    assert (holder(client), "held by another" in ours.claim.refusal) == ("b", True)
 
 
 @virtual
@@ -178,14 +178,14 @@ async def test_what_a_store_that_was_set_back_says_of_the_replica_is_said_anew()
     async with alive() as (client, one):
         await eventually(lambda: STATUS in client.store.kvs)
         before = dict(client.store.kvs)
-        one.leave(leaving=True)
+        one.announcement.leave(leaving=True)
         await eventually(lambda: presence(client).leaving)
         client.store.kvs = dict(before)
         with capture_logs() as logs:
             await eventually(lambda: presence(client).leaving)
             assert "presence_overwritten" not in {log["event"] for log in logs}, "nobody else wrote it"
         client.store.kvs = dict(before)
-        one.offer(lambda: status(2))
+        one.announcement.offer(lambda: status(2))
         await asyncio.sleep(2.0)
         assert (presence(client).leaving, read(client).observed_revision) == (True, 2), "with the next status"
 
@@ -199,7 +199,7 @@ def guard(seconds: float, refusal: str = "") -> tuple[ShareGuard, mock.Mock, lis
     """One, the clock that it looks at, and what room it tells of."""
     said, clock = list[int | None](), mock.Mock()
     held = mock.Mock(refusal=refusal, hold=said.append)
-    return ShareGuard(held, clock, seconds), clock, said
+    return ShareGuard(held, held, clock, seconds), clock, said
 
 
 def test_an_engine_that_is_away_for_long_has_no_room_until_it_is_back():
@@ -252,7 +252,7 @@ async def test_between_the_look_and_the_claim_of_a_presence_of_our_own_anything_
         assert client.after is None
         found = holder(client), client.store.kvs[PRESENCE].lease
         assert found == (("twin", 2) if has_twin else ("ours", 3))
-    assert ("held by another" in ours.refusal) is has_twin
+    assert ("held by another" in ours.claim.refusal) is has_twin
 
 
 async def test_room_that_changes_while_a_status_is_written_reaches_the_presence():
@@ -264,12 +264,12 @@ async def test_room_that_changes_while_a_status_is_written_reaches_the_presence(
         """The status with the first number is in etcd, and the writer has not heard of it."""
         is_it = any(isinstance(op, Put) and op.key == STATUS for op in txn.success)
         if is_it:
-            ours.hold(8)
+            ours.announcement.hold(8)
         return is_it
 
     client.after = change
-    ours.hold(16)
-    ours.offer(status)
+    ours.announcement.hold(16)
+    ours.announcement.offer(status)
     async with publishing(ours, 1):
         await eventually(lambda: client.after is None)
         await eventually(lambda: presence(client).capacity == 8)
@@ -281,17 +281,17 @@ async def test_what_comes_at_once_is_one_write_and_what_stays_so_is_none():
     async with alive() as (client, one):
         await asyncio.sleep(1.0)
         for revision in range(2, 21):
-            one.offer(lambda revision=revision: status(revision))
+            one.announcement.offer(lambda revision=revision: status(revision))
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.7)
         written = client.store.kvs[STATUS]
         assert (ReplicaStatus.parse(written.value).observed_revision, written.version) == (20, 2)
         await asyncio.sleep(10.0)
-        one.offer(lambda: status(20))
+        one.announcement.offer(lambda: status(20))
         await asyncio.sleep(600.0)
         assert client.store.kvs[STATUS].version == 2, "it says the same"
         now = [status(21)]
-        one.offer(lambda: now[0])
+        one.announcement.offer(lambda: now[0])
         await asyncio.sleep(0.7)
         assert client.store.kvs[STATUS].version == 3
         now[0] = now[0].model_copy(update={"stale": True})
@@ -314,7 +314,7 @@ async def test_a_fault_of_our_own_is_told_by_the_supervisor_and_not_taken_for_on
     one = writer(Client(), "a")
     task = asyncio.create_task(one._publish(1))
     for _ in range(good + 1):
-        one.offer(derive)
+        one.announcement.offer(derive)
         await asyncio.sleep(2.0)
     assert isinstance(task.exception(), ValueError)
     async with alive() as (client, one):
@@ -337,7 +337,7 @@ async def test_an_etcd_that_is_away_is_tried_again_about_once_a_second():
         await asyncio.sleep(3.0)
         assert {client.store.kvs[key].lease for key in (PRESENCE, STATUS)} == {1}
         client.is_away = True
-        one.offer(lambda: status(2))
+        one.announcement.offer(lambda: status(2))
         await asyncio.sleep(10.0)
         client.is_away = False
         await asyncio.sleep(3.0)
@@ -351,7 +351,7 @@ async def test_who_has_the_seat_of_the_one_before_needs_not_wait_for_its_lease(t
     await claims(client, writer(client, "a", seat=theirs), 1)
     one = writer(client, "b", seat=ours)
     await claims(client, one, 2)
-    assert (holder(client), one.refusal == "") == (("b", True) if taken else ("a", False))
+    assert (holder(client), one.claim.refusal == "") == (("b", True) if taken else ("a", False))
 
 
 async def test_an_id_that_is_held_is_no_error_before_its_holder_must_be_dead(monkeypatch):
@@ -362,21 +362,23 @@ async def test_an_id_that_is_held_is_no_error_before_its_holder_must_be_dead(mon
     monkeypatch.setattr(Clock, "monotonic", lambda _: now[0])
     with capture_logs() as logs:
         await claims(client, one, 2)
-        assert "until 20" in one.refusal
+        assert "until 20" in one.claim.refusal
         now[0] = 12.0
         for _ in range(2):
             await claims(client, one, 2)
     assert [line["log_level"] for line in logs if line["event"] == "replica_id_taken"] == ["info", "error"]
-    assert "which lives; give each its own" in one.refusal
-    assert one._losses == 1
+    assert "which lives; give each its own" in one.claim.refusal
+    assert one.claim._losses == 1
 
 
 @virtual
 async def test_who_loses_the_replica_id_twice_ends():
     """R10 one-owner: once may be a twin that ends just now; each change is told to the loop."""
     client, changes = Client(), []
-    one = StatusWriter(client, KEYS, presence_of("a"), Clock(random.Random(0)), lambda: changes.append(one.refusal))  # type: ignore[arg-type]
-    one.offer(status)
+    one = StatusWriter(
+        client, KEYS, presence_of("a"), Clock(random.Random(0)), lambda: changes.append(one.claim.refusal)
+    )  # type: ignore[arg-type]
+    one.announcement.offer(status)
 
     def twin() -> None:
         client.store.txn(Txn((), (Delete(PRESENCE),)))
@@ -390,7 +392,7 @@ async def test_who_loses_the_replica_id_twice_ends():
     await asyncio.sleep(2.0)
     assert (holder(client), STATUS in client.store.kvs) == ("a", True)
     assert [bool(refusal) for refusal in changes] == [True, True, False]
-    one.leave(leaving=True)
+    one.announcement.leave(leaving=True)
     await asyncio.sleep(2.0)
     assert one.is_leave_known
     twin()
@@ -415,13 +417,13 @@ async def test_a_presence_that_was_written_over_is_written_again_and_that_is_tol
             for who, lease in (("script", 0), ("script with a lease", 9)):
                 client.store.txn(Txn((), (Put(PRESENCE, presence_of(who).to_bytes(), lease),)))
                 await asyncio.sleep(10.0)
-                assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", 3, "")
+                assert (holder(client), client.store.kvs[PRESENCE].lease, one.claim.refusal) == ("a", 3, "")
         for lease, value, of in ((4, presence_of("maker").to_bytes(), 0), (5, b"of no sidecar", 9)):
             client.store.txn(Txn((), (Delete(PRESENCE),)))
             client.store.txn(Txn((), (Put(PRESENCE, value, of),)))
             async with publishing(one, lease):
                 await asyncio.sleep(3.0)
-                assert (holder(client), client.store.kvs[PRESENCE].lease, one.refusal) == ("a", lease, "")
+                assert (holder(client), client.store.kvs[PRESENCE].lease, one.claim.refusal) == ("a", lease, "")
     overwritten = [log["holder"] for log in logs if log["event"] == "presence_overwritten"]
     told = ["script", "script with a lease", "maker"]
     assert overwritten == told, "also who made the key: a sidecar does so under a lease"
@@ -435,7 +437,7 @@ async def test_who_ends_in_order_says_so_and_takes_no_presence_but_its_own():
     await one.say_left()
     assert client.answered == 0, "it never had the id"
     async with publishing(one, 1):
-        await eventually(lambda: one._written is not None)
+        await eventually(lambda: one._standing.presence is not None)
         client.is_away = True
         await one.say_left()
         assert holder(client) == "a", "it counts as lost"
@@ -471,15 +473,15 @@ async def test_presence_is_never_written_without_a_status_and_says_no_more_than_
     one = StatusWriter(client, KEYS, presence_of("a"), *ARGUMENTS)  # type: ignore[arg-type]
     async with publishing(one, 1):
         await asyncio.sleep(1.0)
-        one.hold(5)
+        one.announcement.hold(5)
         await asyncio.sleep(1.0)
         assert written == []
-        one.offer(status)
+        one.announcement.offer(status)
         await asyncio.sleep(1.0)
-        one.hold(5_000_000)
+        one.announcement.hold(5_000_000)
         await asyncio.sleep(1.0)
         small = status().engine.model_copy(update={"limits": ReportedLimits(max_cpu_loras=3)})
-        one.offer(lambda: status().model_copy(update={"engine": small}))
+        one.announcement.offer(lambda: status().model_copy(update={"engine": small}))
         await asyncio.sleep(1.0)
     assert [(one.capacity, one.by_reports, both) for one, both in written] == [
         (5, True, True),
@@ -514,8 +516,8 @@ async def test_until_its_engine_was_looked_at_a_sidecar_says_what_the_process_be
     client.store.txn(Txn((), (Put(PRESENCE, before.to_bytes(), 1),)))
     one = writer(client, "a")
     if looked:
-        one.hold(None)
-    one.offer(status)
+        one.announcement.hold(None)
+    one.announcement.offer(status)
     with capture_logs() as logs:
         async with publishing(one, 2):
             await eventually(lambda: STATUS in client.store.kvs)
@@ -534,17 +536,17 @@ async def test_what_is_said_again_costs_nothing():
 
     client = Client()
     one = writer(client, "a")
-    one.hold(5)
-    one.offer(newest)
+    one.announcement.hold(5)
+    one.announcement.offer(newest)
     async with publishing(one, 1):
         await asyncio.sleep(2.0)
         assert (len(derived), client.answered, presence(client).capacity) == (1, 1, 5)
         for _ in range(5):
-            one.hold(5)
-            one.leave(leaving=False)
+            one.announcement.hold(5)
+            one.announcement.leave(leaving=False)
             await asyncio.sleep(0.5)
         assert (len(derived), client.answered, one.is_leave_known) == (1, 1, False)
-        one.offer(newest)
+        one.announcement.offer(newest)
         await asyncio.sleep(10.0)
         assert 1 <= client.looks <= 4, "that the presence still stands"
         assert len(derived) <= 2 + client.looks, "once for each time that it was offered, or looked at"
@@ -564,10 +566,10 @@ async def test_no_status_is_written_beside_a_presence_of_another_at_the_revision
         client.store.kvs[PRESENCE] = replace(
             client.store.kvs[PRESENCE], value=presence_of("twin").to_bytes(), create_revision=1, lease=2
         )
-        one.offer(lambda: status(2))
+        one.announcement.offer(lambda: status(2))
         await asyncio.sleep(3.0)
         assert (client.store.kvs[STATUS], holder(client)) == (written, "twin")
-        assert "held by another" in one.refusal
+        assert "held by another" in one.claim.refusal
 
 
 @virtual
@@ -581,14 +583,14 @@ async def test_the_tries_of_what_was_refused_before_are_told_now_and_then():
         said = Failed.model_validate({**told, "attempts": tries[0]})
         return status().model_copy(update={"failed": [said]})
 
-    one.offer(newest)
+    one.announcement.offer(newest)
     async with publishing(one, 1):
         await eventually(lambda: STATUS in client.store.kvs)
         written = client.store.revision
         for number in range(4, 40):
             tries[0] = number
             await asyncio.sleep(module.TRIES_SECONDS / 10)
-            one.offer(newest)
+            one.announcement.offer(newest)
         assert 2 <= client.store.revision - written <= 4
         assert read(client).failed[0].attempts > 30
 
@@ -602,8 +604,8 @@ async def test_what_the_process_before_said_stands_until_it_is_known_what_is_ser
     """R24: else routers lose an engine that serves on; and no reader finds presence without a status that counts."""
     async with alive(restarted(), 2, begins) as (client, one):
         await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
-        assert (leases(client), one.refusal) == ([1, 1], "")
-        one.offer(lambda: status(8))
+        assert (leases(client), one.claim.refusal) == ([1, 1], "")
+        one.announcement.offer(lambda: status(8))
         await asyncio.sleep(0.1)
         assert (leases(client), read(client).observed_revision) == ([2, 2], 8)
         assert len({client.store.kvs[key].mod_revision for key in (PRESENCE, STATUS)}) == 1
@@ -629,6 +631,6 @@ async def test_who_waits_to_say_what_is_served_has_no_id_that_another_took():
         await asyncio.sleep(module.TAKE_OVER_SECONDS / 2)
         client.expire(1)
         client.store.txn(Txn((), (Put(PRESENCE, presence_of("twin").to_bytes(), 3),)))
-        one.offer(lambda: status(8))
+        one.announcement.offer(lambda: status(8))
         await asyncio.sleep(3.0)
-        assert (holder(client), leases(client), "held by another" in one.refusal) == ("twin", [3, 0], True)
+        assert (holder(client), leases(client), "held by another" in one.claim.refusal) == ("twin", [3, 0], True)
