@@ -349,7 +349,7 @@ class Reconciler:
         terms = (asked, self._store.reads, base.own.fingerprint if base.own else "")
         if terms != self._memory.terms:
             self._memory.terms = terms
-            self._demand.forget_troubles()
+            self._demand.troubles.forget()
             self._memory.retries.forget_staging()
         return self._store.use_pool(pool, base)
 

@@ -161,7 +161,7 @@ class Resolver:
         desired, key, now = self._means.mailbox.snapshot.desired, name_key(name), self._clock.monotonic()
         adapter = None if desired is None else self._demand.catalogue.whole(desired, key)
         if adapter is not None:
-            self._demand.note_trouble(key, Failure(adapter.ref, None, NO_ROOM, CROWDED, 1, now, since=now))
+            self._demand.troubles.note(key, Failure(adapter.ref, None, NO_ROOM, CROWDED, 1, now, since=now))
 
     async def _look_out(self, timeout_seconds: float) -> None:
         """Returns when something was staged, or after the time."""
@@ -203,7 +203,7 @@ class Resolver:
 
     def _judge(self, adapter: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet:
         answer, good = self._offer(adapter, terms), adapter.fallback
-        failure = self._demand.trouble(adapter.key)
+        failure = self._demand.troubles.of(adapter.key)
         is_failing = failure is not None and failure.ref == adapter.ref and failure.reason != NO_ROOM
         if isinstance(answer, Resolved) or good is None or not is_failing:
             return answer
@@ -212,7 +212,7 @@ class Resolver:
     def _fall_back(self, good: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet | None:
         """The same of the generation that was served before one that fails; None: it is not fit either."""
         staged, now = self._means.store.lookup(good.ref), self._clock.monotonic()
-        verdict = decide(good, staged, terms, self._demand.trouble(good.key), now=now)
+        verdict = decide(good, staged, terms, self._demand.troubles.of(good.key), now=now)
         if isinstance(verdict, Reject):
             return None
         if isinstance(verdict, Fetch) or not self._means.store.is_intact(verdict.staged.path):
@@ -221,7 +221,7 @@ class Resolver:
 
     def _offer(self, adapter: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet:
         staged, now = self._means.store.lookup(adapter.ref), self._clock.monotonic()
-        match decide(adapter, staged, terms, self._demand.trouble(adapter.key), now=now):
+        match decide(adapter, staged, terms, self._demand.troubles.of(adapter.key), now=now):
             case Reject(failure):
                 return self._refuse(adapter, failure)
             case Fetch():
@@ -232,8 +232,8 @@ class Resolver:
                 return self._serve(adapter, _resolved(adapter, staged, terms), now)
 
     def _refuse(self, adapter: DesiredAdapter, failure: Failure) -> Answer | _NotYet:
-        if failure != self._demand.trouble(adapter.key):
-            self._demand.note_trouble(adapter.key, failure)
+        if failure != self._demand.troubles.of(adapter.key):
+            self._demand.troubles.note(adapter.key, failure)
             self._means.mailbox.wake()
         return Unresolved("refused") if failure.retry_at is None else _NotYet("staging")
 
@@ -270,12 +270,12 @@ class Resolver:
         failure = after_staging(
             error,
             stage.ref,
-            self._demand.trouble(key),
+            self._demand.troubles.of(key),
             now=self._clock.monotonic(),
             uniform=self._clock.rng.uniform,
         )
         if failure is not None:
-            self._demand.note_trouble(key, failure)
+            self._demand.troubles.note(key, failure)
 
     def _staged(self) -> None:
         """Something was staged, or has failed: whoever waits looks, and the status may have changed."""

@@ -101,19 +101,19 @@ async def test_files_that_were_refused_are_looked_at_anew_by_other_terms_and_by_
     async with running(Odd(), mailbox, demand=demand):
         await asyncio.sleep(30.0)
         assert len(fetched) == 1
-        demand.note_trouble("lazy", trouble)
+        demand.troubles.note("lazy", trouble)
         mailbox.post(replace(mailbox.snapshot, pool=THE_POOL.model_copy(update={"etag": "other"})))
         await asyncio.sleep(30.0)
-        assert (len(fetched), demand.trouble("lazy")) == (1, trouble)
+        assert (len(fetched), demand.troubles.of("lazy")) == (1, trouble)
         signed = THE_POOL.model_copy(update={"limits": PoolLimits(require_signature=True)})
         mailbox.post(replace(mailbox.snapshot, pool=signed))
         await asyncio.sleep(30.0)
-        assert (len(fetched), demand.trouble("lazy")) == (2, None)
-        demand.note_trouble("lazy", trouble)
+        assert (len(fetched), demand.troubles.of("lazy")) == (2, None)
+        demand.troubles.note("lazy", trouble)
         taken = 1
         mailbox.wake()
         await asyncio.sleep(30.0)
-        assert (len(fetched), demand.trouble("lazy")) == (3, None)
+        assert (len(fetched), demand.troubles.of("lazy")) == (3, None)
         mailbox.post(replace(mailbox.snapshot, pool=None))
         await asyncio.sleep(30.0)
         assert len(fetched) == 4

@@ -92,7 +92,7 @@ def test_an_answer_counts_for_as_long_as_an_engine_needs_it():
     assert world.demand.uses(120.9) == {("a", path_of("v1"))}
     assert world.demand.uses(121.0) == set()
     world.look(now=121.0)
-    assert (world.demand.rest_seconds(121.0), world.demand._told) == (INFINITE, {})
+    assert (world.demand.rest_seconds(121.0), world.demand._answers.told) == (INFINITE, {})
     assert USUAL.load_seconds + 10.0 < 120.0, "longer than an engine may take to load it"
 
 
@@ -195,7 +195,7 @@ def test_an_engine_refuses_only_what_it_was_told_of_and_did_not_list_twice():
     world.look(now=0.0)
     world.tell("a", at=0.0)
     assert refusal(world) is None
-    assert world.demand.trouble("a") is not None
+    assert world.demand.troubles.of("a") is not None
     world.tell("a", at=0.0)
     found = refusal(world)
     assert found is not None
@@ -215,17 +215,17 @@ def test_what_says_nothing_of_a_refusal_is_not_counted(why):
         if why == "long ago":
             world.look(now=now + 120.0)
         assert refusal(world, now + 120.0, path_of("v2" if why == "another path" else "v1")) is None
-        assert world.demand.trouble("a") is None
+        assert world.demand.troubles.of("a") is None
 
 
 def test_what_could_not_be_staged_is_no_refusal_and_ends_with_an_answer():
     """R8: the engine had no part in it."""
     world = World()
     adapter = world.adapter("a")
-    world.demand.note_trouble("a", Failure(adapter.ref, None, "source_io", "", 5, None))
+    world.demand.troubles.note("a", Failure(adapter.ref, None, "source_io", "", 5, None))
     assert refusal(world) is None
     world.tell("a", at=0.0)
-    assert world.demand.trouble("a") is None
+    assert world.demand.troubles.of("a") is None
 
 
 def test_a_refusal_that_an_older_look_does_not_show_stands():
@@ -234,10 +234,10 @@ def test_a_refusal_that_an_older_look_does_not_show_stands():
     engine = observed({"a": "v1"})
     world.look(now=0.0, engine=engine)
     failure = Failure(world.adapter("a").ref, "e1", "engine_refused", "", 2, None)
-    world.demand.note_trouble("a", failure)
+    world.demand.troubles.note("a", failure)
     assert world.look(now=0.5, engine=engine).chosen.lazy.troubles
     assert world.look("a", now=1.0).chosen.lazy.troubles == ()
-    assert world.demand.trouble("a") is None
+    assert world.demand.troubles.of("a") is None
 
 
 def test_the_hundred_newest_troubles_are_remembered():
@@ -245,15 +245,15 @@ def test_the_hundred_newest_troubles_are_remembered():
     world = World()
     failure = Failure(None, None, "not_found", "", 1, None)
     for number in range(100):
-        world.demand.note_trouble(f"n{number}", failure)
-    world.demand.note_trouble("n0", failure)
-    assert all(world.demand.trouble(f"n{number}") for number in range(100))
-    world.demand.note_trouble("n100", failure)
-    assert world.demand.trouble("n1") is None
-    assert world.demand.trouble("n0")
-    assert world.demand.trouble("n2")
-    world.demand.forget_troubles()
-    assert world.demand.trouble("n0") is None
+        world.demand.troubles.note(f"n{number}", failure)
+    world.demand.troubles.note("n0", failure)
+    assert all(world.demand.troubles.of(f"n{number}") for number in range(100))
+    world.demand.troubles.note("n100", failure)
+    assert world.demand.troubles.of("n1") is None
+    assert world.demand.troubles.of("n0")
+    assert world.demand.troubles.of("n2")
+    world.demand.troubles.forget()
+    assert world.demand.troubles.of("n0") is None
 
 
 def test_another_try_counts_once_and_for_each_adapter_alone():
@@ -263,7 +263,7 @@ def test_another_try_counts_once_and_for_each_adapter_alone():
 
     def note(*names: str) -> list[str]:
         for name in names:
-            world.demand.note_trouble(name, failures[name])
+            world.demand.troubles.note(name, failures[name])
         return [one.key for one, _ in world.look(now=0.0).chosen.lazy.troubles]
 
     def ask(revision: int, request: str) -> None:
@@ -351,7 +351,7 @@ def test_what_is_refused_is_told_once_the_engine_has_its_last_good_generation_in
         return [one.key for one, _ in world.review(*listed, now=now).troubles]
 
     with world.demand.asking("a"):
-        world.demand.note_trouble("a", failure)
+        world.demand.troubles.note("a", failure)
         assert told(now=0.0) == []
         world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
     assert [told(now=1.0), told("a", now=2.0), told(now=3.0)] == [[], ["a"], ["a"]]
@@ -361,7 +361,7 @@ def test_what_is_refused_is_told_though_the_engine_never_gets_anything_instead()
     world = World()
     world.informer.note_served([("a", 1)])
     world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
-    world.demand.note_trouble("a", Failure(world.adapter("a").ref, None, "not_finite", "", 1, None))
+    world.demand.troubles.note("a", Failure(world.adapter("a").ref, None, "not_finite", "", 1, None))
     for at in (0.0, 1.0):
         assert [one.key for one, _ in world.review(now=at).troubles] == ["a"]
         world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
@@ -449,9 +449,9 @@ def test_what_is_another_matter_has_not_been_refused(why):
 def test_a_trouble_stands_as_long_as_the_record():
     world = World()
     for key in "bc":
-        world.demand.note_trouble(key, Failure(world.adapter(key).ref, None, "not_found", "", 1, None))
+        world.demand.troubles.note(key, Failure(world.adapter(key).ref, None, "not_found", "", 1, None))
     told = [(one.key, why.reason) for one, why in world.review(now=0.0).troubles]
     assert told == [("b", "not_found"), ("c", "not_found")]
     world.informer.apply(11, [deletion("b", 11), put("c", 11, generation=2, source="v2", load="lazy")])
     assert world.review(now=1.0).troubles == ()
-    assert world.demand.trouble("c") is None
+    assert world.demand.troubles.of("c") is None

@@ -162,7 +162,7 @@ async def test_whether_to_prove_is_told_and_what_has_no_effect_is_refused():
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"), prove=True)
         look(frozenset({path_of("of-a")}))
         assert await scene.resolver.ask("a") == Unresolved("refused")
-        failure = scene.demand.trouble("a")
+        failure = scene.demand.troubles.of("a")
         assert failure is not None
         assert failure.reason == "no_effect"
         look(frozenset({path_of("of-a")}), prove="off")
@@ -185,7 +185,7 @@ async def test_what_is_expected_is_told_to_a_plugin_that_can_prove_it(can):
         seen = replace(seen, unexpected={expected_key(told.path, told.expect): "otherwise"})
         review(scene.demand, scene.informer.state, seen, now=0.0, spec=pool(max_adapters=10))
         assert await scene.resolver.ask("a") == Unresolved("refused")
-        failure = scene.demand.trouble("a")
+        failure = scene.demand.troubles.of("a")
         assert failure is not None
         assert (failure.reason, failure.message[:9]) == ("not_as_expected", "otherwise")
 
@@ -294,10 +294,10 @@ async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_t
     }
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert await scene.resolver.ask("a") == Unresolved("refused")
-    assert scene.demand.trouble("a").reason == "not_an_adapter"
+    assert scene.demand.troubles.of("a").reason == "not_an_adapter"
     assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
     assert scene.store.asked == 3
-    assert scene.demand.trouble("b") is None
+    assert scene.demand.troubles.of("b") is None
 
 
 async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status(scene):
@@ -306,7 +306,7 @@ async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status(sc
     await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "a").ref)
     await scene.was_woken()
     assert await scene.resolver.ask("a") == Unresolved("refused")
-    assert scene.demand.trouble("a").reason == "rank_too_high"
+    assert scene.demand.troubles.of("a").reason == "rank_too_high"
     assert await scene.was_woken()
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert not await scene.was_woken(), "that is known"
@@ -337,7 +337,7 @@ async def test_what_the_engine_does_not_load_is_refused_at_once(scene):
         scene.look()
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert await scene.resolver.ask("a") == Unresolved("refused")
-    assert scene.demand.trouble("a").reason == "engine_refused"
+    assert scene.demand.troubles.of("a").reason == "engine_refused"
     assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
 
 
@@ -392,11 +392,11 @@ async def test_a_newest_that_cannot_be_had_now_has_the_last_good_one_told_meanwh
     scene.store.errors["bad"] = [ArtifactError("source_io", "not now")]
     async with scene.open():
         assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
-        await eventually(lambda: scene.resolver._clock.monotonic() > (scene.demand.trouble("a").retry_at or 0.0))
+        await eventually(lambda: scene.resolver._clock.monotonic() > (scene.demand.troubles.of("a").retry_at or 0.0))
         await scene.resolver.ask("a")
         await eventually(lambda: any(ref.uri.endswith("bad") for ref in scene.store.staged))
         assert await scene.resolver.ask("a") == Resolved(path_of("bad"))
-        assert scene.demand.trouble("a") is None
+        assert scene.demand.troubles.of("a") is None
 
 
 async def test_a_last_good_generation_that_is_not_fit_either_is_not_told():
@@ -408,9 +408,9 @@ async def test_a_last_good_generation_that_is_not_fit_either_is_not_told():
             assert await scene.resolver.ask("a") == Unresolved("refused")
             scene.look()
         assert scene.store.asked == 2
-        assert scene.demand.trouble("a@1") is not None
+        assert scene.demand.troubles.of("a@1") is not None
         scene.publish(3, "bad")
-        assert scene.demand.trouble("a@1") is not None, "it is still what was served last"
+        assert scene.demand.troubles.of("a@1") is not None, "it is still what was served last"
         assert await scene.resolver.ask("a") == Unresolved("refused")
 
 
@@ -442,4 +442,4 @@ async def test_a_refusal_is_over_once_the_newest_is_served(refusing):
     found = {newest.ref: Staged("bad", path_of("bad"), "", 8)}
     facts = replace(known(state), staged=found, lazy=refusing.demand.candidates(state, engine, now=0.0))
     refusing.demand.follow(make_plan(state, pool(), engine, facts, now=0.0))
-    assert refusing.demand.trouble("a") is None
+    assert refusing.demand.troubles.of("a") is None

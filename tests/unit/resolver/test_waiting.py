@@ -56,7 +56,7 @@ async def test_nobody_waits_longer_than_25_seconds():
     async with Scene().open() as scene:
         hold(scene, "of-a")
         assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
-        assert scene.demand.trouble("a") is None
+        assert scene.demand.troubles.of("a") is None
 
 
 @virtual
@@ -84,7 +84,7 @@ async def test_what_fails_in_passing_is_tried_on_while_somebody_waits():
     async with Scene().open() as scene:
         scene.store.errors = {"of-a": [PASSING] * 99}
         assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
-        failure = scene.demand.trouble("a")
+        failure = scene.demand.troubles.of("a")
         assert failure is not None
         assert (failure.reason, failure.attempts, failure.since < 0.5) == ("source_io", scene.store.asked, True)
         assert 3 < scene.store.asked < 99
@@ -128,7 +128,7 @@ async def test_a_wait_is_over_when_its_time_is_whatever_else_happens_then(scene,
     clock.now = 25.0
     scene.resolver._staged()
     assert await waiting == Unresolved("no_room" if is_crowded else "staging")
-    failure = scene.demand.trouble("a")
+    failure = scene.demand.troubles.of("a")
     assert (failure is not None) is is_crowded
     if failure is not None:
         assert (failure.reason, failure.message, failure.attempts) == ("no_room", CROWDED, 1)
