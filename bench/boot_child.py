@@ -25,6 +25,7 @@ from registry.runtime.program import spare_collector
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import AdaptersChanged, SnapshotBase
 from sidecar.desired.watcher import Watcher
 from sidecar.engines.observed import EngineFacts, Observed
@@ -66,7 +67,7 @@ def floor(endpoint: str, keys: Keys) -> Told:
 async def listed(endpoint: str, keys: Keys, state: Path) -> Told:
     """The sidecar's feed from its first call until a plan is made. Then its snapshot is left to be written."""
     client, mailbox, journal = Client(ClientOptions((endpoint,))), Mailbox(), Journal(state)
-    feed = Watcher(client, keys, POOL, "r1", mailbox, journal, Clock())
+    feed = Watcher(client, keys, "r1", PoolCache(keys, POOL, mailbox, journal), Clock())
     started = time.perf_counter()
     task = asyncio.create_task(feed.run())
     while (snapshot := mailbox.snapshot).desired is None:

@@ -17,6 +17,7 @@ from registry.runtime.supervisor import Supervisor
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.watcher import Watcher
 from sidecar.loop.drain import DrainTracker
 from sidecar.loop.lease_collector import LeaseCollector
@@ -42,7 +43,7 @@ class Sidecar:
 
     ports: Ports
     mailbox: Mailbox
-    journal: Journal
+    cache: PoolCache
     watcher: Watcher
     reporting: Reporting
     observer: EngineObserver
@@ -60,8 +61,8 @@ class Sidecar:
         # What tells a log apart from those of other replicas, of other stores, and of the process before.
         about = {"pool": presence.pool, "replica": presence.replica, "store": ports.place}
         _log.info("started", **about, grace_seconds=ports.grace_seconds)
-        if not self.supervisor.survives("snapshot", self.watcher.restore):
-            self.watcher.forget()
+        if not self.supervisor.survives("snapshot", self.cache.restore):
+            self.cache.forget()
         reporting.declines.restore()
         reporting.status.look_again()  # that it starts is said with the presence, which nobody goes by alone
         tasks.create_task(self.watcher.run(), name="watcher")
@@ -94,13 +95,14 @@ def assemble(ports: Ports) -> Sidecar:
     engine, store, clock, mailbox = ports.engine, ports.store, ports.clock, Mailbox()
     pool, replica = ports.presence.pool, ports.presence.replica
     supervisor = Supervisor(lambda part: INTERNAL_ERRORS.labels(part).inc(), clock.rng, fatal=_FATAL)
-    journal = Journal(ports.state)
-    watcher = Watcher(ports.client, ports.keys, pool, replica, mailbox, journal, clock, supervisor.keep)
-    reporting = Reporting(ports, mailbox, watcher, supervisor)
+    cache = PoolCache(ports.keys, pool, mailbox, Journal(ports.state))
+    watcher = Watcher(ports.client, ports.keys, replica, cache, clock, supervisor.keep)
+    reporting = Reporting(ports, cache, supervisor)
     writer, declines = reporting.writer, reporting.declines
     observer = EngineObserver(engine, clock, mailbox.wake, store.owns, ports.base)
     collector = _collector(ports, reporting.status, on_news=observer.distrust)
-    demand = ResidentSet(Catalogue(pool, watcher.record, watcher.with_last_good), idle_seconds=ports.idle_seconds)
+    catalogue = Catalogue(pool, cache.informer.record, cache.informer.with_last_good)
+    demand = ResidentSet(catalogue, idle_seconds=ports.idle_seconds)
     probes = EngineProbes(engine, clock)
     reconciler = Reconciler(
         EngineParts(engine, observer, probes),
@@ -114,7 +116,7 @@ def assemble(ports: Ports) -> Sidecar:
     return Sidecar(
         ports=ports,
         mailbox=mailbox,
-        journal=journal,
+        cache=cache,
         watcher=watcher,
         reporting=reporting,
         observer=observer,

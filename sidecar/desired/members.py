@@ -30,9 +30,8 @@ from registry.model.replica_state import held_by_engine, parse_status, status_of
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
 from registry.runtime.process import Repeats
-from sidecar.desired.journal import Journal
-from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.placement import Members
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import MembersChanged
 
 _log = structlog.get_logger()
@@ -185,38 +184,18 @@ class Membership:
 class MembersWatcher:
     """Keeps `Snapshot.members` at the live replicas; without etcd at those that were known last (guarantee R13)."""
 
-    def __init__(
-        self, client: Client, keys: Keys, pool: str, replica: str, mailbox: Mailbox, journal: Journal, clock: Clock
-    ) -> None:
+    def __init__(self, client: Client, keys: Keys, replica: str, cache: PoolCache, clock: Clock) -> None:
         self._client = client
         self._keys = keys
-        self._pool = pool
         self._replica = replica
-        self._mailbox = mailbox
-        self._journal = journal
+        self._cache = cache
         self._clock = clock
         self._roll = Membership(replica)
         self._refused = Repeats(clock.monotonic)
         self._attendance = Attendance(self._refused)
         self._heard = asyncio.Event()
-        self._kept: Members = {}
         self._is_wanted = False
         self._news = asyncio.Event()
-
-    @property
-    def members(self) -> Members:
-        """Those that a snapshot has to hold."""
-        return self._kept
-
-    def restore(self, members: Members) -> None:
-        """Takes up those of a snapshot."""
-        self._kept = members
-        self._roll.restore(members)
-        self._put_in_force(self._roll.members)
-
-    def fold(self, entry: MembersChanged) -> None:
-        """Takes up an entry of the journal."""
-        self.restore({name: one for name, one in self._kept.items() if name not in entry.gone} | _named(entry.come))
 
     def want(self, *, wanted: bool) -> None:
         """Says whether anybody has to know them."""
@@ -231,7 +210,7 @@ class MembersWatcher:
     @property
     def _is_doubtful(self) -> bool:
         """True while the adapters of this store are not followed."""
-        snapshot = self._mailbox.snapshot
+        snapshot = self._cache.mailbox.snapshot
         return bool(snapshot.held) or not snapshot.connected
 
     async def run(self) -> None:
@@ -245,6 +224,7 @@ class MembersWatcher:
 
     async def _follow_while_wanted(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._roll.restore(self._cache.mailbox.snapshot.members or {})
             self._attendance = Attendance(self._refused)
             following = tasks.create_task(self._follow(), name="members")
             calling = tasks.create_task(self._call(), name="roll call")
@@ -267,7 +247,7 @@ class MembersWatcher:
             return
 
     async def _follow(self) -> None:
-        prefix = self._keys.replicas(self._pool)
+        prefix = self._keys.replicas(self._cache.pool)
         reflector = Reflector(self._client, prefix, prefix_end(prefix), resume=None, rng=self._clock.rng)
         async with aclosing(reflector.stream()) as reflections:
             async for reflection in reflections:
@@ -329,9 +309,9 @@ class MembersWatcher:
         A status under another lease than that of the presence as it was noted may belong to a newer one.
         """
         presence = self._attendance.presence(name)
-        status = await self._read(self._keys.status(self._pool, name))
+        status = await self._read(self._keys.status(self._cache.pool, name))
         if status is not None and status_of(presence, status) is None:
-            presence = await self._read(self._keys.replica(self._pool, name))
+            presence = await self._read(self._keys.replica(self._cache.pool, name))
         self._attendance.prove(name, presence, status)
 
     async def _read(self, key: bytes) -> KeyValue | None:
@@ -340,18 +320,14 @@ class MembersWatcher:
 
     def _take(self) -> None:
         """Takes over what the roll says, on disk before anybody acts upon it."""
-        members = self._roll.members
-        if members is self._mailbox.snapshot.members or members is None:
+        members, before = self._roll.members, self._cache.members
+        if members is self._cache.mailbox.snapshot.members or members is None:
             return
-        come = tuple(one for name, one in members.items() if self._kept.get(name) != one)
-        self._journal.append(MembersChanged(come, tuple(name for name in self._kept if name not in members)))
+        come = tuple(one for name, one in members.items() if before.get(name) != one)
+        self._cache.journal.append(MembersChanged(come, tuple(name for name in before if name not in members)))
         _log.info("members_changed", members=len(members), come=len(come))
-        self._kept = members
+        self._cache.members = members
         self._put_in_force(members)
 
     def _put_in_force(self, members: Members | None) -> None:
-        self._mailbox.post(replace(self._mailbox.snapshot, members=members))
-
-
-def _named(members: Iterable[Member]) -> dict[str, Member]:
-    return {one.replica: one for one in members}
+        self._cache.mailbox.post(replace(self._cache.mailbox.snapshot, members=members))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
-
-import structlog
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue
@@ -15,47 +12,39 @@ from registry.model.errors import RegistryError
 from registry.model.keys import Keys
 from registry.model.records import PoolSpec
 from registry.runtime.clock import Clock
-from sidecar.desired.journal import Journal
-from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.mailbox import Snapshot
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import PoolChanged
-
-_log = structlog.get_logger()
 
 
 class PoolWatcher:
     """Keeps `Snapshot.pool` at the newest record that may be followed.
 
     Attributes:
-        record: the record in force, as it stands in etcd; None: there is none.
         confirmed_revision: up to which the newest record, in force or not, vouches for lists (guarantee R15).
     """
 
-    def __init__(self, client: Client, keys: Keys, pool: str, mailbox: Mailbox, journal: Journal, clock: Clock) -> None:
+    def __init__(self, client: Client, keys: Keys, cache: PoolCache, clock: Clock) -> None:
         self._client = client
-        self._key = keys.pool(pool)
-        self._mailbox = mailbox
-        self._journal = journal
+        self._key = keys.pool(cache.pool)
+        self._cache = cache
         self._clock = clock
         self._waiting: KeyValue | None = None
         self._is_waiting = False
-        self.record: bytes | None = None
         self.confirmed_revision = 0
 
-    async def run(self, followed: Callable[[], int], on_change: Callable[[], Awaitable[None]]) -> None:
-        """Runs until it is cancelled.
-
-        `followed` tells the revision up to which adapters are followed; `on_change` is awaited after each change.
-        """
+    async def run(self, on_change: Callable[[], Awaitable[None]]) -> None:
+        """Runs until it is cancelled; `on_change` is awaited after each change."""
         reflector = Reflector(self._client, self._key, self._key + b"\0", resume=None, rng=self._clock.rng)
         async with aclosing(reflector.stream()) as reflections:
             # Adapters may move on while a list is under way: it is behind if it is older than what was known before.
-            known = followed()
+            known = self._cache.informer.state.revision
             async for reflection in reflections:
-                known, before = followed(), known
+                known, before = self._cache.informer.state.revision, known
                 match reflection:
                     case Listed(revision=revision, kvs=kvs):
                         # A pool that a list lacks now may have been lost with its store; only an event deletes it.
-                        is_missing = not kvs and self.record is not None
+                        is_missing = not kvs and self._cache.pool_record is not None
                         self._note(kvs[0] if kvs else None, is_doubtful=revision < before or is_missing)
                     case Changed(events=events):
                         self._note(events[-1].kv, is_doubtful=False)
@@ -63,41 +52,25 @@ class PoolWatcher:
                         continue
                 await on_change()
 
-    def take(self, value: bytes | None) -> None:
-        """Puts a record in force."""
-        self._mailbox.post(self._with(self._mailbox.snapshot, value))
-
     def settled(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot in which the adapters' list is followed, with the record that waited for it."""
         return self._changed(snapshot, self._waiting, is_doubtful=False) if self._is_waiting else snapshot
 
     def _note(self, kv: KeyValue | None, *, is_doubtful: bool) -> None:
-        before = self._mailbox.snapshot
+        before = self._cache.mailbox.snapshot
         after = self._changed(before, kv, is_doubtful=is_doubtful)
         if after is not before:
-            self._mailbox.post(after)
+            self._cache.mailbox.post(after)
 
     def _changed(self, snapshot: Snapshot, kv: KeyValue | None, *, is_doubtful: bool) -> Snapshot:
         """The snapshot with this record; the same one if the record is in force, or has to wait."""
         value = kv.value if kv else None
         self.confirmed_revision = _confirmed_revision(value)
         self._waiting, self._is_waiting = kv, is_doubtful or bool(snapshot.held)
-        if self._is_waiting or (value == self.record and snapshot.pool_read):
+        if self._is_waiting or (value == self._cache.pool_record and snapshot.pool_read):
             return snapshot
-        self._journal.append(PoolChanged(value))
-        return self._with(snapshot, value)
-
-    def _with(self, snapshot: Snapshot, value: bytes | None) -> Snapshot:
-        """A record that cannot be read leaves the last good one in force (guarantee R14)."""
-        try:
-            pool = None if value is None else PoolSpec.parse(value)
-        except RegistryError as error:
-            _log.error("pool_record_refused", reason=error.reason, error=error.message)
-            return replace(snapshot, pool_refusal=f"the pool's record cannot be followed: {error.message}")
-        self.record = value
-        if value is None:
-            _log.warning("pool_absent", key=self._key.decode(), remedy="loraplane pool create, or another --pool")
-        return replace(snapshot, pool=pool, pool_read=True, pool_refusal="")
+        self._cache.journal.append(PoolChanged(value))
+        return self._cache.with_pool(snapshot, value)
 
 
 def _confirmed_revision(value: bytes | None) -> int:

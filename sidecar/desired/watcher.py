@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -35,22 +34,12 @@ from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, Meta
 from registry.runtime.clock import Clock
 from registry.runtime.supervisor import Keep, keep_once
-from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
-from sidecar.desired.journal import Journal, Restored
-from sidecar.desired.last_good import GoodRecord
-from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.mailbox import Snapshot
 from sidecar.desired.members import MembersWatcher
-from sidecar.desired.packing import AnyRecord, Packing
 from sidecar.desired.pool import PoolWatcher
+from sidecar.desired.pool_cache import Booting, Following, Holding, PoolCache, Relisting
 from sidecar.desired.removal_guard import Follow, FollowedState, Held, ListCandidate, StoreId, check
-from sidecar.desired.snapshot import (
-    AdaptersChanged,
-    GenerationsServed,
-    GoodAdopted,
-    MembersChanged,
-    PoolChanged,
-    SnapshotBase,
-)
+from sidecar.desired.snapshot import AdaptersChanged
 from sidecar.metrics import ETCD_RECONNECTS, OBSERVED_REVISION, RELISTS
 
 _log = structlog.get_logger()
@@ -63,159 +52,40 @@ COMPARE_SECONDS = 600.0
 UNKNOWN_STORE_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Booting:
-    """Nothing was ever followed. The first list will be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Following:
-    """The informer's state is etcd's. The watch goes on from its revision."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """The informer's state stays in force. A list that differs too much is held, and kept up to date."""
-
-    candidate: ListCandidate
-
-
-@dataclass(frozen=True, slots=True)
-class Relisting:
-    """The informer's state stays in force until a list tells whether its store is still the same.
-
-    `is_begun`: the watch that runs begins with that list; otherwise it has to end first.
-    """
-
-    is_begun: bool
-
-
-WatcherState = Booting | Following | Holding | Relisting
-
-
 class Watcher:
     """Keeps `Mailbox` at etcd's newest state of one pool that may be followed, and the snapshot with it."""
 
     def __init__(
-        self,
-        client: Client,
-        keys: Keys,
-        pool: str,
-        replica: str,
-        mailbox: Mailbox,
-        journal: Journal,
-        clock: Clock,
-        keep: Keep = keep_once,
+        self, client: Client, keys: Keys, replica: str, cache: PoolCache, clock: Clock, keep: Keep = keep_once
     ) -> None:
         self._client = client
         self._keys = keys
-        self._pool = pool
-        self._mailbox = mailbox
-        self._journal = journal
+        self._cache = cache
+        self._mailbox, self._journal, self._informer = cache.mailbox, cache.journal, cache.informer
         self._clock = clock
         self._keep = keep
-        self._informer = Informer(pool)
-        self._pool_watcher = PoolWatcher(client, keys, pool, mailbox, journal, clock)
-        self._members_watcher = MembersWatcher(client, keys, pool, replica, mailbox, journal, clock)
-        self._store = StoreId()
-        self._state: WatcherState = Booting()
+        self._pool_watcher = PoolWatcher(client, keys, cache, clock)
+        self._members_watcher = MembersWatcher(client, keys, replica, cache, clock)
         self._heard = asyncio.Event()
-        self._packing = Packing(self._informer)
         self._taking = asyncio.Lock()
-        self._is_written = True
-
-    def record(self, key: str) -> AnyRecord | None:
-        """The raw record under a name key. It may already be newer than what the mailbox says of it."""
-        return self._informer.record(key)
-
-    def with_last_good(self, key: str, adapter: DesiredAdapter) -> DesiredAdapter:
-        """The adapter under a name key, with what this replica served of it before."""
-        return self._informer.with_last_good(key, adapter)
-
-    @property
-    def placed(self) -> AbstractSet[str]:
-        """Name keys of what this replica served, and others may be to serve."""
-        state = self._informer.state
-        keys = self._informer.memory.keys if state.tally.with_terms else ()
-        return {key for key in keys if _has_terms(state, key)}
-
-    def note_served(self, generations: Iterable[tuple[str, int]]) -> None:
-        """Notes what this replica serves, see `Informer.note_served`."""
-        state = self._informer.state
-        if news := self._informer.note_served(generations):
-            self._journal.append(GenerationsServed(state.revision, news))
-            self._post_renewed(state)
-
-    def adopt(self, key: str, good: GoodRecord) -> None:
-        """Notes what others serve, see `Informer.adopt`."""
-        state = self._informer.state
-        self._informer.adopt(key, good)
-        self._journal.append(GoodAdopted(state.revision, key, good))
-        self._post_renewed(state)
-
-    def _post_renewed(self, before: DesiredState) -> None:
-        # While nothing is to be acted upon yet, the state comes in force with the rest.
-        if self._informer.state is not before and self._mailbox.snapshot.desired is not None and self._is_written:
-            self._post(self._mailbox.snapshot)
-
-    def restore(self) -> None:
-        """Takes up the snapshot, without acting upon it yet."""
-        if (restored := self._journal.restore(self._pool)) is None:
-            _log.info("snapshot_absent", pool=self._pool)
-            return
-        self._fold_restored(restored)
-        state = self._informer.state
-        _log.info("snapshot_restored", revision=state.revision, adapters=state.count)
-
-    def forget(self) -> None:
-        """Does without the snapshot, which is set aside: it could not be taken up."""
-        self._journal.set_aside()
-        self._store, self._state = StoreId(), Booting()
-        self._informer.restore(0, {})
-        self._pool_watcher.record = None
-        self._members_watcher.restore({})
-        self._mailbox.post(Snapshot())
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "adapters": self._follow_adapters,
-            "pool": partial(self._pool_watcher.run, lambda: self._informer.state.revision, self._judge_again),
+            "pool": partial(self._pool_watcher.run, self._judge_again),
             "members": self._members_watcher.run,
             "boot": self._act_upon_snapshot,
-            "pack": self._packing.run,
+            "pack": self._cache.packing.run,
             "sync": self._journal.keep_synced,
         }
         async with asyncio.TaskGroup() as tasks:
             for part, work in parts.items():
                 tasks.create_task(self._keep(part, work), name=part)
 
-    def _fold_restored(self, restored: Restored) -> None:
-        base = restored.base
-        self._store = StoreId(base.cluster_id, base.epoch)
-        self._state = Relisting(is_begun=False) if base.is_doubted else Following()
-        self._informer.restore(base.revision, base.records, base.last_good)
-        if base.pool_record is not None:
-            self._pool_watcher.take(base.pool_record)
-        self._members_watcher.restore(base.members)
-        for entry in restored.entries:
-            match entry:
-                case AdaptersChanged(revision, events):
-                    self._informer.apply(revision, events)
-                case PoolChanged(value):
-                    self._pool_watcher.take(value)
-                case MembersChanged():
-                    self._members_watcher.fold(entry)
-                case GenerationsServed(revision, generations):
-                    self._informer.advance(revision)
-                    self._informer.note_served(generations)
-                case GoodAdopted(revision, key, good):
-                    self._informer.advance(revision)
-                    self._informer.adopt(key, good)
-
     async def _act_upon_snapshot(self) -> None:
         """After a restart the snapshot is good enough once etcd had its chance to say what is newer."""
-        if isinstance(self._state, Booting):
+        if isinstance(self._cache.state, Booting):
             return
         try:
             async with asyncio.timeout(BOOT_WAIT_SECONDS):
@@ -223,13 +93,13 @@ class Watcher:
             await asyncio.sleep(CATCH_UP_SECONDS)
         except TimeoutError:
             _log.warning("acting_upon_snapshot", revision=self._informer.state.revision)
-        if self._is_written:  # a list comes in force by itself
+        if self._cache.is_written:  # a list comes in force by itself
             self._journal.append(AdaptersChanged(self._informer.state.revision, ()))  # etcd may have told of progress
             self._post(self._mailbox.snapshot)
 
     async def _follow_adapters(self) -> None:
-        if self._journal.wants_base and not isinstance(self._state, Booting):
-            await self._rewrite()
+        if self._journal.wants_base and not isinstance(self._cache.state, Booting):
+            await self._cache.rewrite()
         while True:
             try:
                 await self._follow_one_store()
@@ -244,27 +114,27 @@ class Watcher:
         Raises:
             EtcdError: which store it is could not be read.
         """
-        prefix, resume, rng = self._keys.adapters(self._pool), self._begin(), self._clock.rng
+        prefix, resume, rng = self._keys.adapters(self._cache.pool), self._begin(), self._clock.rng
         span = prefix, prefix_end(prefix)
         reflector = Reflector(self._client, *span, resume=resume, rng=rng, compare_every_seconds=COMPARE_SECONDS)
         async with aclosing(reflector.stream()) as reflections:
             async for reflection in reflections:
                 async with self._taking:
                     await self._take(reflection)
-                if self._state == Relisting(is_begun=False):
+                if self._cache.state == Relisting(is_begun=False):
                     return
 
     def _begin(self) -> Resume | None:
         """Mark at which a new watch goes on; None: it begins with a list."""
-        match self._state:
+        match self._cache.state:
             case Booting():
                 return None
-            case Following() if self._is_written:
-                return Resume(self._informer.state.revision, self._store.cluster_id)
+            case Following() if self._cache.is_written:
+                return Resume(self._informer.state.revision, self._cache.store.cluster_id)
             case Following() | Holding() | Relisting():
-                self._state = Relisting(is_begun=True)
+                self._cache.state = Relisting(is_begun=True)
                 return None
-        assert_never(self._state)
+        assert_never(self._cache.state)
 
     async def _take(self, reflection: Reflection) -> None:
         match reflection:
@@ -298,21 +168,21 @@ class Watcher:
 
     async def _connected(self, endpoint: str) -> None:
         """A watch stands. Before anything of it is followed, the store must be the one that the mark is of."""
-        epoch = await epoch_of(self._client, self._keys, known=self._store.epoch)
+        epoch = await epoch_of(self._client, self._keys, known=self._cache.store.epoch)
         _log.info("etcd_connected", endpoint=endpoint)
         self._heard.set()
-        if not isinstance(self._state, Holding):
-            store = StoreId(self._store.cluster_id, epoch)
-            if self._store.is_other(store):
-                _log.error("store_replaced", epoch=epoch, known_epoch=self._store.epoch)
-                self._state = Relisting(is_begun=False)
+        if not isinstance(self._cache.state, Holding):
+            store = StoreId(self._cache.store.cluster_id, epoch)
+            if self._cache.store.is_other(store):
+                _log.error("store_replaced", epoch=epoch, known_epoch=self._cache.store.epoch)
+                self._cache.state = Relisting(is_begun=False)
                 return
-            self._store = store
+            self._cache.store = store
         self._set_connected(connected=True)
 
     async def _take_list(self, listed: Listed) -> None:
         RELISTS.inc()
-        store = StoreId(listed.cluster_id, await epoch_of(self._client, self._keys, known=self._store.epoch))
+        store = StoreId(listed.cluster_id, await epoch_of(self._client, self._keys, known=self._cache.store.epoch))
         self._set_connected(connected=True)
         candidate = ListCandidate(listed.revision, store, listed.kvs, self._informer.raw)
         await self._judge(candidate, listed.cause)
@@ -320,14 +190,14 @@ class Watcher:
     async def _judge_again(self) -> None:
         """The pool's record may have come to vouch for the list that is held."""
         async with self._taking:
-            if isinstance(self._state, Holding):
-                await self._judge(self._state.candidate, None)
+            if isinstance(self._cache.state, Holding):
+                await self._judge(self._cache.state.candidate, None)
 
     async def _judge(self, candidate: ListCandidate, cause: ListCause | None) -> None:
         """Follows the candidate or holds it; `cause` None: it was held before."""
-        followed = FollowedState(self._informer.state.revision, self._store, len(self._informer.raw))
+        followed = FollowedState(self._informer.state.revision, self._cache.store, len(self._informer.raw))
         confirmed = self._pool_watcher.confirmed_revision
-        match check(followed, candidate, confirmed_revision=confirmed, pool=self._pool):
+        match check(followed, candidate, confirmed_revision=confirmed, pool=self._cache.pool):
             case Follow(confirmed=is_confirmed):
                 await self._follow(candidate, cause, is_confirmed=is_confirmed)
             case Held() as hold:
@@ -335,7 +205,7 @@ class Watcher:
 
     async def _hold(self, candidate: ListCandidate, hold: Held) -> None:
         """What runs stays as it is (guarantees R1 and R15), also through a restart of this process."""
-        was_doubted, self._state = self._is_doubted, Holding(candidate)
+        was_doubted, self._cache.state = self._cache.is_doubted, Holding(candidate)
         snapshot = self._mailbox.snapshot
         if not snapshot.held:
             revision, store = candidate.listed_revision, candidate.store
@@ -345,17 +215,17 @@ class Watcher:
         if snapshot.held != hold.message:
             self._mailbox.post(replace(snapshot, held=hold.message))
         if not was_doubted:
-            await self._rewrite()
+            await self._cache.rewrite()
 
     async def _follow(self, candidate: ListCandidate, cause: ListCause | None, *, is_confirmed: bool) -> None:
         await self._journal.settle()  # what is noted from here on is of the list, and in no journal before it
-        acted_before, before = not isinstance(self._state, Booting), self._informer.state.revision
+        acted_before, before = not isinstance(self._cache.state, Booting), self._informer.state.revision
         changed = self._informer.replace(candidate.revision, candidate.kvs.values())
-        self._store, self._state = candidate.store, Following()
+        self._cache.store, self._cache.state = candidate.store, Following()
         if acted_before:  # a kill during the rewrite must not bring back what was followed before this list
-            self._is_written = False  # should it fail, the next watch begins with a list
-            await self._write_base(is_list=True)
-            self._is_written = True
+            self._cache.is_written = False  # should it fail, the next watch begins with a list
+            await self._cache.write_base(is_list=True)
+            self._cache.is_written = True
         named = cause.name if cause else "HELD"
         _log.info("listed", revision=candidate.revision, cause=named, changed=len(changed), former_revision=before)
         if is_confirmed:
@@ -364,10 +234,10 @@ class Watcher:
         self._members_watcher.look_again()
         self._post(self._pool_watcher.settled(replace(self._mailbox.snapshot, held="")))
         if not acted_before:
-            await self._write_base()
+            await self._cache.write_base()
 
     async def _take_events(self, revision: int, events: tuple[Event, ...]) -> None:
-        match self._state:
+        match self._cache.state:
             case Holding(candidate):
                 candidate.apply(revision, events)
                 await self._judge(candidate, None)
@@ -376,12 +246,12 @@ class Watcher:
                 self._informer.apply(revision, events)
                 self._post(replace(self._mailbox.snapshot, last_request_id=request_of(events)))
                 if self._journal.wants_base:
-                    await self._rewrite()
+                    await self._cache.rewrite()
             case _:
-                assert_never(self._state)
+                assert_never(self._cache.state)
 
     async def _take_progress(self, revision: int) -> None:
-        match self._state:
+        match self._cache.state:
             case Holding(candidate):
                 candidate.advance(revision)
                 await self._judge(candidate, None)
@@ -389,34 +259,12 @@ class Watcher:
                 self._informer.advance(revision)
                 OBSERVED_REVISION.set(self._informer.state.revision)
             case _:
-                assert_never(self._state)
-
-    @property
-    def _is_doubted(self) -> bool:
-        """True while it is not known whether etcd's store may be followed."""
-        return isinstance(self._state, Holding | Relisting)
+                assert_never(self._cache.state)
 
     def _post(self, snapshot: Snapshot) -> None:
         """Puts the informer's state in force, together with what else the snapshot says."""
-        state = self._informer.state
-        self._mailbox.post(replace(snapshot, desired=state))
-        OBSERVED_REVISION.set(state.revision)
-        self._members_watcher.want(wanted=state.tally.by_members > 0)
-        self._packing.wake()
-
-    async def _rewrite(self) -> None:
-        await self._journal.settle()
-        await self._write_base()
-
-    async def _write_base(self, *, is_list: bool = False) -> None:
-        state, store, pool = self._informer.state, self._store, self._pool_watcher.record
-        members, memory = self._members_watcher.members, self._informer.memory.whole
-        known = (pool, dict(self._informer.raw), store.epoch, self._is_doubted, members, memory)
-        await self._journal.rewrite(SnapshotBase(self._pool, store.cluster_id, state.revision, *known), is_list=is_list)
-
-
-def _has_terms(state: DesiredState, key: str) -> bool:
-    return (adapter := state.adapters.get(key)) is not None and adapter.terms is not None
+        self._cache.post(snapshot)
+        self._members_watcher.want(wanted=self._informer.state.tally.by_members > 0)
 
 
 def request_of(events: Iterable[Event]) -> str:

@@ -132,7 +132,7 @@ class RoundMemory:
 
 
 class RemembersServed(Protocol):
-    """Who keeps what a replica served; in production the watcher."""
+    """Who keeps what a replica served; in production a pool cache."""
 
     @property
     def placed(self) -> AbstractSet[str]:

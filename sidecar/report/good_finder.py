@@ -33,7 +33,7 @@ MAX_REPLICAS = 16
 
 
 class AdoptsGood(Protocol):
-    """Keeper of what was served; in production the watcher."""
+    """Keeper of what was served; in production a pool cache."""
 
     def adopt(self, key: str, good: GoodRecord) -> None:
         """Takes what others serve for the last good generation of an adapter."""

@@ -8,8 +8,7 @@ hears of a round when all of this was said.
 from __future__ import annotations
 
 from registry.runtime.supervisor import Supervisor
-from sidecar.desired.mailbox import Mailbox
-from sidecar.desired.watcher import Watcher
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.loop.rounds import ServedNews
 from sidecar.plan.types import RoundReport
 from sidecar.ports import Ports
@@ -27,23 +26,23 @@ from sidecar.report.writer import ShareGuard, StatusWriter
 class Reporting:
     """Parts that tell of one replica: in etcd, at its HTTP port, and in the log.
 
-    `served` and `finder` tell the watcher, so that it is known after a restart and where a generation is lacking.
+    `served` and `finder` tell the pool cache, so that it is known after a restart and where a generation is lacking.
     """
 
-    def __init__(self, ports: Ports, mailbox: Mailbox, watcher: Watcher, supervisor: Supervisor) -> None:
+    def __init__(self, ports: Ports, cache: PoolCache, supervisor: Supervisor) -> None:
         """Wires them over these ports; none runs yet."""
         client, keys, engine, clock = ports.client, ports.keys, ports.engine, ports.clock
-        presence, pool, replica = ports.presence, ports.presence.pool, ports.presence.replica
+        presence, pool, replica, mailbox = ports.presence, cache.pool, ports.presence.replica, cache.mailbox
         answers = ports.answer is not None
         identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure, ports.http)
         self.writer = writer = StatusWriter(client, keys, presence, clock, mailbox.wake)
         self.status = status = StatusCache(identity, clock, writer.announcement.offer, supervisor.troubles)
         supervisor.heed(status.look_again)
         self.handoffs = handoffs = HandoffWatch(client, keys, pool, mailbox)
-        self.events = events = EventRing(clock, lambda key: watcher.record(key) is not None)
+        self.events = events = EventRing(clock, lambda key: cache.informer.record(key) is not None)
         self.drain = ReplicaDrain(client, keys, presence, mailbox, writer, handoffs, status, events, clock)
-        self.served = ServedNews(watcher)
-        self.finder = GoodFinder(client, keys, pool, replica, mailbox, watcher, clock)
+        self.served = ServedNews(cache)
+        self.finder = GoodFinder(client, keys, pool, replica, mailbox, cache, clock)
         self.share = ShareGuard(writer.announcement, writer.claim, clock, ports.give_up_seconds)
         self.declines = DeclineTeller(writer.announcement, ports.state)
         self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)

@@ -46,7 +46,7 @@ class Answered:
     at: float
 
 
-class Answers:
+class AnswerMemory:
     """Memory of where the engine was told that adapters are, for as long as it may go by that.
 
     Attributes:
@@ -121,7 +121,7 @@ class ResidentSet:
         self._idle_seconds = idle_seconds
         self._open: Counter[str] = Counter()
         self._crowded: set[str] = set()
-        self._answers = Answers()
+        self._answers = AnswerMemory()
         self._look = EngineLook()
         self._used_at: dict[str, float] = {}
         self._residents: dict[str, DesiredAdapter] = {}

@@ -1,4 +1,4 @@
-"""Troubles of lazy adapters: why each was refused when it was last asked for. Pure."""
+"""Troubles of lazy adapters: why each was refused when last asked for. Pure."""
 
 from __future__ import annotations
 

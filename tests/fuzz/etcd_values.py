@@ -33,7 +33,8 @@ from sidecar.desired.assignment import Assigner
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.members import BELIEVE_SECONDS, Attendance
-from sidecar.desired.watcher import Following, Watcher
+from sidecar.desired.pool_cache import Following, PoolCache
+from sidecar.desired.watcher import Watcher
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.report.http import make_app
@@ -66,9 +67,9 @@ def _watched() -> list[Case]:
     ]
 
 
-def _new_watcher(folder: Path) -> tuple[Watcher, Mailbox]:
-    mailbox = Mailbox()
-    return Watcher(None, KEYS, POOL, "r1", mailbox, Journal(folder), Clock()), mailbox  # type: ignore[arg-type]
+def _new_watcher(folder: Path) -> tuple[Watcher, PoolCache]:
+    cache = PoolCache(KEYS, POOL, Mailbox(), Journal(folder))
+    return Watcher(None, KEYS, "r1", cache, Clock()), cache  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -80,20 +81,20 @@ async def _watching(folder: Path) -> AsyncIterator[Run]:
         nonlocal number
         number += 1
         state = folder / str(number)
-        watcher, mailbox = _new_watcher(state)
-        watcher._informer.apply(1, [put_event("good", 1, **PLACED)])
-        watcher._state = Following()
-        await watcher._rewrite()
+        watcher, cache = _new_watcher(state)
+        cache.informer.apply(1, [put_event("good", 1, **PLACED)])
+        cache.state = Following()
+        await cache.rewrite()
         await _take(watcher, case)
-        snapshot = mailbox.snapshot
+        snapshot = cache.mailbox.snapshot
         watcher._post(snapshot)
-        Assigner(POOL, "r1", {"zone": "a"}).find(watcher._informer.state, snapshot.members)
-        watcher._journal.close()
-        again, _ = _new_watcher(state)
+        Assigner(POOL, "r1", {"zone": "a"}).find(cache.informer.state, snapshot.members)
+        cache.journal.close()
+        _, again = _new_watcher(state)
         again.restore()
-        assert again._informer.state.state_hash == watcher._informer.state.state_hash, "R2: a restart tells otherwise"
-        assert "good" in again._informer.state.adapters or case[:2] == (b"adapter", b"good"), "R14: a good one is gone"
-        again._journal.close()
+        assert again.informer.state.state_hash == cache.informer.state.state_hash, "R2: a restart tells otherwise"
+        assert "good" in again.informer.state.adapters or case[:2] == (b"adapter", b"good"), "R14: a good one is gone"
+        again.journal.close()
         for file in state.iterdir():
             file.unlink()
 
@@ -149,10 +150,8 @@ async def _reconciling(folder: Path) -> AsyncIterator[Run]:
                 "r1": attendance.members.get("r1") or Member("r1", {}, None),
                 "r2": Member("r2", {"zone": "a"}, 4),
             }
-            watcher = rig.sidecar.watcher._pool_watcher
-            rig.mailbox.post(
-                replace(watcher._with(rig.mailbox.snapshot, pool), desired=rig._informer.state, members=members)
-            )
+            snapshot = rig.sidecar.cache.with_pool(rig.mailbox.snapshot, pool)
+            rig.mailbox.post(replace(snapshot, desired=rig._informer.state, members=members))
             await eventually(lambda: rig.status.observed_revision == revision)
             status = rig.status.to_bytes()
             assert ReplicaStatus.parse(status).replica == "r1"

@@ -16,7 +16,6 @@ from registry.cli.failure import CliError
 from registry.model.errors import RegistryError
 from registry.model.placement import Member
 from registry.model.records import PoolSpec
-from registry.runtime.clock import Clock
 from registry.sources.base import ArtifactError, Stop, StoreError
 from registry.sources.credentials_file import read_credentials
 from registry.tools.devstack.processes import recall
@@ -29,6 +28,7 @@ from sidecar.desired.assignment import Assigner
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.packing import RawRecord
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import (
     AdaptersChanged,
     MembersChanged,
@@ -37,7 +37,6 @@ from sidecar.desired.snapshot import (
     encode_base,
     encode_entry,
 )
-from sidecar.desired.watcher import Watcher
 from sidecar.engines.load_ledger import LoadLedger
 from sidecar.engines.others.single_slot import read_slot
 from tests.fuzz.fuzzer import Run, Target, must_say
@@ -80,15 +79,15 @@ async def _starting(folder: Path) -> AsyncIterator[Run]:
         (state / "snapshot-1").write_bytes(case[0])
         (state / "journal-1").write_bytes(case[1])
         mailbox, kept = Mailbox(), Journal(state)
-        watcher = Watcher(None, KEYS, POOL, "r1", mailbox, kept, Clock())  # type: ignore[arg-type]
-        watcher.restore()
-        watcher._post(mailbox.snapshot)
-        Assigner(POOL, "r1", {"zone": "a"}).find(watcher._informer.state, mailbox.snapshot.members)
-        await watcher._rewrite()
+        cache = PoolCache(KEYS, POOL, mailbox, kept)
+        cache.restore()
+        cache.post(mailbox.snapshot)
+        Assigner(POOL, "r1", {"zone": "a"}).find(cache.informer.state, mailbox.snapshot.members)
+        await cache.rewrite()
         kept.close()
         again = Journal(state).restore(POOL)
         assert again is not None, "R12: what was written anew cannot be read"
-        assert again.base.revision == watcher._informer.state.revision
+        assert again.base.revision == cache.informer.state.revision
         for file in state.iterdir():
             file.unlink()
 

@@ -96,7 +96,7 @@ async def run_sidecar(place: Place, incarnation: int, rng: random.Random, journa
         keep_seconds=KEEP_SECONDS,
     )
     sidecar: Sidecar = assemble(ports)
-    journals.append(sidecar.journal)
+    journals.append(sidecar.cache.journal)
     try:
         async with asyncio.TaskGroup() as tasks:
             sidecar.start(tasks)

@@ -17,6 +17,7 @@ from registry.model.keys import Keys
 from registry.runtime.clock import Clock
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.watcher import Watcher
 from sidecar.metrics import RELISTS
 from tests.support.metrics import read_metrics
@@ -97,8 +98,9 @@ class Herd:
         rng = random.Random(number)
         client = Client(ClientOptions((self.endpoint,), call_timeout_seconds=60.0), rng=rng)
         journal, mailbox = Journal(self._place(number)), Mailbox()
-        feed = Watcher(client, self.keys, self.pool, f"r{number}", mailbox, journal, Clock(rng))
-        feed.restore()
+        cache = PoolCache(self.keys, self.pool, mailbox, journal)
+        feed = Watcher(client, self.keys, f"r{number}", cache, Clock(rng))
+        cache.restore()
         return Member(client, journal, mailbox, asyncio.create_task(feed.run()))
 
 

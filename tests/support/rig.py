@@ -108,7 +108,7 @@ class Rig:
             self.sidecar = assemble(self._ports(folder, keeping))
         self.demand, self.reconciler = self.sidecar.demand, self.sidecar.reconciler
         self.mailbox = self.sidecar.mailbox
-        self._informer = self.sidecar.watcher._informer
+        self._informer = self.sidecar.cache.informer
         self.mailbox.post(Snapshot(connected=True, pool=PoolSpec(name=POOL, base_models=["tiny"]), pool_read=True))
 
     def _ports(self, folder: Path, keeping: Keeping) -> Ports:

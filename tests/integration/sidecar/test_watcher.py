@@ -13,6 +13,7 @@ from registry.runtime.clock import Clock
 from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import AdaptersChanged
 from sidecar.desired.watcher import Watcher
 from tests.support.fleet import POOL, Hand
@@ -22,9 +23,9 @@ from tests.support.waiting import eventually
 @asynccontextmanager
 async def feeding(hand: Hand, state: Path, mailbox: Watched) -> AsyncIterator[Watched]:
     """Runs the watcher of replica r1, which fills `mailbox`, until its first snapshot is there at least."""
-    journal = Journal(state)
-    feed = Watcher(hand.client, hand.keys, POOL, "r1", mailbox, journal, Clock())
-    feed.restore()
+    cache = PoolCache(hand.keys, POOL, mailbox, Journal(state))
+    feed = Watcher(hand.client, hand.keys, "r1", cache, Clock())
+    cache.restore()
     running = asyncio.create_task(feed.run())
     try:
         yield mailbox
@@ -33,7 +34,7 @@ async def feeding(hand: Hand, state: Path, mailbox: Watched) -> AsyncIterator[Wa
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        journal.close()
+        cache.journal.close()
 
 
 def on_disk(state: Path, copy: Path) -> DesiredState | None:

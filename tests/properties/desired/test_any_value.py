@@ -18,6 +18,7 @@ from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.members import Attendance
 from sidecar.desired.pool import PoolWatcher
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.watcher import request_of
 from tests.support.hostile import spoiled
 from tests.support.records import KEYS, POOL, put, record
@@ -55,8 +56,9 @@ def test_the_pool_and_its_members() -> None:
     """R14, X2: the last good record stays in force; a presence that cannot be read is of no member."""
     mailbox = Mailbox()
     with TemporaryDirectory() as folder:
-        watcher = PoolWatcher(None, KEYS, POOL, mailbox, Journal(Path(folder)), Clock(random.Random(0)))  # type: ignore[arg-type]
-        watcher.take(PoolSpec(name=POOL, base_models=["base"]).to_bytes())
+        cache = PoolCache(KEYS, POOL, mailbox, Journal(Path(folder)))
+        watcher = PoolWatcher(None, KEYS, cache, Clock(random.Random(0)))  # type: ignore[arg-type]
+        mailbox.post(cache.with_pool(mailbox.snapshot, PoolSpec(name=POOL, base_models=["base"]).to_bytes()))
         for revision, value in enumerate(POOLS, 2):
             watcher._note(KeyValue(KEYS.pool(POOL), value, 1, revision, 1), is_doubtful=False)
             assert mailbox.snapshot.pool is not None

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import random
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +14,10 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from registry.runtime.clock import Clock
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import SnapshotBase
-from sidecar.desired.watcher import Watcher
 from tests.support.hostile import DEEP, LARGE, dumped, mutations
 from tests.support.records import KEYS, POOL, record
 
@@ -43,26 +41,26 @@ def journal_file(*entries: bytes) -> bytes:
     return b"".join(b"%08x %s" % (zlib.crc32(entry + b"\n"), entry + b"\n") for entry in entries)
 
 
-def boots(files: dict[str, bytes]) -> Watcher:
+def boots(files: dict[str, bytes]) -> PoolCache:
     """Starts with these files, and once more with what it wrote itself."""
     with TemporaryDirectory() as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
-        first = _watcher(Path(folder))
+        first = _cache(Path(folder))
         first.restore()
-        state = first._informer.state
+        state = first.informer.state
         assert all(isinstance(adapter.revision, int) for adapter in state.adapters.values())
         assert 0 <= state.revision < 1 << 63
-        first._journal.close()
-        again = _watcher(Path(folder))
+        first.journal.close()
+        again = _cache(Path(folder))
         again.restore()
-        assert again._informer.state.state_hash == state.state_hash
-        again._journal.close()
+        assert again.informer.state.state_hash == state.state_hash
+        again.journal.close()
     return first
 
 
-def _watcher(folder: Path) -> Watcher:
-    return Watcher(None, KEYS, POOL, "r1", Mailbox(), Journal(folder), Clock(random.Random(0)))  # type: ignore[arg-type]
+def _cache(folder: Path) -> PoolCache:
+    return PoolCache(KEYS, POOL, Mailbox(), Journal(folder))
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
@@ -88,8 +86,8 @@ def test_any_json_in_a_base_that_is_whole(header: object, head: object, value: b
 def test_any_json_in_an_entry_that_is_whole(entry: object) -> None:
     """R12: what came before the entry is kept."""
     good = base_file(dumped(HEADER), dumped(RECORD) + b"\t" + record("a").to_bytes())
-    watcher = boots({"snapshot-3": good, "journal-3": journal_file(dumped(entry))})
-    assert watcher._informer.record("a") is not None or "e" in str(entry)
+    cache = boots({"snapshot-3": good, "journal-3": journal_file(dumped(entry))})
+    assert cache.informer.record("a") is not None or "e" in str(entry)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
@@ -98,9 +96,9 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "journal-9")
     os.mkfifo(tmp_path / "snapshot-8")
     (tmp_path / "snapshot-7").symlink_to(tmp_path / "nowhere")
-    watcher = _watcher(tmp_path)
-    watcher.restore()
-    assert watcher._journal.wants_base
+    cache = _cache(tmp_path)
+    cache.restore()
+    assert cache.journal.wants_base
 
 
 def test_a_snapshot_that_cannot_be_taken_up_is_set_aside(tmp_path: Path) -> None:
@@ -108,11 +106,11 @@ def test_a_snapshot_that_cannot_be_taken_up_is_set_aside(tmp_path: Path) -> None
     journal = Journal(tmp_path)
     asyncio.run(journal.rewrite(SnapshotBase(POOL, 7, 5)))
     journal.close()
-    watcher = _watcher(tmp_path)
-    watcher.restore()
-    watcher.forget()
-    assert watcher._informer.state.revision == 0
+    cache = _cache(tmp_path)
+    cache.restore()
+    cache.forget()
+    assert cache.informer.state.revision == 0
     assert sorted(file.name for file in tmp_path.iterdir()) == ["damaged-journal-1", "damaged-snapshot-1"]
-    again = _watcher(tmp_path)
+    again = _cache(tmp_path)
     again.restore()
-    assert again._journal.wants_base
+    assert again.journal.wants_base

@@ -16,8 +16,9 @@ from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
 from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.packing import RawRecord
+from sidecar.desired.pool_cache import Booting, Following, Relisting
 from sidecar.desired.snapshot import AdaptersChanged, MembersChanged, PoolChanged, SnapshotBase
-from sidecar.desired.watcher import BOOT_WAIT_SECONDS, CATCH_UP_SECONDS, Booting, Following, Relisting
+from sidecar.desired.watcher import BOOT_WAIT_SECONDS, CATCH_UP_SECONDS
 from tests.simulation.loop import VirtualLoop
 from tests.support.records import POOL, kv, put, record
 from tests.support.waiting import eventually
@@ -48,7 +49,7 @@ def written(folder: Path, *entries: AdaptersChanged | PoolChanged | MembersChang
 
 def booted(folder: Path) -> Scene:
     scene = Scene(folder)
-    scene.watcher.restore()
+    scene.cache.restore()
     return scene
 
 
@@ -65,7 +66,7 @@ def test_all_that_was_followed_is_taken_up_and_nothing_of_adapters_is_acted_upon
     snapshot, informer = scene.mailbox.snapshot, scene.watcher._informer
     assert (snapshot.desired, informer.state.revision) == (None, 10)
     assert set(informer.state.adapters) == set(informer.raw) == {"a", "b", "c"}
-    assert snapshot.members == fleet("r1") | fleet("r2", zone="x") == scene.watcher._members_watcher.members
+    assert snapshot.members == fleet("r1") | fleet("r2", zone="x") == scene.cache.members
     assert isinstance(snapshot.pool, PoolSpec)
     assert snapshot.pool.removals_confirmed_revision == 2
     assert scene.state == Following()
@@ -156,7 +157,7 @@ async def is_told_of_a_boot(scene: Scene) -> None:
 
 
 async def is_told_what_is_served(scene: Scene) -> None:
-    scene.watcher.note_served([("a", 1)])
+    scene.cache.note_served([("a", 1)])
 
 
 @pytest.mark.parametrize("news", [is_told_of_a_boot, is_told_what_is_served])
@@ -202,14 +203,14 @@ async def serves_after_progress(scene: Scene) -> None:
     await hears_of_progress(scene)
     await scene.watcher._take_events(31, (put("a", 31, generation=2),))
     await scene.take(Progressed(40))
-    scene.watcher.note_served([("a", 2)])
+    scene.cache.note_served([("a", 2)])
 
 
 async def adopts_after_progress(scene: Scene) -> None:
     await hears_of_progress(scene)
     await scene.watcher._take_events(31, (put("a", 31, generation=2),))
     await scene.take(Progressed(50))
-    scene.watcher.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
+    scene.cache.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
 
 
 @pytest.mark.parametrize("script", [hears_of_progress, serves_after_progress, adopts_after_progress])

@@ -19,6 +19,7 @@ from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
 from sidecar.desired.members import BELIEVE_SECONDS
 from sidecar.desired.packing import PackedRecord
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.watcher import Watcher, epoch_of
 from sidecar.metrics import OBSERVED_REVISION, RELISTS
 from tests.simulation.links import Way
@@ -39,8 +40,9 @@ class Sidecar:
     def __init__(self, etcd: PlayedEtcd, folder: Path) -> None:
         self.mailbox, self.journal, self.parts = Kept(), Journal(folder), list[str]()
         client, clock = etcd.client(), Clock(random.Random(0))
-        self.watcher = Watcher(client, KEYS, POOL, "r1", self.mailbox, self.journal, clock, self._keep)
-        self.watcher.restore()
+        cache = PoolCache(KEYS, POOL, self.mailbox, self.journal)
+        self.watcher = Watcher(client, KEYS, "r1", cache, clock, self._keep)
+        cache.restore()
         self._task = asyncio.create_task(self.watcher.run())
 
     async def _keep(self, part: str, work: Callable[[], Awaitable[None]]) -> None:

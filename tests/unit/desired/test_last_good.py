@@ -238,11 +238,11 @@ async def test_whatever_a_kill_leaves_of_the_journal_tells_what_was_so_then(tmp_
     folder = tmp_path / "state"
     scene = Scene(folder)
     await scene.listed(50, kv("a", 1))
-    scene.watcher.note_served([("a", 1)])
+    scene.cache.note_served([("a", 1)])
     await scene.watcher._take_events(51, (put("a", 51, generation=2, source="v2"),))
     assert scene.mailbox.snapshot.desired is not None
     assert scene.mailbox.snapshot.desired.adapters["a"].last_good is not None
-    scene.watcher.note_served([("a", 2)])
+    scene.cache.note_served([("a", 2)])
     assert scene.mailbox.snapshot.desired.adapters["a"].last_good is None, "a plan has to be made of it"
     await scene.watcher._take_events(52, (put("a", 52, generation=3, source="v3"),))
     scene.journal.close()
@@ -261,11 +261,11 @@ async def booted(folder: Path, copy: Path, size: int) -> tuple[int, int | None]:
     shutil.copytree(folder, copy)
     journal(copy).write_bytes(journal(copy).read_bytes()[:size])
     scene = Scene(copy)
-    scene.watcher.restore()
-    await scene.watcher._rewrite()  # as a boot does after damage
+    scene.cache.restore()
+    await scene.cache.rewrite()  # as a boot does after damage
     scene.journal.close()
     again = Scene(copy)
-    again.watcher.restore()
+    again.cache.restore()
     again.journal.close()
     adapter = again.watcher._informer.state.adapters["a"]
     return adapter.generation, None if adapter.last_good is None else adapter.last_good.generation
@@ -274,10 +274,10 @@ async def booted(folder: Path, copy: Path, size: int) -> tuple[int, int | None]:
 async def test_what_others_serve_outlives_a_restart(tmp_path):
     scene = Scene(tmp_path / "state")
     await scene.listed(50, kv("a", 1, generation=2, placement=placed_at(1)))
-    scene.watcher.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
-    assert scene.watcher.placed == {"a"}
+    scene.cache.adopt("a", GoodRecord(kv("a", 1).value, 1, 1))
+    assert scene.cache.placed == {"a"}
     scene.journal.close()
     again = Scene(tmp_path / "state")
-    again.watcher.restore()
+    again.cache.restore()
     again.journal.close()
     assert good(again.watcher._informer) == ("a@1", 1, "v1")

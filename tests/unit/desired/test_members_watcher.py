@@ -22,8 +22,8 @@ from registry.model.records import Placement
 from registry.model.status import ReportedLimits
 from registry.runtime.process import Repeats
 from sidecar.desired import members as module
+from sidecar.desired.pool_cache import Holding
 from sidecar.desired.snapshot import MembersChanged
-from sidecar.desired.watcher import Holding
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, engine_status, presence, replica_status
 from tests.support.waiting import eventually
@@ -92,7 +92,7 @@ class Told(Played):
         """What another process would find, to which this one's files are left."""
         self._copies += 1
         again = Scene(shutil.copytree(self._folder, self._folder.with_name(f"copy-{self._copies}")))
-        again.watcher.restore()
+        again.cache.restore()
         again.journal.close()
         found = again.mailbox.snapshot.members
         return None if found is None else dict(found)

@@ -18,6 +18,7 @@ from sidecar.desired import pool as module
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Snapshot
 from sidecar.desired.pool import PoolWatcher
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.desired.snapshot import PoolChanged, SnapshotBase, decode_entries
 from tests.support.records import KEYS, POOL
 from tests.support.worlds import pool
@@ -48,9 +49,15 @@ class Told(Played):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.mailbox, self.folder, self.changes, self.followed = Kept(), folder, 0, FOLLOWED
+        self.mailbox, self.folder, self.changes = Kept(), folder, 0
         self.journal = Journal(folder)
-        self.watcher = PoolWatcher(None, KEYS, POOL, self.mailbox, self.journal, Clock(random.Random(0)))  # type: ignore[arg-type]
+        self.cache = PoolCache(KEYS, POOL, self.mailbox, self.journal)
+        self.watcher = PoolWatcher(None, KEYS, self.cache, Clock(random.Random(0)))  # type: ignore[arg-type]
+        self.follow(FOLLOWED)
+
+    def follow(self, revision: int) -> None:
+        """The adapters are followed up to there."""
+        self.cache.informer.restore(revision, {})
 
     async def note_change(self) -> None:
         self.changes += 1
@@ -79,7 +86,7 @@ async def told(tmp_path, monkeypatch) -> AsyncIterator[Told]:
         return told
 
     monkeypatch.setattr(module, "Reflector", made)
-    running = asyncio.create_task(told.watcher.run(lambda: told.followed, told.note_change))
+    running = asyncio.create_task(told.watcher.run(told.note_change))
     yield told
     assert asked == [(KEYS.pool(POOL), KEYS.pool(POOL) + b"\0")], "one key, and no other pool's"
     await end(running)
@@ -91,7 +98,7 @@ async def test_the_newest_record_is_in_force_and_found_after_a_restart(told):
     before = Snapshot(connected=True, last_request_id="req-1", proxied="a proxy")
     told.mailbox.post(before)
     await told.hear(listed(record(1)))
-    assert (told.in_force, told.watcher.record, told.written) == ((True, 1), record(1), [record(1)])
+    assert (told.in_force, told.cache.pool_record, told.written) == ((True, 1), record(1), [record(1)])
     assert told.mailbox.snapshot == replace(before, pool=told.mailbox.snapshot.pool, pool_read=True)
     posted = len(told.mailbox.posted)
     await told.hear(listed(record(1)), changed(record(1)))
@@ -99,7 +106,7 @@ async def test_the_newest_record_is_in_force_and_found_after_a_restart(told):
     await told.hear(changed(record(2), record(3), record(4)))
     assert (told.in_force, told.watcher.confirmed_revision) == ((True, 4), 4)
     await told.hear(changed(None))
-    assert (told.in_force, told.watcher.record, told.watcher.confirmed_revision) == ((True, None), None, 0)
+    assert (told.in_force, told.cache.pool_record, told.watcher.confirmed_revision) == ((True, None), None, 0)
     assert (told.written, told.changes) == ([record(1), record(4), None], 5)
 
 
@@ -122,7 +129,7 @@ async def test_a_list_that_may_be_of_a_lost_store_waits_for_that_of_the_adapters
     """R15 brake: what runs stays as it is; only an event deletes a pool."""
     await told.hear(listed(record(1)))
     await told.hear(doubtful)
-    assert (told.in_force, told.written, told.watcher.record) == ((True, 1), [record(1)], record(1))
+    assert (told.in_force, told.written, told.cache.pool_record) == ((True, 1), [record(1)], record(1))
     assert told.watcher.confirmed_revision == (becomes or 0), "it may vouch for the list that it waits for"
     settled = told.watcher.settled(told.mailbox.snapshot)
     assert (settled.pool_read, settled.pool and settled.pool.removals_confirmed_revision) == (True, becomes)
@@ -144,7 +151,7 @@ async def test_while_a_list_is_held_the_record_waits_too(told):
 
 async def test_a_list_is_not_in_doubt_because_the_adapters_moved_on_while_it_was_under_way(told):
     """R3, R19: with nothing else to come it would wait for ever, and the sidecar would make no plan."""
-    told.followed = FOLLOWED + 1
+    told.follow(FOLLOWED + 1)
     await told.hear(listed(record(1), revision=FOLLOWED))
     assert (told.in_force, told.written) == ((True, 1), [record(1)])
     await told.hear(Disconnected("it is away"), listed(record(2), revision=FOLLOWED))
@@ -158,7 +165,7 @@ async def test_a_record_that_cannot_be_read_is_named_and_the_last_good_one_stays
     await told.hear(changed(record(7)))
     with capture_logs() as logs:
         await told.hear(changed(b"?"))
-        assert (told.in_force, told.watcher.record, told.watcher.confirmed_revision) == ((True, 7), record(7), 0)
+        assert (told.in_force, told.cache.pool_record, told.watcher.confirmed_revision) == ((True, 7), record(7), 0)
         assert told.mailbox.snapshot.pool_refusal.startswith("the pool's record cannot be followed: ")
         await told.hear(changed(record(8)))
         assert (told.in_force, told.mailbox.snapshot.pool_refusal) == ((True, 8), "")

@@ -21,8 +21,9 @@ from sidecar.desired import members
 from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox, Snapshot
+from sidecar.desired.pool_cache import Booting, Following, Holding, PoolCache, Relisting
 from sidecar.desired.snapshot import SnapshotBase
-from sidecar.desired.watcher import Booting, Following, Holding, Relisting, Watcher, request_of
+from sidecar.desired.watcher import Watcher, request_of
 from tests.support.records import KEYS, POOL, deletion, kv, put
 from tests.support.residency_world import LEASE, presence, replica_status
 from tests.support.waiting import eventually
@@ -64,7 +65,8 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.client, self.mailbox, self.journal = Client(), Kept(), Journal(folder)
-        self.watcher = Watcher(self.client, KEYS, POOL, "r1", self.mailbox, self.journal, Clock(random.Random(0)))  # type: ignore[arg-type]
+        self.cache = PoolCache(KEYS, POOL, self.mailbox, self.journal)
+        self.watcher = Watcher(self.client, KEYS, "r1", self.cache, Clock(random.Random(0)))  # type: ignore[arg-type]
 
     async def listed(self, revision: int, *kvs: KeyValue, cluster_id: int = 7) -> None:
         await self.take(Listed(revision, kvs, cluster_id, ListCause.FIRST, 1))
@@ -92,7 +94,7 @@ class Scene:
 
     @property
     def state(self) -> object:
-        return self.watcher._state
+        return self.cache.state
 
 
 class Played:
@@ -194,7 +196,7 @@ async def test_a_watch_or_a_process_that_ends_while_a_list_is_held_begins_with_a
     await scene.listed(60)
     scene.journal.close()
     again = Scene(tmp_path / "state")
-    again.watcher.restore()
+    again.cache.restore()
     again.journal.close()
     assert (again.state, again.watcher._begin()) == (Relisting(is_begun=False), None)
     assert scene.watcher._begin() is None
@@ -306,7 +308,7 @@ async def test_a_connection_while_a_list_is_held_lets_go_of_nothing(scene):
     scene.client.epoch = "second"
     await scene.take(Connected("etcd-1"))
     assert isinstance(scene.state, Holding)
-    assert (scene.mailbox.snapshot.connected, scene.watcher._store.epoch) == (True, "first")
+    assert (scene.mailbox.snapshot.connected, scene.cache.store.epoch) == (True, "first")
 
 
 async def test_changes_are_written_to_the_journal_until_it_has_outgrown_its_base(scene, monkeypatch):
@@ -325,11 +327,11 @@ async def test_a_snapshot_that_breaks_us_leaves_nothing_behind(scene, tmp_path):
     """R12 crash-only: of its adapters, its pool, its replicas and its store."""
     await scene.listed(50, *MANY)
     await scene.pool()
-    scene.watcher._members_watcher.restore({"r1": Member("r1", {}, None)})
-    scene.watcher.forget()
+    scene.cache.members = {"r1": Member("r1", {}, None)}
+    scene.cache.forget()
     assert (scene.mailbox.snapshot, scene.state, scene.watcher._begin()) == (Snapshot(), Booting(), None)
     assert (scene.watcher._informer.state.revision, scene.watcher._informer.raw) == (0, {})
-    assert (scene.watcher._pool_watcher.record, dict(scene.watcher._members_watcher.members)) == (None, {})
+    assert (scene.cache.pool_record, dict(scene.cache.members)) == (None, {})
     assert Journal(tmp_path / "state").restore(POOL) is None
     await scene.listed(5, kv("a", 3), cluster_id=9)
     assert (scene.state, scene.mailbox.snapshot.desired.count) == (Following(), 1)

@@ -26,7 +26,7 @@ from sidecar.desired.informer import DesiredState, Informer
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.placement import Members
-from sidecar.desired.pool import PoolWatcher
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.engines.driver import USUAL, EngineUnreachable
 from sidecar.engines.observed import AlreadyThere, Done, EngineFacts, Observed, Outcome, Unknown, Use
 from sidecar.loop.executor import REST_FACTOR, Attempt
@@ -221,12 +221,12 @@ async def test_a_pool_whose_record_cannot_be_read_is_told_as_that(tmp_path):
     """R14 nack: etcd was reached, and says something that nobody here understands."""
     mailbox = Mailbox()
     mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
-    feed = PoolWatcher(None, KEYS, POOL, mailbox, Journal(tmp_path), Clock(random.Random(0)))  # type: ignore[arg-type]
+    cache = PoolCache(KEYS, POOL, mailbox, Journal(tmp_path))
     async with running(Engine(lambda: None), mailbox) as reports:
         mailbox.post(replace(mailbox.snapshot, pool_read=False))
-        feed.take(b'{"schema": 99}')
+        mailbox.post(cache.with_pool(mailbox.snapshot, b'{"schema": 99}'))
         await eventually(lambda: reports and "record cannot be followed" in reports[-1].situation.note)
-        feed.take(PoolSpec(name=POOL, base_models=["base"]).to_bytes())
+        mailbox.post(cache.with_pool(mailbox.snapshot, PoolSpec(name=POOL, base_models=["base"]).to_bytes()))
         await eventually(lambda: reports[-1].situation.ready)
 
 

@@ -28,11 +28,11 @@ def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readab
     wanted = [
         "ports.store.take_over",
         "supervisor.survives",
-        "watcher.restore",
-        *([] if is_readable else ["watcher.forget"]),
+        "cache.restore",
+        *([] if is_readable else ["cache.forget"]),
     ]
     assert did[: len(wanted)] == wanted
-    assert ("watcher.forget" in did) is not is_readable
+    assert ("cache.forget" in did) is not is_readable
     names = {call.kwargs["name"] for call in world.tasks.create_task.call_args_list}
     serving = {
         "engine watch",
