@@ -1,7 +1,21 @@
 """Residency of a pool's adapters, derived from a view, and changes of it. Pure.
 
-A pool may have 20,000 adapters on 100 replicas, and each status of a replica is a new view: what cannot have changed
-is not derived again.
+Residency says of each adapter which replicas serve it, or are to. It is stored nowhere: it follows from the records,
+the presences and the statuses, as one frozen `PoolView` has them. So it cannot disagree with them. `Shares` finds the
+part of one replica; this module puts the parts together.
+
+- No engine that serves an adapter under its own name is missing, as far as its sidecar's status shows it (R24): a
+  router could else send requests nowhere. So a replica is judged by the newest record, and by that which it follows.
+- "Serving" is said only of what a status proves (R9). A replica whose files differ from those of others, under one
+  generation without a digest, is failed.
+- Where no replica that stays serves an adapter, those that drain are named too if they serve it, and as unknown those
+  that may serve it though nothing proves it. Where others serve it, these are left out (R20).
+- No URL is given that the pool does not allow: a presence must not lead requests away. The replica is named as failed.
+- `changed` names just the adapters whose residency or counts differ between two views. A pool may have 20,000 adapters
+  on 100 replicas, and each status makes a new view: what cannot have changed is not derived again. A property holds it
+  against deriving all anew.
+- `counted` derives what stands alike everywhere once, for the same reason. It counts replicas that are missing, too,
+  and residency does not: nobody can ask them.
 """
 
 from __future__ import annotations

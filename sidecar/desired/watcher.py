@@ -1,7 +1,22 @@
-"""Watcher: from etcd's watch to the mailbox.
+"""Watcher: the way from etcd's records of one pool to what may be acted upon.
 
-The way is list and events, removal guard, journal, informer, `Mailbox`. Records are packed when nothing more urgent
-is to be done.
+A reflector lists and watches. What it brings goes through the removal guard, the journal, the informer and, at last,
+the mailbox. `PoolCache` holds what came of it. One reflection is taken at a time.
+
+- What is acted upon is in the journal before, as far as the disk takes it (R1, R12): after a kill, and a start without
+  etcd, an engine would else be brought back to what was so before. Only the first list of all is acted upon at once.
+- A deletion that comes as an event is somebody's will, and is followed. A record that a list lacks may be lost. So a
+  list that lacks very much, or is of a store that went back, is held until it mends itself or somebody vouches for it
+  (R15).
+- A list is held or followed whole: a part of it would be a state that the registry never had (R2). While one is held,
+  events go into it and not into what is in force. The pool's own record and the members wait with it, since they are of
+  the same store.
+- The revision that is followed goes back only with a list that somebody vouched for (R1).
+- A watch goes on from where the last one ended only in the same store: revisions of another one mean something else.
+  The reflector compares the cluster, and this module the epoch, before anything is followed; else a list comes first.
+- What events came to is compared with a list every ten minutes (R2): a net below the watch, never its substitute.
+- A start acts upon the snapshot after two seconds without etcd (R13). If etcd is there it waits a moment for what is
+  newer, so that old weights are not loaded first.
 """
 
 from __future__ import annotations

@@ -2,14 +2,19 @@
 
 An engine reads an adapter's files again whenever the adapter has fallen out of its cache, also for requests that were
 queued before the adapter was unloaded, and dies if they are gone. So an artifact is let go of only if all of this is
-true of one and the same engine process:
+true of one and the same engine process (R7):
 
 - it is not listed, and no plan of ours may still load it, for the grace at least;
 - after that grace the engine said twice, some seconds apart, that no request of it waits or runs: by its name, or by
   its path where our plugin inside the engine tells it, which also knows of requests that are on their way to the queue;
 - a look just before the decision still does not list it.
 
-Whatever cannot be read, and every change of mind of the engine, starts the proof anew.
+Whatever cannot be read, and every change of mind of the engine, starts the proof anew: no answer is no proof. Another
+process of the engine does, too: what the last one let go of says nothing of this one.
+
+An artifact may be known in the engine by several names, such as that by which it was proven loadable. All of them have
+to be clear, since a request names but one. Of what was leased before this process first looked, the names are not all
+known: then no request for any adapter may run. What the engine lists though it is not leased is told, to be leased.
 """
 
 from __future__ import annotations

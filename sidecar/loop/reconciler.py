@@ -1,7 +1,24 @@
 """Reconciler: the loop that makes the engine serve what is desired.
 
-Each round looks at the engine, plans, stages, calls, and says what came of it. It takes whatever is newest, so that
-under a flood of changes fewer rounds lose nothing and leave time to take it in.
+A round looks at the engine, gathers all that a plan is made from into one frozen `Inputs`, has `make_plan` decide, says
+what is so, stages, and calls. The next round begins anew, from the newest whole state. Events only wake the loop: of
+a flood of changes some rounds see several at once, and none is lost.
+
+- A plan and the status of its round are of one snapshot and one look (R9). A status must not say of a newer revision
+  what was planned for an older one, so `Planned` keeps a plan together with its inputs.
+- Without a whole look at the engine, or before it is known what is desired, there is no plan and no call (R13):
+  unknown is not empty. A look that fails for a moment changes nothing that is said.
+- A plan that unloads or swaps is made from a look that was just taken. A load from an older look does no harm, as the
+  engine refuses a name that is loaded; an unload might take away what somebody else has loaded since (R11).
+- All that a plan may load is told to the keeper of leases before the first call, in the step in which the plan is made:
+  else the files could be let go of in between (R7).
+- Before each call it is asked again whether it may be made. The replica id may have been lost (R10), several engines
+  may answer, or the bytes were touched since they were hashed (R21).
+- Slow calls and stagings go on beside the loop. Where the engine takes several calls at once, only the names that a
+  slow one is about wait for it (R19).
+- What the probes find corrects the status at once, whatever call is out (R18).
+- `RoundMemory` is all that is remembered, beside the last look. After a kill it is found again, or costs one more try
+  (R12).
 """
 
 from __future__ import annotations
@@ -28,13 +45,12 @@ from sidecar.engines.observed import Done, Observed, Use
 from sidecar.loop.executor import Attempt, Executor
 from sidecar.loop.observer import RESYNC_SECONDS, EngineObserver, EngineProbes
 from sidecar.loop.retries import RetryTracker
-from sidecar.loop.rounds import Propagation, RateLimiter, RoundMemory
+from sidecar.loop.rounds import Inputs, Planned, Propagation, RateLimiter, RoundMemory
 from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.ownership import Ownership
 from sidecar.plan.declines import restored
 from sidecar.plan.handoff import Handoff, HandoffVerdict
 from sidecar.plan.names import SEPARATOR, key_of, listed_as, names_of
-from sidecar.plan.planner import make_plan
 from sidecar.plan.readiness import NO_REFUSALS, USUAL_RULE, ReadyRule
 from sidecar.plan.selection import still_kept
 from sidecar.plan.types import (
@@ -64,39 +80,6 @@ Round = Callable[[], Awaitable[float]]
 
 async def _unsupervised(round_: Round) -> float:
     return await round_()
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """All that one round's plan is made from, gathered in one step, so that it is of one moment.
-
-    Attributes:
-        snapshot: what is known of etcd.
-        desired: its state, that is followed.
-        share: what of that is this replica's.
-        observed: the engine, as it was looked at in this round.
-        known: what this replica knows beside these.
-        now: monotonic seconds.
-    """
-
-    snapshot: Snapshot
-    desired: DesiredState
-    share: Share
-    observed: Observed
-    known: PlanContext
-    now: float
-
-    def plan(self) -> Plan:
-        """The plan that is made from these."""
-        return make_plan(self.desired, self.snapshot.pool, self.observed, self.known, now=self.now)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan with all that it was made from, so that nothing that is said of it comes from another moment."""
-
-    plan: Plan
-    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True)

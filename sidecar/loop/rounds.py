@@ -1,4 +1,4 @@
-"""Memory of the rounds of a loop: pace, propagation, and backlog."""
+"""Inputs of a round, and memory of all rounds: pace, propagation, and backlog."""
 
 from __future__ import annotations
 
@@ -11,19 +11,55 @@ from typing import Protocol
 
 from registry.model.names import name_key
 from registry.model.records import BaseShapes
+from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState
+from sidecar.desired.mailbox import Snapshot
 from sidecar.engines.observed import Observed
 from sidecar.loop.observer import OwnNames, ServedGenerations
 from sidecar.loop.retries import RetryTracker
 from sidecar.metrics import PROPAGATION_SECONDS
 from sidecar.plan.backoff import Declines
 from sidecar.plan.names import key_of
-from sidecar.plan.types import NOTHING_SEEN, FailedAdapter, LastSeen, PendingAdapter, Plan, RoundReport
+from sidecar.plan.planner import make_plan
+from sidecar.plan.types import NOTHING_SEEN, FailedAdapter, LastSeen, PendingAdapter, Plan, PlanContext, RoundReport
 
 # So many rounds in so long are a flood; from then on each waits a little.
 FLOOD_ROUNDS = 50
 FLOOD_SECONDS = 0.5
 REST_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that one round's plan is made from, gathered in one step, so that it is of one moment.
+
+    Attributes:
+        snapshot: what is known of etcd.
+        desired: its state, that is followed.
+        share: what of that is this replica's.
+        observed: the engine, as it was looked at in this round.
+        known: what this replica knows beside these.
+        now: monotonic seconds.
+    """
+
+    snapshot: Snapshot
+    desired: DesiredState
+    share: Share
+    observed: Observed
+    known: PlanContext
+    now: float
+
+    def plan(self) -> Plan:
+        """The plan that is made from these."""
+        return make_plan(self.desired, self.snapshot.pool, self.observed, self.known, now=self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with all that it was made from, so that nothing that is said of it comes from another moment."""
+
+    plan: Plan
+    inputs: Inputs
 
 
 class RateLimiter:

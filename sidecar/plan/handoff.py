@@ -1,8 +1,20 @@
 """Handoff of adapters to the replicas that are to serve them, once proven. Pure.
 
-An adapter is let go of only once the status of each of them proves it (`registry.model.replica_state`), for the same
-record and the same live replicas: a replica that knows of others may rely on this one. Where they cannot serve it, it
-is kept.
+There is no scheduler. Each replica finds its own share from the records and the live replicas. One that finds that an
+adapter in its engine is others' to serve goes on with it until they have taken it over: load comes before unload.
+
+- An adapter is let go of only if the status of each owner proves that it serves it (R24), by the same function by
+  which rollouts and residency judge a status (`registry.model.replica_state`, R9). Two proofs would differ one day.
+- The proof is of the same record: the record's revision is read after the statuses. A replica that is ahead of us could
+  otherwise speak of a record that we have not seen.
+- For what is placed by number, the proof is of the same live replicas with the same room. An owner that knows of
+  others may hold this replica to be the one that serves. Equal digests mean that the same pure function had the same
+  arguments.
+- Where owners found different files under one generation without a digest, none of them proves anything.
+- A verdict counts only as long as the handoff is open: an owner that took over may be gone, and come back without it.
+- What cannot be taken over is kept, and a warning says why (R24). A failure that will be tried again is waited for.
+- What was taken over is kept a moment more, and told no more: requests are still on their way here.
+- A deletion waits for nobody, and needs no handoff (R6).
 """
 
 from __future__ import annotations

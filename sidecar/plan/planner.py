@@ -1,7 +1,22 @@
 """Planner: from desired and observed state to exactly what shall be done. Pure.
 
-The plan is so specific that its executor has nothing left to choose. It is made anew from the whole state each
-time, so that a lost event, a failed call or somebody else's call to the engine needs no case of its own.
+The plan is so specific that its executor has nothing left to choose. It is made anew from the whole state each time,
+so that a lost event, a failed call or somebody else's call to the engine needs no case of its own. Every argument is
+data: the same arguments make the same plan, which can be printed, compared and replayed.
+
+- Nothing is planned for an engine of another kind or base than the pool's (R23). What it answers is told all the same.
+- Only files that this process has proven are loaded (R21); others are staged first.
+- Only paths of our store are unloaded, and names that were ours in this process of the engine (R11). Under such a name
+  no other weights stay, not even until ours are there: an error is better than an answer of the wrong adapter (R4).
+- What others are to serve stays until they prove that they do, and is loaded again if the engine loses it (R24).
+- A record that cannot be read takes nothing away (R14), since it does not say what is desired.
+- While a generation fails, the last good one stays, or is loaded again where the engine has lost it (R13).
+- No load or swap is planned for a name while a call for it is under way or its outcome is unknown: the same load would
+  be made twice. None is planned while the engine asks about the name: the call would wait for our own answer.
+- A failure forbids only what failed, until its pause is over or its cause has changed (R8). No refusal by an engine is
+  final (R17).
+- News and the backlog are taken in turn, and unloads first: neither holds the other up (R19).
+- Whatever is to be served here and is not has a condition that says why.
 """
 
 from __future__ import annotations

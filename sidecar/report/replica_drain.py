@@ -1,4 +1,21 @@
-"""Drain of this replica (R20): its causes, and the need for it until it may end."""
+"""Drain of this replica (R20): its causes, and the need for it until it may end.
+
+A replica that is about to end says so first, and goes on to serve. Everybody who places adapters, follows rollouts or
+answers routers reads presences, so `leaving` in the presence is the one thing that has to change.
+
+- Readiness ends at once, whatever round is out, and the presence is written as soon as etcd takes it. From then on no
+  placement, and no residency but of what no other serves yet, names the replica (R20, R24).
+- It unloads nothing that it hands over (see `still_kept`). The engine is about to end, or comes back as it is, and a
+  router that has not heard yet still gets its answers.
+- The need for it is over once its presence stands as leaving, each owner proves to serve what was handed over, and for
+  what all replicas serve another one with such labels is ready. What cannot be read counts as needed.
+- A signal needs less: it waits only for what is placed on some replicas, only while somebody is there to take it and
+  etcd is there to tell of it, and no longer than it was told to. A process that was told to end must end.
+- A drain for a signal is never taken back: the process ends in any case.
+- An order of an operator stands under the lease of the presence, so it goes with the replica. That it is gone says
+  nothing: a sidecar that lost etcd for a while goes on to drain.
+- An order that stood before this process began to listen says how it begins, not that it is to serve again.
+"""
 
 from __future__ import annotations
 
