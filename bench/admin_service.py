@@ -20,11 +20,15 @@ CALL_SECONDS = 10.0
 
 
 class Admin:
-    """Calls of the API, as thin as gRPC lets them be. `pid` and `address` are the service's."""
+    """Calls of the API, as thin as gRPC lets them be.
 
-    def __init__(self, channel: grpc.aio.Channel, pid: int, address: str) -> None:
+    `pid`, `address` and the address of its pages, `http`, are the service's.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, pid: int, address: str, http: str) -> None:
         self.pid = pid
         self.address = address
+        self.http = http
         self._apply = channel.unary_unary(
             _PATH + "ApplyAdapters", pb.ApplyAdaptersRequest.SerializeToString, pb.ApplyAdaptersResponse.FromString
         )
@@ -63,7 +67,7 @@ async def admin(store: Store) -> AsyncIterator[Admin]:
     program.start()
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            calls = Admin(channel, program.pid, address)
+            calls = Admin(channel, program.pid, address, f"http://127.0.0.1:{http_port}")
             await eventually(calls.create_pool)
             yield calls
     finally:
