@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from registry.tools.verify.replicas import EngineListing
+from tests.support.checkers.replicas import EngineListing
 from tests.support.fleet import Sidecar, SimulatedEngine
 from tests.support.http_client import http_client
 from tests.support.waiting import eventually

@@ -16,13 +16,15 @@ import httpx
 import pytest
 
 from registry.model.keys import Keys
-from registry.tools.verify.replay import LoggedCall, Outcome, check_calls, check_replicas, replay
-from registry.tools.verify.replicas import EngineListing
 from registry.v1 import registry_pb2 as pb
 from tests.faults.etcd_link import EtcdLink
 from tests.faults.recorded import History, compact_seen, told_all, watched
 from tests.support.adapters import digest_of, write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refused, wait_ready
+from tests.support.checkers.calls import LoggedCall, Outcome, check_calls
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.replay import check_replicas
+from tests.support.checkers.replicas import EngineListing
 from tests.support.etcd import Cluster, Member
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.http_client import http_client
@@ -256,9 +258,9 @@ async def _converged(
     finally:
         await client.aclose()
     await eventually(lambda: history.revision >= told_at)
-    fold = replay(keys, history.steps)
-    findings = [*fold.findings, *check_calls(fold, story.calls)[0]]
-    found, compared = check_replicas(fold, POOL, [("r1", sidecar.program.logged())], [listing])
+    index = HistoryIndex(keys).replay(history.steps)
+    findings = [*index.findings, *check_calls(index, story.calls)[0]]
+    found, compared = check_replicas(index, POOL, [("r1", sidecar.program.logged())], [listing])
     findings += found
     assert compared["statuses"], f"seed {story.seed}: no status could be held against a look"
     story.found = len(findings)

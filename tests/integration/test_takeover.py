@@ -17,8 +17,9 @@ import pytest
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, Put, Range
 from registry.model.keys import Keys
+from registry.tools.verify.fold import Fold
+from registry.tools.verify.history import Revision
 from registry.tools.verify.main import decode
-from registry.tools.verify.replay import Revision, replay
 from registry.v1 import registry_pb2 as pb
 from sidecar.engines.load_ledger import PAST_FILE, LoadLedger
 from tests.support.admin import Admin, admin_inside, drop, put, refusal, wait_ready
@@ -225,7 +226,7 @@ def test_the_replay_checker_and_the_ledger_are_read_as_they_were_written(tmp_pat
     past = LoadLedger(store / "state/r2", PAST_FILE).of(last_status("r2")["engine"]["incarnation"])
     assert set(past) >= {"acme/pinned", "canary", "gone", "placed-a", "unpinned"}
     assert all(Path(path).is_dir() for path in past.values())
-    found = replay(Keys(PREFIX), HISTORY).findings
+    found = Fold(Keys(PREFIX)).replay(HISTORY).findings
     assert {(one.where, one.revision) for one in found} == {(f"{PREFIX}/adapters/p/unpinned", 17)}
 
 

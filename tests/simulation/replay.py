@@ -11,12 +11,13 @@ from unittest import mock
 
 from registry.etcd3.ops import Event
 from registry.tools.verify.history import Revision
-from registry.tools.verify.replay import check_replicas, check_seen, replay
-from registry.tools.verify.replicas import EngineListing
 from tests.simulation.artifacts import STORES, id_of, source_of
 from tests.simulation.history import POOL
 from tests.simulation.loop import current_process_name
 from tests.simulation.world import EPOCH, KEYS, World
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.replay import check_replicas, check_seen
+from tests.support.checkers.replicas import EngineListing
 
 # Of the kinds of keys that replicas are checked by.
 _FOLDED = tuple(f"{KEYS.prefix}/{kind}/".encode() for kind in ("adapters", "pools", "status"))
@@ -44,14 +45,14 @@ class Logs:
     def check(self, world: World) -> None:
         """Holds everything against everything. Of what a replaced store had, looks and files alone can be judged."""
         steps = (Revision(at, events) for at, events in world.store.history if _is_folded(events))
-        fold = replay(KEYS, steps)
+        index = HistoryIndex(KEYS).replay(steps)
         hosts = {host.engine.replica for host in (*world.replicas, *world.rivals)}
         logs = [(host, lines) for host, lines in self._lines.items() if host in hosts]
-        with mock.patch("registry.tools.verify.replicas.CLOCK_SECONDS", 0.0):
+        with mock.patch("tests.support.checkers.replicas.CLOCK_SECONDS", 0.0):
             if world.restores:
-                findings, self.compared = check_seen(fold, POOL, logs, _listings(world))
+                findings, self.compared = check_seen(index, POOL, logs, _listings(world))
             else:
-                findings, self.compared = check_replicas(fold, POOL, logs, _listings(world))
+                findings, self.compared = check_replicas(index, POOL, logs, _listings(world))
         for finding in findings:
             world.checks.violated(f"{finding}")
 

@@ -14,7 +14,6 @@ from registry.model.errors import Reason
 from registry.model.keys import last_part
 from registry.model.records import RequestRecord
 from registry.tools.verify.history import Revision
-from registry.tools.verify.replay import LoggedCall, check_calls, replay
 from registry.transactions.changes import AbortRollout, ApplyAdapters, Change, PromoteRollout
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.clients import Answer
@@ -22,6 +21,8 @@ from tests.simulation.engines import BASE
 from tests.simulation.history import POOL
 from tests.simulation.services import reason_of
 from tests.simulation.world import KEYS, World
+from tests.support.checkers.calls import LoggedCall, check_calls
+from tests.support.checkers.index import HistoryIndex
 
 # What the ids of dry runs begin with.
 DRY = "dry-"
@@ -35,21 +36,19 @@ _FOLDED = tuple(f"{KEYS.prefix}/{kind}/".encode() for kind in _KINDS)
 def check_writes(world: World) -> None:
     """Folds the whole history, and looks up every answer in it."""
     told = [step for step in world.store.history if step[0] not in world.hand_written]
-    fold = replay(
-        KEYS,
-        (Revision(*step) for step in told if any(event.key.startswith(_FOLDED) for event in step[1])),
-    )
+    folded = (Revision(*step) for step in told if any(event.key.startswith(_FOLDED) for event in step[1]))
+    index = HistoryIndex(KEYS).replay(folded)
     for revision, events in told:
         if any(event.key == KEYS.adapter(POOL, BASE) and event.kv is not None for event in events):
             world.checks.violated(f"R5 at {revision} an adapter has got the name of the base model")
     calls = [_logged(answer) for answer in world.answers]
     dry = [
         LoggedCall(request_id=request, outcome="unknown", validate_only=True)
-        for request in fold.requests
+        for request in index.requests
         if request.startswith(DRY)
     ]
     world.told["W4"] += sum(len(call.etags) for call in calls)
-    for found in (*fold.findings, *check_calls(fold, [*calls, *dry])[0]):
+    for found in (*index.findings, *check_calls(index, [*calls, *dry])[0]):
         world.checks.violated(f"{found.guarantee} at {found.revision}, {found.where}: {found.message}")
 
 

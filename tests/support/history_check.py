@@ -10,7 +10,6 @@ from registry.model.keys import Keys
 from registry.tools.verify.export import read_history as read_steps
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import HistoryBase, Revision
-from registry.tools.verify.replay import replay
 
 __all__ = ["Fold", "History", "check_history", "read_history"]
 History = Iterable[tuple[int, tuple[Event, ...]]]
@@ -22,7 +21,7 @@ def check_history(keys: Keys, history: History) -> Fold:
     Raises:
         AssertionError: a guarantee does not hold; the message names it and the revision.
     """
-    fold = replay(keys, (Revision(revision, events) for revision, events in history))
+    fold = Fold(keys).replay((Revision(revision, events) for revision, events in history))
     found = fold.findings
     assert not found, "\n".join(map(str, found))
     return fold

@@ -1,4 +1,1 @@
-"""The replay checker: holds a history of etcd against the guarantees.
-
-It checks calls, logs of sidecars and listings of engines against the history.
-"""
+"""The replay checker: a history of etcd against the guarantees that it shows."""

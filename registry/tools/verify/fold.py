@@ -6,18 +6,17 @@ Each revision costs in proportion to its change.
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.keys import Keys
-from registry.model.names import name_key
 from registry.tools.verify.history import (
     Document,
+    HistoryBase,
+    Revision,
+    Step,
     Violation,
     count_of,
     document,
@@ -80,8 +79,6 @@ def _served_by_all(record: Document) -> tuple[object, object]:
 
 Values = dict[bytes, tuple[bytes | None, bytes | None]]
 Told = tuple[str, Document | None, Document | None]
-Story = list[tuple[int, Document | None]]
-_HASH_SPACE = 1 << 256
 # How many parts a key of each kind has; another is nobody's. Some requests are below the space of their caller.
 _PARTS: dict[str, tuple[int, ...]] = {
     "adapters": (2,),
@@ -104,12 +101,8 @@ class Fold:
         changing: revisions that changed desired state, with the keys of their audit records.
         requests: request, as its key names it, to the revision and the value of its record, also of one that has
             expired since.
-        hashes: pool to (revision, hash of its records), a pair for each revision that changed it.
-        replaced: (revision, key) to the revision of what was replaced or deleted there.
-        adapters: (pool, name key) to (revision, record or None), a pair for each revision that changed it.
-        retired: the same names to what stood of them before the history begins, by generation, as far as that is kept.
-        pools: the same of pools, by name.
-        statuses: revision to the status that a replica wrote there.
+        stored: the present state.
+        has_pool: whether there was any pool.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -117,15 +110,10 @@ class Fold:
         self._findings: list[Violation] = []
         self._removals = Removals()
         self.revision = self.first_revision = 0
-        self._stored: dict[bytes, KeyValue] = {}
+        self.has_pool = False
+        self.stored: dict[bytes, KeyValue] = {}
         self.changing: dict[int, str] = {}
         self.requests: dict[str, tuple[int, Document]] = {}
-        self.hashes: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        self.adapters: dict[tuple[str, str], Story] = defaultdict(list)
-        self.retired: dict[tuple[str, str], dict[int, Document]] = defaultdict(dict)
-        self.pools: dict[str, Story] = defaultdict(list)
-        self.statuses: dict[int, bytes] = {}
-        self.replaced: dict[tuple[int, str], int] = {}
         self._generations: dict[tuple[str, str], int] = defaultdict(int)
         self._late: list[LoggedRemoval] = []
         self._restored: dict[bytes, Document] = {}
@@ -135,25 +123,28 @@ class Fold:
     def findings(self) -> list[Violation]:
         return [*self._findings, *self._removals.findings(self.first_revision)]
 
-    @property
-    def kvs(self) -> dict[bytes, bytes]:
-        """The present state."""
-        return {key: kv.value for key, kv in self._stored.items()}
+    def replay(self, steps: Iterable[Step]) -> Self:
+        """Folds a whole history in."""
+        for step in steps:
+            match step:
+                case HistoryBase(revision, kvs):
+                    self.begin(revision, kvs)
+                case Revision(revision, events):  # pragma: no branch - mypy knows that this is the last case
+                    self.take(revision, events)
+        return self
 
     def begin(self, revision: int, kvs: Iterable[KeyValue]) -> None:
         """Starts from what stood at a revision, where what came before is no longer kept."""
         self.revision = self.first_revision = revision
         for kv in kvs:
-            self._stored[kv.key] = kv
-            kind, rest = self._kind(kv.key)
+            self.stored[kv.key] = kv
+            kind, rest = self.kind(kv.key)
+            self.has_pool = self.has_pool or kind == "pools"
             if kind == "adapters":
-                self._note_adapter(kv.mod_revision, rest, None, kv)
-            if kind == "pools":
-                self.pools[rest[0]].append((kv.mod_revision, document(kv.value)))
+                self._counts[tenant_of_key(rest[1])] += 1
             if kind in {"adapters", "history"} and (record := document(kv.value)):
                 used = _used_by(record) if kind == "history" else count_of(record, "generation")
                 self._knows_generation((rest[0], rest[1]), used)
-                self.retired[rest[0], rest[1]][count_of(record, "generation")] = record
             if kind == "tenants":
                 self._removals.off_at_start[rest[0]] += count_of(document(kv.value), "adapters")
             if kind == "requests":
@@ -164,10 +155,9 @@ class Fold:
         """Folds one revision in."""
         changed: Values = {}
         for event in events:
-            old = self._stored.pop(event.key, None)
+            old = self.stored.pop(event.key, None)
             if event.kv is not None:
-                self._stored[event.key] = event.kv
-            self.replaced[revision, event.key.decode(errors="backslashreplace")] = old.mod_revision if old else 0
+                self.stored[event.key] = event.kv
             changed[event.key] = (old.value if old else None, event.kv.value if event.kv else None)
             self._note(revision, event, old)
         self.revision = revision
@@ -178,68 +168,25 @@ class Fold:
         self._check_owners(revision, changed)
         self._check_set(revision, changed)
 
-    def hash_at(self, pool: str, revision: int) -> int:
-        """The state hash of a pool at a revision: sum of sha256(key, revision, value) over its records."""
-        at = bisect_right(self.hashes[pool], revision, key=itemgetter(0))
-        return self.hashes[pool][at - 1][1] if at else 0
-
-    def covers(self, revision: int) -> bool:
-        """True if it is known what stood at a revision."""
-        return self.first_revision <= revision <= self.revision
-
-    def records(self, pool: str, key: str) -> tuple[list[Document], bool]:
-        """All records of a name that are known, and whether there was no other in the whole history of the store."""
-        retired = self.retired.get((pool, key), {})
-        written = [record for _, record in self.adapters.get((pool, key), []) if record]
-        known = {*retired, *(count_of(record, "generation") for record in written)}
-        return [*retired.values(), *written], not self.first_revision or len(known) >= max(known, default=0)
-
-    def knows(self, pool: str, key: str) -> bool:
-        """True if that name was ever in the pool. Of one that went before the history begins, its history tells."""
-        return (pool, key) in self.adapters or (pool, key) in self._generations
-
-    def adapter_at(self, pool: str, key: str, revision: int) -> Document | None:
-        """An adapter's record as it stood at a revision."""
-        return _at(self.adapters.get((pool, key), []), revision)
-
-    def base_models_at(self, pool: str, revision: int) -> set[str]:
-        """Name keys of the base models that a pool had at a revision."""
-        names = (_at(self.pools.get(pool, []), revision) or {}).get("base_models") or []
-        return {name_key(name) for name in names if isinstance(name, str)}
-
-    def before(self, key: str, revision: int) -> int | None:
-        """The etag that a key had when `revision` changed it, 0 if it was absent; None: that did not change it."""
-        return self.replaced.get((revision, key))
-
     def _find(self, guarantee: str, revision: int, where: object, message: str) -> None:
         shown = where.decode(errors="backslashreplace") if isinstance(where, bytes) else str(where)
         self._findings.append(Violation(guarantee, revision, shown, message))
 
-    def _kind(self, key: bytes) -> tuple[str, list[str]]:
+    def kind(self, key: bytes) -> tuple[str, list[str]]:
+        """Kind of a key, and its other parts; empty: nobody's."""
         kind, *rest = key.decode(errors="backslashreplace").removeprefix(self._prefix).split("/")
         return (kind, rest) if len(rest) in _PARTS.get(kind, ()) else ("", [])
 
     def _note(self, revision: int, event: Event, old: KeyValue | None) -> None:
-        kind, rest = self._kind(event.key)
+        kind, rest = self.kind(event.key)
+        self.has_pool = self.has_pool or kind == "pools"
         if kind == "adapters":
-            self._note_adapter(revision, rest, old, event.kv)
-        elif kind == "pools":
-            self.pools[rest[0]].append((revision, document(event.kv.value if event.kv else None)))
-        elif kind == "status" and event.kv is not None:
-            self.statuses[revision] = event.kv.value
+            self._counts[tenant_of_key(rest[1])] += (event.kv is not None) - (old is not None)
         elif kind == "requests" and event.kv is not None:
             request = "/".join(rest)
             if request in self.requests:
                 self._find("W3", revision, request, f"this request was settled before, at {self.requests[request][0]}")
             self.requests[request] = (revision, document(event.kv.value) or {})
-
-    def _note_adapter(self, revision: int, rest: list[str], old: KeyValue | None, new: KeyValue | None) -> None:
-        pool, key = rest
-        self._counts[tenant_of_key(key)] += (new is not None) - (old is not None)
-        total = self.hashes[pool][-1][1] if self.hashes[pool] else 0
-        total += sum(sign * _hash(key, kv) for sign, kv in ((1, new), (-1, old)) if kv is not None)
-        self.hashes[pool].append((revision, total % _HASH_SPACE))
-        self.adapters[pool, key].append((revision, None if new is None else document(new.value) or {}))
 
     def _history_key(self, name: tuple[str, str], record: Document) -> bytes:
         return "/".join((f"{self._prefix}history", *name, str(record.get("generation")))).encode()
@@ -247,12 +194,12 @@ class Fold:
     def _note_removals(self, revision: int, changed: Values) -> None:
         """Deletions that come alone wait for an audit record that names them."""
         self._late = []
-        if all(self._kind(key)[0] == "adapters" and new is None for key, (_, new) in changed.items()):
+        if all(self.kind(key)[0] == "adapters" and new is None for key, (_, new) in changed.items()):
             for key, (old, _) in changed.items():
-                pool, name = self._kind(key)[1]
+                pool, name = self.kind(key)[1]
                 shown = key.decode(errors="backslashreplace")
                 self._removals.waiting.append(LoggedRemoval(revision, (pool, name), shown, document(old) or {}))
-        audits = [document(new) or {} for key, (_, new) in changed.items() if self._kind(key)[0] == "audit"]
+        audits = [document(new) or {} for key, (_, new) in changed.items() if self.kind(key)[0] == "audit"]
         prefix = f"{self._prefix}adapters/"
         for claim in (claim for audit in audits for claim in claims_of(audit, changed, prefix, revision)):
             if self._removals.settle(claim):
@@ -264,16 +211,16 @@ class Fold:
     def _note_restored(self, revision: int, changed: Values) -> None:
         """History that comes alone is of a backup: of a name that does not exist, where nothing stood."""
         self._restored = {}
-        kinds = {self._kind(key)[0] for key in changed}
+        kinds = {self.kind(key)[0] for key in changed}
         if "history" not in kinds or "adapters" in kinds or self._late:
             return
         for key, (old, new) in changed.items():
-            kind, rest = self._kind(key)
+            kind, rest = self.kind(key)
             if kind != "history" or new is None:
                 continue
             self._restored[key] = record = document(new) or {}
             self._knows_generation((rest[0], rest[1]), _used_by(record))
-            standing = "/".join((f"{self._prefix}adapters", *rest[:2])).encode() in self._stored
+            standing = "/".join((f"{self._prefix}adapters", *rest[:2])).encode() in self.stored
             if old is not None or standing:
                 self._find("W6", revision, key, "history of what exists was written anew")
 
@@ -282,11 +229,11 @@ class Fold:
 
     def _check_counters(self, revision: int, changed: Values) -> None:
         """W5: a tenant's count equals its counter and is within its quota."""
-        parts = [self._kind(key) for key in changed]
+        parts = [self.kind(key) for key in changed]
         tenants = {tenant_of_key(rest[1]) for kind, rest in parts if kind == "adapters"}
         tenants |= {rest[0] for kind, rest in parts if kind == "tenants"}
         for tenant in sorted(tenants):
-            kv, count = self._stored.get(f"{self._prefix}tenants/{tenant}".encode()), self._counts[tenant]
+            kv, count = self.stored.get(f"{self._prefix}tenants/{tenant}".encode()), self._counts[tenant]
             record = (document(kv.value) if kv else None) or {}
             counter, quota = record.get("adapters", 0), record.get("max_adapters")
             if counter == count:
@@ -299,7 +246,7 @@ class Fold:
     def _check_generations(self, revision: int, changed: Values) -> None:
         """W6: one more if and only if the spec changed; a name that comes back goes on; what others serve is told."""
         for key, (old, new) in changed.items():
-            kind, rest = self._kind(key)
+            kind, rest = self.kind(key)
             record = document(new) if kind == "adapters" else None
             if record is None:
                 continue
@@ -311,11 +258,11 @@ class Fold:
     def _check_owners(self, revision: int, changed: Values) -> None:
         """R10: who writes a replica's keys is the one who has its id."""
         for key, (old, new) in changed.items():
-            kind, rest = self._kind(key)
+            kind, rest = self.kind(key)
             if new is None or kind not in {"replicas", "status"}:
                 continue
-            presence = self._stored.get("/".join((f"{self._prefix}replicas", *rest)).encode())
-            faults = status_faults(self._stored[key], presence) if kind == "status" else presence_faults(old, new)
+            presence = self.stored.get("/".join((f"{self._prefix}replicas", *rest)).encode())
+            faults = status_faults(self.stored[key], presence) if kind == "status" else presence_faults(old, new)
             for message in faults:
                 self._find("R10", revision, key, message)
 
@@ -323,7 +270,7 @@ class Fold:
         """W2 and W7: a change, its history, its request record and its audit record share the revision."""
         by_kind: dict[str, Values] = defaultdict(dict)
         for key, values in changed.items():
-            by_kind[self._kind(key)[0]][key] = values
+            by_kind[self.kind(key)[0]][key] = values
         audits = {key: new for key, (_, new) in by_kind["audit"].items() if new is not None}
         if by_kind.keys() == {"adapters", "audit"} and all(new is None for _, new in changed.values()):
             return  # noted among the removals
@@ -337,7 +284,7 @@ class Fold:
             return
         ((audit_key, audit),) = audits.items()
         self.changing[revision] = audit_key.decode(errors="backslashreplace")
-        requests = [self._kind(key)[1][-1] for key, (_, new) in by_kind["requests"].items() if new is not None]
+        requests = [self.kind(key)[1][-1] for key, (_, new) in by_kind["requests"].items() if new is not None]
         if len(requests) != 1:
             self._find("W2", revision, audit_key, f"{len(requests)} request records in the revision")
         else:
@@ -361,7 +308,7 @@ class Fold:
         expected = {self._history_key(one.name, one.record): one.record for one in self._late} | self._restored
         for key, (old, new) in by_kind["adapters"].items():
             if (record := document(old)) is not None and not same_generation(record, document(new)):
-                pool, name = self._kind(key)[1]
+                pool, name = self.kind(key)[1]
                 expected[self._history_key((pool, name), record)] = record
         for key in retired.keys() ^ expected.keys():
             self._find("W2", revision, key, "history and what was replaced are not the same")
@@ -373,11 +320,6 @@ class Fold:
 def _used_by(retired: Document) -> int:
     """The last generation that is used: what was replaced, and not deleted, was followed by a generation more."""
     return count_of(retired, "generation") + int(retired.get("deleted") is False)
-
-
-def _at(story: Story, revision: int) -> Document | None:
-    at = bisect_right(story, revision, key=itemgetter(0))
-    return story[at - 1][1] if at else None
 
 
 def _audited(by_kind: Mapping[str, Values], late: Sequence[LoggedRemoval]) -> list[Told]:
@@ -396,8 +338,3 @@ def _readable(before: object) -> object:
     """Reads what an audit record quotes: although it could not be followed, it may be JSON."""
     quoted = before.get("unreadable") if isinstance(before, dict) else None
     return document(quoted.encode()) if isinstance(quoted, str) else before
-
-
-def _hash(key: str, kv: KeyValue) -> int:
-    digest = hashlib.sha256(b"%s\0%d\0%s" % (key.encode(), kv.mod_revision, kv.value)).digest()
-    return int.from_bytes(digest, "big")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.names import name_key
 from registry.model.stored import read_json
 
 
@@ -89,20 +87,6 @@ class Revision:
 
 
 Step = HistoryBase | Revision
-
-
-_STORED = re.compile(r".*/adapters/sha256-([0-9a-f]{64})")
-
-
-def artifact_of(path: str) -> str | None:
-    """The artifact that a path of a sidecar's store is named by; None: it is none."""
-    match = _STORED.fullmatch(path)
-    return match[1] if match else None
-
-
-def key_of(engine_name: str) -> str:
-    """The name key of the adapter that an engine calls so: by its name, or by ``name@generation``."""
-    return name_key(engine_name.partition("@")[0])
 
 
 def presence_faults(old: bytes | None, new: bytes) -> Iterator[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,16 +14,12 @@ from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.lora.text import printable
 from registry.model.keys import DEFAULT_PREFIX, Keys
-from registry.model.stored import first_error, read_json
 from registry.runtime.flags import complaint_of
 from registry.runtime.program import variable_of, version_line
 from registry.runtime.settings import DaemonSettings
 from registry.tools.verify.export import decode, encode, read_history
 from registry.tools.verify.fold import Fold
-from registry.tools.verify.history import Document, Step, Violation
-from registry.tools.verify.logs import lacking
-from registry.tools.verify.replay import Log, LoggedCall, check_calls, check_replicas, replay
-from registry.tools.verify.replicas import EngineListing
+from registry.tools.verify.history import Step
 
 PROGRAM = "loraplane-verify"
 EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
@@ -45,10 +39,6 @@ def _flag(name: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typ
 
 
 Prefix = Annotated[str, _flag("--prefix", "Prefix of all keys in etcd.")]
-
-
-class _Unusable(Exception):
-    """A file cannot be read, or holds what it should not; the message says which and where."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,82 +100,33 @@ async def _read(settings: DaemonSettings, from_revision: int) -> list[Step]:
 
 @app.command()
 def verify(
-    history: Annotated[Path, _flag("--history", "A file that export wrote.")],
-    prefix: Prefix = DEFAULT_PREFIX,
-    calls: Annotated[Path | None, _flag("--calls", "What callers were told, one JSON line a call.")] = None,
-    pool: Annotated[str, _flag("--pool", "Pool of the sidecars whose logs and listings are given.")] = "",
-    log: Annotated[list[Path] | None, _flag("--log", "Log of a sidecar; may be repeated.")] = None,
-    listings: Annotated[Path | None, _flag("--listings", "Looks at engines, one JSON line each.")] = None,
+    history: Annotated[Path, _flag("--history", "A file that export wrote.")], prefix: Prefix = DEFAULT_PREFIX
 ) -> None:
-    """Check every revision, and what is given besides."""
-    if (log or listings) and not pool:
-        _fail(EXIT_USAGE, "--log and --listings need --pool")
+    """Check every revision of a history."""
     try:
-        fold = replay(Keys(prefix), decode(_lines(history)))
-        _check_there(fold, prefix, pool)
-        logs = [(path.name, list(_documents(path))) for path in log or []]
-        looks = list(_parsed(EngineListing, listings)) if listings else []
-        found, joined = check_replicas(fold, pool, logs, looks)
-        told, counts = check_calls(fold, _parsed(LoggedCall, calls)) if calls else ([], {})
-    except (_Unusable, ValueError) as error:
+        fold = Fold(Keys(prefix)).replay(decode(_lines(history)))
+    except ValueError as error:
         _fail(EXIT_USAGE, str(error))
-    compared = {f"calls {name}": count for name, count in sorted(counts.items())} | _compared(logs, listings, joined)
-    _report(fold, [*fold.findings, *found, *told], compared)
-
-
-def _check_there(fold: Fold, prefix: str, pool: str) -> None:
-    """Of what is not in the history everything would hold, or nothing. Raises _Unusable: it is not."""
-    if not fold.pools:
-        raise _Unusable(f"the history holds no pool below {prefix!r}; --prefix is the one that was exported")
-    if pool and pool not in fold.pools:
-        raise _Unusable(f"--pool: the history holds no pool {pool!r}, but {', '.join(sorted(fold.pools))}")
-
-
-def _compared(logs: Sequence[Log], listings: Path | None, joined: Counter[str]) -> dict[str, int]:
-    """Numbers of what was held against something, also where that might have been nothing at all."""
-    of_logs = ("plans", "loads", "statuses", "removals") if logs else ()
-    of_looks = ("looks", *(("of them at a known time",) if logs else ())) if listings else ()
-    return {what: joined[what] for what in (*of_logs, *of_looks)}
-
-
-def _parsed(kind: Any, path: Path) -> Iterator[Any]:  # noqa: ANN401 - a model's class, and its instances
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            yield kind.model_validate_json(line)
-        except ValidationError as error:
-            raise _Unusable(f"{path}, line {number}: {first_error(error)}") from error
-
-
-def _documents(path: Path) -> Iterator[Document]:
-    """The JSON lines of a log; others, such as a traceback, are passed over."""
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            found = read_json(line)
-        except ValueError:
-            continue
-        if not isinstance(found, dict):
-            continue
-        if missing := lacking(found):
-            raise _Unusable(f"{path}, line {number}: {found['event']} has no {missing[0]}; give it as it was written")
-        yield found
+    if not fold.has_pool:  # of a history of something else everything would hold
+        _fail(EXIT_USAGE, f"the history holds no pool below {prefix!r}; --prefix is the one that was exported")
+    _report(fold)
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise _Unusable(f"cannot read {path}: {error}") from error
+        _fail(EXIT_USAGE, f"cannot read {path}: {error}")
 
 
-def _report(fold: Fold, findings: list[Violation], compared: Mapping[str, int]) -> None:
-    """`compared`: how much of what was given besides was held against the history; 0 says that a file is no use."""
+def _report(fold: Fold) -> None:
+    findings = fold.findings
     for finding in findings[:MAX_SHOWN]:
         sys.stdout.write(printable(f"{finding}") + "\n")
     if len(findings) > MAX_SHOWN:
         sys.stdout.write(f"… and {len(findings) - MAX_SHOWN} more\n")
-    besides = "".join(f", {count} {what}" for what, count in compared.items())
     span = f"revisions {fold.first_revision} to {fold.revision}"
-    sys.stdout.write(f"{span}, {len(fold.changing)} changes{besides}: {len(findings)} findings\n")
+    sys.stdout.write(f"{span}, {len(fold.changing)} changes: {len(findings)} findings\n")
     if findings:
         raise typer.Exit(EXIT_FOUND)
 

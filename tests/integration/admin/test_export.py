@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from registry.model.keys import Keys
+from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import HistoryBase
 from registry.tools.verify.main import app, decode, read_history
-from registry.tools.verify.replay import replay
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, wait_ready
 from tests.support.etcd import compact, make_cluster
@@ -38,7 +38,7 @@ async def test_a_history_may_begin_anywhere_and_begins_right_behind_what_is_comp
             for number, first in enumerate([1, *revisions, revisions[-1] + 1]):
                 out = tmp_path / f"{number}.jsonl"
                 assert await exported(out, "--from-revision", str(first)) == 0
-                fold = replay(Keys(PREFIX), decode(out.read_text().splitlines()))
+                fold = Fold(Keys(PREFIX)).replay(decode(out.read_text().splitlines()))
                 assert (fold.findings, fold.revision >= revisions[-1]) == ([], True), first
                 assert [at for at in revisions if at in fold.changing] == [at for at in revisions if at >= first]
             assert await exported(tmp_path / "h", "--from-revision", "99999") == 6
@@ -48,7 +48,7 @@ async def test_a_history_may_begin_anywhere_and_begins_right_behind_what_is_comp
                 steps = await read_history(client, PREFIX, from_revision=first, seconds=60)
                 assert isinstance(steps[0], HistoryBase)
                 assert [step.revision for step in steps] == revisions[3:]
-                assert replay(Keys(PREFIX), steps).findings == []
+                assert Fold(Keys(PREFIX)).replay(steps).findings == []
     finally:
         await client.aclose()
         cluster.stop()

@@ -9,8 +9,8 @@ import pytest
 
 from registry.etcd3.ops import Put, Range, Txn
 from registry.model.keys import Keys
+from registry.tools.verify.fold import Fold
 from registry.tools.verify.main import read_history
-from registry.tools.verify.replay import replay
 from tests.conftest import EtcdForTest
 from tests.integration.cli.conftest import Cli, make_admin
 
@@ -46,7 +46,7 @@ def violations(etcd: EtcdForTest) -> list[str]:
             steps = await read_history(client, etcd.prefix, from_revision=1)
         finally:
             await client.aclose()
-        return [str(one) for one in replay(Keys(etcd.prefix), steps).findings]
+        return [str(one) for one in Fold(Keys(etcd.prefix)).replay(steps).findings]
 
     return asyncio.run(found())
 

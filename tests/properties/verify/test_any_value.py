@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.tools.verify.history import HistoryBase, Revision
-from registry.tools.verify.replay import check_replicas, replay
 from tests.support.changes import KEYS, POOL, upsert
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.replay import check_replicas
 from tests.support.hostile import RAW, dumped, mutations, spoiled
 from tests.support.residency_world import presence
-from tests.unit.verify.story import Story
+from tests.unit.checkers.story import Story
 
 
 def told() -> Story:
@@ -72,9 +73,9 @@ def survives(kind: str, value: bytes) -> None:
     ]
     begun = [HistoryBase(revision, (bad,)), Revision(revision + 1, (Event(good.key, revision + 1, good),))]
     for history in (after, instead, begun):
-        fold = replay(KEYS, history)
-        check_replicas(fold, POOL, [("r1.log", STORY.lines)], [])
-        assert all(str(one) for one in fold.findings)
+        index = HistoryIndex(KEYS).replay(history)
+        check_replicas(index, POOL, [("r1.log", STORY.lines)], [])
+        assert all(str(one) for one in index.findings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +107,7 @@ def test_any_key(kind: str, rest: str, is_put: bool) -> None:
 
 def survives_events(event: Event) -> None:
     """Checks a history of this one event."""
-    fold = replay(KEYS, [Revision(9, (event,)), Revision(10, (Event(event.key, 10, None),))])
-    check_replicas(fold, POOL, [], [])
+    index = HistoryIndex(KEYS).replay([Revision(9, (event,)), Revision(10, (Event(event.key, 10, None),))])
+    check_replicas(index, POOL, [], [])
     if event.kv is not None:
-        replay(KEYS, [HistoryBase(9, (event.kv,)), Revision(10, (Event(event.key, 10, None),))])
+        HistoryIndex(KEYS).replay([HistoryBase(9, (event.kv,)), Revision(10, (Event(event.key, 10, None),))])

@@ -168,9 +168,9 @@ def test_lines_and_cells_cannot_be_forged(form, capsys):
     Printer(Format.TABLE).fields({"Name": "x", "Status note": HOSTILE, HOSTILE: PLAIN})
     told = capsys.readouterr().out
     assert (is_safe(told, 3), "\\nready: yes" in told, PLAIN in told) == (True, True, True)
-    folded = SimpleNamespace(first_revision=1, revision=1, changing=())
+    folded = SimpleNamespace(first_revision=1, revision=1, changing=(), findings=[HOSTILE])
     for report, lines in (
-        (lambda: verify_main._report(folded, [HOSTILE], {}), 2),
+        (lambda: verify_main._report(folded), 2),
         (lambda: verify_main._fail(2, HOSTILE), 1),
     ):
         with pytest.raises(typer.Exit):

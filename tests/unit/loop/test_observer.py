@@ -8,7 +8,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.runtime.clock import Clock
-from registry.tools.verify.logs import processes
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable
 from sidecar.engines.observed import EngineFacts, Observed
 from sidecar.loop.observer import (
@@ -21,6 +20,7 @@ from sidecar.loop.observer import (
     ServedGenerations,
     listing_diff,
 )
+from tests.support.checkers.logs import processes
 from tests.support.worlds import observed, owns, path_of
 
 NOW = "now"

@@ -123,9 +123,9 @@ def assert_consistent(author: Author) -> None:
     """Every revision keeps its promises, and the end makes sense as a whole."""
     fold = check_history(KEYS, author.etcd.history)
     pool = KEYS.pool(POOL)
-    adapters = [key for key in fold.kvs if key.startswith(KEYS.adapters(POOL))]
-    assert pool in fold.kvs or not adapters, "adapters without a pool"
-    if pool in fold.kvs and b"acme/new" in fold.kvs[pool]:
+    adapters = [key for key in fold.stored if key.startswith(KEYS.adapters(POOL))]
+    assert pool in fold.stored or not adapters, "adapters without a pool"
+    if pool in fold.stored and b"acme/new" in fold.stored[pool].value:
         assert KEYS.adapter(POOL, "acme/new") not in adapters, "an adapter is named like the base model"
     assert_engines_stay(author)
 

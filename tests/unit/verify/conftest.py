@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import Revision, Step
-from registry.tools.verify.replay import replay
 from registry.transactions.changes import Remove, SetTenant
 from tests.support.changes import KEYS, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
@@ -29,4 +29,4 @@ def steps_of(author: Author) -> list[Step]:
 
 
 def found(steps: list[Step]) -> set[tuple[str, int]]:
-    return {(one.guarantee, one.revision) for one in replay(KEYS, steps).findings}
+    return {(one.guarantee, one.revision) for one in Fold(KEYS).replay(steps).findings}

@@ -16,9 +16,9 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.runtime.program import variable_of
 from registry.tools.verify import main as command
 from registry.tools.verify.export import decode, encode
-from registry.tools.verify.history import HistoryBase, Revision
+from registry.tools.verify.history import HistoryBase, Revision, Step
 from registry.tools.verify.main import app, main
-from registry.tools.verify.replay import LoggedCall
+from tests.support.changes import KEYS
 from tests.unit.verify.conftest import steps_of
 
 FLAGS = [
@@ -69,42 +69,36 @@ def history(author, tmp_path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("line", ["5", "[1]", '"plan_made"', "null", "true"])
-def test_a_line_of_a_log_that_is_no_object_is_passed_over(line, history, tmp_path, capsys):
-    """As a traceback is: the lines around it count."""
-    log = tmp_path / "r1.log"
-    log.write_text(f'{line}\n{{"event": "plan_made", "revision": 2, "state_hash": "x"}}\n')
-    assert run("verify", "--history", str(history), "--prefix", "/t", "--pool", "p", "--log", str(log)) == 1
-    assert "6 changes, 1 plans, 0 loads, 0 statuses, 0 removals: 1 findings" in capsys.readouterr().out
-
-
 def run(*arguments: str) -> int:
     return app(args=arguments, standalone_mode=False) or 0
 
 
-def test_the_command_tells_a_counter_example_and_fails(history, tmp_path, capsys):
-    calls = tmp_path / "calls.jsonl"
-    calls.write_text(LoggedCall(request_id="q2", caller="operator:alice", outcome="ok", revision=2).model_dump_json())
-    arguments = ("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls))
-    assert run(*arguments) == 0
-    assert "6 changes, 1 calls ok: 0 findings" in capsys.readouterr().out
-    calls.write_text(LoggedCall(request_id="gone", outcome="ok", revision=2).model_dump_json())
-    assert run(*arguments) == 1
-    assert "W1 at revision 2, gone: acknowledged at revision 2, and is not there" in capsys.readouterr().out
+def again(author, count: int) -> list[Step]:
+    """The history, and so many revisions more in each of which a request of it is settled again."""
+    key = KEYS.request("q2", "operator:alice")
+    kv = author.etcd.kvs[key]
+    return [*steps_of(author), *(Revision(at, (Event(key, at, kv),)) for at in range(7, 7 + count))]
+
+
+def test_the_command_tells_a_counter_example_and_fails(author, history, capsys):
+    assert run("verify", "--history", str(history), "--prefix", "/t") == 0
+    assert capsys.readouterr().out == "revisions 0 to 6, 6 changes: 0 findings\n"
+    history.write_text("\n".join(encode(again(author, 1))))
+    assert run("verify", "--history", str(history), "--prefix", "/t") == 1
+    found = "W3 at revision 7, operator:alice/q2: this request was settled before, at 2"
+    assert capsys.readouterr().out == f"{found}\nrevisions 0 to 7, 6 changes: 1 findings\n"
 
 
 @pytest.mark.parametrize(
     ("count", "shown"), [(20, 20), (21, 20), (45, 20)], ids=["as many as are shown", "one more", "many more"]
 )
-def test_of_many_findings_the_first_are_shown_and_the_rest_counted(history, tmp_path, capsys, count, shown):
-    calls = tmp_path / "calls.jsonl"
-    lost = [LoggedCall(request_id=f"gone-{number}", outcome="ok", revision=2) for number in range(count)]
-    calls.write_text("\n".join(call.model_dump_json() for call in lost))
-    assert run("verify", "--history", str(history), "--prefix", "/t", "--calls", str(calls)) == 1
+def test_of_many_findings_the_first_are_shown_and_the_rest_counted(author, history, capsys, count, shown):
+    history.write_text("\n".join(encode(again(author, count))))
+    assert run("verify", "--history", str(history), "--prefix", "/t") == 1
     *told, last = capsys.readouterr().out.splitlines()
     more = [f"… and {count - shown} more"] if count > shown else []
     assert told[shown:] == more
-    assert all(f"gone-{number}: acknowledged" in line for number, line in enumerate(told[:shown]))
+    assert all(line.startswith(f"W3 at revision {at}, ") for at, line in enumerate(told[:shown], start=7))
     assert last.endswith(f": {count} findings")
 
 
@@ -150,33 +144,13 @@ def test_what_was_read_is_written_and_can_be_verified(author, tmp_path, etcd, ca
     assert run(*arguments, "--etcd-user", "u") == 2
 
 
-def test_the_command_tells_how_much_it_compared(history, tmp_path, capsys):
-    """A log that is not one of JSON lines holds no plan, and nothing of it was checked."""
-    log, looks = tmp_path / "r1.log", tmp_path / "looks.jsonl"
-    log.write_text("12:00 [info] plan_made revision=2\n")
-    looks.write_text('{"replica": "r1", "revision": 3, "adapters": {}}\n')
-    arguments = ("verify", "--history", str(history), "--prefix", "/t", "--pool", "p")
-    assert run(*arguments, "--log", str(log), "--listings", str(looks)) == 0
-    assert (
-        "6 changes, 0 plans, 0 loads, 0 statuses, 0 removals, 1 looks, 0 of them at a known time: 0 f"
-        in capsys.readouterr().out
-    )
-    log.write_text('{"event": "plan_made", "revision": 2, "state_hash": "x"}\n')
-    assert run(*arguments, "--log", str(log)) == 1
-    assert "6 changes, 1 plans, 0 loads, 0 statuses, 0 removals: 1 findings" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--history", "absent"], "absent"),
         (["--history", "bad"], "line 1"),
-        (["--history", "good", "--calls", "bad", "--prefix", "/t"], "bad, line 1"),
         (["--history", "empty"], "no pool below '/loraplane/v1'"),
         (["--history", "good", "--prefix", "/u"], "no pool below '/u'; --prefix"),
-        (["--history", "good", "--prefix", "/t", "--pool", "dve", "--log", "good"], "no pool 'dve', but p"),
-        (["--history", "empty", "--log", "bad"], "--pool"),
-        (["--history", "good", "--prefix", "/t", "--pool", "p", "--log", "torn"], "torn, line 2: plan_made has no"),
     ],
 )
 def test_what_cannot_be_checked_is_named(arguments, words, author, tmp_path, capsys, monkeypatch):
@@ -184,7 +158,6 @@ def test_what_cannot_be_checked_is_named(arguments, words, author, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good").write_text("\n".join(encode(steps_of(author))))
     (tmp_path / "bad").write_text("?")
-    (tmp_path / "torn").write_text('Traceback\n{"event": "plan_made", "revision": 2}\n')
     (tmp_path / "empty").write_text("")
     assert run("verify", *arguments) == 2
     assert words in capsys.readouterr().err

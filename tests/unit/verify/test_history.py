@@ -7,10 +7,8 @@ import pytest
 from registry.etcd3.ops import KeyValue
 from registry.tools.verify.history import (
     Violation,
-    artifact_of,
     count_of,
     document,
-    key_of,
     objects_of,
     part_of,
     presence_faults,
@@ -65,28 +63,8 @@ def test_a_value_is_shown_as_its_audit_record_shows_it(value, shown):
     assert document(value) == shown
 
 
-@pytest.mark.parametrize(
-    ("path", "artifact"),
-    [
-        ("/store/adapters/sha256-" + "a" * 64, "a" * 64),
-        ("/adapters/sha256-" + "0" * 64, "0" * 64),
-        ("adapters/sha256-" + "a" * 64, None),
-        ("/store/adapters/sha256-" + "a" * 63, None),
-        ("/store/adapters/sha256-" + "a" * 65, None),
-        ("/store/adapters/sha256-" + "A" * 64, None),
-        ("/store/adapters/sha256-" + "a" * 64 + "/x", None),
-        ("/store/other/sha256-" + "a" * 64, None),
-        ("", None),
-    ],
-)
-def test_a_path_of_a_store_names_its_artifact(path, artifact):
-    """R4 digest-true."""
-    assert artifact_of(path) == artifact
-
-
-def test_names_of_engines_and_tenants_of_keys():
-    """R11, W5: a name with a version is its adapter's; a name without a tenant is of the default one."""
-    assert [key_of(name) for name in ("acme/A", "acme/a@3", "b")] == ["acme%2Fa", "acme%2Fa", "b"]
+def test_the_tenant_of_a_key():
+    """W5: a name without a tenant is of the default one."""
     assert [tenant_of_key(key) for key in ("acme%2Fa", "acme%2F", "a", "acme%2Fa%2Fb")] == [
         "acme",
         "acme",

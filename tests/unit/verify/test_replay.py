@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.keys import last_part
 from registry.model.records import Canary, Strategy
+from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import HistoryBase, Revision
-from registry.tools.verify.replay import replay
 from registry.transactions.changes import HaltRollout, PromoteRollout
-from sidecar.desired.informer import record_hash
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.residency_world import presence, replica_status
@@ -18,22 +16,8 @@ from tests.unit.verify.conftest import found, steps_of
 
 
 def test_a_good_history_has_no_findings(author):
-    fold = replay(KEYS, steps_of(author))
+    fold = Fold(KEYS).replay(steps_of(author))
     assert (fold.findings, sorted(fold.changing)) == ([], [1, 2, 3, 4, 5, 6])
-
-
-def test_the_hash_of_a_pool_is_what_a_sidecar_says_of_the_same_records(author):
-    """R2: after each revision, with what came, was replaced and went."""
-    fold = replay(KEYS, steps_of(author))
-    assert fold.hash_at(POOL, 1) == 0
-    stands: dict[str, int] = {}
-    for revision, events in author.etcd.history:
-        for event in (one for one in events if b"/adapters/" in one.key):
-            key = last_part(event.key)
-            stands.pop(key, None)
-            stands |= {key: record_hash(key, revision, event.kv.value)} if event.kv else {}
-        assert fold.hash_at(POOL, revision) == sum(stands.values()) % (1 << 256), revision
-    assert len(stands) == 1
 
 
 def canaried() -> Author:

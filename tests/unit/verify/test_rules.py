@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from registry.tools.verify.fold import generation_faults, same_generation
-from registry.tools.verify.replay import replay
+from registry.tools.verify.fold import Fold, generation_faults, same_generation
 from tests.support.changes import KEYS
+from tests.support.checkers.index import HistoryIndex
 from tests.unit.verify.written import ONE, POOL_RECORD, TWO, Written, adapter, rollout
 
 CANARY = adapter(generation=2, spec=TWO, **rollout(1, ONE))
@@ -89,7 +89,7 @@ def test_whole_changes_are_right():
     fold = history.fold()
     assert (fold.findings, list(fold.changing)) == ([], [1, 2, 3, 4, 5, 6])
     assert fold.changing[2] == "/t/audit/p/q2"
-    assert fold.kvs == {key: kv.value for key, kv in history.stands.items()}
+    assert fold.stored == history.stands
 
 
 def changed(**parts: object) -> list[tuple[str, int, str]]:
@@ -187,9 +187,10 @@ def test_what_nobody_keeps_under_a_key_of_no_kind_is_nothing():
     history.write({"adapters/p": {}, "adapters/p/a/b": {}, "pools/p/q": {}, "tenants": {}, "others/p/a": {}})
     history.write({"adapters/p": None, "requests/a/b/c": {}, "status/r1": {}, "history/p/a": {}})
     history.write({"": {"adapters": 1}})
-    for fold in (history.fold(), replay(KEYS, [history.base()])):
-        assert (fold.adapters, list(fold.pools), fold.statuses, list(fold.requests)) == ({}, ["p"], {}, ["q1"])
-        assert fold.findings == []
+    for index in (history.index(), HistoryIndex(KEYS).replay([history.base()])):
+        assert (index.adapters, list(index.pool_stories), index.statuses) == ({}, ["p"], {})
+        assert list(index.requests) == ["q1"]
+        assert index.findings == []
 
 
 @pytest.mark.parametrize(("quota", "is_over"), [(None, False), (2, False), (1, True), (0, True), (True, False)])
@@ -229,55 +230,34 @@ def test_a_request_is_settled_once():
     assert history.found(base, 3) == []
     history.write({"requests/b/x": {}})
     assert history.found(base, 3) == [("W3", 5, "this request was settled before, at 3")]
-    assert replay(KEYS, [base]).requests == {"q1": (1, {"reply": {}}), "b/x": (3, {}), "x": (3, {})}
-
-
-def test_what_the_fold_knows_of_each_revision():
-    """R2, R9, W4: stories of adapters and pools, statuses, and what a key had before."""
-    history = Written()
-    key = "/t/adapters/p/acme%2Fa"
-    history.write(history.whole(None, adapter()))
-    history.write({"status/p/r1": b"says"})
-    history.write(history.whole(adapter(), None, count=0))
-    history.write({"status/p/r1": None})
-    history.write({"pools/p": None, "adapters/q/c": b"?"})
-    fold = history.fold()
-    assert fold.kvs == {stored: kv.value for stored, kv in history.stands.items()}
-    stood = [fold.adapter_at("p", "acme%2Fa", revision) for revision in range(7)]
-    assert stood == [None, None, adapter(), adapter(), None, None, None]
-    assert fold.adapter_at("q", "c", 6) == {"unreadable": "?"}
-    assert fold.adapter_at("q", "acme%2Fa", 3) is None
-    assert [fold.base_models_at("p", revision) for revision in (0, 1, 5, 6)] == [set(), {"base"}, {"base"}, set()]
-    assert fold.base_models_at("q", 3) == set()
-    assert fold.statuses == {3: b"says"}
-    assert [fold.before(key, revision) for revision in range(1, 6)] == [None, 0, None, 2, None]
-    assert (fold.revision, fold.first_revision) == (6, 0)
-    hashes = [fold.hash_at("p", revision) for revision in range(7)]
-    assert hashes[:2] + hashes[4:] == [0] * 5
-    assert hashes[2] == hashes[3] != 0
+    assert Fold(KEYS).replay([base]).requests == {"q1": (1, {"reply": {}}), "b/x": (3, {}), "x": (3, {})}
 
 
 def test_what_stood_when_the_history_begins():
-    """R2, R4, R11, W6: each record at its own revision, generations from history too."""
+    """W6: generations go on from records and from history."""
     history = Written()
     history.write(history.whole(None, adapter()))
     history.write(history.whole(adapter(), adapter(generation=2, spec=TWO)))
     history.write(history.whole(None, adapter("acme/b"), count=2))
     history.write(history.whole(adapter("acme/b"), None, count=1))
     base = history.base()
-    fold = replay(KEYS, [base])
+    fold = Fold(KEYS).replay([base])
     assert (fold.findings, fold.revision, fold.first_revision) == ([], 5, 5)
-    assert fold.adapters == {("p", "acme%2Fa"): [(3, adapter(generation=2, spec=TWO))]}
-    assert fold.pools == {"p": [(1, POOL_RECORD)]}
-    assert fold.hash_at("p", 5) == history.fold().hash_at("p", 5)
-    assert fold.kvs == {key: kv.value for key, kv in history.stands.items()}
-    assert [fold.knows("p", key) for key in ("acme%2Fa", "acme%2Fb", "acme%2Fc")] == [True, True, False]
-    assert not fold.knows("q", "acme%2Fa")
+    assert fold.stored == history.stands == history.fold().stored
+    assert fold.has_pool
     history.write(history.whole(adapter(generation=2, spec=TWO), adapter(generation=3)))
     history.write(history.whole(None, adapter("acme/b", 2), count=2))
     assert history.found(base, 5) == []
     history.write(history.whole(adapter(generation=3), adapter(generation=5, spec=TWO)))
     assert history.found(base, 5) == [("W6", 8, "generation 5 follows 3")]
+
+
+@pytest.mark.parametrize(("written", "has_pool"), [({"pools/p": None}, True), ({"adapters/p/a": {}}, False)])
+def test_a_pool_is_known_also_of_what_is_gone(written, has_pool):
+    history = Written(pool=False)
+    history.write(written)
+    assert history.fold().has_pool is has_pool
+    assert Fold(KEYS).replay([history.base(), *history.steps]).has_pool is has_pool
 
 
 @pytest.mark.parametrize(("deleted", "next_one"), [(True, 4), (False, 5), (None, 4)])

@@ -9,8 +9,8 @@ from typing import Any
 from registry.etcd3.ops import Event, KeyValue
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import HistoryBase, Revision, Step
-from registry.tools.verify.replay import replay
 from tests.support.changes import KEYS
+from tests.support.checkers.index import HistoryIndex
 
 ONE, TWO = {"uri": "file:///1"}, {"uri": "file:///2"}
 POOL_RECORD = {"name": "p", "base_models": ["base", 7]}
@@ -71,7 +71,10 @@ class Written:
         return {f"adapters/p/{name}": after, **(retired or {}), **counted, **books}
 
     def fold(self) -> Fold:
-        return replay(KEYS, self.steps)
+        return Fold(KEYS).replay(self.steps)
+
+    def index(self) -> HistoryIndex:
+        return HistoryIndex(KEYS).replay(self.steps)
 
     def base(self) -> HistoryBase:
         """What stands now, as a history that begins here has it."""
@@ -80,4 +83,4 @@ class Written:
     def found(self, base: HistoryBase | None = None, since: int = 0) -> list[tuple[str, int, str]]:
         """Guarantee, revision and message of each finding."""
         steps = [base, *self.steps[since:]] if base else self.steps
-        return [(one.guarantee, one.revision, one.message) for one in replay(KEYS, steps).findings]
+        return [(one.guarantee, one.revision, one.message) for one in Fold(KEYS).replay(steps).findings]

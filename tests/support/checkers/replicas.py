@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.stored import Part
-from registry.tools.verify.fold import Fold
-from registry.tools.verify.history import Document, Violation, artifact_of, key_of, part_of, text_of
-from registry.tools.verify.logs import SidecarProcess, TakenState
+from registry.tools.verify.history import Document, Violation, part_of, text_of
+from tests.support.checkers.engine_names import artifact_of, key_of
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.logs import SidecarProcess, TakenState
 
 
 class EngineListing(Part):
@@ -35,7 +36,7 @@ class EngineListing(Part):
     incarnation: str = ""
 
 
-def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> list[Violation]:
+def check_log(index: HistoryIndex, pool: str, where: str, lines: Iterable[Document]) -> list[Violation]:
     """One sidecar's log, from its first line to its last, over any number of restarts. `where` names it."""
     findings: list[Violation] = []
     mark = 0
@@ -45,27 +46,27 @@ def check_log(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> l
             case "removals_confirmed":
                 mark = revision
             case "plan_made":
-                findings += _check_plan(fold, pool, where, line, mark)
+                findings += _check_plan(index, pool, where, line, mark)
                 mark = max(mark, revision)
-            case "engine_call" if line.get("call") == "unload" and not _is_ours(fold, pool, line["name"], mark):
+            case "engine_call" if line.get("call") == "unload" and not _is_ours(index, pool, line["name"], mark):
                 message = f"{line['name']!r} was unloaded, and was never in pool {pool!r}"
                 findings.append(Violation("R11", mark, where, message))
     return findings
 
 
-def _is_ours(fold: Fold, pool: str, name: str, mark: int) -> bool:
+def _is_ours(index: HistoryIndex, pool: str, name: str, mark: int) -> bool:
     """Also of what is loaded for a moment, under a name that no adapter has, to see whether it can be; of what was
     unloaded before the history begins, nothing is known."""
-    return name.startswith(PROOF_PREFIX) or fold.knows(pool, key_of(name)) or 0 < mark < fold.first_revision
+    return name.startswith(PROOF_PREFIX) or index.knows(pool, key_of(name)) or 0 < mark < index.first_revision
 
 
-def _check_plan(fold: Fold, pool: str, where: str, line: Document, mark: int) -> list[Violation]:
+def _check_plan(index: HistoryIndex, pool: str, where: str, line: Document, mark: int) -> list[Violation]:
     revision = line["revision"]
     if revision < mark:
         return [Violation("R1", revision, where, f"a plan was made from this revision after one from {mark}")]
-    if not fold.covers(revision):
+    if not index.covers(revision):
         return []
-    expected = f"{fold.hash_at(pool, revision):064x}"
+    expected = f"{index.hash_at(pool, revision):064x}"
     if line["state_hash"] == expected:
         return []
     return [
@@ -88,34 +89,34 @@ class _SeenBefore:
     possible: dict[str, set[str]] = field(default_factory=dict)
 
 
-def check_listings(fold: Fold, pool: str, listings: Iterable[EngineListing]) -> list[Violation]:
+def check_listings(index: HistoryIndex, pool: str, listings: Iterable[EngineListing]) -> list[Violation]:
     """Samples of engines' listings, each replica's in the order in which they were taken.
 
     Those of a time that the history does not cover are passed over: what was desired then is not known.
     """
     findings: list[Violation] = []
     seen = _SeenBefore()
-    for listing in (one for one in listings if fold.covers(one.revision)):
+    for listing in (one for one in listings if index.covers(one.revision)):
         ours = {name: artifact for name, path in listing.adapters.items() if (artifact := artifact_of(path))}
         for name, digest in ours.items():
-            findings += _check_digest(fold, pool, listing, name, digest, seen.possible)
-            findings += _check_return(fold, pool, listing, name, seen.absent)
-        findings += _check_bases(fold, pool, listing, ours)
-        _note_absent(fold, pool, listing, ours, seen.absent)
-        late = _late(fold, pool, listing, ours, seen.going)
+            findings += _check_digest(index, pool, listing, name, digest, seen.possible)
+            findings += _check_return(index, pool, listing, name, seen.absent)
+        findings += _check_bases(index, pool, listing, ours)
+        _note_absent(index, pool, listing, ours, seen.absent)
+        late = _late(index, pool, listing, ours, seen.going)
         if listing.settled:
-            findings += [*late, *_check_settled(fold, pool, listing, ours)]
+            findings += [*late, *_check_settled(index, pool, listing, ours)]
     return findings
 
 
 def _check_digest(
-    fold: Fold, pool: str, listing: EngineListing, name: str, artifact: str, possible: dict[str, set[str]]
+    index: HistoryIndex, pool: str, listing: EngineListing, name: str, artifact: str, possible: dict[str, set[str]]
 ) -> list[Violation]:
     """R4: whatever is listed from one artifact was made of one digest, which each of their records had.
 
     An artifact is named by its content as it was prepared, so its name tells of no digest by itself.
     """
-    written, is_whole = _written(fold, pool, listing, key_of(name))
+    written, is_whole = _written(index, pool, listing, key_of(name))
     records = [*written, *filter(None, map(_stable, written))]
     pinned = {digest for record in records if (digest := pinned_digest(record)) is not None}
     if not (records and is_whole) or len(pinned) < len({repr(_source(record)) for record in records}):
@@ -128,16 +129,16 @@ def _check_digest(
     return [Violation("R4", listing.revision, listing.replica, message)]
 
 
-def _written(fold: Fold, pool: str, listing: EngineListing, key: str) -> tuple[list[Document], bool]:
+def _written(index: HistoryIndex, pool: str, listing: EngineListing, key: str) -> tuple[list[Document], bool]:
     """The records of which something may be listed: of a settled replica the one that stood then, else all.
 
     Also whether these are all that there may be.
     """
-    now = fold.adapter_at(pool, key, listing.revision)
+    now = index.adapter_at(pool, key, listing.revision)
     is_kept = key in {key_of(name) for name in listing.unservable}
     if listing.settled and not listing.removing and now and not is_kept and is_everywhere(now):
         return [now], True
-    return fold.records(pool, key)
+    return index.records(pool, key)
 
 
 def _stable(record: Document) -> Document | None:
@@ -155,9 +156,9 @@ def pinned_digest(record: Document) -> str | None:
     return text_of(part_of(record, "spec", "source"), "digest") or None
 
 
-def _check_bases(fold: Fold, pool: str, listing: EngineListing, ours: Iterable[str]) -> list[Violation]:
+def _check_bases(index: HistoryIndex, pool: str, listing: EngineListing, ours: Iterable[str]) -> list[Violation]:
     """R5: no adapter of ours answers for the base model."""
-    bases = fold.base_models_at(pool, listing.revision)
+    bases = index.base_models_at(pool, listing.revision)
     return [
         Violation("R5", listing.revision, listing.replica, f"{name!r} is an adapter, and the name of the base model")
         for name in ours
@@ -166,21 +167,21 @@ def _check_bases(fold: Fold, pool: str, listing: EngineListing, ours: Iterable[s
 
 
 def _check_return(
-    fold: Fold, pool: str, listing: EngineListing, name: str, absent: Mapping[tuple[str, str], int]
+    index: HistoryIndex, pool: str, listing: EngineListing, name: str, absent: Mapping[tuple[str, str], int]
 ) -> list[Violation]:
     """R6: what was gone after its deletion is not there again unless it was made again."""
     since = absent.get((listing.replica, key_of(name)))
-    if since is None or any(record and at > since for at, record in fold.adapters.get((pool, key_of(name)), [])):
+    if since is None or any(record and at > since for at, record in index.adapters.get((pool, key_of(name)), [])):
         return []
     return [Violation("R6", listing.revision, listing.replica, f"{name!r} was deleted, gone at {since}, and is back")]
 
 
 def _note_absent(
-    fold: Fold, pool: str, listing: EngineListing, ours: Mapping[str, str], absent: dict[tuple[str, str], int]
+    index: HistoryIndex, pool: str, listing: EngineListing, ours: Mapping[str, str], absent: dict[tuple[str, str], int]
 ) -> None:
     listed = {key_of(name) for name in ours}
-    for of_pool, key in fold.adapters:
-        if of_pool == pool and key not in listed and fold.adapter_at(pool, key, listing.revision) is None:
+    for of_pool, key in index.adapters:
+        if of_pool == pool and key not in listed and index.adapter_at(pool, key, listing.revision) is None:
             absent.setdefault((listing.replica, key), listing.revision)
         elif key in listed:
             absent.pop((listing.replica, key), None)
@@ -191,13 +192,17 @@ GONE_SECONDS = 60.0
 
 
 def _late(
-    fold: Fold, pool: str, listing: EngineListing, ours: Mapping[str, str], going: dict[tuple[str, str, str], float]
+    index: HistoryIndex,
+    pool: str,
+    listing: EngineListing,
+    ours: Mapping[str, str],
+    going: dict[tuple[str, str, str], float],
 ) -> list[Violation]:
     """R6: what is on its way out arrives there."""
     if listing.at is None:
         return []
     of_engine = (listing.replica, listing.incarnation)
-    deleted = {key for key in map(key_of, ours) if fold.adapter_at(pool, key, listing.revision) is None}
+    deleted = {key for key in map(key_of, ours) if index.adapter_at(pool, key, listing.revision) is None}
     refused = {key_of(name) for name in listing.unservable}
     for replica, incarnation, key in list(going):
         if (replica, incarnation) == of_engine and key not in deleted:
@@ -211,11 +216,11 @@ def _late(
     return late
 
 
-def _check_settled(fold: Fold, pool: str, listing: EngineListing, ours: Mapping[str, str]) -> list[Violation]:
+def _check_settled(index: HistoryIndex, pool: str, listing: EngineListing, ours: Mapping[str, str]) -> list[Violation]:
     wanted = {
         key: record
-        for of_pool, key in fold.adapters
-        if of_pool == pool and (record := fold.adapter_at(pool, key, listing.revision))
+        for of_pool, key in index.adapters
+        if of_pool == pool and (record := index.adapter_at(pool, key, listing.revision))
     }
     everywhere = {
         key for key, record in wanted.items() if is_everywhere(record) and part_of(record, "spec").get("load") != "lazy"

@@ -6,10 +6,10 @@ import pytest
 
 from registry.model.records import AdapterSpec, Canary, Placement, SourceSpec, Strategy
 from registry.model.status import Failed, Found, Leaving, Pending, Served
-from registry.tools.verify.truth import Claim, hash_of
 from registry.transactions.changes import Upsert
 from tests.support.changes import KEYS, POOL, spec
-from tests.unit.verify.story import Story, engine, path_of, served
+from tests.support.checkers.truth import Claim, hash_of
+from tests.unit.checkers.story import Story, engine, path_of, served
 
 
 def pinned(name: str, digit: str, **fields: object) -> Upsert:

@@ -1,18 +1,18 @@
-"""Reads logs of sidecars: one `SidecarProcess` for each start. Pure.
-
-Reads sidecars' logs: one `SidecarProcess` for each start, and what it saw, wrote and removed. Pure.
-"""
+"""Reads logs of sidecars: one `SidecarProcess` for each start. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 
-from registry.tools.verify.history import Document, artifact_of
+from registry.model.stored import read_json
+from registry.tools.verify.history import Document
+from tests.support.checkers.engine_names import artifact_of
 
 _FAR = 1 << 62
 
@@ -75,16 +75,6 @@ class Looks:
         return found
 
 
-# What is read of a line, by its event. Some of it earlier releases did not write: see where it is read.
-_FIELDS = {
-    "engine_call": ("call", "name", "outcome"),
-    "engine_listed": ("incarnation", "whole", "adapters", "more"),
-    "plan_made": ("revision", "state_hash"),
-    "status_written": ("revision", "updated_at"),
-    "artifact_removed": ("artifact",),
-    "artifact_failed": ("name",),
-    "staging_broke": ("name",),
-}
 # A status is derived from the last report, and before the next report at most two looks are told.
 LOOKS_BETWEEN_REPORTS = 2
 # Lines of worker threads may be written a little later than they are dated.
@@ -167,6 +157,15 @@ class SidecarProcess:
         return at or 0.0
 
 
+def documents(lines: Iterable[str]) -> list[Document]:
+    """The JSON objects of a log; other lines, such as a traceback or one that a kill cut, are passed over."""
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            found.append(read_json(line))
+    return [one for one in found if isinstance(one, dict)]
+
+
 def processes(where: str, lines: Iterable[Document]) -> list[SidecarProcess]:
     """The processes whose lines one log has, one after another."""
     found = [SidecarProcess(where)]
@@ -179,11 +178,6 @@ def processes(where: str, lines: Iterable[Document]) -> list[SidecarProcess]:
         if "event" in line:
             found[-1].take(line)
     return found
-
-
-def lacking(line: Document) -> list[str]:
-    """The fields that a line of its event should have and has not."""
-    return [name for name in _FIELDS.get(str(line.get("event")), ()) if name not in line]
 
 
 def seconds_of(timestamp: object) -> float | None:

@@ -15,10 +15,11 @@ from datetime import datetime
 from registry.model.errors import RegistryError
 from registry.model.replica_reasons import LONGEST_ASKED_SECONDS, LONGEST_PAUSE_SECONDS, RetryClass, retry_rule
 from registry.model.status import Failed, ReplicaStatus
-from registry.tools.verify.fold import Fold
-from registry.tools.verify.history import Document, Violation, key_of, part_of
-from registry.tools.verify.logs import seconds_of
-from registry.tools.verify.replicas import is_everywhere
+from registry.tools.verify.history import Document, Violation, part_of
+from tests.support.checkers.engine_names import key_of
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.logs import seconds_of
+from tests.support.checkers.replicas import is_everywhere
 
 # No retry is put off for longer than this, where there is no rule that lets it wait longer.
 CAP_SECONDS = 15.0
@@ -32,10 +33,10 @@ _MAY_HAVE_LOADED = ("Done(", "AlreadyThere(", "Unknown(")
 _ROUNDING_SECONDS = 0.01
 
 
-def check_waits(fold: Fold) -> list[Violation]:
+def check_waits(index: HistoryIndex) -> list[Violation]:
     """No status says that a retry is further away than the longest back-off."""
     findings: list[Violation] = []
-    for revision, value in fold.statuses.items():
+    for revision, value in index.statuses.items():
         try:
             status = ReplicaStatus.parse(value)
         except RegistryError:
@@ -81,7 +82,7 @@ class _Trial:
 class _Trials:
     """A sidecar's, from its log."""
 
-    fold: Fold
+    index: HistoryIndex
     pool: str
     incarnation: str = ""
     revision: int = 0
@@ -125,22 +126,24 @@ class _Trials:
         return f"{line['name']!r} was tried again {at - refused_at:.1f} s after refusal {trial.refusals - 1}"
 
     def _unpaced(self, key: str) -> int:
-        record = self.fold.adapter_at(self.pool, key, self.revision) or {}
+        record = self.index.adapter_at(self.pool, key, self.revision) or {}
         return REFUSALS_UNPACED * (2 if record.get("generation") != 1 else 1)
 
     def _record(self, key: str) -> int | None:
         """Time of the desired record under a name; None: what that is for this replica may change without it."""
-        if not self.fold.covers(self.revision):
+        if not self.index.covers(self.revision):
             return None
-        record = self.fold.adapter_at(self.pool, key, self.revision) or {}
+        record = self.index.adapter_at(self.pool, key, self.revision) or {}
         is_eager = part_of(record, "spec").get("load") == "eager"
         if not is_eager or record.get("rollout") or not is_everywhere(record):
             return None
-        return max(at for at, _ in self.fold.adapters[self.pool, key] if at <= self.revision)
+        return max(at for at, _ in self.index.adapters[self.pool, key] if at <= self.revision)
 
 
-def check_retries(fold: Fold, pool: str, where: str, lines: Iterable[Document]) -> tuple[list[Violation], Counter[str]]:
+def check_retries(
+    index: HistoryIndex, pool: str, where: str, lines: Iterable[Document]
+) -> tuple[list[Violation], Counter[str]]:
     """Check that refused loads are tried again rarely: findings, and how many loads were compared."""
-    trials = _Trials(fold, pool)
+    trials = _Trials(index, pool)
     findings = [Violation("R8", trials.revision, where, message) for line in lines if (message := trials.take(line))]
     return findings, Counter({"loads": trials.loads})

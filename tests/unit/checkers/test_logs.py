@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from registry.tools.verify.logs import Looks, SidecarProcess, TakenState, Write, lacking, processes, seconds_of
-from tests.unit.verify.story import Story, path_of
+from tests.support.checkers.logs import Looks, SidecarProcess, TakenState, Write, documents, processes, seconds_of
+from tests.unit.checkers.story import Story, path_of
 
 
 def looked(*looks: dict[str, str | None]) -> Looks:
@@ -147,26 +145,6 @@ def test_a_line_without_a_time_is_of_no_steady_clock():
     assert (process.is_steady, process.newest, process.removals[0].at) == (False, story.now, 0.0)
 
 
-LINES: list[tuple[dict[str, Any], list[str]]] = [
-    ({"event": "engine_call"}, ["call", "name", "outcome"]),
-    ({"event": "engine_call", "call": "load", "outcome": ""}, ["name"]),
-    ({"event": "plan_made", "revision": 1, "state_hash": ""}, []),
-    ({"event": "status_written", "revision": 1}, ["updated_at"]),
-    ({"event": "engine_listed", "whole": True, "adapters": {}, "more": False}, ["incarnation"]),
-    ({"event": "artifact_removed"}, ["artifact"]),
-    ({"event": "artifact_failed"}, ["name"]),
-    ({"event": "staging_broke"}, ["name"]),
-    ({"event": "anything else"}, []),
-    ({"event": ["plan_made"]}, []),
-    ({}, []),
-]
-
-
-@pytest.mark.parametrize(("line", "fields"), LINES)
-def test_a_line_has_what_is_read_of_it(line, fields):
-    assert lacking(line) == fields
-
-
 @pytest.mark.parametrize(
     ("timestamp", "seconds"),
     [
@@ -180,3 +158,9 @@ def test_a_line_has_what_is_read_of_it(line, fields):
 )
 def test_the_time_of_a_line(timestamp, seconds):
     assert seconds_of(timestamp) == seconds
+
+
+@pytest.mark.parametrize("line", ["5", "[1]", '"plan_made"', "null", "true", "Traceback", '{"event": '])
+def test_a_line_that_is_no_object_is_passed_over(line):
+    """As a traceback is: the lines around it count."""
+    assert documents(['{"event": "a"}', line, '{"event": "b"}']) == [{"event": "a"}, {"event": "b"}]

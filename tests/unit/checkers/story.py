@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from registry.model.status import EngineStatus, Served
-from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import Violation
-from registry.tools.verify.replay import check_replicas, replay
-from registry.tools.verify.replicas import EngineListing
 from registry.transactions.changes import Remove, Upsert
 from sidecar.plan.types import ServedAdapter
 from sidecar.report.status import served_hash
 from tests.support.changes import KEYS, POOL, Author, applying, creating
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.replay import check_replicas
+from tests.support.checkers.replicas import EngineListing
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.residency_world import replica_status
 from tests.unit.verify.conftest import steps_of
@@ -73,13 +73,13 @@ class Story:
         self.log("status_written", revision=revision, updated_at=status.updated_at)
         return revision
 
-    def fold(self) -> Fold:
-        return replay(KEYS, steps_of(self.author))
+    def index(self) -> HistoryIndex:
+        return HistoryIndex(KEYS).replay(steps_of(self.author))
 
     def found(self, *listings: EngineListing) -> list[Violation]:
-        return check_replicas(self.fold(), POOL, [("r1.log", self.lines)], listings)[0]
+        return check_replicas(self.index(), POOL, [("r1.log", self.lines)], listings)[0]
 
     def check(self, *listings: EngineListing) -> tuple[list[str], Counter[str]]:
         """The guarantees that do not hold, and how much was compared."""
-        findings, counts = check_replicas(self.fold(), POOL, [("r1.log", self.lines)], listings)
+        findings, counts = check_replicas(self.index(), POOL, [("r1.log", self.lines)], listings)
         return [one.guarantee for one in findings], counts

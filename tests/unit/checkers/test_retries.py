@@ -6,15 +6,15 @@ import pytest
 
 from registry.model.records import Canary, Placement, Strategy
 from registry.model.status import Failed
-from registry.tools.verify.retries import (
+from sidecar.plan import backoff
+from tests.support.changes import KEYS, POOL, upsert
+from tests.support.checkers.retries import (
     CAP_SECONDS,
     PACE_SECONDS,
     REFUSALS_UNPACED,
     REFUSED_REASON,
 )
-from sidecar.plan import backoff
-from tests.support.changes import KEYS, POOL, upsert
-from tests.unit.verify.story import Story
+from tests.unit.checkers.story import Story
 
 REFUSED = "Refused(message='no')"
 
@@ -26,7 +26,7 @@ def test_the_rules_are_the_sidecars_own():
 
 
 def plan(story: Story, at: int) -> None:
-    story.log("plan_made", revision=at, state_hash=f"{story.fold().hash_at(POOL, at):064x}")
+    story.log("plan_made", revision=at, state_hash=f"{story.index().hash_at(POOL, at):064x}")
 
 
 def told(name: str = "a", **placed: object) -> Story:

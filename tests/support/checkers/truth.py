@@ -16,10 +16,11 @@ from itertools import chain
 from registry.model.errors import RegistryError
 from registry.model.names import name_key
 from registry.model.status import ReplicaStatus
-from registry.tools.verify.fold import Fold
-from registry.tools.verify.history import Document, Violation, artifact_of, count_of, key_of, part_of, text_of
-from registry.tools.verify.logs import Looks, SidecarProcess, Write
-from registry.tools.verify.replicas import is_everywhere, pinned_digest
+from registry.tools.verify.history import Document, Violation, count_of, part_of, text_of
+from tests.support.checkers.engine_names import artifact_of, key_of
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.logs import Looks, SidecarProcess, Write
+from tests.support.checkers.replicas import is_everywhere, pinned_digest
 
 Keep = Callable[[str, Document], bool]
 
@@ -46,8 +47,8 @@ def hash_of(claims: Collection[Claim]) -> str:
 class Claims:
     """Finds out what the statuses of a pool claim."""
 
-    def __init__(self, fold: Fold, pool: str) -> None:
-        self._fold = fold
+    def __init__(self, index: HistoryIndex, pool: str) -> None:
+        self._index = index
         self._pool = pool
         self._records: tuple[int, dict[str, Document]] = (-1, {})
         self._told: dict[str, tuple[Claim, ...]] = {}
@@ -57,7 +58,7 @@ class Claims:
 
         `listed`: what its engine was seen to list, by which what is not for all replicas is guessed.
         """
-        if status.stale or not self._fold.covers(status.observed_revision):
+        if status.stale or not self._index.covers(status.observed_revision):
             return None  # it may follow a store that was replaced since, or a record from before the history
         # What is told while the engine cannot be looked at is of an earlier revision.
         earlier = [self._told[status.served.hash]] if status.served.hash in self._told else []
@@ -85,8 +86,8 @@ class Claims:
     def _at(self, revision: int) -> dict[str, Document]:
         """Records that are served without being asked for, by name key, as they stood at a revision."""
         if self._records[0] != revision:
-            keys = [key for pool, key in self._fold.adapters if pool == self._pool]
-            found = {key: self._fold.adapter_at(self._pool, key, revision) for key in keys}
+            keys = [key for pool, key in self._index.adapters if pool == self._pool]
+            found = {key: self._index.adapter_at(self._pool, key, revision) for key in keys}
             eager = {key: one for key, one in found.items() if one and part_of(one, "spec").get("load") != "lazy"}
             self._records = (revision, eager)
         return self._records[1]
@@ -111,13 +112,15 @@ def _claim(record: Document, generation: int, found: dict[tuple[str, int], str])
     return Claim(name, generation, digest) if digest else None
 
 
-def check_truth(fold: Fold, pool: str, known: Sequence[SidecarProcess]) -> tuple[list[Violation], Counter[str]]:
+def check_truth(
+    index: HistoryIndex, pool: str, known: Sequence[SidecarProcess]
+) -> tuple[list[Violation], Counter[str]]:
     """Findings, and how many statuses were compared."""
     made_of = {artifact: digest for process in known for artifact, digest in process.made_of.items()}
-    claims, findings, counts = Claims(fold, pool), list[Violation](), Counter[str]()
+    claims, findings, counts = Claims(index, pool), list[Violation](), Counter[str]()
     for process in known:
         for write in process.writes:
-            status = _status(fold, process, write)
+            status = _status(index, process, write)
             claimed = claims.of(status, _names(process.looks, write)) if status else None
             if status is None or claimed is None:
                 continue
@@ -128,12 +131,12 @@ def check_truth(fold: Fold, pool: str, known: Sequence[SidecarProcess]) -> tuple
     return findings, counts
 
 
-def _status(fold: Fold, process: SidecarProcess, write: Write) -> ReplicaStatus | None:
+def _status(index: HistoryIndex, process: SidecarProcess, write: Write) -> ReplicaStatus | None:
     """Version written then; None: it is older than the history, of a later schema, in a store that was replaced, or
     by a process whose log begins after its start.
     """
     try:
-        status = ReplicaStatus.parse(fold.statuses[write.revision])
+        status = ReplicaStatus.parse(index.statuses[write.revision])
     except (KeyError, RegistryError):
         return None
     return status if (status.replica, status.updated_at) == (process.replica, write.updated_at) else None

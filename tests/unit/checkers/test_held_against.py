@@ -7,25 +7,26 @@ from typing import Any
 
 import pytest
 
-from registry.tools.verify.fold import Fold
-from registry.tools.verify.logs import SidecarProcess, TakenState
-from registry.tools.verify.replay import LoggedCall, check_calls, check_replicas, replay
-from registry.tools.verify.replicas import GONE_SECONDS, EngineListing, check_files, check_listings, check_log
 from tests.support.changes import KEYS
-from tests.unit.verify.story import path_of
+from tests.support.checkers.calls import LoggedCall, check_calls
+from tests.support.checkers.index import HistoryIndex
+from tests.support.checkers.logs import SidecarProcess, TakenState
+from tests.support.checkers.replay import check_replicas
+from tests.support.checkers.replicas import GONE_SECONDS, EngineListing, check_files, check_listings, check_log
+from tests.unit.checkers.story import path_of
 from tests.unit.verify.written import TWO, Written, adapter, rollout
 
 KEY = "/t/adapters/p/acme%2Fa"
 
 
-def simple() -> Fold:
+def simple() -> HistoryIndex:
     """a at revision 2 with request q2, again at 3 with q3, deleted at 4 with q4."""
     history = Written()
     second = adapter(generation=2, spec=TWO)
     history.write(history.whole(None, adapter()))
     history.write(history.whole(adapter(), second))
     history.write(history.whole(second, None, count=0))
-    return history.fold()
+    return history.index()
 
 
 ACKED, DRY = "acknowledged at revision", ["W9 at revision 2, q2: a dry run made a revision"]
@@ -78,7 +79,7 @@ def test_a_request_that_changed_nothing_is_not_applied():
     history.write({"requests/x": {"reply": None}, "requests/y": {}, "requests/operator:z/z": {"reply": {}}})
     calls = [LoggedCall(request_id=one, outcome="refused") for one in ("x", "y", "z")]
     calls.append(LoggedCall(request_id="z", caller="operator:z", outcome="unknown"))
-    assert check_calls(history.fold(), calls) == ([], Counter({"refused": 3, "unknown, applied": 1}))
+    assert check_calls(history.index(), calls) == ([], Counter({"refused": 3, "unknown, applied": 1}))
 
 
 @pytest.mark.parametrize(
@@ -99,11 +100,11 @@ def test_a_request_has_one_reply(second, is_found):
 
 
 def plan(revision: int, state: int | None = None) -> dict[str, object]:
-    fold = simple()
+    index = simple()
     return {
         "event": "plan_made",
         "revision": revision,
-        "state_hash": f"{fold.hash_at('p', revision) if state is None else state:064x}",
+        "state_hash": f"{index.hash_at('p', revision) if state is None else state:064x}",
     }
 
 
@@ -147,8 +148,8 @@ def test_plans_from_before_the_history_begins_are_not_judged():
     """R2: at its beginning they are."""
     history = Written()
     history.write(history.whole(None, adapter()))
-    fold = replay(KEYS, [history.base()])
-    assert [one.guarantee for one in check_log(fold, "p", "r1.log", [plan(1, 7), plan(2, 7)])] == ["R2"]
+    index = HistoryIndex(KEYS).replay([history.base()])
+    assert [one.guarantee for one in check_log(index, "p", "r1.log", [plan(1, 7), plan(2, 7)])] == ["R2"]
 
 
 def pinned(digit: str) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def busy(revision: int, /, **names: str) -> EngineListing:
 
 
 def seen(history: Written, *looks: EngineListing) -> list[str]:
-    return [str(one) for one in check_listings(history.fold(), "p", looks)]
+    return [str(one) for one in check_listings(history.index(), "p", looks)]
 
 
 def of_two() -> Written:
@@ -268,12 +269,12 @@ def test_looks_of_a_time_that_the_history_does_not_cover_are_not_judged():
     history = of_two()
     base = history.base()
     history.write({"adapters/p/c": adapter("c", spec=pinned("4"))})
-    fold = replay(KEYS, [base, *history.steps[-1:]])
+    index = HistoryIndex(KEYS).replay([base, *history.steps[-1:]])
     looks = [look(2, acme_a="1"), busy(3, acme_a="1", b="2", BASE="9"), look(4, acme_a="1", b="2"), look(9)]
-    assert check_listings(fold, "p", looks) == []
-    _, counts = check_replicas(fold, "p", [], [*looks, look(7, acme_a="3"), look(8, acme_a="3", c="4")])
+    assert check_listings(index, "p", looks) == []
+    _, counts = check_replicas(index, "p", [], [*looks, look(7, acme_a="3"), look(8, acme_a="3", c="4")])
     assert counts["looks"] == 2
-    assert [one.guarantee for one in check_listings(fold, "p", [look(7, acme_a="3", b="2"), look(7)])] == ["R6", "R3"]
+    assert [one.guarantee for one in check_listings(index, "p", [look(7, acme_a="3", b="2"), look(7)])] == ["R6", "R3"]
 
 
 @pytest.mark.parametrize(("kept", "is_found"), [({1, 2}, True), ({2}, False), ({1}, False), (set(), False)])
@@ -285,21 +286,21 @@ def test_what_a_history_does_not_begin_with_may_be_listed_still(kept, is_found):
     history.write({"adapters/p/a": adapter("a", 3, spec=pinned("3"))})
     base = history.base()
     history.write({"status/p/r1": b"says"})
-    fold, known = replay(KEYS, [base, *history.steps[-1:]]), busy(4, **{one: one for one in "1239"})
-    found = [[one.guarantee for one in check_listings(fold, "p", [known, busy(5, a=digit)])] for digit in "1239"]
+    index, known = HistoryIndex(KEYS).replay([base, *history.steps[-1:]]), busy(4, **{one: one for one in "1239"})
+    found = [[one.guarantee for one in check_listings(index, "p", [known, busy(5, a=digit)])] for digit in "1239"]
     assert found == [[], [], [], ["R4"] if is_found else []]
 
 
 def test_what_was_unloaded_before_the_history_begins_may_have_been_ours():
     """R11: its record and its history went before; what is unloaded later is known."""
-    fold = replay(KEYS, [of_two().base()])
-    assert check_log(fold, "p", "r1.log", [{"event": "plan_made", "revision": 2, "state_hash": ""}, unload("c")]) == []
-    assert [one.guarantee for one in check_log(fold, "p", "r1.log", [plan_of(fold), unload("c")])] == ["R11"]
+    index = HistoryIndex(KEYS).replay([of_two().base()])
+    assert check_log(index, "p", "r1.log", [{"event": "plan_made", "revision": 2, "state_hash": ""}, unload("c")]) == []
+    assert [one.guarantee for one in check_log(index, "p", "r1.log", [plan_of(index), unload("c")])] == ["R11"]
 
 
-def plan_of(fold: Fold) -> dict[str, object]:
-    revision = fold.revision
-    return {"event": "plan_made", "revision": revision, "state_hash": f"{fold.hash_at('p', revision):064x}"}
+def plan_of(index: HistoryIndex) -> dict[str, object]:
+    revision = index.revision
+    return {"event": "plan_made", "revision": revision, "state_hash": f"{index.hash_at('p', revision):064x}"}
 
 
 def test_each_replica_is_held_against_its_own_looks():
@@ -332,7 +333,7 @@ def test_only_what_is_everywhere_has_to_be_listed(spec, missing):
     """R3 converge, R6: what is asked for, or placed, may be listed, and be listed nowhere."""
     history = Written()
     history.write({"adapters/p/a": adapter("a", spec=pinned("1") | spec)})
-    found = [check_listings(history.fold(), "p", [one]) for one in (look(2), look(2, a="1"))]
+    found = [check_listings(history.index(), "p", [one]) for one in (look(2), look(2, a="1"))]
     assert [[one.guarantee for one in each] for each in found] == [missing, []]
 
 
@@ -359,7 +360,7 @@ def test_an_artifact_was_made_of_one_digest(before, spec, digits, is_found):
     history.write(first)
     history.write({"adapters/p/a": adapter("a", generation=2, spec=spec)})
     looks = [busy(2, one="1", two="2"), busy(4, a=digits)]
-    assert [one.guarantee for one in check_listings(history.fold(), "p", looks)] == (["R4"] if is_found else [])
+    assert [one.guarantee for one in check_listings(history.index(), "p", looks)] == (["R4"] if is_found else [])
 
 
 def test_what_others_serve_in_a_rollout_is_known_from_the_record():
@@ -369,7 +370,7 @@ def test_what_others_serve_in_a_rollout_is_known_from_the_record():
     history.write({"adapters/p/a": adapter("a", generation=2, spec=pinned("2"), **rollout(1, pinned("1")))})
     known = busy(2, **{"1": "1", "2": "2", "3": "3"})
     found = [
-        [one.guarantee for one in check_listings(history.fold(), "p", [known, busy(3, a=digit)])] for digit in "123"
+        [one.guarantee for one in check_listings(history.index(), "p", [known, busy(3, a=digit)])] for digit in "123"
     ]
     assert found == [[], [], ["R4"]]
 

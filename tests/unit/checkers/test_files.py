@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from registry.tools.verify.replay import check_replicas
-from registry.tools.verify.replicas import EngineListing
 from tests.support.changes import POOL
-from tests.unit.verify.story import GRACE_SECONDS, Story, path_of
+from tests.support.checkers.replay import check_replicas
+from tests.support.checkers.replicas import EngineListing
+from tests.unit.checkers.story import GRACE_SECONDS, Story, path_of
 
 
 def removed(story: Story, digit: str = "1") -> None:
@@ -64,7 +64,7 @@ def test_a_store_that_replicas_share_is_one():
 
     def found() -> list[str]:
         logs = [("r1.log", ours.lines), ("r2.log", theirs.lines)]
-        return [f"{one}" for one in check_replicas(ours.fold(), POOL, logs, [])[0]]
+        return [f"{one}" for one in check_replicas(ours.index(), POOL, logs, [])[0]]
 
     assert ["r2's engine had listed it 10.0 s before" in one for one in found()] == [True]
     theirs.lines[0]["store"] = "another"
