@@ -52,11 +52,11 @@ class SidecarSettings(DaemonSettings):
         Flag("KIND", "Kind of the engine: vllm, sglang, pegainfer, axolotl, or of another driver that is installed"),
     ] = "vllm"
     store: Annotated[Path, Flag("DIR", "Directory for artifacts, seen by the engine at the same path")]
-    http: Annotated[Listen, Flag("HOST:PORT", "Where /livez /readyz /metrics /status are")] = Address(
+    http: Annotated[Listen, Flag("HOST:PORT", "Address of /livez, /readyz, /metrics and /status")] = Address(
         host="127.0.0.1", port=7602
     )
     allow_source: Annotated[
-        tuple[str, ...], Flag("URI-PREFIX", "Where artifacts may come from; repeatable", repeatable=True)
+        tuple[str, ...], Flag("URI-PREFIX", "URI prefix that artifacts may come from; repeatable", repeatable=True)
     ] = ()
     base_model: Annotated[
         OptionalFile,
@@ -81,18 +81,18 @@ class SidecarSettings(DaemonSettings):
     hf_endpoint: Annotated[str, Flag("URL", "Hub behind hf:// sources", also="HF_ENDPOINT")] = DEFAULT_HUB
     store_budget: Annotated[
         Annotated[ByteSize, Field(ge=1)] | None,
-        Flag("SIZE", "For all artifacts of the store, e.g. 200GB; without: what the disk has"),
+        Flag("SIZE", "Largest size of all artifacts in the store, e.g. 200GB; without: the disk's"),
     ] = None
     unload_grace: Annotated[
         Annotated[float, Field(ge=0, allow_inf_nan=False)],
-        Flag("SECONDS", "How long files are kept after the engine was last seen to list them, at least"),
+        Flag("SECONDS", "Files are kept for at least so long after the engine last listed them"),
     ] = GRACE_SECONDS
     resolver_socket: Annotated[
-        OptionalFile, Flag("PATH", "Unix socket on which the engine asks for lazy adapters; without: it cannot")
+        OptionalFile, Flag("PATH", "Unix socket on which the engine asks for lazy adapters; without: none are served")
     ] = None
     lazy_idle: Annotated[
         Annotated[float, Field(ge=0, allow_inf_nan=False)],
-        Flag("SECONDS", "A lazy adapter that is not used for longer is unloaded"),
+        Flag("SECONDS", "A lazy adapter is unloaded after so long without use"),
     ] = IDLE_SECONDS
     ready_when: Annotated[
         ReadyWhen,
@@ -100,18 +100,18 @@ class SidecarSettings(DaemonSettings):
     ] = "any"
     degraded_share: Annotated[
         Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)],
-        Flag("SHARE", "Degraded if the engine refuses more than this share of what it should serve"),
+        Flag("SHARE", "Share of refused adapters above which the replica is degraded"),
     ] = DEGRADED_SHARE
     give_up_share: Annotated[
         Annotated[float, Field(ge=0)],
-        Flag("SECONDS", "The engine may be away for so long before others take over what it serves; inf: for ever"),
+        Flag("SECONDS", "After so long without the engine, others take over what it serves; inf: never"),
     ] = GIVE_UP_SECONDS
     drain_timeout: Annotated[
         Annotated[float, Field(ge=0, allow_inf_nan=False)],
-        Flag("SECONDS", "At most so long after SIGTERM it waits for others to serve what it hands over"),
+        Flag("SECONDS", "Longest wait after SIGTERM for others to serve what this replica hands over"),
     ] = DRAIN_SECONDS
     advertise_url: Annotated[
-        str | None, Flag("URL", "The engine's address for routers, told by residency; without: --engine")
+        str | None, Flag("URL", "The engine's address for routers, as residency gives it; without: --engine")
     ] = None
     labels: Annotated[dict[str, str], BeforeValidator(_split_labels), Flag("K=V,K=V", "Labels of this replica")] = {}
     ephemeral: Annotated[
@@ -188,7 +188,7 @@ class SidecarSettings(DaemonSettings):
         return looks_generated(self.replica) if self.ephemeral is None else self.ephemeral
 
     def engine_limits(self) -> EngineLimits:
-        """What the engine was started with, as far as it is said here."""
+        """Limits that the engine was started with, as far as flags give them."""
         return EngineLimits(
             max_cpu_loras=self.engine_max_cpu_loras,
             max_lora_rank=self.engine_max_rank,

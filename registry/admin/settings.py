@@ -20,20 +20,20 @@ class AdminSettings(DaemonSettings):
         pydantic.ValidationError: a value is not of the form that its field asks for.
     """
 
-    listen: Annotated[Listen, Flag("HOST:PORT", "Where the gRPC API listens")] = Address(host="127.0.0.1", port=7600)
-    http: Annotated[Listen, Flag("HOST:PORT", "Where /livez /readyz /metrics are")] = Address(
+    listen: Annotated[Listen, Flag("HOST:PORT", "Address of the gRPC API")] = Address(host="127.0.0.1", port=7600)
+    http: Annotated[Listen, Flag("HOST:PORT", "Address of /livez, /readyz and /metrics")] = Address(
         host="127.0.0.1", port=7601
     )
     max_txn_ops: Annotated[
         int, Field(ge=8, le=100_000), Flag("N", "The --max-txn-ops that etcd was started with; bounds a change set")
     ] = 128
     request_retention: Annotated[
-        Seconds, Field(ge=3600), Flag("SECONDS", "For so long a repeated request_id gets the first reply, at least")
+        Seconds, Field(ge=3600), Flag("SECONDS", "For at least so long a repeated request_id gets the first reply")
     ] = 86_400
     audit_retention: Annotated[
-        Seconds, Field(ge=86_400), Flag("SECONDS", "How long audit records are kept, at least")
+        Seconds, Field(ge=86_400), Flag("SECONDS", "Audit records are kept for at least so long")
     ] = 2_592_000
-    tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of the authority that clients must be of")] = None
+    tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of the authority that signs clients' certificates")] = None
     tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of the API's certificate")] = None
     tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
 

@@ -31,7 +31,7 @@ _REMEDIES: Mapping[Reason, str] = {
         "start it (loraplane-admin, or loraplane dev up), or name another with --admin or LORAPLANE_ADMIN"
     ),
     Reason.DEADLINE_EXCEEDED: "see its log, or allow more with --timeout",
-    Reason.UNSUPPORTED: "is it a loraplane-admin of this age?",
+    Reason.UNSUPPORTED: "is it a loraplane-admin of this release?",
 }
 _PAGE_SIZE = 1000
 # A call that takes longer is likely to wait for etcd, which the admin service knows within a few seconds.

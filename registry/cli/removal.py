@@ -122,7 +122,7 @@ def agree(session: Session, removed: Sequence[str], *, yes: bool, what: str = "d
     if yes:
         return
     if not sys.stdin.isatty():
-        raise usage(f"this would {what} {len(removed)}{_where(session)}, and nobody is here to ask; give --yes")
+        raise usage(f"this would {what} {len(removed)}{_where(session)}, and there is no terminal to ask; give --yes")
     sys.stderr.write(f"{what} {len(removed)}{_where(session)}? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

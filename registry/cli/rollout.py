@@ -147,7 +147,7 @@ def describe(followed: FollowedRollout) -> str:
     """Replicas that do not serve it, and why, in one line."""
     rollout = followed.rollout
     if rollout is None:
-        return f"{followed.target.name}: nothing was heard of it"
+        return f"{followed.target.name}: no report on it"
     counted = [one for one in rollout.replicas if one.canary] if rollout.HasField("canary") else rollout.replicas
     behind = [one for one in counted if one.state != pb.RolloutReplica.SERVING]
     who = ", ".join(_behind(one) for one in behind)

@@ -77,7 +77,7 @@ async def _page(url: str, seconds: float) -> tuple[int, bytes]:
 
 
 def _said(error: BaseException) -> str:
-    """What the system says where httpx only says that it did not succeed."""
+    """The system's error text, which httpx leaves out."""
     first = error
     while (before := first.__cause__ or first.__context__) is not None:
         first = before
@@ -85,7 +85,7 @@ def _said(error: BaseException) -> str:
 
 
 def _refusal(body: bytes) -> str:
-    """What a sidecar says of a request that it refused; empty: nothing."""
+    """Message with which a sidecar refused a request; empty: none."""
     with suppress(ValueError):
         match read_json(body[:_MAX_REFUSAL_BYTES]):
             case {"error": {"message": str(message)}} | {"error": str(message)}:  # the latter of earlier releases

@@ -223,7 +223,7 @@ def not_served(awaited: Published | RegisteredAdapter, last: pb.Rollout | None) 
     what = f"{awaited.name} generation {awaited.generation}"
     repeat = {"request_id": awaited.request_id}
     if last is None:
-        return Unavailable(Reason.DEADLINE_EXCEEDED, f"{what}: nothing was heard of it in time", metadata=repeat)
+        return Unavailable(Reason.DEADLINE_EXCEEDED, f"{what}: no report on it in time", metadata=repeat)
     if last.done and not last.failure:
         return None
     counted = [one for one in last.replicas if one.canary or not last.HasField("canary")]

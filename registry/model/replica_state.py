@@ -162,7 +162,7 @@ def doubt(reading: ParsedStatus) -> Verdict | None:
     if not status.engine.incarnation:
         return Verdict(ReplicaState.UNKNOWN, "engine_unreachable", status.note or "its engine is out of reach")
     if any(one.reason == BLOCKED and not one.name for one in status.warnings):
-        return Verdict(ReplicaState.UNKNOWN, BLOCKED, status.note or "it does nothing with its engine")
+        return Verdict(ReplicaState.UNKNOWN, BLOCKED, status.note or "it makes no calls to its engine")
     return None
 
 
@@ -206,7 +206,7 @@ def _verdict_of_name(reading: ParsedStatus, expected: Expectation) -> Verdict:
         is_lacking = reading.serves is not None and not expected.lazy
         state = ReplicaState.PENDING if is_lacking else ReplicaState.UNKNOWN
         reason = (reading.status.omitted_reason if is_lacking else "") or "omitted"
-        return Verdict(state, reason, f"its status leaves out {reading.status.omitted} names", kept=kept)
+        return Verdict(state, reason, f"its report is cut: {reading.status.omitted} adapters are not in it", kept=kept)
     if expected.lazy:
         return Verdict(ReplicaState.SERVING, "lazy", "it is loaded at the first request")
     digest = _found_digest(reading, expected)

@@ -104,7 +104,7 @@ class FollowedRange:
         self._seen = self.informer.revision
 
     def events(self) -> list[Event]:
-        """What happened since the last call, but for what was read before it was heard of."""
+        """Events since the last call, without those that were read before they were told."""
         return [event for event in self.tap.take() if event.mod_revision > self._read]
 
     def kvs(self) -> dict[bytes, KeyValue]:

@@ -88,7 +88,7 @@ class Subscription:
         while seen == self.version and not self._ended:
             await self._changed.wait()
         if self._ended:
-            raise Unavailable(Reason.ADMIN_UNAVAILABLE, "the admin service stops; ask another one, or ask again")
+            raise Unavailable(Reason.ADMIN_UNAVAILABLE, "the admin service is shutting down; ask again, or another one")
         return self._updates.setdefault(seen, self._since(seen))
 
     def _since(self, seen: int) -> ResidencyUpdate:

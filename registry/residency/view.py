@@ -366,7 +366,7 @@ def _entry(view: PoolView, key: str, kv: KeyValue, before: AdapterEntry | None) 
 
 
 def _earlier(view: PoolView, before: AdapterEntry, now: KeyValue | None) -> Earlier:
-    """What stood there up to now, as far as it is known; `now` None: it was deleted."""
+    """The record that stood there up to now, if known; `now` None: it was deleted."""
     first, last = before.kv.mod_revision, max(view.revision, before.kv.mod_revision)
     if now is not None and (now.create_revision, now.version) == (before.kv.create_revision, before.kv.version + 1):
         last = now.mod_revision - 1

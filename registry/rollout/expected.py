@@ -106,7 +106,7 @@ class PoolExpectation:
     numbers: Sequence[ExpectedNumber] = ()
 
     def lacking(self, live: Mapping[str, Mapping[str, str]]) -> LackingReplicas:
-        """Who is expected and does not live. `live`: the labels of those that do, by name.
+        """Expected members that do not live. `live`: the labels of those that do, by name.
 
         No more than lack to each number. What lacks to a group lacks to the number in all, so the larger one counts.
         """
@@ -161,7 +161,7 @@ NOTHING_EXPECTED = PoolExpectation()
 def expectation_of(
     members: KeyValue | None, pool: KeyValue | None, before: PoolExpectation = NOTHING_EXPECTED
 ) -> PoolExpectation:
-    """What these values say; what cannot be read says nothing. `before` is returned if it is of the same values."""
+    """Expectation in these values, without unreadable ones; `before` if they are its."""
     if (before.members, before.pool) == (members, pool):
         return before
     return PoolExpectation(members, pool, remembered(members).members, _numbers(_limits(pool)))
@@ -194,7 +194,7 @@ def remember(
     left: Mapping[str, str],
     now: datetime,
 ) -> RememberedReplicas:
-    """Who is to be remembered: all that live, were ready and do not leave, and who lived so within the last day.
+    """Members to remember: those that were ready and lived within the last day.
 
     Args:
         before: who was. They were ready, whatever they say now.

@@ -215,7 +215,7 @@ async def forget(client: Client, keys: Keys, pool: str, name: str, deadline: Dea
         kv = next(iter(found.kvs), None)
         before = remembered(kv)
         if kv is None or name not in before.members:
-            message = f"nobody expects a replica {name!r} in pool {pool!r}; see loraplane get replicas"
+            message = f"no replica {name!r} is expected in pool {pool!r}; see loraplane get replicas"
             raise NotFound(Reason.REPLICA_NOT_FOUND, message, field="name")
         others = {one: member for one, member in before.members.items() if one != name}
         wanted = before.model_copy(update={"members": others})

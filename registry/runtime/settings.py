@@ -65,15 +65,13 @@ class DaemonSettings(BaseModel):
     prefix: Annotated[str, Flag("PATH", "Prefix of all keys in etcd")] = DEFAULT_PREFIX
     etcd_user: Annotated[str | None, Flag("NAME", "User for etcd")] = None
     etcd_password_file: Annotated[OptionalFile, Flag("FILE", "File with its password, read at each login")] = None
-    etcd_tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of etcd's authority")] = None
+    etcd_tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of the authority behind etcd's certificate")] = None
     etcd_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for etcd")] = None
     etcd_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
-    http_names: Annotated[
-        List, Flag("NAME[,…]", "Names, beside this machine's own, by which --http is asked, as those of a proxy")
-    ] = ()
-    insecure: Annotated[
-        bool, Flag("", "Bear what is unprotected on the network, which is refused otherwise", switch=True)
-    ] = False
+    http_names: Annotated[List, Flag("NAME[,…]", "More names by which clients reach --http, such as a proxy's")] = ()
+    insecure: Annotated[bool, Flag("", "Allow unprotected connections; by default they are refused", switch=True)] = (
+        False
+    )
 
     @field_validator("etcd")
     @classmethod

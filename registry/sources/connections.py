@@ -55,7 +55,7 @@ class Watch:
             self._answer_until = math.inf
 
     def read(self, read: Callable[[float], bytes], timeout_seconds: float) -> bytes:
-        """What `read` gives, which waits for at most the seconds that it is told.
+        """Result of `read`, which waits for at most the seconds that it is given.
 
         Raises:
             ArtifactError: the staging was stopped.

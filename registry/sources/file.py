@@ -144,7 +144,7 @@ class FileSource:
             raise self._unreadable(error) from error
 
     def _states(self, directory: int) -> dict[str, _State]:
-        """What now stands under the names of the files."""
+        """Present states of the files, by name."""
         try:
             return {name: _state(os.stat(name, dir_fd=directory, follow_symlinks=False)) for name in FILES}
         except OSError as error:

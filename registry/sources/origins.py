@@ -122,7 +122,7 @@ class Origins:
 
     @contextmanager
     def _shared(self) -> Iterator[dict[str, PausedOrigin]]:
-        """What all know, to be changed; written if it was."""
+        """The shared file's content, for changes; written back if changed."""
         with _locked(self._file):
             before = self._read()
             after = dict(before)

@@ -105,7 +105,7 @@ class WebUrl:
 
     @property
     def place(self) -> str:
-        """What may be said of it."""
+        """Text of the URL without secrets."""
         return f"{self.scheme}://{self.authority}"
 
     @property

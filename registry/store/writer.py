@@ -181,7 +181,7 @@ class Writer:
             async with self._locks.hold(tenants_of(change), timeout_seconds=timeout_seconds):
                 yield
         except TimeoutError as error:
-            message = "other changes of the same tenant took all the time; nothing was changed, repeat it"
+            message = "no turn came in time among changes of the same tenant; nothing was changed, repeat it"
             raise Unavailable(Reason.DEADLINE_EXCEEDED, message) from error
 
     def _context(self, change: Change, caller: Caller) -> Context:

@@ -77,7 +77,7 @@ class Turn:
 
 
 class Rearrangement(NamedTuple):
-    """Whose turn begins, and whose ends before its work is done."""
+    """Stagings whose turn begins, and those whose turn ends before their work is done."""
 
     begin: list[Turn]
     stop: list[Turn]
@@ -170,7 +170,7 @@ def _may_take(turn: Turn, slot_of: Turn, now: float) -> bool:
 
 
 _log = structlog.get_logger()
-_BROKEN = "the sidecar failed over it, which is a fault of the sidecar's: its log has the traceback; please report it"
+_BROKEN = "the sidecar itself failed: its log has the traceback; please report it"
 
 
 def _unheard(_stage: Stage) -> None:

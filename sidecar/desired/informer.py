@@ -44,7 +44,7 @@ _RECENT = 64
 
 @dataclass(frozen=True, slots=True)
 class DesiredAdapter:
-    """What is needed to serve an AdapterRecord's adapter. `revision` is etcd's of the record, `key` its name key.
+    """An AdapterRecord as serving needs it; `revision` is etcd's, `key` the name key.
 
     `terms` None: all replicas serve it, and the same of it. `retry` None: nobody asked for another try. `last_good`:
     what this replica served last, as far as it does not serve this generation. `former`: the generations before, of
@@ -78,7 +78,7 @@ class DesiredAdapter:
 
     @property
     def fallback(self) -> DesiredAdapter | None:
-        """What is served while this generation cannot be: that of all who are no canaries, or the last good one."""
+        """Version to serve instead of this one: that of non-canaries, or the last good."""
         stable = self.terms.stable if self.terms is not None else None
         if stable is not None and stable.generation < self.generation:
             return self.earlier(stable.generation, stable.ref)

@@ -23,7 +23,7 @@ FREE_SHARE_PERCENT = 30
 
 @dataclass(frozen=True, slots=True)
 class StoreId:
-    """Which store: etcd's cluster id, 0 if that is not known, and the registry's epoch, empty if it has none."""
+    """Identity of a store: etcd's cluster (0: unknown), the registry's epoch or empty."""
 
     cluster_id: int = 0
     epoch: str = ""
@@ -35,7 +35,7 @@ class StoreId:
 
 @dataclass(frozen=True, slots=True)
 class FollowedState:
-    """What is followed: the revision that it has reached, of which store, and how many records it has."""
+    """Followed state: its store, the revision reached, and its number of records."""
 
     revision: int
     store: StoreId
@@ -120,5 +120,5 @@ def _objection(followed: FollowedState, candidate: ListCandidate) -> Held | None
 
 
 def free_removals(records: int) -> int:
-    """How many of so many records a list may lack and be followed all the same."""
+    """Number of these records that a list may lack without being held."""
     return max(FREE_REMOVALS, records * FREE_SHARE_PERCENT // 100)

@@ -14,7 +14,7 @@ from sidecar.engines.observed import Done, DrainEvidence, EngineActivity, Engine
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long each kind of call may take.
+    """Longest time of each kind of call, in seconds.
 
     Attributes:
         probe_seconds: for /metrics, /version and the check of the routes.
@@ -41,7 +41,7 @@ UNTOLD = EngineLimits()
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a driver is made with.
+    """Arguments that a driver is made with.
 
     Attributes:
         url: of the server, e.g. ``http://127.0.0.1:8000``.
@@ -201,7 +201,7 @@ class Engine(Protocol):
         ...
 
     async def activity(self) -> EngineActivity:
-        """What the engine says of its requests, for people. It is asked for that alone.
+        """Counts of the engine's requests, for people; asked for with a call of its own.
 
         Raises:
             EngineUnreachable, EngineUnusable: see `incarnation`.
@@ -209,7 +209,7 @@ class Engine(Protocol):
         ...
 
     async def drain_evidence(self) -> DrainEvidence:
-        """What the engine says of its requests, at a moment after this call began. It makes the engine generate.
+        """Evidence of the engine's requests from after this call began; makes it generate.
 
         Raises:
             EngineUnreachable: it could not be asked, keeps no statistics, or generates nothing.
@@ -223,7 +223,7 @@ class Engine(Protocol):
 
 
 class MakeEngine(Protocol):
-    """What an entry point of ``loraplane.engines`` refers to."""
+    """Factory that an entry point of ``loraplane.engines`` refers to."""
 
     def __call__(self, options: EngineOptions) -> Engine:
         """The driver of one engine. It connects to nothing and reads nothing yet: another sidecar may be there."""
@@ -240,7 +240,7 @@ def make_engine(kind: str, options: EngineOptions) -> Engine:
 
 
 class SerialEngine:
-    """What kinds have in common that are called one call at a time, and tell nothing between two looks."""
+    """Base of kinds that take one call at a time and tell nothing between two looks."""
 
     is_concurrent = False
     paused = ""

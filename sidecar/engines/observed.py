@@ -18,7 +18,7 @@ SwapStrategy = Literal["plugin", "pipelined", "refused", "unproven"]
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine says of its limits; None: it does not say."""
+    """Limits as the engine reports them; None: not reported."""
 
     max_loras: int | None = None
     max_cpu_loras: int | None = None
@@ -36,7 +36,7 @@ class EngineHazard:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What stays the same while one process of an engine lives.
+    """Facts that stay the same for the life of one engine process.
 
     `resolves`: it asks the sidecar for names that are not loaded, so that lazy adapters can be served.
     `evidence`: what it says that it applies of adapters; None: it does not say.
@@ -94,7 +94,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class EngineActivity:
-    """What an engine says of its requests, now and since its process began; None: it does not say.
+    """Counts of an engine's requests, now and since its start; None: not reported.
 
     Attributes:
         running: requests that run now.
@@ -117,7 +117,7 @@ class EngineActivity:
 
 @dataclass(frozen=True, slots=True)
 class DrainEvidence:
-    """What an engine says of the requests that it has, so that an unloaded adapter's files may be removed.
+    """Evidence of an engine's requests, by which an unloaded adapter's files may go.
 
     It is of a moment after it was asked for: an engine that stands still gives none.
 

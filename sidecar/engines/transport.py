@@ -147,7 +147,7 @@ def unheard() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What holds for all requests of one connection; see `Transport.send`."""
+    """Terms of all requests of one connection; see `Transport.send`."""
 
     headers: Mapping[str, str]
     seconds: float
@@ -169,7 +169,7 @@ def _authorities() -> TrustedAuthorities:
 
 
 class Transport:
-    """How to reach one server. Each call makes a connection and closes it, or one for each request where it has to."""
+    """Transport to one server. A call has one connection, or one for each request."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

@@ -41,7 +41,7 @@ class _Idle:
 
 
 class DrainTracker:
-    """What one replica's engine may still read. All times are monotonic seconds."""
+    """Files that one replica's engine may still read. All times are monotonic seconds."""
 
     def __init__(self, grace_seconds: float, owns: Callable[[str], str | None]) -> None:
         """Knows of nothing yet.
@@ -136,5 +136,5 @@ class DrainTracker:
             idle.clear_at, idle.is_proven = None, False
 
     def proven(self) -> frozenset[str]:
-        """What may be let go of, if the newest `look` is of this moment."""
+        """Files that may be let go of, if the newest `look` is of this moment."""
         return frozenset(artifact for artifact, idle in self._idle.items() if idle.is_proven)

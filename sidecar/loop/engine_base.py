@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 
 
 class StartedBases:
-    """What is known of the base model of the engine's present process."""
+    """Knowledge of the base model of the engine's present process."""
 
     def __init__(self, own: Path | None = None) -> None:
         """Reads nothing yet.

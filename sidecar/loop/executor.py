@@ -99,7 +99,7 @@ def _keys_of(call: Call) -> Iterator[str]:
 
 
 def _uses_of(call: Call) -> Iterator[Use]:
-    """What the engine may read for it. A swap that fails puts back what was there."""
+    """Artifacts that the engine may read for it; a failed swap puts back the old one."""
     yield call.name, call.new if isinstance(call, Swap) else call.path
     if isinstance(call, Swap):
         yield call.name, call.old
@@ -107,7 +107,7 @@ def _uses_of(call: Call) -> Iterator[Use]:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What became of a plan.
+    """Outcome of a plan.
 
     Attributes:
         attempts: the calls that have ended.
@@ -151,7 +151,7 @@ class Executor:
 
     @property
     def uses(self) -> set[Use]:
-        """What the engine may read for the sake of these calls."""
+        """Artifacts that the engine may read for these calls."""
         return {use for call in self._under_way.values() for use in _uses_of(call)}
 
     def collect(self) -> tuple[Attempt, ...]:

@@ -29,7 +29,7 @@ class LeasedStore(Protocol):
     """The leases of one replica, as the event loop sees them."""
 
     def leased(self) -> frozenset[str]:
-        """What the engine may be reading."""
+        """Artifacts that the engine may be reading."""
         ...
 
     def lease(self, artifacts: Collection[str]) -> None:

@@ -102,7 +102,7 @@ class EngineObserver:
 
     @property
     def observed_at(self) -> float:
-        """When the engine was last seen whole, in monotonic seconds."""
+        """Time of the last whole look at the engine, in monotonic seconds."""
         return self._observed_at
 
     @property

@@ -58,7 +58,7 @@ class RetryTracker:
         return {(one.name, one.path) for one in self._attempts.values() if one.path is not None}
 
     def settle(self, observed: Observed, *, turns: bool | None) -> None:
-        """Compares what calls were said, or not known, to have done with what the engine now lists.
+        """Settles calls against the engine's listing.
 
         `turns`: False: the engine generates nothing, so that what is under way inside it may yet happen. None: whether
         it does cannot be told, and time has to tell.
@@ -221,6 +221,6 @@ class RetryTracker:
 
 
 def _place_of(ref: ArtifactRef) -> tuple[str, str]:
-    """What is out of reach together: a kind of source, and its host or bucket."""
+    """Place that is out of reach as a whole: a kind of source, and its host or bucket."""
     parts = urlsplit(ref.uri)
     return parts.scheme, parts.netloc

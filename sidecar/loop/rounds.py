@@ -69,7 +69,7 @@ class RateLimiter:
         self._at: deque[float] = deque(maxlen=FLOOD_ROUNDS)
 
     def rest_seconds(self, now: float) -> float:
-        """How long to wait before a round that is due now; notes the round."""
+        """Seconds to wait before a round that is due now; notes the round."""
         is_flood = len(self._at) == FLOOD_ROUNDS and now - self._at[0] < FLOOD_SECONDS + FLOOD_ROUNDS * REST_SECONDS
         rest = REST_SECONDS if is_flood else 0.0
         self._at.append(now + rest)
@@ -168,7 +168,7 @@ class RoundMemory:
 
 
 class RemembersServed(Protocol):
-    """Who keeps what a replica served; in production a pool cache."""
+    """Keeper of the versions that a replica served; in production a pool cache."""
 
     @property
     def placed(self) -> AbstractSet[str]:

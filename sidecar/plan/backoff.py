@@ -89,7 +89,7 @@ class Failure:
 
     @property
     def due_at(self) -> float | None:
-        """When it is tried, or looked at, again; None: not by itself."""
+        """Time of the next try or look; None: not by itself."""
         return self.look_at if self.retry_at is None else self.retry_at
 
     @property

@@ -69,7 +69,7 @@ def refusal(desired: DesiredState, refused: RefusedRecord) -> FailedAdapter:
 
 
 def troubles(lazy: LazySelection) -> Iterator[FailedAdapter]:
-    """What was asked for and refused. Nothing is tried again before the next question."""
+    """Lazy adapters that were asked for and refused; tried again at the next question."""
     residents = {adapter.key for adapter in lazy.residents}
     for adapter, failure in lazy.troubles:
         if adapter.key not in residents:
@@ -77,7 +77,7 @@ def troubles(lazy: LazySelection) -> Iterator[FailedAdapter]:
 
 
 def not_now(desired: DesiredState, chosen: Selection) -> Iterator[PendingAdapter]:
-    """What waits for room, and what waits until the live replicas are known; of each as many as are listed."""
+    """Adapters that wait for room, or until live replicas are known; as listed."""
     for _, key in chosen.over[:MAX_OVER_CAPACITY_LISTED]:
         yield pending(desired.adapters[key], OVER_CAPACITY, is_settled=True)
     for _, key in chosen.undecided[:MAX_OVER_CAPACITY_LISTED]:
@@ -85,12 +85,12 @@ def not_now(desired: DesiredState, chosen: Selection) -> Iterator[PendingAdapter
 
 
 def count_omitted(chosen: Selection) -> int:
-    """How many of those are not listed."""
+    """Number of those that are not listed."""
     return sum(max(0, len(ranks) - MAX_OVER_CAPACITY_LISTED) for ranks in (chosen.over, chosen.undecided))
 
 
 def _of_artifacts(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapter]:
-    """What was found as they were staged; what the engine itself says, nobody has to have seen."""
+    """Warnings that staging found, without those that the engine itself gives."""
     is_told = observed.facts.evidence is not None
     for adapter in chosen.wanted:
         staged = chosen.staged.get(adapter.ref)
@@ -100,7 +100,7 @@ def _of_artifacts(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapt
 
 
 def _of_expectations(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapter]:
-    """What is served although nobody knows whether it answers as its record expects."""
+    """Adapters that are served without proof that they answer as their records expect."""
     for adapter in chosen.wanted:
         expect, staged = adapter.ref.expect, chosen.staged.get(adapter.ref)
         if not expect or staged is None:
@@ -123,7 +123,7 @@ def _why_unproven(chosen: Selection, observed: Observed) -> str:
 
 
 def _of_files(desired: DesiredState, observed: Observed, known: PlanContext) -> Iterator[WarnedAdapter]:
-    """What the engine answers with although it could not read it again."""
+    """Adapters that are served whose files the engine could not read again."""
     for name, path in observed.adapters.items() if known.touched else ():
         if path in known.touched:
             adapter = desired.of(key_of(name))
@@ -151,7 +151,7 @@ def warnings(
     observed: Observed,
     known: PlanContext,
 ) -> Iterator[WarnedAdapter]:
-    """What somebody should know of what is served all the same."""
+    """Warnings about adapters that are served all the same."""
     if not known.base_known:
         message = "adapters' names and shapes are not compared with the base: give --base-model, or pool update --from"
         yield WarnedAdapter("", 0, "base_unknown", message)

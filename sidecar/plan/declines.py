@@ -38,7 +38,7 @@ def is_own(failure: Failure) -> bool:
 
 
 def decline(desired: DesiredState, chosen: Selection, failed: Iterable[FailedAdapter], known: PlanContext) -> Declines:
-    """What is declined now: what was before and still stands, and what was refused."""
+    """Present declines: earlier ones that still stand, and new refusals."""
     before, news = known.declined, [(name_key(one.name), one) for one in failed if one.is_own]
     if not before and not news:
         return before
@@ -73,7 +73,7 @@ def _asked(adapter: DesiredAdapter) -> str:
 
 
 def limit_digest(reason: str, limits: ReplicaLimits, reads: str) -> str:
-    """What of a replica's limits a refusal for this reason came from; equal while that is the same."""
+    """Digest of the limits behind a refusal for this reason; equal while they are."""
     said: object = reads
     if reason == "rank_too_high":
         said = limits.max_rank
@@ -93,7 +93,7 @@ def announced(declined: Declines) -> dict[str, Declined]:
 
 
 def restored(declines: Mapping[str, Declined], desired: DesiredState) -> Declines:
-    """What a replica declined before its restart, as far as it is still desired."""
+    """Declines from before a restart, as far as the adapters are still desired."""
     reasons = {one: (reason, group.by) for reason, group in declines.items() for one in group.adapters}
     if not reasons:
         return {}

@@ -90,7 +90,7 @@ HandoffVerdict = Taken | Waiting | Stuck
 
 
 class Need(Enum):
-    """What a replica that leaves is still needed for; the value says it to people.
+    """Need for a replica that leaves; the value is the text for people.
 
     NOTHING: others serve all of it. TAKEOVER: others are about to. NOBODY: there is an adapter that no other can serve.
     """

@@ -98,7 +98,7 @@ def _unservable(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) 
 
 
 def deviation_of(adapter: DesiredAdapter, limits: ReplicaLimits, staged: Staged) -> str:
-    """Where the engine answers otherwise than the adapter's record expects; empty: nowhere that counts."""
+    """Deviation of the engine's answers from spec.expect; empty: none that counts."""
     expect = adapter.ref.expect
     return limits.unexpected.get(expected_key(staged.path, expect), "") if expect and limits.unexpected else ""
 

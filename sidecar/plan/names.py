@@ -22,12 +22,12 @@ SEPARATOR = "@"
 
 
 def names_of(pool: PoolSpec | None) -> EngineNames:
-    """How the engines of a pool name adapters; without a record as vLLM's own users do."""
+    """Naming of adapters in a pool's engines; without a record: plain names."""
     return pool.engine_names if pool is not None else "plain"
 
 
 def engine_name(adapter: DesiredAdapter, names: EngineNames) -> str:
-    """What an engine calls an adapter at its generation."""
+    """Name of an adapter in an engine, at its generation."""
     return f"{adapter.name}{SEPARATOR}{adapter.generation}" if names == "versioned" else adapter.name
 
 
@@ -48,7 +48,7 @@ def listed_as(
 
 @dataclass(frozen=True, slots=True)
 class NameOverlap:
-    """What of ours the engine lists, and what of it must stay.
+    """Names of ours that the engine lists, and those of them that must stay.
 
     Attributes:
         ours: name to path.
@@ -82,7 +82,7 @@ def overlap_of(
     observed: Observed,
     staged: Mapping[ArtifactRef, Staged],
 ) -> NameOverlap:
-    """What stays of what the engine was observed to hold.
+    """Overlap of the engine's names with those of the chosen adapters.
 
     Args:
         chosen: what it is to hold.

@@ -75,7 +75,7 @@ Kind = TypeVar("Kind", ServedAdapter, PendingAdapter, FailedAdapter)
 def make_plan(
     desired: DesiredState, pool: PoolSpec | None, observed: Observed, known: PlanContext, *, now: float
 ) -> Plan:
-    """What to do so that the engine comes to serve what is desired. All choosing is here.
+    """Plans the calls that bring the engine to the desired state; all choice is here.
 
     Args:
         desired: the pool's adapters at one revision.
@@ -158,7 +158,7 @@ def _refusals(
 
 
 def _wake_at(failures: Iterable[FailedAdapter], now: float) -> float | None:
-    """When something is tried again, or becomes final for rollouts."""
+    """Time of the next retry, or of a failure that becomes final for rollouts."""
     times = [at for one in failures for at in (one.retry_at, one.look_at, one.final_at) if at is not None]
     return min((at for at in times if now < at < math.inf), default=None)
 
@@ -268,7 +268,7 @@ def _unchecked(observed: Observed, known: PlanContext) -> str:
 def _decide(
     adapter: DesiredAdapter, chosen: Selection, observed: Observed, known: PlanContext, now: float
 ) -> tuple[Condition, Action | None]:
-    """What to say of one adapter, and what to do about it."""
+    """Condition of one adapter, and the call for it."""
     staged = chosen.staged.get(adapter.ref)
     name = engine_name(adapter, chosen.limits.names)
     current = observed.adapters.get(name)

@@ -47,7 +47,7 @@ class Earlier:
 
 
 def earlier_of(adapter: DesiredAdapter, history: Iterable[KeyValue]) -> Earlier:
-    """What of an adapter's history may be served in its place: of this life of its name, and with a digest."""
+    """Generations in history that may replace it: of this life of its name, pinned."""
     found = [(record, kv) for kv in history if (record := _read(kv.value)) and record.generation < adapter.generation]
     deleted = max((record.generation for record, _ in found if record.deleted), default=0)
     return Earlier(

@@ -124,7 +124,7 @@ class FailedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class WarnedAdapter:
-    """What somebody should know of a name that is served all the same; no name: of all of them."""
+    """Warning about a served name; no name: about all of them."""
 
     name: str
     generation: int
@@ -149,7 +149,7 @@ Condition = ServedAdapter | PendingAdapter | FailedAdapter
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLimits:
-    """What no adapter may break on a replica, whether it is loaded at once or when it is asked for.
+    """Limits that no adapter may break on a replica, eager or lazy.
 
     Attributes:
         base_names: names in lower case that are taken.
@@ -197,7 +197,7 @@ class LazySelection:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the engine is to hold, and what there is no room for, both with the most important first.
+    """Adapters for the engine, and those without room; the most important first.
 
     Attributes:
         limits: of this engine in this pool.
@@ -233,7 +233,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now, and what to say of every adapter meanwhile.
+    """Calls to make now, and the condition of every adapter meanwhile.
 
     Attributes:
         revision: etcd's, of the desired state that it was made from.
@@ -300,7 +300,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class LazyCandidates:
-    """What is known of lazy adapters, for a plan to choose from.
+    """Lazy adapters that a plan may choose from.
 
     Attributes:
         used_at: of each that is loaded, monotonic seconds of its last use, by name key.
@@ -324,7 +324,7 @@ NOTHING_LAZY = LazyCandidates()
 
 @dataclass(frozen=True, slots=True)
 class LazySituation:
-    """What there is to say of lazy adapters beside the plan.
+    """Report on lazy adapters beside the plan.
 
     Attributes:
         count: how many of the pool there are.
@@ -390,7 +390,7 @@ class PlanContext:
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """What the engine served when it was last seen whole, and when that was (RFC 3339); empty: it never was."""
+    """Served set at the last whole look, with its time (RFC 3339); empty: never."""
 
     served: tuple[ServedAdapter, ...] = ()
     at: str = ""
@@ -434,7 +434,7 @@ class StatusInputs:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What one round came to, for status and metrics.
+    """Result of one round, for status and metrics.
 
     Attributes:
         situation: what the status is derived from.

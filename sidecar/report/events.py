@@ -58,7 +58,7 @@ class EventRing:
         return {"schema": 1, "forgotten": self._count - len(self._events), "events": list(self._events)}
 
     def counts(self) -> dict[str, Counter[object]]:
-        """How often what happened to each adapter, by the engine's names for them, as far as the ring goes back."""
+        """Counts of events by adapter, by the engine's names, as far as the ring goes."""
         found: dict[str, Counter[object]] = {}
         for one in self._events:
             if one["name"]:

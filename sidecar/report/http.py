@@ -135,7 +135,7 @@ class DrainPage:
         return JSONResponse({"draining": True, "done": need is Need.NOTHING, "needed": need.value})
 
     async def _caller(self, request: Request) -> str:
-        """Who calls, for the status and the log. Raises _Refused: he may not."""
+        """The caller, for the status and the log. Raises _Refused: it may not call this."""
         host, said = request.headers.get("host", ""), request.headers.get(CONTROL_HEADER, "").strip()
         if not _is_from_own_host(request):
             message = "/drain is answered on the replica's own host only: call it there, or use loraplane drain"

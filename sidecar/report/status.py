@@ -51,7 +51,7 @@ MAX_RESIDENT = 256
 
 @dataclass(frozen=True, slots=True)
 class ReplicaIdentity:
-    """Who reports. `answers`: it has a socket on which the engine may ask it for adapters.
+    """Identity of the reporting replica; `answers`: it has a socket for the engine.
 
     `insecure`: what it bears unprotected on the network. `http`: HOST:PORT of its own port; empty: it is not known.
     """
@@ -213,7 +213,7 @@ def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
 
 
 def _served(situation: StatusInputs) -> Served:
-    """What the engine lists; while that cannot be had, what it listed last, with its time."""
+    """Served set that the engine lists; if unreadable, the last one with its time."""
     if situation.plan is not None:
         return Served(count=len(situation.plan.served), hash=served_hash(situation.plan.served))
     seen = situation.last_seen
@@ -283,7 +283,7 @@ def _why_not_lazy(replica: ReplicaIdentity, situation: StatusInputs) -> str:
 
 
 def _minute_of(one: ServedAdapter, lazy: LazySituation, moment: Moment) -> str:
-    """When it was last used, in whole minutes, so that a status is not written anew for each request."""
+    """Minute of the last use; whole minutes, so that not each request writes a status."""
     used = moment.wall + timedelta(seconds=lazy.used_at[name_key(one.name)] - moment.monotonic)
     return rfc3339(used.replace(second=0, microsecond=0))
 

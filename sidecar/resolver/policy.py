@@ -23,7 +23,7 @@ from sidecar.vllm_plugin.protocol import Unresolved
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What the newest round knows of the engine, and all questions are decided by until the next.
+    """Limits from the newest round, by which questions are decided until the next.
 
     Attributes:
         rules: what no adapter may break there.

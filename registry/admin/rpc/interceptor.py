@@ -130,7 +130,7 @@ MAX_UNARY_SECONDS = 10.0
 # A call whose request has not come by then, since it has its place, gives that to another.
 ARRIVAL_SECONDS = 1.0
 _LATE = Reason.DEADLINE_EXCEEDED, "the request did not arrive in time; nothing was done, repeat the call with it"
-_STOPS = Reason.ADMIN_UNAVAILABLE, "the admin service stops; ask another one, or ask again"
+_STOPS = Reason.ADMIN_UNAVAILABLE, "the admin service is shutting down; ask again, or another one"
 # Kept of the client's time for the way of the answer back.
 _FOR_THE_ANSWER = 0.1
 _log = structlog.get_logger()

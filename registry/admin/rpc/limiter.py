@@ -104,7 +104,7 @@ class FairLimiter:
                 is_taken = await turn
         except TimeoutError as error:
             self._leave(caller, connection, turn)
-            message = "calls of others took all the time; nothing was changed, repeat it"
+            message = "no turn came in time among other calls; nothing was changed, repeat it"
             raise Unavailable(Reason.DEADLINE_EXCEEDED, message) from error
         except asyncio.CancelledError:
             self._leave(caller, connection, turn)

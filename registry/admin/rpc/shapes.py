@@ -81,7 +81,7 @@ async def _found(modules: bytes, timeout_seconds: float) -> str:
         async with asyncio.timeout(timeout_seconds):
             told, _ = await child.communicate(modules)
     except TimeoutError as error:
-        raise Unavailable(Reason.DEADLINE_EXCEEDED, "the base model has too many modules for the time") from error
+        raise Unavailable(Reason.DEADLINE_EXCEEDED, "the base model has too many modules to expand") from error
     finally:
         if child.returncode is None:
             child.kill()

@@ -120,7 +120,7 @@ def _need(replica: ReplicaView) -> tuple[str, str]:
         case {"reason": str(reason), "needed": str(needed)}:
             return reason, needed
         case _:
-            return "", "its sidecar has not heard of that yet"
+            return "", "its sidecar has not received that yet"
 
 
 def undrain(

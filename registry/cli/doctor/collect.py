@@ -214,7 +214,7 @@ async def _look_at_etcd(settings: DaemonSettings, told: EtcdGrowth) -> tuple[lis
 
 
 async def _growth(client: EtcdClient, keys: Keys, told: EtcdGrowth) -> list[DoctorFinding]:
-    """What grows. What cannot be read says nothing here: why that is, is told of the members."""
+    """Growth of etcd; None where it cannot be read, which the members' findings tell."""
     try:
         found = await client.range(Range(keys.meta(), keys_only=True), timeout_seconds=_CALL_SECONDS)
         changes, old = await _changes_of_a_day(client, keys), found.revision - _KEPT_REVISIONS

@@ -73,7 +73,7 @@ class EtcdOptions:
             raise usage(complaint_of(problem)) from problem
 
     def growth(self) -> EtcdGrowth:
-        """What they say of quota and retention."""
+        """Quota and retention as these flags give them."""
         usual = EtcdGrowth(quota_bytes=self.etcd_quota)
         return usual if self.audit_retention is None else replace(usual, audit_seconds=self.audit_retention)
 

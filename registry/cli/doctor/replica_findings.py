@@ -123,7 +123,7 @@ def _names(replica: ReplicaView) -> Iterator[DoctorFinding]:
             remedy = f"wait, or follow one with loraplane rollout {names[0]} --pool {replica.pool}"
             yield _warning(replica, "adapters_pending", f"it does not serve {named(names)} yet: {reason}", remedy)
     if replica.status.get("omitted"):
-        finding = f"its status leaves out {replica.text('omitted')} names that it does not serve"
+        finding = f"its report is cut: {replica.text('omitted')} more adapters are not served"
         remedy = f"mend those that loraplane describe replica {replica.name} --pool {replica.pool} names first"
         yield _error(replica, "names_omitted", finding, remedy)
     told = {*_causes(replica), *({"over_capacity"} & {reason for reason, _ in waiting})}

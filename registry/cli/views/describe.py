@@ -79,7 +79,7 @@ def _plain(printer: Printer, told: Plain, events: Sequence[ShownEvent] | None, u
 
 
 def _readable(what: str, read: Callable[[], Read], say: Note) -> Read | None:
-    """What is read; None: it cannot be, which is said, no more."""
+    """Result of a read; None: it failed, and a note says so."""
     try:
         return read()
     except CliError as error:
@@ -96,7 +96,7 @@ def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plai
 
 
 def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Adapter]) -> None:
-    """What it is, and how it is; of its spec what is said, not what is so by default."""
+    """Identity and state of an adapter; of its spec the given fields, not defaults."""
     adapter = row.record
     usual = flat(spec_dict(pb.AdapterSpec()))
     said = {path: value for path, value in flat(spec_dict(adapter.spec)).items() if value != usual.get(path)}
@@ -130,7 +130,7 @@ def _warning_dict(reason: str, message: str, replicas: list[str]) -> Plain:
 
 
 def _wrong(printer: Printer, rollout: pb.Rollout | None, warned: dict[tuple[str, str], list[str]]) -> None:
-    """Who does not serve what it is to serve, and why; of a rollout with canaries, everybody. Then warnings."""
+    """Replicas that do not serve it, with reasons (with canaries: all), and warnings."""
     _standings(printer, rollout, is_well=not warned)
     if warned:
         printer.lines(["", "Warnings:"])
@@ -139,7 +139,7 @@ def _wrong(printer: Printer, rollout: pb.Rollout | None, warned: dict[tuple[str,
 
 def _standings(printer: Printer, rollout: pb.Rollout | None, *, is_well: bool) -> None:
     if rollout is None:
-        printer.lines(["", "How the replicas stand to it could not be seen in time."])
+        printer.lines(["", "The states of its replicas could not be read in time."])
         return
     told = [*filter(None, (rollout.waiting, rollout.note))]
     states = {one.state for one in rollout.replicas}
@@ -251,7 +251,7 @@ def flat(value: Plain, prefix: str = "") -> dict[str, str]:
 
 
 def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
-    """What a replica is, what it does not serve and why, what it serves, and what happened to it."""
+    """Identity of a replica, its gaps with reasons, what it serves, and its events."""
     replica = replica_view(client.get_replica(pool, name))
     if printer.form is Format.NAME:
         printer.item(REPLICAS, replica)
@@ -266,7 +266,7 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
     _replica_fields(printer, replica)
     for title in ("pending", "failed"):
         _table(printer, title.capitalize(), _EXCEPTION_KEYS, replica.items(title))
-    _table(printer, "Answered all the same, with another generation", ("name", "generation"), replica.items("kept"))
+    _table(printer, "Answered with another generation", ("name", "generation"), replica.items("kept"))
     _table(printer, "Warnings", _EXCEPTION_KEYS[:4], replica.items("warnings"))
     _table(printer, f"Serves {len(serves)}", ("name", "generation", "model", "last_used"), serves)
     _table(printer, "Lazy, asked for and loaded", ("name", "generation", "last_used"), replica.resident())
@@ -276,7 +276,7 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
 
 
 def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
-    """What it is, and how it is."""
+    """Identity and state of a replica."""
     engine = f"{replica.text('engine', 'kind')} {replica.text('engine', 'version')} at {replica.router_url}"
     served, behind = REPLICAS.columns["SERVED"](replica), (replica.total("pending"), replica.total("failed"))
     leaving = [str(one.get("name")) for one in replica.items("leaving")]
@@ -296,7 +296,7 @@ def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
 
 
 def _rest_of_status(printer: Printer, replica: ReplicaView) -> None:
-    """Whatever else its status says, but for what is empty."""
+    """Other fields of its status that are not empty."""
     told = {key: value for key, value in replica.status.items() if key not in _PLACED}
     rest = {path: value for path, value in flat(told).items() if path != "lazy.resident" and value != "-"}
     if rest:

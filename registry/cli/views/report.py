@@ -197,7 +197,7 @@ def summary(targets: Sequence[RolloutTarget], rollouts: Mapping[RolloutTarget, p
     told = [f"{fates[Fate.SERVED]}/{len(targets)} served"]
     told += [f"{fates[Fate.FAILED]} failed"] if fates[Fate.FAILED] else []
     told += [f"{count} {reason}" for reason, count in reasons.most_common()]
-    told += [f"{unheard} not heard of"] if unheard else []
+    told += [f"{unheard} without a report"] if unheard else []
     return ", ".join(told + [f"slowest {name}" for name, _ in slow.most_common(1)])
 
 

@@ -131,7 +131,7 @@ def _counts(one: pb.AdapterResidency) -> Sequence[pb.ResidenceCount]:
 
 
 def serving(one: pb.AdapterResidency) -> tuple[int, int]:
-    """How many of those that are to serve it answer to its name, and how many are to."""
+    """Number of replicas that answer to its name, and of those that should serve it."""
     staying = [count for count in _counts(one) if count.reason != _LEAVING]
     answering = sum(count.replicas for count in staying if count.state == pb.RolloutReplica.SERVING)
     return answering, sum(count.replicas for count in staying)
@@ -223,7 +223,7 @@ def _place(part: pb.Residence, generation: int) -> str:
 
 
 def _wanted_told(part: pb.Residence) -> str:
-    """How a replica stands to what it is to serve, where it serves something else; or empty."""
+    """State of the wanted generation where a replica serves another; else empty."""
     if not part.wanted_state:
         return ""
     return f"generation {part.wanted_generation} {_name(part.wanted_state)}: {part.wanted_reason}"

@@ -26,7 +26,7 @@ class TemplateColumn:
     path: Path
 
     def cell(self, value: object) -> str:
-        """What stands there of one item."""
+        """Text of one item's cell."""
         return ",".join(map(shown, found(value, self.path))) or NOTHING
 
 

@@ -95,7 +95,7 @@ class Folder:
         return self.root / "logs" / f"{part}.log"
 
     def socket(self, replica: str) -> Path:
-        """Where the sidecar of a replica answers its engine: here, unless the kernel does not take so long a path."""
+        """Path of a replica's resolver socket, here unless too long for the kernel."""
         beside = self.root / "sockets" / replica
         if len(os.fsencode(beside)) <= MAX_SOCKET_PATH_BYTES:
             return beside

@@ -54,7 +54,7 @@ def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell) 
 
 
 def etcd_line() -> str:
-    """What somebody should know of the etcd that is to run; empty: nothing, or it does not tell its release."""
+    """Warning about the etcd that is to run; empty: none, or its release is unknown."""
     program = str(find_etcd().resolve())
     try:
         told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout  # noqa: S603 - see find_etcd
@@ -70,7 +70,7 @@ def etcd_line() -> str:
 
 
 def memory_line(engine: EngineKind, replicas: int, meminfo: Path = Path("/proc/meminfo")) -> str:
-    """What that many replicas need, beside what there is; said before any of it starts."""
+    """Memory for that many replicas beside the present amount; told before any starts."""
     wanted = replicas * _REPLICA_GIB[engine]
     try:
         (kib,) = (int(line.split()[1]) for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))

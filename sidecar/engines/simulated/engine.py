@@ -174,7 +174,7 @@ class SimulatedVllm:
             del self.cards[name]
 
     async def card_of(self, model: str) -> Card | None:
-        """What a request for `model` is bound to from now on; None: the base model.
+        """Adapter for a request for `model` from now on; None: the base model.
 
         Raises:
             Rejection: there is no such model. A name that is being loaded is waited for.
@@ -321,7 +321,7 @@ class SimulatedVllm:
         self.samples[running, waiting] = self._now()
 
     def _now(self) -> float:
-        """What samples are dated with."""
+        """Time with which samples are dated."""
         return time.time()
 
 

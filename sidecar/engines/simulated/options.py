@@ -66,7 +66,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How a release behaves.
+    """Behaviour of a release.
 
     Attributes:
         flat_errors: error replies have no ``error`` object around them.
@@ -80,7 +80,7 @@ class Manners:
 
 
 def manners(version: str) -> Manners:
-    """How the release of that number behaves."""
+    """Behaviour of the release of that number."""
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     return Manners(
         flat_errors=found < (0, 10, 1),

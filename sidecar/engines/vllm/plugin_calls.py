@@ -52,7 +52,7 @@ def prove_call(path: str, expect: str) -> PostRequest:
 
 
 def proof_outcome(answer: Reply | Lost | NotSent) -> Outcome:
-    """What came of a proof. One that did not come about is no reason against a load, which speaks for itself."""
+    """Outcome of a proof; one that did not come about does not speak against a load."""
     match answer:
         case Reply(200, body):
             match json_of(body):
@@ -70,7 +70,7 @@ def unload_call(name: str) -> PostRequest:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a plugin that can be called says of itself.
+    """Self-description of a plugin that can be called.
 
     Attributes:
         resolves: names that are not loaded are asked for through the sidecar's socket.
@@ -96,7 +96,7 @@ class About:
 
 
 def read_about(body: bytes) -> About | None:
-    """What the plugin says of itself; None: it is none that we can call."""
+    """The plugin's self-description; None: it is none that we can call."""
     match json_of(body):
         case {"schema": 1, "capabilities": [*can], **more} if {one for one in can if isinstance(one, str)} >= _NEEDED:
             limits = _limits(more.get("limits"))
@@ -119,7 +119,7 @@ def _limits(told: object) -> EngineLimits:
 
 
 def read_coverage(body: bytes, version: str) -> EngineEvidence | None:
-    """What a vLLM of that version says that it applies; None: it cannot be told from what it says."""
+    """Modules that a vLLM of that version says it applies; None: it does not say."""
     match json_of(body):
         case {
             "schema": 1,
@@ -195,7 +195,7 @@ def read_unexpected(body: bytes) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCount:
-    """How often what is loaded changed, in one life of the plugin."""
+    """Number of changes of the loaded adapters, in one life of the plugin."""
 
     incarnation: str
     count: int

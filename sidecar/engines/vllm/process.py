@@ -78,7 +78,7 @@ class VllmProcess:
         return self.tells_uses and self.about is not None and self.about.tells_changes
 
     def facts(self, url: str, configured: EngineLimits, max_loras: int | None, base_path: str = "") -> EngineFacts:
-        """What stays the same of it. `max_loras` is what its metrics say, once it has served an adapter.
+        """Facts of this process; `max_loras` is known once it has served an adapter.
 
         `base_path`: the folder of its base model, by its listing.
         """
@@ -98,7 +98,7 @@ class VllmProcess:
 
     @property
     def past_of(self) -> str | None:
-        """Whose past decides what a name may get; None: that does not matter."""
+        """Process whose past decides what a name may get; None: it does not matter."""
         return self.incarnation if self.remembers_names else ANY_PROCESS if self._unsafe_connectors else None
 
     @property
@@ -123,7 +123,7 @@ class VllmProcess:
         return tuple(name for name in told if name not in _KEYED_BY_PATH)
 
     def _hazards(self) -> Iterator[EngineHazard]:
-        """Whatever there is of these, names keep the weights that they have."""
+        """Hazards of a swap; with any of them, names keep the weights that they have."""
         if self.is_rust:
             message = (
                 "vLLM's Rust frontend takes no plugins: nothing can replace weights without mixing requests, and there "
@@ -149,7 +149,7 @@ _VERSIONED = "give the pool --engine-names versioned"
 
 
 def joined(configured: EngineLimits, told: EngineLimits) -> EngineLimits:
-    """What is configured, and beside it what the engine tells; of two ranks the lower one."""
+    """Configured limits with those that the engine tells; of two ranks the lower one."""
     ranks = [rank for rank in (configured.max_lora_rank, told.max_lora_rank) if rank is not None]
     return EngineLimits(
         max_loras=configured.max_loras or told.max_loras,

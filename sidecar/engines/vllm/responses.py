@@ -91,7 +91,7 @@ _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})(?:\.|$|[^0-9])")
 
 @dataclass(frozen=True, slots=True)
 class VllmMetrics:
-    """What /metrics says of the process.
+    """Content of /metrics about the process.
 
     `has_lora` None: it keeps no statistics, so that nothing is known of it. `progress`: what differs from page to page
     while the engine computes. `paused`: why no call may be made now, as far as it tells; empty: it may.
@@ -109,7 +109,7 @@ class VllmMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelsListing:
-    """What /v1/models lists: names of the base model, its folder, and each adapter's path, see `plain_path`."""
+    """Content of /v1/models: base names and folder, adapters' paths (`plain_path`)."""
 
     base_models: tuple[str, ...]
     adapters: dict[str, str]
@@ -291,7 +291,7 @@ def _unreadable(why: str) -> EngineUnreachable:
 
 
 def not_an_engine(url: str, why: str, kind: str = "vLLM") -> EngineUnusable:
-    """What answers at `url` is no engine of that kind; `why` says how that is seen."""
+    """Error for a server at `url` that is no engine of that kind; `why`: the evidence."""
     return EngineUnusable("not_an_engine", f"{url} is not a {kind} server: {why}; check --engine and --engine-kind")
 
 

@@ -14,7 +14,7 @@ MAX_NAMES = 10_000
 
 
 class LastThere:
-    """When one process of an engine last had each name; nothing is known of what it never had."""
+    """Times at which one engine process last had each name."""
 
     def __init__(self) -> None:
         self._incarnation = ""
@@ -31,7 +31,7 @@ class LastThere:
             del self._at[name]
 
     def seconds_since(self, name: str, now: float) -> float | None:
-        """How long ago the process had the name; None: it never had it, as far as is known."""
+        """Seconds since the process had the name; None: never, as far as is known."""
         at = self._at.get(name)
         return None if at is None else now - at
 

@@ -107,7 +107,7 @@ Failed:
 NAME GENERATION REASON MESSAGE ATTEMPTS RETRY AT
 law 1 bad no 2 soon
 
-Answered all the same, with another generation:
+Answered with another generation:
 NAME GENERATION
 law 7
 k 8
@@ -253,7 +253,7 @@ def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, st
     store.answers |= {"ListReplicas": [denied], "ListChanges": [denied]}
     monkeypatch.setattr("registry.cli.views.describe.look", lambda _client, _target: None)
     ran = cli("describe", "adapter", "sql")
-    told = ("Warnings could not be read: ", "Where it is", "How the replicas stand to it could not be seen in time.")
+    told = ("Warnings could not be read: ", "Where it is", "The states of its replicas could not be read in time.")
     assert (ran.code, [one for one in told if one not in ran.out]) == (0, [])
     ran = cli("-o", "json", "describe", "adapter", "sql")
     assert (ran.json["warnings"], ran.json["rollout"], "Warnings could not be read: " in ran.err) == (None, None, True)

@@ -101,8 +101,8 @@ def test_in_a_pipe_one_rollout_is_told_as_it_changes_and_several_every_five_seco
     admin.answers["WatchRollout"] = [lambda request: [DONE] if request.name == "b" else slow(request)]
     waits(client, Format.TABLE, "a", "b")
     assert capsys.readouterr().out.splitlines() == [
-        "0/2 served, 1 staging, 1 not heard of, slowest r0",
-        "0/2 served, 1 checking, 1 not heard of, slowest r0",
+        "0/2 served, 1 staging, 1 without a report, slowest r0",
+        "0/2 served, 1 checking, 1 without a report, slowest r0",
         "2/2 served",
     ]
 

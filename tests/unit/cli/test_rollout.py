@@ -116,11 +116,11 @@ def test_how_far_rollouts_are_in_one_line():
     """
     lines = [describe(FollowedRollout(target(), one)) for one in TOLD.values()]
     assert lines == [f"sql generation 4: {line}" for line in TOLD]
-    assert describe(FollowedRollout(target(), None)) == "sql: nothing was heard of it"
+    assert describe(FollowedRollout(target(), None)) == "sql: no report on it"
     waiting = [(LATE, FULL, FULL), (SERVING, LATE), (SERVING, FULL, LATE), (SERVING, FULL), (SERVING, PENDING), ()]
     of = [*(rollout(*one) for one in waiting), DONE, BAD]
     rollouts = {target(name=name): one for name, one in zip("abcdefgh", of, strict=True)}
-    told = "1/9 served, 1 failed, 3 over_capacity, 1 staging, 1 pending, 1 waiting, 1 not heard of, slowest r1"
+    told = "1/9 served, 1 failed, 3 over_capacity, 1 staging, 1 pending, 1 waiting, 1 without a report, slowest r1"
     assert summary([*rollouts, target(name="i")], rollouts) == told
     assert summary([target(1)], {target(1): rollout(SERVING, PENDING)}) == "1/1 served"
 
@@ -133,8 +133,8 @@ CHECK, ONE = "loraplane check URI --pool dev", "loraplane describe replica r0"
     [
         ([rollout(FULL), BAD, None], 7, "sql generation 4: replicas_failed (r0 failed)"),
         ([rollout(FULL), None, DONE], 7, "(r0 pending: over_capacity); there is no room for it"),
-        ([None], 6, "not served in time: sql: nothing was heard of it"),
-        ([rollout(LATE), None, DONE], 6, "(r0 pending: staging); sql: nothing was heard of it"),
+        ([None], 6, "not served in time: sql: no report on it"),
+        ([rollout(LATE), None, DONE], 6, "(r0 pending: staging); sql: no report on it"),
         ([rollout(SERVING, (FAILED, "not_finite"), done=True, failure="replicas_failed")], 7, f": {CHECK}"),
         ([rollout(SERVING, (FAILED, "not_finite"))], 6, f": {CHECK}"),
         ([rollout((FAILED, "not_finite"), FULL)], 7, f": {CHECK}"),
@@ -258,7 +258,7 @@ def test_a_rollout_as_programs_see_it(cli, admin):
             6,
             "not served in time: sql generation 4: 1 of 2",
         ),
-        (Hold(), ["--timeout", "0.5"], 6, "error: DEADLINE_EXCEEDED: not served in time: sql: nothing was heard of it"),
+        (Hold(), ["--timeout", "0.5"], 6, "error: DEADLINE_EXCEEDED: not served in time: sql: no report on it"),
         (Refusal(grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND", "no"), [], 3, "error: ADAPTER_NOT_FOUND: no; "),
     ],
 )

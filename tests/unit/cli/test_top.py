@@ -225,7 +225,7 @@ def test_a_drain_is_waited_for_until_nothing_is_needed_there(cli, draining, admi
     [
         (("takeover", "1 of 3 waits"), 6, "DEADLINE_EXCEEDED: replica r1 drains, and after {} s: 1 of 3 waits"),
         (("nobody", "no other can"), 7, "ROLLOUT_FAILED: replica r1 drains, and after {} s: no other can"),
-        (None, 6, "its sidecar has not heard of that yet"),
+        (None, 6, "its sidecar has not received that yet"),
     ],
 )
 def test_a_drain_that_goes_on_says_why(cli, draining, monkeypatch, need, code, told, flags, seconds):

@@ -120,7 +120,7 @@ def rollout(*replicas: pb.RolloutReplica, **fields: object) -> pb.Rollout:
 @pytest.mark.parametrize(
     ("last", "kind", "message", "told"),
     [
-        (None, Unavailable, "nothing was heard of it in time", {}),
+        (None, Unavailable, "no report on it in time", {}),
         (rollout(SERVING), Unavailable, "is not served in time: ", {}),
         (rollout(SERVING, waiting="for room"), Unavailable, "is not served in time: for room", {}),
         (
