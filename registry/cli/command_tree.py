@@ -39,20 +39,20 @@ def _group(name: str, about: str, **functions: str) -> Entry:
 ENTRIES = (
     _command("apply", "commands.apply:apply", "Create or change adapters as manifests say, all in one transaction."),
     _command("add", "commands.apply:add", "Create one adapter without a file."),
-    _command("set", "commands.apply:set_", "Change what is named of one adapter, and show it before and after."),
+    _command("set", "commands.apply:set_", "Change the given fields of an adapter; print old and new values."),
     _command("get", "commands.read:get", "List adapters, replicas, pools or tenants."),
     _command("describe", "commands.read:describe", "Show everything about one adapter, replica or pool."),
     _command("export", "commands.adapters:export", "Write adapters as the manifests that apply takes."),
     _command("edit", "commands.adapters:edit", "Change one adapter in an editor: VISUAL or EDITOR, else vi."),
-    _command("label", "commands.adapters:label", "Set and take away labels of one adapter, and change nothing else."),
+    _command("label", "commands.adapters:label", "Set and remove labels of one adapter."),
     _command(
         "delete", "commands.adapters:delete", "Delete adapters by their names, by labels, or all that manifests name."
     ),
-    _command("retry", "commands.apply:retry", "Have replicas try at once an adapter that failed there."),
+    _command("retry", "commands.apply:retry", "Make replicas retry a failed adapter at once."),
     _command(
         "drain", "commands.replicas:drain", "Take a replica out: others take over its share, and routers leave it."
     ),
-    _command("undrain", "commands.replicas:undrain", "Have a replica that drains serve again."),
+    _command("undrain", "commands.replicas:undrain", "End the drain of a replica."),
     _command(
         "events",
         "commands.events:events",
@@ -68,20 +68,20 @@ ENTRIES = (
     _command(
         "rollout",
         "commands.rollout:rollout",
-        "Follow a generation until every replica that should serve it does, or say who does not and why.",
+        "Follow a generation until every replica that should serve it does, or name the others with reasons.",
     ),
     _command("diff", "commands.apply:diff", "Show what apply would change, checked as apply would check it."),
-    _command("explain", "commands.explain:explain", "Say what a field of a manifest means and takes."),
+    _command("explain", "commands.explain:explain", "Explain a field of a manifest and its values."),
     _command("schema", "commands.explain:schema", "Print the JSON schema of manifests, for editors."),
     _command(
         "completion",
         "commands.explain:completion",
-        "Print what makes a shell complete commands, flags, kinds, names, pools and replicas.",
+        "Print a shell's completion script for commands, flags, kinds, names, pools and replicas.",
     ),
     _command(
         "check",
         "commands.check:check",
-        "Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not.",
+        "Check an adapter against a base model: exit 0 if it fits, 4 with all findings if not.",
     ),
     _command("digest", "commands.check:digest", "Print the manifest digest of an adapter, to pin in a record."),
     _command(
@@ -102,7 +102,7 @@ ENTRIES = (
     _command(
         "doctor",
         "doctor.command:doctor",
-        "Look at admin service, pools, replicas and tenants (and etcd), and say what to do about each finding.",
+        "Check admin service, pools, replicas and tenants (and etcd), and print a remedy for each finding.",
     ),
     _command(
         "backup",
@@ -112,7 +112,7 @@ ENTRIES = (
     _command(
         "restore",
         "commands.backup:restore",
-        "Make pools, tenants and adapters what a backup says, after a look at the plan.",
+        "Restore pools, tenants and adapters from a backup, after a look at the plan.",
     ),
     _group(
         "pool",
@@ -122,16 +122,16 @@ ENTRIES = (
         confirm_removals="commands.pools:confirm_removals",
         delete="commands.pools:delete",
     ),
-    _group("replica", "Say what is expected of replicas.", forget="commands.replicas:forget_replica"),
+    _group("replica", "Change which replicas are expected.", forget="commands.replicas:forget_replica"),
     _group(
         "config",
-        "Name admin services, with their certificates, as contexts.",
+        "Manage contexts: names of admin services, with their certificates.",
         set_context="commands.config:set_context",
         use_context="commands.config:use_context",
         get_contexts="commands.config:get_contexts",
         delete_context="commands.config:delete_context",
     ),
-    _group("tenant", "Set what tenants may have.", set="commands.pools:set_tenant"),
+    _group("tenant", "Set quotas of tenants.", set="commands.pools:set_tenant"),
     _group(
         "dev",
         "A local stack: etcd, admin service, engines, sidecars.",

@@ -147,13 +147,18 @@ OptionalFiles = Annotated[
     list[str] | None,
     flag("--file", "-f", metavar="FILE", help="Manifest with YAML documents, or a folder; - is stdin."),
 ]
-Recursive = Annotated[bool, flag("--recursive", "-R", help="Read the folders inside a folder of manifests too.")]
+Recursive = Annotated[bool, flag("--recursive", "-R", help="Read subfolders of a folder of manifests too.")]
 Selector = Annotated[
     list[str] | None,
-    flag("--selector", "-l", metavar="K=V", help="Only what has this label; K=V,K=V or several: all of them."),
+    flag(
+        "--selector",
+        "-l",
+        metavar="K=V",
+        help="Only objects with this label; with several (K=V,K=V or repeated), all of them.",
+    ),
 ]
 DeleteLimit = Annotated[
-    int, flag("--delete-limit", metavar="N", min=1, help="Refuse to delete more by labels, see --dry-run.")
+    int, flag("--delete-limit", metavar="N", min=1, help="Largest number of deletions by labels; --dry-run lists them.")
 ]
 Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask before something is removed.")]
 Wait = Annotated[bool, flag("--wait", help="Wait until every replica that should serve it does (exit 7 if not).")]
@@ -163,7 +168,9 @@ Force = Annotated[
 ]
 MinReady = Annotated[
     int,
-    flag("--min-ready", metavar="N", min=0, max=MOST_UINT32, help="With --wait: so many replicas suffice; 0: all."),
+    flag(
+        "--min-ready", metavar="N", min=0, max=MOST_UINT32, help="With --wait: number of replicas that suffice; 0: all."
+    ),
 ]
 DryRun = Annotated[bool, flag("--dry-run", help="Check everything, change nothing.")]
 NoAtomic = Annotated[
@@ -181,16 +188,19 @@ Timeout = Annotated[
 ]
 RequestId = Annotated[
     str | None,
-    flag("--request-id", metavar="ID", help="Identifies the change: repeating it with the same id changes nothing."),
+    flag("--request-id", metavar="ID", help="Id of the change; a repetition with the same id changes nothing more."),
 ]
-Etag = Annotated[str, flag("--etag", metavar="REV", help="Refuse unless it is still at this etag.", show_default=False)]
-Watch = Annotated[bool, flag("--watch", "-w", help="Go on: tell every change, or on a terminal draw the table anew.")]
+Etag = Annotated[
+    str,
+    flag("--etag", metavar="REV", help="Refuse the change unless the record still has this etag.", show_default=False),
+]
+Watch = Annotated[bool, flag("--watch", "-w", help="Follow changes: print each, or redraw the table on a terminal.")]
 Folder = Annotated[Path, flag("--dir", metavar="DIR", help="Where the stack keeps its data, logs and state.")]
 Credentials = Annotated[
     Path | None,
     flag("--credentials", metavar="FILE", help="Credentials of this machine, in the form of the sidecar's."),
 ]
-Credential = Annotated[str | None, flag("--credential", metavar="NAME", help="The one to use.")]
+Credential = Annotated[str | None, flag("--credential", metavar="NAME", help="Credential to use.")]
 HfEndpoint = Annotated[
     str | None, flag("--hf-endpoint", metavar="URL", help="Hub behind hf:// sources (default: HF_ENDPOINT).")
 ]

@@ -45,7 +45,7 @@ def export(
 ) -> None:
     """Write adapters as the manifests that apply takes.
 
-    Fails, after writing all others, if a record cannot be read. Without --pool those of all pools are written.
+    Without --pool, writes the adapters of all pools. If a record cannot be read, writes the others and fails.
     """
     session, wanted = session_of(context), labels_of(selector or ())
     asked = {name_key(one): one for one in names or ()}
@@ -94,7 +94,7 @@ def edit(
 ) -> None:
     """Change one adapter in an editor: VISUAL or EDITOR, else vi.
 
-    What was written is kept in a file, which the error names, whenever it cannot be applied.
+    If the text cannot be applied, it is kept in a file that the error names.
     """
     session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait)
     with session.client(order.read_seconds) as client:
@@ -177,7 +177,7 @@ def label(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Set and take away labels of one adapter, and change nothing else."""
+    """Set and remove labels of one adapter."""
     session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run)
     with session.client(order.read_seconds) as client:
         adapter = client.get_adapter(pool_or_only(client, pool), name)
@@ -197,7 +197,7 @@ def delete(
     selector: options.Selector = None,
     delete_limit: options.DeleteLimit = DELETE_LIMIT,
     ignore_not_found: Annotated[
-        bool, options.flag("--ignore-not-found", help="Pass over what does not exist, also if that is all.")
+        bool, options.flag("--ignore-not-found", help="Ignore names that do not exist, even if none does.")
     ] = False,
     yes: options.Yes = False,
     pool: options.Pool = None,
@@ -209,8 +209,8 @@ def delete(
 ) -> None:
     """Delete adapters by their names, by labels, or all that manifests name.
 
-    By labels: what would go is listed first, is asked about (--yes: not), is at most --delete-limit many, and is
-    deleted only as it was listed.
+    With labels, the command lists what it would delete, asks (unless --yes), refuses more than --delete-limit, and
+    deletes only what is still as it was listed.
     """
     session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, no_atomic)
     meant = _names(names or [], is_alone=bool(file or selector))

@@ -50,15 +50,17 @@ _UNCONDITIONAL = ""
 _ABSENT = "0"
 SourceUri = Annotated[str, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")]
 Digest = Annotated[str | None, options.flag("--digest", metavar="D", help="Manifest digest to pin, sha256:….")]
-Signature = Annotated[str | None, options.flag("--signature", metavar="S", help="What loraplane sign printed.")]
+Signature = Annotated[
+    str | None, options.flag("--signature", metavar="S", help="Signature that loraplane sign printed.")
+]
 Lazy = Annotated[bool, options.flag("--lazy", help="Load it at the first request, not at once.")]
 Priority = Annotated[int, options.flag("--priority", help="Higher is loaded first.")]
-Replicas = Annotated[int, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")]
+Replicas = Annotated[int, options.flag("--replicas", min=0, help="Number of replicas that serve it; 0: all.")]
 On = Annotated[
     list[str] | None,
-    options.flag("--on", metavar="K=V", help="Serve it only on replicas of this label; may be repeated."),
+    options.flag("--on", metavar="K=V", help="Serve it only on replicas with this label; may be repeated."),
 ]
-Labels = Annotated[list[str] | None, options.flag("--label", metavar="K=V", help="May be repeated.")]
+Labels = Annotated[list[str] | None, options.flag("--label", metavar="K=V", help="Label to set; may be repeated.")]
 Credential = Annotated[
     str | None, options.flag("--credential", metavar="NAME", help="The credential that sidecars use.")
 ]
@@ -67,20 +69,18 @@ NewSource = Annotated[
     str | None, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")
 ]
 NewPriority = Annotated[int | None, options.flag("--priority", help="Higher is loaded first.")]
-NewReplicas = Annotated[
-    int | None, options.flag("--replicas", min=0, help="On how many replicas it is served; 0: on all.")
-]
+NewReplicas = Annotated[int | None, options.flag("--replicas", min=0, help="Number of replicas that serve it; 0: all.")]
 NewOn = Annotated[
     list[str] | None,
     options.flag(
-        "--on", metavar="K=V", help="Serve it only on replicas of this label; K- takes it away; may be repeated."
+        "--on", metavar="K=V", help="Serve it only on replicas with this label; K- removes it; may be repeated."
     ),
 ]
 NewLabels = Annotated[
-    list[str] | None, options.flag("--label", metavar="K=V", help="Sets one; K- takes it away; may be repeated.")
+    list[str] | None, options.flag("--label", metavar="K=V", help="Label to set; K- removes it; may be repeated.")
 ]
 Replace = Annotated[
-    bool, options.flag("--replace", help="If it exists, make it exactly this: what is not given is cleared.")
+    bool, options.flag("--replace", help="Replace an existing adapter; fields that are not given are cleared.")
 ]
 
 
@@ -110,7 +110,9 @@ class SendOptions:
         return Looking(self.credentials, self.hf_endpoint, self.look_seconds, seconds, self.force)
 
 
-Prune = Annotated[bool, options.flag("--prune", help="Delete also what has the label of -l and stands in no manifest.")]
+Prune = Annotated[
+    bool, options.flag("--prune", help="Also delete adapters that have the label of -l and are in no manifest.")
+]
 
 
 def apply(
@@ -129,7 +131,7 @@ def apply(
     request_id: options.RequestId = None,
     no_atomic: options.NoAtomic = False,
     retry: Annotated[
-        bool, options.flag("--retry", help="Have replicas try at once what failed, changed or not.")
+        bool, options.flag("--retry", help="Make replicas retry at once what failed, changed or not.")
     ] = False,
     credentials: options.Credentials = None,
     hf_endpoint: options.HfEndpoint = None,
@@ -227,10 +229,9 @@ def set_(
     credential: Credential = None,
     given: SendOptions,
 ) -> None:
-    """Change what is named of one adapter, and show it before and after.
+    """Change the given fields of an adapter; print old and new values.
 
-    With a new source, digest and signature are those that are given, or none: the old ones were of other files, as was
-    what is expected of them.
+    A new source clears digest, signature and expected answers that are not given: the old ones were of other files.
     """
     session, order = session_of(context), given.order
     with session.client(order.read_seconds) as client:
@@ -264,7 +265,7 @@ def retry(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Have replicas try at once an adapter that failed there."""
+    """Make replicas retry a failed adapter at once."""
     session, order = session_of(context), ApplyOrder(request_id, timeout, retry=replica or "")
     if kind not in {"adapter", "adapters"}:
         raise usage("say which: loraplane retry adapter NAME")
@@ -297,11 +298,11 @@ def rollback(
             metavar="GENERATION",
             min=0,
             max=options.MOST_INT64,
-            help="Generation to go back to; 0: the one before that was not for canaries alone.",
+            help="Generation to go back to; 0: the previous one that was not only for canaries.",
         ),
     ] = 0,
     restored: Annotated[
-        bool, options.flag("--restored", help="Go back also to a generation that somebody restored from a backup.")
+        bool, options.flag("--restored", help="Allow a generation that was restored from a backup.")
     ] = False,
     etag: options.Etag = _UNCONDITIONAL,
     dry_run: options.DryRun = False,

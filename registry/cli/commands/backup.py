@@ -107,7 +107,7 @@ def restore(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Make pools, tenants and adapters what a backup says, after a look at the plan.
+    """Restore pools, tenants and adapters from a backup, after a look at the plan.
 
     Each change holds only for what the plan was made from: what somebody else changes meanwhile is refused, and the
     same command goes on from there. An adapter that is gone comes back as the generation after its last.

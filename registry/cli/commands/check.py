@@ -108,7 +108,7 @@ def check(
     hf_endpoint: options.HfEndpoint = None,
     timeout: options.Timeout = None,
 ) -> None:
-    """Say whether an adapter is right for a base model: exit 0 if it is, 4 with all findings if not."""
+    """Check an adapter against a base model: exit 0 if it fits, 4 with all findings if not."""
     base, limits = compared_with(context, pool, base_model, max_rank, timeout or READ_SECONDS)
     policy = policy_of({"remap": remap, "vision": vision, "dora": dora, "drop": drop})
     with folder_at(source, SourceReader(credentials, hf_endpoint), credential, timeout) as folder:

@@ -25,7 +25,7 @@ def set_context(
     *,
     pool: Annotated[
         str | None,
-        options.flag("--pool", metavar="POOL", envvar=None, help="Pool where none is named; empty: none."),
+        options.flag("--pool", metavar="POOL", envvar=None, help="Default pool; empty: none."),
     ] = None,
     protected: Annotated[
         bool | None, options.flag("--protected/--no-protected", help="Ask before anything is removed.")

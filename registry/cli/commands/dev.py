@@ -44,10 +44,11 @@ def up(
     context: click.Context,
     *,
     replicas: Annotated[
-        int | None, options.flag("--replicas", metavar="N", min=1, max=64, help="How many (2 in a new stack).")
+        int | None,
+        options.flag("--replicas", metavar="N", min=1, max=64, help="Number of replicas (2 in a new stack)."),
     ] = None,
     engine: Annotated[
-        Literal["vllm", "sim"] | None, options.flag("--engine", help="Which (vllm in a new stack).")
+        Literal["vllm", "sim"] | None, options.flag("--engine", help="Engine to run (vllm in a new stack).")
     ] = None,
     folder: options.Folder = DEFAULT_FOLDER,
 ) -> None:

@@ -43,7 +43,9 @@ def events(
     since: Annotated[str, options.flag("--since", metavar="SPAN", help="No older than this: 90s, 30m, 1h, 7d.")] = "1h",
     sidecar: Annotated[
         str | None,
-        options.flag("--sidecar", metavar="HOST:PORT", help="Of the ring of this sidecar alone: its --http."),
+        options.flag(
+            "--sidecar", metavar="HOST:PORT", help="Only events that the sidecar at this address (its --http) keeps."
+        ),
     ] = None,
     watch: options.Watch = False,
     timeout: options.Timeout = None,

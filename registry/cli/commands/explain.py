@@ -26,9 +26,9 @@ def explain(
     context: click.Context,
     field: Annotated[str, options.argument(metavar="FIELD", help="Such as adapter.spec.placement.")] = _KIND,
     *,
-    recursive: Annotated[bool, options.flag("--recursive", "-R", help="Name the fields of fields, too.")] = False,
+    recursive: Annotated[bool, options.flag("--recursive", "-R", help="List nested fields too.")] = False,
 ) -> None:
-    """Say what a field of a manifest means and takes."""
+    """Explain a field of a manifest and its values."""
     printer, whole = session_of(context).printer(), manifest_schema()
     kind, *path = field.split(".")
     if kind.lower() not in {_KIND, "adapters"}:
@@ -133,7 +133,7 @@ def completion(
     context: click.Context,
     shell: Annotated[Literal["bash", "zsh", "fish"], options.argument(help="The shell that reads it.")],
 ) -> None:
-    """Print what makes a shell complete commands, flags, kinds, names, pools and replicas.
+    """Print a shell's completion script for commands, flags, kinds, names, pools and replicas.
 
     bash: source <(loraplane completion bash), in ~/.bashrc. zsh: the same after compinit, in ~/.zshrc. fish: loraplane
     completion fish | source.

@@ -73,7 +73,7 @@ Prove = Annotated[
     options.flag(
         "--prove",
         metavar="effect|off",
-        help="Whether engines with the plugin are asked if an adapter has an effect before its name is bound.",
+        help="Check on engines with the plugin that an adapter has an effect before its name is bound.",
     ),
 ]
 BaseFrom = Annotated[
@@ -85,7 +85,9 @@ BaseFrom = Annotated[
 BaseNames = Annotated[
     list[str] | None,
     options.flag(
-        "--base-name", metavar="NAME", help="What an adapter may call that base; may be repeated; none: anything."
+        "--base-name",
+        metavar="NAME",
+        help="Name that adapters may give this base model; may be repeated; none: any name.",
     ),
 ]
 EvidenceFrom = Annotated[
@@ -93,7 +95,7 @@ EvidenceFrom = Annotated[
     options.flag(
         "--evidence-from",
         metavar="REPLICA",
-        help="Replica whose engine said which modules it applies; check and apply refuse the others.",
+        help="Replica whose engine says which modules it applies; check and apply refuse others.",
     ),
 ]
 Expect = Annotated[
@@ -103,7 +105,7 @@ Expect = Annotated[
         metavar="N",
         min=0,
         max=options.MOST_UINT32,
-        help="How many replicas it is to have; 0: those that lived within the last day.",
+        help="Number of replicas that the pool expects; 0: those that lived within the last day.",
     ),
 ]
 ExpectLabels = Annotated[
@@ -111,7 +113,7 @@ ExpectLabels = Annotated[
     options.flag(
         "--expect-labels",
         metavar="K=V[,K=V]:N",
-        help="How many replicas of these labels it is to have; :0 expects none by them; may be repeated.",
+        help="Number of replicas with these labels that the pool expects; :0 removes the group; may be repeated.",
     ),
 ]
 EngineKind = Annotated[
@@ -127,7 +129,7 @@ EngineNames = Annotated[
     options.flag(
         "--engine-names",
         metavar="plain|versioned",
-        help="What engines call an adapter: its name (default), or name@generation.",
+        help="Name of an adapter in engines: its name (default), or name@generation.",
     ),
 ]
 
@@ -316,7 +318,7 @@ def confirm_removals(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Let replicas follow a list that they hold, since it removes very much or is of a restored store."""
+    """Approve a large removal that replicas are blocking."""
     session = session_of(context)
     if not dry_run:
         ask_protected(session, [f"{name} up to revision {revision}"], yes=yes, what="confirm removals of pool")

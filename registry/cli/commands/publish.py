@@ -52,7 +52,7 @@ Trained = Annotated[
     str, options.argument(metavar="DIR|URI", help="The adapter as it was trained: a folder or a source.")
 ]
 SourceCredential = Annotated[
-    str | None, options.flag("--source-credential", metavar="NAME", help="The one to read a source with.")
+    str | None, options.flag("--source-credential", metavar="NAME", help="Credential to read a source with.")
 ]
 Target = Annotated[str, options.argument(metavar="DEST", help=f"Where it goes: a folder, or a {WRITABLE} URI.")]
 BaseModel = Annotated[
@@ -168,17 +168,21 @@ def expect(
     ],
     prompt: Annotated[
         list[str] | None,
-        options.flag("--prompt", metavar="TEXT", help="A text to be continued; repeatable. Take some of its own task."),
+        options.flag(
+            "--prompt",
+            metavar="TEXT",
+            help="Prompt to continue; may be repeated. Use prompts of the adapter's own task.",
+        ),
     ] = None,
     prompt_ids: Annotated[
         list[str] | None,
-        options.flag("--prompt-ids", metavar="N,N", help="The same as numbers of tokens; repeatable."),
+        options.flag("--prompt-ids", metavar="N,N", help="The same as token ids; may be repeated."),
     ] = None,
     tokens: Annotated[
         int, options.flag("--tokens", metavar="N", min=1, max=MAX_EXPECTED_TOKENS, help="Tokens of each answer.")
     ] = 8,
     tolerance: Annotated[
-        float, options.flag("--tolerance", metavar="T", min=0.0001, max=10, help="How far a logprob may be away.")
+        float, options.flag("--tolerance", metavar="T", min=0.0001, max=10, help="Largest difference of a logprob.")
     ] = EXPECT_TOLERANCE,
     dtype: Annotated[_Dtype, options.flag("--dtype", help="Type of the base's numbers.")] = "float32",
     credentials: options.Credentials = None,

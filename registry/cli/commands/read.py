@@ -28,7 +28,9 @@ class Choice:
     selector: options.Selector = None
     field_selector: Annotated[
         list[str] | None,
-        options.flag("--field-selector", metavar="COLUMN=VALUE", help="Only where a column says so; repeatable."),
+        options.flag(
+            "--field-selector", metavar="COLUMN=VALUE", help="Only rows with this value in a column; may be repeated."
+        ),
     ] = None
     sort_by: Annotated[
         str | None, options.flag("--sort-by", metavar="COLUMN", help="Order by a column; -COLUMN: the highest first.")
@@ -54,8 +56,8 @@ def get(
 ) -> None:
     """List adapters, replicas, pools or tenants.
 
-    With --watch, -l and --field-selector hold for each change: what comes to match is told, what ceases to is told as
-    unmatched, and deleted is only what is no more.
+    With --watch, -l and --field-selector apply to each change: a row that begins to match is printed, one that ceases
+    to match is printed as unmatched, and only one that was deleted as deleted.
     """
     session, printer = session_of(context), session_of(context).printer()
     name = names[0] if names and len(names) == 1 else None
@@ -88,7 +90,7 @@ def _detail(printer: Printer, given: Choice, *, watch: bool) -> pb.WatchResidenc
 def describe(
     context: click.Context,
     kind: Annotated[str, options.naming(help="adapter, replica or pool.")],
-    name: Annotated[str, options.naming(help="Which one.")],
+    name: Annotated[str, options.naming(help="Name of the adapter, replica or pool.")],
     *,
     pool: options.Pool = None,
     timeout: options.Timeout = None,

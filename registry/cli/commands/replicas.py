@@ -37,7 +37,7 @@ def forget_replica(
     dry_run: options.DryRun = False,
     timeout: options.Timeout = None,
 ) -> None:
-    """Expect a replica no more that does not live and is not to come back."""
+    """Stop expecting a replica that is gone for good."""
     session = session_of(context)
     with session.client(timeout or WRITE_SECONDS) as client:
         request = pb.ForgetReplicaRequest(pool=pool_or_only(client, pool), name=name, validate_only=dry_run)
@@ -57,7 +57,9 @@ def drain(
     dry_run: options.DryRun = False,
     wait: Annotated[
         bool,
-        options.flag("--wait", help="Wait until nothing is needed there any more (exit 7 if no other can serve it)."),
+        options.flag(
+            "--wait", help="Wait until other replicas serve what this one is needed for (exit 7 if none can)."
+        ),
     ] = False,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
@@ -132,9 +134,9 @@ def undrain(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Have a replica that drains serve again.
+    """End the drain of a replica.
 
-    Also one whose drain began with /drain; not one whose sidecar is about to end.
+    Works for drains that began with /drain too; not once the sidecar is about to end.
     """
     session = session_of(context)
     order = request_id_or_new(request_id)

@@ -38,7 +38,7 @@ def rollout(
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
-    """Follow a generation until every replica that should serve it does, or say who does not and why.
+    """Follow a generation until every replica that should serve it does, or name the others with reasons.
 
     With promote or abort before the name: give what only canaries serve to all replicas, or take it back. A name alone
     is always followed, also one that is called promote.

@@ -37,11 +37,11 @@ def top(
 ) -> None:
     """Show what replicas and adapters are doing: requests, tokens, loads, swaps, last use.
 
-    Sidecars are asked where their statuses say that they listen, which has to be reachable from here; --sidecar names
-    them instead. REQUESTS and tokens are the engine's, since it started; loads and swaps are the sidecar's, since that
-    started, and SECONDS what one took on average. Of an adapter, loads, swaps and evictions are those that the rings of
-    sidecars still have. Its REQUESTS, those that ended since it was loaded where it is loaded now, and LAST USED need
-    vLLM with the plugin: engines themselves count requests by replica alone.
+    The command asks each sidecar at the address in its status, which has to be reachable from here, or those that
+    --sidecar names. Of a replica, REQUESTS and tokens count since its engine started; loads and swaps since its sidecar
+    started; SECONDS is the average of one. Of an adapter, loads, swaps and evictions are those that sidecars still
+    remember. Its REQUESTS (ended since it was loaded where it is now) and LAST USED need vLLM with the plugin: engines
+    count requests by replica alone.
     """
     session, seconds = session_of(context), timeout or _ASK_SECONDS
     asks: dict[str, Callable[[], Plain]]

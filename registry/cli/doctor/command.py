@@ -34,7 +34,7 @@ class EtcdOptions:
 
     etcd: Annotated[
         str | None,
-        options.flag("--etcd", metavar="HOST:PORT[,…]", help="Look at these members of etcd too."),
+        options.flag("--etcd", metavar="HOST:PORT[,…]", help="Check these members of etcd too."),
     ] = None
     etcd_tls_ca: Annotated[Path | None, options.flag("--etcd-tls-ca", metavar="FILE", help="CA of etcd.")] = None
     etcd_tls_cert: Annotated[Path | None, options.flag("--etcd-tls-cert", metavar="FILE", help="Our certificate.")] = (
@@ -47,11 +47,16 @@ class EtcdOptions:
     ] = None
     etcd_quota: Annotated[
         int | None,
-        options.flag("--etcd-quota", metavar="BYTES", min=1, help="Its --quota-backend-bytes; without: 2 GiB."),
+        options.flag("--etcd-quota", metavar="BYTES", min=1, help="etcd's --quota-backend-bytes (default: 2 GiB)."),
     ] = None
     audit_retention: Annotated[
         int | None,
-        options.flag("--audit-retention", metavar="SECONDS", min=1, help="As of loraplane-admin; without: 30 days."),
+        options.flag(
+            "--audit-retention",
+            metavar="SECONDS",
+            min=1,
+            help="--audit-retention of loraplane-admin (default: 30 days).",
+        ),
     ] = None
     insecure: Annotated[bool, options.flag("--insecure", help="Send etcd's password unencrypted over the network.")] = (
         False
@@ -84,14 +89,14 @@ def doctor(
     given: EtcdOptions,
     repair: Annotated[
         bool,
-        options.flag("--repair", help="Make counters and history right that deletions past the admin service left."),
+        options.flag("--repair", help="Repair counters and history after records were deleted directly in etcd."),
     ] = False,
     watch: Annotated[
-        bool, options.flag("--watch", "-w", help="Go on looking, and tell the findings anew when others come or go.")
+        bool, options.flag("--watch", "-w", help="Repeat the checks, and print the findings when they change.")
     ] = False,
     timeout: options.Timeout = None,
 ) -> None:
-    """Look at admin service, pools, replicas and tenants (and etcd), and say what to do about each finding.
+    """Check admin service, pools, replicas and tenants (and etcd), and print a remedy for each finding.
 
     Exit code 0: nothing needs action, though there may be warnings; 4: an error does; 6: a part cannot be reached.
     """
