@@ -31,8 +31,8 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 	$(BIN)/$(LOCKED) $< --target .venv-oldest
 	touch $@
 
-.venv-engine/.installed: requirements/engine.txt requirements/torch-cpu.txt registry/tools/devstack/engine_install.py
-	$(PYTHON) -m registry.tools.devstack.engine_install --folder .venv-engine
+.venv-engine/.installed: requirements/engine.txt requirements/torch-cpu.txt tests/support/engine_install.py
+	$(PYTHON) -m tests.support.engine_install --folder .venv-engine
 	touch $@
 
 .PHONY: engine

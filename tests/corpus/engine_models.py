@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.lora.base_directory import read_base
-from registry.tools.devstack.engine_environment import find_engine_python, reference_command
+from registry.tools.devstack.engine_environment import find_engine_python
 from tests.corpus.drafts import IS_WHOLE, LLAMA, Architecture
 from tests.corpus.torchvision_stub import write_stub
 from tests.support.engines import VllmFlags
-from tests.support.with_torch import script
+from tests.support.with_torch import reference_command, script
 
 FOLDER = Path(__file__).parent
 # Real vLLM has to be started for each but the first, which other tests ask, too.

@@ -8,11 +8,11 @@ import pytest
 
 from registry.lora.base_directory import read_base
 from registry.sources.base import ArtifactError
-from registry.tools.devstack.engine_environment import find_engine_python, reference_command
+from registry.tools.devstack.engine_environment import find_engine_python
 from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.engines import Asker
-from tests.support.with_torch import script
+from tests.support.with_torch import reference_command, script
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 SCRIPT = Path(__file__).with_name("peft_adapters.py")

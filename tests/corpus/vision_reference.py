@@ -2,7 +2,7 @@
 
     python -P vision_reference.py --model DIR --adapter DIR --prompt TEXT
 
-It prints what ``registry/tools/devstack/reference.py`` does, with the adapter under ``a``. The adapter's modules stand
+It prints what ``tests/support/reference.py`` does, with the adapter under ``a``. The adapter's modules stand
 below ``model.layers`` as in the checkpoint; here they are below ``model.language_model.layers``. Imports nothing of
 ours.
 """

@@ -16,6 +16,7 @@ import httpx
 from registry.tools.devstack.engine_environment import (
     MAX_LORAS,
     RESOLVER_VARIABLE,
+    RUNTIME_LORA_VARIABLE,
     find_engine_python,
     plugin_folder,
     vllm_command,
@@ -155,12 +156,13 @@ class RealVllm:
             self.model,
             port=port,
             served_model_name=BASE_MODEL,
-            max_loras=flags.max_loras,
-            api_key=flags.api_key,
         )
+        key = ["--api-key", flags.api_key] if flags.api_key else []
         self.folder.mkdir(parents=True, exist_ok=True)
         plugin = plugin_folder(self.folder / "plugin") if flags.plugin else None
-        environment = vllm_environment(runtime_lora=flags.runtime_lora, plugin=plugin)
+        environment = vllm_environment(plugin=plugin)
+        if not flags.runtime_lora:
+            del environment[RUNTIME_LORA_VARIABLE]
         environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # without which nobody can pause it
         environment |= {"PYTHONPATH": flags.import_path} if flags.import_path else {}
         ours = {
@@ -172,7 +174,7 @@ class RealVllm:
         environment |= {name: value for name, value in ours.items() if value}
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *flags.more],
+                [*command, "--max-loras", str(flags.max_loras), *key, *flags.more],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.tools.devstack.engine_environment import find_engine_python, reference_command
+from registry.tools.devstack.engine_environment import find_engine_python
 from registry.tools.devstack.tiny_adapters import write_adapter
 from registry.tools.devstack.tiny_model import write_model
-from tests.support.with_torch import script
+from tests.support.with_torch import reference_command, script
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,15 @@ def loraplane(*arguments: str) -> Ran:
     return _ran(arguments, is_script=False)
 
 
+def reference_command(python: Path, model: Path, adapters: dict[str, Path], prompts: list[str]) -> list[str]:
+    """The command that prints what transformers and PEFT make of `prompts`, see `tests.support.reference`."""
+    file = Path(__file__).with_name("reference.py")
+    named = [part for name, path in adapters.items() for part in ("--adapter", f"{name}={path}")]
+    asked = [part for prompt in prompts for part in ("--prompt", prompt)]
+    # -P: the script's folder stays off the import path, so that its neighbours shadow nothing.
+    return [str(python), "-P", str(file), "--model", str(model), *named, *asked]
+
+
 def script(command: Sequence[str]) -> Ran:
     """Runs ``PYTHON -P SCRIPT ARGUMENTS``, which imports nothing of ours, as `loraplane` does."""
     python, flag, *arguments = command

@@ -101,16 +101,7 @@ _ENVIRONMENT = {
 }
 
 
-def vllm_command(
-    python: Path,
-    model: Path,
-    *,
-    port: int,
-    served_model_name: str = "tiny",
-    max_loras: int = MAX_LORAS,
-    max_cpu_loras: int = MAX_CPU_LORAS,
-    api_key: str | None = None,
-) -> list[str]:
+def vllm_command(python: Path, model: Path, *, port: int, served_model_name: str = "tiny") -> list[str]:
     """The command that serves `model` on the loopback.
 
     Args:
@@ -118,39 +109,19 @@ def vllm_command(
         model: directory of the base model.
         port: TCP port on 127.0.0.1; it refuses connections until the engine is ready.
         served_model_name: the name that requests use for the base model.
-        max_loras: adapters that one batch may mix.
-        max_cpu_loras: adapters that stay in memory.
-        api_key: what clients must send; it shows in the process list, so use it in tests only.
     """
-    key = ["--api-key", api_key] if api_key else []
     return [
         *(str(python), "-c", _SERVE),
         *("--model", str(model), "--served-model-name", served_model_name),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--enable-lora", "--max-lora-rank", str(MAX_LORA_RANK)),
-        *("--max-loras", str(max_loras), "--max-cpu-loras", str(max_cpu_loras)),
+        *("--max-loras", str(MAX_LORAS), "--max-cpu-loras", str(MAX_CPU_LORAS)),
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", str(MAX_MODEL_LENGTH)),
         *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--distributed-executor-backend", "uni"),
-        *key,
     ]
 
 
-def vllm_environment(*, runtime_lora: bool = True, plugin: Path | None = None) -> dict[str, str]:
-    """Our environment with what vLLM needs and without what would change it.
-
-    Args:
-        runtime_lora: False leaves the routes that load adapters out.
-        plugin: a folder of `registry.tools.devstack.engine_environment`, whose plugin is to run; None: none is.
-    """
+def vllm_environment(*, plugin: Path | None = None) -> dict[str, str]:
+    """Our environment with what vLLM needs and without what would change it. `plugin`: see `plugin_folder`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    ours = {name: value for name, value in _ENVIRONMENT.items() if runtime_lora or name != RUNTIME_LORA_VARIABLE}
-    return {**inherited, **ours, **(plugin_environment(plugin) if plugin else {})}
-
-
-def reference_command(python: Path, model: Path, adapters: dict[str, Path], prompts: list[str]) -> list[str]:
-    """The command that prints what transformers and PEFT make of `prompts`, see `registry.tools.devstack.reference`."""
-    script = Path(__file__).with_name("reference.py")
-    named = [part for name, path in adapters.items() for part in ("--adapter", f"{name}={path}")]
-    asked = [part for prompt in prompts for part in ("--prompt", prompt)]
-    # -P: the script's folder stays off the import path, so that its neighbours shadow nothing.
-    return [str(python), "-P", str(script), "--model", str(model), *named, *asked]
+    return {**inherited, **_ENVIRONMENT, **(plugin_environment(plugin) if plugin else {})}

@@ -1,14 +1,11 @@
 """Makes LoRA adapters for the tiny model.
 
-``python -m registry.tools.devstack.tiny_adapters --model DIR --out DIR --seed N`` writes one.
-
 Each seed gives an adapter whose output can be told from the base's and from every other's. The same seed gives the
 same bytes, on every machine and without torch.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from pathlib import Path
@@ -69,21 +66,3 @@ def _config(rank: int, base: str) -> dict[str, object]:
         "use_dora": False,
         "use_rslora": False,
     }
-
-
-def main() -> None:
-    """Entry point of ``python -m registry.tools.devstack.tiny_adapters``."""
-    parser = argparse.ArgumentParser(description="Make LoRA adapters for the tiny model.")
-    parser.add_argument("--model", type=Path, required=True, help="directory of the base model")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes")
-    parser.add_argument("--name", action="append", help="write OUT/NAME, each name with weights of its own; repeatable")
-    arguments = parser.parse_args()
-    if not arguments.name:
-        write_adapter(arguments.out, seed=arguments.seed, model=arguments.model)
-    for name in arguments.name or ():
-        write_adapter(arguments.out / name, seed=f"{arguments.seed}/{name}", model=arguments.model)
-
-
-if __name__ == "__main__":
-    main()

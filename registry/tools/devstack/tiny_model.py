@@ -1,4 +1,4 @@
-"""Makes a tiny Llama model: ``python -m registry.tools.devstack.tiny_model``.
+"""Makes a tiny Llama model.
 
 For development and tests: two layers, 1.6 MB, readable output. The same seed gives the same bytes, on every machine
 and without torch.
@@ -6,7 +6,6 @@ and without torch.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from array import array
@@ -183,16 +182,3 @@ def _tokenizer_config() -> Mapping[str, object]:
         "clean_up_tokenization_spaces": False,
         "chat_template": _CHAT,
     }
-
-
-def main() -> None:
-    """Entry point of ``python -m registry.tools.devstack.tiny_model``."""
-    parser = argparse.ArgumentParser(description="Make a tiny Llama model with random weights.")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes")
-    arguments = parser.parse_args()
-    write_model(arguments.out, seed=arguments.seed)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from registry.tools.devstack.engine_environment import find_engine_python, reference_command, vllm_environment
+from registry.tools.devstack.engine_environment import find_engine_python, vllm_environment
 from registry.tools.devstack.processes import spawn, wait_until
 from registry.tools.devstack.stack import Stack, is_ready, last_words
 from registry.tools.devstack.stack_file import EngineKind, StackError
@@ -28,6 +28,7 @@ from tests.e2e.demo.answers import (
     ask,
     reference_of,
 )
+from tests.support.with_torch import reference_command
 
 _REFERENCE_SECONDS = 300
 _SCRATCH = "engine-reference"

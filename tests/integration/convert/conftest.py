@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from registry.tools.devstack.engine_environment import find_engine_python, reference_command
+from registry.tools.devstack.engine_environment import find_engine_python
 from tests.support.ran import Ran
-from tests.support.with_torch import loraplane, script
+from tests.support.with_torch import loraplane, reference_command, script
 
 PROMPTS = ["The quick brown", "SELECT"]
 Answers = dict[str, dict[str, list[dict[str, float]]]]

@@ -13,8 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from registry.tools import devstack
-from registry.tools.devstack import engine_environment, engine_install, tiny_adapters, tiny_model
+from registry.tools.devstack import engine_environment
 from registry.tools.devstack.engine_environment import (
     PACKAGE,
     VARIABLE,
@@ -23,9 +22,11 @@ from registry.tools.devstack.engine_environment import (
     plugin_environment,
     plugin_folder,
 )
-from registry.tools.devstack.engine_install import InstallFailed, install
 from registry.tools.devstack.tiny_adapters import write_adapter
 from sidecar import vllm_plugin
+from tests import support
+from tests.support import engine_install
+from tests.support.engine_install import InstallFailed, install
 
 
 def interpreter(folder: Path) -> Path:
@@ -133,41 +134,17 @@ def test_vllm_finds_the_plugin_of_this_installation(tmp_path):
     assert plugin_environment(folder) == expected
 
 
-@pytest.mark.parametrize("name", ["engine_install", "reference", "tiny_adapters", "tiny_model"])
+@pytest.mark.parametrize("name", ["engine_install", "reference"])
 def test_each_program_says_how_it_is_called(monkeypatch, capsys, name):
     """Also the one that runs where torch is, which here is a stand-in."""
     for module in ("torch", "peft", "transformers"):
         monkeypatch.setitem(sys.modules, module, MagicMock())
-    program = f"{devstack.__name__}.{name}"
+    program = f"{support.__name__}.{name}"
     monkeypatch.delitem(sys.modules, program, raising=False)
     monkeypatch.setattr("sys.argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(program, run_name="__main__")
     assert (ended.value.code, "usage: " in capsys.readouterr().out.lower()) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("program", "given", "made"),
-    [
-        *((tiny_model, "--out m", [("m", 0)]), (tiny_model, "--out m --seed 7", [("m", 7)]), (tiny_model, "", "--out")),
-        *((tiny_adapters, "--model m", "--out"), (tiny_adapters, "--out out", "--model")),
-        (tiny_adapters, "--model m --out out --seed 3", [("out", 3)]),
-        (tiny_adapters, "--model m --out out --name a", [("out/a", "0/a")]),
-        (tiny_adapters, "--model m --out out --name a --name b --seed 2", [("out/a", "2/a"), ("out/b", "2/b")]),
-    ],
-)
-def test_tiny_files_are_made_each_with_weights_of_its_own(monkeypatch, capsys, program, given, made):
-    did: list[tuple[str, int | str, Path]] = []
-    writer = "write_model" if program is tiny_model else "write_adapter"
-    monkeypatch.setattr(program, writer, lambda to, *, seed, model=Path("m"): did.append((str(to), seed, model)))
-    monkeypatch.setattr("sys.argv", ["program", *given.split()])
-    if isinstance(made, str):
-        with pytest.raises(SystemExit) as ended:
-            program.main()
-        assert (ended.value.code, made in capsys.readouterr().err, did) == (2, True, [])
-        return
-    program.main()
-    assert did == [(folder, seed, Path("m")) for folder, seed in made]
 
 
 def test_an_adapter_is_written_into_a_folder_that_is_there_or_not(tmp_path):

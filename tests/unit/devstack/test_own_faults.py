@@ -14,11 +14,11 @@ import pytest
 
 from registry.tools.devstack import processes, stack_verbs
 from registry.tools.devstack import stack as stacks
-from registry.tools.devstack.engine_install import main
 from registry.tools.devstack.processes import Process, find_marked, free_ports, recall
 from registry.tools.devstack.stack_file import EngineKind, check_own_path, load
 from registry.tools.devstack.stack_parts import Role, StackPart
 from registry.tools.devstack.stack_verbs import etcd_line, memory_line
+from tests.support.engine_install import main
 
 
 def fail(*_: object, **__: object) -> NoReturn:
@@ -63,7 +63,7 @@ LOOKS: list[tuple[dict[str, Any], Callable[[], object]]] = [
     ({f"{stacks.__name__}.HTTPConnection": fail}, lambda: stacks.is_ready(PART)),
     ({f"{stack_verbs.__name__}.find_etcd": lambda: Path("/bin/true"), "subprocess.run": fail}, etcd_line),
     ({"pathlib.Path.lstat": fail}, lambda: check_own_path(Path("s"))),
-    ({"sys.argv": ["x"], "registry.tools.devstack.engine_install.install": fail}, main),
+    ({"sys.argv": ["x"], "tests.support.engine_install.install": fail}, main),
     ({}, lambda: memory_line(EngineKind.SIM, 2, SimpleNamespace(read_text=fail))),  # type: ignore[arg-type]
 ]
 PART = StackPart("a", Role.ADMIN, "127.0.0.1:1", "http://127.0.0.1:1/readyz")

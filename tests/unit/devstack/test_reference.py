@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-MODULE = "registry.tools.devstack.reference"
+MODULE, SCRIPT = "registry.tools.devstack.reference", "tests.support.reference"
 VOCABULARY = 11
 CERTAIN = 3.0
 LIKELIEST = CERTAIN - math.log(math.exp(CERTAIN) + VOCABULARY - 1)
@@ -108,9 +108,12 @@ def script(monkeypatch) -> Any:
     )
     for module in (torch, peft, transformers):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    made = importlib.import_module(MODULE)
-    monkeypatch.delitem(sys.modules, MODULE)
+    for module in (MODULE, SCRIPT):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    made = importlib.import_module(SCRIPT)
+    made.expected = importlib.import_module(MODULE).expected  # type: ignore[attr-defined]
+    for module in (MODULE, SCRIPT):
+        monkeypatch.delitem(sys.modules, module)
     return made
 
 

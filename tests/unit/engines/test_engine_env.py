@@ -11,10 +11,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from registry.tools.devstack import engine_install
-from registry.tools.devstack.engine_environment import reference_command, vllm_command, vllm_environment
+from registry.tools.devstack.engine_environment import vllm_command, vllm_environment
+from tests.support import engine_install
+from tests.support.with_torch import reference_command
 
-SCRIPT = "registry.tools.devstack.reference"
+SCRIPT = "tests.support.reference"
 
 
 def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
@@ -27,8 +28,6 @@ def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
     assert "PYTHONPATH" not in {*environment} - {*os.environ}
     lent = vllm_environment(plugin=Path("/plugin"))
     assert (lent["PYTHONPATH"], lent["VLLM_PLUGINS"], lent["LORAPLANE_PLUGIN"]) == ("/plugin", "loraplane", "1")
-    without = vllm_environment(runtime_lora=False)
-    assert {*environment} - {*without} == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING"}
 
 
 def test_commands_name_what_they_are_given():
@@ -41,10 +40,8 @@ def test_commands_name_what_they_are_given():
         *("--max-model-len", "512", "--kv-cache-memory-bytes", "67108864", "--distributed-executor-backend", "uni"),
     ]
     assert vllm_command(Path("/py"), Path("/model"), port=81) == plain
-    more = {"served_model_name": "base", "max_loras": 2, "max_cpu_loras": 3, "api_key": "k"}
-    command = vllm_command(Path("/py"), Path("/model"), port=81, **more)
-    expected = {("--served-model-name", "base"), ("--max-loras", "2"), ("--max-cpu-loras", "3"), ("--api-key", "k")}
-    assert expected <= {*pairwise(command)}
+    command = vllm_command(Path("/py"), Path("/model"), port=81, served_model_name="base")
+    assert ("--served-model-name", "base") in {*pairwise(command)}
     reference = reference_command(Path("/py"), Path("/model"), {"a": Path("/a")}, ["one", "two"])
     assert reference[-6:] == ["--adapter", "a=/a", "--prompt", "one", "--prompt", "two"]
 
@@ -83,7 +80,7 @@ def test_the_environment_is_made_where_it_is_asked_for(tmp_path, monkeypatch, er
     else:
         with pytest.raises(SystemExit, match=r"^no room$"):
             engine_install.main()
-    assert asked == [Path(engine_install.__file__).parents[3] / ".venv-engine", tmp_path / "env"]
+    assert asked == [Path(engine_install.__file__).parents[2] / ".venv-engine", tmp_path / "env"]
 
 
 def test_a_reference_is_asked_for_by_name_and_folder(monkeypatch, capsys):

@@ -1,6 +1,6 @@
 """Installs the engine environment: vLLM's CPU build, apart from ours.
 
-``python -m registry.tools.devstack.engine_install`` installs it and is safe to run again; only the standard library
+``python -m tests.support.engine_install`` installs it and is safe to run again; only the standard library
 is needed.
 """
 
@@ -13,7 +13,7 @@ import sys
 import venv
 from pathlib import Path
 
-_PROJECT = Path(__file__).resolve().parents[3]
+_PROJECT = Path(__file__).resolve().parents[2]
 _REQUIREMENTS = _PROJECT / "requirements" / "engine.txt"
 _TORCH = _REQUIREMENTS.with_name("torch-cpu.txt")
 INSTALL_SECONDS = 3600.0
@@ -51,7 +51,7 @@ def _pip(python: Path, what: str, requirements: Path) -> None:
 
 def _run(command: list[str], what: str) -> None:
     environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}
-    done = subprocess.run(  # noqa: S603 - our own arguments
+    done = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=INSTALL_SECONDS, check=False
     )
     if done.returncode:
@@ -61,7 +61,7 @@ def _run(command: list[str], what: str) -> None:
 
 
 def main() -> None:
-    """Entry point of ``python -m registry.tools.devstack.engine_install``."""
+    """Entry point of ``python -m tests.support.engine_install``."""
     parser = argparse.ArgumentParser(description="Install vLLM's CPU build into an environment of its own.")
     parser.add_argument("--folder", type=Path, default=_PROJECT / ".venv-engine", help="directory of the environment")
     arguments = parser.parse_args()
