@@ -39,6 +39,7 @@ class InMemory:
         seconds: how long each of these may take.
         headers: of the last of these.
         instead: what is answered in place of the application, by path and in order; None: the application is asked.
+        hangs: paths for which the application is asked, and never answers.
         before: what happens before the application is asked for a path.
         is_there: False: no connection can be made.
     """
@@ -49,6 +50,7 @@ class InMemory:
     seconds: list[float] = field(default_factory=list)
     headers: Mapping[str, str] = field(default_factory=dict)
     instead: defaultdict[str, deque[Reply | Lost | None]] = field(default_factory=lambda: defaultdict(deque))
+    hangs: set[str] = field(default_factory=set)
     before: dict[str, Callable[[], None]] = field(default_factory=dict)
     is_there: bool = True
     _running: set[asyncio.Task[Reply | Lost]] = field(default_factory=set)
@@ -87,6 +89,8 @@ class InMemory:
         waiting = self.instead[request.path]
         if waiting and (answer := waiting.popleft()) is not None:
             return answer
+        if request.path in self.hangs:
+            await asyncio.Event().wait()
         content = json.dumps(body).encode() if method == "POST" else b""
         return await answer_of(self.app, method, request.path, headers, content)
 

@@ -36,7 +36,6 @@ from sidecar.resolver.server import answer_questions
 from tests.support.adapters import write_adapter
 from tests.support.engines import PATIENT
 from tests.support.http_client import http_client
-from tests.support.ordered import ordered
 from tests.support.records import KEYS, POOL
 from tests.support.waiting import eventually
 
@@ -88,7 +87,6 @@ class Rig:
     ) -> None:
         """An engine that has a resolver finds this rig at the socket that it asks."""
         self.engine = engine
-        ordered("a fault of the simulated engine", lambda: not engine.faults.left)
         # No connection is kept: the server ends one that rests for five seconds, also under a request that just came.
         self.client = http_client(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
         self.socket = None if engine.options.resolver is None else Path(engine.options.resolver)

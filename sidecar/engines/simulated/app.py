@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from registry.runtime.http import Server, listen
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import Card, EngineDead, Rejection, SimulatedCall, SimulatedVllm
-from sidecar.engines.simulated.options import Cut, Die, Hang, OrderedAnswer, RouteName
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.base_files import base_files
 from sidecar.vllm_plugin.protocol import Step
@@ -32,16 +31,7 @@ from sidecar.vllm_plugin.routes import Plugin, routes
 from sidecar.vllm_plugin.server import EngineAdapter, Prober
 from sidecar.vllm_plugin.usage import Usage
 
-Endpoint = Callable[[Request, asyncio.Event | None], Awaitable[Response]]
-
-
-class _CutShort(Response):
-    """Promises more than it sends, upon which the server breaks the connection."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's form
-        headers = [(b"content-length", b"100")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"Success"})
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _KeyGuard:
@@ -58,56 +48,66 @@ class _KeyGuard:
             await self._app(scope, receive, send)
 
 
+BodyOf = Callable[[SimulatedVllm], Mapping[str, object]]
+_JSON_PAGES: dict[str, BodyOf] = {"/version": pages.version, "/v1/models": pages.models, "/openapi.json": pages.openapi}
+
+
 def make_app(engine: SimulatedVllm) -> Starlette:
     """The application that serves `engine`."""
-    pages_of = _Pages(engine)
-    routes = [
-        _route("GET", "/health", pages_of.wrap("health", pages_of.health)),
-        _route("GET", "/version", pages_of.wrap("version", pages_of.version)),
-        _route("GET", "/metrics", pages_of.wrap("metrics", pages_of.metrics)),
-        _route("GET", "/v1/models", pages_of.wrap("models", pages_of.models)),
-        _route("POST", "/v1/completions", pages_of.wrap("completions", pages_of.completions)),
-        _route("GET", "/openapi.json", pages_of.openapi),
+    calls = _Calls(engine)
+    routes = [_route("GET", path, _json_page(engine, body_of)) for path, body_of in _JSON_PAGES.items()]
+    routes += [
+        _route("GET", "/health", calls.health),
+        _route("GET", "/metrics", calls.metrics),
+        _route("POST", "/v1/completions", calls.completions),
     ]
     if engine.options.runtime_lora:
-        routes.append(_route("POST", "/v1/load_lora_adapter", pages_of.wrap("load", pages_of.load)))
-        routes.append(_route("POST", "/v1/unload_lora_adapter", pages_of.wrap("unload", pages_of.unload)))
+        routes.append(_route("POST", "/v1/load_lora_adapter", calls.load))
+        routes.append(_route("POST", "/v1/unload_lora_adapter", calls.unload))
         routes += plugin_routes(engine) if engine.options.plugin else []
-    routes += _development(engine, pages_of) if engine.options.development else []
+    routes += _development(engine) if engine.options.development else []
     key = engine.options.api_key
     guard = [Middleware(_KeyGuard, key)] if key else []
-    return Starlette(routes=routes, middleware=guard, exception_handlers={404: _not_found, 405: _not_found})
+
+    async def rejected(_: Request, error: Exception) -> Response:
+        told = error if isinstance(error, Rejection) else _OF_THE_DEAD
+        return JSONResponse(pages.error_body(told, is_flat=engine.manners.flat_errors), told.status)
+
+    handlers = {404: _not_found, 405: _not_found, Rejection: rejected, EngineDead: rejected}
+    return Starlette(routes=routes, middleware=guard, exception_handlers=handlers)
 
 
-def _development(engine: SimulatedVllm, pages_of: _Pages) -> list[Route]:
+_OF_THE_DEAD = Rejection(500, "InternalServerError", "EngineCore encountered an issue.")
+
+
+def _json_page(engine: SimulatedVllm, body_of: BodyOf) -> Endpoint:
+    async def answer(_: Request) -> Response:
+        return JSONResponse(body_of(engine))
+
+    return answer
+
+
+def _development(engine: SimulatedVllm) -> list[Route]:
     """The pages that pause an engine, as vLLM has them in its development mode. Requests are kept meanwhile."""
 
-    def setting(**state: bool) -> Callable[[Request], Awaitable[Response]]:
+    def setting(**state: bool) -> Endpoint:
         async def answer(_: Request) -> Response:
             engine.pause(**state)
             return JSONResponse({})
 
         return answer
 
-    async def is_sleeping(_: Request, hold: asyncio.Event | None) -> Response:
-        await _wait(hold)
-        return JSONResponse({"is_sleeping": engine.is_paused or engine.sleeps})
-
-    async def is_paused(_: Request, hold: asyncio.Event | None) -> Response:
-        await _wait(hold)
-        return JSONResponse({"is_paused": engine.is_paused})
-
     return [
         _route("POST", "/sleep", setting(is_paused=True, sleeps=True)),
         _route("POST", "/wake_up", setting(is_paused=False, sleeps=False)),
         _route("POST", "/pause", setting(is_paused=True)),
         _route("POST", "/resume", setting(is_paused=False)),
-        _route("GET", "/is_sleeping", pages_of.wrap("paused", is_sleeping)),
-        _route("GET", "/is_paused", pages_of.wrap("paused", is_paused)),
+        _route("GET", "/is_sleeping", _json_page(engine, lambda one: {"is_sleeping": one.is_paused or one.sleeps})),
+        _route("GET", "/is_paused", _json_page(engine, lambda one: {"is_paused": one.is_paused})),
     ]
 
 
-def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+def _route(method: str, path: str, endpoint: Endpoint) -> Route:
     return Route(path, endpoint, methods=[method])
 
 
@@ -116,66 +116,34 @@ async def _not_found(_: Request, error: Exception) -> Response:
     return JSONResponse({"detail": "Not Found" if status == 404 else "Method Not Allowed"}, status)
 
 
-class _Pages:
-    """The endpoints. Each gets the event that it has to wait for, if a fault wants it to hang."""
+class _Calls:
+    """Endpoints that are no JSON page."""
 
     def __init__(self, engine: SimulatedVllm) -> None:
         self._engine = engine
 
-    def wrap(self, route: RouteName, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        """`endpoint` with the faults that were ordered for `route`, and with errors as vLLM answers them."""
-
-        async def answer(request: Request) -> Response:
-            fault = self._engine.faults.take(route)
-            match fault:
-                case OrderedAnswer(status, body):
-                    return PlainTextResponse(body, status)
-                case Cut(is_done=False):
-                    return _CutShort()
-                case Die():
-                    self._engine.die()
-            hold = fault.until if isinstance(fault, Hang) else None
-            reply = await _guarded(endpoint, request, hold, flat_errors=self._engine.manners.flat_errors)
-            return _CutShort() if isinstance(fault, Cut) else reply
-
-        return answer
-
-    async def health(self, _: Request, hold: asyncio.Event | None) -> Response:
-        await _wait(hold)
+    async def health(self, _: Request) -> Response:
         return Response(status_code=503 if self._engine.dead.is_set() else 200)
 
-    async def version(self, _: Request, hold: asyncio.Event | None) -> Response:
-        await _wait(hold)
-        return JSONResponse(pages.version(self._engine))
-
-    async def metrics(self, _: Request, hold: asyncio.Event | None) -> Response:
-        await _wait(hold)
+    async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(pages.metrics(self._engine))
 
-    async def models(self, _: Request, hold: asyncio.Event | None) -> Response:
-        await _wait(hold)
-        return JSONResponse(pages.models(self._engine))
-
-    async def openapi(self, _: Request) -> Response:
-        return JSONResponse(pages.openapi(self._engine))
-
-    async def load(self, request: Request, hold: asyncio.Event | None) -> Response:
+    async def load(self, request: Request) -> Response:
         received_at = time.monotonic()
         fields = await _fields(request, "lora_name", "lora_path")
         name, path = fields["lora_name"], fields["lora_path"]
         self._engine.note(SimulatedCall("load", name, path, _request_id(request), received_at))
-        await self._engine.load(name, path, hold)
+        await self._engine.load(name, path)
         return Response(f"Success: LoRA adapter '{name}' added successfully.")
 
-    async def unload(self, request: Request, hold: asyncio.Event | None) -> Response:
+    async def unload(self, request: Request) -> Response:
         received_at = time.monotonic()
         name = (await _fields(request, "lora_name"))["lora_name"]
         self._engine.note(SimulatedCall("unload", name, "", _request_id(request), received_at))
-        await self._engine.unload(name, hold)
+        await self._engine.unload(name)
         return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def completions(self, request: Request, hold: asyncio.Event | None) -> Response:
-        await _wait(hold)
+    async def completions(self, request: Request) -> Response:
         body = await _json(request)
         prompt, tokens = body.get("prompt"), body.get("max_tokens", 16)
         if prompt is None or not isinstance(tokens, int) or tokens < 1:
@@ -190,21 +158,6 @@ class _Pages:
         return JSONResponse(
             pages.completion(model, made, logprobs if isinstance(logprobs, int) else None, as_ids=as_ids)
         )
-
-
-async def _guarded(endpoint: Endpoint, request: Request, hold: asyncio.Event | None, *, flat_errors: bool) -> Response:
-    try:
-        return await endpoint(request, hold)
-    except Rejection as error:
-        rejection = error
-    except EngineDead:
-        rejection = Rejection(500, "InternalServerError", "EngineCore encountered an issue.")
-    return JSONResponse(pages.error_body(rejection, is_flat=flat_errors), rejection.status)
-
-
-async def _wait(hold: asyncio.Event | None) -> None:
-    if hold is not None:
-        await hold.wait()
 
 
 async def _json(request: Request) -> dict[str, object]:

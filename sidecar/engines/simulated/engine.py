@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from sidecar.engines.simulated.options import DEFAULTS, Faults, Options, manners
+from sidecar.engines.simulated.options import DEFAULTS, Options, manners
 from sidecar.engines.simulated.weights import AdapterMissing, AdapterRefused, read_weights
 from sidecar.vllm_plugin.usage import NameLocks, Usage
 
@@ -92,7 +92,6 @@ class SimulatedVllm:
         self.started_at = time.time()
         self.cards: Usage[Card] = Usage()
         self.resolve: Callable[[str], Awaitable[Card | None]] = _unresolved
-        self.faults = Faults()
         self.calls: deque[SimulatedCall] = deque(maxlen=CALLS_KEPT)
         self.dead = asyncio.Event()
         self.is_paused = self.sleeps = False

@@ -16,7 +16,6 @@ from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.vllm_plugin.guard import ANYONE_BESIDE, Guard
 from tests.support.engine_steps import write_sources
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, RealVllm, VllmFlags, token_of
-from tests.support.ordered import ordered
 from tests.support.rig import Rig
 
 
@@ -57,9 +56,7 @@ def simulated_options(tiny, flags) -> Options:
 @pytest.fixture
 def simulated(simulated_options) -> SimulatedVllm:
     """A simulated engine, not yet served."""
-    engine = SimulatedVllm(simulated_options)
-    ordered("a fault of the simulated engine", lambda: not engine.faults.left)
-    return engine
+    return SimulatedVllm(simulated_options)
 
 
 @pytest.fixture

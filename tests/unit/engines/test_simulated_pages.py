@@ -1,8 +1,7 @@
-"""The pages of the simulated engine, as vLLM writes them, and the faults that a test orders for them."""
+"""The pages of the simulated engine, as vLLM writes them."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 
 from sidecar.engines.simulated.app import make_app
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.options import Cut, Die, Hang, Options, OrderedAnswer
+from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
-from tests.simulation.loop import virtual
 from tests.support.engine_in_memory import PLAIN, InMemory, answer_of
 
 LOAD, UNLOAD, COMPLETIONS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
@@ -200,50 +198,9 @@ async def test_what_cannot_be_done_is_refused_in_vllms_form_and_remembered(a, pa
     assert call.kind == ("load" if path == LOAD else "unload")
 
 
-ROUTES = [
-    ("health", "GET", "/health", None),
-    ("version", "GET", "/version", None),
-    ("metrics", "GET", "/metrics", None),
-    ("models", "GET", "/v1/models", None),
-    ("completions", "POST", COMPLETIONS, {"prompt": "p"}),
-    ("load", "POST", LOAD, {"lora_name": "y", "lora_path": "/none"}),
-    ("unload", "POST", UNLOAD, {"lora_name": "y"}),
-    ("paused", "GET", "/is_sleeping", None),
-    ("paused", "GET", "/is_paused", None),
-]
-
-
-@pytest.mark.parametrize(("route", "method", "path", "body"), ROUTES)
-@virtual
-async def test_a_fault_strikes_the_next_request_of_its_route(monkeypatch, route, method, path, body):
-    """In its order; and once. What hangs goes on when it may, also where nobody waits for it any more."""
-    monkeypatch.setattr("sidecar.engines.simulated.engine.read_weights", lambda *_: "weights")
-    engine, way = served(replace(PLAIN, development=True))
-
-    async def ask() -> int | None:
-        engine.cards.pop("y", None)
-        answer = await way.ask(method, path, body)
-        return answer.status if isinstance(answer, Reply) else None
-
-    usual, release = await ask(), asyncio.Event()
-    engine.faults.order(route, OrderedAnswer(418, "tea"), Hang(release), Cut(is_done=False), spare=1)
-    assert [await ask(), await ask()] == [usual, 418]
-    hanging = asyncio.create_task(ask())
-    await asyncio.sleep(1.0)
-    assert not hanging.done()
-    release.set()
-    assert [await hanging, await ask(), await ask()] == [usual, None, usual]
-    assert engine.faults.left == set()
-    engine.faults.order(route, Cut(is_done=True))
-    assert await ask() is None
-    calls = [call for call in engine.calls if call.kind == route]
-    assert len(calls) == (5 if route in {"load", "unload"} else 0)
-    assert ("y" in engine.cards) is (route == "load")
-
-
 async def test_one_that_dies_fails_every_request_from_then_on():
     engine, way = served()
-    engine.faults.order("load", Die())
+    engine.die()
     status, told = read(await way.ask("POST", LOAD, {"lora_name": "x", "lora_path": "/a"}))
     assert (status, told["error"]["type"]) == (500, "InternalServerError")
     assert read(await way.ask("POST", COMPLETIONS, {"prompt": "p"}))[0] == 500

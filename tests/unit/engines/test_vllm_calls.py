@@ -26,7 +26,7 @@ from sidecar.engines.observed import (
     Unknown,
 )
 from sidecar.engines.simulated.engine import SimulatedVllm
-from sidecar.engines.simulated.options import Hang, Options, RouteName
+from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Lost, Reply
 from sidecar.engines.vllm.driver import ALONE, VllmEngine
 from tests.simulation.loop import virtual
@@ -335,8 +335,8 @@ async def test_what_was_only_just_unloaded_counts_from_then_on():
 @virtual
 async def test_loads_that_are_under_way_count_as_listed():
     """R7: each of them, and no more once it has ended."""
-    engine, driver, way = await crowded(4, "x")
-    engine.faults.order("load", Hang(asyncio.Event()))
+    _, driver, way = await crowded(4, "x")
+    way.hangs.add(LOAD)
     accept(way)
     for name, outcome in (("y", Done), ("z", Transient)):
         way.instead[LOAD].appendleft(None)
@@ -378,28 +378,28 @@ async def test_with_the_plugin_no_load_waits_for_a_moment(a):
     assert way.together == [(LOAD,)]
 
 
-HANGS: list[tuple[RouteName, Callable[[VllmEngine], Awaitable[object]], float]] = [
-    ("models", lambda driver: driver.observe(), 15.0),
-    ("metrics", lambda driver: driver.incarnation(), 5.0),
-    ("load", lambda driver: driver.load("y", "/y", request_id="r"), 60.0),
-    ("unload", lambda driver: driver.unload("x", request_id="r"), 30.0),
-    ("completions", lambda driver: driver.turns(), 30.0),
-    ("completions", lambda driver: driver.pulse(), 15.0),
-    ("load", lambda driver: driver.swap("x", "/x", "/new", request_id="r"), 65.0),
+HANGS: list[tuple[str, Callable[[VllmEngine], Awaitable[object]], float]] = [
+    ("/v1/models", lambda driver: driver.observe(), 15.0),
+    ("/metrics", lambda driver: driver.incarnation(), 5.0),
+    (LOAD, lambda driver: driver.load("y", "/y", request_id="r"), 60.0),
+    (UNLOAD, lambda driver: driver.unload("x", request_id="r"), 30.0),
+    ("/v1/completions", lambda driver: driver.turns(), 30.0),
+    ("/v1/completions", lambda driver: driver.pulse(), 15.0),
+    (LOAD, lambda driver: driver.swap("x", "/x", "/new", request_id="r"), 65.0),
 ]
 
 
 @pytest.mark.parametrize(
-    ("route", "call", "seconds"), HANGS, ids=[f"{route} {at}" for at, (route, *_) in enumerate(HANGS)]
+    ("path", "call", "seconds"), HANGS, ids=[f"{path} {at}" for at, (path, *_) in enumerate(HANGS)]
 )
 @virtual
-async def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_take(route, call, seconds):
+async def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_take(path, call, seconds):
     """R16, R18: loads wait for others and for a step; a look, a probe and a pulse tell within half a minute.
 
     A swap also waits for a moment without requests; here it comes at its very end.
     """
     engine = SimulatedVllm(replace(PLAIN, max_loras=2))
-    driver, _ = driver_of(engine)
+    driver, way = driver_of(engine)
     engine.cards["x"] = engine.card("x", "/x")
     await driver.observe()
     await driver.incarnation()
@@ -409,7 +409,7 @@ async def test_an_engine_that_hangs_is_waited_for_as_long_as_such_a_call_may_tak
     if seconds > 60.0:
         begin(engine, "x")
         loop.call_later(4.95, end, engine)
-    engine.faults.order(route, Hang(asyncio.Event()))
+    way.hangs.add(path)
     began = loop.time()
     with suppress(EngineUnreachable):
         await call(driver)
