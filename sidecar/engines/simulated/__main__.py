@@ -23,14 +23,8 @@ _FLAGS = {
     "--host": ("127.0.0.1", "address to listen on"),
     "--served-model-name": (DEFAULTS.served_model_name, "name of the base model"),
     "--model": (DEFAULTS.model, "directory that the listing shows for the base model"),
-    "--max-loras": (DEFAULTS.max_loras, "adapters that one batch may mix"),
     "--max-cpu-loras": (DEFAULTS.max_cpu_loras, "adapters kept in memory"),
-    "--max-lora-rank": (DEFAULTS.max_lora_rank, "highest rank taken"),
-    "--api-key": (None, "guards /v1"),
     "--vllm-version": (DEFAULTS.version, "release that it plays"),
-    "--start-seconds": (0.0, "refuse connections for so long at first"),
-    "--load-seconds": (DEFAULTS.load_seconds, "how long a load takes"),
-    "--token-seconds": (DEFAULTS.token_seconds, "how long a token takes"),
 }
 
 
@@ -38,7 +32,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sidecar.engines.simulated", description="A vLLM without a model.")
     parser.add_argument("--port", type=int, required=True, help="TCP port")
     for flag, (default, about) in _FLAGS.items():
-        parser.add_argument(flag, default=default, type=str if default is None else type(default), help=about)
+        parser.add_argument(flag, default=default, type=type(default), help=about)
     return parser.parse_args()
 
 
@@ -46,22 +40,16 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         served_model_name=arguments.served_model_name,
         model=arguments.model,
-        max_loras=arguments.max_loras,
         max_cpu_loras=arguments.max_cpu_loras,
-        max_lora_rank=arguments.max_lora_rank,
         runtime_lora=is_on(RUNTIME_LORA_VARIABLE),
         plugin=is_on() and is_on(RUNTIME_LORA_VARIABLE) and PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","),
         resolver=resolver_socket() or None,
         guard=guard_of_environment(),
-        api_key=arguments.api_key,
         version=arguments.vllm_version,
-        load_seconds=arguments.load_seconds,
-        token_seconds=arguments.token_seconds,
     )
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    await asyncio.sleep(arguments.start_seconds)
     engine = SimulatedVllm(_options(arguments))
     work = asyncio.create_task(serve(engine, listen(arguments.host, arguments.port)))
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -14,11 +14,9 @@ from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from registry.runtime.http import Server, listen
 from sidecar.engines.simulated import pages
@@ -32,20 +30,6 @@ from sidecar.vllm_plugin.server import EngineAdapter, Prober
 from sidecar.vllm_plugin.usage import Usage
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class _KeyGuard:
-    """Guards /v1, and nothing else, as vLLM's --api-key does."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._expected = app, f"Bearer {key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["path"].startswith("/v1")
-        if guarded and dict(scope["headers"]).get(b"authorization") != self._expected:
-            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
 
 
 BodyOf = Callable[[SimulatedVllm], Mapping[str, object]]
@@ -66,15 +50,13 @@ def make_app(engine: SimulatedVllm) -> Starlette:
         routes.append(_route("POST", "/v1/unload_lora_adapter", calls.unload))
         routes += plugin_routes(engine) if engine.options.plugin else []
     routes += _development(engine) if engine.options.development else []
-    key = engine.options.api_key
-    guard = [Middleware(_KeyGuard, key)] if key else []
 
     async def rejected(_: Request, error: Exception) -> Response:
         told = error if isinstance(error, Rejection) else _OF_THE_DEAD
         return JSONResponse(pages.error_body(told, is_flat=engine.manners.flat_errors), told.status)
 
     handlers = {404: _not_found, 405: _not_found, Rejection: rejected, EngineDead: rejected}
-    return Starlette(routes=routes, middleware=guard, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 _OF_THE_DEAD = Rejection(500, "InternalServerError", "EngineCore encountered an issue.")

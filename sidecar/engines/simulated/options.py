@@ -49,7 +49,6 @@ class Options:
         proves: True: the plugin may ask it short prompts.
         resolver: the socket that our plugin asks for names which are not loaded; None: they are not asked for.
         guard: of the plugin's routes.
-        api_key: guards /v1; None: nothing is guarded.
         version: what /version says; an earlier release's is played as far as `versions` tells.
         development: True: it has the pages that pause it, as with VLLM_SERVER_DEV_MODE=1.
         kv_connectors: through which it shares what it computes.
@@ -69,7 +68,6 @@ class Options:
     proves: bool = False
     resolver: str | None = None
     guard: Guard = ANYONE_BESIDE
-    api_key: str | None = None
     version: str = "0.32.0"
     development: bool = False
     kv_connectors: tuple[str, ...] = ()

@@ -88,18 +88,6 @@ async def test_its_metrics_count_what_it_did(frontend, connectors, tells_process
     assert (lines[-1] == "# EOF") is ends
 
 
-async def test_a_key_guards_what_is_below_v1_and_nothing_else():
-    _, way = served(replace(PLAIN, api_key="secret"))
-    refused = (401, {"error": "Unauthorized"})
-    for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
-        assert read(await way.ask("GET", "/v1/models", **headers)) == refused
-        assert read(await way.ask("POST", LOAD, {}, **headers)) == refused
-        assert read(await way.ask("GET", "/version", **headers))[0] == 200
-    assert read(await way.ask("GET", "/v1/models", Authorization="Bearer secret"))[0] == 200
-    _, open_to_all = served()
-    assert read(await open_to_all.ask("GET", "/v1/models"))[0] == 200
-
-
 async def test_a_completion_is_of_the_model_that_it_names(a):
     """R5: and never of the base, where there is no such model."""
     engine, way = served()
@@ -230,18 +218,3 @@ async def test_it_is_paused_and_sleeps_as_it_is_told(told, is_sleeping, is_pause
     metrics = await way.ask("GET", "/metrics")
     assert isinstance(metrics, Reply)
     assert (b'sleep_state="awake"} 0.0' in metrics.body) is engine.sleeps
-
-
-async def test_a_key_guards_requests_only():
-    """A server tells its application that it begins, and asks for no page by that."""
-    told: list[str] = []
-
-    async def send(message: Any) -> None:
-        told.append(message["type"])
-
-    async def receive() -> Any:
-        return {"type": "lifespan.shutdown" if told else "lifespan.startup"}
-
-    app = make_app(SimulatedVllm(replace(PLAIN, api_key="secret")))
-    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "app": None, "state": {}}, receive, send)
-    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import pytest
 
@@ -266,8 +266,7 @@ def test_without_flags_it_is_as_it_is_without_options_and_ends_as_it_is_told(sta
 
 
 def test_flags_and_variables_are_those_of_vllm(start, tmp_path):
-    flags = "--host ::1 --served-model-name m --model /m --max-loras 2 --max-cpu-loras 3 --max-lora-rank 8 --api-key k "
-    flags += "--vllm-version 0.31.0 --load-seconds 1.5 --token-seconds 0.5"
+    flags = "--host ::1 --served-model-name m --model /m --max-cpu-loras 3 --vllm-version 0.31.0"
     token = tmp_path / "token"
     more = {
         "LORAPLANE_RESOLVER": "/run/r.sock",
@@ -277,9 +276,8 @@ def test_flags_and_variables_are_those_of_vllm(start, tmp_path):
     more |= {"VLLM_PLUGINS": "other,loraplane", "LORAPLANE_PLUGIN": "true"}
     options, address, _ = start(*flags.split(), **(VARIABLES | more))
     assert address == ("::1", 8123)
-    limits = {"max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 8, "load_seconds": 1.5, "token_seconds": 0.5}
-    parts = {"resolver": "/run/r.sock", "guard": Guard("/store", token), "api_key": "k", "version": "0.31.0"}
-    assert options == Options(served_model_name="m", model="/m", runtime_lora=True, plugin=True, **limits, **parts)
+    parts = {"resolver": "/run/r.sock", "guard": Guard("/store", token), "version": "0.31.0", "max_cpu_loras": 3}
+    assert options == Options(served_model_name="m", model="/m", runtime_lora=True, plugin=True, **parts)
 
 
 @pytest.mark.parametrize(
@@ -299,10 +297,7 @@ def test_the_plugin_is_there_as_in_vllm(start, changed, plugin):
     assert (options.plugin, options.resolver) == (plugin, None)
 
 
-def test_it_begins_as_late_as_it_is_told_and_needs_a_port(start, monkeypatch, capsys):
-    monkeypatch.setattr(program.asyncio, "sleep", sleep := AsyncMock())
-    start("--start-seconds", "2.5", until="death")
-    assert sleep.await_args_list[0].args == (2.5,)
+def test_it_needs_a_port(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["simulated"])
     with pytest.raises(SystemExit):
         program.main()

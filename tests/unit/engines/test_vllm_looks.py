@@ -272,7 +272,6 @@ async def test_that_it_sleeps_is_told_by_its_metrics_alone(a):
     [
         (replace(PLAIN, runtime_lora=False), "runtime_lora_disabled"),
         (replace(PLAIN, version="0.9.2"), "engine_unsupported"),
-        (replace(PLAIN, api_key="secret"), "engine_unauthorized"),
         (replace(PLAIN, frontend="rust"), "rust_frontend"),
         (replace(PLAIN, frontend="several"), "several_api_servers"),
     ],
@@ -284,6 +283,14 @@ async def test_what_cannot_be_driven_is_named(options, reason):
         await driver.observe()
     assert told.value.reason == reason
     assert f"{told.value}" == told.value.message, "which is told in logs as it is in the status"
+
+
+async def test_an_engine_that_wants_another_key_is_named():
+    driver, way = driver_of(SimulatedVllm(PLAIN))
+    way.instead["/v1/models"].append(Reply(401, b'{"error": "Unauthorized"}'))
+    with pytest.raises(EngineUnusable) as told:
+        await driver.observe()
+    assert told.value.reason == "engine_unauthorized"
 
 
 @pytest.mark.parametrize(
