@@ -58,10 +58,6 @@ class WeightsLayout:
     start: bytes
     ranges: tuple[ByteRange, ...]
 
-    @property
-    def size_bytes(self) -> int:
-        return len(self.start) + sum(one.end - one.begin for one in self.ranges)
-
 
 def new_weights(header: Header, changes: Changes) -> WeightsLayout:
     """Recipe for the new weights file from the old one."""

@@ -42,11 +42,6 @@ class WriteGate:
         """Refuses every change with this error."""
         self._refusal = error
 
-    @property
-    def refusal(self) -> RegistryError | None:
-        """Why no change may be made; None if it may."""
-        return self._refusal
-
     def check(self) -> None:
         """Raises RegistryError unless changes may be made."""
         if self._refusal is not None:

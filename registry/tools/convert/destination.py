@@ -20,6 +20,7 @@ from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import check_files, digest_of
 from registry.lora.findings import UnfitAdapter
 from registry.model.source_uri import SCHEMES, SourceUri, parse_source, without_secrets
+from registry.runtime.local_files import sync_directory
 from registry.sources.credentials import HeldCredential
 from registry.sources.file import path_of
 from registry.sources.object_stores import open_store
@@ -105,7 +106,7 @@ def _put_folder(folder: Path, target: Path) -> bool:
         arriving.mkdir()
         for name in FILES:
             _copy(folder / name, arriving / name)
-        _sync(arriving)
+        sync_directory(arriving)
         arriving.rename(target)
     except OSError:
         if not target.exists():
@@ -114,7 +115,7 @@ def _put_folder(folder: Path, target: Path) -> bool:
         return False
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
-    _sync(target.parent)
+    sync_directory(target.parent)
     return True
 
 
@@ -123,14 +124,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(read, written, 1 << 20)
         written.flush()
         os.fsync(written.fileno())
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_same(folder: Path, target: Path) -> None:

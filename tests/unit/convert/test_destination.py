@@ -142,7 +142,7 @@ def test_a_disk_that_does_not_take_it_is_told_and_nothing_is_left(folder, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"made"}
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        destinations._sync(tmp_path)
+        destinations.sync_directory(tmp_path)
     assert opened_below(tmp_path) == []
 
 

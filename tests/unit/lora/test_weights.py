@@ -202,7 +202,8 @@ def test_new_weights_are_described_as_the_old_ones_were():
     for metadata in ({}, {"format": "pt"}):
         layout = new_weights(Header(tensors, metadata), Changes({"c": "d"}, ("a",), {}))
         assert (b"__metadata__" in layout.start, len(layout.start) % 8) == (bool(metadata), 0)
-        found = read_header(layout.start[8:], layout.size_bytes, WEIGHTS)
+        size_bytes = len(layout.start) + sum(one.end - one.begin for one in layout.ranges)
+        found = read_header(layout.start[8:], size_bytes, WEIGHTS)
         assert found == Header((Tensor("b", "F32", (2,), 0, 8), Tensor("d", "I8", (3,), 8, 11)), metadata)
 
 
