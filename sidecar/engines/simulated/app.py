@@ -33,7 +33,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 BodyOf = Callable[[SimulatedVllm], Mapping[str, object]]
-_JSON_PAGES: dict[str, BodyOf] = {"/version": pages.version, "/v1/models": pages.models, "/openapi.json": pages.openapi}
+_JSON_PAGES: dict[str, BodyOf] = {"/version": pages.version, "/v1/models": pages.models}
 
 
 def make_app(engine: SimulatedVllm) -> Starlette:

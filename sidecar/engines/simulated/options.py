@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from sidecar.vllm_plugin.guard import ANYONE_BESIDE, Guard
 
@@ -52,8 +51,6 @@ class Options:
         version: what /version says; an earlier release's is played as far as `versions` tells.
         development: True: it has the pages that pause it, as with VLLM_SERVER_DEV_MODE=1.
         kv_connectors: through which it shares what it computes.
-        frontend: ``rust``: vLLM's frontend without plugins; ``several``: several API servers. Only their pages are
-            played.
         load_seconds: how long each load takes beside reading the files.
         token_seconds: how long each token takes.
     """
@@ -71,7 +68,6 @@ class Options:
     version: str = "0.32.0"
     development: bool = False
     kv_connectors: tuple[str, ...] = ()
-    frontend: Literal["python", "rust", "several"] = "python"
     load_seconds: float = 0.0
     token_seconds: float = 0.0
 

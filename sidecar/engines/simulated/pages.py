@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from sidecar.engines.simulated.engine import Rejection, SimulatedVllm, Token
 
-_SCHEMAS = {"load": ["lora_name", "lora_path"], "unload": ["lora_name"]}
-
 
 def error_body(rejection: Rejection, *, is_flat: bool = False) -> dict[str, object]:
     """The body of an error reply; `is_flat`: as before 0.10.1."""
@@ -39,20 +37,17 @@ def _card(name: str, root: str, parent: str | None) -> dict[str, object]:
 
 
 def version(engine: SimulatedVllm) -> dict[str, str]:
-    """/version, in which the Rust frontend names itself too."""
-    told = {"version": engine.options.version}
-    return {**told, "rust_frontend_version": engine.options.version} if engine.options.frontend == "rust" else told
+    """/version."""
+    return {"version": engine.options.version}
 
 
 def metrics(engine: SimulatedVllm) -> str:
     """/metrics, the part of it that a control plane reads."""
     labels = f'engine="0",model_name="{engine.options.served_model_name}"'
     queries = engine.tokens if engine.options.kv_connectors else 0
-    # Only a single server of vLLM's own tells of its process.
-    is_one = engine.options.frontend == "python"
-    process = ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {engine.started_at!r}"]
     lines = [
-        *(process if is_one else ()),
+        "# TYPE process_start_time_seconds gauge",
+        f"process_start_time_seconds {engine.started_at!r}",
         "# TYPE vllm:num_requests_running gauge",
         f"vllm:num_requests_running{{{labels}}} {float(len(engine.running))}",
         "# TYPE vllm:num_requests_waiting gauge",
@@ -71,15 +66,7 @@ def metrics(engine: SimulatedVllm) -> str:
     for (running, waiting), at in engine.samples.items():
         who = f'running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
         lines.append(f'vllm:lora_requests_info{{max_lora="{engine.options.max_loras}",{who}}} {at!r}')
-    return "\n".join([*lines, *(["# EOF"] if engine.options.frontend == "rust" else ()), ""])
-
-
-def openapi(engine: SimulatedVllm) -> dict[str, object]:
-    """/openapi.json: the routes that there are."""
-    paths: dict[str, object] = {"/v1/models": {"get": {}}, "/v1/completions": {"post": {}}}
-    if engine.options.runtime_lora:
-        paths |= {f"/v1/{verb}_lora_adapter": {"post": {"summary": verb}} for verb in _SCHEMAS}
-    return {"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths}
+    return "\n".join([*lines, ""])
 
 
 def completion(model: str, tokens: Sequence[Token], logprobs: int | None, *, as_ids: bool) -> dict[str, object]:

@@ -44,28 +44,15 @@ async def test_its_pages_say_what_it_was_started_with(a):
     engine, way = served()
     assert await way.ask("GET", "/health") == Reply(200, b"")
     assert read(await way.ask("GET", "/version")) == (200, {"version": "0.32.0"})
-    paths = read(await way.ask("GET", "/openapi.json"))[1]["paths"]
-    assert set(paths) == {"/v1/models", COMPLETIONS, LOAD, UNLOAD}
     await engine.load("x", a)
     cards = read(await way.ask("GET", "/v1/models"))[1]["data"]
     told = [(card["id"], card["root"], card["parent"], card["max_model_len"]) for card in cards]
     assert told == [("base", "/models/base", None, 512), ("x", a, "base", None)]
-    _, way = served(replace(PLAIN, runtime_lora=False, frontend="rust"))
-    assert read(await way.ask("GET", "/version"))[1] == {"version": "0.32.0", "rust_frontend_version": "0.32.0"}
-    assert set(read(await way.ask("GET", "/openapi.json"))[1]["paths"]) == {"/v1/models", COMPLETIONS}
 
 
-@pytest.mark.parametrize(
-    ("frontend", "connectors", "tells_process", "ends", "queries"),
-    [
-        ("python", (), True, False, "0.0"),
-        ("python", ("C",), True, False, "9.0"),
-        ("rust", (), False, True, "0.0"),
-        ("several", (), False, False, "0.0"),
-    ],
-)
-async def test_its_metrics_count_what_it_did(frontend, connectors, tells_process, ends, queries):
-    engine, way = served(replace(PLAIN, frontend=frontend, kv_connectors=connectors, max_loras=3))
+@pytest.mark.parametrize(("connectors", "queries"), [((), "0.0"), (("C",), "9.0")])
+async def test_its_metrics_count_what_it_did(connectors, queries):
+    engine, way = served(replace(PLAIN, kv_connectors=connectors, max_loras=3))
     engine.running += ["x", ""]
     engine.waiting.append("y")
     engine._sample()
@@ -84,8 +71,7 @@ async def test_its_metrics_count_what_it_did(frontend, connectors, tells_process
     [sample] = [line for line in lines if line.startswith("vllm:lora_requests_info{")]
     assert 'max_lora="3",running_lora_adapters="x",waiting_lora_adapters="y"' in sample
     assert float(sample.rpartition(" ")[2]) >= engine.started_at
-    assert (f"process_start_time_seconds {engine.started_at!r}" in lines) is tells_process
-    assert (lines[-1] == "# EOF") is ends
+    assert f"process_start_time_seconds {engine.started_at!r}" in lines
 
 
 async def test_a_completion_is_of_the_model_that_it_names(a):

@@ -272,8 +272,6 @@ async def test_that_it_sleeps_is_told_by_its_metrics_alone(a):
     [
         (replace(PLAIN, runtime_lora=False), "runtime_lora_disabled"),
         (replace(PLAIN, version="0.9.2"), "engine_unsupported"),
-        (replace(PLAIN, frontend="rust"), "rust_frontend"),
-        (replace(PLAIN, frontend="several"), "several_api_servers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -291,6 +289,19 @@ async def test_an_engine_that_wants_another_key_is_named():
     with pytest.raises(EngineUnusable) as told:
         await driver.observe()
     assert told.value.reason == "engine_unauthorized"
+
+
+@pytest.mark.parametrize(("end", "reason"), [("# EOF\n", "rust_frontend"), ("", "several_api_servers")])
+async def test_a_server_that_is_not_one_process_of_vllms_own_is_named(end, reason):
+    """Neither tells which process it is."""
+    driver, way = driver_of(SimulatedVllm(PLAIN))
+    page = await way.ask("GET", "/metrics")
+    assert isinstance(page, Reply)
+    lines = [line for line in page.body.decode().splitlines(keepends=True) if "process_start_time" not in line]
+    way.instead["/metrics"].append(Reply(200, ("".join(lines) + end).encode()))
+    with pytest.raises(EngineUnusable) as told:
+        await driver.observe()
+    assert told.value.reason == reason
 
 
 @pytest.mark.parametrize(
