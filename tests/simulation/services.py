@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 from unittest import mock
 
 import grpc
@@ -17,7 +17,6 @@ import grpc
 from registry.admin.app import DRAIN_SECONDS, AdminService
 from registry.admin.rpc.service import SERVICE
 from registry.model.errors import Reason
-from registry.residency import follower
 from registry.residency.hub import Subscription
 from registry.residency.view import PoolView
 from tests.simulation.admins import SERVING, Admin, NotedHealth
@@ -28,25 +27,9 @@ from tests.simulation.serving import Sent, ServerCall, SimServer
 GIVE_BACK_SECONDS = 0.5
 # So long after its end nothing of a process runs any more.
 END_SECONDS = 1.0
-# What a thread takes longer at most, in one world or another.
+# What a thread of an admin service takes longer at most, in one world or another.
 THREAD_SECONDS = (0.0, 0.01, 0.3)
 _API = f"/{SERVICE}/"
-
-
-class SlowThreads:
-    """In place of `asyncio` in what follows a pool: a thread has to wait for a processor."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._most_seconds = rng.choice(THREAD_SECONDS)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(asyncio, name)
-
-    async def to_thread(self, func: Callable[..., Any], *args: object) -> object:
-        """As that of `asyncio`."""
-        await asyncio.sleep(self._rng.uniform(0.0, self._most_seconds))
-        return await asyncio.to_thread(func, *args)
 
 
 @dataclass
@@ -58,23 +41,24 @@ class Services:
     on_post: Callable[[object, PoolView], None] = lambda _subscription, _view: None
     calls: int = 0
 
+    def __post_init__(self) -> None:
+        self._most_seconds = self.rng.choice(THREAD_SECONDS)
+
+    def thread_seconds(self) -> float:
+        """For how long a thread has to wait for a processor now."""
+        return self.rng.uniform(0.0, self._most_seconds)
+
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Has threads take their time, and each view noted."""
-        with (
-            mock.patch.object(follower, "asyncio", SlowThreads(self.rng)),
-            mock.patch.object(Subscription, "post", self._posting(Subscription.post)),
-        ):
-            yield
-
-    def _posting(self, post: Callable[..., None]) -> Callable[..., None]:
-        """Has each view told of that readers are told of."""
+        """Has each view noted that readers are told of."""
+        post = Subscription.post
 
         def posted(subscription: Subscription, view: PoolView, keys: frozenset[str]) -> None:
             post(subscription, view, keys)
             self.on_post(subscription, view)
 
-        return posted
+        with mock.patch.object(Subscription, "post", posted):
+            yield
 
     def on_server(self, admin: Admin, service: AdminService, server: SimServer) -> None:
         """Each server that is opened."""

@@ -181,6 +181,8 @@ class World:
         host = next((one for one in self.replicas if one.process is current_process()), None)
         if host is not None:
             host.halts.note(now, now + before + after)
+        if any(one.process is current_process() for one in self.admins):
+            before += self.services.thread_seconds()
         return before, after
 
     def wall(self) -> datetime:
