@@ -1,4 +1,7 @@
-"""Validates a caller's plain values into changes."""
+"""Validates a caller's plain values into changes.
+
+Names are those that the hook of the admin service let through.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,13 @@ from registry.model.names import check_adapter_name, check_request_id, check_seg
 from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, PoolSpec, RetiredRecord
 from registry.model.stored import Part, fields_at
 from registry.transactions.canaries import check_strategy
-from registry.transactions.changes import (
-    AbortRollout,
-    ApplyAdapters,
-    ConfirmRemovals,
-    CreatePool,
-    DeletePool,
-    DrainReplica,
-    PromoteRollout,
-    Remove,
-    RepairTenant,
-    RestoreHistory,
-    RollbackAdapter,
-    SetTenant,
-    UpdatePool,
-    Upsert,
-)
+from registry.transactions.changes import ApplyAdapters, CreatePool, Remove, RestoreHistory, UpdatePool, Upsert
 from registry.transactions.steps import HISTORY_KEPT
 from registry.transactions.supported import check_supported
 
 PartT = TypeVar("PartT", bound=Part)
 KeptT = TypeVar("KeptT", bound=AdapterRecord)
 Fingerprinter = Callable[[Mapping[str, tuple[int, int]]], str]
-NO_ENGINES: Mapping[str, str] = {}
 # What history keeps, and as much again that is left of gaps; more values would only be thrown away.
 MAX_GENERATIONS = 64
 MAX_TOLD_CHARACTERS = 1024
@@ -70,7 +57,6 @@ def make_existing_etag(text: str, *, field: str) -> int | None:
 
 def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str) -> Upsert:
     """An upsert; `field` is the path of the change, e.g. ``changes[2]``. Raises InvalidArgument."""
-    check_adapter_name(name, field=f"{field}.upsert.name")
     made = _validated(AdapterSpec, spec, field=f"{field}.upsert.spec")
     _check_spec(made, field=f"{field}.upsert.spec")
     return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
@@ -81,17 +67,10 @@ def _check_spec(spec: AdapterSpec, *, field: str) -> None:
     check_strategy(spec, field=field)
 
 
-def make_remove(name: str, etag: str, *, field: str) -> Remove:
-    """A deletion; `field` as in `make_upsert`. Raises InvalidArgument."""
-    check_adapter_name(name, field=f"{field}.delete")
-    return Remove(name, make_existing_etag(etag, field=f"{field}.etag"))
-
-
 def make_apply(
     pool: str, changes: Sequence[Upsert | Remove], *, retry: bool = False, retry_replica: str = ""
 ) -> ApplyAdapters:
     """A change set. Raises InvalidArgument if it is empty, names an adapter twice, or a replica without a retry."""
-    check_segment(pool, field="pool")
     if not changes:
         raise InvalidArgument(Reason.INVALID_FIELD, "a change set needs at least one change", field="changes")
     seen: dict[str, int] = {}
@@ -110,67 +89,40 @@ def make_apply(
     return ApplyAdapters(pool, tuple(changes), retry, retry_replica)
 
 
-def make_rollback(pool: str, name: str, to_generation: int, etag: str, *, restored: bool = False) -> RollbackAdapter:
-    """A rollback; `restored` as in `RollbackAdapter`. Raises InvalidArgument."""
-    check_segment(pool, field="pool")
-    check_adapter_name(name)
-    if to_generation < 0:
-        raise InvalidArgument(
-            Reason.INVALID_FIELD, "generations start at 1; 0 means the one before", field="to_generation"
-        )
-    return RollbackAdapter(pool, name, to_generation, make_etag(etag, field="etag"), restored)
-
-
-RolloutT = TypeVar("RolloutT", PromoteRollout, AbortRollout)
-
-
-def make_rollout_change(kind: type[RolloutT], pool: str, name: str, generation: int, etag: str) -> RolloutT:
-    """The end of a rollout, of either kind. Raises InvalidArgument."""
-    check_segment(pool, field="pool")
-    check_adapter_name(name)
-    if generation < 0:
-        raise InvalidArgument(
-            Reason.INVALID_FIELD, "generations start at 1; 0 means the present one", field="generation"
-        )
-    return kind(pool, name, generation, make_existing_etag(etag, field="etag"))
+def make_generation(number: int, *, zero: str, field: str) -> int:
+    """A generation's number; 0 means what `zero` says. Raises InvalidArgument."""
+    if number < 0:
+        raise InvalidArgument(Reason.INVALID_FIELD, f"generations start at 1; 0 means {zero}", field=field)
+    return number
 
 
 def make_create_pool(
-    name: str,
-    base_models: Sequence[str],
-    limits: Mapping[str, object],
-    base: Mapping[str, object] | None = None,
-    engines: Mapping[str, str] = NO_ENGINES,
-    fingerprint_of: Fingerprinter = fingerprint_of_patterns,
+    values: Mapping[str, object], fingerprint_of: Fingerprinter = fingerprint_of_patterns
 ) -> CreatePool:
-    """A new pool; `engines` holds ``engine`` and ``engine_names`` where they are given. Raises InvalidArgument."""
-    made = _pool(name, base_models, limits, base, engines, fingerprint_of)
-    return CreatePool(name, tuple(made.base_models), made.limits, made.base, made.engine, made.engine_names)
+    """A new pool with these fields of a `PoolSpec`. Raises InvalidArgument."""
+    made = _pool(values, fingerprint_of)
+    return CreatePool(made.name, tuple(made.base_models), made.limits, made.base, made.engine, made.engine_names)
 
 
 def make_update_pool(
-    name: str,
-    base_models: Sequence[str],
-    limits: Mapping[str, object],
-    etag: str,
-    base: Mapping[str, object] | None = None,
+    values: Mapping[str, object],
+    etag: str = "",
     mask: Sequence[str] | None = None,
-    engines: Mapping[str, str] = NO_ENGINES,
     fingerprint_of: Fingerprinter = fingerprint_of_patterns,
 ) -> UpdatePool:
     """A pool's new values; `mask`: those that are replaced, None: see `UpdatePool`. Raises InvalidArgument."""
     fields = _fields(mask) if mask is not None else None
     is_named = fields is None or "base_models" in fields
-    made = _pool(name, base_models if is_named else ["-"], limits, base, engines, fingerprint_of)
+    made = _pool(values if is_named else {**values, "base_models": ["-"]}, fingerprint_of)
     return UpdatePool(
-        name,
+        made.name,
         tuple(made.base_models) if is_named else (),
         made.limits,
         make_existing_etag(etag, field="pool.etag"),
         made.base,
         fields,
-        made.engine if "engine" in engines else None,
-        made.engine_names if "engine_names" in engines else None,
+        made.engine if "engine" in values else None,
+        made.engine_names if "engine_names" in values else None,
     )
 
 
@@ -188,41 +140,12 @@ def _fields(mask: Sequence[str]) -> frozenset[str]:
     return frozenset(path.removeprefix("limits.") for path in named)
 
 
-def make_confirm_removals(name: str, revision: int, etag: str) -> ConfirmRemovals:
-    """The confirmation of removals. Raises InvalidArgument."""
-    check_segment(name, field="name")
-    if revision < 1:
-        raise InvalidArgument(Reason.INVALID_FIELD, "give the revision that the replica names", field="revision")
-    return ConfirmRemovals(name, revision, make_existing_etag(etag, field="etag"))
-
-
-def make_delete_pool(name: str, etag: str) -> DeletePool:
-    """A pool's deletion. Raises InvalidArgument."""
-    check_segment(name, field="name")
-    return DeletePool(name, make_existing_etag(etag, field="etag"))
-
-
-def make_set_tenant(name: str, max_adapters: int, etag: str) -> SetTenant:
-    """A tenant's quota; 0: none. Tenants have lower-case names. Raises InvalidArgument."""
-    check_segment(name, field="tenant.name")
-    return SetTenant(name.lower(), max_adapters or None, make_etag(etag, field="tenant.etag"))
-
-
-def make_drain_replica(pool: str, name: str, *, drain: bool) -> DrainReplica:
-    """An order to a replica. Raises InvalidArgument."""
-    check_segment(pool, field="pool")
-    check_segment(name, field="name")
-    return DrainReplica(pool, name, drain)
-
-
 def make_restore_history(pool: str, name: str, generations: Sequence[bytes], last: bytes) -> RestoreHistory:
     """A restored history. Each of its records fulfils what a change that makes it has to.
 
     Raises:
-        InvalidArgument: there is no such name, there are too many, or a value is no record of that adapter.
+        InvalidArgument: there are too many, or a value is no record of that adapter.
     """
-    check_segment(pool, field="pool")
-    check_adapter_name(name, field="name")
     if len(generations) > MAX_GENERATIONS:
         message = f"history keeps {HISTORY_KEPT} generations; give the newest, and at most {MAX_GENERATIONS}"
         raise InvalidArgument(Reason.TOO_LARGE, message, field="generations")
@@ -286,22 +209,7 @@ def _check_told(record: AdapterRecord, *, field: str) -> None:
             check_request_id(request_id, field=f"{field}.{name}")
 
 
-def make_repair_tenant(name: str) -> RepairTenant:
-    """The repair of a tenant. Raises InvalidArgument."""
-    check_segment(name, field="name")
-    return RepairTenant(name.lower())
-
-
-def _pool(
-    name: str,
-    base_models: Sequence[str],
-    limits: Mapping[str, object],
-    base: Mapping[str, object] | None,
-    engines: Mapping[str, str],
-    fingerprint_of: Fingerprinter,
-) -> PoolSpec:
-    check_segment(name, field="pool.name")
-    values = {"name": name, "base_models": list(base_models), "limits": limits, "base": base, **engines}
+def _pool(values: Mapping[str, object], fingerprint_of: Fingerprinter) -> PoolSpec:
     spec = _validated(PoolSpec, values, field="pool")
     if len({model.lower() for model in spec.base_models}) < len(spec.base_models):
         raise InvalidArgument(Reason.INVALID_FIELD, "name each base model once", field="pool.base_models")

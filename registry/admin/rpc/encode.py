@@ -9,7 +9,7 @@ from itertools import islice
 from registry.model.keys import last_part
 from registry.model.messages import adapter_message, pool_message, retired_message, tenant_message
 from registry.model.names import is_engine_allowed
-from registry.model.records import AdapterOutcome, AdapterRecord
+from registry.model.records import AdapterOutcome, AdapterRecord, ChangeReply
 from registry.model.status import host_of, presence_of
 from registry.model.stored import read_json
 from registry.rollout.expected import LackingReplicas
@@ -35,37 +35,56 @@ def present_adapter(present: Present[AdapterRecord]) -> pb.Adapter:
 
 
 def applied(settled: Settled, pool: str, request_id: str) -> pb.ApplyAdaptersResponse:
-    """The reply to a change set or a rollback."""
-    results = [_result(outcome, pool, settled.revision) for outcome in settled.reply.adapters]
+    """The reply to a change set, a rollback, or the end of a rollout."""
+    results = [_result(outcome, pool, settled) for outcome in settled.reply.adapters]
     return pb.ApplyAdaptersResponse(results=results, revision=settled.revision, request_id=request_id)
 
 
-def _result(outcome: AdapterOutcome, pool: str, revision: int) -> pb.AdapterResult:
+def _result(outcome: AdapterOutcome, pool: str, settled: Settled) -> pb.AdapterResult:
     if outcome.record is None:
         shown = pb.Adapter(name=outcome.name, pool=pool)
     else:
-        shown = adapter_message(outcome.record, revision if outcome.etag is None else outcome.etag)
+        shown = adapter_message(outcome.record, _etag(outcome, settled))
     return pb.AdapterResult(outcome=_OUTCOMES[outcome.outcome], adapter=shown)
+
+
+def _etag(of: AdapterOutcome | ChangeReply, settled: Settled) -> int:
+    """The revision of the last change of a thing, which may be this one."""
+    return settled.revision if of.etag is None else of.etag
 
 
 def settled_pool(settled: Settled) -> pb.Pool:
     """The reply to a change of a pool; empty for a deletion."""
-    record, etag = settled.reply.pool, settled.reply.etag
-    return pool_message(record, settled.revision if etag is None else etag) if record else pb.Pool()
+    record = settled.reply.pool
+    return pool_message(record, _etag(settled.reply, settled)) if record else pb.Pool()
+
+
+def deleted_pool(settled: Settled) -> pb.DeletePoolResponse:
+    """The reply to a deletion of a pool."""
+    return pb.DeletePoolResponse(revision=settled.revision)
+
+
+def drained(settled: Settled) -> pb.DrainReplicaResponse:
+    """The reply to an order to a replica."""
+    return pb.DrainReplicaResponse(changed=settled.reply.etag is None, revision=settled.revision)
+
+
+def restored(settled: Settled) -> pb.RestoreHistoryResponse:
+    """The reply to a restored history."""
+    return pb.RestoreHistoryResponse(changed=settled.reply.etag is None, revision=settled.revision)
 
 
 def settled_tenant(settled: Settled) -> pb.Tenant:
     """The reply to the setting of a quota."""
-    record, etag = settled.reply.tenant, settled.reply.etag
-    return tenant_message(record, settled.revision if etag is None else etag) if record else pb.Tenant()
+    record = settled.reply.tenant
+    return tenant_message(record, _etag(settled.reply, settled)) if record else pb.Tenant()
 
 
 def repaired(settled: Settled) -> pb.RepairTenantResponse:
     """The reply to a repair."""
     retired = [adapter_message(outcome.record, 0) for outcome in settled.reply.adapters if outcome.record]
-    is_changed = settled.reply.etag is None
     return pb.RepairTenantResponse(
-        tenant=settled_tenant(settled), retired=retired, changed=is_changed, revision=settled.revision
+        tenant=settled_tenant(settled), retired=retired, changed=settled.reply.etag is None, revision=settled.revision
     )
 
 

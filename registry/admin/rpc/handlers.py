@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import structlog
+from google.protobuf.message import Message
 
 from registry.admin.rpc import decode, encode
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.encode_changes import first_id, recorded_changes
+from registry.admin.rpc.interceptor import Unary
 from registry.admin.rpc.shapes import ShapesWorker
 from registry.model.errors import FailedPrecondition
 from registry.model.keys import last_part
@@ -27,14 +30,32 @@ from registry.transactions.changes import Change
 from registry.transactions.context import Caller
 from registry.v1 import registry_pb2 as pb
 
+Decode = Callable[[Any], Change]
+Encode = Callable[[Settled], Message]
+
 
 class Reads:
-    """Handlers: each takes a request and its call, and raises RegistryError where it refuses."""
+    """Handlers of reads: each takes a request and its call, and raises RegistryError where it refuses."""
 
     def __init__(self, reader: Reader, insecure: Sequence[str] = ()) -> None:
         """`insecure`: what this service bears unprotected on the network."""
         self._reader = reader
         self._insecure = insecure
+
+    def by_method(self) -> Mapping[str, Unary[Any, Any]]:
+        """Each handler by the name of its method."""
+        return {
+            "GetAdapter": self.get_adapter,
+            "ListAdapters": self.list_adapters,
+            "ListAdapterHistory": self.list_adapter_history,
+            "GetPool": self.get_pool,
+            "ListPools": self.list_pools,
+            "ListTenants": self.list_tenants,
+            "ReadBackup": self.read_backup,
+            "ListChanges": self.list_changes,
+            "GetReplica": self.get_replica,
+            "ListReplicas": self.list_replicas,
+        }
 
     async def get_adapter(self, request: pb.GetAdapterRequest, call: CallContext) -> pb.Adapter:
         return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.deadline))
@@ -133,6 +154,13 @@ class Request(Protocol):
     def validate_only(self) -> bool: ...
 
 
+class OfPool(Request, Protocol):
+    """The same of one for a change in a pool."""
+
+    @property
+    def pool(self) -> str: ...
+
+
 class Forget(Protocol):
     """Expects a replica no more."""
 
@@ -140,72 +168,54 @@ class Forget(Protocol):
 
 
 class Writes:
-    """Handlers: each takes a request and its call, and raises RegistryError where it refuses."""
+    """Handlers of changes: each decodes its request, has the change carried out, and encodes what came of it."""
 
     def __init__(self, writer: Writer, reader: Reader, forget: Forget) -> None:
-        """`forget` is `registry.rollout.expected.forget`, of this service's etcd."""
+        """`forget` is `registry.rollout.members.forget`, of this service's etcd."""
         self._forget = forget
         self._writer = writer
         self._reader = reader
         self.shapes = ShapesWorker()
 
-    async def apply_adapters(self, request: pb.ApplyAdaptersRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
+    def by_method(self) -> Mapping[str, Unary[Any, Any]]:
+        """Each handler by the name of its method."""
+        to_adapters: Mapping[str, Decode] = {
+            "ApplyAdapters": decode.apply_adapters,
+            "RollbackAdapter": decode.rollback_adapter,
+            "PromoteRollout": decode.promote_rollout,
+            "AbortRollout": decode.abort_rollout,
+        }
+        fingerprint_of = self.shapes.fingerprint_of
+        others: Mapping[str, tuple[Decode, Encode]] = {
+            "CreatePool": (partial(decode.create_pool, fingerprint_of=fingerprint_of), encode.settled_pool),
+            "UpdatePool": (partial(decode.update_pool, fingerprint_of=fingerprint_of), encode.settled_pool),
+            "ConfirmRemovals": (decode.confirm_removals, encode.settled_pool),
+            "DeletePool": (decode.delete_pool, encode.deleted_pool),
+            "SetTenant": (decode.set_tenant, encode.settled_tenant),
+            "DrainReplica": (decode.drain_replica, encode.drained),
+            "RestoreHistory": (decode.restore_history, encode.restored),
+        }
+        return {
+            **{method: partial(self._change_adapters, how) for method, how in to_adapters.items()},
+            **{method: partial(self._change_other, *how) for method, how in others.items()},
+            "RepairTenant": self._repair_tenant,
+            "ForgetReplica": self._forget_replica,
+        }
+
+    async def _change_adapters(self, change_of: Decode, request: OfPool, call: CallContext) -> pb.ApplyAdaptersResponse:
         caller = call.caller(request.request_id)
-        settled = await self._change(decode.apply_adapters(request), request, caller, call)
+        settled = await self._change(change_of(request), request, caller, call)
         return encode.applied(settled, request.pool, caller.request_id)
 
-    async def rollback_adapter(self, request: pb.RollbackAdapterRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
-        caller = call.caller(request.request_id)
-        settled = await self._change(decode.rollback_adapter(request), request, caller, call)
-        return encode.applied(settled, request.pool, caller.request_id)
+    async def _change_other(self, change_of: Decode, reply_of: Encode, request: Request, call: CallContext) -> Message:
+        return reply_of(await self._change(change_of(request), request, call.caller(request.request_id), call))
 
-    async def promote_rollout(self, request: pb.PromoteRolloutRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
-        caller = call.caller(request.request_id)
-        settled = await self._change(decode.promote_rollout(request), request, caller, call)
-        return encode.applied(settled, request.pool, caller.request_id)
-
-    async def abort_rollout(self, request: pb.AbortRolloutRequest, call: CallContext) -> pb.ApplyAdaptersResponse:
-        caller = call.caller(request.request_id)
-        settled = await self._change(decode.abort_rollout(request), request, caller, call)
-        return encode.applied(settled, request.pool, caller.request_id)
-
-    async def create_pool(self, request: pb.CreatePoolRequest, call: CallContext) -> pb.Pool:
-        caller, change = call.caller(request.request_id), decode.create_pool(request, self.shapes.fingerprint_of)
-        return encode.settled_pool(await self._change(change, request, caller, call))
-
-    async def update_pool(self, request: pb.UpdatePoolRequest, call: CallContext) -> pb.Pool:
-        caller, change = call.caller(request.request_id), decode.update_pool(request, self.shapes.fingerprint_of)
-        return encode.settled_pool(await self._change(change, request, caller, call))
-
-    async def confirm_removals(self, request: pb.ConfirmRemovalsRequest, call: CallContext) -> pb.Pool:
-        caller = call.caller(request.request_id)
-        return encode.settled_pool(await self._change(decode.confirm_removals(request), request, caller, call))
-
-    async def delete_pool(self, request: pb.DeletePoolRequest, call: CallContext) -> pb.DeletePoolResponse:
-        caller = call.caller(request.request_id)
-        settled = await self._change(decode.delete_pool(request), request, caller, call)
-        return pb.DeletePoolResponse(revision=settled.revision)
-
-    async def set_tenant(self, request: pb.SetTenantRequest, call: CallContext) -> pb.Tenant:
-        caller = call.caller(request.request_id)
-        return encode.settled_tenant(await self._change(decode.set_tenant(request), request, caller, call))
-
-    async def restore_history(self, request: pb.RestoreHistoryRequest, call: CallContext) -> pb.RestoreHistoryResponse:
-        caller, change = call.caller(request.request_id), decode.restore_history(request)
-        settled = await self._change(change, request, caller, call)
-        return pb.RestoreHistoryResponse(changed=settled.reply.etag is None, revision=settled.revision)
-
-    async def repair_tenant(self, request: pb.RepairTenantRequest, call: CallContext) -> pb.RepairTenantResponse:
+    async def _repair_tenant(self, request: pb.RepairTenantRequest, call: CallContext) -> pb.RepairTenantResponse:
         caller, change = call.caller(request.request_id), decode.repair_tenant(request)
         found = replace(change, lost=await self._reader.lost_adapters(change.name, call.deadline))
         return encode.repaired(await self._change(found, request, caller, call))
 
-    async def drain_replica(self, request: pb.DrainReplicaRequest, call: CallContext) -> pb.DrainReplicaResponse:
-        caller = call.caller(request.request_id)
-        settled = await self._change(decode.drain_replica(request), request, caller, call)
-        return pb.DrainReplicaResponse(changed=settled.reply.etag is None, revision=settled.revision)
-
-    async def forget_replica(self, request: pb.ForgetReplicaRequest, call: CallContext) -> pb.ForgetReplicaResponse:
+    async def _forget_replica(self, request: pb.ForgetReplicaRequest, call: CallContext) -> pb.ForgetReplicaResponse:
         await self._forget(request.pool, request.name, call.deadline, dry_run=request.validate_only)
         if not request.validate_only:
             _log.info("replica_forgotten", pool=request.pool, replica=request.name, principal=call.principal.name)

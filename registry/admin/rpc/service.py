@@ -21,7 +21,6 @@ from registry.admin.rpc.interceptor import (
     CallLimits,
     Prepare,
     Stream,
-    Unary,
     supervised_stream,
     supervised_unary,
 )
@@ -59,7 +58,7 @@ def make_handlers(
     Raises:
         KeyError: a method of the .proto has no handler, or no verb.
     """
-    unary = _unary_methods(writes, reads)
+    unary = {**reads.by_method(), **writes.by_method()}
     stream: Mapping[str, Stream[Any, Any]] = {
         "WatchAdapters": streams.watch_adapters,
         "WatchRollout": streams.watch_rollout,
@@ -111,31 +110,3 @@ def _ends_list(reply: pb.WatchAdaptersResponse) -> bool:
 def _serializer(method: MethodDescriptor) -> Callable[[Any], bytes]:
     made: Callable[[Any], bytes] = GetMessageClass(method.output_type).SerializeToString
     return made
-
-
-def _unary_methods(writes: Writes, reads: Reads) -> Mapping[str, Unary[Any, Any]]:
-    return {
-        "ApplyAdapters": writes.apply_adapters,
-        "GetAdapter": reads.get_adapter,
-        "ListAdapters": reads.list_adapters,
-        "ListAdapterHistory": reads.list_adapter_history,
-        "RollbackAdapter": writes.rollback_adapter,
-        "PromoteRollout": writes.promote_rollout,
-        "AbortRollout": writes.abort_rollout,
-        "CreatePool": writes.create_pool,
-        "UpdatePool": writes.update_pool,
-        "ConfirmRemovals": writes.confirm_removals,
-        "GetPool": reads.get_pool,
-        "ListPools": reads.list_pools,
-        "DeletePool": writes.delete_pool,
-        "ListReplicas": reads.list_replicas,
-        "ListChanges": reads.list_changes,
-        "GetReplica": reads.get_replica,
-        "DrainReplica": writes.drain_replica,
-        "ForgetReplica": writes.forget_replica,
-        "SetTenant": writes.set_tenant,
-        "ListTenants": reads.list_tenants,
-        "RepairTenant": writes.repair_tenant,
-        "ReadBackup": reads.read_backup,
-        "RestoreHistory": writes.restore_history,
-    }

@@ -23,6 +23,7 @@ from registry.model.errors import Reason
 from registry.model.names import REPEATED_METADATA
 from registry.model.records import AuditRecord
 from registry.store.reader import Reader
+from registry.transactions.changes import Remove
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.links import Way
 from tests.support.admin import change_set, drop, put
@@ -256,7 +257,7 @@ async def test_large_requests_of_one_caller_are_few_at_once(served):
 
     small = pb.GetPoolRequest(name="p")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("registry.admin.rpc.decode.apply_adapters", lambda _: None)
+        patch.setattr("registry.transactions.validate.make_upsert", lambda name, *_, **__: Remove(name))
         patch.setattr(served.service.writer, "change", hang)
         calls = [asyncio.create_task(served.call("ApplyAdapters", large)) for _ in range(4)]
         await asyncio.sleep(0.1)

@@ -32,6 +32,17 @@ from registry.rollout.watching import WatchBatch
 from registry.store.pages import Page
 from registry.store.reader import History, ReplicaValues
 from registry.transactions.builder import Settled
+from registry.transactions.changes import (
+    AbortRollout,
+    ConfirmRemovals,
+    DeletePool,
+    DrainReplica,
+    PromoteRollout,
+    Remove,
+    RepairTenant,
+    RollbackAdapter,
+    SetTenant,
+)
 from registry.transactions.decode import Present
 from registry.v1 import registry_pb2 as pb
 from tests.support.records import POOL, kv, record
@@ -92,11 +103,52 @@ def test_only_what_a_mask_names_is_changed_of_a_pool(mask):
         assert found is None or found > {"base_models", "max_rank"}
 
 
-@pytest.mark.parametrize("undrain", [True, False])
-def test_a_replica_is_drained_or_no_more(undrain):
-    """R20: the one is never taken for the other."""
-    change = decode.drain_replica(pb.DrainReplicaRequest(pool="p", name="r1", undrain=undrain))
-    assert (change.pool, change.drain) == ("p", not undrain)
+REMOVAL = pb.AdapterChange(delete="a", etag="0")
+OF_A = {"pool": "p", "name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("make", "request_", "field"),
+    [
+        (decode.apply_adapters, pb.ApplyAdaptersRequest(pool="p", changes=[REMOVAL]), "changes[0].etag"),
+        (decode.rollback_adapter, pb.RollbackAdapterRequest(**OF_A, to_generation=-1, etag="x"), "to_generation"),
+        (decode.rollback_adapter, pb.RollbackAdapterRequest(**OF_A, etag="x"), "etag"),
+        (decode.promote_rollout, pb.PromoteRolloutRequest(**OF_A, generation=-1, etag="x"), "generation"),
+        (decode.promote_rollout, pb.PromoteRolloutRequest(**OF_A, etag="0"), "etag"),
+        (decode.abort_rollout, pb.AbortRolloutRequest(**OF_A, generation=-1), "generation"),
+        (decode.abort_rollout, pb.AbortRolloutRequest(**OF_A, etag="0"), "etag"),
+        (decode.delete_pool, pb.DeletePoolRequest(name="p", etag="0"), "etag"),
+        (decode.confirm_removals, pb.ConfirmRemovalsRequest(name="p", etag="x"), "revision"),
+        (decode.confirm_removals, pb.ConfirmRemovalsRequest(name="p", revision=1, etag="0"), "etag"),
+        (decode.set_tenant, pb.SetTenantRequest(tenant=pb.Tenant(name="a", etag="x")), "tenant.etag"),
+    ],
+)
+def test_the_first_wrong_field_of_a_request_is_named(make, request_, field):
+    """W4: what only makes sense on something that exists is not asked for with an etag that says there is none."""
+    with pytest.raises(InvalidArgument) as told:
+        make(request_)
+    assert (told.value.reason, told.value.field) == (Reason.INVALID_FIELD, field)
+    assert told.value.message
+
+
+def test_what_is_asked_for():
+    """R20: a drain is never taken for its end. Tenants are lower case; 0 or nothing is no limit and no etag."""
+    asked = pb.ApplyAdaptersRequest(pool="p", changes=[pb.AdapterChange(delete="a", etag="3")])
+    assert decode.apply_adapters(asked).changes == (Remove("a", 3),)
+    rollback = pb.RollbackAdapterRequest(**OF_A, to_generation=2, etag="0", restored=True)
+    assert decode.rollback_adapter(rollback) == RollbackAdapter("p", "a", 2, 0, restored=True)
+    assert decode.promote_rollout(pb.PromoteRolloutRequest(**OF_A, generation=1)) == PromoteRollout("p", "a", 1)
+    assert decode.abort_rollout(pb.AbortRolloutRequest(**OF_A, etag="7")) == AbortRollout("p", "a", 0, 7)
+    confirmed = decode.confirm_removals(pb.ConfirmRemovalsRequest(name="p", revision=1, etag="2"))
+    assert confirmed == ConfirmRemovals("p", 1, 2)
+    assert decode.delete_pool(pb.DeletePoolRequest(name="p", etag="3")) == DeletePool("p", 3)
+    assert decode.set_tenant(pb.SetTenantRequest(tenant=pb.Tenant(name="Acme"))) == SetTenant("acme", None)
+    limited = pb.SetTenantRequest(tenant=pb.Tenant(name="acme", max_adapters=3, etag="0"))
+    assert decode.set_tenant(limited) == SetTenant("acme", 3, 0)
+    assert decode.repair_tenant(pb.RepairTenantRequest(name="Acme")) == RepairTenant("acme")
+    for undrain in (True, False):
+        order = pb.DrainReplicaRequest(pool="p", name="r1", undrain=undrain)
+        assert decode.drain_replica(order) == DrainReplica("p", "r1", not undrain)
 
 
 def outcome(kind: Any, *, etag: int | None = None, is_known: bool = True) -> AdapterOutcome:

@@ -27,11 +27,12 @@ from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (16, 16)}
 BASE = {"modules": SHAPES, "fingerprint": fingerprint(SHAPES)}
+PLAIN: dict[str, object] = {"name": POOL, "base_models": ["base"]}
 LIMITS = {"max_rank": 8, "max_adapters": 4, "target_modules": ["q_proj"]}
 
 
 def update(limits: dict[str, object], base: object = None, mask: list[str] | None = None) -> UpdatePool:
-    return validate.make_update_pool(POOL, ["base"], limits, "", base, mask)
+    return validate.make_update_pool(PLAIN | {"limits": limits, "base": base}, mask=mask)
 
 
 def stored(author) -> dict[str, object]:
@@ -68,7 +69,9 @@ def test_a_mask_replaces_what_it_names_and_nothing_else(whole, names, base, mask
     """R5, R15: who knows nothing of a base clears none, and removals that somebody vouched for stay confirmed."""
     whole.change(ConfirmRemovals(POOL, 2))
     before = stored(whole)
-    whole.change(validate.make_update_pool(POOL, names, {"max_rank": 16}, "", base, mask))
+    whole.change(
+        validate.make_update_pool(PLAIN | {"base_models": names, "limits": {"max_rank": 16}, "base": base}, mask=mask)
+    )
     after = stored(whole)
     if base:
         assert after["base"]["fingerprint"] == base["fingerprint"]
@@ -87,7 +90,7 @@ def test_a_pool_that_cannot_be_read_becomes_what_is_said(whole, told, becomes):
     with pytest.raises(InvalidArgument) as refused:
         whole.change(update({}, mask=["base"]))
     assert refused.value.field == "update_mask"
-    whole.change(validate.make_update_pool(POOL, ["base"], {"max_rank": 16}, "", engines=told))
+    whole.change(validate.make_update_pool(PLAIN | {"limits": {"max_rank": 16}, **told}))
     assert stored(whole) == PoolLimits(max_rank=16).model_dump() | {"base": None, "base_models": ["base"]}
     assert engines(whole) == (becomes or ("vllm", "versioned"))
 
@@ -128,13 +131,13 @@ def engines(author) -> tuple[object, object]:
 
 def test_a_pool_says_what_its_engines_are_and_how_they_name_adapters():
     author = Author()
-    author.change(validate.make_create_pool(POOL, ["base"], {}, None, {"engine": "sglang"}))
+    author.change(validate.make_create_pool(PLAIN | {"engine": "sglang"}))
     assert engines(author) == ("sglang", "plain")
-    author.change(validate.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}))
+    author.change(validate.make_update_pool(PLAIN | {"engine_names": "versioned"}))
     assert engines(author) == ("sglang", "versioned")
-    author.change(validate.make_update_pool(POOL, ["base"], {}, "", None, ["limits"], {"engine": "vllm"}))
+    author.change(validate.make_update_pool(PLAIN | {"engine": "vllm"}, mask=["limits"]))
     assert engines(author) == ("sglang", "versioned")
-    author.change(validate.make_update_pool(POOL, [], {}, "", None, ["engine", "engine_names"], {}))
+    author.change(validate.make_update_pool(PLAIN | {"base_models": []}, mask=["engine", "engine_names"]))
     assert engines(author) == ("vllm", "plain")
 
 
@@ -146,13 +149,13 @@ def test_a_pool_of_a_kind_that_nobody_drives_any_more_stays_as_it_is_and_can_be_
     assert (engines(whole), stored(whole)["max_rank"]) == (("dynamo", "plain"), 8)
     whole.change(applying(upsert("a", "v1")))
     whole.change(applying(Remove("a")))
-    whole.change(validate.make_update_pool(POOL, [], {}, "", None, ["engine"], {}))
+    whole.change(validate.make_update_pool(PLAIN | {"base_models": []}, mask=["engine"]))
     assert engines(whole) == ("vllm", "plain")
 
 
 def test_the_kind_of_engine_stays_while_there_are_adapters(whole):
     """What one kind serves, another may not; the transaction itself finds a concurrent apply."""
-    to_sglang = validate.make_update_pool(POOL, [], {}, "", None, ["engine"], {"engine": "sglang"})
+    to_sglang = validate.make_update_pool(PLAIN | {"base_models": [], "engine": "sglang"}, mask=["engine"])
     whole.change(applying(upsert("a", "v1")))
     with pytest.raises(FailedPrecondition) as refused:
         whole.change(to_sglang)
@@ -175,7 +178,7 @@ def test_what_the_engines_cannot_do_is_refused(whole, field, value, named):
     lazy = Upsert("a", AdapterSpec(source=SourceSpec(uri="file:///a/v1"), load="lazy"), None)
     whole.change(applying(lazy))
     whole.change(applying(Remove("a")))
-    whole.change(validate.make_update_pool(POOL, [], {}, "", None, [field], {field: value}))
+    whole.change(validate.make_update_pool(PLAIN | {"base_models": [], field: value}, mask=[field]))
     with pytest.raises(InvalidArgument) as refused:
         whole.change(applying(lazy))
     assert refused.value.reason is Reason.UNSUPPORTED
@@ -226,7 +229,7 @@ def test_no_answers_are_expected_of_tokens_that_the_base_does_not_know(prompt, t
 def single() -> Author:
     """With a pool whose engines have one adapter at a time."""
     author = Author()
-    author.change(validate.make_create_pool(POOL, ["base"], {}, None, {"engine": "axolotl"}))
+    author.change(validate.make_create_pool(PLAIN | {"engine": "axolotl"}))
     return author
 
 
@@ -309,11 +312,13 @@ def test_what_was_written_past_us_can_be_changed_and_deleted(single):
         (applying(upsert("a", placement=Placement(replicas=2))), "changes[0].upsert.spec.placement"),
         (applying(upsert("a", placement=Placement(selector={"zone": "a"}))), "changes[0].upsert.spec.placement"),
         (
-            validate.make_update_pool(POOL, ["base"], {}, "", None, None, {"engine_names": "versioned"}),
+            validate.make_update_pool(PLAIN | {"engine_names": "versioned"}),
             "pool.engine_names",
         ),
         (
-            validate.make_create_pool("q", ["base"], {}, None, {"engine": "axolotl", "engine_names": "versioned"}),
+            validate.make_create_pool(
+                {"name": "q", "base_models": ["base"], "engine": "axolotl", "engine_names": "versioned"}
+            ),
             "pool.engine_names",
         ),
         (applying(upsert("a", strategy=Strategy(canary=Canary(replicas="50%")))), None),
