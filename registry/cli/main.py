@@ -96,7 +96,6 @@ def make_command() -> Root:
         params=[*parameters(root), version_flag("loraplane")],
         help="Say which LoRA adapters a fleet of engines should serve, and see that they do.",
         epilog=EXIT_CODES,
-        context_settings={"show_default": True},
     )
 
 

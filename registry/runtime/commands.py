@@ -34,7 +34,7 @@ class _Declared:
 def flag(*names: str, help: str, min: float | None = None, max: float | None = None, **more: Any) -> Any:  # noqa: A002, ANN401 - click's own names
     """An option. `min` and `max` are what a number may be; `more` is what `click.Option` takes."""
     bounds = "" if min is None else f" From {min}." if max is None else f" From {min} to {max}."
-    return _Declared(names, help + bounds, min, max, {"show_envvar": True, **more})
+    return _Declared(names, help + bounds, min, max, {"show_envvar": True, "show_default": True, **more})
 
 
 def argument(*, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - click's own names

@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import typer
+import click
 from pydantic import ValidationError
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.lora.text import printable
 from registry.model.keys import DEFAULT_PREFIX, Keys
+from registry.runtime.commands import Group, command, complaint, flag, version_flag
 from registry.runtime.flags import complaint_of
-from registry.runtime.program import variable_of, version_line
+from registry.runtime.program import variable_of
 from registry.runtime.settings import DaemonSettings
 from registry.tools.verify.export import decode, encode, read_history
 from registry.tools.verify.fold import Fold
@@ -25,39 +26,15 @@ PROGRAM = "loraplane-verify"
 EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
 MAX_SHOWN = 20
 
-app = typer.Typer(
-    help="Replay a history of etcd and check what was promised over it. Exit codes: 0 all holds, 1 something does not, "
-    "2 usage, 6 etcd does not answer.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
 
-
-def _flag(name: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - typer's own name and type
+def _flag(name: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - as `flag` takes them
     """An option with its environment variable."""
-    return typer.Option(name, help=help, envvar=variable_of(name), **more)
+    return flag(name, help=help, envvar=variable_of(name), **more)
 
 
 Prefix = Annotated[str, _flag("--prefix", "Prefix of all keys in etcd.")]
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(version_line(PROGRAM) + "\n")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    *,
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Say which of the commands to run."""
-
-
-@app.command()
 def export(
     etcd: Annotated[str, _flag("--etcd", "etcd's members, HOST:PORT[,HOST:PORT…].")],
     out: Annotated[Path, _flag("--out", "File to write, one JSON line a revision.")],
@@ -98,7 +75,6 @@ async def _read(settings: DaemonSettings, from_revision: int) -> list[Step]:
         await client.aclose()
 
 
-@app.command()
 def verify(
     history: Annotated[Path, _flag("--history", "A file that export wrote.")], prefix: Prefix = DEFAULT_PREFIX
 ) -> None:
@@ -128,21 +104,29 @@ def _report(fold: Fold) -> None:
     span = f"revisions {fold.first_revision} to {fold.revision}"
     sys.stdout.write(f"{span}, {len(fold.changing)} changes: {len(findings)} findings\n")
     if findings:
-        raise typer.Exit(EXIT_FOUND)
+        raise click.exceptions.Exit(EXIT_FOUND)
 
 
 def _fail(code: int, message: str) -> NoReturn:
     sys.stderr.write(printable(f"{PROGRAM}: {message}") + "\n")
-    raise typer.Exit(code)
+    raise click.exceptions.Exit(code)
+
+
+app = Group(
+    PROGRAM,
+    {"export": command("export", export), "verify": command("verify", verify)},
+    params=[version_flag(PROGRAM)],
+    help="Replay a history of etcd and check what was promised over it. Exit codes: 0 all holds, 1 something does not, "
+    "2 usage, 6 etcd does not answer.",
+)
 
 
 def main() -> None:
     """Entry point of the console script."""
     try:
         sys.exit(app(standalone_mode=False) or 0)
-    except typer.TyperException as error:
-        message = error.format_message().rstrip(".") or "name a command"
-        sys.stderr.write(printable(f"{PROGRAM}: {message}; see {PROGRAM} --help") + "\n")
+    except click.UsageError as error:
+        sys.stderr.write(printable(f"{PROGRAM}: {complaint(error)}; see {PROGRAM} --help") + "\n")
         sys.exit(EXIT_USAGE)
 
 

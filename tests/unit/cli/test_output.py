@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from types import SimpleNamespace
 
+import click
 import pytest
-import typer
 import yaml
 
 from registry.cli import main
@@ -173,7 +173,7 @@ def test_lines_and_cells_cannot_be_forged(form, capsys):
         (lambda: verify_main._report(folded), 2),
         (lambda: verify_main._fail(2, HOSTILE), 1),
     ):
-        with pytest.raises(typer.Exit):
+        with pytest.raises(click.exceptions.Exit):
             report()
         shown = capsys.readouterr()
         assert is_safe(shown.out + shown.err, lines), "keys of etcd are anybody's bytes"

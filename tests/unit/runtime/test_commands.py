@@ -113,7 +113,7 @@ def test_a_group_tells_its_commands_as_they_are_declared_and_a_command_its_bound
         "Usage: kitchen fry [OPTIONS] NAME [MORE]...",
         "Fry what is there. More of that.",
         "How many. From 1.",
-        "How long. From 0.5 to 9. [env var: FRY_SECONDS]",
+        "How long. From 0.5 to 9. [env var: FRY_SECONDS; default: 3.0]",
     ):
         assert part in shown
     assert (run("--version"), capsys.readouterr().out[:2]) == (0, "k ")

@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import typer.main
 
 from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue
@@ -22,9 +21,7 @@ from tests.support.changes import KEYS
 from tests.unit.verify.conftest import steps_of
 
 FLAGS = [
-    pytest.param(flag, id=f"{name} {flag.opts[0]}")
-    for name, command in typer.main.get_command(app).commands.items()
-    for flag in command.params
+    pytest.param(flag, id=f"{name} {flag.opts[0]}") for name, command in app.commands.items() for flag in command.params
 ]
 
 
