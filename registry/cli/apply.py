@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from registry.cli.change.sets import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split, step_of_changes
-from registry.cli.client import AdminClient, OneChange
+from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.cli.rollout import REMEDY, FollowedRollout, RolloutTarget, check_served
 from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, WRITE_SECONDS, Session, pool_or_only, request_id_or_new
@@ -15,9 +16,12 @@ from registry.cli.views.get import Note, note
 from registry.cli.views.output import Printer
 from registry.cli.views.replica_view import ReplicaView, replica_view
 from registry.cli.views.report import check_applied, follow_shown, print_plain, print_table
+from registry.client import admin_api as api
+from registry.client.admin_api import AdminMethod
 from registry.model.messages import spec_dict
 from registry.v1 import registry_pb2 as pb
 
+OneChange = TypeVar("OneChange", pb.RollbackAdapterRequest, pb.PromoteRolloutRequest, pb.AbortRolloutRequest)
 # Of so many changes it is told which fields differ.
 _FIELDS_TOLD = 20
 
@@ -89,7 +93,7 @@ def _changed_fields(client: AdminClient, outcomes: Sequence[Outcome], *, dry_run
 def earlier(client: AdminClient, after: pb.Adapter, *, dry_run: bool) -> pb.Adapter | None:
     """The generation that an update replaced, or would replace; None: it is not known any more."""
     if dry_run:
-        return client.get_adapter(after.pool, after.name)
+        return client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=after.pool, name=after.name))
     generations = client.history(after.pool, after.name).generations
     return next((one for one in generations if one.generation == after.generation - 1), None)
 
@@ -103,13 +107,19 @@ def _before_after(before: pb.Adapter, after: pb.Adapter) -> list[str]:
     ]
 
 
-def apply_change(session: Session, request: OneChange, pool: str | None, order: ApplyOrder) -> None:
+def apply_change(
+    session: Session,
+    method: AdminMethod[OneChange, pb.ApplyAdaptersResponse],
+    request: OneChange,
+    pool: str | None,
+    order: ApplyOrder,
+) -> None:
     """As `apply_changes`, for what is asked of one adapter; `pool` None: the only one there is."""
     request.validate_only, request.request_id = order.dry_run, request_id_or_new(order.request_id)
     with session.client(order.write_seconds) as client:
         request.pool = pool_or_only(client, pool)
         batch = ChangeBatch(request.pool, (), request.request_id)
-        tell(client, session.printer(), [Applied(batch, client.change_one(request))], order)
+        tell(client, session.printer(), [Applied(batch, client.unary(method, request))], order)
 
 
 def send(client: AdminClient, changes: Sequence[Change], request_id: str, order: ApplyOrder) -> Sequence[Outcome]:
@@ -158,8 +168,8 @@ def warn_of_room(client: AdminClient, outcomes: Sequence[Outcome], note: Note) -
 
 def _room_in(client: AdminClient, pool: str) -> tuple[int, list[ReplicaView]]:
     """Number of adapters that a pool allows on an engine, 0: any number; and its replicas. Raises CliError."""
-    limit = client.get_pool(pool).limits.max_adapters
-    return limit, [replica_view(replica) for replica in client.list_replicas(pool)]
+    limit = client.unary(api.GET_POOL, pb.GetPoolRequest(name=pool)).limits.max_adapters
+    return limit, [replica_view(replica) for replica in client.all_replicas(pool).replicas]
 
 
 def _takes_room(result: pb.AdapterResult) -> bool:

@@ -16,6 +16,8 @@ from registry.cli.failure import CliError
 from registry.cli.session import global_options, session_from
 from registry.cli.views.get import Kind, kind_of
 from registry.cli.views.output import Format
+from registry.client import admin_api as api
+from registry.v1 import registry_pb2 as pb
 
 SECONDS = 1.0
 
@@ -88,13 +90,19 @@ def _asked(context: click.Context, command: str, parameter: str) -> Kind | None:
 def _names(client: AdminClient, kind: Kind, pool: str | None, incomplete: str) -> list[str]:
     match kind:
         case Kind.TENANTS:
-            return [one.name for page in client.tenant_pages() for one in page.tenants]
+            return [one.name for page in client.pages(api.LIST_TENANTS) for one in page.tenants]
         case Kind.POOLS:
             return _pools(client)
         case Kind.REPLICAS:
-            return [one.name for where in _of(client, pool) for one in client.list_replicas(where)]
+            return [one.name for where in _of(client, pool) for one in client.all_replicas(where).replicas]
         case Kind.ADAPTERS:
-            return [one.name for where in _of(client, pool) for one in client.some_adapters(where, incomplete)]
+            return [one.name for where in _of(client, pool) for one in _begun(client, where, incomplete)]
+
+
+def _begun(client: AdminClient, pool: str, prefix: str) -> Iterable[pb.Adapter]:
+    """The first adapters whose names begin so."""
+    request = pb.ListAdaptersRequest(pool=pool, filter=f"name={prefix}*" if prefix else "")
+    return client.unary(api.LIST_ADAPTERS, request).adapters
 
 
 def _of(client: AdminClient, pool: str | None) -> list[str]:
@@ -102,4 +110,4 @@ def _of(client: AdminClient, pool: str | None) -> list[str]:
 
 
 def _pools(client: AdminClient) -> list[str]:
-    return [one.name for page in client.pool_pages() for one in page.pools]
+    return [one.name for page in client.pages(api.LIST_POOLS) for one in page.pools]

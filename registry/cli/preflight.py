@@ -13,6 +13,7 @@ from registry.cli.change.sets import Change, with_pool_field
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import Session
+from registry.client import admin_api as api
 from registry.lora.digest import FILES
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
@@ -64,7 +65,7 @@ def preflight(session: Session, changes: Sequence[Change], looking: Looking) -> 
 
 def _pool(client: AdminClient, change: Change) -> pb.Pool:
     try:
-        return client.get_pool(change.pool)
+        return client.unary(api.GET_POOL, pb.GetPoolRequest(name=change.pool))
     except CliError as error:
         is_about_it = error.failure.field is not None
         raise CliError(with_pool_field(error.failure, change) if is_about_it else error.failure) from error

@@ -17,6 +17,7 @@ from registry.cli.failure import refused, usage
 from registry.cli.session import Session
 from registry.cli.views.get import labels_of, note
 from registry.cli.views.output import Format
+from registry.client import admin_api as api
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.names import matches, name_key
@@ -72,7 +73,7 @@ def by_labels(
     """
     found: list[Change] = []
     for pool in pools:
-        for page in client.adapter_pages(pool):
+        for page in client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool)):
             found += [_deletion(one) for one in page.adapters if _is_meant(one, wanted, kept)]
             if page.unreadable:
                 note(f"{len(page.unreadable)} adapters of pool {pool} cannot be read, and stay; see loraplane doctor")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.messages import meanwhile, state_name
+from registry.client import admin_api as api
 from registry.client.adapters import commands_of
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
@@ -92,7 +93,7 @@ def _follow(client: AdminClient, target: RolloutTarget, end: float, seen: Seen) 
     last: pb.Rollout | None = None
     while True:
         try:
-            for rollout in client.watch_rollout(_request(target), _remaining(end)):
+            for rollout in client.stream(api.WATCH_ROLLOUT, _request(target), _remaining(end)):
                 last = rollout
                 seen(target, rollout)
                 if rollout.done or target.is_served(rollout) or cannot_come(rollout) or time.monotonic() > end:

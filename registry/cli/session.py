@@ -17,6 +17,7 @@ from registry.cli.contexts import AdminContext, context_path, load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, not_found, refused, usage
 from registry.cli.options import DEFAULT_ADMIN
 from registry.cli.views.output import Format, Output, Printer, output_of
+from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.lora.text import printable
 from registry.model.errors import InvalidArgument, Reason
@@ -208,7 +209,7 @@ def pool_or_only(client: AdminClient, given: str | None) -> str:
     """
     if given is not None:
         return given
-    pages = list(client.pool_pages())
+    pages = list(client.pages(api.LIST_POOLS))
     names = [pool.name for page in pages for pool in page.pools]
     # One that cannot be read is there all the same, and what is asked of it says why.
     match names or [name for page in pages for name in page.unreadable]:

@@ -6,11 +6,11 @@ import asyncio
 import os
 import uuid
 import warnings
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from registry.client.adapters import (
     AdapterHistory,
@@ -19,15 +19,26 @@ from registry.client.adapters import (
     Published,
     RegisteredAdapter,
     adapter_of,
+    fitting,
     has_failed,
     history_of,
     listing_of,
     not_served,
     published_of,
     retry_id,
-    strategy_of,
+    spec_of,
 )
 from registry.client.address import Tls
+from registry.client.admin_api import (
+    APPLY_ADAPTERS,
+    GET_ADAPTER,
+    LIST_ADAPTER_HISTORY,
+    LIST_ADAPTERS,
+    ROLLBACK_ADAPTER,
+    WATCH_RESIDENCY,
+    WATCH_ROLLOUT,
+    AdminMethod,
+)
 from registry.client.residency import Follower, PoolResidency
 from registry.client.transport import AdminCalls
 from registry.lora.findings import UnfitAdapter, summary
@@ -37,8 +48,8 @@ from registry.v1 import registry_pb2 as pb
 CALL_SECONDS = 30.0
 WAIT_SECONDS = 300.0
 LOOK_SECONDS = 5.0
-_PAGE_SIZE = 1000
-_Change = pb.ApplyAdaptersRequest | pb.RollbackAdapterRequest
+_Change = TypeVar("_Change", pb.ApplyAdaptersRequest, pb.RollbackAdapterRequest)
+_Changes = AdminMethod[_Change, pb.ApplyAdaptersResponse]
 
 
 class AsyncRegistry:
@@ -120,11 +131,11 @@ class AsyncRegistry:
         """
         is_waiting, timeout_seconds = waiting_of(wait, timeout_seconds)
         uri, pinned = await asyncio.to_thread(_located, source, digest)
-        spec = _spec_of(pb.Source(uri=uri, digest=pinned), labels, priority, canaries, expect)
-        with _fitting("name"):
+        spec = spec_of(pb.Source(uri=uri, digest=pinned), labels, priority, canaries, expect)
+        with fitting("name"):
             change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
-        return await self._rolled_out("ApplyAdapters", request, timeout_seconds, wait=is_waiting)
+        return await self._rolled_out(APPLY_ADAPTERS, request, timeout_seconds, wait=is_waiting)
 
     async def retry(
         self,
@@ -156,12 +167,12 @@ class AsyncRegistry:
             Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
         """
-        with _fitting("name, pool or replica"):
+        with fitting("name, pool or replica"):
             asked = pb.GetAdapterRequest(pool=pool, name=name)
             request = pb.ApplyAdaptersRequest(pool=pool, request_id=request_id, retry=True, retry_replica=replica)
-        adapter = await self._calls.unary("GetAdapter", asked, pb.Adapter)
+        adapter = await self._calls.unary(GET_ADAPTER, asked)
         request.changes.append(pb.AdapterChange(upsert=adapter, etag=adapter.etag))
-        return await self._rolled_out("ApplyAdapters", request, timeout_seconds, wait=wait)
+        return await self._rolled_out(APPLY_ADAPTERS, request, timeout_seconds, wait=wait)
 
     async def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Returns once every replica that should serve this generation does.
@@ -176,18 +187,7 @@ class AsyncRegistry:
             Unavailable: it is not served in time, or the admin service was not reached.
             RegistryError: as the admin service refused it otherwise.
         """
-        request = pb.WatchRolloutRequest(pool=adapter.pool, name=adapter.name, generation=adapter.generation)
-        last: pb.Rollout | None = None
-        try:
-            async with (
-                asyncio.timeout(timeout_seconds),
-                aclosing(self._calls.follow("WatchRollout", request, pb.Rollout)) as rollouts,
-            ):
-                async for last in rollouts:
-                    if last.done:
-                        break
-        except TimeoutError:
-            pass  # what is said below is what was heard last
+        last = await self._heard(adapter, timeout_seconds, lambda rollout: rollout.done)
         if (error := not_served(adapter, last)) is not None:
             raise error
 
@@ -224,11 +224,11 @@ class AsyncRegistry:
             Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
         """
-        with _fitting("name, to_generation, restored or etag"):
+        with fitting("name, to_generation, restored or etag"):
             request = pb.RollbackAdapterRequest(
                 pool=pool, name=name, to_generation=to_generation, restored=restored, etag=etag, request_id=request_id
             )
-        return await self._rolled_out("RollbackAdapter", request, timeout_seconds, wait=wait)
+        return await self._rolled_out(ROLLBACK_ADAPTER, request, timeout_seconds, wait=wait)
 
     async def withdraw(
         self,
@@ -256,7 +256,7 @@ class AsyncRegistry:
         """
         change = pb.AdapterChange(delete=name, etag=etag)
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
-        await self._changed("ApplyAdapters", request, timeout_seconds)
+        await self._changed(APPLY_ADAPTERS, request, timeout_seconds)
 
     async def get(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> RegisteredAdapter:
         """The adapter as it is now.
@@ -272,7 +272,7 @@ class AsyncRegistry:
             RegistryError: as the admin service refused it otherwise.
         """
         request = pb.GetAdapterRequest(pool=pool, name=name)
-        return adapter_of(await self._calls.unary("GetAdapter", request, pb.Adapter, timeout_seconds=timeout_seconds))
+        return adapter_of(await self._calls.unary(GET_ADAPTER, request, timeout_seconds=timeout_seconds))
 
     async def list(self, pool: str, *, matching: str = "", timeout_seconds: float | None = None) -> AdapterListing:
         """All adapters of a pool, at one revision.
@@ -289,8 +289,8 @@ class AsyncRegistry:
             Unavailable: no answer in time.
             RegistryError: as the admin service refused it otherwise.
         """
-        request = pb.ListAdaptersRequest(pool=pool, page_size=_PAGE_SIZE, filter=matching)
-        pages = self._calls.pages("ListAdapters", request, pb.ListAdaptersResponse, timeout_seconds)
+        request = pb.ListAdaptersRequest(pool=pool, filter=matching)
+        pages = self._calls.pages(LIST_ADAPTERS, request, timeout_seconds)
         async with aclosing(pages):
             return listing_of([page async for page in pages])
 
@@ -308,9 +308,7 @@ class AsyncRegistry:
             RegistryError: as the admin service refused it otherwise.
         """
         request = pb.ListAdapterHistoryRequest(pool=pool, name=name)
-        history = await self._calls.unary(
-            "ListAdapterHistory", request, pb.ListAdapterHistoryResponse, timeout_seconds=timeout_seconds
-        )
+        history = await self._calls.unary(LIST_ADAPTER_HISTORY, request, timeout_seconds=timeout_seconds)
         return history_of(history)
 
     async def residency(
@@ -332,7 +330,7 @@ class AsyncRegistry:
         """
         request = pb.WatchResidencyRequest(pool=pool)
         follower = Follower()
-        responses = self._calls.follow("WatchResidency", request, pb.WatchResidencyResponse, timeout_seconds)
+        responses = self._calls.follow(WATCH_RESIDENCY, request, timeout_seconds)
         async with aclosing(responses):
             async for response in responses:
                 if (state := follower.take(response)) is not None:
@@ -343,7 +341,9 @@ class AsyncRegistry:
         warnings.warn("wait_served is deprecated; use wait", DeprecationWarning, stacklevel=2)
         await self.wait(published, timeout_seconds=wait_seconds)
 
-    async def _rolled_out(self, method: str, request: _Change, timeout_seconds: float, *, wait: bool) -> Published:
+    async def _rolled_out(
+        self, method: _Changes[_Change], request: _Change, timeout_seconds: float, *, wait: bool
+    ) -> Published:
         """The generation that a change makes, once it is served if that is waited for."""
         now = asyncio.get_running_loop().time
         end = now() + timeout_seconds
@@ -355,7 +355,7 @@ class AsyncRegistry:
                 pool=request.pool, changes=request.changes, request_id=retry_id(published.request_id), retry=True
             )
             left_seconds = max(0.0, end - now())
-            response = await self._changed(method, again, min(left_seconds, self._calls.timeout_seconds))
+            response = await self._changed(APPLY_ADAPTERS, again, min(left_seconds, self._calls.timeout_seconds))
             published = published_of(response)
         if wait:
             await self.wait(published, timeout_seconds=max(0.0, end - now()))
@@ -363,26 +363,31 @@ class AsyncRegistry:
 
     async def _is_refused(self, published: Published) -> bool:
         """True if a replica that should serve this generation has failed to; False where that is not heard soon."""
-        request = pb.WatchRolloutRequest(pool=published.pool, name=published.name, generation=published.generation)
-        with suppress(TimeoutError):
-            async with (
-                asyncio.timeout(LOOK_SECONDS),
-                aclosing(self._calls.follow("WatchRollout", request, pb.Rollout)) as rollouts,
-            ):
-                async for rollout in rollouts:
-                    return any(map(has_failed, rollout.replicas))
-        return False
+        heard = await self._heard(published, LOOK_SECONDS, lambda _rollout: True)
+        return heard is not None and any(map(has_failed, heard.replicas))
 
-    async def _changed(self, method: str, request: _Change, timeout_seconds: float | None) -> pb.ApplyAdaptersResponse:
+    async def _heard(
+        self, one: Published | RegisteredAdapter, timeout_seconds: float, is_over: Callable[[pb.Rollout], bool]
+    ) -> pb.Rollout | None:
+        """The newest of a rollout, once it is over or the time is up; None: nothing was heard."""
+        rollouts = self._calls.follow(
+            WATCH_ROLLOUT, pb.WatchRolloutRequest(pool=one.pool, name=one.name, generation=one.generation)
+        )
+        last: pb.Rollout | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds), aclosing(rollouts):
+                async for last in rollouts:
+                    if is_over(last):
+                        break
+        return last
+
+    async def _changed(
+        self, method: _Changes[_Change], request: _Change, timeout_seconds: float | None
+    ) -> pb.ApplyAdaptersResponse:
         is_given = bool(request.request_id)
-        request.request_id = request.request_id or str(uuid.uuid4())
+        request_id = request.request_id = request.request_id or str(uuid.uuid4())
         return await self._calls.unary(
-            method,
-            request,
-            pb.ApplyAdaptersResponse,
-            request_id=request.request_id,
-            timeout_seconds=timeout_seconds,
-            repeats=is_given,
+            method, request, request_id=request_id, timeout_seconds=timeout_seconds, repeats=is_given
         )
 
 
@@ -392,30 +397,6 @@ def waiting_of(wait: float | bool, timeout_seconds: float) -> tuple[bool, float]
         return wait, timeout_seconds
     warnings.warn("seconds in wait are deprecated; use timeout_seconds", DeprecationWarning, stacklevel=3)
     return True, wait
-
-
-@contextmanager
-def _fitting(field: str) -> Iterator[None]:
-    """Raises InvalidArgument where a message does not take a value: a number too large, text with half a letter."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=field) from error
-
-
-def _spec_of(
-    source: pb.Source,
-    labels: Mapping[str, str] | None,
-    priority: int,
-    canaries: Canaries | None,
-    expect: Mapping[str, Any] | None,
-) -> pb.AdapterSpec:
-    with _fitting("priority, labels or canaries"):
-        strategy = strategy_of(canaries) if canaries else None
-        spec = pb.AdapterSpec(source=source, labels=labels, priority=priority, strategy=strategy)
-    with _fitting("expect"):
-        spec.MergeFrom(pb.AdapterSpec(expect=expect))
-    return spec
 
 
 def _located(source: str | os.PathLike[str], digest: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for callers that have none.
+"""An event loop on a thread of its own, and clients for callers that have none.
 
 There is one for the whole process, and it is never closed: grpc.aio hands what comes late, as of a stream that was
 given up, to the loop that its call was of, and complains on stderr of each that is closed by then.
@@ -12,8 +12,9 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -165,3 +166,55 @@ def _tell(outcome: Future[T], task: asyncio.Task[T]) -> None:
             outcome.set_result(task.result())
         else:
             outcome.set_exception(error)
+
+
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+class BlockingClient(Generic[C]):
+    """A client on an event loop of its own, for use in ``with``. May be used by several threads.
+
+    Args:
+        make: makes the client, in the loop.
+        loop: the loop.
+    """
+
+    def __init__(self, make: Callable[[], C], loop: BackgroundLoop) -> None:
+        self._loop = loop
+        try:
+            self._client = loop.run(_made, make)
+        except BaseException:  # an interrupt too: nobody else could end what it began
+            loop.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection and every stream on it. Safe to call twice."""
+        self._loop.close(self._client.aclose)
+
+
+async def _made(make: Callable[[], C]) -> C:
+    return make()
+
+
+def blocking(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BlockingClient[C], P], T]:
+    """The method that returns once this one of the asynchronous client has its result."""
+
+    @wraps(method)
+    def call(self: BlockingClient[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._loop.run(method, self._client, *args, **kwargs)
+
+    return call

@@ -10,8 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from registry.client.adapters import Published
 from registry.client.address import Tls
 from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry, waiting_of
-from registry.client.background import BackgroundLoop
-from registry.client.blocking import BlockingClient, blocking
+from registry.client.background import BackgroundLoop, BlockingClient, blocking
 from registry.client.residency import PoolResidency
 
 P = ParamSpec("P")
@@ -58,7 +57,7 @@ class Registry(BlockingClient[AsyncRegistry]):
     history = blocking(AsyncRegistry.history)
 
     def residency(self, pool: str, *, timeout_seconds: float | None = None) -> Generator[PoolResidency, None, None]:
-        return self._each(self._client.residency(pool, timeout_seconds=timeout_seconds))
+        return self._loop.each(self._client.residency(pool, timeout_seconds=timeout_seconds))
 
     residency.__doc__ = AsyncRegistry.residency.__doc__
 

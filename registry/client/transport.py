@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from registry.client.address import Tls, check_address
+from registry.client.admin_api import WATCH_RESIDENCY, AdminMethod, Reply, Request
 from registry.client.errors import CallErrors
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 _TLS_TROUBLE = "TLS files for the admin service: %s; those that were read last are used, and these tried again"
 # One try may not use up the whole time: a connection may hang that another would not.
 TRY_SECONDS = 10.0
+PAGE_SIZE = 1000
 _SHORTEST_TRY_SECONDS = 0.05
 REPEAT = Backoff(base_seconds=0.2, cap_seconds=2.0)
 _SERVICE = "/registry.v1.AdapterRegistry"
@@ -40,7 +42,6 @@ _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
 )
 
-Reply = TypeVar("Reply", bound=Message)
 Answer = TypeVar("Answer")
 Page = TypeVar(
     "Page",
@@ -51,8 +52,15 @@ Page = TypeVar(
     pb.ReadBackupResponse,
     pb.ListChangesResponse,
 )
-_Lists = pb.ListAdaptersRequest | pb.ListPoolsRequest | pb.ListReplicasRequest | pb.ListTenantsRequest
-Paged = _Lists | pb.ReadBackupRequest | pb.ListChangesRequest
+Listing = TypeVar(
+    "Listing",
+    pb.ListAdaptersRequest,
+    pb.ListPoolsRequest,
+    pb.ListReplicasRequest,
+    pb.ListTenantsRequest,
+    pb.ReadBackupRequest,
+    pb.ListChangesRequest,
+)
 
 
 def _open(address: str, pem: Pem | None) -> grpc.aio.Channel:
@@ -89,9 +97,8 @@ class AdminCalls:
 
     async def unary(
         self,
-        method: str,
-        request: Message,
-        reply: type[Reply],
+        method: AdminMethod[Request, Reply],
+        request: Request,
         *,
         request_id: str = "",
         timeout_seconds: float | None = None,
@@ -102,7 +109,6 @@ class AdminCalls:
         Args:
             method: of the admin API.
             request: sent again as it is, so one that changes something holds a request id.
-            reply: type of the answer.
             request_id: for the metadata of errors.
             timeout_seconds: repetitions included; None: that of the connection.
             repeats: the same may have been sent before; if not, only what is sent again here says so.
@@ -115,34 +121,35 @@ class AdminCalls:
         async def attempt(seconds: float) -> Reply:
             nonlocal sent
             metadata, sent = (REPEATED_METADATA,) if sent else None, True
-            call = self.channel.unary_unary(f"{_SERVICE}/{method}", _serialized, reply.FromString)
+            call = self.channel.unary_unary(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
             with self.errors.translated(request_id):
                 return await call(request, timeout=seconds, metadata=metadata)
 
         return await self.repeated(attempt, timeout_seconds)
 
     async def pages(
-        self, method: str, request: Paged, reply: type[Page], timeout_seconds: float | None = None
+        self, method: AdminMethod[Listing, Page], request: Listing, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Page, None]:
-        """All pages of a listing; `timeout_seconds` is of each.
+        """All pages of a listing, of `PAGE_SIZE` items unless it says otherwise; `timeout_seconds` is of each.
 
         Raises:
             Internal: a page leads back to one that was read before, so there would be no end.
             RegistryError: as the admin service refused it, or Unavailable.
         """
+        request.page_size = request.page_size or PAGE_SIZE
         seen = {request.page_token}
         while True:
-            page = await self.unary(method, request, reply, timeout_seconds=timeout_seconds)
+            page = await self.unary(method, request, timeout_seconds=timeout_seconds)
             yield page
             if not page.next_page_token:
                 return
             if page.next_page_token in seen:
-                raise self.errors.endless_pages(method)
+                raise self.errors.endless_pages(method.name)
             seen.add(page.next_page_token)
             request.page_token = page.next_page_token
 
     async def stream(
-        self, method: str, request: Message, reply: type[Reply], timeout_seconds: float | None = None
+        self, method: AdminMethod[Request, Reply], request: Request, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Reply, None]:
         """Answers until the service ends the stream; None: without a deadline.
 
@@ -150,7 +157,7 @@ class AdminCalls:
             Unavailable: the connection broke, or the time is up; the stream may be begun again.
             RegistryError: as the admin service refused it.
         """
-        call = self.channel.unary_stream(f"{_SERVICE}/{method}", _serialized, reply.FromString)
+        call = self.channel.unary_stream(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
         running = call(request, timeout=timeout_seconds)
         try:
             with self.errors.translated():
@@ -160,14 +167,13 @@ class AdminCalls:
             running.cancel()
 
     async def follow(
-        self, method: str, request: Message, reply: type[Reply], patience_seconds: float | None = None
+        self, method: AdminMethod[Request, Reply], request: Request, patience_seconds: float | None = None
     ) -> AsyncGenerator[Reply, None]:
         """Answers without end: a stream that ends or breaks is begun again.
 
         Args:
             method: of the admin API.
             request: sent at each beginning.
-            reply: type of the answers.
             patience_seconds: how long no stream may stand; None: for ever.
 
         Raises:
@@ -177,7 +183,7 @@ class AdminCalls:
         failures, broken_at = 0, 0.0
         while True:
             try:
-                async with aclosing(self.stream(method, request, reply)) as answers:
+                async with aclosing(self.stream(method, request)) as answers:
                     async for answer in answers:
                         failures = 0
                         yield answer
@@ -198,7 +204,7 @@ class AdminCalls:
 
         async def attempt(seconds: float) -> list[pb.AdapterResidency]:
             found: list[pb.AdapterResidency] = []
-            responses = self.stream("WatchResidency", request, pb.WatchResidencyResponse, seconds)
+            responses = self.stream(WATCH_RESIDENCY, request, seconds)
             async with aclosing(responses):
                 async for response in responses:
                     found.extend(response.adapters)

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import grpc
 import pytest
 
+from registry.client import admin_api as api
 from registry.client.transport import AdminCalls
 from registry.model.errors import Conflict, NotFound, ResourceExhausted, Unavailable
 from registry.v1 import registry_pb2 as pb
@@ -33,13 +34,13 @@ async def calls(request, admin) -> AsyncIterator[AdminCalls]:
 
 
 async def pools(calls: AdminCalls, seconds: float = 120.0) -> list[str]:
-    reply = await calls.unary("ListPools", POOLS, pb.ListPoolsResponse, timeout_seconds=seconds)
+    reply = await calls.unary(api.LIST_POOLS, POOLS, timeout_seconds=seconds)
     return [one.name for one in reply.pools]
 
 
 async def generations(calls: AdminCalls, seconds: float = 120.0) -> list[int]:
     """What a stream brings until it ends."""
-    async with aclosing(calls.stream("WatchRollout", WATCH, pb.Rollout, seconds)) as answers:
+    async with aclosing(calls.stream(api.WATCH_ROLLOUT, WATCH, seconds)) as answers:
         return [one.generation async for one in answers]
 
 
@@ -60,7 +61,7 @@ async def test_a_refusal_has_its_reason_its_facts_and_its_field(calls, admin):
 
 async def test_a_message_that_is_too_large_is_refused(calls):
     with pytest.raises(ResourceExhausted) as refused:
-        await calls.unary("GetPool", pb.GetPoolRequest(name="p" * (5 << 20)), pb.Pool)
+        await calls.unary(api.GET_POOL, pb.GetPoolRequest(name="p" * (5 << 20)))
     assert refused.value.reason == "TOO_LARGE"
 
 
@@ -79,6 +80,6 @@ async def test_streams_end_break_and_are_left(calls, admin):
     for failure in (Unavailable, NotFound):
         with pytest.raises(failure):
             await generations(calls)
-    async with aclosing(calls.stream("WatchRollout", WATCH, pb.Rollout)) as answers:
+    async with aclosing(calls.stream(api.WATCH_ROLLOUT, WATCH)) as answers:
         assert (await anext(answers)).generation == 1
     assert len(admin.asked("WatchRollout")) == 4

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from bench.figures import percentile
+from registry.client import admin_api as api
 from registry.client.transport import AdminCalls
 from registry.etcd3.ops import KeyValue, Range
 from registry.model.records import Placement
@@ -117,9 +118,9 @@ async def pay(calls: AdminCalls, measures: Measures) -> None:
     read = pb.GetAdapterRequest(pool=POOL, name="a")
     while True:
         started = time.monotonic()
-        await calls.unary("ApplyAdapters", change, pb.ApplyAdaptersResponse)
+        await calls.unary(api.APPLY_ADAPTERS, change)
         between = time.monotonic()
-        await calls.unary("GetAdapter", read, pb.Adapter)
+        await calls.unary(api.GET_ADAPTER, read)
         measures.seconds += [between - started, time.monotonic() - between]
         await asyncio.sleep(PAUSE_SECONDS)
 
@@ -143,7 +144,7 @@ async def measured(stack: Stack, seconds: float) -> Measures:
     """What a caller who pays and a probe see in so long."""
     measures = Measures()
     async with aclosing(AdminCalls(stack.admin.address, None, timeout_seconds=60)) as calls:
-        await calls.unary("GetPool", pb.GetPoolRequest(name=POOL), pb.Pool)
+        await calls.unary(api.GET_POOL, pb.GetPoolRequest(name=POOL))
         tasks = [asyncio.create_task(pay(calls, measures)), asyncio.create_task(look(stack, measures))]
         try:
             await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

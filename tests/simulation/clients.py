@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import Message
 
+from registry.client.admin_api import AdminMethod
 from registry.client.transport import AdminCalls
 from registry.model.errors import RegistryError, Unavailable
 from registry.transactions.changes import Change
@@ -70,7 +71,8 @@ class Clients:
         """
         try:
             async with asyncio.timeout(leaves_after):
-                return await self.of(admin).unary(asked.method, asked.message, asked.reply, repeats=repeats)
+                method = AdminMethod(type(asked.message), asked.reply)
+                return await self.of(admin).unary(method, asked.message, repeats=repeats)
         except TimeoutError as error:
             raise CallerLeft("nobody waits for it any more") from error
 

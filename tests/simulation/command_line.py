@@ -21,6 +21,7 @@ from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import Session
 from registry.cli.views.output import Format, Printer
 from registry.client.address import Tls
+from registry.client.admin_api import APPLY_ADAPTERS, AdminMethod
 from registry.client.background import BackgroundLoop
 from registry.v1 import registry_pb2 as pb
 
@@ -95,10 +96,6 @@ class PlayedLoop:
     finish = run
 
 
-def _played_loop() -> BackgroundLoop:
-    return BackgroundLoop(PlayedLoop())
-
-
 @dataclass
 class Sent:
     """What a command sent and heard.
@@ -125,23 +122,24 @@ class _NotedClient(AdminClient):
 
     def __init__(self, sent: Sent, address: str, tls: Tls, *, timeout_seconds: float, **named: Any) -> None:
         self._sent, self._timeout_seconds = sent, timeout_seconds
-        super().__init__(address, tls, timeout_seconds=timeout_seconds, **named)
+        super().__init__(address, tls, timeout_seconds=timeout_seconds, loop=BackgroundLoop(PlayedLoop()), **named)
 
-    def backup_pages(self) -> Iterator[pb.ReadBackupResponse]:
-        for page in super().backup_pages():
-            self._sent.revision = page.revision
+    def pages(self, method: AdminMethod[Any, Any], request: Any = None) -> Iterator[Any]:
+        for page in super().pages(method, request):
+            if isinstance(page, pb.ReadBackupResponse):
+                self._sent.revision = page.revision
             yield page
 
-    def _unary(self, method: str, request: Message, reply: type[Any], request_id: str = "") -> Any:
-        sent = self._sent
-        if method == "ApplyAdapters" and (meddle := sent.before_adapters) is not None:
+    def unary(self, method: AdminMethod[Any, Any], request: Any) -> Any:
+        sent, request_id = self._sent, getattr(request, "request_id", "")
+        if method is APPLY_ADAPTERS and (meddle := sent.before_adapters) is not None:
             sent.before_adapters = None
             _ASK.get()(meddle)
         began = _now()
         if request_id:
             sent.requests.append(request_id)
         try:
-            told = super()._unary(method, request, reply, request_id)
+            told = super().unary(method, request)
         except CliError as error:
             if request_id:
                 self._note_failure(request_id, error.failure)
@@ -152,7 +150,7 @@ class _NotedClient(AdminClient):
             return told
         finally:
             if _now() - began > self._timeout_seconds + 1.0:
-                sent.slow.append(f"{method} took {_now() - began:.3f} s of {self._timeout_seconds:g}")
+                sent.slow.append(f"{method.name} took {_now() - began:.3f} s of {self._timeout_seconds:g}")
 
     def _note_failure(self, request_id: str, failure: CommandFailure) -> None:
         if failure.exit is not Exit.UNAVAILABLE:
@@ -198,8 +196,7 @@ def session_to(address: str, tls: Tls, sent: Sent) -> PlayedSession:
 def at_the_terminal(log: Callable[[str], None], new_id: Callable[[], str]) -> Iterator[None]:
     """Puts the world in place of threads, terminals and chance."""
     with (
-        mock.patch("registry.cli.client.BackgroundLoop", _played_loop),
-        mock.patch("registry.cli.client._PAGE_SIZE", PAGE_SIZE),
+        mock.patch("registry.client.transport.PAGE_SIZE", PAGE_SIZE),
         mock.patch("registry.cli.session.uuid", SimpleNamespace(uuid4=new_id)),
         mock.patch("registry.cli.commands.backup.note", log),
     ):

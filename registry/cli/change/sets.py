@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from registry.cli.change.manifest import manifest_name
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, with_remedy
+from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.names import MAX_REQUEST_ID_CHARACTERS
 from registry.v1 import registry_pb2 as pb
@@ -202,7 +203,7 @@ def _send(client: AdminClient, batch: ChangeBatch, *, dry_run: bool, retry: str 
         retry_replica=retry,
     )
     try:
-        return Applied(batch, client.apply(request))
+        return Applied(batch, client.unary(api.APPLY_ADAPTERS, request))
     except CliError as error:
         raise CliError(placed(error.failure, batch)) from error
 

@@ -27,6 +27,7 @@ from registry.cli.removal import DELETE_LIMIT, ask, by_labels
 from registry.cli.session import READ_SECONDS, Session, is_typed, pool_or_only, request_id_or_new, session_of
 from registry.cli.views.get import labels_of, note
 from registry.cli.views.output import yaml_document
+from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.names import matches, name_key
 from registry.v1 import registry_pb2 as pb
@@ -52,7 +53,7 @@ def export(
     unreadable: list[str] = []
     with session.client(timeout or READ_SECONDS) as client:
         for one in [pool] if pool is not None else _pools(client):
-            for page in client.adapter_pages(one):
+            for page in client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=one)):
                 found = {name_key(adapter.name): adapter for adapter in page.adapters}
                 chosen = [it for key, it in found.items() if not names or key in asked]
                 session.printer().documents(manifest_dict(it) for it in chosen if matches(wanted, it.spec.labels))
@@ -67,7 +68,7 @@ def export(
 
 
 def _pools(client: AdminClient) -> list[str]:
-    pages = list(client.pool_pages())
+    pages = list(client.pages(api.LIST_POOLS))
     if unreadable := [name for page in pages for name in page.unreadable]:
         note(f"pools that cannot be read: {', '.join(unreadable)}; their adapters are written too")
     return [name for page in pages for name in (*(pool.name for pool in page.pools), *page.unreadable)]
@@ -98,7 +99,7 @@ def edit(
     """
     session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait)
     with session.client(order.read_seconds) as client:
-        adapter = client.get_adapter(pool_or_only(client, pool), name)
+        adapter = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=pool_or_only(client, pool), name=name))
     before = yaml_document(manifest_dict(adapter))
     header = _HEADER.format(pool=adapter.pool, name=adapter.name, generation=adapter.generation)
     path = _new_file(header + before)
@@ -180,7 +181,7 @@ def label(
     """Set and remove labels of one adapter."""
     session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run)
     with session.client(order.read_seconds) as client:
-        adapter = client.get_adapter(pool_or_only(client, pool), name)
+        adapter = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=pool_or_only(client, pool), name=name))
     options.relabel("", adapter.spec.labels, labels)
     change = pb.AdapterChange(upsert=_named(adapter), etag=adapter.etag)
     apply_changes(session, [Change(adapter.pool, change, adapter.name)], order)
@@ -302,7 +303,7 @@ def _present(session: Session, changes: Sequence[Change], order: ApplyOrder) -> 
     found: set[tuple[str, str]] = set()
     with session.client(order.read_seconds) as client:
         for pool in {change.pool for change in changes}:
-            for page in client.adapter_pages(pool):
+            for page in client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool)):
                 found |= {(pool, name_key(one.name)) for one in page.adapters}
                 found |= {(pool, one) for one in page.unreadable}
     return [change for change in changes if (change.pool, name_key(change.wire.delete)) in found]

@@ -28,6 +28,7 @@ from registry.cli.views.messages import outcome_name
 from registry.cli.views.output import Format, Printer
 from registry.cli.views.replica_view import ReplicaView
 from registry.cli.views.report import check_applied
+from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.messages import Plain, adapter_dict, spec_dict
 from registry.model.names import name_key
@@ -235,7 +236,7 @@ def set_(
     """
     session, order = session_of(context), given.order
     with session.client(order.read_seconds) as client:
-        before = client.get_adapter(pool_or_only(client, pool), name)
+        before = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=pool_or_only(client, pool), name=name))
     after = pb.Adapter()
     after.CopyFrom(before)
     spec = after.spec
@@ -271,7 +272,7 @@ def retry(
         raise usage("say which: loraplane retry adapter NAME")
     with session.client(order.read_seconds) as client:
         where = pool_or_only(client, pool)
-        adapter = client.get_adapter(where, name)
+        adapter = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=where, name=name))
         replicas = find(client, Query(Kind.REPLICAS, where, replica), note)
     if not any(_may_fail(one, adapter.name) for one in replicas if not one.missing):
         where_not = f"on replica {replica!r}" if replica else f"on any replica of pool {where!r}"
@@ -314,7 +315,7 @@ def rollback(
     """Make a new generation that equals an earlier one."""
     request = pb.RollbackAdapterRequest(name=name, to_generation=to, restored=restored, etag=etag)
     order = ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
-    apply_change(session_of(context), request, pool, order)
+    apply_change(session_of(context), api.ROLLBACK_ADAPTER, request, pool, order)
 
 
 def diff(

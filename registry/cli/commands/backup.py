@@ -31,6 +31,7 @@ from registry.cli.removal import agree
 from registry.cli.session import READ_SECONDS, Session, request_id_or_new, session_of
 from registry.cli.views.get import note
 from registry.cli.views.report import check_applied, print_table
+from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.messages import pool_message, spec_message
 from registry.model.names import name_of_key
@@ -55,7 +56,7 @@ def backup(
     if os.path.lexists(file) and not force:
         raise usage(f"{file} is there already; choose another name, or give --force")
     with session.client(timeout or READ_SECONDS) as client:
-        pages = list(client.backup_pages())
+        pages = list(client.pages(api.READ_BACKUP))
     found = [one for page in pages for one in page.records]
     misplaced = state_of(found).misplaced
     if misplaced:
@@ -115,7 +116,7 @@ def restore(
     session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, no_atomic=True)
     saved = _read(file)
     with session.client(order.write_seconds) as client:
-        now = state_of(one for page in client.backup_pages() for one in page.records)
+        now = state_of(one for page in client.pages(api.READ_BACKUP) for one in page.records)
         plan = plan_restore(saved, now)
         if not delete_others:
             plan, left = replace(plan, others=()), len(plan.others)
@@ -199,7 +200,7 @@ def _restore_history(client: AdminClient, saved: StoredState, name: Name, reques
     generations, asked = len(saved.history.get(name, ())) + (name in saved.adapters), _history(saved, name)
     ids = [step_id(request_id, f"history{turn}", [asked]) for turn in range(generations)]
     for asked.request_id in ids:
-        if not client.restore_history(asked).changed:
+        if not client.unary(api.RESTORE_HISTORY, asked).changed:
             return
 
 
@@ -207,20 +208,20 @@ def _restore_pools(client: AdminClient, plan: RestorePlan, request_id: str) -> N
     for pool in plan.create_pools:
         made = pb.CreatePoolRequest(pool=pool_message(pool, 0), restored=True)
         made.request_id = step_id(request_id, "pool", [made])
-        client.create_pool(made)
+        client.unary(api.CREATE_POOL, made)
     for pool, etag, is_readable in plan.update_pools:
         request = pb.UpdatePoolRequest(pool=pool_message(pool, int(etag)), restored=True)
         if is_readable:  # of what cannot be read nothing can stay, so all of it is replaced
             request.update_mask.paths.extend(_POOL_FIELDS)
         request.request_id = step_id(request_id, "pool", [request])
-        client.update_pool(request)
+        client.unary(api.UPDATE_POOL, request)
 
 
 def _set_quota(client: AdminClient, quota: RestoredQuota, etag: str, request_id: str) -> None:
     tenant = pb.Tenant(name=quota.tenant, max_adapters=quota.wanted or 0, etag=etag)
     asked = pb.SetTenantRequest(tenant=tenant)
     asked.request_id = step_id(request_id, "quota", [asked])
-    client.set_tenant(asked)
+    client.unary(api.SET_TENANT, asked)
 
 
 def _unchanged(client: AdminClient, quota: RestoredQuota) -> str:
@@ -229,7 +230,7 @@ def _unchanged(client: AdminClient, quota: RestoredQuota) -> str:
     Raises:
         CliError: somebody set another quota meanwhile.
     """
-    tenants = {one.name: one for page in client.tenant_pages() for one in page.tenants}
+    tenants = {one.name: one for page in client.pages(api.LIST_TENANTS) for one in page.tenants}
     found = tenants.get(quota.tenant, pb.Tenant())
     if found.max_adapters != (quota.found or 0):
         message = f"somebody set the quota of {quota.tenant!r} to {found.max_adapters} meanwhile; restore again"

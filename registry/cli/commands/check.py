@@ -27,11 +27,13 @@ from registry.cli.local_adapters import (
 from registry.cli.session import READ_SECONDS, is_typed, pool_or_only, session_of
 from registry.cli.source_reader import FETCH_SECONDS, SourceReader
 from registry.cli.views.output import Printer
+from registry.client import admin_api as api
 from registry.lora.base import BaseModules
 from registry.lora.coverage.explain import MatrixFate
 from registry.lora.findings import AdapterWarning
 from registry.lora.policy import AdapterLimits, policy_of
 from registry.lora.text import printable
+from registry.v1 import registry_pb2 as pb
 
 Source = Annotated[str, options.argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
 
@@ -140,7 +142,7 @@ def compared_with(
     if base_model is not None:
         return base_here(base_model, flag="--base-model"), AdapterLimits(max_rank)
     with session_of(context).client(read_seconds) as client:
-        record = client.get_pool(pool_or_only(client, pool))
+        record = client.unary(api.GET_POOL, pb.GetPoolRequest(name=pool_or_only(client, pool)))
     limits = limits_of_pool(record)
     return base_of_pool(record), AdapterLimits(max_rank or limits.max_rank, limits.target_modules)
 

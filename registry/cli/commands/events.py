@@ -20,7 +20,9 @@ from registry.cli.sidecars import ask_sidecar, sidecar_address
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events, ring_events
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
+from registry.client import admin_api as api
 from registry.model.errors import Reason
+from registry.v1 import registry_pb2 as pb
 
 # Of more, the newest are shown.
 MAX_SHOWN = 10_000
@@ -123,7 +125,8 @@ def _newest(found: Iterable[ShownEvent]) -> list[ShownEvent]:
 
 def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: _Chosen) -> Iterator[ShownEvent]:
     with_pending = chosen.name is not None or chosen.replica is not None
-    for page in client.change_pages(pool, since.isoformat().replace("+00:00", "Z")):
+    request = pb.ListChangesRequest(pool=pool, since=since.isoformat().replace("+00:00", "Z"))
+    for page in client.pages(api.LIST_CHANGES, request):
         yield from map(change_event, page.changes)
         if page.unreadable:
             note(f"{len(page.unreadable)} audit records cannot be read, and are left out: {page.unreadable[0]}, …")

@@ -18,6 +18,7 @@ from registry.cli.removal import ask_protected
 from registry.cli.session import WRITE_SECONDS, request_id_or_new, session_of
 from registry.cli.views.columns import POOLS, TENANTS
 from registry.cli.views.output import Item, OutputView, Printer
+from registry.client import admin_api as api
 from registry.model.errors import Reason, RegistryError
 from registry.model.messages import evidence_message
 from registry.v1 import registry_pb2 as pb
@@ -210,7 +211,7 @@ def create(
     given.put_on(pool, given.base())
     request = pb.CreatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
     with session.client(timeout or WRITE_SECONDS) as client:
-        pool = client.create_pool(request)
+        pool = client.unary(api.CREATE_POOL, request)
     print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
@@ -234,11 +235,12 @@ def update(
         pool.base_models[:] = base_model or pool.base_models
         given.put_on(pool, base)
         if evidence_from is not None:
-            pool.base.evidence.CopyFrom(_evidence(client.get_replica(name, evidence_from), pool))
+            replica = client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=name, name=evidence_from))
+            pool.base.evidence.CopyFrom(_evidence(replica, pool))
         request = pb.UpdatePoolRequest(pool=pool, request_id=request_id_or_new(request_id), validate_only=dry_run)
         if before is not None:
             request.update_mask.paths.extend(_changed(before, pool))
-        pool = client.update_pool(request)
+        pool = client.unary(api.UPDATE_POOL, request)
     print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
@@ -279,7 +281,7 @@ def _before(client: AdminClient, name: str, *, is_whole: bool) -> pb.Pool | None
         CliError: it cannot be read, and not all of it is given; or there is none.
     """
     try:
-        return client.get_pool(name)
+        return client.unary(api.GET_POOL, pb.GetPoolRequest(name=name))
     except CliError as error:
         if error.failure.reason != Reason.UNREADABLE_RECORD:
             raise
@@ -326,7 +328,7 @@ def confirm_removals(
         name=name, revision=revision, etag=etag, request_id=request_id_or_new(request_id), validate_only=dry_run
     )
     with session.client(timeout or WRITE_SECONDS) as client:
-        pool = client.confirm_removals(request)
+        pool = client.unary(api.CONFIRM_REMOVALS, request)
     print_with_request(session.printer(), POOLS, pool, request.request_id)
 
 
@@ -358,7 +360,7 @@ def delete(
         name=name, etag=etag, request_id=request_id_or_new(request_id), validate_only=dry_run
     )
     with session.client(timeout or WRITE_SECONDS) as client:
-        revision = client.delete_pool(request).revision
+        revision = client.unary(api.DELETE_POOL, request).revision
     if printer.is_plain:
         printer.plain({"name": name, "revision": revision, "request_id": request.request_id})
     elif printer.is_table:
@@ -393,5 +395,5 @@ def set_tenant(
         validate_only=dry_run,
     )
     with session.client(timeout or WRITE_SECONDS) as client:
-        tenant = client.set_tenant(request)
+        tenant = client.unary(api.SET_TENANT, request)
     print_with_request(session.printer(), TENANTS, tenant, request.request_id)

@@ -22,6 +22,7 @@ from registry.cli.session import (
     session_of,
 )
 from registry.cli.views.replica_view import ReplicaView, replica_view
+from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
@@ -41,7 +42,7 @@ def forget_replica(
     session = session_of(context)
     with session.client(timeout or WRITE_SECONDS) as client:
         request = pb.ForgetReplicaRequest(pool=pool_or_only(client, pool), name=name, validate_only=dry_run)
-        client.forget_replica(request)
+        client.unary(api.FORGET_REPLICA, request)
     printer = session.printer()
     if printer.is_plain:
         printer.plain({"replica": request.name, "pool": request.pool, "forgotten": not dry_run})
@@ -88,7 +89,7 @@ def _wait_for_end(client: AdminClient, pool: str, name: str, seconds: float) -> 
     end = time.monotonic() + seconds
     while True:
         try:
-            replica = replica_view(client.get_replica(pool, name))
+            replica = replica_view(client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=pool, name=name)))
         except CliError as error:
             if error.failure.reason != Reason.REPLICA_NOT_FOUND:
                 raise
@@ -148,7 +149,7 @@ def _order(session: Session, request: pb.DrainReplicaRequest, pool: str | None, 
     printer, name = session.printer(), request.name
     with session.client(timeout or WRITE_SECONDS) as client:
         request.pool = pool_or_only(client, pool)
-        reply = client.drain_replica(request)
+        reply = client.unary(api.DRAIN_REPLICA, request)
     if request.undrain:
         told = f"replica {name} is to serve again" if reply.changed else f"replica {name} does not drain"
     else:

@@ -13,6 +13,7 @@ from registry.cli.rollout import RolloutTarget, check_served
 from registry.cli.session import Session, pool_or_only, session_of
 from registry.cli.views.messages import rollout_dict
 from registry.cli.views.report import follow_shown
+from registry.client import admin_api as api
 from registry.v1 import registry_pb2 as pb
 
 _UNCONDITIONAL = ""
@@ -50,9 +51,11 @@ def rollout(
                 raise usage("--generation and --etag are for promote and abort; a name alone is followed")
             _follow(session, name, pool, order)
         case ["promote", name]:
-            apply_change(session, pb.PromoteRolloutRequest(name=name, generation=generation, etag=etag), pool, order)
+            promoted = pb.PromoteRolloutRequest(name=name, generation=generation, etag=etag)
+            apply_change(session, api.PROMOTE_ROLLOUT, promoted, pool, order)
         case ["abort", name]:
-            apply_change(session, pb.AbortRolloutRequest(name=name, generation=generation, etag=etag), pool, order)
+            aborted = pb.AbortRolloutRequest(name=name, generation=generation, etag=etag)
+            apply_change(session, api.ABORT_ROLLOUT, aborted, pool, order)
         case _:
             raise usage("write rollout NAME, rollout promote NAME or rollout abort NAME")
 

@@ -30,6 +30,7 @@ from registry.cli.doctor.findings import (
 from registry.cli.failure import CliError
 from registry.cli.session import request_id_or_new
 from registry.cli.views.replica_view import missing_view, replica_view
+from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.etcd3.client import Client as EtcdClient
 from registry.etcd3.client import MemberStatus
@@ -54,7 +55,8 @@ def collect(client: AdminClient) -> Survey:
     Raises:
         CliError: the admin service does not answer.
     """
-    pools, tenants = list(client.pool_pages(show_unknown=True)), list(client.tenant_pages())
+    pools = list(client.pages(api.LIST_POOLS, pb.ListPoolsRequest(show_unknown=True)))
+    tenants = list(client.pages(api.LIST_TENANTS))
     return Survey(
         pools=[_pool(client, one) for page in pools for one in page.pools],
         unreadable_pools=list(chain.from_iterable(page.unreadable for page in pools)),
@@ -68,7 +70,8 @@ def collect(client: AdminClient) -> Survey:
 
 
 def _pool(client: AdminClient, pool: pb.Pool) -> PoolSeen:
-    pages, found = list(client.adapter_pages(pool.name)), client.all_replicas(pool.name)
+    pages = list(client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool.name)))
+    found = client.all_replicas(pool.name)
     return PoolSeen(
         pool.name,
         list(chain.from_iterable(page.adapters for page in pages)),
@@ -95,7 +98,7 @@ def look_at_counters(client: AdminClient, seen: Survey, *, repair: bool) -> list
 def _miscounted(client: AdminClient, one: Miscount) -> DoctorFinding | None:
     told = f"its counter says {one.counter}, and it has {one.adapters} adapters"
     try:
-        reply = client.repair_tenant(pb.RepairTenantRequest(name=one.tenant, validate_only=True))
+        reply = client.unary(api.REPAIR_TENANT, pb.RepairTenantRequest(name=one.tenant, validate_only=True))
     except CliError as problem:
         told += f"; the admin service cannot say more: {problem.failure.message}"
     else:
@@ -121,7 +124,7 @@ def _repaired(client: AdminClient, one: Miscount) -> DoctorFinding | None:
 
 
 def _repair(client: AdminClient, tenant: str) -> pb.RepairTenantResponse:
-    return client.repair_tenant(pb.RepairTenantRequest(name=tenant, request_id=request_id_or_new(None)))
+    return client.unary(api.REPAIR_TENANT, pb.RepairTenantRequest(name=tenant, request_id=request_id_or_new(None)))
 
 
 def _generation(adapter: pb.Adapter) -> str:

@@ -25,6 +25,7 @@ from registry.cli.views.residency_view import (
     serving_cell,
     state,
 )
+from registry.client import admin_api as api
 from registry.model.messages import Plain, restored_dict, spec_dict
 from registry.v1 import registry_pb2 as pb
 
@@ -41,7 +42,7 @@ _PLACED |= {"note", "leaving"}
 
 def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
     """Spec, findings, places and history of an adapter."""
-    adapter = client.get_adapter(pool, name)
+    adapter = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=pool, name=name))
     if printer.form is Format.NAME:
         printer.item(ADAPTERS, AdapterRow(adapter))
         return
@@ -224,7 +225,8 @@ def _last_events(
 
 
 def _changes(client: AdminClient, pool: str, since: str) -> list[ShownEvent]:
-    return [change_event(one) for page in client.change_pages(pool, since) for one in page.changes]
+    pages = client.pages(api.LIST_CHANGES, pb.ListChangesRequest(pool=pool, since=since))
+    return [change_event(one) for page in pages for one in page.changes]
 
 
 def _event_table(printer: Printer, events: Sequence[ShownEvent] | None, unread: Sequence[str]) -> None:
@@ -252,7 +254,7 @@ def flat(value: Plain, prefix: str = "") -> dict[str, str]:
 
 def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
     """Identity of a replica, its gaps with reasons, what it serves, and its events."""
-    replica = replica_view(client.get_replica(pool, name))
+    replica = replica_view(client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=pool, name=name)))
     if printer.form is Format.NAME:
         printer.item(REPLICAS, replica)
         return
@@ -321,7 +323,7 @@ def _pairs(labels: dict[str, str]) -> str:
 
 def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
     """A pool, how many adapters it has, and its replicas."""
-    pool = client.get_pool(name)
+    pool = client.unary(api.GET_POOL, pb.GetPoolRequest(name=name))
     if printer.form is Format.NAME:
         printer.item(POOLS, pool)
         return

@@ -16,6 +16,7 @@ from registry.cli.views.columns import ADAPTERS, POOL_ROWS, REPLICAS, TENANTS
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, groups_told, missing_view, replica_view, replica_views
 from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus, pool_status
+from registry.client import admin_api as api
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.names import matches
@@ -168,7 +169,7 @@ def _found(client: AdminClient, query: Query, note: Note) -> Sequence[Any]:
         case Kind.REPLICAS:
             return _replicas(client, query, note)
         case Kind.POOLS:
-            pools = [client.get_pool(query.name)] if query.name else _all_pools(client, note)
+            pools = [_named_pool(client, query.name)] if query.name else _all_pools(client, note)
             has_status = query.detail is not None
             return [PoolRow(pool, status_of_pool(client, pool.name) if has_status else None) for pool in pools]
         case Kind.TENANTS:
@@ -186,21 +187,25 @@ def _adapters(client: AdminClient, query: Query, note: Note) -> list[AdapterRow]
 
 
 def _adapter(client: AdminClient, query: Query, pool: str, name: str) -> AdapterRow:
-    record = client.get_adapter(pool, name)
+    record = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=pool, name=name))
     where = [] if query.detail is None else client.residency(pool, name, query.detail)
     return AdapterRow(record, where[0] if where else None)
 
 
 def _adapters_of(client: AdminClient, query: Query, pool: str, note: Note) -> list[AdapterRow]:
-    pages = list(client.adapter_pages(pool))
+    pages = list(client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool)))
     _note_unreadable(pages, f"adapters of pool {pool}", note)
     where = [] if query.detail is None else client.residency(pool, "", query.detail)
     by_name = {one.name: one for one in where}
     return [AdapterRow(adapter, by_name.get(adapter.name)) for page in pages for adapter in page.adapters]
 
 
+def _named_pool(client: AdminClient, name: str) -> pb.Pool:
+    return client.unary(api.GET_POOL, pb.GetPoolRequest(name=name))
+
+
 def _all_pools(client: AdminClient, note: Note) -> list[pb.Pool]:
-    pages = list(client.pool_pages())
+    pages = list(client.pages(api.LIST_POOLS))
     _note_unreadable(pages, "pools", note)
     return [pool for page in pages for pool in page.pools]
 
@@ -245,7 +250,7 @@ def _replicas_of(client: AdminClient, pool: str, note: Note) -> list[ReplicaView
 def _replica(client: AdminClient, pool: str, name: str) -> ReplicaView:
     """One of them."""
     try:
-        return replica_view(client.get_replica(pool, name))
+        return replica_view(client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=pool, name=name)))
     except CliError as error:
         if error.failure.exit is not Exit.NOT_FOUND:
             raise
@@ -278,7 +283,7 @@ def _present(pools: list[str], get: Callable[[str], Item]) -> Iterator[Item]:
 
 
 def _tenants(client: AdminClient, query: Query, note: Note) -> list[pb.Tenant]:
-    pages = list(client.tenant_pages())
+    pages = list(client.pages(api.LIST_TENANTS))
     _note_unreadable(pages, "tenants", note)
     tenants = [one for page in pages for one in page.tenants]
     if query.name is None:

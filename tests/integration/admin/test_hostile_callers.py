@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from registry.client import admin_api as api
 from registry.client.transport import AdminCalls
 from registry.etcd3.ops import Put
 from registry.model.keys import Keys
@@ -41,7 +42,7 @@ async def service(request, etcd, tmp_path) -> AsyncIterator[AdminProgram]:
     made.program.before = getattr(request, "param", ())
     made.program.start()
     async with aclosing(AdminCalls(made.address, None, timeout_seconds=60)) as calls:
-        await calls.unary("CreatePool", pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["base"])), pb.Pool)
+        await calls.unary(api.CREATE_POOL, pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["base"])))
     yield made
     assert made.program.is_running
     made.program.kill()
@@ -70,7 +71,7 @@ async def took(call) -> float:
 
 async def asked_anew(service: AdminProgram) -> None:
     async with aclosing(AdminCalls(service.address, None, timeout_seconds=60)) as calls:
-        await calls.unary("GetPool", pb.GetPoolRequest(name="p"), pb.Pool)
+        await calls.unary(api.GET_POOL, pb.GetPoolRequest(name="p"))
 
 
 async def readyz(service: AdminProgram) -> int:
@@ -87,11 +88,11 @@ async def test_others_do_not_wait_for_64_pages_of_a_backup_at_once(service, etcd
         pages = [asyncio.ensure_future(ask_page(channel)) for channel in channels]
         seconds = []
         while not all(page.done() for page in pages):
-            seconds.append(await took(calls.unary("GetPool", pb.GetPoolRequest(name="p"), pb.Pool)))
+            seconds.append(await took(calls.unary(api.GET_POOL, pb.GetPoolRequest(name="p"))))
             await asyncio.sleep(0.01)
         codes = {error.code() for page in pages if isinstance(error := page.exception(), grpc.aio.AioRpcError)}
         got = [page.result() for page in pages if page.exception() is None]
-        got.append(await calls.unary("ReadBackup", PAGE, pb.ReadBackupResponse))
+        got.append(await calls.unary(api.READ_BACKUP, PAGE))
     assert max(seconds) < BOUND_SECONDS
     # On a machine that is very slow a turn may not come in time, and the same call is to be made again.
     assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -131,7 +132,7 @@ async def test_lists_that_nobody_reads_are_few_at_once(etcd, etcd_client, servic
     async def listed(calls: AdminCalls) -> int:
         """How many adapters the present state of the pool has, as a stream tells it first."""
         found = 0
-        async with aclosing(calls.stream("WatchAdapters", request, pb.WatchAdaptersResponse, 60)) as answers:
+        async with aclosing(calls.stream(api.WATCH_ADAPTERS, request, 60)) as answers:
             async for answer in answers:
                 found += len(answer.events)
                 if not answer.more:
@@ -159,11 +160,11 @@ async def test_calls_that_never_send_a_request_stop_nobody(service, tmp_path, co
     """X3, X2: neither who is at another address, nor who is behind the same, nor who looks at health."""
     seconds = []
     async with from_elsewhere(service) as elsewhere, http_client(timeout=60) as http:
-        await elsewhere.unary("ApplyAdapters", CHANGE, pb.ApplyAdaptersResponse)
+        await elsewhere.unary(api.APPLY_ADAPTERS, CHANGE)
         with hanging_callers(tmp_path, service.address, connections, calls, again_seconds):
             await asyncio.sleep(1)
             for _ in range(6):
-                seconds.append(await took(elsewhere.unary("ApplyAdapters", CHANGE, pb.ApplyAdaptersResponse)))
+                seconds.append(await took(elsewhere.unary(api.APPLY_ADAPTERS, CHANGE)))
                 seconds.append(await took(asked_anew(service)))
                 assert await readyz(service) == 200
                 await asyncio.sleep(0.1)
@@ -183,7 +184,7 @@ async def test_a_good_caller_among_hostile_ones(service):
         await asyncio.sleep(0)  # they begin: what they send takes long to make
         for number in range(10):
             change = change_set(put(f"acme/a{number % 5}", f"file:///a/{number}"), request_id=f"r{number}")
-            assert await took(calls.unary("ApplyAdapters", change, pb.ApplyAdaptersResponse)) < BOUND_SECONDS
+            assert await took(calls.unary(api.APPLY_ADAPTERS, change)) < BOUND_SECONDS
 
 
 @pytest.mark.parametrize("service", [FEW_DESCRIPTORS], indirect=True, ids=["few descriptors"])

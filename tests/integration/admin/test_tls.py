@@ -14,6 +14,7 @@ from grpc import StatusCode
 from structlog.testing import capture_logs
 
 from registry.admin import server
+from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.client.transport import AdminCalls
 from registry.v1 import registry_pb2 as pb
@@ -114,7 +115,7 @@ async def test_certificates_are_replaced_under_load(etcd, authority, stranger, t
         async def load() -> None:
             nonlocal done
             while not rotated.is_set():
-                await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse)
+                await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
                 done += 1
 
         async with asyncio.TaskGroup() as tasks:

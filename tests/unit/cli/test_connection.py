@@ -18,8 +18,10 @@ from grpc_health.v1 import health_pb2
 
 from registry.cli import client as of_client
 from registry.cli.client import AdminClient, _merged, _while_etcd_answers
+from registry.cli.completion import _begun
 from registry.cli.failure import CliError, Exit
 from registry.cli.main import run
+from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.etcd3.backoff import Backoff
 from registry.model.errors import Unavailable
@@ -130,11 +132,11 @@ def test_what_may_change_something_is_told_before_the_first_time_and_once(addres
         told.append(len(admin.requests))
 
     with AdminClient(address, Tls(), timeout_seconds=60.0, before_change=note) as client:
-        list(client.pool_pages())
-        client.apply(pb.ApplyAdaptersRequest(pool="dev", request_id="q", validate_only=True))
+        list(client.pages(api.LIST_POOLS))
+        client.unary(api.APPLY_ADAPTERS, pb.ApplyAdaptersRequest(pool="dev", request_id="q", validate_only=True))
         assert told == []
-        client.apply(pb.ApplyAdaptersRequest(pool="dev", request_id="q"))
-        client.apply(pb.ApplyAdaptersRequest(pool="dev", request_id="r"))
+        client.unary(api.APPLY_ADAPTERS, pb.ApplyAdaptersRequest(pool="dev", request_id="q"))
+        client.unary(api.APPLY_ADAPTERS, pb.ApplyAdaptersRequest(pool="dev", request_id="r"))
     assert told == [2]
 
 
@@ -202,11 +204,11 @@ def test_what_is_asked_ends_once_etcd_is_known_to_be_away(cli, without_etcd, lin
 
 
 PAGED = {
-    "ListPools": lambda client: client.pool_pages(show_unknown=True),
-    "ListAdapters": lambda client: client.adapter_pages("dev"),
+    "ListPools": lambda client: client.pages(api.LIST_POOLS, pb.ListPoolsRequest(show_unknown=True)),
+    "ListAdapters": lambda client: client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool="dev")),
     "ListReplicas": lambda client: client.all_replicas("dev").replicas,
-    "ListTenants": lambda client: client.tenant_pages(),
-    "ReadBackup": lambda client: client.backup_pages(),
+    "ListTenants": lambda client: client.pages(api.LIST_TENANTS),
+    "ReadBackup": lambda client: client.pages(api.READ_BACKUP),
 }
 
 
@@ -224,7 +226,7 @@ def test_pages_are_read_to_their_end_whether_etcd_is_waited_for_or_not(address, 
 
 def test_names_are_asked_for_by_their_beginning_and_a_wrong_address_leaves_nothing_open(admin, client, monkeypatch):
     """R16 bounded: whoever asks many services, as completion and doctor do, holds nothing that it is done with."""
-    assert [*client.some_adapters("dev", "sql"), *client.some_adapters("dev", "")] == []
+    assert [*_begun(client, "dev", "sql"), *_begun(client, "dev", "")] == []
     assert [one.filter for one in admin.asked("ListAdapters")] == ["name=sql*", ""]
     closed, close = list[bool](), of_client.BackgroundLoop.close
     monkeypatch.setattr(of_client.BackgroundLoop, "close", lambda *told: closed.append(True) or close(*told))

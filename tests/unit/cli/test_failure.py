@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -12,8 +12,10 @@ import grpc
 import pytest
 
 from registry.cli import main
+from registry.cli.client import AdminClient
 from registry.cli.commands import publish
 from registry.cli.failure import EXIT_OF, CommandFailure, Exit, failure_of
+from registry.client import admin_api as api
 from registry.client.errors import KIND_OF
 from registry.lora.findings import Finding, UnfitAdapter
 from registry.model.errors import NotFound, Reason, RegistryError
@@ -51,22 +53,28 @@ def broken(*_arguments: object, **_options: object) -> NoReturn:
     raise Bug
 
 
-CLIENT, COMMANDS = "registry.cli.client.AdminClient", "registry.cli.commands"
+def broken_at(method: api.AdminMethod, call: Callable[..., object]) -> Callable[..., object]:
+    """The same but for one method of the admin service."""
+    return lambda client, asked, *request: broken() if asked is method else call(client, asked, *request)
+
+
+COMMANDS = "registry.cli.commands"
+# Places in the code, and calls to the admin service.
 BROKEN = {
     "apply -f adapters.yaml --look-seconds 0": [
-        f"{CLIENT}.apply",
-        f"{CLIENT}.get_pool",
+        api.APPLY_ADAPTERS,
+        api.GET_POOL,
         "registry.cli.change.documents.read_manifests",
         "registry.cli.change.documents.check_unique",
         "registry.cli.change.manifest._WRITTEN.model_validate",
         "registry.cli.client.BackgroundLoop.run",
     ],
-    "apply -f adapters.yaml --no-atomic": [f"{CLIENT}.apply"],
+    "apply -f adapters.yaml --no-atomic": [api.APPLY_ADAPTERS],
     "add sql --source adapter": [
         "registry.cli.change.documents.manifest_of",
         "registry.cli.local_adapters.check_files",
         "registry.cli.source_reader.digest_here",
-        f"{CLIENT}.get_pool",
+        api.GET_POOL,
     ],
     "set sql --source adapter": ["registry.cli.source_reader.look"],
     "add sql --source s3://b/s": [f"{COMMANDS}.apply.apply_changes"],
@@ -92,13 +100,13 @@ BROKEN = {
     "dev status": [f"{COMMANDS}.dev.opened"],
     "config set-context c": [f"{COMMANDS}.config.check_address", "registry.cli.contexts.json.dumps"],
     "config get-contexts": ["registry.cli.contexts._context", "registry.cli.contexts.check_own_path"],
-    "drain r1 --wait": [f"{CLIENT}.get_replica", f"{COMMANDS}.replicas.activity_of"],
+    "drain r1 --wait": [api.GET_REPLICA, f"{COMMANDS}.replicas.activity_of"],
     "events --sidecar 127.0.0.1:1": ["registry.cli.sidecars._page"],
-    "pool update dev --max-rank 3": [f"{CLIENT}.get_pool"],
+    "pool update dev --max-rank 3": [api.GET_POOL],
     "pool create p --base-model tiny --from base": ["registry.cli.local_adapters.read_base"],
     "top": [f"{COMMANDS}.top.activity_of"],
-    "describe adapter sql": [f"{CLIENT}.change_pages"],
-    "get replicas r1": [f"{CLIENT}.get_replica"],
+    "describe adapter sql": [api.LIST_CHANGES],
+    "get replicas r1": [api.GET_REPLICA],
     "get pools": ["registry.cli.views.output.printable"],
     "doctor": ["registry.cli.doctor.command.collect"],
     "doctor --etcd e:1": ["registry.cli.doctor.command.DaemonSettings.model_validate"],
@@ -111,7 +119,11 @@ def test_what_nobody_foresaw_is_no_mistake_of_the_user(cli, store, monkeypatch, 
     contexts.write_text('{"current": "", "contexts": {"a": {"admin": "a:1"}}}')
     contexts.chmod(0o600)
     monkeypatch.setenv("LORAPLANE_CONFIG", str(contexts))
-    monkeypatch.setattr(place, broken)
+    if isinstance(place, str):
+        monkeypatch.setattr(place, broken)
+    else:
+        for kind in ("unary", "pages"):
+            monkeypatch.setattr(AdminClient, kind, broken_at(place, getattr(AdminClient, kind)))
     with pytest.raises(Bug):
         cli(*line.split())
 

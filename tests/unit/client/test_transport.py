@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from loraplane import AsyncRegistry, Registry
+from registry.client import admin_api as api
 from registry.client import transport
 from registry.client.adapters import Published
 from registry.client.address import Tls
@@ -151,7 +152,7 @@ async def test_a_stream_is_begun_again_with_patience(admin, clock, calls, patien
     """Since it broke; with pauses that begin anew with each answer. A service that stops in order is followed on."""
     streams(admin, clock, *scripts)
     found: list[str] = []
-    answers = calls.follow("WatchResidency", pb.WatchResidencyRequest(), pb.WatchResidencyResponse, patience)
+    answers = calls.follow(api.WATCH_RESIDENCY, pb.WatchResidencyRequest(), patience)
 
     async def read() -> None:
         async with aclosing(answers):
@@ -280,7 +281,7 @@ async def test_what_is_refused_is_not_repeated_and_each_page_has_the_time_of_a_c
 
     async def tokens(first: str) -> list[str]:
         request = pb.ListPoolsRequest(page_token=first)
-        found = [page.next_page_token async for page in paged.pages("ListPools", request, pb.ListPoolsResponse, 7.0)]
+        found = [page.next_page_token async for page in paged.pages(api.LIST_POOLS, request, 7.0)]
         assert all(one == pytest.approx(7.0, abs=1) for one in admin.channels[0].timeouts)
         return found
 
@@ -298,7 +299,7 @@ async def test_a_stream_that_is_left_is_ended_for_the_service_too(admin, address
     monkeypatch.setattr(FakeStream, "cancel", lambda _stream: ended.append(1))
     admin.answers["WatchRollout"] = [[pb.Rollout(name=one) if isinstance(one, str) else one for one in answers]]
     calls, request = AdminCalls(address, None, 30.0), pb.WatchRolloutRequest(pool="p")
-    stream = calls.stream("WatchRollout", request, pb.Rollout, 7.0)
+    stream = calls.stream(api.WATCH_ROLLOUT, request, 7.0)
     assert (await anext(stream)).name == "a"
     if answers[-1] is REFUSED:
         with pytest.raises(NotFound):
@@ -430,12 +431,12 @@ async def test_calls_and_streams_go_on_with_the_newest_certificates(files, admin
     """R13 static-stable: a channel never learns of them; a router would be without news for ever."""
     admin.answers["WatchResidency"] = [[told("a", 5, snapshot=True), Hold()]]
     calls = files("nobody", "new")
-    request, reply = pb.WatchResidencyRequest(pool="p"), pb.WatchResidencyResponse
-    async with aclosing(calls.follow("WatchResidency", request, reply, 0.0)) as answers:
+    request = pb.WatchResidencyRequest(pool="p")
+    async with aclosing(calls.follow(api.WATCH_RESIDENCY, request, 0.0)) as answers:
         assert (await anext(answers)).revision == 5
     await calls.aclose()
     calls = files("nobody", "new")
-    found = await calls.unary("ListPools", pb.ListPoolsRequest(), pb.ListPoolsResponse)
+    found = await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
     assert [one.name for one in found.pools] == ["dev"]
     await calls.aclose()
     with pytest.raises(InvalidArgument) as refused:
