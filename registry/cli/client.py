@@ -179,12 +179,16 @@ class AdminClient(BlockingClient[AdminCalls]):
         """An adapter's generations, the newest first."""
         return self.unary(LIST_ADAPTER_HISTORY, pb.ListAdapterHistoryRequest(pool=pool, name=name))
 
-    def all_replicas(self, pool: str) -> pb.ListReplicasResponse:
-        """The live replicas, and those that are expected and do not live: all pages in one."""
-        found = pb.ListReplicasResponse()
-        for page in self.pages(LIST_REPLICAS, pb.ListReplicasRequest(pool=pool)):
+    def whole(self, method: AdminMethod[Listing, Page], request: Listing | None = None) -> Page:
+        """All pages of a listing in one; what each page tells is there as often as there are pages."""
+        found = method.reply()
+        for page in self.pages(method, request):
             found.MergeFrom(page)
         return found
+
+    def all_replicas(self, pool: str) -> pb.ListReplicasResponse:
+        """The live replicas, and those that are expected and do not live."""
+        return self.whole(LIST_REPLICAS, pb.ListReplicasRequest(pool=pool))
 
     def residency(
         self, pool: str, name: str = "", detail: pb.WatchResidencyRequest.Detail = pb.WatchResidencyRequest.REPLICAS

@@ -90,7 +90,7 @@ def _asked(context: click.Context, command: str, parameter: str) -> Kind | None:
 def _names(client: AdminClient, kind: Kind, pool: str | None, incomplete: str) -> list[str]:
     match kind:
         case Kind.TENANTS:
-            return [one.name for page in client.pages(api.LIST_TENANTS) for one in page.tenants]
+            return [one.name for one in client.whole(api.LIST_TENANTS).tenants]
         case Kind.POOLS:
             return _pools(client)
         case Kind.REPLICAS:
@@ -110,4 +110,4 @@ def _of(client: AdminClient, pool: str | None) -> list[str]:
 
 
 def _pools(client: AdminClient) -> list[str]:
-    return [one.name for page in client.pages(api.LIST_POOLS) for one in page.pools]
+    return [one.name for one in client.whole(api.LIST_POOLS).pools]

@@ -209,10 +209,10 @@ def pool_or_only(client: AdminClient, given: str | None) -> str:
     """
     if given is not None:
         return given
-    pages = list(client.pages(api.LIST_POOLS))
-    names = [pool.name for page in pages for pool in page.pools]
+    found = client.whole(api.LIST_POOLS)
+    names = [pool.name for pool in found.pools]
     # One that cannot be read is there all the same, and what is asked of it says why.
-    match names or [name for page in pages for name in page.unreadable]:
+    match names or [*found.unreadable]:
         case [only]:
             return only
         case []:

@@ -68,10 +68,10 @@ def export(
 
 
 def _pools(client: AdminClient) -> list[str]:
-    pages = list(client.pages(api.LIST_POOLS))
-    if unreadable := [name for page in pages for name in page.unreadable]:
-        note(f"pools that cannot be read: {', '.join(unreadable)}; their adapters are written too")
-    return [name for page in pages for name in (*(pool.name for pool in page.pools), *page.unreadable)]
+    found = client.whole(api.LIST_POOLS)
+    if found.unreadable:
+        note(f"pools that cannot be read: {', '.join(found.unreadable)}; their adapters are written too")
+    return [*(pool.name for pool in found.pools), *found.unreadable]
 
 
 _HEADER = """\

@@ -56,21 +56,20 @@ def backup(
     if os.path.lexists(file) and not force:
         raise usage(f"{file} is there already; choose another name, or give --force")
     with session.client(timeout or READ_SECONDS) as client:
-        pages = list(client.pages(api.READ_BACKUP))
-    found = [one for page in pages for one in page.records]
-    misplaced = state_of(found).misplaced
+        found = client.whole(api.READ_BACKUP)
+    misplaced = state_of(found.records).misplaced
     if misplaced:
         told = ", ".join([*misplaced][:10])
         note(f"left out, since they stand under another key than their own: {told}; apply or delete them")
-    records = [one for one in found if one.key not in misplaced]
+    records = [one for one in found.records if one.key not in misplaced]
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(file, backup_text(records, pages[0].revision, now))
+    _write(file, backup_text(records, found.revision, now))
     counts = _counts(state_of(records))
     if session.printer().is_plain:
-        session.printer().plain({"file": str(file), "revision": pages[0].revision, **counts})
+        session.printer().plain({"file": str(file), "revision": found.revision, **counts})
     else:
         told = ", ".join(f"{count} {what}" for what, count in counts.items())
-        session.printer().lines([f"{file}: revision {pages[0].revision}, {told}"])
+        session.printer().lines([f"{file}: revision {found.revision}, {told}"])
 
 
 def _counts(state: StoredState) -> dict[str, int]:
@@ -116,7 +115,7 @@ def restore(
     session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, no_atomic=True)
     saved = _read(file)
     with session.client(order.write_seconds) as client:
-        now = state_of(one for page in client.pages(api.READ_BACKUP) for one in page.records)
+        now = state_of(client.whole(api.READ_BACKUP).records)
         plan = plan_restore(saved, now)
         if not delete_others:
             plan, left = replace(plan, others=()), len(plan.others)
@@ -230,7 +229,7 @@ def _unchanged(client: AdminClient, quota: RestoredQuota) -> str:
     Raises:
         CliError: somebody set another quota meanwhile.
     """
-    tenants = {one.name: one for page in client.pages(api.LIST_TENANTS) for one in page.tenants}
+    tenants = {one.name: one for one in client.whole(api.LIST_TENANTS).tenants}
     found = tenants.get(quota.tenant, pb.Tenant())
     if found.max_adapters != (quota.found or 0):
         message = f"somebody set the quota of {quota.tenant!r} to {found.max_adapters} meanwhile; restore again"

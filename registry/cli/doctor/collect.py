@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 
 import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -55,27 +54,27 @@ def collect(client: AdminClient) -> Survey:
     Raises:
         CliError: the admin service does not answer.
     """
-    pools = list(client.pages(api.LIST_POOLS, pb.ListPoolsRequest(show_unknown=True)))
-    tenants = list(client.pages(api.LIST_TENANTS))
+    pools = client.whole(api.LIST_POOLS, pb.ListPoolsRequest(show_unknown=True))
+    tenants = client.whole(api.LIST_TENANTS)
     return Survey(
-        pools=[_pool(client, one) for page in pools for one in page.pools],
-        unreadable_pools=list(chain.from_iterable(page.unreadable for page in pools)),
-        tenants=list(chain.from_iterable(page.tenants for page in tenants)),
-        unreadable_tenants=list(chain.from_iterable(page.unreadable for page in tenants)),
+        pools=[_pool(client, one) for one in pools.pools],
+        unreadable_pools=pools.unreadable,
+        tenants=tenants.tenants,
+        unreadable_tenants=tenants.unreadable,
         version_here=release_version(),
-        version_admin=pools[0].admin_version,
-        insecure_admin=list(pools[0].admin_insecure),
-        unknown_pools=list(chain.from_iterable(page.unknown for page in pools)),
+        version_admin=pools.admin_version,
+        insecure_admin=list(dict.fromkeys(pools.admin_insecure)),
+        unknown_pools=pools.unknown,
     )
 
 
 def _pool(client: AdminClient, pool: pb.Pool) -> PoolSeen:
-    pages = list(client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool.name)))
+    listed = client.whole(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool.name))
     found = client.all_replicas(pool.name)
     return PoolSeen(
         pool.name,
-        list(chain.from_iterable(page.adapters for page in pages)),
-        list(chain.from_iterable(page.unreadable for page in pages)),
+        listed.adapters,
+        listed.unreadable,
         [replica_view(one) for one in found.replicas],
         [missing_view(pool.name, one) for one in found.missing],
         pool.limits.expected_replicas,

@@ -225,8 +225,8 @@ def _last_events(
 
 
 def _changes(client: AdminClient, pool: str, since: str) -> list[ShownEvent]:
-    pages = client.pages(api.LIST_CHANGES, pb.ListChangesRequest(pool=pool, since=since))
-    return [change_event(one) for page in pages for one in page.changes]
+    found = client.whole(api.LIST_CHANGES, pb.ListChangesRequest(pool=pool, since=since))
+    return list(map(change_event, found.changes))
 
 
 def _event_table(printer: Printer, events: Sequence[ShownEvent] | None, unread: Sequence[str]) -> None:

@@ -193,11 +193,11 @@ def _adapter(client: AdminClient, query: Query, pool: str, name: str) -> Adapter
 
 
 def _adapters_of(client: AdminClient, query: Query, pool: str, note: Note) -> list[AdapterRow]:
-    pages = list(client.pages(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool)))
-    _note_unreadable(pages, f"adapters of pool {pool}", note)
+    found = client.whole(api.LIST_ADAPTERS, pb.ListAdaptersRequest(pool=pool))
+    _note_unreadable(found, f"adapters of pool {pool}", note)
     where = [] if query.detail is None else client.residency(pool, "", query.detail)
     by_name = {one.name: one for one in where}
-    return [AdapterRow(adapter, by_name.get(adapter.name)) for page in pages for adapter in page.adapters]
+    return [AdapterRow(adapter, by_name.get(adapter.name)) for adapter in found.adapters]
 
 
 def _named_pool(client: AdminClient, name: str) -> pb.Pool:
@@ -205,9 +205,9 @@ def _named_pool(client: AdminClient, name: str) -> pb.Pool:
 
 
 def _all_pools(client: AdminClient, note: Note) -> list[pb.Pool]:
-    pages = list(client.pages(api.LIST_POOLS))
-    _note_unreadable(pages, "pools", note)
-    return [pool for page in pages for pool in page.pools]
+    found = client.whole(api.LIST_POOLS)
+    _note_unreadable(found, "pools", note)
+    return [*found.pools]
 
 
 def status_of_pool(client: AdminClient, pool: str) -> PoolStatus:
@@ -215,9 +215,9 @@ def status_of_pool(client: AdminClient, pool: str) -> PoolStatus:
     return pool_status(client.all_replicas(pool), client.residency(pool, "", pb.WatchResidencyRequest.COUNTS))
 
 
-def _note_unreadable(pages: Sequence[Page], what: str, note: Note) -> None:
+def _note_unreadable(found: Page, what: str, note: Note) -> None:
     """Says what is left out; whoever asks for one of them by its name is told why."""
-    if names := [name for page in pages for name in page.unreadable]:
+    if names := [*found.unreadable]:
         told = ", ".join(names[:_NAMED_AT_MOST]) + (", …" if len(names) > _NAMED_AT_MOST else "")
         note(f"{len(names)} {what} cannot be read, and are left out: {told}; see loraplane doctor")
 
@@ -283,12 +283,11 @@ def _present(pools: list[str], get: Callable[[str], Item]) -> Iterator[Item]:
 
 
 def _tenants(client: AdminClient, query: Query, note: Note) -> list[pb.Tenant]:
-    pages = list(client.pages(api.LIST_TENANTS))
-    _note_unreadable(pages, "tenants", note)
-    tenants = [one for page in pages for one in page.tenants]
+    listed = client.whole(api.LIST_TENANTS)
+    _note_unreadable(listed, "tenants", note)
     if query.name is None:
-        return tenants
-    found = [one for one in tenants if one.name == query.name.lower()]
+        return [*listed.tenants]
+    found = [one for one in listed.tenants if one.name == query.name.lower()]
     if not found:
         raise not_found(Reason.TENANT_NOT_FOUND, f"there is no tenant {query.name!r}; see loraplane get tenants")
     return found
