@@ -61,7 +61,7 @@ def ask(client: httpx.Client, url: str, model: str, prompt: str) -> EngineAnswer
 
 
 def reference_of(printed: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]) -> Reference:
-    """What `registry.tools.devstack.reference` printed."""
+    """Answers that `tests.support.reference` printed."""
     return {
         name: {
             prompt: EngineAnswer(tuple(int(one["token"]) for one in answer), tuple(one["logprob"] for one in answer))
