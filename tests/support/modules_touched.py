@@ -23,7 +23,7 @@ from tests.support.adapters import write_adapter
 from tests.support.etcd import one_member
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
 from tests.support.processes import Program
-from tests.support.profiled import BEGIN, END
+from tests.support.profiled import BEGIN, END, NOTES
 from tests.support.waiting import eventually
 
 COMMAND_LINE = "registry.cli.main"
@@ -69,11 +69,12 @@ async def play(etcd: tuple[str, ...], folder: Path, stack: ExitStack) -> Mapping
     await eventually(engine.is_healthy)
     await asyncio.to_thread(run, address, "pool", "create", POOL, "--base-model", BASE)
     await eventually(sidecar.is_ready)
+    source = write_adapter(folder / "sources" / "a").directory.as_uri()
     notes["cli"].mkdir()
     for one in notes.values():
         (one / BEGIN).touch()
-    await asyncio.sleep(1)
-    source = write_adapter(folder / "sources" / "a").directory.as_uri()
+    for name in ("admin", "sidecar"):
+        await eventually((notes[name] / NOTES).exists)
     await asyncio.to_thread(run, address, "add", "a", "--pool", POOL, "--source", source, "--wait", folder=notes["cli"])
     for one in notes.values():
         (one / END).touch()

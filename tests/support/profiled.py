@@ -1,7 +1,8 @@
 """A program of ours that notes in which of our modules code runs.
 
 ``python -m tests.support.profiled FOLDER MODULE FLAGS…`` notes while FOLDER has a file `BEGIN` and no file `END`, or
-until it ends, and then writes the modules into a file of FOLDER. What an import runs is not noted.
+until it ends, and then writes the modules into a file of FOLDER. It makes the file `NOTES` once it notes. What an
+import runs is not noted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import loraplane
 import registry
 import sidecar
 
-BEGIN, END = "begin", "end"
+BEGIN, NOTES, END = "begin", "notes", "end"
 ROOT = Path(str(registry.__file__)).parents[1]
 _ROOMS = tuple(str(Path(str(room.__file__)).parent) + os.sep for room in (loraplane, registry, sidecar))
 _EVERY_SECONDS = 0.01
@@ -52,6 +53,7 @@ class Notes:
         while not (self._folder / BEGIN).exists():
             time.sleep(_EVERY_SECONDS)
         self._is_noting = True
+        (self._folder / NOTES).touch()
         while not (self._folder / END).exists():
             time.sleep(_EVERY_SECONDS)
         self.write()
