@@ -255,32 +255,22 @@ class Ingested:
     examination: Examination
 
 
+@dataclass(frozen=True, slots=True)
 class Ingest:
     """Brings artifacts into one store. Used in worker threads."""
 
-    def __init__(
-        self,
-        layout: StoreLayout,
-        index: SizeIndex,
-        quota: Quota,
-        signatures: Signatures,
-        reports: Reports,
-        proofs: Proofs,
-        examiner: Examiner,
-    ) -> None:
-        """Takes the parts of the store that it works with."""
-        self._reports = reports
-        self._proofs = proofs
-        self._layout = layout
-        self._index = index
-        self._quota = quota
-        self._signatures = signatures
-        self._examiner = examiner
-        self._names = SharedSync(layout.adapters)
+    layout: StoreLayout
+    index: SizeIndex
+    quota: Quota
+    signatures: Signatures
+    reports: Reports
+    proofs: Proofs
+    examiner: Examiner
+    names: SharedSync
 
     def incoming(self, key: str, stop: Stop) -> AbstractContextManager[Incoming]:
         """A fresh directory for `key`, whose lock the caller holds; see the function of that name."""
-        return incoming(self._layout, key, MAX_WEIGHTS_BYTES, self._quota, stop)
+        return incoming(self.layout, key, MAX_WEIGHTS_BYTES, self.quota, stop)
 
     def receive(
         self, source: Source, arriving: Incoming, order: StageRequest, expected: str | None, stop: Stop
@@ -291,14 +281,14 @@ class Ingest:
             ArtifactError: it cannot be had, is another one than expected, or may not be served.
             OSError: the store failed.
         """
-        self._examiner.warm()
+        self.examiner.warm()
         source.fetch(arriving.take, stop)
         hit(Point.RECEIVED)
         found = arriving.digest()
         if expected not in {None, found}:
             raise mismatch(order.ref, found, str(expected))
-        self._signatures.check(order.ref, found)
-        examination = self._examiner.examine(arriving.directory, order.base, order.policy, stop)
+        self.signatures.check(order.ref, found)
+        examination = self.examiner.examine(arriving.directory, order.base, order.policy, stop)
         hit(Point.VERIFIED)
         return Ingested(found, examination)
 
@@ -311,13 +301,13 @@ class Ingest:
         """
         report, prepared = self._prepare(arriving, order, arrived, stop)
         size_bytes = sum(entry.size for entry in prepared)
-        self._reports.write(report)
+        self.reports.write(report)
         hit(Point.REPORTED)
-        arriving.place(self._layout.adapter(report.id), self._index.adding(report.id, size_bytes))
-        self._proofs.note(report.id)  # it was hashed as it was written
-        self._names.sync()  # from here on it survives a power cut
+        arriving.place(self.layout.adapter(report.id), self.index.adding(report.id, size_bytes))
+        self.proofs.note(report.id)  # it was hashed as it was written
+        self.names.sync()  # from here on it survives a power cut
         hit(Point.PLACED)
-        return staged_by(self._layout, order, report)
+        return staged_by(self.layout, order, report)
 
     def vouch(self, arriving: Incoming, order: StageRequest, arrived: Ingested, stop: Stop) -> bool:
         """True if what stands there is what comes of the source; if so it gets a report that says it.
@@ -330,7 +320,7 @@ class Ingest:
             OSError: the store failed.
         """
         report, prepared = self._prepare(arriving, order, arrived, stop)
-        if missing := missing_files(self._layout.adapter(report.id)):
+        if missing := missing_files(self.layout.adapter(report.id)):
             self._put_back(missing, arriving.directory, report, prepared, stop)
         return self._certify(report, stop)
 
@@ -338,7 +328,7 @@ class Ingest:
         self, missing: list[str], arrived: Path, report: ArtifactReport, prepared: list[FileEntry], stop: Stop
     ) -> None:
         """Moves these into their place, unless what is beside them is not of the same artifact to the last byte."""
-        directory, had = self._layout.adapter(report.id), self._reports.read(report.id)
+        directory, had = self.layout.adapter(report.id), self.reports.read(report.id)
         if had is not None and had.prepared != report.prepared:
             return
         try:
@@ -359,9 +349,9 @@ class Ingest:
             ArtifactError: ``staging_stopped``.
             OSError: the store failed.
         """
-        directory = self._layout.adapter(order.artifact(digest))
+        directory = self.layout.adapter(order.artifact(digest))
         try:
-            examination = self._examiner.examine(directory, order.base, order.policy, stop)
+            examination = self.examiner.examine(directory, order.base, order.policy, stop)
         except ArtifactError:
             stop.check()
             return False
@@ -369,8 +359,8 @@ class Ingest:
 
     def _certify(self, report: ArtifactReport, stop: Stop) -> bool:
         """Says what has to stand there, and whether it does."""
-        self._reports.write(report)
-        return self._proofs.prove(report.id, report.source, stop) is ProofOutcome.PROVEN
+        self.reports.write(report)
+        return self.proofs.prove(report.id, report.source, stop) is ProofOutcome.PROVEN
 
     def _prepare(
         self, arriving: Incoming, order: StageRequest, arrived: Ingested, stop: Stop

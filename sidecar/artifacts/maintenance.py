@@ -204,30 +204,18 @@ class Holdings:
     room: ReportedStore | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Maintenance:
-    """The rounds of one replica's sidecar. Used in a worker thread."""
+    """The rounds of one replica's sidecar. Used in a worker thread. `before` is called at the beginning of each."""
 
-    def __init__(
-        self,
-        layout: StoreLayout,
-        leases: ArtifactLeases,
-        index: SizeIndex,
-        quota: Quota,
-        collector: GarbageCollector,
-        scrub: Scrub,
-        files: ReadFiles,
-        *,
-        before: Callable[[], None],
-    ) -> None:
-        """`before` is called at the beginning of each round."""
-        self._before = before
-        self._layout = layout
-        self._leases = leases
-        self._index = index
-        self._quota = quota
-        self._collector = collector
-        self._scrub = scrub
-        self._files = files
+    layout: StoreLayout
+    leases: ArtifactLeases
+    index: SizeIndex
+    quota: Quota
+    collector: GarbageCollector
+    scrubbing: Scrub
+    files: ReadFiles
+    before: Callable[[], None]
 
     def look(self, stop: Stop) -> Mapping[str, str]:
         """Puts back folders and leases that somebody removed; gives what was done to files, see `ReadFiles`.
@@ -236,13 +224,13 @@ class Maintenance:
             ArtifactError: ``staging_stopped``, or folders cannot be made.
             OSError: the leases could not be written.
         """
-        if not is_whole(self._layout):
-            _log.warning("store_folders_removed", store=str(self._layout.root))
-            make_folders(self._layout)
-        if self._leases.are_lost():
-            _log.warning("leases_removed", store=str(self._layout.root))
+        if not is_whole(self.layout):
+            _log.warning("store_folders_removed", store=str(self.layout.root))
+            make_folders(self.layout)
+        if self.leases.are_lost():
+            _log.warning("leases_removed", store=str(self.layout.root))
             self.write_leases(stop)
-        return self._files.look(self._leases.all())
+        return self.files.look(self.leases.all())
 
     def round(self, stop: Stop) -> Holdings:
         """Reads files of the operator again that changed, writes the leases, sweeps, removes what is over the budget.
@@ -251,18 +239,18 @@ class Maintenance:
             ArtifactError: ``staging_stopped``.
             OSError: the store failed; the next round takes up where this one ended.
         """
-        self._before()
+        self.before()
         self.write_leases(stop)
-        self._collector.tidy(stop)
-        self._collector.collect(self._quota.excess_bytes(), stop)
-        sizes = self._index.sizes()
-        room = self._quota.room(sizes, self._in_use())
-        return Holdings(sum(sizes.values()), len(sizes), len(self._leases.all()), self._scrub.hear(), room)
+        self.collector.tidy(stop)
+        self.collector.collect(self.quota.excess_bytes(), stop)
+        sizes = self.index.sizes()
+        room = self.quota.room(sizes, self._in_use())
+        return Holdings(sum(sizes.values()), len(sizes), len(self.leases.all()), self.scrubbing.hear(), room)
 
     def _in_use(self) -> set[str] | None:
         """Artifacts that engines of the host may be reading; None: that may be anything."""
         try:
-            return everybodys_leases(self._layout.leases)
+            return everybodys_leases(self.layout.leases)
         except LeasesUnreadable:
             return None
 
@@ -273,7 +261,7 @@ class Maintenance:
             ArtifactError: ``staging_stopped``.
             OSError: the store failed.
         """
-        self._scrub.step(stop)
+        self.scrubbing.step(stop)
 
     def write_leases(self, stop: Stop) -> None:
         """Puts on disk what was let go of.
@@ -283,6 +271,6 @@ class Maintenance:
             OSError: it could not be written; nothing was lost.
         """
         # The lock is for the leftovers of those who were killed here: see `Removal.tidy`.
-        with locked(self._layout.lock(self._leases.key), stop):
-            self._leases.write(self._layout.temporary(self._leases.key, uuid.uuid4().hex))
+        with locked(self.layout.lock(self.leases.key), stop):
+            self.leases.write(self.layout.temporary(self.leases.key, uuid.uuid4().hex))
         hit(Point.LEASES_WRITTEN)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from registry.runtime.failpoints import Point, hit
 from registry.sources.base import ArtifactError, Source, Stop
@@ -26,41 +26,31 @@ MAX_WORKERS = 2 * (QUICK_SLOTS + LONG_SLOTS)
 STAGING_TIMEOUT_SECONDS = 1800.0
 
 
+@dataclass(frozen=True, slots=True)
 class Obtainer:
     """Gets artifacts for one replica. What it gives was seen under its lock and is leased, and `known` remembers it."""
 
-    def __init__(
-        self,
-        layout: StoreLayout,
-        trust: Trust,
-        leases: ArtifactLeases,
-        pins: Pins,
-        known: KnownArtifacts,
-        ingest: Ingest,
-        stored: StoredArtifacts,
-    ) -> None:
-        """Starts no thread yet."""
-        self._layout = layout
-        self._trust = trust
-        self._leases = leases
-        self._pins = pins
-        self._known = known
-        self._ingest = ingest
-        self._stored = stored
-        self._workers = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="staging")
+    layout: StoreLayout
+    trust: Trust
+    leases: ArtifactLeases
+    pins: Pins
+    known: KnownArtifacts
+    ingest: Ingest
+    stored: StoredArtifacts
+    workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(MAX_WORKERS, "staging"))
 
     def close(self) -> None:
         """Waits for the worker threads, whose stagings were cancelled before."""
-        self._workers.shutdown(cancel_futures=True)
+        self.workers.shutdown(cancel_futures=True)
 
     def recall(self, order: StageRequest) -> Staged | None:
         """Looks at files that an earlier process of this replica staged; None: nothing that may be believed."""
         try:
-            digest = self._pins.digest(order.ref)
+            digest = self.pins.digest(order.ref)
             if digest is None:
                 return None
-            with self._leases.kept(order.artifact(digest)) as is_leased:
-                return self._see_at_once(order, digest, self._stored.peek) if is_leased else None
+            with self.leases.kept(order.artifact(digest)) as is_leased:
+                return self._see_at_once(order, digest, self.stored.peek) if is_leased else None
         except (OSError, ArtifactError):
             return None  # `obtain` meets the same again and says it
 
@@ -69,10 +59,10 @@ class Obtainer:
     ) -> Staged | None:
         """The leased artifact, seen under its lock; None: it is not there, or somebody else holds the lock."""
         artifact = order.artifact(digest)
-        self._trust.source(order.ref)
-        with locked_at_once(self._layout.lock(artifact)) as is_locked:
-            staged = see(order, digest) if is_locked and artifact not in self._known.doubted else None
-            return self._known.remember(order, staged) if staged else None
+        self.trust.source(order.ref)
+        with locked_at_once(self.layout.lock(artifact)) as is_locked:
+            staged = see(order, digest) if is_locked and artifact not in self.known.doubted else None
+            return self.known.remember(order, staged) if staged else None
 
     def join(self, order: StageRequest) -> Staged | None:
         """Leases and sees what another replica of the host staged, which takes less time than the way to a worker.
@@ -80,9 +70,9 @@ class Obtainer:
         None: a worker has to look, and say what there is to say.
         """
         try:
-            digest = self._pins.digest(order.ref)
+            digest = self.pins.digest(order.ref)
             # That it is there without being leased is but a guess, and is looked at again.
-            if digest is None or not self._layout.adapter(order.artifact(digest)).is_dir():
+            if digest is None or not self.layout.adapter(order.artifact(digest)).is_dir():
                 return None
             return self._join_known(order, digest)
         except (OSError, ArtifactError):
@@ -90,13 +80,13 @@ class Obtainer:
 
     def _join_known(self, order: StageRequest, digest: str) -> Staged | None:
         artifact, staged = order.artifact(digest), None
-        is_new = self._leases.add(artifact)
+        is_new = self.leases.add(artifact)
         hit(Point.LEASED)
         try:
-            staged = self._see_at_once(order, digest, self._stored.see)
+            staged = self._see_at_once(order, digest, self.stored.see)
         finally:
             if is_new and staged is None:  # so that it is a new one to the worker too
-                self._leases.let_go({artifact})
+                self.leases.let_go({artifact})
         return staged
 
     async def obtain(self, order: StageRequest, refused: str | None) -> Staged:
@@ -104,7 +94,7 @@ class Obtainer:
         stop, loop = Stop(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(STAGING_TIMEOUT_SECONDS):
-                return await loop.run_in_executor(self._workers, self._stage, order, stop, refused)
+                return await loop.run_in_executor(self.workers, self._stage, order, stop, refused)
         except TimeoutError as error:
             message = f"it was not staged within {STAGING_TIMEOUT_SECONDS:g} s; it is tried again"
             raise ArtifactError("staging_timeout", message) from error
@@ -112,10 +102,10 @@ class Obtainer:
             stop.set()
 
     def _stage(self, order: StageRequest, stop: Stop, refused: str | None = None) -> Staged:
-        source = self._trust.source(order.ref)
+        source = self.trust.source(order.ref)
         version = "" if refused is None else other_version(source, refused, stop)
         try:
-            digest = self._pins.digest(order.ref)
+            digest = self.pins.digest(order.ref)
             if digest is None:
                 return self._discover(source, order, stop)
             return self._obtain(source, order, digest, stop)
@@ -123,7 +113,7 @@ class Obtainer:
             error.version = version
             raise
         except OSError as error:
-            raise store_failure(error, self._layout.root) from error
+            raise store_failure(error, self.layout.root) from error
 
     def _obtain(self, source: Source, order: StageRequest, digest: str, stop: Stop) -> Staged:
         """Stages what is known by its digest; of what is damaged and in use, a copy."""
@@ -131,55 +121,55 @@ class Obtainer:
             with self._claimed(artifact, stop) as is_new:
                 staged = self._settled(source, order, digest, stop, is_new=is_new)
                 if staged is not None:
-                    return self._known.remember(order, staged)
+                    return self.known.remember(order, staged)
             if is_new:  # our engine does not read what is damaged
-                self._leases.let_go({artifact})
-            order = replace(order, damaged=self._known.damage.ids)
-        raise damaged(self._layout.adapter(artifact))
+                self.leases.let_go({artifact})
+            order = replace(order, damaged=self.known.damage.ids)
+        raise damaged(self.layout.adapter(artifact))
 
     def _settled(self, source: Source, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | None:
         """The artifact. None: it is damaged and may be in use, as all sidecars of the store know now."""
         artifact = order.artifact(digest)
-        if self._known.damage.is_marked(artifact):
-            self._known.damage.refresh()
+        if self.known.damage.is_marked(artifact):
+            self.known.damage.refresh()
             return None
-        found = self._stored.find(order, digest, stop, is_new=is_new)
+        found = self.stored.find(order, digest, stop, is_new=is_new)
         if found in {None, ProofOutcome.UNKNOWN, ProofOutcome.MISSING}:
-            with self._ingest.incoming(artifact, stop) as arriving:
-                arrived = self._ingest.receive(source, arriving, order, digest, stop)
+            with self.ingest.incoming(artifact, stop) as arriving:
+                arrived = self.ingest.receive(source, arriving, order, digest, stop)
                 if found is None:
-                    found = self._ingest.place(arriving, order, arrived, stop)
-                elif self._ingest.vouch(arriving, order, arrived, stop):
-                    found = self._stored.find(order, digest, stop, is_new=False)
+                    found = self.ingest.place(arriving, order, arrived, stop)
+                elif self.ingest.vouch(arriving, order, arrived, stop):
+                    found = self.stored.find(order, digest, stop, is_new=False)
         if isinstance(found, Staged):
-            self._trust.signatures.check(order.ref, digest)  # what is asked for may have changed in the meantime
+            self.trust.signatures.check(order.ref, digest)  # what is asked for may have changed in the meantime
             return found
-        self._known.damage.mark(artifact)
-        self._known.distrust({artifact})
+        self.known.damage.mark(artifact)
+        self.known.distrust({artifact})
         return None
 
     @contextmanager
     def _claimed(self, artifact: str, stop: Stop) -> Iterator[bool]:
         """Leases an artifact and then holds its lock. Gives whether the lease is new: our engine does not read it."""
-        with self._leases.held(artifact) as is_new:
+        with self.leases.held(artifact) as is_new:
             hit(Point.LEASED)
-            with locked(self._layout.lock(artifact), stop):
+            with locked(self.layout.lock(artifact), stop):
                 hit(Point.LOCKED)
                 yield is_new
 
     def _discover(self, source: Source, order: StageRequest, stop: Stop) -> Staged:
         """Stages what has no digest yet, and pins what was found."""
         name = pin_name(order.ref)
-        with locked(self._layout.lock(name), stop):
+        with locked(self.layout.lock(name), stop):
             hit(Point.PIN_LOCKED)
-            digest = self._pins.digest(order.ref)
+            digest = self.pins.digest(order.ref)
             if digest is None:
-                with self._ingest.incoming(name, stop) as arriving:
-                    arrived = self._ingest.receive(source, arriving, order, None, stop)
+                with self.ingest.incoming(name, stop) as arriving:
+                    arrived = self.ingest.receive(source, arriving, order, None, stop)
                     digest = arrived.digest
                     with self._claimed(order.artifact(digest), stop) as is_new:
-                        if not self._stored.has(order, digest, stop, is_new=is_new):
-                            self._ingest.place(arriving, order, arrived, stop)
-                self._pins.put(order.ref, digest)
+                        if not self.stored.has(order, digest, stop, is_new=is_new):
+                            self.ingest.place(arriving, order, arrived, stop)
+                self.pins.put(order.ref, digest)
                 hit(Point.PINNED)
         return self._obtain(source, order, digest, stop)

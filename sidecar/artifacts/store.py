@@ -28,6 +28,7 @@ from registry.sources.allowed import RemoteOptions
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.examiner import EXAMINER, Examiner
+from sidecar.artifacts.files import SharedSync
 from sidecar.artifacts.gc import GarbageCollector, mark_used
 from sidecar.artifacts.ingest import Ingest
 from sidecar.artifacts.layout import open_layout
@@ -103,14 +104,12 @@ class LocalStore:
         self._grace_seconds = limits.grace_seconds
         collector = GarbageCollector(layout, index, limits.grace_seconds)
         quota = Quota(layout.root, index, limits.budget_bytes, lambda wanted: collector.collect(wanted, Stop()))
-        ingest = Ingest(layout, index, quota, trust.signatures, reports, proofs, examiner)
+        ingest = Ingest(layout, index, quota, trust.signatures, reports, proofs, examiner, SharedSync(layout.adapters))
         stored = StoredArtifacts(layout, trust.signatures, reports, proofs, ingest, collector, leases.file)
         self._obtainer = Obtainer(layout, trust, leases, self._pins, known, ingest, stored)
         self._files = ReadFiles(layout, known)
         scrub = Scrub(layout, collector, known, ingest, self._bases)
-        self.maintenance = Maintenance(
-            layout, leases, index, quota, collector, scrub, self._files, before=trust.refresh
-        )
+        self.maintenance = Maintenance(layout, leases, index, quota, collector, scrub, self._files, trust.refresh)
 
     def owns(self, path: str) -> str | None:
         """See `ArtifactStore.owns`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -143,27 +143,20 @@ class KnownArtifacts:
 MAX_AT_ONCE_BYTES = 256 << 10
 
 
+@dataclass(frozen=True, slots=True)
 class StoredArtifacts:
-    """The directories of one store, as one replica finds them. The caller holds the lease and the lock of each."""
+    """The directories of one store, as one replica finds them, whose `lease_file` it is.
 
-    def __init__(
-        self,
-        layout: StoreLayout,
-        signatures: Signatures,
-        reports: Reports,
-        proofs: Proofs,
-        ingest: Ingest,
-        collector: GarbageCollector,
-        lease_file: Path,
-    ) -> None:
-        """`lease_file` is the replica's own."""
-        self._ingest = ingest
-        self._layout = layout
-        self._signatures = signatures
-        self._reports = reports
-        self._proofs = proofs
-        self._collector = collector
-        self._lease_file = lease_file
+    The caller holds the lease and the lock of each.
+    """
+
+    layout: StoreLayout
+    signatures: Signatures
+    reports: Reports
+    proofs: Proofs
+    ingest: Ingest
+    collector: GarbageCollector
+    lease_file: Path
 
     def peek(self, order: StageRequest, digest: str) -> Staged | None:
         """The artifact, its bytes unproven unless they were before; None: nothing, or nothing that may be believed.
@@ -174,7 +167,7 @@ class StoredArtifacts:
         """
         staged = self._peek(order, digest)[0]
         # A signature is over a digest, and says nothing of bytes that nobody hashed.
-        must_wait = self._signatures.are_required and staged is not None and not staged.is_proven
+        must_wait = self.signatures.are_required and staged is not None and not staged.is_proven
         return None if must_wait else staged
 
     def see(self, order: StageRequest, digest: str) -> Staged | None:
@@ -185,20 +178,20 @@ class StoredArtifacts:
             return staged
         if size_bytes > MAX_AT_ONCE_BYTES or report is None:
             return None
-        is_proven = self._proofs.prove_by(report, artifact, digest, Stop()) is ProofOutcome.PROVEN
+        is_proven = self.proofs.prove_by(report, artifact, digest, Stop()) is ProofOutcome.PROVEN
         return replace(staged, is_proven=True) if is_proven else None
 
     def _peek(self, order: StageRequest, digest: str) -> tuple[Staged | None, ArtifactReport | None, int]:
         """With its report, if that can be believed, and its size in bytes."""
         artifact = order.artifact(digest)
-        identity, is_proven = self._proofs.identity(artifact), artifact in self._proofs
+        identity, is_proven = self.proofs.identity(artifact), artifact in self.proofs
         if identity is None:
             return None, None, 0
-        self._signatures.check(order.ref, digest)
-        report = self._reports.read(artifact)
-        if report is None and not is_quick_to_look(self._layout, artifact):
+        self.signatures.check(order.ref, digest)
+        report = self.reports.read(artifact)
+        if report is None and not is_quick_to_look(self.layout, artifact):
             return None, None, 0
-        staged = staged_by(self._layout, order, report) if report else look(self._layout, order, digest)
+        staged = staged_by(self.layout, order, report) if report else look(self.layout, order, digest)
         return replace(staged, is_proven=is_proven), report, size_of(identity)
 
     def find(self, order: StageRequest, digest: str, stop: Stop, *, is_new: bool) -> Staged | ProofOutcome | None:
@@ -212,14 +205,14 @@ class StoredArtifacts:
             OSError: a file is missing or cannot be read.
         """
         artifact = order.artifact(digest)
-        if not os.path.lexists(self._layout.adapter(artifact)):
+        if not os.path.lexists(self.layout.adapter(artifact)):
             return None
-        self._signatures.check(order.ref, digest)
+        self.signatures.check(order.ref, digest)
         outcome = self._prove(order, digest, stop)
         if outcome is ProofOutcome.PROVEN:
-            report = self._reports.read(artifact)
-            return staged_by(self._layout, order, report) if report else look(self._layout, order, digest)
-        if is_new and self._collector.make_way(artifact, but=self._lease_file):
+            report = self.reports.read(artifact)
+            return staged_by(self.layout, order, report) if report else look(self.layout, order, digest)
+        if is_new and self.collector.make_way(artifact, but=self.lease_file):
             return None
         return outcome
 
@@ -232,9 +225,9 @@ class StoredArtifacts:
 
     def _prove(self, order: StageRequest, digest: str, stop: Stop) -> ProofOutcome:
         artifact = order.artifact(digest)
-        if self._proofs.is_intact(artifact):
+        if self.proofs.is_intact(artifact):
             return ProofOutcome.PROVEN
-        outcome = self._proofs.prove(artifact, digest, stop)
+        outcome = self.proofs.prove(artifact, digest, stop)
         if outcome is ProofOutcome.SOURCE:
-            return ProofOutcome.PROVEN if self._ingest.adopt(order, digest, stop) else ProofOutcome.UNKNOWN
+            return ProofOutcome.PROVEN if self.ingest.adopt(order, digest, stop) else ProofOutcome.UNKNOWN
         return outcome

@@ -359,7 +359,7 @@ class StoreScene:
 def sweep(store: LocalStore) -> None:
     """One round of maintenance, and the removal of all that no lease protects."""
     store.maintenance.round(Stop())
-    store.maintenance._collector.collect(1 << 40, Stop())
+    store.maintenance.collector.collect(1 << 40, Stop())
 
 
 @pytest.mark.parametrize("seed", range(STORE_SEEDS))

@@ -63,7 +63,7 @@ class Removing:
 
     def round(self, stop: Stop) -> Holdings:
         self._store.maintenance.write_leases(stop)
-        self._store.maintenance._collector.collect(1 << 60, stop)
+        self._store.maintenance.collector.collect(1 << 60, stop)
         return self._store.maintenance.round(stop)
 
     def scrub(self, stop: Stop) -> None:

@@ -54,8 +54,8 @@ class Worker:
         self._held = {artifact: one for artifact, one in self._held.items() if artifact not in gone}
         stop = Stop()
         self._store.maintenance.write_leases(stop)
-        self._store.maintenance._collector.tidy(stop)
-        self._store.maintenance._collector.collect(1 << 60, stop)
+        self._store.maintenance.collector.tidy(stop)
+        self._store.maintenance.collector.collect(1 << 60, stop)
 
 
 async def main() -> None:

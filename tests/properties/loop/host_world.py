@@ -190,8 +190,8 @@ class HostWorld:
         """A round of maintenance that is never content with what is free."""
         stop = Stop()
         replica.store.maintenance.write_leases(stop)
-        replica.store.maintenance._collector.tidy(stop)
-        replica.store.maintenance._collector.collect(1 << 60, stop)
+        replica.store.maintenance.collector.tidy(stop)
+        replica.store.maintenance.collector.collect(1 << 60, stop)
         return None
 
     def pass_time(self, seconds: float) -> None:

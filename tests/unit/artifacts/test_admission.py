@@ -273,6 +273,6 @@ def test_what_is_measured_once_is_not_measured_again(layout, monkeypatch):
 async def test_weights_have_16_gib_at_most_unless_more_is_allowed(open_store, size_bytes, reason):
     """R16: judged before a byte of it comes, and before it is asked whether there is room."""
     store = open_store(budget_bytes=1)
-    with store._obtainer._ingest.incoming("key", Stop()) as arriving, pytest.raises(ArtifactError) as refused:
+    with store._obtainer.ingest.incoming("key", Stop()) as arriving, pytest.raises(ArtifactError) as refused:
         arriving.take("adapter_model.safetensors", size_bytes, iter([b"x"]))
     assert refused.value.reason == reason

@@ -74,7 +74,7 @@ async def test_leases(open_store, sources, tmp_path, junk):
         store.take_over()
         await store.ensure(pinned(write_adapter(sources / "b", seed=1)))
         store.let_go({staged.id})
-        store.maintenance._collector.collect(1 << 60, Stop())
+        store.maintenance.collector.collect(1 << 60, Stop())
         assert staged.id in store._layout.staged_ids()
         store.maintenance.round(Stop())
         if name == "r1":

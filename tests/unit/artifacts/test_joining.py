@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,13 +20,13 @@ from tests.unit.artifacts.conftest import pinned, unpinned
 
 
 @pytest.mark.parametrize("make_ref", [pinned, unpinned])
-async def test_what_is_there_needs_no_worker(open_store, sources, monkeypatch, make_ref):
+async def test_what_is_there_needs_no_worker(open_store, sources, make_ref):
     """R7: leased first, then seen under its lock, in one step of the event loop."""
     adapter = write_adapter(sources / "a")
     staged = await open_store("r1").ensure(make_ref(adapter))
     seen: list[tuple[Point, set[str]]] = []
     second = open_store("r2")
-    monkeypatch.setattr(second._obtainer, "_workers", None)
+    second._obtainer = replace(second._obtainer, workers=Mock(**{"submit.side_effect": AssertionError("a worker")}))
     with handling(lambda point: seen.append((point, read_leases(second._leases.file)))):
         assert await second.ensure(make_ref(adapter)) == staged
     assert seen == [(Point.LEASED, {staged.id})]

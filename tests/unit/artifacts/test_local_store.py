@@ -44,9 +44,8 @@ class Played:
         self.vouches = self.adopts = True
         self.outcomes: dict[str, Any] = {}
         self.proven: set[str] = set()
-        for part in ("_stored", "_ingest"):
-            monkeypatch.setattr(store._obtainer, part, self)
-        monkeypatch.setattr(store.maintenance._scrub, "_ingest", self)
+        store._obtainer = replace(store._obtainer, stored=self, ingest=self)
+        monkeypatch.setattr(store.maintenance.scrubbing, "_ingest", self)
         for part in ("signatures", "sources"):
             monkeypatch.setattr(store.trust, part, self)
         is_proven = self.proven.__contains__
@@ -347,7 +346,7 @@ async def test_what_is_proven_is_told_without_a_look_and_what_is_not_is_looked_a
         stops.append(stop)
         return played.store._known.remember(_order, played.staged())
 
-    monkeypatch.setattr(played.store._obtainer, "_stage", stage_one)
+    monkeypatch.setattr(obtain.Obtainer, "_stage", lambda _, *what: stage_one(*what))
     for _ in range(2):
         assert await played.store.ensure(REF) == played.staged()
     assert (limits, len(stops)) == ([1800.0], 1)
@@ -434,7 +433,7 @@ def test_what_the_engine_served_is_proven_while_nobody_waits(served, monkeypatch
         forget(artifacts)
 
     monkeypatch.setattr(served.store._known.seen, "forget", forgetting)
-    served.store.maintenance._scrub.prove_seen(Stop())
+    served.store.maintenance.scrubbing.prove_seen(Stop())
     assert doubted == [True] * is_doubted, "before it is forgotten, so that nobody recalls it in between"
     assert served.did[0] == ("prove", served.id, DIGEST, 100 << 20)
     assert ("adopt" in served.did) is (outcome is ProofOutcome.SOURCE)
@@ -448,7 +447,7 @@ def test_what_is_being_worked_on_is_not_adopted_beside_it(served):
     """R7."""
     served.outcomes[served.id] = ProofOutcome.SOURCE
     with locked(served.store._layout.lock(served.id), Stop()):
-        served.store.maintenance._scrub.prove_seen(Stop())
+        served.store.maintenance.scrubbing.prove_seen(Stop())
     assert "adopt" not in served.did
     assert served.id in served.store._known.doubted
 
@@ -458,17 +457,17 @@ def test_what_the_engine_served_and_is_damaged_is_told_to_all_and_what_need_not_
 ):
     """R4, R21, R16: it was proven in the meantime, or is not what its reference means any more."""
     found: list[str] = []
-    monkeypatch.setattr(served.store.maintenance._scrub, "found", found.append)
+    monkeypatch.setattr(served.store.maintenance.scrubbing, "found", found.append)
     served.proven.add(served.id)
-    served.store.maintenance._scrub.prove_seen(Stop())
+    served.store.maintenance.scrubbing.prove_seen(Stop())
     assert (served.did, found) == ([], [])
     served.proven.clear()
     served.outcomes[served.id] = ProofOutcome.DAMAGED
-    served.store.maintenance._scrub.prove_seen(Stop())
+    served.store.maintenance.scrubbing.prove_seen(Stop())
     assert (found, served.store._known.doubted) == ([served.id], set())
     served.did.clear()
     served.store._known.damage.mark(served.id)
-    served.store.maintenance._scrub.prove_seen(Stop())
+    served.store.maintenance.scrubbing.prove_seen(Stop())
     assert served.did == []
 
 
@@ -476,13 +475,13 @@ def test_what_cannot_be_proven_keeps_no_other_from_it(served):
     """R8."""
     served.outcomes[served.id] = OSError(5, "bad sector")
     with pytest.raises(OSError, match="bad sector"):
-        served.store.maintenance._scrub.prove_seen(Stop())
+        served.store.maintenance.scrubbing.prove_seen(Stop())
     assert served.store._known.seen.unproven() == []
-    served.store.maintenance._scrub.prove_seen(Stop())
+    served.store.maintenance.scrubbing.prove_seen(Stop())
     served.store._known.seen.put((REF, None), served.staged(is_proven=False))
     served.outcomes[served.id] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        served.store.maintenance._scrub.prove_seen(Stop())
+        served.store.maintenance.scrubbing.prove_seen(Stop())
     assert len(served.store._known.seen.unproven()) == 1
 
 
@@ -525,14 +524,14 @@ def test_a_replica_that_takes_over_knows_what_the_last_one_left(played):
 
 def test_the_end_closes_what_is_kept_and_lets_no_more_begin(played, monkeypatch):
     """R16, R12: what waits for a worker is not begun any more."""
-    assert played.store._obtainer._workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
-    monkeypatch.setattr(played.store._obtainer, "_workers", ThreadPoolExecutor(1))
+    assert played.store._obtainer.workers._max_workers == 16, "four quick and four long, for eager and for lazy ones"
+    played.store._obtainer = replace(played.store._obtainer, workers=ThreadPoolExecutor(1))
     is_dropped = Event()
-    working = played.store._obtainer._workers.submit(lambda: is_dropped.wait(60) and not played.did)
-    waiting = played.store._obtainer._workers.submit(played.did.append, "begun")
+    working = played.store._obtainer.workers.submit(lambda: is_dropped.wait(60) and not played.did)
+    waiting = played.store._obtainer.workers.submit(played.did.append, "begun")
     waiting.add_done_callback(lambda _: is_dropped.set())
     played.store.close()
     assert (working.result(), waiting.cancelled()) == (True, True), "and sources are closed after both"
     assert played.did == ["close"]
     with pytest.raises(RuntimeError):
-        played.store._obtainer._workers.submit(int)
+        played.store._obtainer.workers.submit(int)

@@ -79,9 +79,7 @@ class Parts:
         self._do("names")
 
     def ingest(self) -> Ingest:
-        made = Ingest(self.layout, self, None, self, self, self, self)  # type: ignore[arg-type]
-        made._names = self  # type: ignore[assignment]
-        return made
+        return Ingest(self.layout, self, None, self, self, self, self, self)  # type: ignore[arg-type]
 
 
 @pytest.fixture

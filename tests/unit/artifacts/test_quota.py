@@ -52,8 +52,8 @@ async def test_the_room_of_a_store_counts_what_no_engine_reads(open_store, sourc
     next((adapters.parent / "leases").iterdir()).write_bytes(b"?")
     assert open_store("r3").maintenance._in_use() is None
     sizes = {"a": 3, "b": 4}
-    assert store.maintenance._quota.room(sizes, None).in_use_bytes == 7
-    assert store.maintenance._quota.room({}, frozenset()) == ReportedStore(
+    assert store.maintenance.quota.room(sizes, None).in_use_bytes == 7
+    assert store.maintenance.quota.room({}, frozenset()) == ReportedStore(
         room_bytes=left, in_use_bytes=0, largest_bytes=0, bound="disk"
     )
 
