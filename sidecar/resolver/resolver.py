@@ -151,7 +151,6 @@ class Resolver:
                     self._note_crowded(name)
                 return Unresolved(answer.reason)
             await self._look_out(min(left, LOOK_SECONDS))
-            await self._recall(name)
             asker = asker or await self._asker()
             answer = self._consider(name, asker)
         return answer
