@@ -130,11 +130,17 @@ def base_of_pool(pool: pb.Pool) -> BaseModules | None:
         return None
     told = pool.base
     modules = expand({one.pattern: (one.outputs, one.inputs) for one in told.modules})
-    architecture, head_size = told.architecture or None, told.head_size or None
-    evidence = evidence_of(told.evidence) if told.HasField("evidence") else None
-    names, engine = tuple(told.names), applying_kind(pool.engine or "vllm")
-    files = told.layout or None, told.weights or None
-    return BaseModules(modules, names, architecture, told.tied, head_size, engine, evidence, *files)
+    return BaseModules(
+        modules,
+        tuple(told.names),
+        architecture=told.architecture or None,
+        is_tied=told.tied,
+        head_size=told.head_size or None,
+        engine=applying_kind(pool.engine or "vllm"),
+        evidence=evidence_of(told.evidence) if told.HasField("evidence") else None,
+        layout=told.layout or None,
+        weights=told.weights or None,
+    )
 
 
 def evidence_of(said: pb.EngineEvidence) -> EngineEvidence:

@@ -166,9 +166,9 @@ def base_of_files(
     layout = layout_of({one.name: (one.dtype, one.shape) for one in found}) if found else None
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
-    tied = _is_tied({**text, **config}, f"{text.get('model_type')}")
-    told = _architecture(config), tied and "lm_head" not in modules, _head_size(text)
-    return BaseModules(modules, names, *told, layout=layout, weights=weights)
+    tied = _is_tied({**text, **config}, f"{text.get('model_type')}") and "lm_head" not in modules
+    architecture, head_size = _architecture(config), _head_size(text)
+    return BaseModules(modules, names, architecture, tied, head_size, layout=layout, weights=weights)
 
 
 def _architecture(config: Mapping[str, object]) -> str | None:

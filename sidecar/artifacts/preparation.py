@@ -47,9 +47,16 @@ class Bases:
 
 def base_of(shapes: BaseShapes, engine: str) -> BaseModules:
     """The modules that a pool's record describes, as that kind of engine serves them."""
-    names, modules = tuple(shapes.names), expand(shapes.modules)
-    told = shapes.architecture, shapes.tied, shapes.head_size, engine, None, shapes.layout, shapes.weights
-    return BaseModules(modules, names, *told)
+    return BaseModules(
+        expand(shapes.modules),
+        tuple(shapes.names),
+        architecture=shapes.architecture,
+        is_tied=shapes.tied,
+        head_size=shapes.head_size,
+        engine=engine,
+        layout=shapes.layout,
+        weights=shapes.weights,
+    )
 
 
 def _completed(theirs: BaseModules, own: BaseModules | None) -> BaseModules:

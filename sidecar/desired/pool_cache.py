@@ -197,6 +197,15 @@ class PoolCache:
     async def write_base(self, *, is_list: bool = False) -> None:
         """Writes all of it once the journal is settled; `is_list`: see `Journal.rewrite`."""
         informer, store = self.informer, self.store
-        known = self.pool_record, dict(informer.raw), store.epoch, self.is_doubted, self.members, informer.memory.whole
-        base = SnapshotBase(self.pool, store.cluster_id, informer.state.revision, *known)
+        base = SnapshotBase(
+            self.pool,
+            store.cluster_id,
+            informer.state.revision,
+            pool_record=self.pool_record,
+            records=dict(informer.raw),
+            epoch=store.epoch,
+            is_doubted=self.is_doubted,
+            members=self.members,
+            last_good=informer.memory.whole,
+        )
         await self.journal.rewrite(base, is_list=is_list)

@@ -164,9 +164,17 @@ class VllmEngine:
         facts = process.facts(self.url, self._limits, after.limits.max_loras, listing.base_path)
         past = {} if process.past_of is None else await self._past.seen(process.past_of, listing.adapters)
         page = b"".join(told)
-        used, no_effect = plugin.read_last_used(page), plugin.read_no_effect(page)
-        proven = no_effect, plugin.read_as_expected(page), plugin.read_unexpected(page)
-        return Observed(facts, listing.base_models, listing.adapters, used, past, self.paused, *proven)
+        return Observed(
+            facts,
+            listing.base_models,
+            listing.adapters,
+            last_used=plugin.read_last_used(page),
+            past=past,
+            paused=self.paused,
+            no_effect=plugin.read_no_effect(page),
+            as_expected=plugin.read_as_expected(page),
+            unexpected=plugin.read_unexpected(page),
+        )
 
     async def _look_whether_paused(self) -> str:
         process = self._process

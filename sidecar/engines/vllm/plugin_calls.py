@@ -99,9 +99,17 @@ def read_about(body: bytes) -> About | None:
     """The plugin's self-description; None: it is none that we can call."""
     match json_of(body):
         case {"schema": 1, "capabilities": [*can], **more} if {one for one in can if isinstance(one, str)} >= _NEEDED:
-            limits = _limits(more.get("limits"))
-            told = "resolve" in can, "uses" in can, "changes" in can, limits, "coverage" in can
-            return About(*told, _connectors(more.get("kv_connectors")), "proof" in can, "expect" in can, "base" in can)
+            return About(
+                resolves="resolve" in can,
+                tells_uses="uses" in can,
+                tells_changes="changes" in can,
+                limits=_limits(more.get("limits")),
+                tells_coverage="coverage" in can,
+                kv_connectors=_connectors(more.get("kv_connectors")),
+                proves="proof" in can,
+                expects="expect" in can,
+                tells_base="base" in can,
+            )
         case _:
             return None
 

@@ -82,14 +82,23 @@ class VllmProcess:
 
         `base_path`: the folder of its base model, by its listing.
         """
-        told = self.about.limits if self.about else EngineLimits()
-        limits = joined(configured, told)
-        seen = replace(limits, max_loras=max_loras or limits.max_loras)
-        resolves = self.about is not None and self.about.resolves
-        told_by = (self.version, url, self.incarnation)
-        proves = (self.about.proves, self.about.expects) if self.about is not None else (False, False)
-        hazards, how = tuple(self._hazards()), (seen, self._swap, resolves)
-        return EngineFacts("vllm", *told_by, *how, self.evidence, hazards, *proves, self.base, base_path)
+        about = self.about or plugin.About()
+        limits = joined(configured, about.limits)
+        return EngineFacts(
+            "vllm",
+            self.version,
+            url,
+            self.incarnation,
+            limits=replace(limits, max_loras=max_loras or limits.max_loras),
+            swap=self._swap,
+            resolves=about.resolves,
+            evidence=self.evidence,
+            hazards=tuple(self._hazards()),
+            proves=about.proves,
+            expects=about.expects,
+            base=self.base,
+            base_path=base_path,
+        )
 
     @property
     def remembers_names(self) -> bool:
