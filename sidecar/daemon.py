@@ -116,7 +116,7 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, seat: str, 
 
 
 def _open(settings: SidecarSettings, state: Path) -> tuple[LocalStore, HostLock, socket.socket]:
-    """What has to be there before anything runs. Raises StoreUnusable, SocketUnusable."""
+    """Resources needed before anything runs. Raises StoreUnusable, SocketUnusable."""
     if settings.resolver_socket is not None:
         check_directory(settings.resolver_socket)
     try:

@@ -293,5 +293,5 @@ def _differs(found: AdapterRecord, record: AdapterRecord) -> bool:
 
 
 def _pool(one: PoolSpec | None) -> Stored | None:
-    """What counts of a pool: for which lists somebody vouched is of that store alone."""
+    """Pool without its confirmed removals, which belong to that store alone."""
     return one and one.model_copy(update={"removals_confirmed_revision": 0})

@@ -317,7 +317,7 @@ class _Checkpoint:
     read: ReadTensor
 
     def shape(self, module: str, end: str) -> Shape | None:
-        """That of a module, of which a tensor with that end is packed; None: it cannot be told."""
+        """Shape of a module whose tensor with that end is packed; None: it is unknown."""
         match end:
             case "qweight":
                 return self._of_qweight(module)

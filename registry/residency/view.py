@@ -325,7 +325,7 @@ def is_understood(view: PoolView, since: int) -> bool:
 
 
 def _speaking(view: PoolView) -> Iterator[tuple[LiveReplica, ReplicaStatus, bool]]:
-    """Who says of a moment what it serves, what it says, and whether it does so of replicas that are not known."""
+    """Replicas with a present status, it, and whether it counts unknown replicas."""
     for name, one in view.everybody.items():
         status = one.reading.status if isinstance(one.reading, ParsedStatus) else None
         if status is not None and not status.stale:

@@ -88,7 +88,7 @@ def _token_url(value: str) -> str:
 
 
 def _endpoint(value: object) -> object:
-    """What obstore itself would take for an address breaks off the whole process when it is none."""
+    """Checked address: obstore ends the whole process at one that is none."""
     if isinstance(value, str):
         parse_url(value)
     return value

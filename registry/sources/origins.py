@@ -189,7 +189,7 @@ def _locked(file: Path | None) -> Iterator[None]:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Whatever stands there, this waits for nobody."""
+    """Opens a file without waiting, whatever kind of file it is."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 

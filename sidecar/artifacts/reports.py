@@ -254,7 +254,7 @@ def _staged(
     base_model: str | None,
     reported: Iterable[AdapterWarning],
 ) -> Staged:
-    """What engines apply of it is looked at anew: it may have been staged when less was known of them."""
+    """Report on a staged artifact; its coverage is judged by what is known now."""
     if findings := coverage_findings(expand(modules), order.base):
         raise unfit(findings)
     artifact = order.artifact(digest)

@@ -68,7 +68,7 @@ class Turn:
 
     @property
     def gives_way_at(self) -> float:
-        """When it may have to."""
+        """Time from which it may have to give way."""
         turn = max(LONG_SECONDS, self.had_seconds) if self.is_long else QUICK_SECONDS
         return (self.since or 0.0) + turn
 

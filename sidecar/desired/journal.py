@@ -44,7 +44,7 @@ SYNC_AFTER_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a boot found: a base, and the entries to fold into it."""
+    """State that a boot found: a base, and the entries to fold into it."""
 
     base: SnapshotBase
     entries: tuple[Entry, ...]

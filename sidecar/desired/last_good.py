@@ -66,11 +66,11 @@ class ServedMemory:
         return frozenset(self._served | self._records.keys())
 
     def good(self, key: str) -> GoodRecord | None:
-        """What was served last of an adapter that is not served as it is followed."""
+        """Version served last of an adapter that is not served as followed."""
         return self._records.get(key)
 
     def former(self, key: str) -> tuple[GoodRecord, ...]:
-        """What was followed before, and may have come to the engine without having been seen there; the oldest first.
+        """Versions followed before that the engine may have got unseen; the oldest first.
 
         An engine that answers late is looked at when the record has been replaced more than once.
         """

@@ -13,7 +13,7 @@ from sidecar.desired.placement import Members
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What etcd says, all of it at one moment.
+    """State of etcd, all of it at one moment.
 
     Attributes:
         desired: the pool's adapters; None until there is something that may be acted upon.
@@ -40,7 +40,7 @@ class Snapshot:
 
     @property
     def actionable(self) -> DesiredState | None:
-        """What a plan may be made from: adapters are compared with the pool's base, so its record comes first."""
+        """State to plan from; only with the pool's base, which adapters are compared with."""
         return self.desired if self.pool_read else None
 
 

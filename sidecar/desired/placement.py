@@ -163,7 +163,7 @@ def _shared(replicas: object, selector: Selector) -> PlacementSpec:
 
 
 def ref_of(pool: str, key: str, generation: int, spec: AdapterSpec) -> ArtifactRef:
-    """What a spec's weights are made of."""
+    """Reference to the source of a spec's weights."""
     digest = spec.source.digest
     return ArtifactRef(
         uri=spec.source.uri,

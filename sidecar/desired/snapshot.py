@@ -213,7 +213,7 @@ def _entry(fields: dict[str, object]) -> Entry:
 
 
 def _members_of(fields: Iterable[list[object]], declines: dict[str, object]) -> Iterator[Member]:
-    """What `_fields` and `_declines` made; what a presence could not have said is no member.
+    """Members from `_fields` and `_declines`; what no presence could say is none.
 
     Raises ValueError, TypeError.
     """
@@ -250,7 +250,7 @@ def _fields(member: Member) -> list[object]:
 
 
 def _declines(members: Iterable[Member]) -> dict[str, object]:
-    """What members decline, beside their fields: earlier releases read those alone."""
+    """Declines of members, beside their fields, which earlier releases read alone."""
     found = {one.replica: one.declines for one in members if one.declines != {}}
     return {
         name: of and {reason: [one.by, sorted(one.adapters)] for reason, one in of.items()}
@@ -302,7 +302,7 @@ def _good_fields(key: str, good: GoodRecord) -> list[object]:
 
 
 def _good_record(fields: list[object]) -> tuple[str, GoodRecord]:
-    """What `_good_fields` made. Raises ValueError, TypeError."""
+    """Record from `_good_fields`. Raises ValueError, TypeError."""
     key, value, revision, generation = fields
     return _text_of(key), GoodRecord(_bytes(_text_of(value)), _number(revision), _number(generation))
 

@@ -207,7 +207,7 @@ class Executor:
         return is_free and sum(type(one) is type(call) for one in others) < MOST_AT_ONCE[type(call)]
 
     async def _rest_seconds(self) -> float:
-        """How long running requests are still to have the engine after the last load; 0: no longer."""
+        """Seconds for running requests to have the engine after the last load; 0: none."""
         rest_seconds = self._rest_until - self._clock.monotonic()
         if rest_seconds <= 0 or not await self._engine.is_busy():
             return 0.0

@@ -190,7 +190,7 @@ class LeaseCollector:
         STORE_DAMAGED.set(holdings.damaged)
 
     async def _in_thread(self, what: str, work: Callable[[Stop], Result]) -> Result | None:
-        """What a round of work in a worker thread gives; None: it failed, which was said."""
+        """Result of a round in a worker thread; None: it failed, which was logged."""
         stop = Stop()
         try:
             result = await asyncio.to_thread(work, stop)

@@ -164,7 +164,7 @@ def _wake_at(failures: Iterable[FailedAdapter], now: float) -> float | None:
 
 
 def in_turn(actions: Iterable[Action], desired: DesiredState, known: PlanContext) -> list[Action]:
-    """What is done first, so that neither a change waits for a backlog nor a backlog for a flood of changes.
+    """Actions in order; changes and backlog take turns, so that neither waits long.
 
     Unloads come first. Then come in turn: the newest of what was changed since the engine started, and the most
     important of all, of those as important the one that was used last. What is not eager comes last.
@@ -209,7 +209,7 @@ def _nothing(desired: DesiredState, chosen: Selection, observed: Observed, known
 def _listed(
     adapters: Iterable[DesiredAdapter], chosen: Selection, observed: Observed, known: PlanContext
 ) -> Iterator[ServedAdapter]:
-    """What the engine has of the files that are meant, whatever base they were prepared for."""
+    """Adapters that the engine has with the files meant, of whichever base."""
     for adapter, path in listed_as(adapters, chosen.limits.names, observed):
         if digest := known.made_of.get((adapter.ref, path)):
             yield ServedAdapter(adapter.name, adapter.generation, digest, adapter.ref.digest is not None)
@@ -222,7 +222,7 @@ def _taken(observed: Observed, known: PlanContext) -> Iterator[Unload]:
 
 
 def _disproven(chosen: Selection, observed: Observed, known: PlanContext) -> Iterator[Unload]:
-    """What was bound before the engine could be asked about it, and is not right: an error is better."""
+    """Unloads of bound adapters that a later proof found wrong: an error is better."""
     busy, without = known.in_progress.keys | chosen.lazy.asked, chosen.limits.no_effect
     unexpected = dict(_unexpected(chosen)) if chosen.limits.unexpected else {}
     for name, path in sorted(observed.adapters.items()) if without or unexpected else ():
@@ -342,7 +342,7 @@ def _fall_back(
 def _decide_lost(
     adapter: DesiredAdapter, chosen: Selection, observed: Observed, known: PlanContext, now: float
 ) -> Action | None:
-    """What to do about what the engine has lost before others serve it; it may be of an earlier generation."""
+    """Action for an adapter that the engine lost before others serve it."""
     step = _decide(adapter, chosen, observed, known, now)[1]
     return step if adapter.key == name_key(adapter.name) else _under_its_key(adapter, step)
 
@@ -357,7 +357,7 @@ def _under_its_key(good: DesiredAdapter, step: Action | None) -> Action | None:
 def _hindrance(
     adapter: DesiredAdapter, name: str, current: str | None, chosen: Selection, observed: Observed, known: PlanContext
 ) -> Condition | None:
-    """What to say of one for which nothing may be done now, whatever stands in the store; None: something may."""
+    """Condition of an adapter for which nothing may be done now; None: something may."""
     if current is not None and name in known.taken:
         return pending(adapter, "swapping")  # it is unloaded, and the next plan loads ours
     obstacle = rejection_of(adapter, chosen.limits, observed, chosen.staged.get(adapter.ref))
@@ -370,7 +370,7 @@ def _hindrance(
 
 
 def _failure_of(adapter: DesiredAdapter, observed: Observed, known: PlanContext) -> Failure | None:
-    """What failed of what is wanted now, in this process of the engine."""
+    """Failure of the wanted version, in this process of the engine."""
     failure = known.failures.get(adapter.key)
     is_about = failure is not None and failure.is_about(adapter.ref, observed.facts.incarnation)
     return failure if is_about else None

@@ -122,13 +122,13 @@ def _left_as(desired: DesiredState, leaving: Handoff, names: EngineNames) -> Des
 
 
 def ours_leaving(chosen: Selection, observed: Observed) -> tuple[Handoff, ...]:
-    """What is ours and is to be served elsewhere, with what the engine has lost of it."""
+    """Adapters of ours to be served elsewhere, also those that the engine has lost."""
     listed = observed.adapters
     return tuple(one for one in chosen.leaving if one.name not in listed or listed[one.name] in observed.ours)
 
 
 def still_kept(leaving: Iterable[Handoff], known: PlanContext) -> tuple[Handoff, ...]:
-    """What of that is not unloaded yet: what others have not taken over, or routers may still ask for here.
+    """Leaving adapters to keep: not taken over, or routers may still ask for them.
 
     A replica that leaves keeps all of it (guarantee R20).
     """
@@ -140,7 +140,7 @@ def still_kept(leaving: Iterable[Handoff], known: PlanContext) -> tuple[Handoff,
 def lost_by_engine(
     desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], observed: Observed, known: PlanContext
 ) -> tuple[DesiredAdapter, ...]:
-    """What of this the engine has lost, as by a restart, and others do not serve yet; as much as there is room for."""
+    """Kept adapters that the engine lost and others do not serve yet, up to its room."""
     lost = [one for one in kept if one.name not in observed.adapters and one in known.handed]
     versions = [found for one in lost if (found := _lost_version(desired, one, chosen, known)) is not None]
     fitting = [one for one in versions if one.ref in chosen.staged]
@@ -152,7 +152,7 @@ def lost_by_engine(
 def _lost_version(
     desired: DesiredState, leaving: Handoff, chosen: Selection, known: PlanContext
 ) -> DesiredAdapter | None:
-    """What is to be loaded of it: as it is followed, or the last good generation where that is not there or fails."""
+    """Version to load: as followed, or the last good one if that is absent or fails."""
     failure = known.failures.get(leaving.key)
     found, good = _left_as(desired, leaving, chosen.limits.names), chosen.good.get(leaving.key)
     is_fit = found is not None and found.ref in chosen.staged and (failure is None or failure.ref != found.ref)
@@ -165,7 +165,7 @@ def _lost_version(
 def still_served(
     desired: DesiredState, kept: Iterable[Handoff], observed: Observed, chosen: Selection, known: PlanContext
 ) -> Iterator[ServedAdapter]:
-    """What of this nobody took over, of whichever generation the engine has it."""
+    """Kept adapters that nobody took over, at the generation that the engine has."""
     for one in kept:
         path = observed.adapters.get(one.name)
         if path is not None and not isinstance(known.handed.get(one), Taken):
@@ -177,7 +177,7 @@ def still_served(
 
 
 def _known_versions(adapter: DesiredAdapter, chosen: Selection) -> Iterator[tuple[int, ArtifactRef]]:
-    """What of an adapter an engine may have: as it is followed, as it was served last, and as it was before."""
+    """Versions that an engine may have: as followed, as served last, and as before."""
     yield from adapter.versions
     earlier = (chosen.good.get(adapter.key), *reversed(adapter.former))
     yield from ((one.generation, one.ref) for one in earlier if one is not None)
@@ -201,7 +201,7 @@ def still_answered(
     told: AbstractSet[str],
     gone: Collection[str],
 ) -> Iterator[KeptAdapter]:
-    """What the engine answers to with our weights although it is not as desired.
+    """Adapters of ours that the engine answers to, though not as desired.
 
     `told` has the name keys of what is served as desired, or reported as leaving; `gone` names that are to be unloaded.
     """
@@ -232,7 +232,7 @@ def _generation_of(adapter: DesiredAdapter | LazyAdapter, use: Use, chosen: Sele
 def superfluous(
     desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], handover: NameOverlap, known: PlanContext
 ) -> Iterator[Unload]:
-    """What the engine has from us and is not to have; also what a call is out for."""
+    """Unloads of adapters of ours that are not to be there, also while a call is out."""
     keep = handover.keep | handover.held | _misspelt(chosen, handover, known) | {one.name for one in kept}
     waiting = {key for _, key in chosen.undecided} | chosen.lazy.asked
     for name, path in handover.ours.items():
@@ -246,7 +246,7 @@ def superfluous(
 
 
 def count_removing(gone: Collection[Unload], desired: DesiredState, chosen: Selection, known: PlanContext) -> int:
-    """How many names the engine has, or may get yet by calls that were made, though nothing desires them any more."""
+    """Number of undesired names that the engine has, or may get by calls under way."""
     going = {one.name for one in gone}
     may_come = {key_of(name) for name in known.in_progress.loads} | known.unsettled | chosen.lazy.asked
     undesired = {key for key in may_come if desired.of(key) is None}

@@ -339,7 +339,7 @@ class LazySituation:
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """What this replica knows beside desired and observed state.
+    """Knowledge of this replica beside desired and observed state.
 
     Attributes:
         staged: see `ArtifactStore.staged`; what of the rest matters is `Selection.unseen`.

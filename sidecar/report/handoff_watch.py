@@ -40,7 +40,7 @@ class HandoffWatch:
         self._news = asyncio.Event()
 
     def verdicts(self) -> Mapping[Handoff, HandoffVerdict]:
-        """What those who are to take over said last of what is still asked for."""
+        """Last verdicts of those who are to take over, on open hand-overs."""
         return self._verdicts
 
     def follow(self, leaving: Iterable[Handoff]) -> None:

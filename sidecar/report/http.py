@@ -155,7 +155,7 @@ class DrainPage:
         return f"{peer}, with the control token"
 
     async def _need(self, request: Request, seconds: float) -> Need | None:
-        """What it is needed for once that is nothing or the time is up; None: the caller has gone.
+        """Need for the replica, once none is left or time is up; None: the caller left.
 
         Raises:
             _Refused: too many wait already.

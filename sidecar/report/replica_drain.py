@@ -166,7 +166,7 @@ class ReplicaDrain:
         return None if self._cause is None else await self._need()
 
     async def wait(self, seconds: float) -> Need:
-        """What the replica is needed for, as soon as that is nothing or when the time is up."""
+        """Need for the replica, as soon as there is none or when the time is up."""
         need = Need.TAKEOVER
         try:
             async with asyncio.timeout(seconds):

@@ -97,7 +97,7 @@ class Plugin:
         self.incarnation = os.urandom(8).hex()
 
     async def about(self, adapters: Adapters, _: Request) -> dict[str, object]:
-        """That there is a plugin, what it can do, and what the engine can hold."""
+        """Description of the plugin, its abilities, and the engine's limits."""
         can = [*CAPABILITIES, *(["resolve"] if adapters.resolves else [])]
         can += [*(["coverage"] if adapters.tells_coverage else []), *(["proof", "expect"] if adapters.proves else [])]
         can += ["base"] if adapters.tells_base else []

@@ -228,7 +228,7 @@ A status names what a replica does not serve, with one of these reasons. Each is
   there then in place of the refused files is taken. `retry_at` is empty.
 - *tried again*: after a pause that grows, at first to 15 seconds, then to a tenth of the time that it has lasted, at most
   to five minutes, and never ends. A source that asks for a longer pause (`Retry-After`) gets up to ten minutes.
-  `digest_mismatch` is an answer for whoever waits for a rollout all the same.
+  `digest_mismatch` ends a wait for a rollout all the same.
 - *at once*: what is ours or under way; pauses grow to 15 seconds.
 
 `loraplane retry adapter NAME` has any of them tried at once, and so has a `publish` of what replicas refuse.
