@@ -89,14 +89,7 @@ def plan_create_pool(change: CreatePool, view: ReadSet, context: Context) -> Pla
             Reason.POOL_EXISTS, f"pool {change.name!r} exists; update it, or choose another name", field="pool.name"
         )
     _check_no_adapter(change, view, context)
-    wanted = PoolSpec(
-        name=change.name,
-        base_models=list(change.base_models),
-        limits=change.limits,
-        base=change.base,
-        engine=change.engine,
-        engine_names=change.engine_names,
-    )
+    wanted = _whole(change)
     check_engine_names(wanted)
     compare = (absent(keys.pool(change.name)), *_no_adapters(change, context))
     draft = _put_draft("CreatePool", Absent(), wanted, compare, context)
@@ -165,6 +158,9 @@ def _existing(name: str, field: str, view: ReadSet, context: Context) -> Present
 
 def _wanted(change: UpdatePool, state: Present[PoolSpec] | Damaged) -> PoolSpec:
     if not isinstance(state, Present):
+        if change.fields is not None:
+            message = "the pool's record cannot be read, so no part of it can be kept; leave update_mask out"
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field="update_mask")
         return _whole(change)
     old = state.record
     limits = {name: getattr(change.limits, name) for name in PoolLimits.model_fields if change.replaces(name)}
@@ -180,11 +176,8 @@ def _wanted(change: UpdatePool, state: Present[PoolSpec] | Damaged) -> PoolSpec:
     return carry_unknown(old, old.model_copy(update=values))
 
 
-def _whole(change: UpdatePool) -> PoolSpec:
-    """In the place of what cannot be read."""
-    if change.fields is not None:
-        message = "the pool's record cannot be read, so no part of it can be kept; leave update_mask out"
-        raise InvalidArgument(Reason.INVALID_FIELD, message, field="update_mask")
+def _whole(change: CreatePool | UpdatePool) -> PoolSpec:
+    """A pool in the place of nothing, or of what cannot be read."""
     return PoolSpec(
         name=change.name,
         base_models=list(change.base_models),
@@ -251,18 +244,9 @@ def plan_confirm_removals(change: ConfirmRemovals, view: ReadSet, context: Conte
         raise InvalidArgument(Reason.INVALID_FIELD, f"{message}; give the one that the replica names", field="revision")
     before = state.record
     revision = max(change.revision, before.removals_confirmed_revision)
-    same = revision == before.removals_confirmed_revision
     wanted = before.model_copy(update={"removals_confirmed_revision": revision})
-    audit = AuditChange(kind="pool", name=wanted.name, before=shown(before), after=shown(wanted))
-    draft = TxnBuilder(
-        scope=wanted.name,
-        method="ConfirmRemovals",
-        compare=(mod_is(context.keys.pool(wanted.name), state.revision),),
-        success=() if same else (put_record(context.keys.pool(wanted.name), wanted.to_bytes(), field="pool"),),
-        audit=(audit,),
-        reply=ChangeReply(pool=wanted, etag=state.revision if same else None),
-    )
-    return finish(draft, view, context)
+    compare = (mod_is(context.keys.pool(wanted.name), state.revision),)
+    return finish(_put_draft("ConfirmRemovals", state, wanted, compare, context), view, context)
 
 
 def plan_drain(change: DrainReplica, view: ReadSet, context: Context) -> Planned:

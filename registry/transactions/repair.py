@@ -36,7 +36,7 @@ from registry.transactions.decode import (
     stored_tenant,
 )
 from registry.transactions.steps import HISTORY_KEPT, retire_record
-from registry.transactions.tenants import TENANT_SCOPE
+from registry.transactions.tenants import TENANT_SCOPE, tenant_record
 
 # Reads, compares and operations of a repair besides those of the records.
 _OTHER_OPS = 4
@@ -117,7 +117,7 @@ def plan_repair(change: RepairTenant, view: ReadSet, context: Context) -> Planne
     taken = [one for one in lost if one in first and view.key(_history_key(one, keys)) is None]
     left = sum(one not in first for one in lost)
     while True:
-        wanted = _tenant(change.name, state).model_copy(update={"adapters": len(standing) + left})
+        wanted = tenant_record(state, change.name).model_copy(update={"adapters": len(standing) + left})
         planned = finish(_draft(state, wanted, taken, context), view, context)
         if not taken or fits(planned, context.limits):
             return planned
@@ -129,15 +129,11 @@ def _history_key(record: AdapterRecord, keys: Keys) -> bytes:
     return keys.history(record.pool, record.name, record.generation)
 
 
-def _tenant(name: str, state: Present[TenantRecord] | Absent) -> TenantRecord:
-    return state.record if isinstance(state, Present) else TenantRecord(name=name)
-
-
 def _draft(
     state: Present[TenantRecord] | Absent, wanted: TenantRecord, taken: Sequence[AdapterRecord], context: Context
 ) -> TxnBuilder:
     keys, key = context.keys, context.keys.tenant(wanted.name)
-    is_right = not taken and wanted == _tenant(wanted.name, state)
+    is_right = not taken and wanted == tenant_record(state, wanted.name)
     counted = AuditChange(kind="tenant", name=wanted.name, before=snapshot_of(state), after=shown(wanted))
     deleted = [AuditChange(kind="adapter", name=one.name, before=shown(one), after=None) for one in taken]
     still_so = [condition for one in taken for condition in _conditions(one, keys)]

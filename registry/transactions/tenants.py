@@ -42,7 +42,7 @@ def count_all(steps: Iterable[AdapterStep], view: ReadSet, context: Context) -> 
 
 def _count(tenant: str, added: int, view: ReadSet, context: Context) -> Count:
     state = stored_tenant(view, context.keys, tenant)
-    record = _record(state, tenant)
+    record = tenant_record(state, tenant)
     # What was written past us was never counted, so deleting it may not drive the counter below zero.
     used = max(0, record.adapters + added)
     if added > 0 and record.max_adapters is not None and used > record.max_adapters:
@@ -51,7 +51,8 @@ def _count(tenant: str, added: int, view: ReadSet, context: Context) -> Count:
     return Count(mod_is(key, state.revision), Put(key, record.model_copy(update={"adapters": used}).to_bytes()))
 
 
-def _record(state: Present[TenantRecord] | Absent, tenant: str) -> TenantRecord:
+def tenant_record(state: Present[TenantRecord] | Absent, tenant: str) -> TenantRecord:
+    """The record of a tenant, which has none before something is said of it."""
     return state.record if isinstance(state, Present) else TenantRecord(name=tenant)
 
 
@@ -83,7 +84,7 @@ def plan_set_tenant(change: SetTenant, view: ReadSet, context: Context) -> Plann
     """
     state = stored_tenant(view, context.keys, change.name)
     check_etag(change.etag, state, field="tenant.etag")
-    record = _record(state, change.name)
+    record = tenant_record(state, change.name)
     if change.max_adapters is not None and change.max_adapters < record.adapters:
         raise _below_use(record)
     wanted = record.model_copy(update={"max_adapters": change.max_adapters})
