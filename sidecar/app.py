@@ -101,8 +101,7 @@ def assemble(ports: Ports) -> Sidecar:
     writer, declines = reporting.writer, reporting.declines
     observer = EngineObserver(engine, clock, mailbox.wake, store.owns, ports.base)
     collector = _collector(ports, reporting.status, on_news=observer.distrust)
-    catalogue = Catalogue(pool, cache.informer.record, cache.informer.with_last_good)
-    demand = ResidentSet(catalogue, idle_seconds=ports.idle_seconds)
+    demand = ResidentSet(Catalogue(cache.informer), idle_seconds=ports.idle_seconds)
     probes = EngineProbes(engine, clock)
     reconciler = Reconciler(
         EngineParts(engine, observer, probes),

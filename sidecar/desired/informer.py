@@ -202,13 +202,14 @@ class Informer:
     What was folded in a while ago is to be packed, by and by, with `pack`.
 
     Attributes:
+        pool: name of the pool.
         raw: every record as it stands in etcd, by name key.
         state: all of it.
         memory: what this replica served of it.
     """
 
     def __init__(self, pool: str) -> None:
-        self._pool = pool
+        self.pool = pool
         self.raw: dict[str, AnyRecord] = {}
         self.state = DesiredState()
         self._unpacked: set[str] = set()
@@ -280,8 +281,8 @@ class Informer:
         good, former = self.memory.good(key), self.memory.former(key)
         if good is None and not former:
             return adapter
-        last_good = None if good is None else _good_version(self._pool, key, adapter, good)
-        earlier = (_good_version(self._pool, key, adapter, one) for one in former)
+        last_good = None if good is None else _good_version(self.pool, key, adapter, good)
+        earlier = (_good_version(self.pool, key, adapter, one) for one in former)
         return replace(adapter, last_good=last_good, former=tuple(one for one in earlier if one is not None))
 
     def _take_served(self, key: str, generation: int) -> bool:
@@ -354,7 +355,7 @@ class Informer:
 
     def _judge(self, key: str, value: bytes, revision: int) -> Verdict:
         try:
-            return parse_adapter(self._pool, key, value, revision)
+            return parse_adapter(self.pool, key, value, revision)
         except RegistryError as error:
             return RefusedRecord(key, revision, error.reason.lower(), error.message)
         except ValueError as error:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
 from registry.model.names import name_key
 from registry.model.records import BaseShapes
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.desired.mailbox import Snapshot
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.engines.observed import Observed
 from sidecar.loop.observer import OwnNames, ServedGenerations
 from sidecar.loop.retries import RetryTracker
@@ -167,31 +167,18 @@ class RoundMemory:
     logged: tuple[int, int, int, int] | None = None
 
 
-class RemembersServed(Protocol):
-    """Keeper of the versions that a replica served; in production a pool cache."""
-
-    @property
-    def placed(self) -> AbstractSet[str]:
-        """Name keys of what is remembered, and others may be to serve."""
-        ...
-
-    def note_served(self, generations: Iterable[tuple[str, int]]) -> None:
-        """Notes generations by name key; 0: it is not to be served any more."""
-        ...
-
-
 class ServedNews:
     """Tells what is newly served, so that it is known after a restart: see `sidecar.desired.last_good`."""
 
-    def __init__(self, memory: RemembersServed) -> None:
-        self._memory = memory
+    def __init__(self, cache: PoolCache) -> None:
+        self._cache = cache
         self._served: frozenset[tuple[str, int, str]] = frozenset()
         self._places: tuple[object, ...] = ()
 
     def take(self, report: RoundReport) -> None:
         """Takes in what one round came to."""
         if report.situation.plan is not None:
-            self._memory.note_served(self._news(report.situation.plan))
+            self._cache.note_served(self._news(report.situation.plan))
 
     def _news(self, plan: Plan) -> list[tuple[str, int]]:
         """Name keys and generations that are served since; 0: that is others' now.
@@ -207,7 +194,7 @@ class ServedNews:
         return [*((name_key(name), generation) for name, generation, _ in sorted(news)), *self._given_away(plan)]
 
     def _given_away(self, plan: Plan) -> Iterator[tuple[str, int]]:
-        placed, chosen, leaving = self._memory.placed, plan.chosen, frozenset(one.key for one in plan.leaving)
+        placed, chosen, leaving = self._cache.placed, plan.chosen, frozenset(one.key for one in plan.leaving)
         places = (plan.revision, plan.among, leaving)
         if plan.blocked or not placed or places == self._places:
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from itertools import islice
-from typing import Protocol
 
 import structlog
 
@@ -19,8 +18,7 @@ from registry.etcd3.errors import EtcdError
 from registry.model.keys import Keys
 from registry.runtime.clock import Clock
 from sidecar.desired.informer import DesiredAdapter
-from sidecar.desired.last_good import GoodRecord
-from sidecar.desired.mailbox import Mailbox
+from sidecar.desired.pool_cache import PoolCache
 from sidecar.plan.proven import Earlier, earlier_of, lacking
 from sidecar.plan.types import RoundReport
 from sidecar.report.status_reader import StatusReader
@@ -32,28 +30,16 @@ MAX_ADAPTERS = 64
 MAX_REPLICAS = 16
 
 
-class AdoptsGood(Protocol):
-    """Keeper of what was served; in production a pool cache."""
-
-    def adopt(self, key: str, good: GoodRecord) -> None:
-        """Takes what others serve for the last good generation of an adapter."""
-        ...
-
-
 class GoodFinder:
     """One replica's."""
 
-    def __init__(
-        self, client: Client, keys: Keys, pool: str, replica: str, mailbox: Mailbox, memory: AdoptsGood, clock: Clock
-    ) -> None:
+    def __init__(self, client: Client, keys: Keys, replica: str, cache: PoolCache, clock: Clock) -> None:
         self._client = client
         self._keys = keys
-        self._pool = pool
         self._replica = replica
-        self._mailbox = mailbox
-        self._memory = memory
+        self._cache = cache
         self._clock = clock
-        self._reader = StatusReader(client, keys, pool)
+        self._reader = StatusReader(client, keys, cache.pool)
         self._lacking: dict[str, DesiredAdapter] = {}
         self._news = asyncio.Event()
 
@@ -87,7 +73,7 @@ class GoodFinder:
 
     async def _ask(self) -> None:
         """Reads once; nothing while the desired state may be old."""
-        snapshot = self._mailbox.snapshot
+        snapshot = self._cache.mailbox.snapshot
         if not snapshot.connected or snapshot.held:
             return
         try:
@@ -97,7 +83,7 @@ class GoodFinder:
             _log.warning("last_good_not_found", error=str(error))
 
     async def _earlier(self, adapter: DesiredAdapter) -> Earlier:
-        history = await self._client.list_prefix(self._keys.history_of(self._pool, adapter.name))
+        history = await self._client.list_prefix(self._keys.history_of(self._cache.pool, adapter.name))
         return earlier_of(adapter, history.kvs)
 
     async def _prove(self, asked: list[Earlier]) -> None:
@@ -120,8 +106,8 @@ class GoodFinder:
 
     def _adopt(self, found: Earlier, generation: int) -> None:
         """Unless the record has changed since: it may be of another life of the name."""
-        desired, key = self._mailbox.snapshot.desired, found.adapter.key
+        desired, key = self._cache.mailbox.snapshot.desired, found.adapter.key
         adapter = desired.adapters.get(key) if desired is not None else None
         if adapter is not None and adapter.revision == found.adapter.revision:
             _log.info("last_good_found", name=adapter.name, generation=generation, newest=adapter.generation)
-            self._memory.adopt(key, found.records[generation])
+            self._cache.adopt(key, found.records[generation])

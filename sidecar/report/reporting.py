@@ -42,7 +42,7 @@ class Reporting:
         self.events = events = EventRing(clock, lambda key: cache.informer.record(key) is not None)
         self.drain = ReplicaDrain(client, keys, presence, mailbox, writer, handoffs, status, events, clock)
         self.served = ServedNews(cache)
-        self.finder = GoodFinder(client, keys, pool, replica, mailbox, cache, clock)
+        self.finder = GoodFinder(client, keys, replica, cache, clock)
         self.share = ShareGuard(writer.announcement, writer.claim, clock, ports.give_up_seconds)
         self.declines = DeclineTeller(writer.announcement, ports.state)
         self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)

@@ -6,14 +6,12 @@ It is held to what an eager adapter is held to: the newest state that is followe
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry.model.errors import RegistryError
 from registry.model.names import name_key
 from sidecar.artifacts.types import Staged
-from sidecar.desired.informer import DesiredAdapter, DesiredState, parse_whole
-from sidecar.desired.packing import AnyRecord
+from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer, parse_whole
 from sidecar.plan.backoff import Failure
 from sidecar.plan.limits import rejection_of
 from sidecar.plan.names import SEPARATOR
@@ -92,33 +90,20 @@ MAX_REMEMBERED = 1024
 class Catalogue:
     """Reads raw records, never for a state that they are not of."""
 
-    def __init__(
-        self,
-        pool: str,
-        record: Callable[[str], AnyRecord | None],
-        with_last_good: Callable[[str, DesiredAdapter], DesiredAdapter],
-    ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            pool: name of the pool.
-            record: the raw record under a name key as it stands now, which may be newer than a state.
-            with_last_good: an adapter under a name key, with what this replica served of it before.
-        """
-        self._pool = pool
-        self._record = record
-        self._with_last_good = with_last_good
+    def __init__(self, informer: Informer) -> None:
+        """Reads nothing yet. Records of the informer may be newer than a state that is asked about."""
+        self._informer = informer
         self._read: OrderedDict[str, tuple[bytes, DesiredAdapter]] = OrderedDict()
 
     def whole(self, state: DesiredState, key: str) -> DesiredAdapter | None:
         """The lazy adapter under a name key as `state` has it; None: it has none, or the record has moved on."""
-        lazy, record = state.lazy.get(key), self._record(key)
+        lazy, record = state.lazy.get(key), self._informer.record(key)
         if lazy is None or record is None:
             return None
         value, revision = record.good or (record.value, record.revision)
         adapter = self._whole(key, value, revision)
         is_of_state = adapter is not None and (adapter.name, adapter.generation) == (lazy.name, lazy.generation)
-        return self._with_last_good(key, adapter) if adapter is not None and is_of_state else None
+        return self._informer.with_last_good(key, adapter) if adapter is not None and is_of_state else None
 
     def version(self, state: DesiredState, key: str) -> DesiredAdapter | None:
         """The same, also of what is answered with while that fails, which has a key of its own."""
@@ -135,7 +120,7 @@ class Catalogue:
             self._read.move_to_end(key)
             return known[1]
         try:
-            adapter = parse_whole(self._pool, key, value, revision)
+            adapter = parse_whole(self._informer.pool, key, value, revision)
         except (RegistryError, ValueError):
             return None  # it is newer than any state that could be followed
         self._read[key] = value, adapter

@@ -61,9 +61,7 @@ class MixedReplica:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.demand = ResidentSet(
-            Catalogue(POOL, self.informer.record, self.informer.with_last_good), idle_seconds=100.0
-        )
+        self.demand = ResidentSet(Catalogue(self.informer), idle_seconds=100.0)
         self._sharing = Assigner(POOL, self.name, self.labels)
         self._in_store: set[ArtifactRef] = set()
         self._failures: dict[str, Failure] = {}

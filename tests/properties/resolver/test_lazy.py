@@ -41,9 +41,7 @@ class Replica:
 
     def __init__(self, versions: dict[str, str]) -> None:
         self.informer = Informer(POOL)
-        self.demand = ResidentSet(
-            Catalogue(POOL, self.informer.record, self.informer.with_last_good), idle_seconds=IDLE_SECONDS
-        )
+        self.demand = ResidentSet(Catalogue(self.informer), idle_seconds=IDLE_SECONDS)
         self.engine = observed(dict.fromkeys(EAGER, "v1"), max_cpu_loras=3)
         self.now = 0.0
         self.revision = 0

@@ -101,7 +101,7 @@ class Taken:
 
 
 def nothing_asked() -> ResidentSet:
-    return ResidentSet(Catalogue(POOL, lambda _key: None, lambda _key, one: one))
+    return ResidentSet(Catalogue(Informer(POOL)))
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from registry.model.records import Placement, PoolLimits, SourceSpec
 from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.assignment import Assigner
-from sidecar.desired.informer import DesiredAdapter, DesiredState
+from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.observed import AlreadyThere, Done, NotThere, Observed, Outcome, Refused, Transient, Unknown
 from sidecar.loop.retries import RetryTracker
@@ -97,7 +97,7 @@ async def test_files_that_were_refused_are_looked_at_anew_by_other_terms_and_by_
         def whole(self, _state: DesiredState, key: str) -> DesiredAdapter | None:
             return lazy if key == "lazy" else None
 
-    mailbox, demand = wanting(1, "missing-a"), ResidentSet(Whole(POOL, lambda _key: None, lambda _key, one: one))
+    mailbox, demand = wanting(1, "missing-a"), ResidentSet(Whole(Informer(POOL)))
     async with running(Odd(), mailbox, demand=demand):
         await asyncio.sleep(30.0)
         assert len(fetched) == 1

@@ -32,7 +32,7 @@ class Scene:
     """A replica at generation 3 of ``a``, which fails; generations 1 and 2 are in history."""
 
     def __init__(self) -> None:
-        self.store, self.mailbox = MemoryEtcd(), Mailbox()
+        self.store, self.mailbox, self.pool = MemoryEtcd(), Mailbox(), POOL
         self.client = Client(self.store)
         self.adopted: list[tuple[str, GoodRecord]] = []
         for generation in (1, 2):
@@ -40,7 +40,7 @@ class Scene:
         self.state = desired(kv("a", 1, generation=3))
         self.mailbox.post(Snapshot(connected=True, desired=self.state))
         clock = Clock(random.Random(0))
-        finder = GoodFinder(self.client, KEYS, POOL, "r1", self.mailbox, self, clock)  # type: ignore[arg-type]
+        finder = GoodFinder(self.client, KEYS, "r1", self, clock)  # type: ignore[arg-type]
         self.finder = finder
         self.live("r1")
 

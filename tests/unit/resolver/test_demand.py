@@ -28,7 +28,7 @@ class World:
     def __init__(self, room: int = 9) -> None:
         self.informer = Informer(POOL)
         self.informer.replace(10, [*(kv(name, 1, load="lazy") for name in "abcd"), kv("e", 2)])
-        self.demand = ResidentSet(Catalogue(POOL, self.informer.record, self.informer.with_last_good))
+        self.demand = ResidentSet(Catalogue(self.informer))
         self.room = room
 
     def adapter(self, name: str) -> DesiredAdapter:

@@ -72,7 +72,7 @@ def test_what_is_not_proven_is_proven_before_it_is_told():
 def informed(*kvs) -> tuple[Informer, Catalogue]:
     informer = Informer(POOL)
     informer.replace(10, kvs)
-    return informer, Catalogue(POOL, informer.record, informer.with_last_good)
+    return informer, Catalogue(informer)
 
 
 def test_a_lazy_record_is_read_whole_packed_or_not():
@@ -107,8 +107,9 @@ def test_what_no_state_could_follow_is_not_read():
     informer, _ = informed(kv("a", 1, load="lazy"))
     broken = Informer(POOL)
     broken.replace(11, [kv("a", 11, b"{}")])
-    assert Catalogue(POOL, broken.record, broken.with_last_good).whole(informer.state, "a") is None
-    assert Catalogue("other", informer.record, informer.with_last_good).whole(informer.state, "a") is None
+    assert Catalogue(broken).whole(informer.state, "a") is None
+    others = SimpleNamespace(pool="other", record=informer.record, with_last_good=informer.with_last_good)
+    assert Catalogue(others).whole(informer.state, "a") is None
 
 
 def test_what_was_read_anew_is_remembered_as_the_newest(monkeypatch):
@@ -136,9 +137,12 @@ def test_a_thousand_are_remembered(monkeypatch):
     monkeypatch.setattr(module, "parse_whole", parse)
     keys = [f"k{number}" for number in range(1025)]
     state = SimpleNamespace(lazy={key: SimpleNamespace(name=key, generation=1) for key in keys})
-    catalogue = Catalogue(
-        POOL, lambda key: SimpleNamespace(good=None, value=key.encode(), revision=1), lambda _, one: one
+    raw = SimpleNamespace(
+        pool=POOL,
+        record=lambda key: SimpleNamespace(good=None, value=key.encode(), revision=1),
+        with_last_good=lambda _, one: one,
     )
+    catalogue = Catalogue(raw)
     for key in [*keys[:1024], keys[0]]:
         assert catalogue.whole(state, key) is not None
     assert len(read) == 1024

@@ -75,7 +75,7 @@ class Scene:
         lazy = [kv(name, 1, source=f"of-{name}", load="lazy", **spec) for name in "abcd"]
         self.informer.replace(10, [*lazy, kv("e", 2)])
         self.mailbox, self.store, self.owner = Mailbox(), Store(), Owner()
-        self.demand = ResidentSet(Catalogue(POOL, self.informer.record, self.informer.with_last_good))
+        self.demand = ResidentSet(Catalogue(self.informer))
         self.told: list[tuple[str, str]] = []
         self.process: str | None = "e1"
         self.resolver = Resolver(
