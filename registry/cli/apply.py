@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from registry.cli import options
 from registry.cli.change.sets import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
@@ -53,6 +54,22 @@ class ApplyOrder:
     @property
     def rollout_seconds(self) -> float:
         return self.timeout_seconds or ROLLOUT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class OrderOptions:
+    """Flags by which a change is sent and waited for."""
+
+    dry_run: options.DryRun = False
+    wait: options.Wait = False
+    min_ready: options.MinReady = 0
+    timeout: options.Timeout = None
+    request_id: options.RequestId = None
+
+    @property
+    def order(self) -> ApplyOrder:
+        """The same, as the change is sent."""
+        return ApplyOrder(self.request_id, self.timeout, self.dry_run, wait=self.wait, min_ready=self.min_ready)
 
 
 def apply_changes(

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from registry.cli.client import AdminClient
 from registry.cli.contexts import AdminContext, context_path, load_contexts
@@ -182,8 +183,7 @@ def session_of(context: click.Context) -> Session:
 
 def is_typed(context: click.Context, parameter: str) -> bool:
     """True for what stands on the command line itself: a variable may have been set for other commands."""
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
+    return context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
 def request_id_or_new(given: str | None) -> str:

@@ -13,7 +13,7 @@ import click
 import yaml
 
 from registry.cli import options
-from registry.cli.apply import ApplyOrder, apply_change, apply_changes, earlier, send
+from registry.cli.apply import ApplyOrder, OrderOptions, apply_change, apply_changes, earlier, send
 from registry.cli.change.addresses import is_uri, source_uri
 from registry.cli.change.documents import upsert_of, upserts
 from registry.cli.change.manifest import API_VERSION
@@ -86,23 +86,13 @@ Replace = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class SendOptions:
-    """Flags by which a change of one adapter is checked, sent and waited for."""
+class SendOptions(OrderOptions):
+    """Flags by which sources are read, and a change is sent and waited for."""
 
-    dry_run: options.DryRun = False
-    wait: options.Wait = False
-    min_ready: options.MinReady = 0
-    timeout: options.Timeout = None
-    request_id: options.RequestId = None
     credentials: options.Credentials = None
     hf_endpoint: options.HfEndpoint = None
     look_seconds: options.LookSeconds = LOOK_SECONDS
     force: options.Force = False
-
-    @property
-    def order(self) -> ApplyOrder:
-        """How it is sent."""
-        return ApplyOrder(self.request_id, self.timeout, self.dry_run, wait=self.wait, min_ready=self.min_ready)
 
     @property
     def looking(self) -> Looking:
@@ -125,31 +115,22 @@ def apply(
     selector: options.Selector = None,
     delete_limit: options.DeleteLimit = DELETE_LIMIT,
     yes: options.Yes = False,
-    dry_run: options.DryRun = False,
-    wait: options.Wait = False,
-    min_ready: options.MinReady = 0,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
+    given: SendOptions,
     no_atomic: options.NoAtomic = False,
     retry: Annotated[
         bool, options.flag("--retry", help="Make replicas retry at once what failed, changed or not.")
     ] = False,
-    credentials: options.Credentials = None,
-    hf_endpoint: options.HfEndpoint = None,
-    look_seconds: options.LookSeconds = LOOK_SECONDS,
-    force: options.Force = False,
 ) -> None:
     """Create or change adapters as manifests say, all in one transaction.
 
     With --prune -l K=V also delete those of the same pools that have the label and stand in no manifest.
     """
-    order = ApplyOrder(request_id, timeout, dry_run, no_atomic, wait, min_ready, "" if retry else None)
     session = session_of(context)
-    looking = Looking(credentials, hf_endpoint, look_seconds, order.read_seconds, force)
+    order = replace_fields(given.order, no_atomic=no_atomic, retry="" if retry else None)
     wanted = upserts(file, recursive=recursive)
     removals = to_prune(session, wanted, selector, delete_limit, order.read_seconds, prune=prune)
-    changes = preflight(session, wanted, looking)
-    if not dry_run:
+    changes = preflight(session, wanted, given.looking)
+    if not given.dry_run:
         ask(session, removals, yes=yes)
     apply_changes(session, changes, order, removals)
 
@@ -306,16 +287,11 @@ def rollback(
         bool, options.flag("--restored", help="Allow a generation that was restored from a backup.")
     ] = False,
     etag: options.Etag = _UNCONDITIONAL,
-    dry_run: options.DryRun = False,
-    wait: options.Wait = False,
-    min_ready: options.MinReady = 0,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
+    given: OrderOptions,
 ) -> None:
     """Make a new generation that equals an earlier one."""
     request = pb.RollbackAdapterRequest(name=name, to_generation=to, restored=restored, etag=etag)
-    order = ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
-    apply_change(session_of(context), api.ROLLBACK_ADAPTER, request, pool, order)
+    apply_change(session_of(context), api.ROLLBACK_ADAPTER, request, pool, given.order)
 
 
 def diff(

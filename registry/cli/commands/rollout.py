@@ -7,7 +7,7 @@ from typing import Annotated
 import click
 
 from registry.cli import options
-from registry.cli.apply import ApplyOrder, apply_change
+from registry.cli.apply import ApplyOrder, OrderOptions, apply_change
 from registry.cli.failure import usage
 from registry.cli.rollout import RolloutTarget, check_served
 from registry.cli.session import Session, pool_or_only, session_of
@@ -33,18 +33,14 @@ def rollout(
     pool: options.Pool = None,
     generation: Generation = 0,
     etag: options.Etag = _UNCONDITIONAL,
-    dry_run: options.DryRun = False,
-    wait: options.Wait = False,
-    min_ready: options.MinReady = 0,
-    timeout: options.Timeout = None,
-    request_id: options.RequestId = None,
+    given: OrderOptions,
 ) -> None:
     """Follow a generation until every replica that should serve it does, or name the others with reasons.
 
     With promote or abort before the name: give what only canaries serve to all replicas, or take it back. A name alone
     is always followed, also one that is called promote.
     """
-    session, order = session_of(context), ApplyOrder(request_id, timeout, dry_run, wait=wait, min_ready=min_ready)
+    session, order = session_of(context), given.order
     match words:
         case [name]:
             if generation or etag:
