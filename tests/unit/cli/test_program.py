@@ -190,8 +190,10 @@ def test_a_pipe_within_the_process_that_nobody_reads_does_not_end_it():
 
 
 def test_a_reader_that_leaves_ends_it_without_a_traceback(address, admin):
-    endless = (pb.WatchAdaptersResponse(revision=n, events=[pb.AdapterEvent(put=SQL)]) for n in range(1, 100_000_000))
-    admin.answers["WatchAdapters"] = [endless]
+    # Each is another, so that each is told: what is told before the reader leaves ends nothing.
+    endless = (pb.Adapter(name="sql", pool="dev", etag=str(n)) for n in range(1, 100_000_000))
+    news = (pb.WatchAdaptersResponse(revision=int(one.etag), events=[pb.AdapterEvent(put=one)]) for one in endless)
+    admin.answers["WatchAdapters"] = [news]
     pipe = subprocess.PIPE
     with child(command(address, "get", "adapters", "-w"), stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
