@@ -23,6 +23,7 @@ from bench.admin_service import Admin, Relay, admin, relaying
 from bench.etcd import Store, etcd
 from bench.figures import Figure, check, percentile
 from bench.usage import cpu_seconds
+from registry.access.principal import ANONYMOUS
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.client import Client
@@ -31,7 +32,7 @@ from registry.etcd3.options import ClientOptions
 from registry.model.keys import Keys
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer
-from registry.transactions.context import ANONYMOUS, Caller, TxnLimits
+from registry.transactions.context import Caller, TxnLimits
 from registry.transactions.validate import make_apply, make_upsert
 from tests.support.fleet import POOL
 

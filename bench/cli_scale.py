@@ -26,6 +26,7 @@ from bench.admin_service import Admin, admin
 from bench.children import compiled_in
 from bench.etcd import Store, etcd, put_of, record
 from bench.figures import Figure, check, of_times
+from registry.access.principal import ANONYMOUS
 from registry.etcd3.ops import Txn
 from registry.etcd3.options import ClientOptions
 from registry.model.keys import Keys
@@ -33,7 +34,7 @@ from registry.model.records import SourceSpec
 from registry.model.status import Pending
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer
-from registry.transactions.context import ANONYMOUS, Caller, TxnLimits
+from registry.transactions.context import Caller, TxnLimits
 from registry.transactions.validate import make_apply, make_upsert
 from tests.support.fleet import POOL
 from tests.support.residency_world import Replicas

@@ -18,10 +18,11 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.applications import Starlette
 
+from registry.access.control import AccessControl
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.pages import make_app
 from registry.admin.rpc.handlers import Reads, Writes
-from registry.admin.rpc.hook import Hook, let_pass, then_checked
+from registry.admin.rpc.hook import Hook, permit, then_checked
 from registry.admin.rpc.interceptor import CallLimits
 from registry.admin.rpc.service import SERVICE, call_limits, make_handlers
 from registry.admin.rpc.streams import Residency, Streams
@@ -67,18 +68,20 @@ class AdminPorts:
         insecure: what this service bears unprotected on the network.
         hosts: names under which its pages are asked for.
         drain_seconds: for which health says that it ends, before calls do.
+        access: who calls, and what they may do; None: anybody, everything.
     """
 
     client: Client
     keys: Keys
     clock: Clock
-    hook: Hook = let_pass
+    hook: Hook = permit
     health: health.aio.HealthServicer = field(default_factory=health.aio.HealthServicer)
     limits: TxnLimits = field(default_factory=TxnLimits)
     retention: Retention = USUAL_RETENTION
     insecure: tuple[str, ...] = ()
     hosts: Hosts = NAMELESS
     drain_seconds: float = DRAIN_SECONDS
+    access: AccessControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,8 @@ class AdminService:
                     tasks.create_task(keep("rollouts", self.controller.run), name="conductor"),
                     tasks.create_task(keep("members", self.members.run), name="members"),
                 ]
+                if self.ports.access is not None:
+                    ours.append(tasks.create_task(keep("access", self.ports.access.run), name="access"))
                 try:
                     await api.start()
                     yield
@@ -137,7 +142,7 @@ class AdminService:
 def assemble(ports: AdminPorts) -> AdminService:
     """The parts over these ports, wired. Made inside a running event loop."""
     client, keys, clock, rng = ports.client, ports.keys, ports.clock, ports.clock.rng
-    gate, metrics, calls, hook = WriteGate(), AdminMetrics(), call_limits(), then_checked(ports.hook)
+    gate, metrics, calls, hook = WriteGate(), AdminMetrics(), call_limits(ports.access), then_checked(ports.hook)
     reader = Reader(client, keys)
     writer = Writer(client, keys, ports.limits, gate, rng=rng, now=clock.wall, retention=ports.retention)
     supervisor = Supervisor(metrics.count_internal_error, rng, fatal=(TlsFailed, EtcdUnauthenticated))
@@ -160,5 +165,7 @@ def assemble(ports: AdminPorts) -> AdminService:
         members=MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall),
         calls=calls,
         handlers=make_handlers(writes, reads, streams, metrics, calls, ports.limits, hook),
-        app=make_app(probe, supervisor, metrics, streams.residency.page, ports.insecure, hook, ports.hosts),
+        app=make_app(
+            probe, supervisor, metrics, streams.residency.page, ports.insecure, hook, ports.hosts, ports.access
+        ),
     )

@@ -1,7 +1,7 @@
 """Pages of the HTTP port: each has a caller, and passes the hook of all calls.
 
-What a page asks for stands in the table of `rpc.hook`. The port knows nobody by name, so that all callers are anonymous
-there, and told apart by address.
+What a page asks for stands in the table of `registry.access.methods`. Without access control the port knows nobody by
+name, so that all callers are anonymous there, and told apart by address; with it they show a token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from registry.access.control import AccessControl, Shown
+from registry.access.methods import PAGES
+from registry.access.questions import Resource
 from registry.admin.health import AdminMetrics, Probe
-from registry.admin.rpc.calls import CallContext, call_of
+from registry.admin.rpc.calls import CallContext, call_of, is_local
 from registry.admin.rpc.hook import Hook, page_asked
 from registry.model.errors import (
     InvalidArgument,
@@ -49,10 +52,12 @@ def make_app(
     insecure: Sequence[str],
     hook: Hook,
     hosts: Hosts,
+    access: AccessControl | None,
 ) -> Starlette:
     """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``.
 
-    ``/readyz`` tells what is `insecure`; `hook` is called before each page. See `PageGuard` for `hosts`.
+    ``/readyz`` tells what is `insecure`, and which access file counts; `hook` is called before each page. See
+    `PageGuard` for `hosts`.
     """
 
     async def livez(_: Request, _call: CallContext) -> Response:
@@ -61,6 +66,8 @@ def make_app(
     async def readyz(_: Request, _call: CallContext) -> Response:
         now, failing = probe.readiness, sorted(supervisor.troubles)
         told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing}
+        if access is not None:
+            told["access"] = {"digest": access.digest, "trouble": access.trouble}
         return JSONResponse(told, status_code=200 if now.ready else 503)
 
     async def scrape(_: Request, _call: CallContext) -> Response:
@@ -69,19 +76,24 @@ def make_app(
     pages: Mapping[str, Page] = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
     refusals = Refusals(metrics.count_refused_page)
     return Starlette(
-        routes=[Route(path, endpoint(path, page, hook)) for path, page in pages.items()],
+        routes=[Route(path, endpoint(path, page, hook, access)) for path, page in pages.items()],
         middleware=[Middleware(PageGuard, hosts, refusals)],
         exception_handlers={HTTPException: refusals.no_page},
     )
 
 
-def endpoint(path: str, page: Page, hook: Hook) -> Callable[[Request], Awaitable[Response]]:
-    """A page as it is routed to: its caller, the hook, and how it is refused."""
+def endpoint(
+    path: str, page: Page, hook: Hook, access: AccessControl | None = None
+) -> Callable[[Request], Awaitable[Response]]:
+    """A page as it is routed to: its caller, the hook, and how it is refused. Of health everybody may hear."""
+    asks = None if PAGES[path][1] is Resource.HEALTH else access
 
     async def serve(request: Request) -> Response:
-        call = call_of(path, "", _peer(request), PAGE_SECONDS)
+        peer = _peer(request)
+        shown = Shown(peer, {}, request.headers.get("authorization", ""), is_private=is_local(peer))
         try:
-            hook(page_asked(path, request.query_params, call.principal))
+            call = await call_of(path, shown, PAGE_SECONDS, access=asks)
+            hook(page_asked(path, request.query_params, call.principal, call.grant))
             return await page(request, call)
         except RegistryError as error:
             problem = error_body(error.reason.value, error.message, error.field)

@@ -6,12 +6,14 @@ The certificate is read again for each handshake, so that rotating it needs no r
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 import structlog
 
+from registry.access.control import AccessControl
+from registry.access.sockets import HostSocket
 from registry.admin.app import DRAIN_SECONDS, AdminPorts, assemble
 from registry.admin.settings import AdminSettings
 from registry.etcd3.client import Client
@@ -22,6 +24,8 @@ from registry.runtime.clock import Clock
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told
 from registry.runtime.page_guard import own_hosts
 from registry.runtime.program import most_connections
+from registry.runtime.settings import Address
+from registry.sources.base import StoreError
 from registry.store.txn import Retention
 from registry.transactions.context import TxnLimits
 
@@ -69,10 +73,11 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """Address of a running service."""
+    """Ports of a running service. `token_port` 0: callers with tokens have none of their own."""
 
     grpc_port: int
     http_port: int
+    token_port: int = 0
 
 
 @asynccontextmanager
@@ -87,11 +92,19 @@ async def running(settings: AdminSettings, *, drain_seconds: float = DRAIN_SECON
     try:
         service = assemble(ports)
         api = grpc.aio.server(options=options())
-        port = bind(api, settings)
-        listener = listen_as_told("--http", settings.http)
-        async with service.serving(api, HttpServer(service.app, listener, service.metrics.count_closed)):
-            running = RunningServer(port, listener.getsockname()[1])
-            _log.info("listening", grpc_port=running.grpc_port, http_port=running.http_port)
+        async with AsyncExitStack() as held:
+            port, token_port = bind(api, settings), bind_tokens(api, settings)
+            host = HostSocket(settings.socket) if settings.socket else None
+            if host is not None:
+                api.add_insecure_port(host.inner)
+            listener = listen_as_told("--http", settings.http)
+            await held.enter_async_context(
+                service.serving(api, HttpServer(service.app, listener, service.metrics.count_closed))
+            )
+            if host is not None:
+                await held.enter_async_context(host.listening())
+            running = RunningServer(port, listener.getsockname()[1], token_port)
+            _log.info("listening", grpc_port=port, http_port=running.http_port, token_port=running.token_port)
             yield running
     finally:
         await ports.client.aclose()
@@ -109,7 +122,18 @@ def _ports(settings: AdminSettings, drain_seconds: float) -> AdminPorts:
         insecure=settings.unprotected(),
         hosts=own_hosts(*settings.own_names()),
         drain_seconds=drain_seconds,
+        access=_access(settings, clock),
     )
+
+
+def _access(settings: AdminSettings, clock: Clock) -> AccessControl | None:
+    """Access control by the file that the settings name. Raises CannotListen: it cannot be used."""
+    if settings.access is None:
+        return None
+    try:
+        return AccessControl(settings.access, clock.wall)
+    except StoreError as error:
+        raise CannotListen(f"--access: {error}") from error
 
 
 def options() -> tuple[tuple[str, int], ...]:
@@ -125,15 +149,24 @@ def options() -> tuple[tuple[str, int], ...]:
 
 def bind(server: grpc.aio.Server, settings: AdminSettings) -> int:
     """Binds the API's port; returns its number. Raises CannotListen."""
-    address = str(settings.listen)
+    return _bind(server, "--listen", settings.listen, settings.tls())
+
+
+def bind_tokens(server: grpc.aio.Server, settings: AdminSettings) -> int:
+    """Binds the port of callers with tokens; returns its number, 0 for none. Raises CannotListen."""
+    if settings.token_listen is None:
+        return 0
+    return _bind(server, "--token-listen", settings.token_listen, settings.token_tls())
+
+
+def _bind(server: grpc.aio.Server, flag: str, address: Address, files: TlsFiles | None) -> int:
     try:
-        if settings.tls_cert is None or settings.tls_key is None:
-            return server.add_insecure_port(address)
-        files = TlsFiles(settings.tls_ca, settings.tls_cert, settings.tls_key)
-        return server.add_secure_port(address, server_credentials(files))
+        if files is None:
+            return server.add_insecure_port(str(address))
+        return server.add_secure_port(str(address), server_credentials(files))
     except RuntimeError as error:
-        listen_as_told("--listen", settings.listen).close()  # says why, which gRPC does not
-        raise CannotListen(f"--listen {address}: {error}") from error
+        listen_as_told(flag, address).close()  # says why, which gRPC does not
+        raise CannotListen(f"{flag} {address}: {error}") from error
     except TlsUnusable as error:
-        flags = {settings.tls_ca: "--tls-ca", settings.tls_cert: "--tls-cert"}
+        flags = {files and files.ca: "--tls-ca", files and files.certificate: "--tls-cert"}
         raise CannotListen(f"{flags.get(error.file, '--tls-key')}: {error}") from error

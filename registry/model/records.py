@@ -396,12 +396,16 @@ class AuditChange(Part):
 
 
 class AuditRecord(Stored):
-    """Principal, request and values of a change: one for each changing revision."""
+    """Principal, request and values of a change: one for each changing revision.
+
+    `bindings`: numbers of those of the access file that allowed it; 0: the host's administrator did it.
+    """
 
     max_bytes = MAX_TRANSACTION_BYTES
     at: str
     principal: str
     role: str
+    bindings: list[Number] = []
     request_id: str
     method: str
     changes: list[AuditChange]

@@ -73,6 +73,9 @@ class SourcePrefix:
         """True if that is this or below it; ``/ab`` is not below ``/a``."""
         return (scheme, authority, path[: len(self.path)]) == (self.scheme, self.authority, self.path)
 
+    def __str__(self) -> str:
+        return f"{self.scheme}://{'/'.join((self.authority, *self.path))}"
+
 
 def scheme_of(uri: str) -> str:
     """The scheme of a URI.

@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 
+from registry.access.principal import Credential, Principal
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.client import Client
 from registry.etcd3.informer import SharedInformerFactory
@@ -42,10 +43,10 @@ from registry.runtime.clock import Deadline
 from registry.runtime.supervisor import Keep, keep_once
 from registry.store.writer import Writer
 from registry.transactions.changes import HaltRollout, PromoteRollout
-from registry.transactions.context import CONDUCTOR, Caller, Credential, Principal
+from registry.transactions.context import Caller
 from registry.transactions.decode import read_adapter
 
-PRINCIPAL = Principal("loraplane-admin", CONDUCTOR, Credential.SERVICE)
+PRINCIPAL = Principal("loraplane-admin", Credential.SERVICE)
 _ACT_SECONDS = 10.0
 # Between two looks at a pool, however fast its replicas report, give or take a half.
 _PAUSE_SECONDS = 0.2

@@ -138,6 +138,7 @@ class FollowedFile(Generic[Content]):
         self._take = take
         self._taken = version_of(path)
         self._refused: tuple[int, ...] | None = None
+        self._trouble = ""
         take(read(path))
 
     @property
@@ -145,18 +146,24 @@ class FollowedFile(Generic[Content]):
         """The version of the file that was handed over last."""
         return self._taken
 
+    @property
+    def trouble(self) -> str:
+        """Why the file as it was at the last look is not taken; empty: it is."""
+        return self._trouble
+
     def refresh(self) -> None:
         """Reads it again if it has changed. It may take a while: call it in a thread."""
         version = version_of(self._path)
         if version == self._taken:
+            self._trouble = ""
             return
         try:
             content = self._read(self._path)
         except (OSError, StoreError) as error:
             if version != self._refused:  # told once for each state of the file
                 _log.error("file_not_taken", file=str(self._path), reason=str(error))
-            self._refused = version
+            self._refused, self._trouble = version, str(error)
             return
         self._take(content)
-        self._taken = version
+        self._taken, self._trouble = version, ""
         _log.info("file_taken", file=str(self._path))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
+from registry.access.decision import HeldRole
+from registry.access.outcome import outcome_questions
 from registry.etcd3.ops import Compare, KeyValue, Op, Put, Range, Txn, absent
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.records import AuditChange, AuditRecord, ChangeReply, RequestRecord
@@ -17,6 +19,8 @@ from registry.transactions.decode import ReadSet, named
 
 # What a record gets besides when it goes into history, also that of another store, which must be readable too.
 _RETIRED_BYTES = 512
+# Scope of audit records that belong to no pool.
+TENANT_SCOPE = "_"
 _OVERHEAD_BYTES = 32  # of one compare or operation on the wire, generously
 
 
@@ -55,12 +59,17 @@ Planned = Commit | Unchanged
 
 
 def finish(draft: TxnBuilder, view: ReadSet, context: Context) -> Planned:
-    """The transaction of a draft that was made from a view."""
+    """The transaction of a draft that was made from a view.
+
+    Raises:
+        PermissionDenied: its caller may not do what it comes to.
+    """
     if not draft.success and not context.caller.request_id_given:
         return Unchanged(draft.reply)
+    allowed_by = _allowed_by(draft, context)
     bookkeeping: tuple[Op, ...] = (_request_put(draft.reply, context),)
     if draft.success:
-        bookkeeping += (_audit_put(draft, context),)
+        bookkeeping += (_audit_put(draft, context, allowed_by),)
     unused = (absent(key) for key in _request_keys(context) if key == context.request_key or view.key(key) is None)
     txn = Txn((*unused, *draft.compare), (*draft.success, *bookkeeping), view.reads)
     return Commit(txn, draft.reply, changes=bool(draft.success))
@@ -78,11 +87,23 @@ def _request_put(reply: ChangeReply | None, context: Context) -> Put:
     return Put(context.request_key, record.to_bytes(), context.leases.request)
 
 
-def _audit_put(draft: TxnBuilder, context: Context) -> Put:
+def _allowed_by(draft: TxnBuilder, context: Context) -> tuple[HeldRole, ...]:
+    """Bindings that allow what a draft comes to; none: nothing asks for any. Raises PermissionDenied."""
+    grant = context.caller.grant
+    if grant is None:
+        return ()
+    pool = None if draft.scope == TENANT_SCOPE else draft.scope
+    asked = outcome_questions(draft.method, pool, draft.audit)
+    return tuple(dict.fromkeys(grant.check_any(*each) for each in asked))
+
+
+def _audit_put(draft: TxnBuilder, context: Context, allowed_by: tuple[HeldRole, ...]) -> Put:
+    principal = context.caller.principal
     record = AuditRecord(
         at=context.at,
-        principal=context.caller.principal.name,
-        role=context.caller.principal.role,
+        principal=principal.name,
+        role=",".join(sorted({one.role for one in allowed_by})) or principal.usual_role,
+        bindings=sorted({one.number for one in allowed_by}),
         request_id=context.caller.request_id,
         method=draft.method,
         changes=list(draft.audit),

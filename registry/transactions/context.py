@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import assert_never
-from urllib.parse import quote
 
+from registry.access.decision import Grant
+from registry.access.principal import Credential, Principal
 from registry.etcd3.ops import Compare, absent, mod_is, unwritten_since
 from registry.model.errors import Conflict, Reason
 from registry.model.keys import Keys
@@ -23,48 +23,11 @@ class TxnLimits:
     max_bytes: int = MAX_TRANSACTION_BYTES
 
 
-# Roles. The conductor is the admin service itself.
-UNAUTHENTICATED, OPERATOR, CONDUCTOR = "unauthenticated", "operator", "conductor"
-
-
-class Credential(StrEnum):
-    """Kind of credential by which a principal is known. The words stand in keys of etcd, where roles stood once."""
-
-    NONE = ""
-    CERTIFICATE = "operator"
-    SERVICE = "conductor"
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Somebody: `name` as `credential` has it; what they may do goes by `role`, which can change."""
-
-    name: str
-    role: str
-    credential: Credential
-
-    @property
-    def space(self) -> str:
-        """Key space of this principal's request ids, so that nobody else can take one; "" for all that are unknown.
-
-        It has a colon, which a quoted name has not, so that a credential never reads as a part of somebody's name. The
-        role is no part of it: whoever gets another one is answered the same when a request is repeated.
-        """
-        return f"{self.credential}:{quote(self.name, safe='')}" if self.credential else ""
-
-
-ANONYMOUS = Principal("anonymous", UNAUTHENTICATED, Credential.NONE)
-
-
-def operator(common_name: str) -> Principal:
-    """Somebody who showed a certificate of our authority."""
-    return Principal(common_name, OPERATOR, Credential.CERTIFICATE)
-
-
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Caller who asks for a change.
 
+    `grant`: all that the caller may do; None: everything, since nothing says otherwise.
     `request_id_given`: the id is the caller's own, so a replay may come, also of what changes nothing. `repeats`: this
     call may be the replay, and one before it under way at another admin service.
     """
@@ -73,6 +36,7 @@ class Caller:
     request_id: str
     request_id_given: bool
     repeats: bool = False
+    grant: Grant | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from registry.model.records import (
     TenantRecord,
 )
 from registry.model.stored import MAX_RECORD_BYTES
-from registry.transactions.builder import Planned, TxnBuilder, check_fits, finish, fits, put_record
+from registry.transactions.builder import TENANT_SCOPE, Planned, TxnBuilder, check_fits, finish, fits, put_record
 from registry.transactions.changes import RepairTenant, RestoreHistory
 from registry.transactions.context import Context
 from registry.transactions.decode import (
@@ -36,7 +36,7 @@ from registry.transactions.decode import (
     stored_tenant,
 )
 from registry.transactions.steps import HISTORY_KEPT, retire_record
-from registry.transactions.tenants import TENANT_SCOPE, tenant_record
+from registry.transactions.tenants import tenant_record
 
 # Reads, compares and operations of a repair besides those of the records.
 _OTHER_OPS = 4

@@ -10,13 +10,11 @@ from registry.etcd3.ops import Compare, Put, Range, mod_is
 from registry.model.errors import FailedPrecondition, Reason, ResourceExhausted
 from registry.model.keys import Keys
 from registry.model.records import AuditChange, ChangeReply, TenantRecord
-from registry.transactions.builder import Planned, TxnBuilder, finish, put_record
+from registry.transactions.builder import TENANT_SCOPE, Planned, TxnBuilder, finish, put_record
 from registry.transactions.changes import SetTenant
 from registry.transactions.context import Context, check_etag
 from registry.transactions.decode import Absent, Present, ReadSet, shown, snapshot_of, stored_tenant
 from registry.transactions.steps import AdapterStep
-
-TENANT_SCOPE = "_"
 
 
 @dataclass(frozen=True, slots=True)

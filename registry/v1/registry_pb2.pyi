@@ -996,3 +996,69 @@ class ListChangesResponse(_message.Message):
     next_page_token: str
     unreadable: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, changes: _Optional[_Iterable[_Union[RecordedChange, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WhoAmIRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhoAmIResponse(_message.Message):
+    __slots__ = ("access_digest", "principal", "credential", "groups", "roles")
+    ACCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    access_digest: str
+    principal: str
+    credential: str
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    roles: _containers.RepeatedCompositeFieldContainer[HeldRole]
+    def __init__(self, access_digest: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., roles: _Optional[_Iterable[_Union[HeldRole, _Mapping]]] = ...) -> None: ...
+
+class HeldRole(_message.Message):
+    __slots__ = ("role", "binding", "tenants", "pools", "sources", "credentials")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    binding: int
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    pools: _containers.RepeatedScalarFieldContainer[str]
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    credentials: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, role: _Optional[str] = ..., binding: _Optional[int] = ..., tenants: _Optional[_Iterable[str]] = ..., pools: _Optional[_Iterable[str]] = ..., sources: _Optional[_Iterable[str]] = ..., credentials: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckAccessRequest(_message.Message):
+    __slots__ = ("verb", "resource", "pool", "name", "source", "credentials", "user", "groups")
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    verb: str
+    resource: str
+    pool: str
+    name: str
+    source: str
+    credentials: str
+    user: str
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, verb: _Optional[str] = ..., resource: _Optional[str] = ..., pool: _Optional[str] = ..., name: _Optional[str] = ..., source: _Optional[str] = ..., credentials: _Optional[str] = ..., user: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckAccessResponse(_message.Message):
+    __slots__ = ("allowed", "role", "binding", "roles")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    allowed: bool
+    role: str
+    binding: int
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, allowed: bool = ..., role: _Optional[str] = ..., binding: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ...) -> None: ...

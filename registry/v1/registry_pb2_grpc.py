@@ -164,6 +164,16 @@ class AdapterRegistryStub(object):
                 request_serializer=registry_dot_v1_dot_registry__pb2.ListChangesRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.ListChangesResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/WhoAmI',
+                request_serializer=registry_dot_v1_dot_registry__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
+        self.CheckAccess = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/CheckAccess',
+                request_serializer=registry_dot_v1_dot_registry__pb2.CheckAccessRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.CheckAccessResponse.FromString,
+                _registered_method=True)
 
 
 class AdapterRegistryServicer(object):
@@ -350,6 +360,20 @@ class AdapterRegistryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhoAmI(self, request, context):
+        """Tells who calls, and the roles that the access file of this service gives them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckAccess(self, request, context):
+        """Tells whether the caller may do something; or somebody else, for whom the role security may ask.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdapterRegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -482,6 +506,16 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
                     servicer.ListChanges,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.ListChangesRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.ListChangesResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.WhoAmIRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.WhoAmIResponse.SerializeToString,
+            ),
+            'CheckAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckAccess,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.CheckAccessRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.CheckAccessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1186,6 +1220,60 @@ class AdapterRegistry(object):
             '/registry.v1.AdapterRegistry/ListChanges',
             registry_dot_v1_dot_registry__pb2.ListChangesRequest.SerializeToString,
             registry_dot_v1_dot_registry__pb2.ListChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/WhoAmI',
+            registry_dot_v1_dot_registry__pb2.WhoAmIRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.WhoAmIResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/CheckAccess',
+            registry_dot_v1_dot_registry__pb2.CheckAccessRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.CheckAccessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from registry.access.methods import METHODS
+from registry.access.principal import ANONYMOUS
 from registry.admin.rpc.decode import restore_history
-from registry.admin.rpc.hook import METHODS, asked_of, check
+from registry.admin.rpc.hook import asked_of, check
 from registry.cli.backup import StoredState, backup_text, check_places, plan_restore, records_of, state_of
 from registry.cli.commands.backup import _history, _lines, _upserts
 from registry.cli.failure import CliError
@@ -19,7 +21,6 @@ from registry.model.errors import RegistryError
 from registry.model.messages import pool_message
 from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
 from registry.transactions.changes import Remove
-from registry.transactions.context import ANONYMOUS
 from registry.v1 import registry_pb2 as pb
 from tests.fuzz.fuzzer import Run, Target, must_say
 from tests.fuzz.mutation import Case, as_json, hurt_json, json_bytes, raw
@@ -112,7 +113,7 @@ def _restored(author: Author, saved: StoredState, calls: int) -> Iterator[str]:
         request = _history(saved, name)
         request.request_id = "r"
         try:
-            check(asked_of(*METHODS["RestoreHistory"], request, ANONYMOUS))
+            check(asked_of(METHODS["RestoreHistory"], request, ANONYMOUS))
             for _ in range(calls):
                 author.change(restore_history(request))
             yield request.name

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from registry.access.principal import operator
 from registry.admin.rpc import calls, interceptor
 from registry.cli import contexts
 from registry.model.errors import InvalidArgument
@@ -15,7 +16,6 @@ from registry.runtime.connection_table import ConnectionTable, NoPlace
 from registry.sources import object_stores
 from registry.sources.http import Getter
 from registry.transactions import repair
-from registry.transactions.context import operator
 from sidecar.report import http
 from tests.fuzz import fuzzer, sequences
 from tests.fuzz.fuzzer import Bounds, search

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from registry.access.principal import Principal, operator
 from registry.etcd3.ops import Range, Txn
 from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, AdapterSpec, PoolLimits, SourceSpec
@@ -17,7 +18,7 @@ from registry.transactions.changes import (
     Upsert,
     payload_digest,
 )
-from registry.transactions.context import Caller, Context, LeaseIds, Principal, TxnLimits, operator
+from registry.transactions.context import Caller, Context, LeaseIds, TxnLimits
 from registry.transactions.decode import ReadSet, read_set_of
 from registry.transactions.plan import plan_change, reads_beside, reads_of
 from registry.transactions.repair import AuditTrail, is_of_tenant

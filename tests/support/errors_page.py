@@ -56,6 +56,8 @@ MEANING: Mapping[Reason, str] = {
     Reason.ETCD_NO_SPACE: "etcd has used up its quota. Compact and defragment it, or raise the quota, then disarm its alarm.",
     Reason.ETCD_UNAVAILABLE: "etcd does not answer the admin service. Nothing was changed; repeat it.",
     Reason.ETCD_PERMISSION: "etcd refuses the admin service. Check its user, role and certificates.",
+    Reason.UNAUTHENTICATED: "The admin service does not know who calls: no credential names somebody whom its [access file](security.md) believes.",
+    Reason.PERMISSION_DENIED: "No role of the caller allows it; `roles` tells which would. See [roles](roles.md).",
     Reason.OUTCOME_UNKNOWN: "Nobody knows whether the change was made. Retry with the same request_id (`request_id` tells it): it is made once at most.",
     Reason.SIDECAR_UNAVAILABLE: "The sidecar that --sidecar names is not reached, `top` reaches none, or what answers is no sidecar.",
     Reason.ADMIN_UNAVAILABLE: "The admin service is not reached, or is shutting down. Ask again, or ask another one.",
@@ -122,6 +124,10 @@ AGAIN: Mapping[Reason, RetryRule] = {
     **_again(
         RetryClass.CHANGE, "room, or a right, in etcd", "`loraplane doctor --etcd HOST:PORT`", Reason.ETCD_NO_SPACE
     ),
+    **_again(
+        RetryClass.CHANGE, "a credential", "[a credential](security.md#how-a-caller-is-known)", Reason.UNAUTHENTICATED
+    ),
+    **_again(RetryClass.CHANGE, "a role", "[a binding](security.md#bindings)", Reason.PERMISSION_DENIED),
     **_again(RetryClass.CHANGE, "a right in etcd", "`loraplane doctor --etcd HOST:PORT`", Reason.ETCD_PERMISSION),
     **_again(
         *(

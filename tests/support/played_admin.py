@@ -15,8 +15,9 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
+from registry.access.control import AccessControl
 from registry.admin.app import AdminPorts, assemble
-from registry.admin.rpc.hook import Asked, Hook, let_pass
+from registry.admin.rpc.hook import Asked, Hook, permit
 from registry.admin.rpc.interceptor import DETAILS_KEY
 from registry.admin.rpc.service import DESCRIPTOR, SERVICE
 from registry.runtime.clock import Clock
@@ -87,12 +88,12 @@ class Served:
         asked: all that it was called with.
     """
 
-    def __init__(self, etcd: PlayedEtcd) -> None:
+    def __init__(self, etcd: PlayedEtcd, access: AccessControl | None = None) -> None:
         self.etcd, self.client = etcd, etcd.client()
-        self.hook: Hook = let_pass
+        self.hook: Hook = permit
         self.asked: list[Asked] = []
         clock = Clock(random.Random(0))
-        self.service = assemble(AdminPorts(self.client, KEYS, clock, self._hook, insecure=("--listen",)))
+        self.service = assemble(AdminPorts(self.client, KEYS, clock, self._hook, insecure=("--listen",), access=access))
         self.service.gate.open()
         self.metrics, self.probe = self.service.metrics, self.service.probe
 
@@ -138,9 +139,10 @@ class Served:
             if sample.labels["method"] == method and sample.name.endswith("_total")
         }
 
-    async def make_pool(self, name: str = "p") -> pb.Pool:
+    async def make_pool(self, name: str = "p", context: Context | None = None) -> pb.Pool:
         """Makes a pool of one base model."""
-        made = await self.call("CreatePool", pb.CreatePoolRequest(pool=pb.Pool(name=name, base_models=["base"])))
+        request = pb.CreatePoolRequest(pool=pb.Pool(name=name, base_models=["base"]))
+        made = await self.call("CreatePool", request, context)
         assert isinstance(made, pb.Pool)
         return made
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
 from urllib.parse import unquote
 
+from registry.access.control import AccessControl, Shown
+from registry.access.decision import Grant
+from registry.access.principal import ANONYMOUS, Principal, operator
 from registry.runtime.clock import Deadline
-from registry.transactions.context import ANONYMOUS, Caller, Principal, operator
+from registry.transactions.context import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,8 @@ class CallContext:
     """One call: the name of its method or page, who makes it, and how long it may take.
 
     `origin` is whom limits count it to: the principal that a certificate names, or else the address. `connection` is
-    as gRPC names it. `repeats`: its client says that it may be a repetition.
+    as gRPC names it. `repeats`: its client says that it may be a repetition. `grant`: all that the principal may do;
+    None: everything. `expires`: until when its credential counts, in seconds since 1970; None: as long as it takes.
     """
 
     method: str
@@ -25,18 +29,36 @@ class CallContext:
     origin: str
     connection: str
     repeats: bool = False
+    grant: Grant | None = None
+    expires: float | None = None
 
     def caller(self, request_id: str) -> Caller:
         """Who asks for a change; an empty id is replaced by one of ours."""
         made, is_given = request_id or f"auto-{secrets.token_hex(12)}", bool(request_id)
-        return Caller(self.principal, made, is_given, repeats=is_given and self.repeats)
+        return Caller(self.principal, made, is_given, is_given and self.repeats, self.grant)
 
 
-def call_of(method: str, common_name: str, peer: str, timeout_seconds: float, *, repeats: bool = False) -> CallContext:
-    """A call of whoever a certificate names (empty: nobody) from a peer, as gRPC names it."""
-    deadline = Deadline.of(timeout_seconds)
-    if common_name:
-        return CallContext(method, operator(common_name), deadline, f"operator {common_name}", peer, repeats)
+async def call_of(
+    method: str,
+    shown: Shown,
+    timeout_seconds: float,
+    *,
+    repeats: bool = False,
+    access: AccessControl | None = None,
+) -> CallContext:
+    """A call of whoever its credentials name; without access control, of anybody.
+
+    Raises:
+        Unauthenticated: they name nobody.
+    """
+    deadline, peer = Deadline.of(timeout_seconds), shown.peer
+    if access is not None:
+        known, expires = await access.principal(shown)
+        origin = f"{known.credential} {known.name}"
+        return CallContext(method, known, deadline, origin, peer, repeats, access.grant(known), expires)
+    names = shown.facts.get("x509_common_name", ())
+    if name := next(iter(names), b"").decode(errors="replace"):
+        return CallContext(method, operator(name), deadline, f"operator {name}", peer, repeats)
     return CallContext(method, ANONYMOUS, deadline, address_of(peer), peer, repeats)
 
 
@@ -53,3 +75,12 @@ def address_of(peer: str) -> str:
     host = rest.rpartition(":")[0].strip("[]")
     mapped = IPv6Address(host).ipv4_mapped if kind == "ipv6" else None
     return str(mapped or host)
+
+
+def is_local(peer: str) -> bool:
+    """True for a peer, as gRPC names it, on this host: nobody else reads what it sends."""
+    address = address_of(peer)
+    try:
+        return address == "unix" or ip_address(address).is_loopback
+    except ValueError:
+        return peer.startswith("unix-abstract:")

@@ -16,13 +16,21 @@ from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.encode_changes import first_id, recorded_changes
 from registry.admin.rpc.interceptor import Unary
 from registry.admin.rpc.shapes import ShapesWorker
+from registry.admin.rpc.visible import (
+    everything,
+    seen_adapters,
+    seen_changes,
+    seen_pools,
+    seen_status,
+    seen_tenants,
+)
 from registry.model.errors import FailedPrecondition
 from registry.model.keys import last_part
 from registry.model.messages import pool_message, tenant_message
 from registry.rollout.expected import expectation_of, labels_of
 from registry.runtime.clock import Deadline
 from registry.runtime.program import release_version
-from registry.store.pages import check_page_size, decode_token, parse_filter
+from registry.store.pages import Filter, check_page_size, decode_token, parse_filter
 from registry.store.reader import Reader
 from registry.store.writer import Writer
 from registry.transactions.builder import Settled
@@ -61,7 +69,9 @@ class Reads:
         return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.deadline))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest, call: CallContext) -> pb.ListAdaptersResponse:
+        is_seen = seen_adapters(call, request.pool)
         wanted, size = parse_filter(request.filter), check_page_size(request.page_size)
+        wanted = wanted if is_seen is everything else Filter((*wanted.terms, lambda record: is_seen(record.name)))
         listing = f"adapters\0{request.pool}\0{request.filter}"
         token = decode_token(request.page_token, listing)
         page = await self._reader.adapters(request.pool, wanted, size, token, call.deadline)
@@ -69,7 +79,7 @@ class Reads:
             adapters=[encode.present_adapter(one) for one in page.records],
             next_page_token=encode.token(page.token, listing),
             revision=page.revision,
-            unreadable=page.unreadable,
+            unreadable=filter(is_seen, page.unreadable),
         )
 
     async def list_adapter_history(
@@ -83,26 +93,26 @@ class Reads:
 
     async def list_pools(self, request: pb.ListPoolsRequest, call: CallContext) -> pb.ListPoolsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "pools")
-        page = await self._reader.pools(size, token, call.deadline)
+        page, is_seen = await self._reader.pools(size, token, call.deadline), seen_pools(call)
         unknown: dict[str, list[str]] = {}
         if request.show_unknown and page.token is None:
             unknown = await self._reader.replicas_without_pool(page.revision, call.deadline)
         return pb.ListPoolsResponse(
-            unknown=encode.unknown_pools(unknown),
-            pools=[pool_message(one.record, one.revision) for one in page.records],
+            unknown=encode.unknown_pools({pool: names for pool, names in unknown.items() if is_seen(pool)}),
+            pools=[pool_message(one.record, one.revision) for one in page.records if is_seen(one.record.name)],
             next_page_token=encode.token(page.token, "pools"),
-            unreadable=page.unreadable,
+            unreadable=filter(is_seen, page.unreadable),
             admin_version=release_version(),
             admin_insecure=self._insecure,
         )
 
     async def list_tenants(self, request: pb.ListTenantsRequest, call: CallContext) -> pb.ListTenantsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "tenants")
-        page = await self._reader.tenants(size, token, call.deadline)
+        page, is_seen = await self._reader.tenants(size, token, call.deadline), seen_tenants(call)
         return pb.ListTenantsResponse(
-            tenants=[tenant_message(one.record, one.revision) for one in page.records],
+            tenants=[tenant_message(one.record, one.revision) for one in page.records if is_seen(one.record.name)],
             next_page_token=encode.token(page.token, "tenants"),
-            unreadable=page.unreadable,
+            unreadable=filter(is_seen, page.unreadable),
         )
 
     async def read_backup(self, request: pb.ReadBackupRequest, call: CallContext) -> pb.ReadBackupResponse:
@@ -115,23 +125,25 @@ class Reads:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
         page = await self._reader.audit(request.pool, since, size, token, call.deadline)
         reply = pb.ListChangesResponse(next_page_token=encode.token(page.token, listing))
+        is_seen = seen_changes(call, request.pool)
         for kv in page.kvs:
             try:
-                reply.changes.extend(recorded_changes(kv.value))
+                reply.changes.extend(filter(is_seen, recorded_changes(kv.value)))
             except FailedPrecondition:
                 reply.unreadable.append(last_part(kv.key))
             await asyncio.sleep(0)  # each may have a megabyte
         return reply
 
     async def get_replica(self, request: pb.GetReplicaRequest, call: CallContext) -> pb.Replica:
-        return encode.replica(request.pool, await self._reader.replica(request.pool, request.name, call.deadline))
+        found = await self._reader.replica(request.pool, request.name, call.deadline)
+        return seen_status(call, encode.replica(request.pool, found))
 
     async def list_replicas(self, request: pb.ListReplicasRequest, call: CallContext) -> pb.ListReplicasResponse:
         listing = f"replicas\0{request.pool}"
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
         page, found = await self._reader.replicas(request.pool, size, token, call.deadline)
         reply = pb.ListReplicasResponse(
-            replicas=[encode.replica(request.pool, one) for one in found],
+            replicas=[seen_status(call, encode.replica(request.pool, one)) for one in found],
             next_page_token=encode.token(page.token, listing),
         )
         if page.token is None:

@@ -20,8 +20,9 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
+from registry.access.control import AccessControl, Shown
 from registry.admin.health import AdminMetrics
-from registry.admin.rpc.calls import CallContext, call_of
+from registry.admin.rpc.calls import CallContext, call_of, is_local
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.model.errors import (
     AlreadyExists,
@@ -69,6 +70,7 @@ class CallLimits:
         turns: of those that work.
         refusals: of which causes calls were refused lately: many of one are a line a minute.
         stopping: set when the service stops, at which streams end.
+        access: who calls, and what they may do; None: anybody, everything.
     """
 
     calls: FairLimiter
@@ -77,6 +79,7 @@ class CallLimits:
     turns: Batcher
     refusals: Repeats
     stopping: asyncio.Event
+    access: AccessControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def supervised_unary(
         started = time.monotonic()
         try:
             with _counted(method, context, metrics, limits.refusals):
-                call = _call(method, context)
+                call = await _call(method, context, limits.access)
                 async with _admitted(requests, call, accept, limits, prepare) as request, limits.turns.taken():
                     return await handler(request, call)
         except RegistryError as error:
@@ -185,10 +188,10 @@ def supervised_stream(
         with metrics.streams.labels(method).track_inprogress():
             try:
                 with _counted(method, context, metrics, limits.refusals):
-                    call = _call(method, context)
+                    call = await _call(method, context, limits.access)
                     async with AsyncExitStack() as beginning:
                         request = await beginning.enter_async_context(_admitted(requests, call, accept, limits))
-                        async with aclosing(_until(limits.stopping, handler(request, call))) as replies:
+                        async with aclosing(_until(limits, call, handler(request, call))) as replies:
                             async for reply in replies:
                                 if is_last is None:
                                     await beginning.aclose()
@@ -241,7 +244,7 @@ async def _outcome(
     work: Coroutine[None, None, Result],
     late: tuple[Reason, str],
     *,
-    until: Collection[asyncio.Task[None]] = (),
+    until: Collection[asyncio.Task[Any]] = (),
     timeout_seconds: float | None = None,
 ) -> Result:
     """What comes of some work. What has come of it counts, however late this loop looks.
@@ -259,19 +262,30 @@ async def _outcome(
             del task  # an error of it leads to this frame: together they would be a cycle
 
 
-async def _until(stopping: asyncio.Event, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[Reply, None]:
-    """The replies, until the service stops."""
-    async with aclosing(replies), _task(_event(stopping)) as stop:
-        while (reply := await _outcome(_next(replies), _STOPS, until=(stop,))) is not None:
-            yield reply
+async def _until(
+    limits: CallLimits, call: CallContext, replies: AsyncGenerator[Reply, None]
+) -> AsyncGenerator[Reply, None]:
+    """The replies, until the service stops, or its caller may have no more of them."""
+    async with aclosing(replies), _task(limits.stopping.wait()) as stop, _task(_revoked(limits.access, call)) as end:
+        try:
+            while (reply := await _outcome(_next(replies), _STOPS, until=(stop, end))) is not None:
+                yield reply
+        except Unavailable:
+            if end.done():
+                end.result()
+            raise
+
+
+async def _revoked(access: AccessControl | None, call: CallContext) -> None:
+    """Raises Unauthenticated: the caller's credential expired; Unavailable: what it may do is not the same any more."""
+    if access is None or call.grant is None:
+        await asyncio.Event().wait()
+    else:
+        await access.until_revoked(call.principal, call.grant, call.expires)
 
 
 async def _next(items: AsyncGenerator[Result, None]) -> Result | None:
     return await anext(items, None)
-
-
-async def _event(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 @asynccontextmanager
@@ -321,10 +335,15 @@ async def _refuse(context: Context, error: RegistryError) -> None:
         aborted.__traceback__ = aborted.__context__ = None
 
 
-def _call(method: str, context: Context) -> CallContext:
+async def _call(method: str, context: Context, access: AccessControl | None) -> CallContext:
     remaining = context.time_remaining()
     seconds = MAX_UNARY_SECONDS if remaining is None else min(MAX_UNARY_SECONDS, remaining * (1 - _FOR_THE_ANSWER))
-    names = context.auth_context().get("x509_common_name", ())
-    name = next(iter(names), b"").decode(errors="replace")
-    peer, repeats = context.peer(), REPEATED_METADATA in (context.invocation_metadata() or ())
-    return call_of(method, name, peer, seconds, repeats=repeats)
+    metadata = context.invocation_metadata() or ()
+    facts = context.auth_context()
+    shown = Shown(
+        context.peer(),
+        facts,
+        next((str(value) for name, value in metadata if name == "authorization"), ""),
+        is_private=b"ssl" in facts.get("transport_security_type", ()) or is_local(context.peer()),
+    )
+    return await call_of(method, shown, seconds, repeats=REPEATED_METADATA in metadata, access=access)

@@ -12,10 +12,13 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from registry.access.control import AccessControl
+from registry.access.methods import METHODS
 from registry.admin.health import AdminMetrics
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.handlers import Reads, Writes
-from registry.admin.rpc.hook import METHODS, Hook, asked_of
+from registry.admin.rpc.hook import Hook, asked_of
+from registry.admin.rpc.identity import Identity
 from registry.admin.rpc.interceptor import (
     Accept,
     CallLimits,
@@ -58,7 +61,7 @@ def make_handlers(
     Raises:
         KeyError: a method of the .proto has no handler, or no verb.
     """
-    unary = {**reads.by_method(), **writes.by_method()}
+    unary = {**reads.by_method(), **writes.by_method(), **Identity(shared.access).by_method()}
     stream: Mapping[str, Stream[Any, Any]] = {
         "WatchAdapters": streams.watch_adapters,
         "WatchRollout": streams.watch_rollout,
@@ -84,20 +87,20 @@ def make_handlers(
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def call_limits() -> CallLimits:
-    """State that all calls of a service share. Made inside a running event loop."""
+def call_limits(access: AccessControl | None = None) -> CallLimits:
+    """State that all calls of a service share; see there for `access`. Made inside a running event loop."""
     calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
     refusals = Repeats(asyncio.get_running_loop().time)
-    return CallLimits(calls, working, ByteLimiter(), Batcher(), refusals, asyncio.Event())
+    return CallLimits(calls, working, ByteLimiter(), Batcher(), refusals, asyncio.Event(), access)
 
 
 def _acceptor(method: MethodDescriptor, parse: Callable[[bytes], Message], hook: Hook) -> Accept[Any]:
     """Parser of a request that also lets it through the hook."""
-    verb, resource = METHODS[method.name]
+    action = METHODS[method.name]
 
     def accept(raw: bytes, call: CallContext) -> Message:
         request = parse(raw)
-        hook(asked_of(verb, resource, request, call.principal))
+        hook(asked_of(action, request, call.principal, call.grant))
         return request
 
     return accept

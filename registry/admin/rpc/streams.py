@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from registry.access.methods import PAGES
 from registry.admin.rpc import encode_residency as wire
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.encode_residency import STATES
+from registry.admin.rpc.visible import everything, seen_adapters
 from registry.etcd3.ops import Event
 from registry.model.errors import InvalidArgument, NotFound, Reason, RegistryError, Unavailable
 from registry.model.keys import last_part
@@ -39,10 +41,10 @@ class Streams:
     async def watch_adapters(
         self, request: pb.WatchAdaptersRequest, call: CallContext
     ) -> AsyncGenerator[pb.WatchAdaptersResponse, None]:
-        start = _not_negative(request.start_revision, "start_revision")
+        start, is_seen = _not_negative(request.start_revision, "start_revision"), seen_adapters(call, request.pool)
         async with aclosing(self._watcher.adapters(request.pool, start, call.deadline)) as batches:
             async for batch in batches:
-                responses = _responses(request.pool, batch)
+                responses = _responses(request.pool, batch, is_seen)
                 del batch  # the next may not come for days, and it may be a whole pool
                 for response in responses:
                     yield response
@@ -62,15 +64,18 @@ def _not_negative(number: int, field: str) -> int:
     return number
 
 
-def _responses(pool: str, batch: WatchBatch) -> Iterator[pb.WatchAdaptersResponse]:
-    """A batch in messages that are small enough; an empty snapshot is sent as well."""
-    for start in range(0, max(1, len(batch.events)), _EVENTS_AT_ONCE):
-        events = batch.events[start : start + _EVENTS_AT_ONCE]
+def _responses(
+    pool: str, batch: WatchBatch, is_seen: Callable[[str], bool] = everything
+) -> Iterator[pb.WatchAdaptersResponse]:
+    """A batch in messages that are small enough; one that is empty, or of which nothing is seen, too."""
+    seen = [event for event in batch.events if is_seen(name_of_key(last_part(event.key)))]
+    for start in range(0, max(1, len(seen)), _EVENTS_AT_ONCE):
+        events = seen[start : start + _EVENTS_AT_ONCE]
         yield pb.WatchAdaptersResponse(
             revision=batch.revision,
             events=[_event(pool, event) for event in events],
             snapshot=batch.snapshot,
-            more=start + _EVENTS_AT_ONCE < len(batch.events),
+            more=start + _EVENTS_AT_ONCE < len(seen),
         )
 
 
@@ -126,9 +131,10 @@ class Residency:
         if request.name:
             await self._reader.adapter(request.pool, request.name, call.deadline)
         await self._reader.pool(request.pool, call.deadline)
+        is_seen = seen_adapters(call, request.pool)
         async with self._hub.look(request.pool) as subscription, aclosing(subscription.follow()) as updates:
             async for update in updates:
-                wanted = _only(update, name_key(request.name)) if request.name else update
+                wanted = _only(update, name_key(request.name)) if request.name else _seen(update, is_seen)
                 for start in wire.starts(wanted, request.detail) if wanted.keys or wanted.snapshot else ():
                     yield await asyncio.to_thread(wire.response, wanted, start, request.detail)
 
@@ -140,10 +146,11 @@ class Residency:
         await self._reader.pool(pool, call.deadline)
         async with self._hub.look(pool) as subscription:
             update = await _in_time(subscription.look())
-        headers = {"ETag": f'"{subscription.epoch}.{update.version}"', "Cache-Control": "no-cache"}
+        sight = "" if call.grant is None else f".{hash(call.grant):x}"
+        headers = {"ETag": f'"{subscription.epoch}.{update.version}{sight}"', "Cache-Control": "no-cache"}
         if headers["ETag"] in _etags(request):
             return Response(status_code=304, headers=headers)
-        keys = update.keys if name is None else (name_key(name),)
+        keys = _seen(update, seen_adapters(call, pool, PAGES[call.method])).keys if name is None else (name_key(name),)
         if name is not None and update.view.adapter(keys[0]) is None:
             raise NotFound(
                 Reason.ADAPTER_NOT_FOUND,
@@ -156,6 +163,13 @@ class Residency:
 def _only(update: ResidencyUpdate, key: str) -> ResidencyUpdate:
     """The update of one adapter alone."""
     return replace(update, keys=(key,) if key in update.keys else ())
+
+
+def _seen(update: ResidencyUpdate, is_seen: Callable[[str], bool]) -> ResidencyUpdate:
+    """The update of the adapters that are seen."""
+    if is_seen is everything:
+        return update
+    return replace(update, keys=tuple(key for key in update.keys if is_seen(name_of_key(key))))
 
 
 def _etags(request: Request) -> list[str]:

@@ -9,12 +9,13 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry.access.principal import operator
 from registry.model.errors import Reason, RegistryError
 from registry.model.records import PoolLimits
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.changes import Change, CreatePool, DeletePool, Remove, SetTenant, UpdatePool
-from registry.transactions.context import Caller, TxnLimits, operator
+from registry.transactions.context import Caller, TxnLimits
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
 from tests.support.history_check import check_history

@@ -71,7 +71,9 @@ NAMED = [
     (one.name, field)
     for one in DESCRIPTOR.methods
     for field in ("pool", "name")
-    if field in one.input_type.fields_by_name and one.input_type.fields_by_name[field].message_type is None
+    if field in one.input_type.fields_by_name
+    and one.input_type.fields_by_name[field].message_type is None
+    and one.name != "CheckAccess"  # what may be done is asked about anything
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import structlog.testing
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from registry.admin import main as program
 from registry.admin.settings import AdminSettings
 from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
+from registry.etcd3.options import TlsFiles
 from registry.runtime.http import CannotListen
 
 
@@ -74,8 +76,17 @@ FILES = {"tls_cert": "c", "tls_key": "k"}
     [
         ({}, []),
         ({"listen": "0.0.0.0:1"}, ["read and change everything"]),
-        ({"listen": "0.0.0.0:1", **FILES}, ["change everything there: give --tls-ca as well"]),
-        ({"listen": "0.0.0.0:1", **FILES, "tls_ca": "a"}, []),
+        ({"listen": "0.0.0.0:1", **FILES}, ["anybody may change everything there: give --access"]),
+        (
+            {"listen": "0.0.0.0:1", **FILES, "tls_ca": "a"},
+            ["anybody with a certificate of --tls-ca may change"],
+        ),
+        ({"listen": "0.0.0.0:1", **FILES, "tls_ca": "a", "access": "f"}, []),
+        ({"listen": "0.0.0.0:1", **FILES, "access": "f"}, []),
+        (
+            {"listen": "0.0.0.0:1", "access": "f"},
+            ["everything there: give --tls-cert, --tls-key and --access"],
+        ),
         ({"listen": "0.0.0.0:1", **REMOTE, **LOGIN}, ["unencrypted to 10.0.0.1:2", "read and change everything"]),
         ({"listen": "127.0.0.1:1", **REMOTE, **LOGIN}, ["unencrypted to 10.0.0.1:2"]),
     ],
@@ -129,3 +140,29 @@ def test_records_of_changes_are_kept_for_a_time_that_is_not_too_short(field, lea
     for wrong in (least - 1, 315_360_001):
         with pytest.raises(ValidationError, match=field):
             AdminSettings(etcd="127.0.0.1:1", **{field: wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"token_listen": "127.0.0.1:1"}, "--token-listen needs --access"),
+        ({"socket": "s"}, "--socket needs --access"),
+        ({"access": "f", "token_listen": "0.0.0.0:1"}, "--token-listen needs --tls-cert and --tls-key"),
+    ],
+)
+def test_ways_in_need_what_tells_who_comes_by_them(values, told):
+    """X1: a token that others could read is none. A1."""
+    with pytest.raises(ValidationError, match=told):
+        AdminSettings(etcd="127.0.0.1:1", **values)  # type: ignore[arg-type]
+    whole = {**values, "access": "f", **FILES}
+    assert AdminSettings(etcd="127.0.0.1:1", **whole).access is not None  # type: ignore[arg-type]
+
+
+def test_callers_with_tokens_show_no_certificate():
+    settings = AdminSettings(etcd="127.0.0.1:1", **FILES, tls_ca="a")  # type: ignore[arg-type]
+    plain = AdminSettings(etcd="127.0.0.1:1")  # type: ignore[arg-type]
+    assert (settings.tls(), settings.token_tls()) == (
+        TlsFiles(Path("a"), Path("c"), Path("k")),
+        TlsFiles(None, Path("c"), Path("k")),
+    )
+    assert (plain.tls(), plain.token_tls()) == (None, None)

@@ -22,7 +22,7 @@ from registry.admin.app import DRAIN_SECONDS, AdminPorts, AdminService, assemble
 from registry.admin.health import Readiness
 from registry.admin.pages import endpoint
 from registry.admin.rpc.calls import CallContext
-from registry.admin.rpc.hook import let_pass
+from registry.admin.rpc.hook import permit
 from registry.admin.rpc.service import SERVICE
 from registry.admin.server import CannotListen, bind, options, running
 from registry.admin.settings import AdminSettings
@@ -184,7 +184,7 @@ async def test_a_page_has_a_caller_who_is_known_by_an_address(client, told):
         return JSONResponse([call.principal.name, call.origin, call.connection])
 
     request = Request({"type": "http", "query_string": b"", "headers": [], "client": client})
-    reply = await endpoint("/v1/residency", page, let_pass)(request)
+    reply = await endpoint("/v1/residency", page, permit)(request)
     assert json.loads(bytes(reply.body)) == told
 
 
@@ -228,7 +228,7 @@ async def test_what_the_settings_say_of_a_service():
     told = settings(request_retention=4000, audit_retention=90_000, prefix="/x", listen="0.0.0.0:1", insecure=True)
     ports = server._ports(told, 7.0)
     assert (ports.limits.max_ops, ports.retention, ports.keys.prefix) == (64, Retention(4000, 90_000), "/x")
-    assert (ports.insecure, ports.drain_seconds, ports.hook) == (told.unprotected(), 7.0, let_pass)
+    assert (ports.insecure, ports.drain_seconds, ports.hook) == (told.unprotected(), 7.0, permit)
     await ports.client.aclose()
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from registry.access.principal import ANONYMOUS
 from registry.admin.rpc import shapes
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.shapes import ShapesWorker
 from registry.model.errors import Reason, Unavailable
 from registry.runtime.clock import Deadline
-from registry.transactions.context import ANONYMOUS
 from registry.v1 import registry_pb2 as pb
 from tests.simulation.loop import virtual
 

@@ -146,7 +146,7 @@ def test_what_is_asked_for_names_the_generation_and_its_etag(told):
     wanted = PromoteRollout(POOL, NAME, 2, 50) if told == SERVED else HaltRollout(POOL, NAME, 2, 50, why)
     assert (change, played.counted) == (wanted, ["promote" if told == SERVED else "halt"])
     principal = caller.principal
-    assert (principal.name, principal.role, caller.request_id_given) == ("loraplane-admin", "conductor", True)
+    assert (principal.name, principal.usual_role, caller.request_id_given) == ("loraplane-admin", "conductor", True)
     assert principal.space == "conductor:loraplane-admin", "where all admin services look for it, of any release"
 
 

@@ -9,6 +9,7 @@ from itertools import count, pairwise
 
 import pytest
 
+from registry.access.principal import operator
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdUnavailable, NoSpace
 from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult
@@ -19,7 +20,7 @@ from registry.store.txn import SharedLease, audit_lease, request_lease
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.builder import Commit, Settled
 from registry.transactions.changes import Change, DeletePool, Remove, SetTenant, UpdatePool
-from registry.transactions.context import Caller, TxnLimits, operator
+from registry.transactions.context import Caller, TxnLimits
 from tests.simulation.loop import virtual
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.flaky_etcd import Fault, FlakyEtcd, Longest, NoChance

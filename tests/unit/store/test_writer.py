@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from registry.access.principal import operator
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult
 from registry.model.errors import FailedPrecondition, Reason, Unavailable
@@ -15,7 +16,7 @@ from registry.model.keys import last_part
 from registry.model.records import AuditRecord, Meta
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer, ensure_meta
-from registry.transactions.context import Caller, TxnLimits, operator
+from registry.transactions.context import Caller, TxnLimits
 from tests.simulation.loop import virtual
 from tests.support.changes import KEYS, POOL, applying, creating, upsert
 from tests.support.flaky_etcd import FlakyEtcd, NoChance

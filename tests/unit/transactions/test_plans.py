@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from registry.access.principal import ANONYMOUS, Credential, operator
 from registry.etcd3.ops import Delete, Put, Txn
 from registry.model.errors import (
     AlreadyExists,
@@ -44,7 +45,7 @@ from registry.transactions.changes import (
     SetTenant,
     UpdatePool,
 )
-from registry.transactions.context import ANONYMOUS, Credential, TxnLimits, operator
+from registry.transactions.context import TxnLimits
 from registry.transactions.plan import reads_beside, reads_of
 from registry.transactions.steps import carry_unknown
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
@@ -186,7 +187,7 @@ def test_a_request_belongs_to_whoever_made_it_in_whatever_role(principal):
     etcd = MemoryEtcd()
     Author(etcd).change(creating())
     first = Author(etcd, made=10, principal=principal).change(applying(upsert("acme/a")), "r1")
-    promoted = Author(etcd, made=20, principal=replace(principal, role="releaser"))
+    promoted = Author(etcd, made=20, principal=replace(principal, groups=frozenset({"releasers"})))
     assert promoted.change(applying(upsert("acme/a")), "r1") == first
     assert refused(promoted, applying(upsert("acme/b")), "r1").reason is Reason.REQUEST_ID_REUSED
 

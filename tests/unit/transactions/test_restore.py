@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from registry.access.principal import operator
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterRecord, Restoration, RetiredRecord
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.changes import Remove, RestoreHistory, RollbackAdapter
-from registry.transactions.context import operator
 from registry.transactions.validate import make_restore_history
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history

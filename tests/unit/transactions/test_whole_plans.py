@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from registry.access.principal import Credential, Principal
 from registry.etcd3.ops import (
     Compare,
     Delete,
@@ -49,7 +50,7 @@ from registry.transactions.changes import (
     payload_digest,
     tenants_of,
 )
-from registry.transactions.context import Credential, Principal, TxnLimits, check_etag
+from registry.transactions.context import TxnLimits, check_etag
 from registry.transactions.decode import Absent, Damaged, generation_of_key, read_set_of
 from registry.transactions.plan import may_be_guessed, reads_of
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, spec, upsert
@@ -273,7 +274,7 @@ def test_an_etag_is_that_of_what_stands(etag_now, sent, is_stale):
 def test_where_a_request_is_looked_for(credential, keys):
     """W3 idempotent: in the space of its caller, and where a release before 0.2 put those of people."""
     change = SetTenant("acme", 1)
-    author = Author(principal=Principal("alice", "any", credential))
+    author = Author(principal=Principal("alice", credential))
     context = author.context(change, "q")
     assert [read.key for read in reads_of(change, context)][:-1] == keys
     planned = author.plan(change, "q")

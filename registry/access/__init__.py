@@ -1,0 +1,1 @@
+"""Access control: principals, roles, the access file, the one decision."""

@@ -1,0 +1,201 @@
+"""Access control of one admin service, by a file that may be replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from registry.access.decision import Grant, grant_of, whole_grant
+from registry.access.file import MAX_BYTES, Access, AccessInvalid, Authentication, read_access
+from registry.access.keysets import KeySets
+from registry.access.principal import RESERVED_PREFIX, Credential, Principal
+from registry.access.sockets import socket_principal
+from registry.access.tokens import Tokens
+from registry.model.errors import Reason, Unauthenticated, Unavailable
+from registry.runtime.local_files import FollowedFile, read_followed
+from registry.sources.base import StoreError
+
+LOOK_SECONDS = 1.0
+# Of principals whose grants are kept.
+_MAX_GRANTS = 4096
+_BEARER = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Credentials that a call shows.
+
+    Attributes:
+        peer: as gRPC names it.
+        facts: of its certificate, as gRPC tells them; none: it showed none.
+        authorization: the header of that name; empty: none.
+        is_private: nobody else reads the connection: it is of TLS, or does not leave the host.
+    """
+
+    peer: str
+    facts: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
+    authorization: str = ""
+    is_private: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _AccessState:
+    access: Access
+    tokens: Tokens
+    grants: dict[Principal, Grant]
+
+
+class AccessControl:
+    """Principals and their grants. What was read last counts while the file cannot be read.
+
+    Args:
+        file: the access file.
+        wall: the time, for tokens.
+
+    Raises (on construction):
+        StoreError: the file cannot be read, or is none.
+    """
+
+    def __init__(self, file: Path, wall: Callable[[], datetime]) -> None:
+        self._wall = wall
+        self._keys = KeySets()
+        self._changed = asyncio.Event()
+        self._followed = FollowedFile(file, _read, self._take)
+
+    def _take(self, access: Access) -> None:
+        tokens = Tokens(access.authentication.issuers, self._keys.key_of, self._wall)
+        self._state = _AccessState(access, tokens, {})
+
+    @property
+    def digest(self) -> str:
+        """Digest of the file that counts."""
+        return self._state.access.digest
+
+    @property
+    def trouble(self) -> str:
+        """Why the file as it is now is not taken; empty: it is."""
+        return self._followed.trouble
+
+    async def run(self) -> None:
+        """Follows the file until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            state = self._state
+            await asyncio.to_thread(self._followed.refresh)
+            if self._state is not state:
+                self._changed.set()
+                self._changed = asyncio.Event()
+
+    async def until_revoked(self, principal: Principal, grant: Grant, expires: float | None) -> None:
+        """Ends with an error once somebody's credential does not count any more, or lets them do something else.
+
+        Raises:
+            Unauthenticated: it expired.
+            Unavailable: what they may do has changed, so that what they see has too.
+        """
+        while self.grant(principal) == grant:
+            left = None if expires is None else expires - self._wall().timestamp()
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError as error:
+                if expires is not None and expires <= self._wall().timestamp():
+                    raise Unauthenticated(Reason.UNAUTHENTICATED, "your token has expired; take a new one") from error
+        raise Unavailable(Reason.ADMIN_UNAVAILABLE, "what you may do has changed; connect again")
+
+    async def principal(self, shown: Shown) -> tuple[Principal, float | None]:
+        """The principal that the first believed credential names, and its end in seconds since 1970.
+
+        Raises:
+            Unauthenticated: none does.
+        """
+        state, refused = self._state, None
+        if (host := socket_principal(shown.peer)) is not None:
+            return host, None
+        if shown.facts.get("x509_pem_cert"):
+            try:
+                return certificate_principal(shown.facts, state.access.authentication), None
+            except Unauthenticated as error:
+                refused = error
+        scheme, token = shown.authorization[: len(_BEARER)], shown.authorization[len(_BEARER) :].strip()
+        if scheme.lower() == _BEARER and token:
+            if not shown.is_private:
+                raise _unknown("a token is taken over TLS or from this host alone, since others could read it")
+            known = await state.tokens.verify(token)
+            return known.principal, known.expires
+        raise refused or _unknown("show a client certificate (--tls-cert, --tls-key) or a token (--token-file)")
+
+    def grant(self, principal: Principal) -> Grant:
+        """All that somebody may do."""
+        if principal.credential is Credential.SOCKET:
+            return whole_grant()
+        state = self._state
+        grant = state.grants.get(principal)
+        if grant is None:
+            if len(state.grants) >= _MAX_GRANTS:
+                state.grants.clear()
+            grant = state.grants[principal] = grant_of(state.access, principal)
+        return grant
+
+
+def _read(file: Path) -> Access:
+    """Raises StoreError: it cannot be read, or is none."""
+    try:
+        return read_access(read_followed(file, max_bytes=MAX_BYTES), str(file))
+    except OSError as error:
+        raise StoreError(f"{file}: {error.strerror}") from error
+    except AccessInvalid as error:
+        raise StoreError(str(error)) from error
+
+
+def _unknown(why: str) -> Unauthenticated:
+    return Unauthenticated(Reason.UNAUTHENTICATED, f"the admin service does not know who calls: {why}")
+
+
+# Of a peer whose certificate was verified, by the names of gRPC's own facts (auth_context).
+_FACTS = {"dns": "peer_dns", "email": "peer_email", "commonName": "x509_common_name"}
+_SPIFFE = "spiffe://"
+
+
+def certificate_principal(facts: Mapping[str, Iterable[bytes]], believed: Authentication) -> Principal:
+    """Principal that a verified certificate names.
+
+    A SPIFFE id decides alone: whoever has one of a trust domain that is not named is nobody, whatever other names
+    stand beside it. So the certificate of a sidecar is none of an operator.
+
+    Raises:
+        Unauthenticated: it names nobody who is believed; the message says which of its names were looked at.
+    """
+    ids = [one for one in _texts(facts, "peer_uri") if one.startswith(_SPIFFE)]
+    if ids:
+        return Principal(_spiffe(ids, believed.trust_domains), Credential.CERTIFICATE)
+    for kind in believed.certificate_names:
+        for name in _texts(facts, _FACTS[kind]):
+            if name and not name.startswith((RESERVED_PREFIX, _SPIFFE)):
+                return Principal(name, Credential.CERTIFICATE)
+    looked = ", ".join(believed.certificate_names)
+    raise Unauthenticated(
+        Reason.UNAUTHENTICATED,
+        f"your certificate has no SPIFFE id, and no name of the kinds that count here ({looked}); see certificateNames "
+        "of the access file",
+    )
+
+
+def _texts(facts: Mapping[str, Iterable[bytes]], name: str) -> list[str]:
+    return [one.decode(errors="replace") for one in facts.get(name, ())]
+
+
+def _spiffe(ids: Sequence[str], domains: Sequence[str]) -> str:
+    """The one SPIFFE id, of a trust domain that is believed."""
+    if len(ids) > 1:
+        raise Unauthenticated(Reason.UNAUTHENTICATED, f"your certificate has {len(ids)} SPIFFE ids; it may have one")
+    domain = ids[0].removeprefix(_SPIFFE).partition("/")[0]
+    if domain not in domains:
+        raise Unauthenticated(
+            Reason.UNAUTHENTICATED,
+            f"your certificate is of the trust domain {domain!r}, which trustDomains of the access file does not name",
+        )
+    return ids[0]

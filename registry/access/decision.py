@@ -1,0 +1,151 @@
+"""The one decision: may a principal do this? Pure.
+
+Concept: whoever is known has the bindings that name it or one of its groups. Each binding is a role with a scope. A
+question is allowed if one binding alone allows it: parts of several are never put together.
+
+Deny by default: without a binding nothing is allowed, also not to learn whether something exists; so the question is
+answered before anything is read, and once more for what the reading showed (source, credential, fields of a pool).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from registry.access.file import EVERYBODY, Access, Binding
+from registry.access.principal import Principal
+from registry.access.questions import AccessQuestion
+from registry.access.roles import OF_TENANTS, ROLES, AccessRole, Action, roles_for
+from registry.access.scope import PLACEHOLDER, is_below, matches, source_prefix, tenant_in
+from registry.model.errors import PermissionDenied, Reason
+from registry.model.names import tenant_of
+from registry.model.source_uri import SourcePrefix, without_secrets
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRole:
+    """A binding as somebody has it, with the tenant that a user's or group's name holds put in.
+
+    `number`: place in the file, from 1.
+    """
+
+    number: int
+    role: AccessRole
+    actions: frozenset[Action]
+    tenants: tuple[str, ...] | None
+    pools: tuple[str, ...]
+    sources: tuple[SourcePrefix, ...]
+    credentials: tuple[str, ...]
+
+    def allows(self, asked: AccessQuestion) -> bool:
+        """True if this binding by itself allows it."""
+        return (
+            (asked.verb, asked.resource) in self.actions
+            and (asked.pool is None or any(matches(one, asked.pool) for one in self.pools))
+            and (
+                asked.tenant is None or self.tenants is None or any(matches(one, asked.tenant) for one in self.tenants)
+            )
+            and (asked.source is None or not self.sources or any(is_below(asked.source, one) for one in self.sources))
+            and (asked.credentials is None or any(matches(one, asked.credentials) for one in self.credentials))
+        )
+
+    def __str__(self) -> str:
+        return f"{self.role} by binding {self.number}" if self.number else f"{self.role} as the host's administrator"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """All that somebody may do."""
+
+    held: tuple[HeldRole, ...]
+
+    def by(self, asked: AccessQuestion) -> HeldRole | None:
+        """The first binding that allows it; None: it is refused."""
+        return next((one for one in self.held if one.allows(asked)), None)
+
+    def sees(self, action: Action, pool: str | None) -> Callable[[str], bool]:
+        """Tells, by an adapter's name, whether it is seen; whole pools are filtered, so each tenant is judged once."""
+        judged: dict[str, bool] = {}
+
+        def is_seen(name: str) -> bool:
+            tenant = tenant_of(name)
+            if tenant not in judged:
+                judged[tenant] = self.by(AccessQuestion(*action, pool, tenant)) is not None
+            return judged[tenant]
+
+        return is_seen
+
+    def sees_all(self, action: Action, pool: str | None) -> bool:
+        """True if the adapters of all tenants are seen."""
+        return any(
+            (one.tenants is None or "*" in one.tenants) and one.allows(AccessQuestion(*action, pool))
+            for one in self.held
+        )
+
+    def check_any(self, *asked: AccessQuestion) -> HeldRole:
+        """The binding that allows one of several questions, of which one is enough.
+
+        Raises:
+            PermissionDenied: none does; the message names the roles that would.
+        """
+        for one in asked:
+            if found := self.by(one):
+                return found
+        raise refusal(asked[0])
+
+
+def grant_of(access: Access, principal: Principal) -> Grant:
+    """The bindings of an access file that somebody has."""
+    names = {*principal.groups, EVERYBODY}
+    held = (
+        _filled(number, binding, tenant)
+        for number, binding in enumerate(access.bindings, start=1)
+        for tenant in dict.fromkeys(_tenants(binding, principal.name, names))
+    )
+    return Grant(tuple(held))
+
+
+def whole_grant() -> Grant:
+    """Everything, which is the host's administrator's: who may replace the access file may do that anyway."""
+    everything = (HeldRole(0, role, ROLES[role], None, ("*",), (), ("*",)) for role in AccessRole)
+    return Grant(tuple(everything))
+
+
+def refusal(asked: AccessQuestion) -> PermissionDenied:
+    """The refusal of a question: it tells what was asked and who may, and nothing of what there is."""
+    about = "".join(
+        f" {word} {value!r}" for word, value in (("in pool", asked.pool), ("of tenant", asked.tenant)) if value
+    )
+    roles = [role.value for role in roles_for((asked.verb, asked.resource))]
+    more = f" from {without_secrets(asked.source)}" if asked.source else ""
+    more += f" with the credential {asked.credentials!r}" if asked.credentials else ""
+    return PermissionDenied(
+        Reason.PERMISSION_DENIED,
+        f"you may not {asked.verb} {asked.resource}{about}{more}; the role {' or '.join(roles)} allows it",
+        metadata={"verb": asked.verb.value, "resource": asked.resource.value, "roles": ",".join(roles)},
+    )
+
+
+def _tenants(binding: Binding, name: str, groups: Iterable[str]) -> Iterator[str]:
+    """For each word of a binding that is this user or one of the groups the tenant that it holds, or else ""."""
+    for words, names in ((binding.users, (name,)), (binding.groups, tuple(groups))):
+        for word in words:
+            if PLACEHOLDER in word:
+                yield from (tenant for one in names if (tenant := tenant_in(word, one)))
+            elif word in names:
+                yield ""
+
+
+def _filled(number: int, binding: Binding, tenant: str) -> HeldRole:
+    def fill(words: Iterable[str]) -> tuple[str, ...]:
+        return tuple(word.replace(PLACEHOLDER, tenant) for word in words)
+
+    return HeldRole(
+        number,
+        binding.role,
+        ROLES[binding.role],
+        fill(binding.tenants) if binding.role in OF_TENANTS else None,
+        fill(binding.pools),
+        tuple(map(source_prefix, fill(binding.sources))),
+        fill(binding.credentials),
+    )

@@ -1,0 +1,68 @@
+"""Patterns of bindings: names, prefixes of sources, tenants in names. Pure."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from urllib.parse import unquote, urlsplit
+
+from registry.model.errors import InvalidArgument
+from registry.model.names import check_segment
+from registry.model.source_uri import SourcePrefix, SourceUriError, parse_prefix, parse_source
+
+PLACEHOLDER = "{tenant}"
+_PATTERN = re.compile(r"[A-Za-z0-9._*-]+")
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises ValueError unless it may stand for names of tenants or pools."""
+    if not _PATTERN.fullmatch(pattern.replace(PLACEHOLDER, "tenant")):
+        raise ValueError(f"write a name with letters, digits and . _ -, * for any part of it, or {PLACEHOLDER}")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """True for a name that a pattern stands for, without regard to case."""
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.IGNORECASE)
+
+
+def tenant_in(word: str, name: str) -> str | None:
+    """The tenant for which a word with the placeholder is this name; None: for none."""
+    before, _, after = word.partition(PLACEHOLDER)
+    tenant = name[len(before) : len(name) - len(after)]
+    if f"{before}{tenant}{after}" != name:
+        return None
+    try:
+        check_segment(tenant, field="tenant")
+    except InvalidArgument:
+        return None
+    return tenant.lower()
+
+
+def source_prefix(text: str) -> SourcePrefix:
+    """Prefix of sources, of any scheme. Raises ValueError: it is none."""
+    return parse_prefix(text) if not text.startswith("file:") else SourcePrefix("file", "", _folder(text))
+
+
+def is_below(uri: str, prefix: SourcePrefix) -> bool:
+    """True for the URI of a source that a prefix covers; one that cannot be read is below nothing."""
+    try:
+        if uri.startswith("file:"):
+            return prefix.covers("file", "", _folder(uri))
+        source = parse_source(uri)
+    except SourceUriError:
+        return False
+    return prefix.covers(source.scheme, source.authority, source.path)
+
+
+def _folder(uri: str) -> tuple[str, ...]:
+    """Names on the way to a folder. Links on it are followed by the sidecar alone, which has its own --allow-source."""
+    parts = urlsplit(uri)
+    names = tuple(name for name in unquote(parts.path).split("/") if name)
+    if parts.netloc or parts.query or parts.fragment or not parts.path.startswith("/") or {".", ".."} & set(names):
+        raise SourceUriError("write file:///absolute/directory, without . and .. in it")
+    return names

@@ -1,0 +1,91 @@
+"""Handlers for callers who ask who they are and what they may do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from registry.access.control import AccessControl
+from registry.access.decision import Grant, HeldRole
+from registry.access.principal import Credential, Principal
+from registry.access.questions import BY_ADAPTER, AccessQuestion, Resource, Verb
+from registry.access.roles import roles_for
+from registry.admin.rpc.calls import CallContext
+from registry.admin.rpc.interceptor import Unary
+from registry.model.errors import InvalidArgument, Reason
+from registry.model.names import tenant_of
+from registry.v1 import registry_pb2 as pb
+
+_KINDS = {Credential.CERTIFICATE: "certificate", Credential.TOKEN: "token", Credential.SOCKET: "socket"}
+
+
+class Identity:
+    """Handlers: each takes a request and its call. `access` None: everybody may do everything."""
+
+    def __init__(self, access: AccessControl | None) -> None:
+        self._access = access
+
+    def by_method(self) -> Mapping[str, Unary[Any, Any]]:
+        """Each handler by the name of its method."""
+        return {"WhoAmI": self._who_am_i, "CheckAccess": self._check_access}
+
+    async def _who_am_i(self, _: pb.WhoAmIRequest, call: CallContext) -> pb.WhoAmIResponse:
+        held = call.grant.held if call.grant else ()
+        return pb.WhoAmIResponse(
+            access_digest=self._access.digest if self._access else "",
+            principal=call.principal.name,
+            credential=_KINDS.get(call.principal.credential, ""),
+            groups=sorted(call.principal.groups),
+            roles=[_held(one) for one in held],
+        )
+
+    async def _check_access(self, request: pb.CheckAccessRequest, call: CallContext) -> pb.CheckAccessResponse:
+        """Raises PermissionDenied: the caller may not ask about somebody else."""
+        asked = _question(request)
+        roles = [role.value for role in roles_for((asked.verb, asked.resource))]
+        grant = self._grant(request, call)
+        if grant is None or asked.resource is Resource.ACCESS:
+            return pb.CheckAccessResponse(allowed=True, roles=roles)
+        held = grant.by(asked)
+        if held is None:
+            return pb.CheckAccessResponse(roles=roles)
+        return pb.CheckAccessResponse(allowed=True, role=held.role, binding=held.number, roles=roles)
+
+    def _grant(self, request: pb.CheckAccessRequest, call: CallContext) -> Grant | None:
+        """All that the one who is asked about may do; None: everything."""
+        if self._access is None or call.grant is None or not (request.user or request.groups):
+            return call.grant
+        call.grant.check_any(AccessQuestion(Verb.CHECK, Resource.ACCESS))
+        return self._access.grant(Principal(request.user, Credential.TOKEN, frozenset(request.groups)))
+
+
+def _held(one: HeldRole) -> pb.HeldRole:
+    return pb.HeldRole(
+        role=one.role,
+        binding=one.number,
+        tenants=one.tenants or (),
+        pools=one.pools,
+        sources=map(str, one.sources),
+        credentials=one.credentials,
+    )
+
+
+def _question(request: pb.CheckAccessRequest) -> AccessQuestion:
+    """Raises InvalidArgument: there is no such verb or resource."""
+    try:
+        verb = Verb(request.verb)
+    except ValueError as error:
+        message = f"{request.verb[:40]!r} is no verb; use one of {', '.join(Verb)}"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="verb") from error
+    try:
+        resource = Resource(request.resource)
+    except ValueError as error:
+        message = f"{request.resource[:40]!r} is no resource; use one of {', '.join(Resource)}"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="resource") from error
+    name, pool = request.name or None, request.pool or None
+    if resource in BY_ADAPTER:
+        tenant = tenant_of(name) if name else None
+        return AccessQuestion(verb, resource, pool, tenant, request.source or None, request.credentials or None)
+    if resource is Resource.TENANTS:
+        return AccessQuestion(verb, resource, tenant=name)
+    return AccessQuestion(verb, resource, name if resource is Resource.POOLS else pool)

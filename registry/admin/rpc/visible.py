@@ -1,0 +1,90 @@
+"""Parts of answers that a caller may see, by the decision that refuses calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from registry.access.methods import METHODS
+from registry.access.questions import AccessQuestion, Resource, Verb
+from registry.admin.rpc.calls import CallContext
+from registry.model.stored import read_json
+from registry.v1 import registry_pb2 as pb
+
+# Of a status: sentences, which may name anybody's adapters.
+_SENTENCES = ("note", "held", "degraded", "omitted_reason", "last_request_id")
+Value = Mapping[str, object]
+
+
+def everything(_: str) -> bool:
+    """Takes every name, for whoever sees all."""
+    return True
+
+
+def seen_adapters(call: CallContext, pool: str, action: tuple[Verb, Resource] | None = None) -> Callable[[str], bool]:
+    """Tells, by its name, whether the caller sees an adapter of a pool; `action`: if not that of the method."""
+    return everything if call.grant is None else call.grant.sees(action or METHODS[call.method], pool)
+
+
+def seen_pools(call: CallContext) -> Callable[[str], bool]:
+    """Tells, by its name, whether the caller sees a pool."""
+    grant, action = call.grant, METHODS[call.method]
+    return everything if grant is None else lambda pool: grant.by(AccessQuestion(*action, pool)) is not None
+
+
+def seen_tenants(call: CallContext) -> Callable[[str], bool]:
+    """Tells, by its name, whether the caller sees a tenant."""
+    grant, action = call.grant, METHODS[call.method]
+    return everything if grant is None else lambda tenant: grant.by(AccessQuestion(*action, tenant=tenant)) is not None
+
+
+def seen_changes(call: CallContext, pool: str) -> Callable[[pb.RecordedChange], bool]:
+    """Tells whether the caller sees what was done."""
+    adapters, tenants = seen_adapters(call, pool), seen_tenants(call)
+
+    def is_seen(one: pb.RecordedChange) -> bool:
+        if one.kind in {"adapter", "history"}:
+            return adapters(one.name)
+        return one.kind != "tenant" or tenants(one.name)
+
+    return is_seen
+
+
+def seen_status(call: CallContext, replica: pb.Replica) -> pb.Replica:
+    """The same replica; of its status the adapters that the caller sees, and no sentences unless these are all."""
+    if (
+        call.grant is None
+        or call.grant.sees_all((Verb.GET, Resource.ADAPTERS), replica.pool)
+        or not replica.status_json
+    ):
+        return replica
+    try:
+        status = read_json(replica.status_json)
+    except ValueError:
+        status = None
+    is_seen = seen_adapters(call, replica.pool, (Verb.GET, Resource.ADAPTERS))
+    kept = _kept(status, is_seen)
+    if isinstance(kept, dict):
+        replica.status_json = json.dumps({**kept, **{field: "" for field in _SENTENCES if field in kept}})
+    else:
+        replica.status_json = ""
+    return replica
+
+
+def _kept(value: object, is_seen: Callable[[str], bool]) -> object:
+    """A value without what names an adapter that is not seen: objects by their name, and pairs that begin with one."""
+    match value:
+        case dict():
+            return {field: _kept(one, is_seen) for field, one in value.items()}
+        case list():
+            return [_kept(one, is_seen) for one in value if _names_seen(one, is_seen)]
+    return value
+
+
+def _names_seen(value: object, is_seen: Callable[[str], bool]) -> bool:
+    match value:
+        case {"name": str(name)} | [str(name), int()]:
+            return is_seen(name)
+        case {"name": _}:
+            return False
+    return True

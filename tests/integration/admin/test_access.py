@@ -1,0 +1,148 @@
+"""Access control of a real admin service: client certificates, tokens, the host's socket, and its HTTP port."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from grpc import StatusCode
+
+from registry.admin.server import running
+from registry.admin.settings import AdminSettings
+from registry.v1 import registry_pb2 as pb
+from registry.v1 import registry_pb2_grpc
+from tests.support.admin import change_set, put, refusal
+from tests.support.tls import Authority
+from tests.support.waiting import eventually
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+ACCESS = """apiVersion: loraplane/v1
+kind: Access
+authentication:
+  trustDomains: [ops.example]
+  issuers: [{{issuer: https://ci, audiences: [loraplane], prefix: "ci:", algorithms: [ES256], jwks: {jwks}}}]
+bindings:
+  - {{role: security, users: [spiffe://ops.example/root]}}
+  - {{role: pool-operator, users: [spiffe://ops.example/alice]}}
+  - {{role: publisher, groups: ["ci:ml-{{tenant}}"], tenants: ["{{tenant}}"]}}
+"""
+
+
+def token(group: str, seconds: float = 600) -> str:
+    claims = {"iss": "https://ci", "aud": "loraplane", "sub": "job", "exp": time.time() + seconds, "groups": [group]}
+    return jwt.encode(claims, KEY, "ES256", headers={"kid": "k"})
+
+
+def bearer(group: str, seconds: float = 600) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token(group, seconds)}"),)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"), "ours")
+
+
+@asynccontextmanager
+async def guarded(etcd, folder: Path, authority: Authority):
+    """A service with an access file: its ports, the certificate of its authority, and its settings."""
+    jwk = jwt.algorithms.ECAlgorithm.to_jwk(KEY.public_key(), as_dict=True)
+    (folder / "jwks").write_text(json.dumps({"keys": [{**jwk, "kid": "k", "alg": "ES256"}]}))
+    (folder / "access.yaml").write_text(ACCESS.format(jwks=folder / "jwks"))
+    host = authority.issue("server")
+    free = "127.0.0.1:0"
+    settings = AdminSettings.model_validate(
+        {
+            "etcd": ",".join(etcd.endpoints),
+            "prefix": etcd.prefix,
+            "listen": free,
+            "http": free,
+            "tls_ca": host.ca,
+            "tls_cert": host.certificate,
+            "tls_key": host.key,
+            "token_listen": free,
+            "access": folder / "access.yaml",
+            "socket": folder / "socket",
+        }
+    )
+    async with running(settings, drain_seconds=0) as ports:
+        yield ports, host.ca.read_bytes()
+
+
+def with_certificate(ports, ca: bytes, own) -> grpc.aio.Channel:
+    credentials = grpc.ssl_channel_credentials(ca, own.key.read_bytes(), own.certificate.read_bytes())
+    return grpc.aio.secure_channel(f"127.0.0.1:{ports.grpc_port}", credentials)
+
+
+def stub_of(channel: grpc.aio.Channel):
+    return registry_pb2_grpc.AdapterRegistryStub(channel)
+
+
+async def test_each_way_in_knows_its_callers(etcd, tmp_path, authority):
+    """A1 named: by certificate, token or the host's socket; a sidecar's certificate is no operator's."""
+    alice = authority.issue("alice", host="URI:spiffe://ops.example/alice")
+    sidecar = authority.issue("sidecar", host="URI:spiffe://sidecars.example/r0,DNS:root")
+    async with guarded(etcd, tmp_path, authority) as (ports, ca):
+        async with with_certificate(ports, ca, alice) as channel:
+            stub = stub_of(channel)
+            await eventually(lambda: works(stub))
+            await stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
+            told = await stub.WhoAmI(pb.WhoAmIRequest())
+            assert (told.principal, told.credential) == ("spiffe://ops.example/alice", "certificate")
+            refused = await refusal(stub.ApplyAdapters(change_set(put("acme/a"))))
+            assert (refused.code, refused.reason) == (StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+        async with with_certificate(ports, ca, sidecar) as channel:
+            refused = await refusal(stub_of(channel).ListPools(pb.ListPoolsRequest()))
+            assert refused.code is StatusCode.UNAUTHENTICATED
+        secure = grpc.ssl_channel_credentials(ca)
+        async with grpc.aio.secure_channel(f"127.0.0.1:{ports.token_port}", secure) as channel:
+            stub = stub_of(channel)
+            reply = await stub.ApplyAdapters(change_set(put("acme/a")), metadata=bearer("ml-acme"))
+            assert reply.results[0].adapter.updated_by == "ci:job"
+            for metadata, code in (
+                (bearer("ml-other"), StatusCode.PERMISSION_DENIED),
+                (bearer("ml-acme", -60), StatusCode.UNAUTHENTICATED),
+                ((), StatusCode.UNAUTHENTICATED),
+            ):
+                refused = await refusal(stub.ApplyAdapters(change_set(put("acme/a", priority=3)), metadata=metadata))
+                assert refused.code is code
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'socket'}") as channel:
+            told = await stub_of(channel).WhoAmI(pb.WhoAmIRequest())
+            assert told.principal.startswith("loraplane:host:")
+            await stub_of(channel).ApplyAdapters(change_set(put("other/b")))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.http_port}") as client:
+            assert (await client.get("/livez")).status_code == 200
+            assert (await client.get("/v1/residency?pool=p")).status_code == 401
+            answer = await client.get("/v1/residency?pool=p", headers=dict(bearer("ml-acme")))
+            assert [one["name"] for one in answer.json()["adapters"]] == ["acme/a"]
+    assert not (tmp_path / "socket").exists()
+
+
+async def works(stub) -> bool:
+    try:
+        await stub.ListPools(pb.ListPoolsRequest())
+    except grpc.RpcError:
+        return False
+    return True
+
+
+async def test_a_stream_ends_when_its_token_does_and_a_key_is_replaced_without_a_restart(etcd, tmp_path, authority):
+    """A6 rotates: the clients of the stream take a new token and go on."""
+    async with guarded(etcd, tmp_path, authority) as (ports, ca):
+        secure = grpc.ssl_channel_credentials(ca)
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'socket'}") as host:
+            await eventually(lambda: works(stub_of(host)))
+            await stub_of(host).CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name="p", base_models=["b"])))
+        async with grpc.aio.secure_channel(f"127.0.0.1:{ports.token_port}", secure) as channel:
+            request = pb.WatchAdaptersRequest(pool="p")
+            answers = stub_of(channel).WatchAdapters(request, metadata=bearer("ml-acme", -28))
+            assert (await answers.read()).snapshot
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await answers.read()
+            assert ended.value.code() is StatusCode.UNAUTHENTICATED

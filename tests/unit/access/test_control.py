@@ -1,0 +1,132 @@
+"""Access control: the first credential that names somebody counts, and a file that is replaced."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from registry.access.control import AccessControl, Shown
+from registry.access.principal import Credential, Principal
+from registry.access.questions import AccessQuestion, Resource, Verb
+from registry.access.roles import AccessRole
+from registry.model.errors import Unauthenticated
+from registry.sources.base import StoreError
+from tests.unit.access.test_tokens import CLAIMS, EC, NOW, public, signed
+
+TEXT = """apiVersion: loraplane/v1
+kind: Access
+authentication:
+  trustDomains: [ops.example]
+  issuers: [{{issuer: https://ci, audiences: [loraplane], prefix: "ci:", algorithms: [ES256], jwks: {jwks}}}]
+bindings:
+  - {{role: security, users: [root]}}
+  - {{role: router, users: ["ci:ann", spiffe://ops.example/ann]}}
+"""
+PEM = {"x509_pem_cert": [b"PEM"]}
+CERTIFICATE = {"x509_pem_cert": [b"PEM"], "peer_uri": [b"spiffe://ops.example/ann"]}
+OTHERS = {"x509_pem_cert": [b"PEM"], "peer_uri": [b"spiffe://sidecars.example/r0"], "peer_dns": [b"root"]}
+ASKED = AccessQuestion(Verb.WATCH, Resource.RESIDENCY, "p")
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "jwks").write_text(json.dumps({"keys": [public("ES256", EC)]}))
+    (tmp_path / "access.yaml").write_text(TEXT.format(jwks=tmp_path / "jwks"))
+    return tmp_path / "access.yaml"
+
+
+def control(file) -> AccessControl:
+    return AccessControl(file, lambda: NOW)
+
+
+@pytest.mark.parametrize(
+    ("facts", "authorization", "name", "expires"),
+    [
+        (CERTIFICATE, "", "spiffe://ops.example/ann", None),
+        (CERTIFICATE, f"Bearer {signed()}", "spiffe://ops.example/ann", None),
+        ({}, f"Bearer {signed()}", "ci:ann", CLAIMS["exp"] + 30),
+        ({}, f"bearer  {signed()}", "ci:ann", CLAIMS["exp"] + 30),
+        (OTHERS, f"Bearer {signed()}", "ci:ann", CLAIMS["exp"] + 30),
+    ],
+)
+async def test_the_first_credential_that_names_somebody_counts(file, facts, authorization, name, expires):
+    found, until = await control(file).principal(Shown("ipv4:1.2.3.4:5", facts, authorization))
+    assert (found.name, until) == (name, expires)
+    assert control(file).grant(found).by(ASKED).role is AccessRole.ROUTER
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        (Shown("ipv4:1.2.3.4:5"), "show a client certificate (--tls-cert, --tls-key) or a token (--token-file)"),
+        (Shown("unix:"), "show a client certificate"),
+        (Shown("p", OTHERS), "of the trust domain 'sidecars.example', which trustDomains"),
+        (Shown("p", {**PEM, "x509_common_name": [b"root"]}), "no name of the kinds that count here (dns, email)"),
+        (Shown("p", {"x509_pem_cert": [b"PEM"], "peer_dns": [b"loraplane:host:0"]}), "no name of the kinds that count"),
+        (Shown("p", {**PEM, "peer_uri": [b"spiffe://ops.example/a", b"spiffe://ops.example/b"]}), "2 SPIFFE ids"),
+        (Shown("p", {}, "Basic " + signed()), "show a client certificate"),
+        (Shown("p", {}, "Bearer "), "show a client certificate"),
+        (Shown("p", {}, "Bearer x"), "it is no JSON Web Token"),
+        (Shown("p", {}, f"Bearer {signed()}", is_private=False), "a token is taken over TLS or from this host alone"),
+    ],
+)  # fmt: skip
+async def test_whoever_shows_nothing_that_is_believed_is_nobody(file, shown, told):
+    with pytest.raises(Unauthenticated) as caught:
+        await control(file).principal(shown)
+    assert told in caught.value.message
+
+
+async def test_names_of_a_certificate_count_as_the_file_says(file):
+    file.write_text(file.read_text().replace("trustDomains:", "certificateNames: [email, commonName]\n  trustDomains:"))
+    facts = {"x509_pem_cert": [b"PEM"], "peer_dns": [b"d"], "peer_email": [b"a@b"], "x509_common_name": [b"cn"]}
+    found, _ = await control(file).principal(Shown("p", facts))
+    assert found == Principal("a@b", Credential.CERTIFICATE)
+    del facts["peer_email"]
+    assert (await control(file).principal(Shown("p", facts)))[0].name == "cn"
+
+
+async def test_the_hosts_administrator_may_do_everything(file):
+    shown = Shown("unix-abstract:loraplane-1-0123456789abcdef-uid-0-1")
+    found, until = await control(file).principal(shown)
+    assert (found, until) == (Principal("loraplane:host:0", Credential.SOCKET), None)
+    grant = control(file).grant(found)
+    assert all(
+        grant.by(AccessQuestion(verb, resource, "p", "acme", "s3://b/x", "c"))
+        for verb, resource in (
+            (Verb.APPLY, Resource.ADAPTERS),
+            (Verb.REQUIRE, Resource.POOLS),
+            (Verb.GET, Resource.BACKUPS),
+        )
+    )
+    assert str(grant.by(ASKED)).endswith("as the host's administrator")
+
+
+async def test_a_file_that_is_replaced_counts_and_a_wrong_one_leaves_the_last_good(file):
+    held = control(file)
+    first, (ann, _) = held.digest, await held.principal(Shown("p", CERTIFICATE))
+    text = file.read_text()
+    file.write_text(text.replace("role: router", "role: king"))
+    held._followed.refresh()
+    assert "line 8: bindings.1.role" in held.trouble
+    assert held.digest == first
+    assert held.grant(ann).by(ASKED)
+    file.write_text(text.replace("role: router", "role: backup"))
+    held._followed.refresh()
+    assert held.trouble == ""
+    assert held.digest != first
+    assert held.grant(ann).by(ASKED) is None
+    assert held.grant(ann).by(AccessQuestion(Verb.GET, Resource.BACKUPS))
+    file.unlink()
+    held._followed.refresh()
+    assert "No such file" in held.trouble
+    assert held.grant(ann).by(AccessQuestion(Verb.GET, Resource.BACKUPS))
+
+
+def test_without_a_file_that_can_be_read_there_is_no_start(tmp_path):
+    with pytest.raises(StoreError, match="No such file"):
+        AccessControl(tmp_path / "none", lambda: datetime.now(UTC))
+    (tmp_path / "wrong").write_text("a: [")
+    with pytest.raises(StoreError, match="line 1"):
+        AccessControl(tmp_path / "wrong", lambda: datetime.now(UTC))

@@ -1,0 +1,173 @@
+"""The one decision: roles, scopes, and the tenant in a group's name."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from registry.access.decision import grant_of, whole_grant
+from registry.access.file import EVERYBODY, read_access
+from registry.access.principal import Credential, Principal
+from registry.access.questions import AccessQuestion, Resource, Verb
+from registry.access.roles import OF_POOLS, OF_TENANTS, ROLES, AccessRole
+from registry.model.errors import PermissionDenied
+
+HEAD = "apiVersion: loraplane/v1\nkind: Access\nbindings:\n  - {role: security, users: [root]}\n"
+APPLY = Verb.APPLY, Resource.ADAPTERS
+
+
+def grant(bindings: str, name: str = "ann", *groups: str):
+    principal = Principal(name, Credential.TOKEN, frozenset(groups))
+    return grant_of(read_access((HEAD + bindings).encode(), "access"), principal)
+
+
+def scoped(role: AccessRole) -> str:
+    tenants = ", tenants: [acme]" if role in OF_TENANTS else ""
+    pools = ", pools: [p]" if role in OF_POOLS else ""
+    return f"  - {{role: {role}, users: [ann]{tenants}{pools}}}\n"
+
+
+@pytest.mark.parametrize("role", AccessRole)
+def test_a_role_allows_its_actions_in_its_scope_and_nothing_else(role):
+    held = grant(scoped(role))
+    for action in product(Verb, Resource):
+        for pool, tenant in product(["p", "q"], ["acme", "other"]):
+            is_in = (role not in OF_POOLS or pool == "p") and (role not in OF_TENANTS or tenant == "acme")
+            asked = AccessQuestion(*action, pool, tenant)
+            assert (held.by(asked) is not None) == (action in ROLES[role] and is_in), asked
+        assert (held.by(AccessQuestion(*action)) is not None) == (action in ROLES[role]), "about whatever it may see"
+
+
+def test_whoever_is_named_nowhere_may_do_nothing():
+    held = grant(scoped(AccessRole.VIEWER), "bob", "ann")
+    assert all(held.by(AccessQuestion(*action)) is None for action in product(Verb, Resource))
+
+
+def test_a_group_and_everybody_have_roles_too():
+    bindings = "  - {role: viewer, groups: [team], tenants: ['*']}\n"
+    asked = AccessQuestion(Verb.GET, Resource.ADAPTERS, "p", "acme")
+    assert grant(bindings, "bob", "team").by(asked)
+    assert grant(bindings, "team").by(asked) is None, "a user of that name is not the group"
+    assert grant(bindings.replace("team", f'"{EVERYBODY}"'), "bob").by(asked)
+
+
+@pytest.mark.parametrize(
+    ("group", "tenant", "is_theirs"),
+    [
+        ("ml-acme-publishers", "acme", True),
+        ("ml-ACME-publishers", "acme", True),
+        ("ml-acme-publishers", "other", False),
+        ("ml--publishers", "", False),
+        ("ml-publishers", "acme", False),
+        ("ml-*-publishers", "acme", False),
+        ("ml-a/b-publishers", "a/b", False),
+        ("xml-acme-publishers", "acme", False),
+        ("ml-acme-publishers2", "acme", False),
+    ],
+)
+def test_one_binding_serves_all_tenants(group, tenant, is_theirs):
+    bindings = (
+        "  - {role: publisher, groups: ['ml-{tenant}-publishers'], tenants: ['{tenant}'], "
+        "sources: ['s3://b/{tenant}/'], credentials: ['{tenant}-*']}\n"
+    )
+    held = grant(bindings, "bob", group)
+    assert (
+        held.by(AccessQuestion(*APPLY, "p", tenant, f"s3://b/{tenant}/x", f"{tenant}-key")) is not None
+    ) == is_theirs
+
+
+def test_of_two_groups_each_has_its_own_tenant_and_the_parts_are_never_put_together():
+    held = grant(
+        "  - {role: publisher, groups: ['g-{tenant}'], tenants: ['{tenant}'], sources: ['s3://{tenant}/']}\n",
+        "bob",
+        "g-abc",
+        "g-def",
+    )
+    for tenant, bucket in product(["abc", "def"], repeat=2):
+        assert (held.by(AccessQuestion(*APPLY, "p", tenant, f"s3://{bucket}/x")) is not None) == (tenant == bucket)
+
+
+def test_two_bindings_of_one_caller_are_not_put_together():
+    held = grant(
+        "  - {role: publisher, users: [ann], tenants: [acme], pools: [p]}\n"
+        "  - {role: viewer, users: [ann], tenants: ['*'], pools: ['*']}\n"
+    )
+    assert held.by(AccessQuestion(*APPLY, "q", "acme")) is None
+    assert held.by(AccessQuestion(*APPLY, "p", "other")) is None
+    found = held.by(AccessQuestion(*APPLY, "p", "ACME"))
+    assert (found.number, found.role, str(found)) == (2, AccessRole.PUBLISHER, "publisher by binding 2")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "source", "is_below"),
+    [
+        ("s3://b/a/", "s3://b/a/x", True),
+        ("s3://b/a", "s3://b/ab", False),
+        ("s3://b/a/", "s3://b/a/../c", False),
+        ("s3://b", "s3://c/x", False),
+        ("s3://b", "gs://b/x", False),
+        ("file:///srv/a", "file:///srv/a/x", True),
+        ("file:///srv/a", "file:///srv/a", True),
+        ("file:///srv/a", "file:///srv/ab", False),
+        ("file:///srv/a", "file:///srv/a/../b", False),
+        ("file:///srv/a", "file:///srv/a/%2e%2e/b", False),
+        ("file:///srv/a", "file:///srv//a/x", True),
+        ("file:///srv/a", "file://host/srv/a", False),
+        ("file:///srv/a", "/srv/a", False),
+        ("https://h/a/", "https://h/a/x/", True),
+        ("https://h/a/", "https://h:8443/a/x/", False),
+        ("hf://org", "hf://org/repo@" + "a" * 40, True),
+        ("hf://org", "hf://orga/repo@" + "a" * 40, False),
+    ],
+)
+def test_new_adapters_come_from_below_the_sources_of_the_binding(prefix, source, is_below):
+    held = grant(f"  - {{role: publisher, users: [ann], tenants: ['*'], sources: ['{prefix}']}}\n")
+    assert (held.by(AccessQuestion(*APPLY, "p", "acme", source)) is not None) == is_below
+
+
+def test_a_credential_is_refused_unless_the_binding_names_it():
+    none, some = (
+        f"  - {{role: publisher, users: [ann], tenants: ['*']{more}}}\n" for more in ("", ", credentials: [team-*]")
+    )
+    asked = [AccessQuestion(*APPLY, "p", "acme", "s3://b/x", name) for name in (None, "team-a", "other")]
+    assert [grant(none).by(one) is not None for one in asked] == [True, False, False]
+    assert [grant(some).by(one) is not None for one in asked] == [True, True, False]
+
+
+def test_a_refusal_names_the_roles_that_would_do_and_what_was_asked():
+    with pytest.raises(PermissionDenied) as caught:
+        grant(scoped(AccessRole.VIEWER)).check_any(
+            AccessQuestion(*APPLY, "p", "acme"), AccessQuestion(Verb.RETRY, Resource.ADAPTERS, "p", "acme")
+        )
+    assert caught.value.message.startswith(
+        "you may not apply adapters in pool 'p' of tenant 'acme'; the role publisher or restorer allows it"
+    )
+    assert caught.value.metadata == {"verb": "apply", "resource": "adapters", "roles": "publisher,restorer"}
+
+
+def test_one_of_several_questions_is_enough():
+    held = grant("  - {role: operator, users: [ann]}\n")
+    found = held.check_any(
+        AccessQuestion(*APPLY, "p", "acme"), AccessQuestion(Verb.RETRY, Resource.ADAPTERS, "p", "acme")
+    )
+    assert found.role is AccessRole.OPERATOR
+
+
+def test_whole_lists_are_filtered_by_the_same_decision():
+    held = grant("  - {role: viewer, users: [ann], tenants: [acme], pools: [p]}\n")
+    action = Verb.LIST, Resource.ADAPTERS
+    for pool, seen in (("p", ["acme/a", "ACME/b"]), ("q", [])):
+        is_seen = held.sees(action, pool)
+        assert [name for name in ("acme/a", "other/a", "plain", "ACME/b") if is_seen(name)] == seen
+    assert not held.sees_all(action, "p")
+    everything = grant("  - {role: viewer, users: [ann], tenants: ['*'], pools: [p]}\n")
+    assert (everything.sees_all(action, "p"), everything.sees_all(action, "q")) == (True, False)
+    assert grant("  - {role: operator, users: [ann]}\n").sees_all(action, "q")
+
+
+def test_the_hosts_administrator_may_do_everything():
+    held = whole_grant()
+    asked = AccessQuestion(*APPLY, "p", "acme", "s3://b/x", "c")
+    assert str(held.by(asked)) == "publisher as the host's administrator"
+    assert all(held.by(AccessQuestion(*action, "p", "acme")) for actions in ROLES.values() for action in actions)

@@ -1,0 +1,104 @@
+"""The host's own socket: who comes by it is known by the user of the process, through a real gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+
+import grpc
+import pytest
+
+from registry.access.principal import Credential, Principal
+from registry.access.sockets import MAX_CONNECTIONS, HostSocket, socket_principal
+from registry.runtime.http import CannotListen
+
+ME = Principal(f"loraplane:host:{os.geteuid()}", Credential.SOCKET)
+
+
+class Served:
+    """A gRPC server behind a host socket; who called it."""
+
+    def __init__(self, path) -> None:
+        self.seen: list[Principal | None] = []
+        self.path = path
+        self.socket = HostSocket(path)
+        self.server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(self._answer)
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", {"C": handler}),))
+        self.server.add_insecure_port(self.socket.inner)
+
+    async def _answer(self, request: bytes, context) -> bytes:
+        self.seen.append(socket_principal(context.peer()))
+        return request
+
+    async def call(self, payload: bytes = b"x") -> bytes:
+        async with grpc.aio.insecure_channel(f"unix:{self.path}") as channel:
+            return await channel.unary_unary("/a.B/C")(payload, timeout=10)
+
+    async def __aenter__(self):
+        await self.server.start()
+        self._listening = self.socket.listening()
+        await self._listening.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._listening.__aexit__(None, None, None)
+        await self.server.stop(None)
+
+
+async def test_a_caller_on_the_host_is_known_by_the_user_of_its_process(tmp_path):
+    async with Served(tmp_path / "s") as served:
+        payload = os.urandom(300_000)
+        assert await served.call(payload) == payload
+        await served.call()
+        assert served.seen == [ME, ME]
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+    assert not (tmp_path / "s").exists()
+
+
+async def test_what_a_killed_process_left_is_replaced_and_what_is_no_socket_stays(tmp_path):
+    path = tmp_path / "s"
+    served = Served(path)
+    async with served:
+        os.link(path, tmp_path / "left")
+    (tmp_path / "left").rename(path)
+    async with Served(path) as again:
+        await again.call()
+    path.write_text("mine")
+    with pytest.raises(CannotListen, match="--socket"):
+        async with HostSocket(path).listening():
+            pass
+    assert path.read_text() == "mine"
+
+
+async def test_connections_that_say_nothing_leave_places_when_they_end_and_no_more_are_taken(tmp_path):
+    async with Served(tmp_path / "s") as served:
+        silent = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(MAX_CONNECTIONS)]
+        await asyncio.sleep(0.1)
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        assert await asyncio.wait_for(reader.read(), 10) == b"", "closed: all places are taken"
+        writer.close()
+        for _, one in silent:
+            one.close()
+        for _ in range(100):
+            try:
+                await served.call()
+                break
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.05)
+        assert served.seen[-1] == ME
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        "unix:",
+        "ipv4:127.0.0.1:1",
+        "unix-abstract:loraplane",
+        "unix:/loraplane-1-0123456789abcdef-uid-0-1",
+        "unix-abstract:xloraplane-1-0123456789abcdef-uid-0-1",
+    ],
+)
+def test_whoever_came_by_another_way_is_nobody_of_the_host(peer):
+    assert socket_principal(peer) is None
