@@ -34,12 +34,13 @@ from registry.store.pages import Filter, check_page_size, decode_token, parse_fi
 from registry.store.reader import Reader
 from registry.store.writer import Writer
 from registry.transactions.builder import Settled
-from registry.transactions.changes import Change
+from registry.transactions.changes import AbortRollout, ApplyAdapters, Change, PromoteRollout, RollbackAdapter
 from registry.transactions.context import Caller
 from registry.v1 import registry_pb2 as pb
 
 Decode = Callable[[Any], Change]
 Encode = Callable[[Settled], Message]
+ToAdapters = ApplyAdapters | RollbackAdapter | PromoteRollout | AbortRollout
 
 
 class Reads:
@@ -166,13 +167,6 @@ class Request(Protocol):
     def validate_only(self) -> bool: ...
 
 
-class OfPool(Request, Protocol):
-    """The same of one for a change in a pool."""
-
-    @property
-    def pool(self) -> str: ...
-
-
 class Forget(Protocol):
     """Expects a replica no more."""
 
@@ -191,7 +185,7 @@ class Writes:
 
     def by_method(self) -> Mapping[str, Unary[Any, Any]]:
         """Each handler by the name of its method."""
-        to_adapters: Mapping[str, Decode] = {
+        to_adapters: Mapping[str, Callable[[Any], ToAdapters]] = {
             "ApplyAdapters": decode.apply_adapters,
             "RollbackAdapter": decode.rollback_adapter,
             "PromoteRollout": decode.promote_rollout,
@@ -214,10 +208,12 @@ class Writes:
             "ForgetReplica": self._forget_replica,
         }
 
-    async def _change_adapters(self, change_of: Decode, request: OfPool, call: CallContext) -> pb.ApplyAdaptersResponse:
-        caller = call.caller(request.request_id)
-        settled = await self._change(change_of(request), request, caller, call)
-        return encode.applied(settled, request.pool, caller.request_id)
+    async def _change_adapters(
+        self, change_of: Callable[[Any], ToAdapters], request: Request, call: CallContext
+    ) -> pb.ApplyAdaptersResponse:
+        caller, change = call.caller(request.request_id), change_of(request)
+        settled = await self._change(change, request, caller, call)
+        return encode.applied(settled, change.pool, caller.request_id)
 
     async def _change_other(self, change_of: Decode, reply_of: Encode, request: Request, call: CallContext) -> Message:
         return reply_of(await self._change(change_of(request), request, call.caller(request.request_id), call))

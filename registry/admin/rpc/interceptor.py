@@ -305,7 +305,7 @@ def _counted(method: str, context: Context, metrics: AdminMetrics, refusals: Rep
     try:
         yield
     except RegistryError as error:
-        code = refusal_of(error).code
+        code = CODES[type(error)]
         metrics.no_space.inc(error.reason is Reason.ETCD_NO_SPACE)
         metrics.refused.labels(error.reason).inc()
         if error.reason in _LOGGED and (calls := refusals.count(error.reason)):
