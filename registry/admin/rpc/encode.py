@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import islice
+from typing import TypeVar
 
 from registry.model.keys import last_part
 from registry.model.messages import adapter_message, pool_message, retired_message, tenant_message
@@ -19,6 +20,7 @@ from registry.transactions.builder import Settled
 from registry.transactions.decode import Present
 from registry.v1 import registry_pb2 as pb
 
+ChangedT = TypeVar("ChangedT", pb.DrainReplicaResponse, pb.RestoreHistoryResponse)
 # Of what may be very many.
 _NAMED_AT_MOST = 20
 _OUTCOMES = {
@@ -59,19 +61,9 @@ def settled_pool(settled: Settled) -> pb.Pool:
     return pool_message(record, _etag(settled.reply, settled)) if record else pb.Pool()
 
 
-def deleted_pool(settled: Settled) -> pb.DeletePoolResponse:
-    """The reply to a deletion of a pool."""
-    return pb.DeletePoolResponse(revision=settled.revision)
-
-
-def drained(settled: Settled) -> pb.DrainReplicaResponse:
-    """The reply to an order to a replica."""
-    return pb.DrainReplicaResponse(changed=settled.reply.etag is None, revision=settled.revision)
-
-
-def restored(settled: Settled) -> pb.RestoreHistoryResponse:
-    """The reply to a restored history."""
-    return pb.RestoreHistoryResponse(changed=settled.reply.etag is None, revision=settled.revision)
+def changed(kind: type[ChangedT], settled: Settled) -> ChangedT:
+    """The reply that tells only whether something was written, and at which revision."""
+    return kind(changed=settled.reply.etag is None, revision=settled.revision)
 
 
 def settled_tenant(settled: Settled) -> pb.Tenant:

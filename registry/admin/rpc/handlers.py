@@ -196,10 +196,10 @@ class Writes:
             "CreatePool": (partial(decode.create_pool, fingerprint_of=fingerprint_of), encode.settled_pool),
             "UpdatePool": (partial(decode.update_pool, fingerprint_of=fingerprint_of), encode.settled_pool),
             "ConfirmRemovals": (decode.confirm_removals, encode.settled_pool),
-            "DeletePool": (decode.delete_pool, encode.deleted_pool),
+            "DeletePool": (decode.delete_pool, lambda done: pb.DeletePoolResponse(revision=done.revision)),
             "SetTenant": (decode.set_tenant, encode.settled_tenant),
-            "DrainReplica": (decode.drain_replica, encode.drained),
-            "RestoreHistory": (decode.restore_history, encode.restored),
+            "DrainReplica": (decode.drain_replica, partial(encode.changed, pb.DrainReplicaResponse)),
+            "RestoreHistory": (decode.restore_history, partial(encode.changed, pb.RestoreHistoryResponse)),
         }
         return {
             **{method: partial(self._change_adapters, how) for method, how in to_adapters.items()},

@@ -198,6 +198,9 @@ def test_a_repair_tells_what_was_given_back(etag, is_changed):
     told = encode.repaired(Settled(ChangeReply(adapters=adapters, tenant=tenant, etag=etag), 9))
     assert ([one.name for one in told.retired], told.changed, told.revision) == (["acme/A"], is_changed, 9)
     assert (told.retired[0].etag, told.tenant.name) == ("", "acme")
+    for kind in (pb.DrainReplicaResponse, pb.RestoreHistoryResponse):
+        order: Any = encode.changed(kind, Settled(ChangeReply(etag=etag), 9))
+        assert (order.changed, order.revision) == (is_changed, 9)
 
 
 def test_a_backup_has_keys_without_the_prefix_of_the_service():
