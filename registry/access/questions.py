@@ -29,6 +29,10 @@ class Verb(StrEnum):
     RESTORE = "restore"
 
 
+# Verbs that change nothing.
+READING = frozenset({Verb.GET, Verb.LIST, Verb.WATCH, Verb.CHECK})
+
+
 class Resource(StrEnum):
     """Kind of what a call is about."""
 

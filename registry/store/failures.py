@@ -84,13 +84,13 @@ def refusal(error: etcd.EtcdError) -> RegistryError:
     return REFUSALS[type(error)](str(error))
 
 
-def outcome_unknown(error: etcd.EtcdError | RegistryError, request_id: str) -> Unavailable:
-    """Error for a failure after which nobody knows whether the change was made."""
+def outcome_unknown(error: etcd.EtcdError | RegistryError, request_id: str = "") -> Unavailable:
+    """Error for a failure after which nobody knows whether the change was made; without an id: its request was not read."""
     # Behind the semicolon a refusal says that nothing was changed, or what to do instead.
     why = error.message.partition(";")[0] if isinstance(error, RegistryError) else error
+    same, metadata = (f" {request_id!r}", {"request_id": request_id}) if request_id else ("", {})
     return Unavailable(
         Reason.OUTCOME_UNKNOWN,
-        f"it is not known whether the change was made; retry with the same request_id {request_id!r} to learn it: "
-        f"{why}",
-        metadata={"request_id": request_id},
+        f"it is not known whether the change was made; retry with the same request_id{same} to learn it: {why}",
+        metadata=metadata,
     )

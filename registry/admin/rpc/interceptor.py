@@ -21,6 +21,8 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from registry.access.control import AccessControl, Shown
+from registry.access.methods import METHODS
+from registry.access.questions import READING
 from registry.admin.health import AdminMetrics
 from registry.admin.rpc.calls import CallContext, call_of, is_local
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
@@ -41,6 +43,7 @@ from registry.model.errors import (
 from registry.model.names import REPEATED_METADATA
 from registry.runtime.clock import Deadline
 from registry.runtime.process import Repeats
+from registry.store.failures import outcome_unknown
 
 DOMAIN = "loraplane"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -215,18 +218,34 @@ async def _admitted(
     """The request of a call, while the limits have room for it.
 
     Raises:
-        Unavailable: they had none in time, or the request did not come.
+        Unavailable: they had none in time, or the request did not come. Of a repetition nobody knows what comes of it.
         ResourceExhausted: too many calls wait, or the request is one of too many bytes.
         RegistryError: as `accept` raises it.
     """
     caller, connection = call.origin, call.connection
-    async with limits.calls.held(caller, connection, timeout_seconds=call.deadline.spend()):
-        raw = await _received(requests, call.deadline)
-        with limits.request_bytes.held(caller, len(raw)):
+    async with AsyncExitStack() as held:
+        with _unfenced(call):
+            await held.enter_async_context(limits.calls.held(caller, connection, timeout_seconds=call.deadline.spend()))
+            raw = await _received(requests, call.deadline)
+            held.enter_context(limits.request_bytes.held(caller, len(raw)))
             if prepare is not None:
                 await prepare(accept(raw, call), call)
-            async with limits.working.held(caller, connection, timeout_seconds=call.deadline.spend()):
-                yield accept(raw, call)
+            await held.enter_async_context(
+                limits.working.held(caller, connection, timeout_seconds=call.deadline.spend())
+            )
+            request = accept(raw, call)
+        yield request
+
+
+@contextmanager
+def _unfenced(call: CallContext) -> Iterator[None]:
+    """Around what refuses without a fence, for want of time or room: what is repeated may have been carried out (W8)."""
+    try:
+        yield
+    except (Unavailable, ResourceExhausted) as error:
+        if call.repeats:
+            raise outcome_unknown(error) from error
+        raise
 
 
 async def _received(requests: RawRequests, deadline: Deadline) -> bytes:
@@ -346,4 +365,5 @@ async def _call(method: str, context: Context, access: AccessControl | None) -> 
         next((str(value) for name, value in metadata if name == "authorization"), ""),
         is_private=b"ssl" in facts.get("transport_security_type", ()) or is_local(context.peer()),
     )
-    return await call_of(method, shown, seconds, repeats=REPEATED_METADATA in metadata, access=access)
+    repeats = REPEATED_METADATA in metadata and METHODS[method][0] not in READING
+    return await call_of(method, shown, seconds, repeats=repeats, access=access)

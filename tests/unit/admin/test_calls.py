@@ -313,6 +313,30 @@ async def test_a_repetition_that_says_so_is_refused_behind_a_fence(served, metad
     assert (KEYS.request("r") in served.etcd.store.kvs) is bool(metadata)
 
 
+@pytest.mark.parametrize(
+    ("method", "metadata", "reason"),
+    [
+        ("ApplyAdapters", (REPEATED_METADATA,), "OUTCOME_UNKNOWN"),
+        ("ApplyAdapters", (), "DEADLINE_EXCEEDED"),
+        ("GetPool", (REPEATED_METADATA,), "DEADLINE_EXCEEDED"),
+    ],
+)
+@served
+async def test_a_repetition_that_finds_no_time_or_room_is_not_told_that_nothing_was_changed(
+    served, method, metadata, reason
+):
+    """W8 no-false-fail: the call that it repeats may have been carried out. A reading call has changed nothing."""
+
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    with pytest.raises(Aborted) as refused:
+        await served.handler(method).stream_unary(never(), Context(metadata=metadata))
+    assert (refused.value.code, refused.value.info.reason) == (StatusCode.UNAVAILABLE, reason)
+    assert ("nothing was done" in refused.value.message) is (reason != "OUTCOME_UNKNOWN")
+
+
 @served
 async def test_a_stream_ends_as_the_service_stops_and_is_counted_while_it_is_open(served):
     await served.make_pool()
