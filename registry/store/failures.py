@@ -85,7 +85,7 @@ def refusal(error: etcd.EtcdError) -> RegistryError:
 
 
 def outcome_unknown(error: etcd.EtcdError | RegistryError, request_id: str = "") -> Unavailable:
-    """Error for a failure after which nobody knows whether the change was made; without an id: its request was not read."""
+    """Error for a failure after which nobody knows whether the change was made; no id: its request was not read."""
     # Behind the semicolon a refusal says that nothing was changed, or what to do instead.
     why = error.message.partition(";")[0] if isinstance(error, RegistryError) else error
     same, metadata = (f" {request_id!r}", {"request_id": request_id}) if request_id else ("", {})

@@ -149,8 +149,8 @@ def check_listed(world: World) -> None:
 async def warm_up(world: World) -> None:
     """R17: what an engine refuses for a while, it serves within a bound of being well again."""
     dice = random.Random(f"warm up {world.seed}")
-    if dice.random() >= WARM_UP_SHARE:
-        return
+    if dice.random() >= WARM_UP_SHARE or world.restores:
+        return  # as in `come_back`
     replica = dice.choice(world.replicas)
     engine, before = replica.engine, _lasting(world, replica)
     world.log(f"{replica.name} begins anew, and refuses everything for a while")

@@ -239,7 +239,7 @@ async def _admitted(
 
 @contextmanager
 def _unfenced(call: CallContext) -> Iterator[None]:
-    """Around what refuses without a fence, for want of time or room: what is repeated may have been carried out (W8)."""
+    """Around what refuses without a fence, for want of time or room: what it repeats may have been carried out."""
     try:
         yield
     except (Unavailable, ResourceExhausted) as error:
