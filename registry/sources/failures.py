@@ -6,11 +6,10 @@ import random
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
 
 import httpcore
+from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
 from registry.etcd3.backoff import Backoff
 from registry.model.replica_reasons import LONGEST_ASKED_SECONDS
@@ -23,7 +22,6 @@ MISSING_STATUSES = frozenset({404, 410})
 DENIED_STATUSES = frozenset({401, 403})
 MAX_ATTEMPTS = 4
 MAX_STARTS = 2
-T = TypeVar("T")
 _WAIT = Backoff(base_seconds=0.2, cap_seconds=5.0)
 
 
@@ -41,46 +39,24 @@ class StartOver(ArtifactError):
         super().__init__(reason, message)
 
 
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """Attempts at one thing while it fails in one way; the waits between them end when the staging is stopped."""
-
-    stop: Stop
-    attempts: int
-    failure: type[ArtifactError]
-
-    def call(self, attempt: Callable[[], T]) -> T:
-        """What the first attempt gives that does not fail so; raises what the last one raises."""
-        for number in range(1, self.attempts):
-            try:
-                return attempt()
-            except self.failure:
-                self._wait(number)
-        return attempt()
-
-    def each(self, attempt: Callable[[], Iterator[T]]) -> Iterator[T]:
-        """What the attempts give, one after another, until one ends; raises as `call`."""
-        for number in range(1, self.attempts):
-            try:
-                yield from attempt()
-            except self.failure:
-                self._wait(number)
-            else:
-                return
-        yield from attempt()
-
-    def _wait(self, failures: int) -> None:
-        self.stop.check(_WAIT.delay(failures, random.uniform))
+def retries(stop: Stop) -> Retrying:
+    """Attempts at one thing while it fails in passing; the waits between them end when the staging is stopped."""
+    return _retrying(stop, MAX_ATTEMPTS, lambda error: isinstance(error, Passing))
 
 
-def retries(stop: Stop) -> Retries:
-    """Attempts at what may go better a moment later."""
-    return Retries(stop, MAX_ATTEMPTS, Passing)
-
-
-def retries_from_start(stop: Stop) -> Retries:
+def retries_from_start(stop: Stop) -> Retrying:
     """Attempts at the whole of what cannot be continued."""
-    return Retries(stop, MAX_STARTS, StartOver)
+    return _retrying(stop, MAX_STARTS, lambda error: isinstance(error, StartOver))
+
+
+def _retrying(stop: Stop, attempts: int, is_worth_it: Callable[[BaseException], bool]) -> Retrying:
+    return Retrying(
+        stop=stop_after_attempt(attempts),
+        wait=lambda state: _WAIT.delay(state.attempt_number, random.uniform),
+        retry=retry_if_exception(is_worth_it),
+        sleep=stop.check,
+        reraise=True,
+    )
 
 
 @contextmanager

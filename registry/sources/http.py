@@ -177,7 +177,7 @@ def receive_file(getter: Getter, url: WebUrl, name: str, receive: Receive, stop:
         size_bytes, chunks = Download(getter, url, stop).content()
         receive(name, size_bytes, chunks)
 
-    retries_from_start(stop).call(once)
+    retries_from_start(stop)(once)
 
 
 class Download:
@@ -194,7 +194,7 @@ class Download:
         Raises:
             ArtifactError: here, or from the iterator.
         """
-        answer = retries(self._stop).call(self._first)
+        answer = retries(self._stop)(self._first)
         transfer = _Transfer(self._getter, self._url, answer, _length(answer))
         return transfer.size_bytes, transfer.chunks(self._stop)
 
@@ -223,7 +223,9 @@ class _Transfer:
         Raises:
             ArtifactError: it did not arrive.
         """
-        return retries(stop).each(self._part)
+        for attempt in retries(stop):
+            with attempt:
+                yield from self._part()
 
     def _part(self) -> Iterator[bytes]:
         answer = self._first if self._failure is None else self._rest(self._failure)
@@ -368,7 +370,7 @@ class WebSource:
                 for name in FILES:
                     self._receive(getter, name, receive, stop)
             else:
-                retries_from_start(stop).call(partial(self._unpack, getter, receive, stop))
+                retries_from_start(stop)(self._unpack, getter, receive, stop)
 
     def _receive(self, getter: Getter, name: str, receive: Receive, stop: Stop) -> None:
         try:

@@ -270,7 +270,7 @@ class ObjectSource:
         for name in FILES:
             key = "/".join((*self.uri.path, name))
             try:
-                retries_from_start(stop).call(partial(_receive, bucket, key, name, receive, self.range_bytes))
+                retries_from_start(stop)(_receive, bucket, key, name, receive, self.range_bytes)
             except ArtifactError as error:
                 place = bucket.shown("/".join(self.uri.path))
                 raise explained(error, name, place, partial(self._has, bucket)) from None
@@ -332,13 +332,13 @@ class _Bucket:
         """
         self._stop.check()
         try:
-            return retries(self._stop).call(partial(self._visit, key, start, end, tag))
+            return retries(self._stop)(self._visit, key, start, end, tag)
         except (PermissionDeniedError, UnauthenticatedError):
             if self._held is None or not self._held.renew():
                 raise denied(f"{self.shown(key)} may not be read") from None
         self._store = self._stores.reopened(self._uri, self._held)
         try:
-            return retries(self._stop).call(partial(self._visit, key, start, end, tag))
+            return retries(self._stop)(self._visit, key, start, end, tag)
         except (PermissionDeniedError, UnauthenticatedError):
             raise denied(f"{self.shown(key)} may not be read, not with a new secret either") from None
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 # Together more than all records of a large catalogue; each is imported by the first work that needs it.
-LATE = {"numpy", "obstore", "httpx", "httpcore", "cryptography", "yaml", "torch", "peft"}
+LATE = {"numpy", "obstore", "httpx", "httpcore", "tenacity", "cryptography", "yaml", "torch", "peft"}
 _PRINT_IMPORTED = "import sidecar.main, sys; print(*{name.partition('.')[0] for name in sys.modules})"
 
 

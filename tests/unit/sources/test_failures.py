@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpcore
@@ -53,27 +53,9 @@ def test_each_kind_of_failure_is_tried_again_as_often_as_it_may_help(retried, er
         raise error
 
     with pytest.raises(ArtifactError) as told:
-        retried(Stop()).call(fail)
+        retried(Stop())(fail)
     assert (told.value, len(tried)) == (error, times)
     assert (str(told.value), told.value.permanent) == (error.message, False)
-
-
-def test_what_comes_in_parts_goes_on_after_a_failure_and_ends_with_its_last_part():
-    """R8: nothing is given twice, and what fails for good is told after what came before it."""
-    parts = [["a", PASSING], ["b", "c", PASSING], ["d"], ["never"]]
-
-    def attempt() -> Iterator[str]:
-        for one in parts.pop(0):
-            if isinstance(one, ArtifactError):
-                raise one
-            yield one
-
-    assert list(retries(Stop()).each(attempt)) == ["a", "b", "c", "d"]
-    parts[:] = [["a", PASSING]] * MAX_ATTEMPTS
-    got = list[str]()
-    with pytest.raises(Passing):
-        got.extend(one for one in retries(Stop()).each(attempt))
-    assert (parts, len(got)) == ([], MAX_ATTEMPTS)
 
 
 def test_who_is_stopped_tries_nothing_again(monkeypatch):
@@ -87,7 +69,7 @@ def test_who_is_stopped_tries_nothing_again(monkeypatch):
         raise PASSING
 
     with pytest.raises(ArtifactError) as stopped:
-        retries(stop).call(fail)
+        retries(stop)(fail)
     assert (stopped.value.reason, len(tried)) == ("staging_stopped", 1)
 
 
@@ -193,7 +175,7 @@ def test_between_two_tries_it_waits_longer_and_longer(monkeypatch):
         raise PASSING
 
     with pytest.raises(Passing):
-        retries(stop).call(fail)
+        retries(stop)(fail)
     assert waits == pytest.approx([0.2, 0.4, 0.8])
     assert failures._WAIT.delay(20, lambda _low, high: high) == 5.0
 
