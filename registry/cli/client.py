@@ -11,16 +11,9 @@ from typing import Any, TypeVar
 import grpc
 
 from registry.cli.failure import CliError, failure_of, usage
+from registry.client import admin_api as api
 from registry.client.address import Tls
-from registry.client.admin_api import (
-    LIST_ADAPTER_HISTORY,
-    LIST_REPLICAS,
-    WATCH_ADAPTERS,
-    WATCH_RESIDENCY,
-    AdminMethod,
-    Reply,
-    Request,
-)
+from registry.client.admin_api import AdminMethod, Reply, Request
 from registry.client.background import BackgroundLoop, BlockingClient
 from registry.client.transport import AdminCalls, Listing, Page
 from registry.model.errors import InvalidArgument, Reason, RegistryError, Unavailable
@@ -177,7 +170,7 @@ class AdminClient(BlockingClient[AdminCalls]):
 
     def history(self, pool: str, name: str) -> pb.ListAdapterHistoryResponse:
         """An adapter's generations, the newest first."""
-        return self.unary(LIST_ADAPTER_HISTORY, pb.ListAdapterHistoryRequest(pool=pool, name=name))
+        return self.unary(api.LIST_ADAPTER_HISTORY, pb.ListAdapterHistoryRequest(pool=pool, name=name))
 
     def whole(self, method: AdminMethod[Listing, Page], request: Listing | None = None) -> Page:
         """All pages of a listing in one; what each page tells is there as often as there are pages."""
@@ -188,7 +181,7 @@ class AdminClient(BlockingClient[AdminCalls]):
 
     def all_replicas(self, pool: str) -> pb.ListReplicasResponse:
         """The live replicas, and those that are expected and do not live."""
-        return self.whole(LIST_REPLICAS, pb.ListReplicasRequest(pool=pool))
+        return self.whole(api.LIST_REPLICAS, pb.ListReplicasRequest(pool=pool))
 
     def residency(
         self, pool: str, name: str = "", detail: pb.WatchResidencyRequest.Detail = pb.WatchResidencyRequest.REPLICAS
@@ -205,9 +198,9 @@ class AdminClient(BlockingClient[AdminCalls]):
         What comes at one time is one item, an empty one where nothing came for so long; unavailable when a stream
         breaks.
         """
-        streams: list[AsyncGenerator[Any, None]] = [self._client.stream(WATCH_ADAPTERS, start)]
+        streams: list[AsyncGenerator[Any, None]] = [self._client.stream(api.WATCH_ADAPTERS, start)]
         if where is not None:
-            streams.append(self._client.stream(WATCH_RESIDENCY, where))
+            streams.append(self._client.stream(api.WATCH_RESIDENCY, where))
         return self._each(_merged(streams, quiet_seconds))
 
     def inspect(self, look: Callable[[grpc.aio.Channel, str], Coroutine[Any, Any, T]]) -> T:

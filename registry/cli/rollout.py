@@ -90,10 +90,11 @@ def look(client: AdminClient, target: RolloutTarget) -> pb.Rollout | None:
 
 
 def _follow(client: AdminClient, target: RolloutTarget, end: float, seen: Seen) -> FollowedRollout:
+    request = pb.WatchRolloutRequest(pool=target.pool, name=target.name, generation=target.generation)
     last: pb.Rollout | None = None
     while True:
         try:
-            for rollout in client.stream(api.WATCH_ROLLOUT, _request(target), _remaining(end)):
+            for rollout in client.stream(api.WATCH_ROLLOUT, request, _remaining(end)):
                 last = rollout
                 seen(target, rollout)
                 if rollout.done or target.is_served(rollout) or cannot_come(rollout) or time.monotonic() > end:
@@ -104,10 +105,6 @@ def _follow(client: AdminClient, target: RolloutTarget, end: float, seen: Seen) 
         if time.monotonic() > end:
             return FollowedRollout(target, last)
         time.sleep(_PAUSE_SECONDS)
-
-
-def _request(target: RolloutTarget) -> pb.WatchRolloutRequest:
-    return pb.WatchRolloutRequest(pool=target.pool, name=target.name, generation=target.generation)
 
 
 def _remaining(end: float) -> float:

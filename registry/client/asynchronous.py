@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from registry.client import admin_api as api
 from registry.client.adapters import (
     AdapterHistory,
     AdapterListing,
@@ -29,16 +30,7 @@ from registry.client.adapters import (
     spec_of,
 )
 from registry.client.address import Tls
-from registry.client.admin_api import (
-    APPLY_ADAPTERS,
-    GET_ADAPTER,
-    LIST_ADAPTER_HISTORY,
-    LIST_ADAPTERS,
-    ROLLBACK_ADAPTER,
-    WATCH_RESIDENCY,
-    WATCH_ROLLOUT,
-    AdminMethod,
-)
+from registry.client.admin_api import AdminMethod
 from registry.client.residency import Follower, PoolResidency
 from registry.client.transport import AdminCalls
 from registry.lora.findings import UnfitAdapter, summary
@@ -135,7 +127,7 @@ class AsyncRegistry:
         with fitting("name"):
             change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
-        return await self._rolled_out(APPLY_ADAPTERS, request, timeout_seconds, wait=is_waiting)
+        return await self._rolled_out(api.APPLY_ADAPTERS, request, timeout_seconds, wait=is_waiting)
 
     async def retry(
         self,
@@ -170,9 +162,9 @@ class AsyncRegistry:
         with fitting("name, pool or replica"):
             asked = pb.GetAdapterRequest(pool=pool, name=name)
             request = pb.ApplyAdaptersRequest(pool=pool, request_id=request_id, retry=True, retry_replica=replica)
-        adapter = await self._calls.unary(GET_ADAPTER, asked)
+        adapter = await self._calls.unary(api.GET_ADAPTER, asked)
         request.changes.append(pb.AdapterChange(upsert=adapter, etag=adapter.etag))
-        return await self._rolled_out(APPLY_ADAPTERS, request, timeout_seconds, wait=wait)
+        return await self._rolled_out(api.APPLY_ADAPTERS, request, timeout_seconds, wait=wait)
 
     async def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Returns once every replica that should serve this generation does.
@@ -228,7 +220,7 @@ class AsyncRegistry:
             request = pb.RollbackAdapterRequest(
                 pool=pool, name=name, to_generation=to_generation, restored=restored, etag=etag, request_id=request_id
             )
-        return await self._rolled_out(ROLLBACK_ADAPTER, request, timeout_seconds, wait=wait)
+        return await self._rolled_out(api.ROLLBACK_ADAPTER, request, timeout_seconds, wait=wait)
 
     async def withdraw(
         self,
@@ -256,7 +248,7 @@ class AsyncRegistry:
         """
         change = pb.AdapterChange(delete=name, etag=etag)
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
-        await self._changed(APPLY_ADAPTERS, request, timeout_seconds)
+        await self._changed(api.APPLY_ADAPTERS, request, timeout_seconds)
 
     async def get(self, name: str, pool: str, *, timeout_seconds: float | None = None) -> RegisteredAdapter:
         """The adapter as it is now.
@@ -272,7 +264,7 @@ class AsyncRegistry:
             RegistryError: as the admin service refused it otherwise.
         """
         request = pb.GetAdapterRequest(pool=pool, name=name)
-        return adapter_of(await self._calls.unary(GET_ADAPTER, request, timeout_seconds=timeout_seconds))
+        return adapter_of(await self._calls.unary(api.GET_ADAPTER, request, timeout_seconds=timeout_seconds))
 
     async def list(self, pool: str, *, matching: str = "", timeout_seconds: float | None = None) -> AdapterListing:
         """All adapters of a pool, at one revision.
@@ -290,7 +282,7 @@ class AsyncRegistry:
             RegistryError: as the admin service refused it otherwise.
         """
         request = pb.ListAdaptersRequest(pool=pool, filter=matching)
-        pages = self._calls.pages(LIST_ADAPTERS, request, timeout_seconds)
+        pages = self._calls.pages(api.LIST_ADAPTERS, request, timeout_seconds)
         async with aclosing(pages):
             return listing_of([page async for page in pages])
 
@@ -308,7 +300,7 @@ class AsyncRegistry:
             RegistryError: as the admin service refused it otherwise.
         """
         request = pb.ListAdapterHistoryRequest(pool=pool, name=name)
-        history = await self._calls.unary(LIST_ADAPTER_HISTORY, request, timeout_seconds=timeout_seconds)
+        history = await self._calls.unary(api.LIST_ADAPTER_HISTORY, request, timeout_seconds=timeout_seconds)
         return history_of(history)
 
     async def residency(
@@ -330,7 +322,7 @@ class AsyncRegistry:
         """
         request = pb.WatchResidencyRequest(pool=pool)
         follower = Follower()
-        responses = self._calls.follow(WATCH_RESIDENCY, request, timeout_seconds)
+        responses = self._calls.follow(api.WATCH_RESIDENCY, request, timeout_seconds)
         async with aclosing(responses):
             async for response in responses:
                 if (state := follower.take(response)) is not None:
@@ -355,7 +347,7 @@ class AsyncRegistry:
                 pool=request.pool, changes=request.changes, request_id=retry_id(published.request_id), retry=True
             )
             left_seconds = max(0.0, end - now())
-            response = await self._changed(APPLY_ADAPTERS, again, min(left_seconds, self._calls.timeout_seconds))
+            response = await self._changed(api.APPLY_ADAPTERS, again, min(left_seconds, self._calls.timeout_seconds))
             published = published_of(response)
         if wait:
             await self.wait(published, timeout_seconds=max(0.0, end - now()))
@@ -371,7 +363,7 @@ class AsyncRegistry:
     ) -> pb.Rollout | None:
         """The newest of a rollout, once it is over or the time is up; None: nothing was heard."""
         rollouts = self._calls.follow(
-            WATCH_ROLLOUT, pb.WatchRolloutRequest(pool=one.pool, name=one.name, generation=one.generation)
+            api.WATCH_ROLLOUT, pb.WatchRolloutRequest(pool=one.pool, name=one.name, generation=one.generation)
         )
         last: pb.Rollout | None = None
         with suppress(TimeoutError):

@@ -14,8 +14,9 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from registry.client import admin_api as api
 from registry.client.address import Tls, check_address
-from registry.client.admin_api import WATCH_RESIDENCY, AdminMethod, Reply, Request
+from registry.client.admin_api import AdminMethod, Reply, Request
 from registry.client.errors import CallErrors
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
@@ -204,7 +205,7 @@ class AdminCalls:
 
         async def attempt(seconds: float) -> list[pb.AdapterResidency]:
             found: list[pb.AdapterResidency] = []
-            responses = self.stream(WATCH_RESIDENCY, request, seconds)
+            responses = self.stream(api.WATCH_RESIDENCY, request, seconds)
             async with aclosing(responses):
                 async for response in responses:
                     found.extend(response.adapters)

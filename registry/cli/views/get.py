@@ -169,7 +169,8 @@ def _found(client: AdminClient, query: Query, note: Note) -> Sequence[Any]:
         case Kind.REPLICAS:
             return _replicas(client, query, note)
         case Kind.POOLS:
-            pools = [_named_pool(client, query.name)] if query.name else _all_pools(client, note)
+            named = pb.GetPoolRequest(name=query.name or "")
+            pools = [client.unary(api.GET_POOL, named)] if query.name else _all_pools(client, note)
             has_status = query.detail is not None
             return [PoolRow(pool, status_of_pool(client, pool.name) if has_status else None) for pool in pools]
         case Kind.TENANTS:
@@ -198,10 +199,6 @@ def _adapters_of(client: AdminClient, query: Query, pool: str, note: Note) -> li
     where = [] if query.detail is None else client.residency(pool, "", query.detail)
     by_name = {one.name: one for one in where}
     return [AdapterRow(adapter, by_name.get(adapter.name)) for adapter in found.adapters]
-
-
-def _named_pool(client: AdminClient, name: str) -> pb.Pool:
-    return client.unary(api.GET_POOL, pb.GetPoolRequest(name=name))
 
 
 def _all_pools(client: AdminClient, note: Note) -> list[pb.Pool]:
