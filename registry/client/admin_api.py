@@ -1,4 +1,4 @@
-"""The admin API: its methods, with the types of their requests and answers."""
+"""Methods of the admin API that clients call, with their types."""
 
 from __future__ import annotations
 
