@@ -1,7 +1,7 @@
 """Filling an empty engine with 200 adapters that are staged, beside a bare loop of 200 load calls.
 
 Ours twice: after the engine was started anew, when nothing runs on it; and in service, by one change, when the sidecar
-first asks before each load whether the engine has requests to serve. Each runs from the first load call to the last.
+asks before loads whether the engine has requests to serve. Each runs from the first load call to the last.
 """
 
 from __future__ import annotations

@@ -34,6 +34,9 @@ MOST_AT_ONCE: dict[type[Call], int] = {Load: 3, Swap: 2, Unload: 4}
 # the other: what took so long has waited for something, and did not compute.
 REST_FACTOR = 4.0
 MAX_REST_SECONDS = 10.0
+# An engine that had no requests is not asked again for so long, in which many small adapters are loaded. A request that
+# comes meanwhile finds no rest between loads, but for no longer.
+IDLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class Executor:
         self._clock = clock
         self._may_call = may_call
         self._start = start
-        self._rest_until = 0.0
+        self._rest_until = self._idle_until = 0.0
         self._under_way: dict[asyncio.Task[Attempt], Call] = {}
 
     @property
@@ -208,10 +211,13 @@ class Executor:
 
     async def _rest_seconds(self) -> float:
         """Seconds for running requests to have the engine after the last load; 0: none."""
-        rest_seconds = self._rest_until - self._clock.monotonic()
-        if rest_seconds <= 0 or not await self._engine.is_busy():
+        now = self._clock.monotonic()
+        if now >= self._rest_until or now < self._idle_until:
             return 0.0
-        return rest_seconds
+        if await self._engine.is_busy():
+            return self._rest_until - now
+        self._idle_until = now + IDLE_SECONDS
+        return 0.0
 
     async def _make(self, call: Call, incarnation: str) -> Attempt | None:
         """Makes a call and waits for its end, but not for long; None: it goes on."""

@@ -26,7 +26,7 @@ from sidecar.engines.observed import (
     Transient,
     Unknown,
 )
-from sidecar.loop.executor import MOST_AT_ONCE, REST_FACTOR, SLOW_SECONDS, Executor
+from sidecar.loop.executor import IDLE_SECONDS, MAX_CALLS, MOST_AT_ONCE, REST_FACTOR, SLOW_SECONDS, Executor
 from sidecar.plan.types import Call, Load, Plan, Swap, Unload
 from tests.simulation.loop import virtual
 
@@ -128,6 +128,21 @@ async def test_who_loses_the_replica_id_while_the_engine_is_asked_or_rests_makes
 async def test_an_engine_without_requests_needs_no_rest(engine):
     assert await engine.carry_out(A, B) == (2, None)
     assert _now() == 2 * LOAD_SECONDS
+
+
+@virtual
+async def test_an_engine_without_requests_is_asked_a_few_times_while_many_adapters_are_loaded(engine, monkeypatch):
+    """Else a question for each load takes half as long as the load; and R19: a request that comes is soon seen."""
+    monkeypatch.setattr("tests.unit.loop.test_executor.LOAD_SECONDS", IDLE_SECONDS / 5)
+    asked: list[float] = []
+    engine.on_question = lambda: asked.append(_now())
+    calls = [Load(f"a{number}", f"/p{number}", REF, "") for number in range(MAX_CALLS)]
+    assert await engine.carry_out(*calls) == (MAX_CALLS, None)
+    assert len(asked) == 3, "once for all that is loaded within five loads' time"
+    engine._is_busy = True
+    await asyncio.sleep(IDLE_SECONDS)
+    await engine.carry_out(A)
+    assert await engine.carry_out(B) == (0, pytest.approx(LOAD_SECONDS * REST_FACTOR))
 
 
 @virtual
