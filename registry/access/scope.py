@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
 from registry.model.errors import InvalidArgument
@@ -21,13 +20,24 @@ def check_pattern(pattern: str) -> None:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """True for a name that a pattern stands for, without regard to case."""
-    return _compiled(pattern).fullmatch(name) is not None
+    """True for a name that a pattern stands for, without regard to case.
 
-
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.IGNORECASE)
+    Callers choose names, and are asked about before these are checked, so each part is looked for once, from where the
+    one before it ends. A regular expression would try all ways to share a long name out among several stars.
+    """
+    name = name.lower()
+    first, *middle = pattern.lower().split("*")
+    if not middle:
+        return name == first
+    last = middle.pop()
+    at, end = len(first), len(name) - len(last)
+    if at > end or not name.startswith(first) or not name.endswith(last):
+        return False
+    for part in middle:
+        at = name.find(part, at, end) + len(part)
+        if at < len(part):
+            return False
+    return True
 
 
 def tenant_in(word: str, name: str) -> str | None:
