@@ -11,7 +11,7 @@ from pathlib import Path
 from registry.access.decision import Grant, grant_of, whole_grant
 from registry.access.file import MAX_BYTES, Access, AccessInvalid, Authentication, read_access
 from registry.access.keysets import KeySets
-from registry.access.principal import RESERVED_PREFIX, Credential, Principal
+from registry.access.principal import RESERVED_PREFIX, SPIFFE, Credential, Principal
 from registry.access.sockets import socket_principal
 from registry.access.tokens import Tokens
 from registry.model.errors import Reason, Unauthenticated, Unavailable
@@ -157,24 +157,24 @@ def _unknown(why: str) -> Unauthenticated:
 
 # Of a peer whose certificate was verified, by the names of gRPC's own facts (auth_context).
 _FACTS = {"dns": "peer_dns", "email": "peer_email", "commonName": "x509_common_name"}
-_SPIFFE = "spiffe://"
 
 
 def certificate_principal(facts: Mapping[str, Iterable[bytes]], believed: Authentication) -> Principal:
     """Principal that a verified certificate names.
 
     A SPIFFE id decides alone: whoever has one of a trust domain that is not named is nobody, whatever other names
-    stand beside it. So the certificate of a sidecar is none of an operator.
+    stand beside it. So the certificate of a sidecar is none of an operator. A name that a token could have is nobody's.
 
     Raises:
         Unauthenticated: it names nobody who is believed; the message says which of its names were looked at.
     """
-    ids = [one for one in _texts(facts, "peer_uri") if one.startswith(_SPIFFE)]
+    ids = [one for one in _texts(facts, "peer_uri") if one.lower().startswith(SPIFFE)]
     if ids:
         return Principal(_spiffe(ids, believed.trust_domains), Credential.CERTIFICATE)
+    others = (RESERVED_PREFIX, SPIFFE, *(one.prefix for one in believed.issuers))
     for kind in believed.certificate_names:
         for name in _texts(facts, _FACTS[kind]):
-            if name and not name.startswith((RESERVED_PREFIX, _SPIFFE)):
+            if name and not name.startswith(others):
                 return Principal(name, Credential.CERTIFICATE)
     looked = ", ".join(believed.certificate_names)
     raise Unauthenticated(
@@ -192,7 +192,7 @@ def _spiffe(ids: Sequence[str], domains: Sequence[str]) -> str:
     """The one SPIFFE id, of a trust domain that is believed."""
     if len(ids) > 1:
         raise Unauthenticated(Reason.UNAUTHENTICATED, f"your certificate has {len(ids)} SPIFFE ids; it may have one")
-    domain = ids[0].removeprefix(_SPIFFE).partition("/")[0]
+    domain = ids[0].removeprefix(SPIFFE).partition("/")[0]
     if domain not in domains:
         raise Unauthenticated(
             Reason.UNAUTHENTICATED,

@@ -28,13 +28,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from registry.access.principal import RESERVED_PREFIX
+from registry.access.principal import RESERVED_PREFIX, SPIFFE
 from registry.access.roles import OF_POOLS, OF_TENANTS, AccessRole
 from registry.access.scope import PLACEHOLDER, check_pattern, source_prefix
 from registry.lora.text import printable
@@ -85,6 +86,11 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, strict=False)
 
 
+def _overlap(one: str, other: str) -> bool:
+    """True if a name may begin with both."""
+    return one.startswith(other) or other.startswith(one)
+
+
 class Issuer(_Part):
     """Issuer of tokens.
 
@@ -105,8 +111,9 @@ class Issuer(_Part):
 
     @model_validator(mode="after")
     def _not_reserved(self) -> Self:
-        if self.prefix.startswith(RESERVED_PREFIX):
-            raise ValueError(f"prefix: names that begin with {RESERVED_PREFIX} are LoraPlane's own")
+        for own in (RESERVED_PREFIX, SPIFFE):
+            if _overlap(self.prefix, own):
+                raise ValueError(f"prefix: no token may name somebody whose name begins with {own}")
         return self
 
 
@@ -125,10 +132,11 @@ class Authentication(_Part):
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
-        for which in ("issuer", "prefix"):
-            given = [getattr(one, which) for one in self.issuers]
-            if len(set(given)) < len(given):
-                raise ValueError(f"issuers: two have the same {which}; give each its own")
+        for one, other in combinations(self.issuers, 2):
+            if one.issuer == other.issuer:
+                raise ValueError("issuers: two have the same issuer; give each its own")
+            if _overlap(one.prefix, other.prefix):
+                raise ValueError("issuers: two have the same prefix, or one begins with the other; end each with :")
         return self
 
 

@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 # Names of our own, which nothing that others issue may claim.
 RESERVED_PREFIX = "loraplane:"
+# Of names that certificates alone have.
+SPIFFE = "spiffe://"
 
 
 class Credential(StrEnum):

@@ -123,14 +123,19 @@ class Tokens:
             if type(claims.get(name)) is not type(value) or claims[name] != value:
                 raise ValueError(f"its claim {name!r} is not what the access file requires")
         subject = claims["sub"]
-        if not isinstance(subject, str) or not subject:
-            raise ValueError("its claim 'sub' is empty, or no text")
+        if not _is_text(subject) or not subject:
+            raise ValueError("its claim 'sub' is empty, or no text that can be shown")
         groups = claims.get(issuer.groups, [])
-        if not isinstance(groups, list) or len(groups) > _MAX_GROUPS or not all(isinstance(one, str) for one in groups):
+        if not isinstance(groups, list) or len(groups) > _MAX_GROUPS or not all(map(_is_text, groups)):
             raise ValueError(f"its claim {issuer.groups!r} is no list of at most {_MAX_GROUPS} texts")
         named = frozenset(issuer.prefix + one for one in groups)
         principal = Principal(issuer.prefix + subject, Credential.TOKEN, named)
         return Known(principal, expires + LEEWAY_SECONDS, now + KNOWN_SECONDS)
+
+
+def _is_text(value: object) -> bool:
+    """True for a text that can be shown, and so encoded."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def _seconds(claims: Mapping[str, Any], name: str) -> float:

@@ -87,6 +87,22 @@ async def test_names_of_a_certificate_count_as_the_file_says(file):
     assert (await control(file).principal(Shown("p", facts)))[0].name == "cn"
 
 
+@pytest.mark.parametrize("taken", [b"ci:ann", b"loraplane:host:0", b"spiffe://ops.example/ann"])
+async def test_a_certificate_has_no_name_that_another_credential_could_have(file, taken):
+    """A1 named: an authority that signs any common name makes nobody out of the users of tokens."""
+    file.write_text(file.read_text().replace("trustDomains:", "certificateNames: [dns, commonName]\n  trustDomains:"))
+    facts = {"x509_pem_cert": [b"PEM"], "peer_dns": [taken], "x509_common_name": [taken]}
+    with pytest.raises(Unauthenticated):
+        await control(file).principal(Shown("p", facts))
+
+
+async def test_a_spiffe_id_in_another_spelling_is_one_too(file):
+    """A1 named: a sidecar's certificate is not known by the name that stands beside its id."""
+    facts = OTHERS | {"peer_uri": [b"SPIFFE://sidecars.example/r0"]}
+    with pytest.raises(Unauthenticated, match="trust domain"):
+        await control(file).principal(Shown("p", facts))
+
+
 async def test_the_hosts_administrator_may_do_everything(file):
     shown = Shown("unix-abstract:loraplane-1-0123456789abcdef-uid-0-1")
     found, until = await control(file).principal(shown)

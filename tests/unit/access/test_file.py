@@ -86,7 +86,9 @@ def test_what_is_no_yaml_is_refused(text, told):
         (WHOLE.replace("[ops.example]", "[spiffe://ops]"), "line 4: authentication.trustDomains.0: write a"),
         (WHOLE.replace("RS256", "none"), "line 10: authentication.issuers.0.algorithms.0: "),
         (WHOLE.replace("https://ci.example/jwks", "http://ci/jwks"), "line 11: authentication.issuers.0.jwks: "),
-        (WHOLE.replace('"ci:"', '"loraplane:"'), "names that begin with loraplane: are LoraPlane's own"),
+        (WHOLE.replace('"ci:"', '"loraplane:"'), "may name somebody whose name begins with loraplane:"),
+        (WHOLE.replace('"ci:"', '"loraplane"'), "may name somebody whose name begins with loraplane:"),
+        (WHOLE.replace('"ci:"', '"spiffe://ops.example/"'), "may name somebody whose name begins with spiffe://"),
         (WHOLE.replace("      audiences: [loraplane]\n", ""), "line 7: authentication.issuers.0.audiences: Field"),
         (bound(role="viewer", users="[a]"), "say of which tenants the role viewer is, as tenants: [acme] or"),
         (bound(role="viewer", tenants="[a]"), "a binding needs users or groups"),
@@ -110,9 +112,13 @@ def test_a_wrong_one_is_refused_with_its_line_and_field(text, told):
     assert refused(text).startswith("access.yaml, line ")
 
 
-@pytest.mark.parametrize("field", ["issuer", "prefix"])
-def test_no_two_issuers_have_the_same_name_or_prefix(field):
+@pytest.mark.parametrize(
+    ("field", "other"),
+    [("issuer", ("i", "q")), ("prefix", ("j", "p")), ("prefix", ("j", "p:q"))],
+)
+def test_no_two_issuers_have_the_same_name_or_a_prefix_in_common(field, other):
+    """A1 named: else the subject q of one would be somebody of the other's."""
     one = '    - {issuer: "%s", audiences: [a], prefix: "%s", algorithms: [RS256], jwks: /k}\n'
-    first, second = one % ("i", "p"), one % (("i", "q") if field == "issuer" else ("j", "p"))
+    first, second = one % ("i", "p"), one % other
     text = f"{HEAD}authentication:\n  issuers:\n{first}{second}bindings:\n{SECURITY}"
     assert f"issuers: two have the same {field}" in refused(text)

@@ -83,6 +83,12 @@ class World:
         return caught.value.message
 
 
+@pytest.mark.parametrize("claims", [{"sub": "a\ud800"}, {"sub": "a\nb"}, {"groups": ["\ud800"]}])
+async def test_a_name_that_cannot_be_written_down_is_nobodys(claims):
+    """A1 named: it would stand in the audit, and in keys."""
+    assert "text" in await World().refused(signed(**claims))
+
+
 @pytest.mark.parametrize(("algorithm", "key"), [("RS256", RSA), ("ES256", EC), ("EdDSA", ED)])
 @virtual
 async def test_a_token_names_somebody_with_groups_by_its_issuers_prefix(algorithm, key):
