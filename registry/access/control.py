@@ -90,11 +90,11 @@ class AccessControl:
                 self._changed = asyncio.Event()
 
     async def until_revoked(self, principal: Principal, grant: Grant, expires: float | None) -> None:
-        """Ends with an error once somebody's credential does not count any more, or lets them do something else.
+        """Ends with an error once somebody's credential may not count any more, or lets them do something else.
 
         Raises:
             Unauthenticated: it expired.
-            Unavailable: what they may do has changed, so that what they see has too.
+            Unavailable: what they may do has changed, or which credentials are believed.
         """
         while self.grant(principal) == grant:
             left = None if expires is None else expires - self._wall().timestamp()
@@ -125,6 +125,8 @@ class AccessControl:
             if not shown.is_private:
                 raise _unknown("a token is taken over TLS or from this host alone, since others could read it")
             known = await state.tokens.verify(token)
+            if self._state is not state:
+                return await self.principal(shown)  # the file was replaced meanwhile
             return known.principal, known.expires
         raise refused or _unknown("show a client certificate (--tls-cert, --tls-key) or a token (--token-file)")
 

@@ -10,9 +10,9 @@ answered before anything is read, and once more for what the reading showed (sou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from registry.access.file import EVERYBODY, Access, Binding
+from registry.access.file import EVERYBODY, Access, Authentication, Binding
 from registry.access.principal import Principal
 from registry.access.questions import AccessQuestion
 from registry.access.roles import OF_TENANTS, ROLES, AccessRole, Action, roles_for
@@ -55,9 +55,13 @@ class HeldRole:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """All that somebody may do."""
+    """All that somebody may do.
+
+    `believed`: credentials by which somebody is known to be who they are; None: the host's own.
+    """
 
     held: tuple[HeldRole, ...]
+    believed: Authentication | None = field(default=None, hash=False)
 
     def by(self, asked: AccessQuestion) -> HeldRole | None:
         """The first binding that allows it; None: it is refused."""
@@ -102,7 +106,7 @@ def grant_of(access: Access, principal: Principal) -> Grant:
         for number, binding in enumerate(access.bindings, start=1)
         for tenant in dict.fromkeys(_tenants(binding, principal.name, names))
     )
-    return Grant(tuple(held))
+    return Grant(tuple(held), access.authentication)
 
 
 def whole_grant() -> Grant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 
@@ -11,8 +12,9 @@ from registry.access.control import AccessControl, Shown
 from registry.access.principal import Credential, Principal
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.access.roles import AccessRole
-from registry.model.errors import Unauthenticated
+from registry.model.errors import Unauthenticated, Unavailable
 from registry.sources.base import StoreError
+from tests.simulation.loop import virtual
 from tests.unit.access.test_tokens import CLAIMS, EC, NOW, public, signed
 
 TEXT = """apiVersion: loraplane/v1
@@ -146,3 +148,31 @@ def test_without_a_file_that_can_be_read_there_is_no_start(tmp_path):
     (tmp_path / "wrong").write_text("a: [")
     with pytest.raises(StoreError, match="line 1"):
         AccessControl(tmp_path / "wrong", lambda: datetime.now(UTC))
+
+
+@virtual
+async def test_a_stream_of_somebody_whose_credential_is_believed_no_longer_ends(file):
+    """A1 named: roles are the same, but nobody is known by it any more."""
+    held = control(file)
+    ann, expires = await held.principal(Shown("ipv4:1.2.3.4:5", {}, f"Bearer {signed()}"))
+    following = asyncio.ensure_future(held.run())
+    stream = asyncio.ensure_future(held.until_revoked(ann, held.grant(ann), expires))
+    await asyncio.sleep(3)
+    assert not stream.done()
+    file.write_text(file.read_text().replace("https://ci", "https://elsewhere"))
+    await asyncio.sleep(3)
+    with pytest.raises(Unavailable, match="connect again"):
+        stream.result()
+    with pytest.raises(Unauthenticated):
+        await held.principal(Shown("ipv4:1.2.3.4:5", {}, f"Bearer {signed()}"))
+    following.cancel()
+
+
+async def test_a_token_that_was_looked_at_while_its_issuer_was_taken_away_is_not_believed(file):
+    held = control(file)
+    asking = asyncio.ensure_future(held.principal(Shown("ipv4:1.2.3.4:5", {}, f"Bearer {signed()}")))
+    await asyncio.sleep(0)
+    file.write_text(file.read_text().replace("https://ci", "https://elsewhere"))
+    held._followed.refresh()
+    with pytest.raises(Unauthenticated, match="no issuer"):
+        await asking
