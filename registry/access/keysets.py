@@ -7,6 +7,7 @@ known is looked for at once, but not more often than every ten seconds, however 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,10 @@ FRESH_SECONDS = 300.0
 PAUSE_SECONDS = 10.0
 FETCH_SECONDS = 1.5
 _log = structlog.get_logger()
+# Of a private key the factors are searched for, which may hold the event loop for minutes.
+_PUBLIC = ("kty", "use", "kid", "alg", "n", "e", "crv", "x", "y")
+# How what is no set of keys fails as one.
+_NO_KEYS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, RecursionError)
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
@@ -48,6 +53,9 @@ class KeySets:
     async def key_of(self, issuer: Issuer, key_id: str) -> jwt.PyJWK | None:
         """The key of an id; None: the issuer has none, or cannot be asked."""
         held = self._held.setdefault(issuer.jwks, _Held())
+        known = held.keys.get(key_id)
+        if known and held.lock.locked() and asyncio.get_running_loop().time() - held.read_at < GOOD_SECONDS:
+            return known  # somebody asks the issuer, which may hang: nobody else waits for that
         async with held.lock:
             now = asyncio.get_running_loop().time()
             is_due = now - held.read_at >= FRESH_SECONDS or key_id not in held.keys
@@ -65,7 +73,7 @@ class KeySets:
             else:
                 content = await self._fetch(issuer.jwks)
             held.keys = _keys(content, issuer)
-        except (OSError, httpx.HTTPError, TimeoutError, jwt.PyJWTError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, httpx.HTTPError, TimeoutError, jwt.PyJWTError, *_NO_KEYS) as error:
             _log.warning(
                 "keys_not_read", issuer=issuer.issuer, jwks=issuer.jwks, reason=str(error) or type(error).__name__
             )
@@ -75,7 +83,8 @@ class KeySets:
 
 def _keys(content: bytes, issuer: Issuer) -> dict[str, jwt.PyJWK]:
     """Keys of a set that are for the issuer's algorithms. Raises what jwt raises: none is."""
-    found = jwt.PyJWKSet.from_json(content.decode())
+    given = json.loads(content)["keys"]
+    found = jwt.PyJWKSet([{field: one[field] for field in _PUBLIC if field in one} for one in given])
     keys = {one.key_id or "": one for one in found.keys if one.algorithm_name in issuer.algorithms}
     if not keys:
         raise ValueError(f"no key of it is for {' or '.join(issuer.algorithms)}")

@@ -67,11 +67,13 @@ class World:
     def __init__(self, *issuers: Issuer, keys=None) -> None:
         self.answer: object = {"keys": [public("ES256", EC)]} if keys is None else {"keys": keys}
         self.asked = 0
+        self.hangs = 0.0
         self.now = NOW
         self.tokens = Tokens(issuers or (issuer(),), KeySets(self.fetch).key_of, lambda: self.now)
 
     async def fetch(self, url: str) -> bytes:
         self.asked += 1
+        await asyncio.sleep(self.hangs)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
@@ -214,6 +216,10 @@ async def test_a_new_key_is_found_at_once_but_unknown_ones_are_looked_for_every_
         {"keys": 3},
         {"keys": [public("ES256", EC) | {"alg": "RS256"}]},
         b"[]",
+        b"[" * 100_000,
+        {"keys": [public("ES256", EC) | {"x": "A" * 1000}]},
+        {"keys": [public("RS256", RSA) | {"n": ""}]},
+        {"keys": [[]]},
     ],
 )
 @virtual
@@ -229,6 +235,31 @@ async def test_the_last_good_keys_count_for_an_hour_where_an_issuer_is_down_or_l
     world.answer = {"keys": [public("ES256", EC)]}
     await asyncio.sleep(PAUSE_SECONDS)
     assert await world.tokens.verify(signed(jti="3"))
+
+
+@virtual
+async def test_nobody_waits_for_an_issuer_that_hangs_whose_key_is_known():
+    """A1 named: a stranger who names an unknown key every ten seconds would hold up all new tokens."""
+    world = World()
+    await world.tokens.verify(signed())
+    await asyncio.sleep(PAUSE_SECONDS)
+    world.hangs = 1.4
+    stranger = asyncio.ensure_future(world.refused(signed(key_id="unknown")))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(0.1):
+        assert await world.tokens.verify(signed(jti="1"))
+    await stranger
+    assert world.asked == 2
+
+
+@virtual
+async def test_of_a_private_key_the_public_part_alone_is_read():
+    """A1 named: an issuer's mistake, or malice, is no work for us."""
+    private = jwt.algorithms.RSAAlgorithm.to_jwk(RSA, as_dict=True) | {"kid": "k", "alg": "RS256"}
+    world = World(keys=[private])
+    found = await KeySets(world.fetch).key_of(issuer(), "k")
+    assert isinstance(found.key, rsa.RSAPublicKey)
+    assert await world.tokens.verify(signed(RSA, "RS256"))
 
 
 @virtual
