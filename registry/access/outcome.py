@@ -29,12 +29,12 @@ def outcome_questions(
         before, after = one.before or {}, one.after or {}
         if one.kind in {"adapter", "history"}:
             yield _of_adapter(verb, resource, pool, one.name, before, after)
-        elif one.kind == "pool" and verb is Verb.UPDATE:
-            yield from _of_pool(one.name, before, after)
+        elif one.kind == "pool":
+            yield from _of_pool(verb, resource, one.name, before, after)
         elif one.kind == "tenant":
             yield (AccessQuestion(verb, resource, tenant=one.name),)
         else:
-            yield (AccessQuestion(verb, resource, one.name if one.kind == "pool" else pool),)
+            yield (AccessQuestion(verb, resource, pool),)
 
 
 def _of_adapter(
@@ -43,7 +43,7 @@ def _of_adapter(
     tenant, was, now = tenant_of(name), _part(before, "spec"), _part(after, "spec")
     if verb not in {Verb.APPLY, Verb.ROLLBACK}:
         return (AccessQuestion(verb, resource, pool, tenant),)
-    if was == now and verb is Verb.APPLY:
+    if now and was == now and verb is Verb.APPLY:
         return AccessQuestion(verb, resource, pool, tenant), AccessQuestion(Verb.RETRY, resource, pool, tenant)
     source, credentials = _text(_part(now, "source"), "uri"), _text(now, "credentials")
     if now and (source, credentials) != (_text(_part(was, "source"), "uri"), _text(was, "credentials")):
@@ -51,13 +51,32 @@ def _of_adapter(
     return (AccessQuestion(verb, resource, pool, tenant),)
 
 
-def _of_pool(name: str, before: Value, after: Value) -> Iterator[tuple[AccessQuestion, ...]]:
+def _of_pool(
+    verb: Verb, resource: Resource, name: str, before: Value, after: Value
+) -> Iterator[tuple[AccessQuestion, ...]]:
+    if verb is Verb.UPDATE:
+        yield from _of_update(name, before, after)
+        return
+    yield (AccessQuestion(verb, resource, name),)
+    # A pool that is deleted can be made anew, and a new one requires nothing: that is a way to loosen, too.
+    proves_nothing = verb is Verb.CREATE and _part(after, "limits").get("prove") == "off"
+    if proves_nothing or (verb is Verb.DELETE and _holds_back(before)):
+        yield (AccessQuestion(Verb.REQUIRE, resource, name),)
+
+
+def _of_update(name: str, before: Value, after: Value) -> Iterator[tuple[AccessQuestion, ...]]:
     was, now = _part(before, "limits"), _part(after, "limits")
     required = {field for field in REQUIRED if was.get(field) != now.get(field)}
     if required:
         yield (AccessQuestion(Verb.REQUIRE, Resource.POOLS, name),)
     if _without(before) != _without(after) or not required:
         yield (AccessQuestion(Verb.UPDATE, Resource.POOLS, name),)
+
+
+def _holds_back(pool: Value) -> bool:
+    """True if a pool has a limit of `REQUIRED`; one whose record cannot be read may have any."""
+    limits = pool.get("limits")
+    return not isinstance(limits, dict) or any(limits.get(field) is True for field in REQUIRED)
 
 
 def _without(pool: Value) -> Value:

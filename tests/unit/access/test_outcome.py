@@ -33,6 +33,7 @@ def asked(method: str, before, after, kind: str = "adapter", name: str = "acme/a
         (spec(), spec(credentials="c"), (AccessQuestion(Verb.APPLY, ADAPTERS, "p", "acme", "s3://b/1", "c"),)),
         (spec("s3://b/1", "c"), spec("s3://b/1", "c", priority=3), (PLAIN,)),
         (spec(), None, (PLAIN,)),
+        ({"unreadable": "{}"}, None, (PLAIN,)),
         (spec(), spec(), (PLAIN, AccessQuestion(Verb.RETRY, ADAPTERS, "p", "acme"))),
         ({"spec": 3}, {"spec": {"source": {"uri": 3}, "credentials": 4}}, (PLAIN,)),
     ],
@@ -65,6 +66,28 @@ def test_a_roll_back_asks_the_same_and_what_a_rollout_does_nothing_of_it():
 )
 def test_a_change_of_a_pool_asks_for_what_holds_others_back_by_itself(before, after, verbs):
     told = asked("UpdatePool", before, after, kind="pool", name="p")
+    assert told == [(AccessQuestion(verb, POOLS, "p"),) for verb in verbs]
+
+
+def test_a_new_pool_that_proves_nothing_asks_for_that_too():
+    """A3 no-self-loosening: it may be made in place of one that did."""
+    for prove, verbs in (("effect", [Verb.CREATE]), ("off", [Verb.CREATE, Verb.REQUIRE])):
+        told = asked("CreatePool", None, {"limits": {"prove": prove, "require_digest": False}}, kind="pool", name="p")
+        assert told == [(AccessQuestion(verb, POOLS, "p"),) for verb in verbs]
+
+
+@pytest.mark.parametrize(
+    ("before", "verbs"),
+    [
+        ({"limits": {"require_signature": True}}, [Verb.DELETE, Verb.REQUIRE]),
+        ({"limits": {"require_digest": True, "max_rank": 8}}, [Verb.DELETE, Verb.REQUIRE]),
+        ({"limits": {"require_digest": False, "prove": "effect"}}, [Verb.DELETE]),
+        ({"unreadable": "{}"}, [Verb.DELETE, Verb.REQUIRE]),
+    ],
+)
+def test_a_deletion_of_a_pool_that_holds_others_back_asks_for_that_too(before, verbs):
+    """A3 no-self-loosening: it could be made anew without."""
+    told = asked("DeletePool", before, None, kind="pool", name="p")
     assert told == [(AccessQuestion(verb, POOLS, "p"),) for verb in verbs]
 
 

@@ -19,6 +19,7 @@ from registry.access.methods import METHODS
 from registry.access.questions import Resource, Verb
 from registry.access.roles import OF_POOLS, OF_TENANTS, ROLES, AccessRole
 from registry.admin.rpc.service import DESCRIPTOR
+from registry.etcd3.ops import Put, Txn
 from registry.model.records import AuditRecord
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
@@ -319,6 +320,31 @@ def test_what_holds_others_back_is_changed_by_security_alone(tmp_path):
             assert await _change(served, "UpdatePool", update(require_digest=True, max_rank=32), who(name)) == both
 
     secured(tmp_path, binding(AccessRole.SECURITY, "sec") + binding(AccessRole.POOL_OPERATOR, "ops"), scene)
+
+
+def test_a_pool_that_holds_others_back_is_not_made_anew_without(tmp_path):
+    """A3 no-self-loosening: a pool's operator cannot delete it, nor make one that proves less."""
+
+    async def scene(served: Served) -> None:
+        for name, required in (("r", True), ("s", False)):
+            pool = pb.Pool(name=name, base_models=["base"], limits=pb.PoolLimits(require_signature=required))
+            assert await _change(served, "CreatePool", pb.CreatePoolRequest(pool=pool), who("ops")) == ""
+            told = await _change(served, "DeletePool", pb.DeletePoolRequest(name=name), who("ops"))
+            assert told == ("PERMISSION_DENIED" if required else "")
+        pool = pb.Pool(name="t", base_models=["base"], limits=pb.PoolLimits(prove="off"))
+        assert await _change(served, "CreatePool", pb.CreatePoolRequest(pool=pool), who("ops")) == "PERMISSION_DENIED"
+
+    secured(tmp_path, binding(AccessRole.POOL_OPERATOR, "ops"), scene)
+
+
+def test_an_operator_cannot_delete_what_cannot_be_read(tmp_path):
+    """A2 deny-by-default: it has no spec before and none after, and that is no retry."""
+
+    async def scene(served: Served) -> None:
+        await served.client.txn(Txn((), (Put(KEYS.adapter("p", "acme/a"), b"rubbish"),)))
+        assert await _change(served, "ApplyAdapters", change_set(drop("acme/a"), retry=True)) == "PERMISSION_DENIED"
+
+    secured(tmp_path, binding(AccessRole.OPERATOR, "ann"), scene)
 
 
 def test_the_audit_names_role_and_binding(tmp_path):
