@@ -58,6 +58,23 @@ LEASE_KEEPALIVE = Method(
 )
 STATUS = Method("/etcdserverpb.Maintenance/Status", rpc.StatusRequest, rpc.StatusResponse)
 AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", rpc.AuthenticateRequest, rpc.AuthenticateResponse)
+AUTH_STATUS = Method("/etcdserverpb.Auth/AuthStatus", rpc.AuthStatusRequest, rpc.AuthStatusResponse)
+USER_LIST = Method("/etcdserverpb.Auth/UserList", rpc.AuthUserListRequest, rpc.AuthUserListResponse)
+USER_GET = Method("/etcdserverpb.Auth/UserGet", rpc.AuthUserGetRequest, rpc.AuthUserGetResponse)
+ROLE_LIST = Method("/etcdserverpb.Auth/RoleList", rpc.AuthRoleListRequest, rpc.AuthRoleListResponse)
+ROLE_GET = Method("/etcdserverpb.Auth/RoleGet", rpc.AuthRoleGetRequest, rpc.AuthRoleGetResponse)
+
+
+def _change(name: str, request: type[Req]) -> Method[Req, rpc.AuthChangeResponse]:
+    return Method(f"/etcdserverpb.Auth/{name}", request, rpc.AuthChangeResponse, writes=True)
+
+
+USER_ADD = _change("UserAdd", rpc.AuthUserAddRequest)
+USER_CHANGE_PASSWORD = _change("UserChangePassword", rpc.AuthUserChangePasswordRequest)
+USER_GRANT_ROLE = _change("UserGrantRole", rpc.AuthUserGrantRoleRequest)
+ROLE_ADD = _change("RoleAdd", rpc.AuthRoleAddRequest)
+ROLE_GRANT_PERMISSION = _change("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest)
+ROLE_REVOKE_PERMISSION = _change("RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest)
 
 
 _TARGETS = (rpc.Compare.VERSION, rpc.Compare.CREATE, rpc.Compare.MOD, rpc.Compare.VALUE, rpc.Compare.LEASE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 
@@ -181,3 +182,32 @@ def prefix_end(prefix: bytes) -> bytes:
         if prefix[i] < 0xFF:
             return prefix[:i] + bytes([prefix[i] + 1])
     raise ValueError("a prefix must hold a byte below 0xff")
+
+
+class Permission(IntEnum):
+    """Kind of a permission, with etcd's own numbers."""
+
+    READ = 0
+    WRITE = 1
+    READWRITE = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyPermission:
+    """Permission of a role for keys; `range_end` empty: for the one key; one zero byte: for all keys from it on."""
+
+    key: bytes
+    range_end: bytes
+    permission: Permission
+
+    def __str__(self) -> str:
+        keys = self.key.decode(errors="backslashreplace") + ("*" if self.range_end else "")
+        return f"{self.permission.name.lower()} {keys}"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """Users of etcd with their roles, and roles with their permissions."""
+
+    users: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    roles: Mapping[str, frozenset[KeyPermission]] = field(default_factory=dict)
