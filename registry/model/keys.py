@@ -47,6 +47,15 @@ class Keys:
     def history_of(self, pool: str, name: str) -> bytes:
         return self._key("history", pool, name_key(name), "")
 
+    def history_in(self, pool: str) -> bytes:
+        """Prefix of the history of all names of a pool."""
+        return self._key("history", pool, "")
+
+    def written_by_admin(self) -> tuple[bytes, ...]:
+        """Prefixes of all that admin services write, but for the key `meta`."""
+        kinds = ("adapters", "audit", "drains", "history", "left", "members", "pools", "requests", "tenants")
+        return tuple(self._key(kind, "") for kind in kinds)
+
     def backed_up(self) -> tuple[bytes, ...]:
         """Prefixes of what a backup holds, in their order."""
         return tuple(self._key(kind, "") for kind in ("adapters", "history", "pools", "tenants"))

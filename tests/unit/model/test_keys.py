@@ -12,6 +12,7 @@ EXPECTED = {
     KEYS.adapters("p"): "adapters/p/",
     KEYS.history("p", "Acme/SQL", 7): "history/p/acme%2Fsql/7",
     KEYS.history_of("p", "Acme/SQL"): "history/p/acme%2Fsql/",
+    KEYS.history_in("p"): "history/p/",
     KEYS.tenant("acme"): "tenants/acme",
     KEYS.tenants(): "tenants/",
     KEYS.request("r"): "requests/r",
@@ -45,6 +46,12 @@ def test_records():
 def test_what_a_backup_has():
     """What is declared: no presence, status, request or audit record."""
     assert [last_part(prefix[:-1]) for prefix in KEYS.backed_up()] == ["adapters", "history", "pools", "tenants"]
+
+
+def test_what_admin_services_write():
+    """All kinds of keys but `meta` and what sidecars say of themselves."""
+    kinds = {path.partition("/")[0] for path in EXPECTED.values()} - {"meta", "replicas", "status"}
+    assert {last_part(prefix[:-1]) for prefix in KEYS.written_by_admin()} == kinds
 
 
 def test_last_part():
