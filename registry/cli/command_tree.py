@@ -131,6 +131,13 @@ ENTRIES = (
         get_contexts="commands.config:get_contexts",
         delete_context="commands.config:delete_context",
     ),
+    _group(
+        "etcd-access",
+        "Users of etcd: each process with the permissions that it needs, and no more.",
+        plan="commands.etcd_access:plan",
+        apply="commands.etcd_access:apply",
+        check="commands.etcd_access:check",
+    ),
     _group("tenant", "Set quotas of tenants.", set="commands.pools:set_tenant"),
     _group(
         "dev",

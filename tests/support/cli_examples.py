@@ -75,6 +75,9 @@ STORY = (
     Step("loraplane events sql"),
     Step("loraplane top"),
     Step("loraplane doctor", until="nothing is wrong"),
+    Step("loraplane etcd-access plan --etcd $ETCD --pool dev"),
+    Step("loraplane etcd-access apply --etcd $ETCD --pool dev"),
+    Step("loraplane etcd-access check --etcd $ETCD"),
     Step("loraplane drain r1 --wait"),
     Step("loraplane undrain r1"),
     Step("loraplane explain adapter.spec.placement"),
@@ -176,10 +179,12 @@ class Shell:
         return f"$ {step.line}\n{normalised(last.stdout, self._folder)}{code}"
 
     def _name_admin(self) -> None:
-        """Saves the line that each command writes which finds the admin service by itself."""
+        """Saves the line that each command writes which finds the admin service by itself; ETCD is its etcd."""
         file = self._folder / ".loraplane" / "stack.json"
         if file.exists() and "LORAPLANE_ADMIN" not in self._environment:
-            self._environment["LORAPLANE_ADMIN"] = f"127.0.0.1:{json.loads(file.read_text())['ports']['admin']}"
+            ports = json.loads(file.read_text())["ports"]
+            self._environment["LORAPLANE_ADMIN"] = f"127.0.0.1:{ports['admin']}"
+            self._environment["ETCD"] = f"127.0.0.1:{ports['etcd']}"
 
 
 # What differs each time, in texts and behind names; and the columns of tables that hold nothing else.
