@@ -157,13 +157,24 @@ class RecordPage(Generic[RecordT]):
     token: PageToken | None
 
 
+def everything(_: str) -> bool:
+    """Takes every name, for whoever sees all."""
+    return True
+
+
 @dataclass(slots=True)
 class Sieve(Generic[RecordT]):
-    """Takes readable and wanted records out of pages, until it has `size` of them."""
+    """Takes readable and wanted records out of pages, until it has `size` of them.
+
+    `sees`: tells by its name, as the key has it, whether a record is its reader's to know of. `ended_seen`: whether
+    the one that was looked at last is; a token names that one, so only then it may be handed out.
+    """
 
     read: Callable[[KeyValue], RecordT]
     takes: Callable[[RecordT], bool]
     size: int
+    sees: Callable[[str], bool] = everything
+    ended_seen: bool = True
     records: list[Present[RecordT]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
@@ -181,10 +192,14 @@ class Sieve(Generic[RecordT]):
         return RecordPage(page.revision, tuple(self.records), tuple(self.unreadable), token)
 
     def _look_at(self, kv: KeyValue) -> None:
+        name = name_of_key(last_part(kv.key))
+        self.ended_seen = self.sees(name)
+        if not self.ended_seen:
+            return
         try:
             record = self.read(kv)
         except RegistryError:
-            self.unreadable.append(name_of_key(last_part(kv.key)))
+            self.unreadable.append(name)
             return
         if self.takes(record):
             self.records.append(Present(record, kv.mod_revision))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from registry.etcd3.client import Client
@@ -15,12 +15,13 @@ from registry.model.replica_state import status_of
 from registry.model.stored import Stored
 from registry.runtime.clock import Deadline
 from registry.store.failures import refusal
-from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve
+from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve, everything
 from registry.transactions.context import AdapterState
 from registry.transactions.decode import (
     Damaged,
     Present,
     ReadSet,
+    RecordT,
     engine_hosts_of,
     generation_of_key,
     present_adapter,
@@ -35,6 +36,7 @@ from registry.transactions.repair import AuditTrail, is_of_tenant
 
 _SCANNED_AT_MOST = 5000
 _SCAN_PAGE = 500
+_SMALL_PAGE = 50  # of pools and tenants
 _SHRINK = 16
 # Of a backup: so little that no other call waits long while a page is made. Its values may have 64 KiB, and those that
 # others than us wrote more, so that it is read in pieces, of which each may be some times as long as the one before.
@@ -106,7 +108,13 @@ class Reader:
         return present_adapter(ReadSet(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, name)
 
     async def adapters(
-        self, pool: str, wanted: Filter, size: int, token: PageToken | None, deadline: Deadline
+        self,
+        pool: str,
+        wanted: Filter,
+        size: int,
+        token: PageToken | None,
+        deadline: Deadline,
+        sees: Callable[[str], bool] = everything,
     ) -> RecordPage[AdapterRecord]:
         """A page of a pool's adapters; it may hold fewer than `size`, and still not be the last.
 
@@ -116,16 +124,8 @@ class Reader:
         """
         if token is None:
             await self.pool(pool, deadline)
-        scanned = 0
-        sieve = Sieve(lambda kv: read_adapter(pool, kv), wanted.takes, size)
-        while True:
-            page = await self._page(self._keys.adapters(pool), max(size, _SCAN_PAGE), token, deadline)
-            scanned += len(page.kvs)
-            sieved = sieve.pass_through(page)
-            # The ranges that follow show the revision of the first.
-            token = sieved.token
-            if token is None or sieve.is_full() or scanned >= _SCANNED_AT_MOST:
-                return sieved
+        sieve = Sieve(lambda kv: read_adapter(pool, kv), wanted.takes, size, sees)
+        return await self._sieved(self._keys.adapters(pool), sieve, max(size, _SCAN_PAGE), token, deadline)
 
     async def history(self, pool: str, name: str, deadline: Deadline) -> History:
         """An adapter's generations.
@@ -153,15 +153,33 @@ class Reader:
         found = await self._range(Range(key), deadline)
         return present_pool(ReadSet(0, (), {kv.key: kv for kv in found.kvs}), self._keys, pool, field=field)
 
-    async def pools(self, size: int, token: PageToken | None, deadline: Deadline) -> RecordPage[PoolSpec]:
+    async def pools(
+        self, size: int, token: PageToken | None, deadline: Deadline, sees: Callable[[str], bool] = everything
+    ) -> RecordPage[PoolSpec]:
         """A page of pools."""
-        page = await self._page(self._keys.pools(), size, token, deadline)
-        return Sieve(read_pool, _anything, size).pass_through(page)
+        sieve = Sieve(read_pool, _anything, size, sees)
+        return await self._sieved(self._keys.pools(), sieve, max(size, _SMALL_PAGE), token, deadline)
 
-    async def tenants(self, size: int, token: PageToken | None, deadline: Deadline) -> RecordPage[TenantRecord]:
+    async def tenants(
+        self, size: int, token: PageToken | None, deadline: Deadline, sees: Callable[[str], bool] = everything
+    ) -> RecordPage[TenantRecord]:
         """A page of tenants."""
-        page = await self._page(self._keys.tenants(), size, token, deadline)
-        return Sieve(read_tenant, _anything, size).pass_through(page)
+        sieve = Sieve(read_tenant, _anything, size, sees)
+        return await self._sieved(self._keys.tenants(), sieve, max(size, _SMALL_PAGE), token, deadline)
+
+    async def _sieved(
+        self, prefix: bytes, sieve: Sieve[RecordT], limit: int, token: PageToken | None, deadline: Deadline
+    ) -> RecordPage[RecordT]:
+        """A page of what a sieve takes. Its token names no key that the reader does not see."""
+        scanned = 0
+        while True:
+            page = await self._page(prefix, limit, token, deadline)
+            scanned += len(page.kvs)
+            sieved = sieve.pass_through(page)
+            # The ranges that follow show the revision of the first.
+            token = sieved.token
+            if token is None or sieve.is_full() or (scanned >= _SCANNED_AT_MOST and sieve.ended_seen):
+                return sieved
 
     async def stored(self, size: int, token: PageToken | None, deadline: Deadline) -> Page:
         """A page of desired state as it is stored, all at one revision; it ends early where its values are large.

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
+from registry.access.questions import Resource, Verb
 from registry.etcd3.ops import Compare, Range, mod_is, none_between, prefix_end
 from registry.lora.text import printable
 from registry.model.engine_kinds import traits_of
@@ -296,7 +297,9 @@ def check_alone(
     others = [step.outcome.name for field, step in steps.items() if _stays(step) and field != created[-1]]
     others += [name_of_key(last_part(key)) for key in standing]
     if others:
-        raise _full(pool, others[0], created[-1])
+        grant = context.caller.grant
+        is_seen = grant is None or grant.sees((Verb.GET, Resource.ADAPTERS), pool.name)(others[0])
+        raise _full(pool, others[0] if is_seen else None, created[-1])
     return tuple(_nothing_between(context.keys.adapters(pool.name), sorted(touched)))
 
 
@@ -310,11 +313,13 @@ def _nothing_between(prefix: bytes, keys: list[bytes]) -> Iterator[Compare]:
     yield from (none_between(start, end) for start, end in zip(starts, [*keys, prefix_end(prefix)], strict=True))
 
 
-def _full(pool: PoolSpec, other: str, field: str) -> FailedPrecondition:
+def _full(pool: PoolSpec, other: str | None, field: str) -> FailedPrecondition:
+    """`other`: the one that it has; None: the caller may not know."""
+    which = f"that is {other!r}; delete it first" if other else "there is one; ask whose it is"
     return FailedPrecondition(
         Reason.POOL_FULL,
-        f"the engines of pool {pool.name!r} are {pool.engine}, which has one adapter at a time, and that is {other!r}; "
-        "delete it first, or use another pool",
+        f"the engines of pool {pool.name!r} are {pool.engine}, which has one adapter at a time, and {which}, or use "
+        "another pool",
         field=field,
-        metadata={"name": other},
+        metadata={"name": other} if other else {},
     )

@@ -17,7 +17,6 @@ from registry.admin.rpc.encode_changes import first_id, recorded_changes
 from registry.admin.rpc.interceptor import Unary
 from registry.admin.rpc.shapes import ShapesWorker
 from registry.admin.rpc.visible import (
-    everything,
     seen_adapters,
     seen_changes,
     seen_pools,
@@ -30,7 +29,7 @@ from registry.model.messages import pool_message, tenant_message
 from registry.rollout.expected import expectation_of, labels_of
 from registry.runtime.clock import Deadline
 from registry.runtime.program import release_version
-from registry.store.pages import Filter, check_page_size, decode_token, parse_filter
+from registry.store.pages import check_page_size, decode_token, parse_filter
 from registry.store.reader import Reader
 from registry.store.writer import Writer
 from registry.transactions.builder import Settled
@@ -70,17 +69,16 @@ class Reads:
         return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.deadline))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest, call: CallContext) -> pb.ListAdaptersResponse:
-        is_seen = seen_adapters(call, request.pool)
-        wanted, size = parse_filter(request.filter), check_page_size(request.page_size)
-        wanted = wanted if is_seen is everything else Filter((*wanted.terms, lambda record: is_seen(record.name)))
+        sees, wanted = seen_adapters(call, request.pool), parse_filter(request.filter)
+        size = check_page_size(request.page_size)
         listing = f"adapters\0{request.pool}\0{request.filter}"
         token = decode_token(request.page_token, listing)
-        page = await self._reader.adapters(request.pool, wanted, size, token, call.deadline)
+        page = await self._reader.adapters(request.pool, wanted, size, token, call.deadline, sees)
         return pb.ListAdaptersResponse(
             adapters=[encode.present_adapter(one) for one in page.records],
             next_page_token=encode.token(page.token, listing),
             revision=page.revision,
-            unreadable=filter(is_seen, page.unreadable),
+            unreadable=page.unreadable,
         )
 
     async def list_adapter_history(
@@ -94,26 +92,27 @@ class Reads:
 
     async def list_pools(self, request: pb.ListPoolsRequest, call: CallContext) -> pb.ListPoolsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "pools")
-        page, is_seen = await self._reader.pools(size, token, call.deadline), seen_pools(call)
+        is_seen = seen_pools(call)
+        page = await self._reader.pools(size, token, call.deadline, is_seen)
         unknown: dict[str, list[str]] = {}
         if request.show_unknown and page.token is None:
             unknown = await self._reader.replicas_without_pool(page.revision, call.deadline)
         return pb.ListPoolsResponse(
             unknown=encode.unknown_pools({pool: names for pool, names in unknown.items() if is_seen(pool)}),
-            pools=[pool_message(one.record, one.revision) for one in page.records if is_seen(one.record.name)],
+            pools=[pool_message(one.record, one.revision) for one in page.records],
             next_page_token=encode.token(page.token, "pools"),
-            unreadable=filter(is_seen, page.unreadable),
+            unreadable=page.unreadable,
             admin_version=release_version(),
             admin_insecure=self._insecure,
         )
 
     async def list_tenants(self, request: pb.ListTenantsRequest, call: CallContext) -> pb.ListTenantsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "tenants")
-        page, is_seen = await self._reader.tenants(size, token, call.deadline), seen_tenants(call)
+        page = await self._reader.tenants(size, token, call.deadline, seen_tenants(call))
         return pb.ListTenantsResponse(
-            tenants=[tenant_message(one.record, one.revision) for one in page.records if is_seen(one.record.name)],
+            tenants=[tenant_message(one.record, one.revision) for one in page.records],
             next_page_token=encode.token(page.token, "tenants"),
-            unreadable=filter(is_seen, page.unreadable),
+            unreadable=page.unreadable,
         )
 
     async def read_backup(self, request: pb.ReadBackupRequest, call: CallContext) -> pb.ReadBackupResponse:

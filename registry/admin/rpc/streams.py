@@ -15,7 +15,7 @@ from registry.access.methods import PAGES
 from registry.admin.rpc import encode_residency as wire
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.encode_residency import STATES
-from registry.admin.rpc.visible import everything, seen_adapters
+from registry.admin.rpc.visible import seen_adapters
 from registry.etcd3.ops import Event
 from registry.model.errors import InvalidArgument, NotFound, Reason, RegistryError, Unavailable
 from registry.model.keys import last_part
@@ -24,6 +24,7 @@ from registry.model.names import name_key, name_of_key
 from registry.residency.hub import ResidencyHub, ResidencyUpdate
 from registry.rollout.status import Question, Rollout
 from registry.rollout.watching import AdapterStreams, WatchBatch
+from registry.store.pages import everything
 from registry.store.reader import Reader
 from registry.transactions.decode import read_adapter
 from registry.v1 import registry_pb2 as pb

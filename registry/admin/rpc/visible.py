@@ -9,16 +9,12 @@ from registry.access.methods import METHODS
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.admin.rpc.calls import CallContext
 from registry.model.stored import read_json
+from registry.store.pages import everything
 from registry.v1 import registry_pb2 as pb
 
 # Of a status: sentences, which may name anybody's adapters.
 _SENTENCES = ("note", "held", "degraded", "omitted_reason", "last_request_id")
 Value = Mapping[str, object]
-
-
-def everything(_: str) -> bool:
-    """Takes every name, for whoever sees all."""
-    return True
 
 
 def seen_adapters(call: CallContext, pool: str, action: tuple[Verb, Resource] | None = None) -> Callable[[str], bool]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -218,6 +219,41 @@ def test_lists_streams_and_pages_show_only_what_is_ones_own(tmp_path):
         assert {one.name for one in changes.changes if one.kind == "adapter"} == {"acme/a", "acme/c"}
 
     secured(tmp_path, binding(AccessRole.VIEWER, "ann", ", tenants: [acme], pools: [p]"), scene)
+
+
+def test_a_page_of_a_list_ends_at_nothing_of_somebody_else(tmp_path):
+    """A2 deny-by-default: the token of the next page names what stands before it."""
+
+    async def scene(served: Served) -> None:
+        for method, kind, ours in (
+            ("ListTenants", pb.ListTenantsRequest, ["other"]),
+            ("ListPools", pb.ListPoolsRequest, ["q"]),
+            ("ListAdapters", partial(pb.ListAdaptersRequest, pool="q"), ["other/b"]),
+        ):
+            reply = await served.call(method, kind(page_size=1), ANN)
+            found = {"ListTenants": "tenants", "ListPools": "pools", "ListAdapters": "adapters"}[method]
+            assert [one.name for one in getattr(reply, found)] == ours
+            assert reply.next_page_token == ""
+
+    secured(tmp_path, binding(AccessRole.VIEWER, "ann", ", tenants: [other], pools: [q]"), scene)
+
+
+def test_a_full_pool_does_not_tell_whose_adapter_it_has(tmp_path):
+    """A2 deny-by-default: an error message is an answer too."""
+
+    async def scene(served: Served) -> None:
+        pool = pb.Pool(name="one", base_models=["base"], engine="axolotl")
+        await served.call("CreatePool", pb.CreatePoolRequest(pool=pool), who("root"))
+        for owner in ("other/secret", "acme/a"):
+            await served.call("ApplyAdapters", change_set(put(owner), pool="one"), who("root"))
+            with pytest.raises(Aborted) as refused:
+                await served.call("ApplyAdapters", change_set(put("acme/n"), pool="one"), ANN)
+            assert refused.value.info.reason == "POOL_FULL"
+            told = f"{refused.value.message} {refused.value.info.metadata}"
+            assert (owner in told) is owner.startswith("acme/")
+            await served.call("ApplyAdapters", change_set(drop(owner), pool="one"), who("root"))
+
+    secured(tmp_path, binding(AccessRole.PUBLISHER, "ann", ", tenants: [acme]"), scene)
 
 
 def test_the_page_of_residency_asks_for_a_token_and_health_for_nothing(tmp_path):

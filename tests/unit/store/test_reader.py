@@ -313,6 +313,17 @@ async def test_a_filter_that_nothing_passes_ends_after_so_many_records(store, re
     assert (rest.unreadable, rest.token) == (tuple(names[5_000:]), None)
 
 
+async def test_a_page_ends_at_no_record_that_its_reader_does_not_see(store, reader):
+    """A2 deny-by-default: the token names the record at which it ends."""
+    names = [f"n{number:04}" for number in range(5_600)]
+    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
+    page = await reader.adapters(POOL, parse_filter(""), 7, None, soon(), lambda name: name in {"n0000", "n5499"})
+    assert page.unreadable == ("n0000", "n5499")
+    assert page.token == PageToken(store.etcd.revision, KEYS.adapter(POOL, "n5499"))
+    page = await reader.adapters(POOL, parse_filter(""), 7, None, soon(), lambda name: name == "n0000")
+    assert (page.unreadable, page.token) == (("n0000",), None)
+
+
 @pytest.mark.parametrize(("most", "limits"), [(499, [500, 31]), (30, [500, 31, 1]), (0, [500, 31, 1])])
 async def test_a_part_that_is_too_large_is_read_in_much_smaller_ones(store, reader, most, limits):
     """R16 bounded: in a few steps down to one record alone, which is then all that can be asked for."""

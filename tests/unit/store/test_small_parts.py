@@ -149,6 +149,16 @@ def test_a_sieve_stops_in_the_middle_of_a_page():
     assert empty.token is None
 
 
+def test_a_sieve_looks_at_nothing_that_its_reader_does_not_see():
+    """A2 deny-by-default: neither records nor what cannot be read."""
+    kvs = tuple(kv(f"/pools/{name}".encode(), b"{") for name in ("acme", "b"))
+    sieve = Sieve(read_pool, lambda _: True, 4, lambda name: name == "acme")
+    assert sieve.pass_through(Page(7, kvs[:1], None)).unreadable == ("acme",)
+    assert sieve.ended_seen
+    assert sieve.pass_through(Page(7, kvs[1:], None)).unreadable == ("acme",)
+    assert not sieve.ended_seen
+
+
 def kv(key: bytes, value: bytes = b"x") -> KeyValue:
     return KeyValue(key, value, 1, 1, 1)
 
