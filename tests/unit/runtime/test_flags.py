@@ -87,9 +87,14 @@ CERTIFICATE = ("--tls-cert", "c", "--tls-key", "k")
 @pytest.mark.parametrize(
     ("model", "arguments", "says"),
     [
-        (AdminSettings, (*ADMIN, "--listen", "0.0.0.0:1"), "--tls-cert, --tls-key and --tls-ca, or --insecure"),
+        (AdminSettings, (*ADMIN, "--listen", "0.0.0.0:1"), "--tls-cert, --tls-key and --access, or --insecure"),
         (AdminSettings, (*ADMIN, "--listen", "[::]:1"), "--listen [::]:1: anybody may read"),
         (AdminSettings, (*ADMIN, "--listen", "10.0.0.1:1", *CERTIFICATE), "anybody may change everything"),
+        (
+            AdminSettings,
+            (*ADMIN, "--listen", "0.0.0.0:1", *CERTIFICATE, "--tls-ca", "a"),
+            "a certificate of --tls-ca may",
+        ),
         (AdminSettings, ("--etcd", "127.0.0.1:1,[fd00::1]:2", *LOGIN), "unencrypted to [fd00::1]:2"),
         (SidecarSettings, (*REQUIRED, *LOGIN), "unencrypted to a:1"),
         (SidecarSettings, (*REQUIRED, "--engine", "http://e:1", "--engine-api-key-file", "k"), "unencrypted to e:1"),
@@ -98,7 +103,7 @@ CERTIFICATE = ("--tls-cert", "c", "--tls-key", "k")
             for model, arguments in (
                 (AdminSettings, (*ADMIN, "--listen", "localhost:1", *LOGIN)),
                 (AdminSettings, ("--etcd", "[::1]:1", "--listen", "127.0.0.2:1", *LOGIN)),
-                (AdminSettings, (*ADMIN, "--listen", "0.0.0.0:1", *CERTIFICATE, "--tls-ca", "a")),
+                (AdminSettings, (*ADMIN, "--listen", "0.0.0.0:1", *CERTIFICATE, "--tls-ca", "a", "--access", "f")),
                 (AdminSettings, ("--etcd", "e:1", *LOGIN, "--etcd-tls-ca", "a")),
                 (SidecarSettings, (*REQUIRED, "--engine", "https://e:1", "--engine-api-key-file", "k")),
                 (SidecarSettings, (*REQUIRED, "--engine-api-key-file", "k")),
