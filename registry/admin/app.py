@@ -69,6 +69,7 @@ class AdminPorts:
         hosts: names under which its pages are asked for.
         drain_seconds: for which health says that it ends, before calls do.
         access: who calls, and what they may do; None: anybody, everything.
+        reflection: whether anybody may ask for the API's methods: no access control is asked about that.
     """
 
     client: Client
@@ -82,6 +83,7 @@ class AdminPorts:
     hosts: Hosts = NAMELESS
     drain_seconds: float = DRAIN_SECONDS
     access: AccessControl | None = None
+    reflection: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ class AdminService:
         """Serves while the context is open; at its end calls that run are given a little time."""
         api.add_generic_rpc_handlers((self.handlers,))
         health_pb2_grpc.add_HealthServicer_to_server(self.ports.health, api)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), api)
+        if self.ports.reflection:
+            reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), api)
         keep = self.supervisor.keep
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -123,6 +123,7 @@ def _ports(settings: AdminSettings, drain_seconds: float) -> AdminPorts:
         hosts=own_hosts(*settings.own_names()),
         drain_seconds=drain_seconds,
         access=_access(settings, clock),
+        reflection=settings.access is None or settings.reflection,
     )
 
 

@@ -49,6 +49,10 @@ class AdminSettings(DaemonSettings):
         OptionalFile, Flag("FILE", "Unix socket for our own user and root of this host, who may do everything")
     ] = None
 
+    reflection: Annotated[bool, Flag("", "Tell callers without a name the API's methods, for tools", switch=True)] = (
+        False
+    )
+
     @model_validator(mode="after")
     def _access(self) -> Self:
         for flag, value in (("--token-listen", self.token_listen), ("--socket", self.socket)):

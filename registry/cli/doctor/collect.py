@@ -141,7 +141,8 @@ def look_at_admin(client: AdminClient) -> list[DoctorFinding]:
 
 async def _look_at_admin(channel: grpc.aio.Channel, address: str) -> list[DoctorFinding]:
     findings = await _health(channel, address)
-    return findings + methods_differ(address, _methods_here(), await _methods(channel))
+    there = await _methods(channel)
+    return findings if there is None else findings + methods_differ(address, _methods_here(), there)
 
 
 async def _health(channel: grpc.aio.Channel, address: str) -> list[DoctorFinding]:
@@ -157,11 +158,16 @@ def _methods_here() -> list[str]:
     return [method.name for method in _SERVICE.methods]
 
 
-async def _methods(channel: grpc.aio.Channel) -> list[str]:
-    """The methods that the admin service knows, by its reflection."""
+async def _methods(channel: grpc.aio.Channel) -> list[str] | None:
+    """The methods that the admin service knows, by its reflection; None: it tells nobody, as with an access file."""
     request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=_SERVICE.full_name)
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    replies = [reply async for reply in stub.ServerReflectionInfo(iter([request]), timeout=_CALL_SECONDS)]
+    try:
+        replies = [reply async for reply in stub.ServerReflectionInfo(iter([request]), timeout=_CALL_SECONDS)]
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise
     files = [
         FileDescriptorProto.FromString(file)
         for reply in replies

@@ -13,6 +13,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from grpc import StatusCode
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from registry.admin.server import running
 from registry.admin.settings import AdminSettings
@@ -50,7 +52,7 @@ def authority(tmp_path_factory):
 
 
 @asynccontextmanager
-async def guarded(etcd, folder: Path, authority: Authority):
+async def guarded(etcd, folder: Path, authority: Authority, **more: object):
     """A service with an access file: its ports, the certificate of its authority, and its settings."""
     jwk = jwt.algorithms.ECAlgorithm.to_jwk(KEY.public_key(), as_dict=True)
     (folder / "jwks").write_text(json.dumps({"keys": [{**jwk, "kid": "k", "alg": "ES256"}]}))
@@ -69,6 +71,7 @@ async def guarded(etcd, folder: Path, authority: Authority):
             "token_listen": free,
             "access": folder / "access.yaml",
             "socket": folder / "socket",
+            **more,
         }
     )
     async with running(settings, drain_seconds=0) as ports:
@@ -122,6 +125,22 @@ async def test_each_way_in_knows_its_callers(etcd, tmp_path, authority):
             answer = await client.get("/v1/residency?pool=p", headers=dict(bearer("ml-acme")))
             assert [one["name"] for one in answer.json()["adapters"]] == ["acme/a"]
     assert not (tmp_path / "socket").exists()
+
+
+async def test_strangers_are_told_of_health_and_not_of_methods(etcd, tmp_path, authority):
+    """A1 named: gRPC's own services have no verb, so that nothing is asked about their callers."""
+    for number, is_told in enumerate((False, True)):
+        (tmp_path / f"{number}").mkdir()
+        async with guarded(etcd, tmp_path / f"{number}", authority, reflection=is_told) as (ports, ca):
+            secure = grpc.ssl_channel_credentials(ca)
+            async with grpc.aio.secure_channel(f"127.0.0.1:{ports.token_port}", secure) as channel:
+                assert await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+                stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+                asked = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+                if is_told:
+                    assert (await asked.read()).HasField("list_services_response")
+                else:
+                    assert (await refusal(asked.read())).code is StatusCode.UNIMPLEMENTED
 
 
 async def works(stub) -> bool:

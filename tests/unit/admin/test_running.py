@@ -110,6 +110,14 @@ async def looks(service: AdminService, said: list[tuple[float, set[int]]]) -> No
 
 
 @played
+async def test_methods_are_told_to_strangers_only_if_the_service_says_so(etcd):
+    """A1 named: health is, always."""
+    api = GrpcPort([])
+    async with made(etcd, reflection=False).serving(cast("grpc.aio.Server", api), Pages([])):
+        assert api.methods == {SERVICE, health.SERVICE_NAME}
+
+
+@played
 async def test_a_service_begins_with_its_servers_and_ends_with_those_who_ask_first(etcd):
     """R18: who looks at health has gone elsewhere before calls are cut, calls on their way end, then all else."""
     service, notes, said = made(etcd, drain_seconds=3.0), list[Told](), list[tuple[float, set[int]]]()

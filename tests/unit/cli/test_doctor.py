@@ -231,6 +231,14 @@ def test_whether_a_service_is_well_and_of_our_release_is_told(doctor, admin, mon
     assert (first["part"], first["severity"], first["subject"].startswith("127.0.0.1:")) == ("admin", "error", True)
 
 
+def test_a_service_that_tells_no_methods_is_not_compared_and_one_that_fails_is_not_well(doctor, admin):
+    admin.answers["ServerReflectionInfo"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED, "", "Method not found!")]
+    ran = doctor()
+    assert (ran.code, reasons(ran)) == (0, ["no_replicas"])
+    admin.answers["ServerReflectionInfo"] = [Refusal(grpc.StatusCode.INTERNAL, "INTERNAL", "broken")]
+    assert doctor().code != 0
+
+
 def test_all_pages_of_all_pools_and_tenants_are_looked_at(doctor, admin):
     first = pb.ListPoolsResponse(unreadable=["torn"], admin_version="7", admin_insecure=["--listen: anybody"])
     first.pools.add(name="a").limits.expected_replicas = 3
