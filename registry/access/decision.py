@@ -43,7 +43,9 @@ class HeldRole:
             (asked.verb, asked.resource) in self.actions
             and (asked.pool is None or any(matches(one, asked.pool) for one in self.pools))
             and (
-                asked.tenant is None or self.tenants is None or any(matches(one, asked.tenant) for one in self.tenants)
+                asked.tenant is None
+                or self.tenants is None
+                or any(_of_tenant(one, asked.tenant) for one in self.tenants)
             )
             and (asked.source is None or not self.sources or any(is_below(asked.source, one) for one in self.sources))
             and (asked.credentials is None or any(matches(one, asked.credentials) for one in self.credentials))
@@ -128,6 +130,11 @@ def refusal(asked: AccessQuestion) -> PermissionDenied:
         f"you may not {asked.verb} {asked.resource}{about}{more}; the role {' or '.join(roles)} allows it",
         metadata={"verb": asked.verb.value, "resource": asked.resource.value, "roles": ",".join(roles)},
     )
+
+
+def _of_tenant(pattern: str, tenant: str) -> bool:
+    """As `matches`, in any case, as the names of tenants are."""
+    return matches(pattern.lower(), tenant.lower())
 
 
 def _tenants(binding: Binding, name: str, groups: Iterable[str]) -> Iterator[str]:

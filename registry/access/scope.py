@@ -20,13 +20,12 @@ def check_pattern(pattern: str) -> None:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """True for a name that a pattern stands for, without regard to case.
+    """True for a name that a pattern stands for, in the same case: two pools may differ in nothing else.
 
     Callers choose names, and are asked about before these are checked, so each part is looked for once, from where the
     one before it ends. A regular expression would try all ways to share a long name out among several stars.
     """
-    name = name.lower()
-    first, *middle = pattern.lower().split("*")
+    first, *middle = pattern.split("*")
     if not middle:
         return name == first
     last = middle.pop()

@@ -2,7 +2,7 @@
 
 A policy knows no {tenant}: for each user and group of the case that a word with it stands for there is a policy of its
 own. Nor does it know URIs: what a source is below is looked up in the case, which has its sources in one spelling.
-`like` looks at case, so names are lower-cased on both sides.
+`like` looks at case, so tenants are lower-cased on both sides.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Cedar:
 
     def _request(self, principal: Principal, asked: AccessQuestion) -> dict[str, Any]:
         named = {"pool": asked.pool, "tenant": asked.tenant, "credentials": asked.credentials}
-        context = {part: value.lower() for part, value in named.items() if value is not None}
+        context = {part: value for part, value in named.items() if value is not None}
+        if asked.tenant is not None:
+            context["tenant"] = asked.tenant.lower()
         if asked.source is not None:
             context["source"] = self._spelled[asked.source] or ""
         return {
@@ -91,7 +93,8 @@ def _scope(binding: Written, tenant: str) -> str:
         return f"(!(context has {part}) || {either})"
 
     def names(field: str) -> list[str]:
-        return [_quoted(word.replace("{tenant}", tenant).lower()) for word in binding.get(field, ())]
+        words = [word.replace("{tenant}", tenant) for word in binding.get(field, ())]
+        return [_quoted(word.lower() if field == "tenants" else word) for word in words]
 
     parts = [some("credentials", names("credentials"))]
     if "pools" in binding:

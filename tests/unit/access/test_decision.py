@@ -171,3 +171,17 @@ def test_the_hosts_administrator_may_do_everything():
     asked = AccessQuestion(*APPLY, "p", "acme", "s3://b/x", "c")
     assert str(held.by(asked)) == "publisher as the host's administrator"
     assert all(held.by(AccessQuestion(*action, "p", "acme")) for actions in ROLES.values() for action in actions)
+
+
+def test_pools_and_credentials_are_others_in_another_case_and_tenants_are_not():
+    """A2 deny-by-default: two pools may have names that differ in case alone."""
+    bindings = "  - {role: publisher, users: [ann], tenants: [Acme], pools: [p], credentials: [key]}"
+    held = grant(bindings + "\n")
+    for pool, tenant, credentials, is_allowed in (
+        ("p", "acme", "key", True),
+        ("p", "ACME", "key", True),
+        ("P", "acme", "key", False),
+        ("p", "acme", "KEY", False),
+    ):
+        asked = AccessQuestion(Verb.APPLY, Resource.ADAPTERS, pool, tenant, "s3://b/1", credentials)
+        assert (held.by(asked) is not None) is is_allowed

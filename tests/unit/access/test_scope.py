@@ -13,8 +13,8 @@ from registry.access.scope import matches
     ("pattern", "name", "is_one"),
     [
         ("acme", "acme", True),
-        ("acme", "ACME", True),
-        ("Acme", "acme", True),
+        ("acme", "ACME", False),
+        ("Acme", "acme", False),
         ("acme", "acme2", False),
         ("*", "", True),
         ("*", "acme\n", True),
