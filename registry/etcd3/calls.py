@@ -22,6 +22,8 @@ from registry.etcd3.errors import (
 )
 from registry.etcd3.options import ClientOptions
 
+AUTH_IS_OFF = "authentication is not enabled"
+
 
 class Rotation:
     """A place in the list of endpoints. Starts anywhere, so that many clients spread over the members."""
@@ -121,7 +123,7 @@ class Login:
         try:
             reply = await connection.call(AUTHENTICATE, request, deadline=deadline, token=None)
         except EtcdInvalidArgument as error:
-            if "authentication is not enabled" in str(error):
+            if AUTH_IS_OFF in str(error):
                 return None
             raise
         return reply.token

@@ -6,10 +6,13 @@ import random
 
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
-from registry.etcd3.calls import MemberCalls
+from registry.etcd3.calls import AUTH_IS_OFF, MemberCalls
 from registry.etcd3.codec import Method, Req
+from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import EtcdAccess, KeyPermission, Permission
 from registry.etcd3.options import ClientOptions
+
+_HAS_NONE = "password was given for no password user"
 
 
 class EtcdUsers:
@@ -46,6 +49,20 @@ class EtcdUsers:
         """Changes the password of a user, whose tokens end with that."""
         request = rpc.AuthUserChangePasswordRequest(name=name, password=password)
         await self._change(codec.USER_CHANGE_PASSWORD, request)
+
+    async def takes(self, name: str, password: str) -> bool:
+        """False if a user cannot log in so: etcd sets no password of one that was added without, and does not say so.
+
+        While etcd asks for no user nobody can tell, which is True.
+        """
+        try:
+            await self._calls.call(codec.AUTHENTICATE, rpc.AuthenticateRequest(name=name, password=password), None)
+        except EtcdError as error:
+            if _HAS_NONE in str(error):
+                return False
+            if AUTH_IS_OFF not in str(error):
+                raise
+        return True
 
     async def give(self, user: str, role: str) -> None:
         """Gives a user a role."""

@@ -58,9 +58,16 @@ class Guarded:
 
     async def cli(self, *words: str) -> Ran:
         """Runs `loraplane etcd-access` as root; as nobody before there is a root."""
+        return await self._run("etcd-access", *words)
+
+    async def doctor(self) -> Ran:
+        """Runs `loraplane doctor`, without an admin service."""
+        return await self._run("--admin", "127.0.0.1:1", "doctor")
+
+    async def _run(self, *words: str) -> Ran:
         root = self.folder / "root"
         login = ("--etcd-user", "root", "--etcd-password-file", str(root)) if root.exists() else ()
-        line = ["-o", "json", "etcd-access", *words, "--etcd", ",".join(self.cluster.endpoints), *login]
+        line = ["-o", "json", *words, "--etcd", ",".join(self.cluster.endpoints), *login]
         out, err = io.StringIO(), io.StringIO()
 
         def ran() -> Ran:
@@ -214,9 +221,12 @@ async def test_apply_is_idempotent_mends_and_renews_and_check_tells_what_is_too_
         await client.range(Range(KEYS.meta()))
     assert (await guarded.cli("plan", *one)).json["steps"] == []
     assert len((await guarded.cli("check")).json["excess"]) == 1
+    doctor = await guarded.doctor()
+    told = [(one["reason"], one["subject"]) for one in doctor.json["findings"] if one["part"] == "etcd"]
+    assert ("excess_permission", AUDITOR) in told
     (guarded.folder / "root").write_text(before)
     refused = await guarded.cli("check")
-    assert (refused.code, refused.error["reason"]) == (4, "PERMISSION_DENIED")
+    assert (refused.code, refused.error["reason"]) == (4, "ETCD_PERMISSION")
 
 
 async def test_the_replicas_of_a_pool_get_users_without_passwords(guarded: Guarded):
@@ -227,3 +237,6 @@ async def test_the_replicas_of_a_pool_get_users_without_passwords(guarded: Guard
     (applied,) = [await guarded.cli("apply", "--replica", "q/r9")]
     assert f"add user {replica_user('q', 'r9')}" in applied.json["steps"]
     assert (await guarded.cli("plan", "--replica", "r9")).code == 2
+    late = await guarded.cli("apply", "--replica", "q/r9", "--password-dir", str(guarded.folder / "passwords"))
+    assert (late.code, "etcdctl user delete" in late.err) == (2, True), late.err
+    assert not guarded.file(replica_user("q", "r9")).exists(), "a password that does not work"

@@ -55,7 +55,7 @@ MEANING: Mapping[Reason, str] = {
     Reason.REVISION_COMPACTED: "etcd does not keep that revision. Start again from the present one.",
     Reason.ETCD_NO_SPACE: "etcd has used up its quota. Compact and defragment it, or raise the quota, then disarm its alarm.",
     Reason.ETCD_UNAVAILABLE: "etcd does not answer the admin service. Nothing was changed; repeat it.",
-    Reason.ETCD_PERMISSION: "etcd refuses the admin service. Check its user, role and certificates.",
+    Reason.ETCD_PERMISSION: "etcd refuses the admin service, or `loraplane etcd-access`. Check its user, role and certificates.",
     Reason.UNAUTHENTICATED: "The admin service does not know who calls: no credential names somebody whom its [access file](security.md) believes.",
     Reason.PERMISSION_DENIED: "No role of the caller allows it; `roles` tells which would. See [roles](roles.md).",
     Reason.OUTCOME_UNKNOWN: "Nobody knows whether the change was made. Retry with the same request_id (`request_id` tells it): it is made once at most.",

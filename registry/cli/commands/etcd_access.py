@@ -140,7 +140,7 @@ def apply(
 def check(context: click.Context, *, target: EtcdTarget) -> None:
     """List what users of etcd may do with LoraPlane's keys and do not need (exit 7 if there is anything)."""
     settings = target.settings()
-    found, is_on = _run(lambda: _checked(settings))
+    found, is_on = _run(lambda: excess_found(settings))
     none = "no user may do more than it needs" if is_on else "everybody may do everything"
     _tell(context, "excess", found, none=none, is_on=is_on)
     if found or not is_on:
@@ -167,7 +167,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         return asyncio.run(work())
     except (EtcdPermissionDenied, EtcdUnauthenticated) as error:
         remedy = "give --etcd-user and --etcd-password-file of a user with the role root"
-        raise refused(Reason.PERMISSION_DENIED, f"{error}; {remedy}") from error
+        raise refused(Reason.ETCD_PERMISSION, f"{error}; {remedy}") from error
     except EtcdError as error:
         message = f"etcd: {error}; the same command goes on from where it ended"
         raise CliError(CommandFailure(Exit.UNAVAILABLE, Reason.ETCD_UNAVAILABLE, message)) from error
@@ -238,7 +238,8 @@ async def _applied(
     return steps, is_on
 
 
-async def _checked(settings: DaemonSettings) -> tuple[tuple[Excess, ...], bool]:
+async def excess_found(settings: DaemonSettings) -> tuple[tuple[Excess, ...], bool]:
+    """Permissions that users have and do not need, and whether etcd asks for users. Raises `EtcdError`."""
     keys = Keys(settings.prefix)
     async with aclosing(EtcdUsers(settings.client_options())) as users:
         present, is_on = await users.read(), await users.is_enabled()
@@ -272,8 +273,15 @@ async def _take(users: EtcdUsers, step: AccessStep, folder: _Passwords) -> None:
                 await users.add_user(user, password)
         case SetPassword(user):
             with folder.password(user) as password:
-                await users.set_password(user, password or "")
+                await _renew(users, user, password or "")
         case GiveRole(user, role):
             await users.give(user, role)
         case _:
             assert_never(step)
+
+
+async def _renew(users: EtcdUsers, user: str, password: str) -> None:
+    await users.set_password(user, password)
+    if not await users.takes(user, password):
+        message = f"{user} was added without a password and can get none; etcdctl user delete {user}, and apply again"
+        raise usage(message)
