@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from registry.cli.client import AdminClient
+from registry.cli.commands.etcd_access import excess_found
 from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, methods_differ, miscounts
 from registry.cli.doctor.findings import (
     CheckedPart,
@@ -215,10 +216,21 @@ async def _look_at_etcd(settings: DaemonSettings, told: EtcdGrowth) -> tuple[lis
         is_up = any(isinstance(one, MemberStatus) for one in members)
         findings = etcd_findings(members, is_full=is_up and await _is_full(client))
         if is_up:
-            findings += await _growth(client, Keys(settings.prefix), told)
+            findings += await _growth(client, Keys(settings.prefix), told) + await _excess(settings)
         return findings, is_up
     finally:
         await client.aclose()
+
+
+async def _excess(settings: DaemonSettings) -> list[DoctorFinding]:
+    """Users who may do more than they need; none where etcd asks for no user, or ours may not read them."""
+    try:
+        found, is_on = await excess_found(settings)
+    except EtcdError:
+        return []
+    remedy = "loraplane etcd-access apply where it is a role of ours; else etcdctl user revoke-role, or user delete"
+    told = found if is_on else ()
+    return [warning(CheckedPart.ETCD, one.user, "excess_permission", str(one), remedy) for one in told]
 
 
 async def _growth(client: EtcdClient, keys: Keys, told: EtcdGrowth) -> list[DoctorFinding]:
