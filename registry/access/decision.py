@@ -21,6 +21,9 @@ from registry.model.errors import PermissionDenied, Reason
 from registry.model.names import tenant_of
 from registry.model.source_uri import SourcePrefix, without_secrets
 
+# Of a name in a refusal. Nobody has checked it yet, and it may have megabytes.
+_SHOWN_CHARACTERS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class HeldRole:
@@ -119,9 +122,8 @@ def whole_grant() -> Grant:
 
 def refusal(asked: AccessQuestion) -> PermissionDenied:
     """The refusal of a question: it tells what was asked and who may, and nothing of what there is."""
-    about = "".join(
-        f" {word} {value!r}" for word, value in (("in pool", asked.pool), ("of tenant", asked.tenant)) if value
-    )
+    named = (("in pool", asked.pool), ("of tenant", asked.tenant))
+    about = "".join(f" {word} {value[:_SHOWN_CHARACTERS]!r}" for word, value in named if value)
     roles = [role.value for role in roles_for((asked.verb, asked.resource))]
     more = f" from {without_secrets(asked.source)}" if asked.source else ""
     more += f" with the credential {asked.credentials!r}" if asked.credentials else ""

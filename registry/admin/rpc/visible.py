@@ -61,6 +61,8 @@ def seen_status(call: CallContext, replica: pb.Replica) -> pb.Replica:
     is_seen = seen_adapters(call, replica.pool, (Verb.GET, Resource.ADAPTERS))
     kept = _kept(status, is_seen)
     if isinstance(kept, dict):
+        if isinstance(served := kept.get("served"), dict) and "hash" in served:
+            served["hash"] = ""  # of all names: whoever guesses the others' could make sure
         replica.status_json = json.dumps({**kept, **{field: "" for field in _SENTENCES if field in kept}})
     else:
         replica.status_json = ""

@@ -146,6 +146,13 @@ def test_a_refusal_names_the_roles_that_would_do_and_what_was_asked():
     assert caught.value.metadata == {"verb": "apply", "resource": "adapters", "roles": "publisher,restorer"}
 
 
+def test_a_refusal_repeats_no_more_of_a_name_than_one_may_have():
+    """R16 bounded: names are asked about before they are checked."""
+    with pytest.raises(PermissionDenied) as caught:
+        grant(scoped(AccessRole.VIEWER)).check_any(AccessQuestion(*APPLY, "p" * 1_000_000, "t" * 1_000_000))
+    assert len(caught.value.message) < 500
+
+
 def test_one_of_several_questions_is_enough():
     held = grant("  - {role: operator, users: [ann]}\n")
     found = held.check_any(

@@ -431,6 +431,7 @@ def test_a_status_is_shown_without_others_adapters_and_sentences(tmp_path):
         "pending": [{"name": "acme/a", "reason": "r"}, {"name": "other/b", "reason": "r"}, {"name": 3}],
         "serves": [["acme/a", 1], ["other/b", 2]],
         "lazy": {"count": 2, "resident": [{"name": "other/c"}, {"name": "acme/c"}]},
+        "served": {"count": 2, "hash": "sha256:1"},
         "note": "other/b is too large",
         "ready": True,
     }
@@ -448,6 +449,7 @@ def test_a_status_is_shown_without_others_adapters_and_sentences(tmp_path):
                     "pending": status["pending"][:1],
                     "serves": status["serves"][:1],
                     "lazy": {"count": 2, "resident": [{"name": "acme/c"}]},
+                    "served": {"count": 2, "hash": ""},
                     "note": "",
                     "ready": True,
                 },
