@@ -14,6 +14,7 @@ from bench.boot import boot_20000
 from bench.check import check_200mb, check_in_child
 from bench.cli_scale import apply_1000, get_adapters_5000
 from bench.cli_start import cli_start
+from bench.decision import decision, token_es256
 from bench.fetch import fetch_200mb
 from bench.figures import Figure, NotMeasured
 from bench.fill import fill_200
@@ -55,6 +56,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     cli_start,
     get_adapters_5000,
     apply_1000,
+    decision,
+    token_es256,
 )
 MAX_SECONDS = 600.0
 

@@ -16,10 +16,10 @@ from registry.access.file import EVERYBODY, Access, Authentication, Binding
 from registry.access.principal import Principal
 from registry.access.questions import AccessQuestion
 from registry.access.roles import OF_TENANTS, ROLES, AccessRole, Action, roles_for
-from registry.access.scope import PLACEHOLDER, is_below, matches, source_prefix, tenant_in
+from registry.access.scope import PLACEHOLDER, NamePatterns, below, spelled, tenant_in
 from registry.model.errors import PermissionDenied, Reason
 from registry.model.names import tenant_of
-from registry.model.source_uri import SourcePrefix, without_secrets
+from registry.model.source_uri import without_secrets
 
 # Of a name in a refusal. Nobody has checked it yet, and it may have megabytes.
 _SHOWN_CHARACTERS = 100
@@ -29,29 +29,25 @@ _SHOWN_CHARACTERS = 100
 class HeldRole:
     """A binding as somebody has it, with the tenant that a user's or group's name holds put in.
 
-    `number`: place in the file, from 1.
+    `number`: place in the file, from 1. `sources`: beginnings that its sources have to have; none: any will do.
     """
 
     number: int
     role: AccessRole
     actions: frozenset[Action]
-    tenants: tuple[str, ...] | None
-    pools: tuple[str, ...]
-    sources: tuple[SourcePrefix, ...]
-    credentials: tuple[str, ...]
+    tenants: NamePatterns | None
+    pools: NamePatterns
+    sources: tuple[str, ...]
+    credentials: NamePatterns
 
     def allows(self, asked: AccessQuestion) -> bool:
         """True if this binding by itself allows it."""
         return (
             (asked.verb, asked.resource) in self.actions
-            and (asked.pool is None or any(matches(one, asked.pool) for one in self.pools))
-            and (
-                asked.tenant is None
-                or self.tenants is None
-                or any(_of_tenant(one, asked.tenant) for one in self.tenants)
-            )
-            and (asked.source is None or not self.sources or any(is_below(asked.source, one) for one in self.sources))
-            and (asked.credentials is None or any(matches(one, asked.credentials) for one in self.credentials))
+            and (asked.tenant is None or self.tenants is None or self.tenants.match(asked.tenant))
+            and (asked.pool is None or self.pools.match(asked.pool))
+            and (asked.credentials is None or self.credentials.match(asked.credentials))
+            and (asked.source is None or not self.sources or spelled(asked.source).startswith(self.sources))
         )
 
     def __str__(self) -> str:
@@ -70,7 +66,10 @@ class Grant:
 
     def by(self, asked: AccessQuestion) -> HeldRole | None:
         """The first binding that allows it; None: it is refused."""
-        return next((one for one in self.held if one.allows(asked)), None)
+        for one in self.held:
+            if one.allows(asked):
+                return one
+        return None
 
     def sees(self, action: Action, pool: str | None) -> Callable[[str], bool]:
         """Tells, by an adapter's name, whether it is seen; whole pools are filtered, so each tenant is judged once."""
@@ -87,7 +86,7 @@ class Grant:
     def sees_all(self, action: Action, pool: str | None) -> bool:
         """True if the adapters of all tenants are seen."""
         return any(
-            (one.tenants is None or "*" in one.tenants) and one.allows(AccessQuestion(*action, pool))
+            (one.tenants is None or "*" in one.tenants.words) and one.allows(AccessQuestion(*action, pool))
             for one in self.held
         )
 
@@ -116,7 +115,8 @@ def grant_of(access: Access, principal: Principal) -> Grant:
 
 def whole_grant() -> Grant:
     """Everything, which is the host's administrator's: who may replace the access file may do that anyway."""
-    everything = (HeldRole(0, role, ROLES[role], None, ("*",), (), ("*",)) for role in AccessRole)
+    every = NamePatterns(("*",))
+    everything = (HeldRole(0, role, ROLES[role], None, every, (), every) for role in AccessRole)
     return Grant(tuple(everything))
 
 
@@ -132,11 +132,6 @@ def refusal(asked: AccessQuestion) -> PermissionDenied:
         f"you may not {asked.verb} {asked.resource}{about}{more}; the role {' or '.join(roles)} allows it",
         metadata={"verb": asked.verb.value, "resource": asked.resource.value, "roles": ",".join(roles)},
     )
-
-
-def _of_tenant(pattern: str, tenant: str) -> bool:
-    """As `matches`, in any case, as the names of tenants are."""
-    return matches(pattern.lower(), tenant.lower())
 
 
 def _tenants(binding: Binding, name: str, groups: Iterable[str]) -> Iterator[str]:
@@ -157,8 +152,8 @@ def _filled(number: int, binding: Binding, tenant: str) -> HeldRole:
         number,
         binding.role,
         ROLES[binding.role],
-        fill(binding.tenants) if binding.role in OF_TENANTS else None,
-        fill(binding.pools),
-        tuple(map(source_prefix, fill(binding.sources))),
-        fill(binding.credentials),
+        NamePatterns(fill(binding.tenants), any_case=True) if binding.role in OF_TENANTS else None,
+        NamePatterns(fill(binding.pools)),
+        tuple(map(below, fill(binding.sources))),
+        NamePatterns(fill(binding.credentials)),
     )

@@ -63,10 +63,10 @@ def _held(one: HeldRole) -> pb.HeldRole:
     return pb.HeldRole(
         role=one.role,
         binding=one.number,
-        tenants=one.tenants or (),
-        pools=one.pools,
-        sources=map(str, one.sources),
-        credentials=one.credentials,
+        tenants=one.tenants.words if one.tenants else (),
+        pools=one.pools.words,
+        sources=[source.removesuffix("/") for source in one.sources],
+        credentials=one.credentials.words,
     )
 
 

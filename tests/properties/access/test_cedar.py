@@ -20,6 +20,7 @@ from registry.access.file import Access, Binding, read_access
 from registry.access.principal import Credential, Principal
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.access.roles import OF_POOLS, OF_TENANTS, AccessRole
+from registry.access.scope import NamePatterns
 from tests.properties.access.cedar import EVERYBODY, Cedar
 
 # 100,000 and more: each case has so many whole questions for each of four principals, and about three forms of each.
@@ -205,10 +206,13 @@ def together(field: str) -> Grants:
     def grants(access: Access, principal: Principal) -> Grant:
         held = grant_of(access, principal).held
         parts = [getattr(one, field) for one in held]
+        whole: object = None
         if field == "actions":
-            whole: object = frozenset().union(*parts)
-        else:
-            whole = None if None in parts else tuple(chain(*parts))
+            whole = frozenset().union(*parts)
+        elif field == "sources":
+            whole = tuple(chain(*parts))
+        elif None not in parts:
+            whole = NamePatterns(tuple(chain(*(one.words for one in parts))), any_case=field == "tenants")
         return Grant(tuple(replace(one, **{field: whole}) for one in held))
 
     return grants
