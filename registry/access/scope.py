@@ -88,8 +88,11 @@ def source_prefix(text: str) -> SourcePrefix:
 
 
 def below(text: str) -> str:
-    """The beginning of all sources below a prefix, as `spelled`."""
-    return f"{source_prefix(text)}/"
+    """The beginning of all sources below a prefix, as `spelled`; of none if a tenant made it what is no prefix."""
+    try:
+        return f"{source_prefix(text)}/"
+    except SourceUriError:
+        return f"{text}//"  # no source has an empty part
 
 
 @lru_cache(maxsize=64)

@@ -33,7 +33,18 @@ TENANTS = ("acme", "ACME", "beta", "a.b", "ac", "default")
 POOLS = ("qwen-7b", "Qwen-72b", "llama", "q")
 CREDENTIALS = ("acme-key", "ACME-read", "beta-key", "hub")
 NAMES = ("ann", "ci:acme", "ci:BETA", "ci:a..b", "spiffe://ops.example/acme/ci", "o'\"dd\\*", "team", "acme")
-GROUPS = ("team", "ml-acme-pub", "ml-Beta-pub", "ml-a.b-pub", "ml-a..b-pub", "ml--pub", "ml-a/b-pub", "ml-*-pub", "ann")
+GROUPS = (
+    "team",
+    "ml-acme-pub",
+    "ml-Beta-pub",
+    "ml-a.b-pub",
+    "ml-a..b-pub",
+    "ml--pub",
+    "ml-a/b-pub",
+    "ml-a.-b-pub",
+    "ml-*-pub",
+    "ann",
+)
 USER_WORDS = ("ann", "ci:acme", "o'\"dd\\*", "team", "ml-acme-pub", "*")
 USER_FORMS = ("ci:{tenant}", "spiffe://ops.example/{tenant}/ci", "{tenant}")
 GROUP_WORDS = ("team", "ml-acme-pub", "ml-*-pub", "ann", EVERYBODY)
@@ -46,7 +57,13 @@ PREFIXES = (
     "hf://acme",
     "gs://bucket/acme/",
 )
-PREFIX_FORMS = ("s3://bucket/{tenant}/", "s3://{tenant}", "file:///srv/{tenant}", "https://h.example/{tenant}/")
+PREFIX_FORMS = (
+    "s3://bucket/{tenant}/",
+    "s3://{tenant}",
+    "file:///srv/{tenant}",
+    "https://h.example/{tenant}/",
+    "https://{tenant}/",
+)
 # What a source is below, in one spelling; None: it cannot be read, and is below nothing.
 SOURCES: dict[str, str | None] = {
     "s3://bucket/acme/x": "s3://bucket/acme/x/",

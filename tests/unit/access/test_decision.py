@@ -77,6 +77,19 @@ def test_one_binding_serves_all_tenants(group, tenant, is_theirs):
     ) == is_theirs
 
 
+@pytest.mark.parametrize("tenant", ["a.-b", "a" * 70])
+def test_a_tenant_that_can_be_no_host_has_the_role_and_no_sources_below_it(tenant):
+    """Nobody else's group, and no other binding, may take what somebody holds away; nor may all sources be theirs."""
+    held = grant(
+        "  - {role: publisher, groups: ['g-{tenant}'], tenants: ['{tenant}'], sources: ['https://{tenant}/']}\n",
+        "bob",
+        f"g-{tenant}",
+    )
+    assert held.by(AccessQuestion(*APPLY, "p", tenant))
+    for source in (f"https://{tenant}/x/", f"https://{tenant}/", "https://h/x/", "s3://b/x"):
+        assert held.by(AccessQuestion(*APPLY, "p", tenant, source)) is None
+
+
 def test_of_two_groups_each_has_its_own_tenant_and_the_parts_are_never_put_together():
     held = grant(
         "  - {role: publisher, groups: ['g-{tenant}'], tenants: ['{tenant}'], sources: ['s3://{tenant}/']}\n",
