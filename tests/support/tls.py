@@ -7,6 +7,8 @@ from pathlib import Path
 
 from registry.etcd3.options import TlsFiles
 
+_ENDS = ("key", "csr", "pem", "ext")
+
 
 class Authority:
     """A certificate authority in a folder."""
@@ -23,12 +25,13 @@ class Authority:
 
     def issue(self, name: str, *, host: str = "IP:127.0.0.1") -> TlsFiles:
         """A certificate for client and server use, as what its owner needs to speak to others of this authority."""
-        key, request, certificate = (self.folder / f"{name}.{end}" for end in ("key", "csr", "pem"))
+        file = self.folder / name.replace("/", "-")
+        key, request, certificate, extensions = (file.with_name(f"{file.name}.{end}") for end in _ENDS)
+        subject = "/CN=" + name.replace("/", r"\/")
         _openssl(
-            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
+            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", subject),
             *("-keyout", str(key), "-out", str(request)),
         )
-        extensions = self.folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={host}\nextendedKeyUsage=serverAuth,clientAuth\n")
         _openssl(
             *("x509", "-req", "-in", str(request), "-CA", str(self.certificate), "-CAkey", str(self._key)),
