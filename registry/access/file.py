@@ -212,7 +212,7 @@ def read_access(content: bytes, place: str) -> Access:
     try:
         text = content.decode()
         node, plain = yaml.compose(text, _AccessLoader), yaml.load(text, _AccessLoader)  # noqa: S506 - of the safe loader
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:  # also of wrong !!tags
         raise AccessInvalid(f"{place}{_mark(error)}: it is no YAML that can be read: {_why(error)}") from error
     try:
         found = _Access.model_validate(plain)

@@ -70,6 +70,9 @@ def test_without_a_word_about_credentials_certificates_are_known_by_their_altern
         (b"[" * 100_000, "it is no YAML that can be read"),
         (b"", "access.yaml, line 1: Input should be"),
         (b"#" * ((1 << 20) + 1), "1048577 bytes are more than the 1048576"),
+        (b"kind: !!int ''", "it is no YAML that can be read: "),
+        (b"kind: !!bool x", "it is no YAML that can be read: "),
+        (b"kind: !!timestamp x", "it is no YAML that can be read: "),
     ],
 )
 def test_what_is_no_yaml_is_refused(text, told):
