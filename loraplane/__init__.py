@@ -14,6 +14,7 @@
 from registry.client.adapters import AdapterHistory, AdapterListing, Canaries, Published, RegisteredAdapter
 from registry.client.address import Tls
 from registry.client.asynchronous import AsyncRegistry
+from registry.client.credentials import TokenCommand, TokenFile
 from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
 from registry.client.synchronous import Registry
 from registry.model.errors import (
@@ -54,6 +55,8 @@ __all__ = [
     "ResourceExhausted",
     "State",
     "Tls",
+    "TokenCommand",
+    "TokenFile",
     "Unauthenticated",
     "Unavailable",
 ]

@@ -129,7 +129,8 @@ def refusal(asked: AccessQuestion) -> PermissionDenied:
     more += f" with the credential {asked.credentials!r}" if asked.credentials else ""
     return PermissionDenied(
         Reason.PERMISSION_DENIED,
-        f"you may not {asked.verb} {asked.resource}{about}{more}; the role {' or '.join(roles)} allows it",
+        f"you may not {asked.verb} {asked.resource}{about}{more}; the role {' or '.join(roles)} allows it: "
+        "`loraplane auth whoami` lists yours",
         metadata={"verb": asked.verb.value, "resource": asked.resource.value, "roles": ",".join(roles)},
     )
 

@@ -15,6 +15,7 @@ from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.client.admin_api import AdminMethod, Reply, Request
 from registry.client.background import BackgroundLoop, BlockingClient
+from registry.client.credentials import TokenSource
 from registry.client.transport import AdminCalls, Listing, Page
 from registry.model.errors import InvalidArgument, Reason, RegistryError, Unavailable
 from registry.v1 import registry_pb2 as pb
@@ -22,7 +23,11 @@ from registry.v1 import registry_pb2 as pb
 T = TypeVar("T")
 WatchAnswer = pb.WatchAdaptersResponse | pb.WatchResidencyResponse
 
-_FLAGS = {"address": "--admin: ", "tls": "--tls-ca, --tls-cert, --tls-key: "}
+_FLAGS = {
+    "address": "--admin: ",
+    "tls": "--tls-ca, --tls-cert, --tls-key: ",
+    "token": "--token-file, --token-command: ",
+}
 
 # What to do about failures of the connection itself, in terms of the command line.
 _REMEDIES: Mapping[Reason, str] = {
@@ -125,6 +130,7 @@ class AdminClient(BlockingClient[AdminCalls]):
         timeout_seconds: how long one call may take, repetitions included.
         waits: False: no call is waited for once the admin service says that it does not reach etcd.
         before_change: is called before the first call that may change something.
+        token: where the token comes from that is shown with each call; None: none is.
         repeats: the user named the request id, so every call may be one that was made before.
         loop: the event loop that carries calls out; None: that of this process.
 
@@ -141,13 +147,15 @@ class AdminClient(BlockingClient[AdminCalls]):
         waits: bool = True,
         before_change: Callable[[], None] = lambda: None,
         repeats: bool = False,
+        token: TokenSource | None = None,
         loop: BackgroundLoop | None = None,
     ) -> None:
         self._before_change: Callable[[], None] | None = before_change
         self._waits = waits
         self._repeats = repeats
         try:
-            super().__init__(partial(AdminCalls, address, tls, timeout_seconds, _REMEDIES), loop or BackgroundLoop())
+            make = partial(AdminCalls, address, tls, timeout_seconds, _REMEDIES, token)
+            super().__init__(make, loop or BackgroundLoop())
         except InvalidArgument as error:
             raise usage(f"{_FLAGS.get(error.field or '', '')}{error.message}") from error
 

@@ -138,6 +138,13 @@ ENTRIES = (
         apply="commands.etcd_access:apply",
         check="commands.etcd_access:check",
     ),
+    _group(
+        "auth",
+        "Show who one is, what one may do, and what roles may do.",
+        whoami="commands.auth:whoami",
+        can_i="commands.auth:can_i",
+        table="commands.auth:table",
+    ),
     _group("tenant", "Set quotas of tenants.", set="commands.pools:set_tenant"),
     _group(
         "dev",

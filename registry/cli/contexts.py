@@ -1,4 +1,4 @@
-"""Contexts: admin services by name, with certificates, pool and protection.
+"""Contexts: admin services by name, with credentials, pool and protection.
 
 They stand in a file of the user's own, which nobody else may write: it says whom commands talk to.
 """
@@ -26,6 +26,8 @@ class AdminContext:
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    token_file: str = ""
+    token_command: str = ""
     pool: str = ""
     protected: bool = False
 

@@ -64,15 +64,27 @@ def root(
     tls_ca: Annotated[Path | None, options.flag("--tls-ca", metavar="FILE", help="CA of the admin service.")] = None,
     tls_cert: Annotated[Path | None, options.flag("--tls-cert", metavar="FILE", help="Our certificate.")] = None,
     tls_key: Annotated[Path | None, options.flag("--tls-key", metavar="FILE", help="Its key.")] = None,
+    token_file: Annotated[
+        Path | None, options.flag("--token-file", metavar="FILE", help="Bearer token, read anew for each call.")
+    ] = None,
+    token_command: Annotated[
+        str | None,
+        options.flag(
+            "--token-command",
+            metavar="COMMAND",
+            help="Program, with arguments, that prints a token as kubectl's credential plugins do; no shell reads it.",
+        ),
+    ] = None,
 ) -> None:
     # gRPC, which a session needs, is not imported for a help or a version.
-    from registry.cli.session import GlobalOptions, is_typed, session_from  # noqa: PLC0415
+    from registry.cli.session import GlobalOptions, NamedToken, is_typed, session_from  # noqa: PLC0415
     from registry.client.address import Tls  # noqa: PLC0415
 
     asked = output_of(output)
     _check_goes_with(asked.form, context.invoked_subcommand)
     typed = [name for name in context.params if is_typed(context, name)]
-    given = GlobalOptions(admin or None, named_context or None, asked, Tls(tls_ca, tls_cert, tls_key), typed)
+    tls, shown = Tls(tls_ca, tls_cert, tls_key), NamedToken(token_file, token_command or "")
+    given = GlobalOptions(admin or None, named_context or None, asked, tls, typed, shown)
     session = session_from(given, context.invoked_subcommand)
     if session.context is not None and session.context.pool:
         context.default_map = {entry.name: {"pool": session.context.pool} for entry in ENTRIES}

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # protobuf is not imported for a help or a version
     from google.protobuf.message import Message
 
 DEFAULT_ADMIN = "127.0.0.1:7600"
-GLOBAL_OPTIONS = frozenset({"--admin", "--context", "--output", "-o", "--tls-ca", "--tls-cert", "--tls-key"})
+GLOBAL_OPTIONS = frozenset(
+    "--admin --context --output -o --tls-ca --tls-cert --tls-key --token-file --token-command".split()
+)
 
 
 def global_options_first(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -68,7 +70,8 @@ MOST_INT64 = 2**63 - 1
 
 # Address, TLS, pool, output, time-outs, credentials: those of the admin service, of etcd and of sources.
 _FROM_ENVIRONMENT = frozenset(
-    "--admin --context --tls-ca --tls-cert --tls-key --pool --output --timeout --look-seconds --credentials "
+    "--admin --context --tls-ca --tls-cert --tls-key --token-file --token-command --pool --output --timeout "
+    "--look-seconds --credentials "
     "--hf-endpoint --etcd --etcd-tls-ca --etcd-tls-cert --etcd-tls-key --etcd-user --etcd-password-file".split()
 )
 # Their values are names of what exists.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import uuid
 from collections.abc import Collection
@@ -20,6 +21,7 @@ from registry.cli.options import DEFAULT_ADMIN
 from registry.cli.views.output import Format, Output, Printer, output_of
 from registry.client import admin_api as api
 from registry.client.address import Tls
+from registry.client.credentials import TokenCommand, TokenFile, TokenSource
 from registry.lora.text import printable
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.names import check_request_id
@@ -48,6 +50,7 @@ class Session:
     waits: bool = False
     repeats: bool = False
     template: str = ""
+    token: TokenSource | None = None
 
     @property
     def is_protected(self) -> bool:
@@ -85,6 +88,7 @@ class Session:
             waits=self.waits,
             before_change=self._tell_context,
             repeats=self.repeats,
+            token=self.token,
         )
 
     def _tell_context(self) -> None:
@@ -100,6 +104,29 @@ _LOCAL = {"completion", "config", "dev", "digest", "explain", "schema"}
 
 
 @dataclass(frozen=True, slots=True)
+class NamedToken:
+    """A token as flags, variables or a context name it: a file, or a command line. Empty: not said."""
+
+    file: Path | None = None
+    command: str = ""
+
+    def source(self) -> TokenSource | None:
+        """Where the token comes from; None: there is none.
+
+        Raises:
+            CliError: both are named, or the command line is none.
+        """
+        if self.file and self.command:
+            raise usage("a file with a token (--token-file) and a command that prints one (--token-command); name one")
+        if not self.command:
+            return TokenFile(self.file) if self.file else None
+        try:
+            return TokenCommand(shlex.split(self.command))
+        except ValueError as error:
+            raise usage(f"--token-command: {error}; quote it as for a shell") from error
+
+
+@dataclass(frozen=True, slots=True)
 class GlobalOptions:
     """The global options as flags and variables give them. `typed` names those that stand on the command line."""
 
@@ -108,6 +135,7 @@ class GlobalOptions:
     output: Output
     tls: Tls
     typed: Collection[str]
+    token: NamedToken = NamedToken()
 
 
 def global_options(root: click.Context) -> GlobalOptions:
@@ -115,7 +143,8 @@ def global_options(root: click.Context) -> GlobalOptions:
     given, typed = root.params, [name for name in root.params if is_typed(root, name)]
     tls = Tls(given.get("tls_ca"), given.get("tls_cert"), given.get("tls_key"))
     output = output_of(given.get("output") or Format.TABLE)
-    return GlobalOptions(given.get("admin") or None, given.get("named_context") or None, output, tls, typed)
+    token = NamedToken(given.get("token_file"), given.get("token_command") or "")
+    return GlobalOptions(given.get("admin") or None, given.get("named_context") or None, output, tls, typed, token)
 
 
 def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
@@ -130,7 +159,8 @@ def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
     name = None if subcommand in _LOCAL else _context_name(given)
     file = load_contexts(context_path()) if name is not None else None
     if file is None or not (name := name or file.current):
-        return Session(given.admin, given.output.form, given.tls, template=given.output.template)
+        shown = None if subcommand in _LOCAL else given.token.source()
+        return Session(given.admin, given.output.form, given.tls, template=given.output.template, token=shown)
     one = file.named(name)
     tls = Tls(
         given.tls.ca if "tls_ca" in given.typed else _path(one.tls_ca),
@@ -138,7 +168,9 @@ def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
         given.tls.key if "tls_key" in given.typed else _path(one.tls_key),
     )
     form, template, is_typed_context = given.output.form, given.output.template, "named_context" in given.typed
-    return Session(one.admin, form, tls, one, name, is_typed_context, template=template)
+    is_typed_token = {"token_file", "token_command"} & {*given.typed}
+    token = given.token if is_typed_token else NamedToken(_path(one.token_file), one.token_command)
+    return Session(one.admin, form, tls, one, name, is_typed_context, template=template, token=token.source())
 
 
 def _path(text: str) -> Path | None:

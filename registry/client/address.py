@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from registry.etcd3.options import TlsFiles
@@ -23,6 +24,17 @@ def check_address(address: str) -> None:
     if not _ADDRESS.fullmatch(address) and not address.startswith(_RESOLVED):
         message = f"{address!r} is not HOST:PORT, such as 127.0.0.1:7600"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field="address")
+
+
+def is_of_this_host(address: str) -> bool:
+    """True where what is sent to an address does not leave the host, so that nobody else reads it."""
+    if address.startswith("unix:"):
+        return True
+    host = re.sub(r"^(?:dns|ipv4|ipv6):/*", "", address).rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,4 +56,6 @@ REPAIR_TENANT = AdminMethod(pb.RepairTenantRequest, pb.RepairTenantResponse)
 
 READ_BACKUP = AdminMethod(pb.ReadBackupRequest, pb.ReadBackupResponse)
 RESTORE_HISTORY = AdminMethod(pb.RestoreHistoryRequest, pb.RestoreHistoryResponse)
+WHO_AM_I = AdminMethod(pb.WhoAmIRequest, pb.WhoAmIResponse)
+CHECK_ACCESS = AdminMethod(pb.CheckAccessRequest, pb.CheckAccessResponse)
 LIST_CHANGES = AdminMethod(pb.ListChangesRequest, pb.ListChangesResponse)

@@ -31,6 +31,7 @@ from registry.client.adapters import (
 )
 from registry.client.address import Tls
 from registry.client.admin_api import AdminMethod
+from registry.client.credentials import TokenSource
 from registry.client.residency import Follower, PoolResidency
 from registry.client.transport import AdminCalls
 from registry.lora.findings import UnfitAdapter, summary
@@ -52,13 +53,21 @@ class AsyncRegistry:
         tls: for a service with certificates; None: without TLS.
         timeout_seconds: how long one call may take, repetitions included, unless it says otherwise; waiting for
             replicas has a time of its own.
+        token: where the token comes from that is shown with each call, over TLS or to this host alone; None: none is.
 
     Raises:
-        InvalidArgument: `address` is none, or a file of `tls` cannot be used.
+        InvalidArgument: `address` is none, a file of `tls` cannot be used, or others could read the token.
     """
 
-    def __init__(self, address: str, *, tls: Tls | None = None, timeout_seconds: float = CALL_SECONDS) -> None:
-        self._calls = AdminCalls(address, tls, timeout_seconds)
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        timeout_seconds: float = CALL_SECONDS,
+        token: TokenSource | None = None,
+    ) -> None:
+        self._calls = AdminCalls(address, tls, timeout_seconds, token=token)
 
     async def __aenter__(self) -> Self:
         return self

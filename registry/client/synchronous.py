@@ -11,6 +11,7 @@ from registry.client.adapters import Published
 from registry.client.address import Tls
 from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry, waiting_of
 from registry.client.background import BackgroundLoop, BlockingClient, blocking
+from registry.client.credentials import TokenSource
 from registry.client.residency import PoolResidency
 
 P = ParamSpec("P")
@@ -39,13 +40,22 @@ class Registry(BlockingClient[AsyncRegistry]):
         tls: for a service with certificates; None: without TLS.
         timeout_seconds: how long one call may take, repetitions included, unless it says otherwise; waiting for
             replicas has a time of its own.
+        token: where the token comes from that is shown with each call, over TLS or to this host alone; None: none is.
 
     Raises:
-        InvalidArgument: `address` is none, or a file of `tls` cannot be used.
+        InvalidArgument: `address` is none, a file of `tls` cannot be used, or others could read the token.
     """
 
-    def __init__(self, address: str, *, tls: Tls | None = None, timeout_seconds: float = CALL_SECONDS) -> None:
-        super().__init__(partial(AsyncRegistry, address, tls=tls, timeout_seconds=timeout_seconds), BackgroundLoop())
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        timeout_seconds: float = CALL_SECONDS,
+        token: TokenSource | None = None,
+    ) -> None:
+        make = partial(AsyncRegistry, address, tls=tls, timeout_seconds=timeout_seconds, token=token)
+        super().__init__(make, BackgroundLoop())
 
     publish = _warned_here(blocking(AsyncRegistry.publish))
     retry = blocking(AsyncRegistry.retry)

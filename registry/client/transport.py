@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -15,12 +15,13 @@ import grpc
 from google.protobuf.message import Message
 
 from registry.client import admin_api as api
-from registry.client.address import Tls, check_address
+from registry.client.address import Tls, check_address, is_of_this_host
 from registry.client.admin_api import AdminMethod, Reply, Request
+from registry.client.credentials import BearerToken, TokenCommand, TokenSource
 from registry.client.errors import CallErrors
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
-from registry.model.errors import InvalidArgument, Reason, Unavailable
+from registry.model.errors import InvalidArgument, Reason, Unauthenticated, Unavailable
 from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
 
@@ -79,15 +80,23 @@ class AdminCalls:
         tls: for a service with certificates.
         timeout_seconds: of one call, repetitions included, unless the call says otherwise.
         remedies: see `CallErrors`.
+        token: where the token comes from that is shown with each call; None: none is.
 
     Raises:
-        InvalidArgument: `address` is none, a certificate is without its key, or a file of `tls` cannot be used.
+        InvalidArgument: `address` is none, a certificate is without its key, a file of `tls` cannot be used, or others
+            could read the token.
     """
 
     def __init__(
-        self, address: str, tls: Tls | None, timeout_seconds: float, remedies: Mapping[Reason, str] | None = None
+        self,
+        address: str,
+        tls: Tls | None,
+        timeout_seconds: float,
+        remedies: Mapping[Reason, str] | None = None,
+        token: TokenSource | None = None,
     ) -> None:
         check_address(address)
+        self._token = _bearer(token, is_private=bool(tls) or is_of_this_host(address))
         self._address = address
         self._tls = TlsReader(tls.files(), partial(_log.warning, _TLS_TROUBLE)) if tls else None
         self._pem = self._newest_pem()
@@ -121,10 +130,11 @@ class AdminCalls:
 
         async def attempt(seconds: float) -> Reply:
             nonlocal sent
-            metadata, sent = (REPEATED_METADATA,) if sent else None, True
+            shown = await self._shown()
+            metadata, sent = (*shown, REPEATED_METADATA) if sent else shown, True
             call = self.channel.unary_unary(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
-            with self.errors.translated(request_id):
-                return await call(request, timeout=seconds, metadata=metadata)
+            with self._outcomes(request_id):
+                return await call(request, timeout=seconds, metadata=metadata or None)
 
         return await self.repeated(attempt, timeout_seconds)
 
@@ -158,10 +168,11 @@ class AdminCalls:
             Unavailable: the connection broke, or the time is up; the stream may be begun again.
             RegistryError: as the admin service refused it.
         """
+        shown = await self._shown()
         call = self.channel.unary_stream(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
-        running = call(request, timeout=timeout_seconds)
+        running = call(request, timeout=timeout_seconds, metadata=shown or None)
         try:
-            with self.errors.translated():
+            with self._outcomes():
                 async for answer in running:
                     yield answer
         finally:
@@ -170,7 +181,7 @@ class AdminCalls:
     async def follow(
         self, method: AdminMethod[Request, Reply], request: Request, patience_seconds: float | None = None
     ) -> AsyncGenerator[Reply, None]:
-        """Answers without end: a stream that ends or breaks is begun again.
+        """Answers without end: a stream that ends or breaks is begun again, once also where its token ends.
 
         Args:
             method: of the admin API.
@@ -181,13 +192,17 @@ class AdminCalls:
             Unavailable: the patience is at an end.
             RegistryError: as the admin service refused it.
         """
-        failures, broken_at = 0, 0.0
+        failures, broken_at, is_token_known = 0, 0.0, False
         while True:
             try:
                 async with aclosing(self.stream(method, request)) as answers:
                     async for answer in answers:
-                        failures = 0
+                        failures, is_token_known = 0, self._token is not None
                         yield answer
+            except Unauthenticated:
+                if not is_token_known:
+                    raise
+                is_token_known = False
             except Unavailable:
                 self._renew()
                 if failures and patience_seconds is not None and time.monotonic() - broken_at >= patience_seconds:
@@ -243,6 +258,21 @@ class AdminCalls:
         """Ends the connection and every stream on it."""
         await asyncio.gather(self.channel.close(), *self._closing)
 
+    async def _shown(self) -> tuple[tuple[str, str], ...]:
+        """The metadata by which the service knows us. Raises Unauthenticated: there is no token to be had."""
+        return () if self._token is None else (await self._token.header(),)
+
+    @contextmanager
+    def _outcomes(self, request_id: str = "") -> Iterator[None]:
+        """Translates failures as `CallErrors` does; after a refusal of the token the next call takes a new one."""
+        try:
+            with self.errors.translated(request_id):
+                yield
+        except Unauthenticated:
+            if self._token is not None:
+                self._token.forget()
+            raise
+
     def _renew(self) -> None:
         """Connects anew if files of `tls` were replaced, of which a channel never learns; calls that run may end."""
         pem = self._newest_pem()
@@ -258,6 +288,18 @@ class AdminCalls:
             return self._tls.newest() if self._tls else None
         except TlsUnusable as error:
             raise InvalidArgument(Reason.INVALID_FIELD, str(error), field="tls") from error
+
+
+def _bearer(token: TokenSource | None, *, is_private: bool) -> BearerToken | None:
+    """The token to show. Raises InvalidArgument: others could read it, or no program is named."""
+    if token is None:
+        return None
+    if not is_private:
+        message = "a token is sent over TLS or to this host alone, since others could read it; give the service's CA"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field="token")
+    if isinstance(token, TokenCommand) and not token.argv:
+        raise InvalidArgument(Reason.INVALID_FIELD, "the token command is empty", field="token")
+    return BearerToken(token)
 
 
 def _serialized(message: Message) -> bytes:

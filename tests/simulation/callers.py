@@ -63,8 +63,8 @@ class CallerChannel(SimChannel):
     ) -> Callable[..., SimReplies[Reply]]:
         """A call with a stream of replies."""
 
-        def call(request: Message, *, timeout: float | None) -> SimReplies[Reply]:
-            return SimReplies(self, path, request_serializer(request), response_deserializer, timeout)
+        def call(request: Message, *, timeout: float | None, metadata: Metadata = None) -> SimReplies[Reply]:
+            return SimReplies(self, path, request_serializer(request), response_deserializer, timeout, metadata)
 
         return call
 

@@ -222,7 +222,7 @@ class FakeChannel:
 
     Attributes:
         timeouts: how long each call might take, in their order.
-        metadata: of each call with one answer, in their order.
+        metadata: of each call with one request, in their order.
         graces: with which it was closed.
     """
 
@@ -253,7 +253,8 @@ class FakeChannel:
     ) -> Callable[..., FakeStream]:
         """A call with a stream of answers."""
 
-        def call(request: Message, *, timeout: float | None) -> FakeStream:
+        def call(request: Message, *, timeout: float | None, metadata: object = None) -> FakeStream:
+            self.metadata.append(metadata)
             return self._begin(path, request_serializer(request), type(request), timeout)
 
         return call

@@ -11,7 +11,7 @@ import click
 from registry.cli import options
 from registry.cli.contexts import AdminContext, context_path, load_contexts
 from registry.cli.failure import usage
-from registry.cli.session import is_typed, session_of
+from registry.cli.session import NamedToken, is_typed, session_of
 from registry.cli.views.output import OutputView
 from registry.client.address import check_address
 from registry.model.errors import InvalidArgument
@@ -31,7 +31,7 @@ def set_context(
         bool | None, options.flag("--protected/--no-protected", help="Ask before anything is removed.")
     ] = None,
 ) -> None:
-    """Make a context, or change what is given of it: --admin, --tls-ca, --tls-cert, --tls-key, --pool, --protected."""
+    """Make a context, or change what is given of it: --admin, --tls-…, --token-…, --pool, --protected."""
     file, root = load_contexts(context_path()), context.find_root()
     admin = str(root.params["admin"]) if is_typed(root, "admin") else None
     before = file.contexts.get(context_name)
@@ -39,6 +39,11 @@ def set_context(
         raise usage(f"there is no context {context_name!r} yet; a new one needs --admin HOST:PORT")
     one = before or AdminContext(admin or "")
     files = {name: str(Path(root.params[name]).absolute()) for name in _FILES if is_typed(root, name)}
+    if is_typed(root, "token_file") or is_typed(root, "token_command"):
+        files = {"token_file": "", "token_command": "", **files}
+    if is_typed(root, "token_command"):
+        files["token_command"] = str(root.params["token_command"])
+        NamedToken(command=files["token_command"]).source()
     given = {"admin": admin, "pool": pool, "protected": protected, **files}
     one = replace(one, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     try:
@@ -49,7 +54,7 @@ def set_context(
     session_of(context).printer().item(_VIEW, (context_name, one, not file.current or file.current == context_name))
 
 
-_FILES = ("tls_ca", "tls_cert", "tls_key")
+_FILES = ("tls_ca", "tls_cert", "tls_key", "token_file")
 _VIEW: OutputView[tuple[str, AdminContext, bool]] = OutputView(
     name=lambda one: one[0],
     plain=lambda one: {"name": one[0], "current": one[2], **asdict(one[1])},

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import time
-from contextlib import asynccontextmanager
+from asyncio.subprocess import PIPE, STDOUT
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -16,6 +19,7 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from loraplane import AsyncRegistry, Tls, TokenFile, Unauthenticated
 from registry.admin.server import running
 from registry.admin.settings import AdminSettings
 from registry.v1 import registry_pb2 as pb
@@ -165,3 +169,57 @@ async def test_a_stream_ends_when_its_token_does_and_a_key_is_replaced_without_a
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await answers.read()
             assert ended.value.code() is StatusCode.UNAUTHENTICATED
+
+
+async def test_programs_and_the_command_line_show_tokens(etcd, tmp_path, authority, monkeypatch):
+    """A1 named, A6 rotates: a file that is replaced is enough, also for a stream that goes on for ever."""
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("LORAPLANE_TIMEOUT", "60")
+    file = tmp_path / "token"
+
+    async def loraplane(*arguments: str) -> tuple[int, str]:
+        program = (sys.executable, "-m", "registry.cli.main", *arguments)
+        ran = await asyncio.create_subprocess_exec(*program, stdout=PIPE, stderr=STDOUT)
+        told, _ = await ran.communicate()
+        return await ran.wait(), told.decode()
+
+    async with guarded(etcd, tmp_path, authority) as (ports, _):
+        address, tls = f"127.0.0.1:{ports.token_port}", Tls(ca=authority.certificate)
+        host = "--admin", f"unix:{tmp_path / 'socket'}"
+        assert (await loraplane(*host, "pool", "create", "p", "--base-model", "b"))[0] == 0
+        assert (await loraplane(*host, "auth", "can-i", "require", "p", "-v"))[1].startswith("yes: security")
+        file.write_text(token("ml-acme", -26))
+        async with AsyncRegistry(address, tls=tls, token=TokenFile(file)) as registry:
+            await registry.publish("s3://b/a", "acme/a", "p", digest="sha256:" + "0" * 64, wait=False)
+            assert (await registry.get("acme/a", "p")).updated_by == "ci:job"
+            async with aclosing(registry.residency("p")) as states:
+                assert [*(await anext(states)).adapters] == ["acme/a"]
+                file.write_text(token("ml-acme"))
+                await asyncio.sleep(5)  # the one that the stream began with ends
+                await registry.publish("s3://b/b", "acme/b", "p", digest="sha256:" + "0" * 64, wait=False)
+                while [*(await anext(states)).adapters] != ["acme/a", "acme/b"]:
+                    pass
+        known = "--admin", address, "--tls-ca", str(authority.certificate), "--token-file", str(file)
+        code, out = await loraplane(*known, "auth", "whoami", "-o", "json")
+        told = json.loads(out)
+        assert (code, told["principal"], told["credential"], told["groups"]) == (0, "ci:job", "token", ["ci:ml-acme"])
+        assert [(one["role"], one["tenants"]) for one in told["roles"]] == [("publisher", ["acme"])]
+        assert await loraplane(*known, "auth", "can-i", "apply", "acme/c", "-v") == (
+            0,
+            "yes: publisher by binding 3\n",
+        )
+        assert await loraplane(*known, "auth", "can-i", "apply", "other/c") == (4, "no\n")
+        assert await loraplane(*known, "auth", "can-i", "drain", "r", "--pool", "p", "-v") == (
+            4,
+            "no: the role operator allows it\n",
+        )
+        code, out = await loraplane(*known, "auth", "can-i", "drain", "--as", "x")
+        assert (code, out.startswith("error: PERMISSION_DENIED: ")) == (4, True)
+        code, out = await loraplane(*known, "delete", "acme/a", "--yes", "--pool", "other")
+        assert (code, "`loraplane auth whoami` lists yours" in out) != (0, False)
+        file.write_text(token("ml-acme", -60))
+        code, out = await loraplane(*known, "get", "pools")
+        assert (code, out.count("\n"), "it has expired" in out) == (4, 1, True)
+        async with AsyncRegistry(address, tls=tls, token=TokenFile(file)) as registry:
+            with pytest.raises(Unauthenticated):
+                await registry.get("acme/a", "p")

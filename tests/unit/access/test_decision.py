@@ -154,7 +154,8 @@ def test_a_refusal_names_the_roles_that_would_do_and_what_was_asked():
             AccessQuestion(*APPLY, "p", "acme"), AccessQuestion(Verb.RETRY, Resource.ADAPTERS, "p", "acme")
         )
     assert caught.value.message.startswith(
-        "you may not apply adapters in pool 'p' of tenant 'acme'; the role publisher or restorer allows it"
+        "you may not apply adapters in pool 'p' of tenant 'acme'; the role publisher or restorer allows it: "
+        "`loraplane auth whoami` lists yours"
     )
     assert caught.value.metadata == {"verb": "apply", "resource": "adapters", "roles": "publisher,restorer"}
 
