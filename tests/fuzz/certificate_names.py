@@ -44,8 +44,8 @@ async def _naming(_: Path) -> AsyncIterator[Run]:
     async def play(case: Case) -> None:
         author, made = before.copy(), []
         for number, name in enumerate(case):
-            caller = _call("ApplyAdapters", cast("Any", Context(names={"x509_common_name": [name]}))).caller(_REQUEST)
-            author.principal = caller.principal
+            context = cast("Any", Context(names={"x509_common_name": [name]}))
+            author.principal = (await _call("ApplyAdapters", context, None)).principal
             try:
                 author.change(applying(upsert(f"x{number}")), _REQUEST)
             except RegistryError as error:

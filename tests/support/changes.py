@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from registry.access.decision import Grant
 from registry.access.principal import Principal, operator
 from registry.etcd3.ops import Range, Txn
 from registry.model.keys import Keys
@@ -67,6 +68,7 @@ class Author:
     limits: TxnLimits = field(default_factory=TxnLimits)
     made: int = 0
     principal: Principal = operator("alice")  # noqa: RUF009 - it is frozen
+    grant: Grant | None = None
 
     def copy(self) -> Author:
         """Another one, with a store of its own that holds the same."""
@@ -75,7 +77,7 @@ class Author:
 
     def context(self, change: Change, request_id: str = "") -> Context:
         self.made += 1
-        caller = Caller(self.principal, request_id or f"auto-{self.made}", request_id_given=bool(request_id))
+        caller = Caller(self.principal, request_id or f"auto-{self.made}", bool(request_id), grant=self.grant)
         return Context(
             keys=KEYS,
             limits=self.limits,

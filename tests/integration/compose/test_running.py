@@ -32,7 +32,7 @@ BIN = Path(sys.executable).parent
 # Flags of etcd that say where it is; its tests have places of their own.
 PLACES = {"name", "data-dir"}
 # Flags of vLLM that a simulated engine has too.
-ENGINE_FLAGS = ("served-model-name", "max-loras", "max-cpu-loras", "max-lora-rank")
+ENGINE_FLAGS = ("served-model-name", "max-cpu-loras")
 
 
 @dataclass

@@ -60,6 +60,7 @@ async def test_a_staging_that_takes_too_long_is_given_up_and_leaves_nothing(open
         hangs.set()
     assert (refused.value.reason, refused.value.permanent) == ("staging_timeout", False)
     store.close()
+    monkeypatch.undo()
     assert not contents(tmp_path / "store" / "tmp")
     assert not contents(tmp_path / "store" / "adapters")
     assert (await open_store().ensure(pinned(adapter))).digest == adapter.digest

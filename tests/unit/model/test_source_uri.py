@@ -145,6 +145,7 @@ def test_below_a_prefix_means_by_whole_names(prefix, uri, expected):
 )
 def test_a_prefix_is_read_in_its_one_spelling(prefix, expected):
     assert parse_prefix(prefix) == expected
+    assert parse_prefix(str(expected)) == expected, "as it is shown, it is the same"
 
 
 @pytest.mark.parametrize(

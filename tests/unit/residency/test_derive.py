@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,7 +12,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.records import Placement
 from registry.model.status import Failed, Found, Kept, Lazy, Pending
 from registry.residency import derive
-from registry.residency.derive import DerivedResidency, counted, residency
+from registry.residency.derive import DerivedResidency, counted, models_by_model, residency
 from registry.residency.shares import WantedGeneration
 from registry.residency.view import AdapterView, PoolView, is_held_back, is_understood, not_understood
 from tests.support.records import KEYS, POOL, kv
@@ -322,3 +324,9 @@ def test_who_stands_behind_etcd_has_to_be_understood_by_what_was(world):
     world.says("r4", two, **among(members("r1", "r9")))
     world.look()
     assert not_understood(world.view) == 1, "that of the status itself"
+
+
+def test_models_of_one_adapter_by_those_of_one_that_stands_alike():
+    """R24 always-placed: engines call adapters by their names, or by name and generation."""
+    like, other = (SimpleNamespace(name=name, generation=number) for name, number in (("a", 1), ("b", 7)))
+    assert models_by_model(cast("Any", like), cast("Any", other)) == {"a": "b", "a@1": "b@7"}

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from registry.access.decision import grant_of
+from registry.access.file import read_access
 from registry.access.principal import Credential, Principal
 from registry.etcd3.ops import (
     Compare,
@@ -28,7 +30,16 @@ from registry.etcd3.ops import (
     unwritten_since,
 )
 from registry.model.errors import Conflict, InvalidArgument, Reason
-from registry.model.records import AdapterRecord, Canary, ChangeReply, PoolLimits, RetiredRecord, Strategy, TenantRecord
+from registry.model.records import (
+    AdapterRecord,
+    AuditRecord,
+    Canary,
+    ChangeReply,
+    PoolLimits,
+    RetiredRecord,
+    Strategy,
+    TenantRecord,
+)
 from registry.model.status import Presence
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.builder import Commit, Unchanged, check_fits, fence, fits, put_record
@@ -504,3 +515,22 @@ def test_history_and_audit_have_the_record_as_it_stood(author, deleted):
         "deleted": True,
         "restored_by": {"principal": "alice", "at": "2026-01-01T00:00:02Z"},
     }
+
+
+def test_an_access_file_is_asked_about_what_a_change_comes_to():
+    """A2 deny-by-default: the audit has the roles and bindings that allowed it, and a refusal makes no transaction."""
+    text = """apiVersion: loraplane/v1
+kind: Access
+bindings:
+  - {role: security, users: [root]}
+  - {role: publisher, users: [alice], tenants: [acme]}
+"""
+    etcd = MemoryEtcd()
+    Author(etcd).change(creating())
+    author = Author(etcd, made=10)
+    author.grant = grant_of(read_access(text.encode(), "access"), author.principal)
+    author.change(applying(upsert("acme/a")))
+    told = [AuditRecord.parse(kv.value) for key, kv in etcd.kvs.items() if key.startswith(KEYS.audits())]
+    assert [(one.role, one.bindings) for one in told] == [("operator", []), ("publisher", [2])]
+    assert refused(author, applying(upsert("other/a"))).reason is Reason.PERMISSION_DENIED
+    assert refused(author, SetTenant("acme", 1)).metadata["roles"] == "tenant-admin,restorer"
