@@ -87,6 +87,7 @@ def test_what_is_no_yaml_is_refused(text, told):
         (HEAD + "bindings: []\n", "line 1: bindings: name somebody with the role security"),
         (WHOLE.replace("v1", "v2"), "line 1: apiVersion: "),
         (WHOLE.replace("[ops.example]", "[spiffe://ops]"), "line 4: authentication.trustDomains.0: write a"),
+        (WHOLE.replace("acme/training", "[a]"), "line 12: authentication.issuers.0.require.repository."),
         (WHOLE.replace("RS256", "none"), "line 10: authentication.issuers.0.algorithms.0: "),
         (WHOLE.replace("https://ci.example/jwks", "http://ci/jwks"), "line 11: authentication.issuers.0.jwks: "),
         (WHOLE.replace('"ci:"', '"loraplane:"'), "may name somebody whose name begins with loraplane:"),
@@ -125,3 +126,9 @@ def test_no_two_issuers_have_the_same_name_or_a_prefix_in_common(field, other):
     first, second = one % ("i", "p"), one % other
     text = f"{HEAD}authentication:\n  issuers:\n{first}{second}bindings:\n{SECURITY}"
     assert f"issuers: two have the same {field}" in refused(text)
+
+
+def test_issuers_with_names_and_prefixes_of_their_own_are_believed_together():
+    one = '    - {{issuer: "{}", audiences: [a], prefix: "{}", algorithms: [RS256], jwks: /k}}\n'
+    text = f"{HEAD}authentication:\n  issuers:\n{one.format('i', 'p:')}{one.format('j', 'q:')}bindings:\n{SECURITY}"
+    assert [issuer.prefix for issuer in read(text).authentication.issuers] == ["p:", "q:"]
