@@ -156,5 +156,6 @@ def _filled(number: int, binding: Binding, tenant: str) -> HeldRole:
         NamePatterns(fill(binding.tenants), any_case=True) if binding.role in OF_TENANTS else None,
         NamePatterns(fill(binding.pools)),
         tuple(map(below, fill(binding.sources))),
-        NamePatterns(fill(binding.credentials)),
+        # Who restores puts adapters back as they were, with whatever credential they had.
+        NamePatterns(fill(binding.credentials) if binding.role is AccessRole.PUBLISHER else ("*",)),
     )

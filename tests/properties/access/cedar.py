@@ -96,7 +96,7 @@ def _scope(binding: Written, tenant: str) -> str:
         words = [word.replace("{tenant}", tenant) for word in binding.get(field, ())]
         return [_quoted(word.lower() if field == "tenants" else word) for word in words]
 
-    parts = [some("credentials", names("credentials"))]
+    parts = [some("credentials", names("credentials"))] if binding["role"] == "publisher" else []
     if "pools" in binding:
         parts.append(some("pool", names("pools")))
     if "tenants" in binding:
@@ -104,7 +104,7 @@ def _scope(binding: Written, tenant: str) -> str:
     if binding.get("sources"):
         below = (word.replace("{tenant}", tenant).rstrip("/") + "/" for word in binding["sources"])
         parts.append(some("source", [_quoted(one).replace("*", "\\*")[:-1] + '*"' for one in below]))
-    return " && ".join(parts)
+    return " && ".join(parts) or "true"
 
 
 def _quoted(text: str) -> str:

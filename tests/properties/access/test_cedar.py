@@ -214,7 +214,7 @@ def test_cedar_decides_the_same():
     assert total.total() >= 100_000
     assert min(total[True], total[False]) > 20_000
     assert len(parts) == 2 * (2 + 2 * len(PARTS))
-    assert [one for one, times in parts.items() if times < 200] == []
+    assert [one for one, times in parts.items() if times < 100] == []
 
 
 def together(field: str) -> Grants:

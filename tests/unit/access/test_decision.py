@@ -206,3 +206,10 @@ def test_pools_and_credentials_are_others_in_another_case_and_tenants_are_not():
     ):
         asked = AccessQuestion(Verb.APPLY, Resource.ADAPTERS, pool, tenant, "s3://b/1", credentials)
         assert (held.by(asked) is not None) is is_allowed
+
+
+def test_who_restores_puts_adapters_back_with_the_credentials_that_they_had():
+    held = grant("  - {role: restorer, users: [ann]}\n")
+    found = held.by(AccessQuestion(*APPLY, "p", "acme", "s3://b/x", "team-key"))
+    assert found is not None
+    assert found.role is AccessRole.RESTORER
