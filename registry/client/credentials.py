@@ -22,6 +22,7 @@ from registry.model.errors import Reason, Unauthenticated
 
 HELPER_SECONDS = 10.0
 EARLY_SECONDS = 30.0
+_END_SECONDS = 1.0
 MAX_TOKEN_BYTES = 16 << 10
 _MAX_PRINTED_BYTES = 64 << 10
 _TOKEN = re.compile(r"[\x21-\x7e]+")
@@ -136,12 +137,21 @@ async def _output(source: TokenCommand) -> bytes:
         raise _no_token(source, f"was not done within {HELPER_SECONDS:.0f} s") from error
     finally:
         if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await _end(process)
     if status:
         raise _no_token(source, f"ended with {status}; run it by hand to see why")
     return printed
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ends a program with all that it began; asyncio knows of no end while it has output that nobody reads."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_SECONDS):
+            while process.stdout is not None and await process.stdout.read(_MAX_PRINTED_BYTES):
+                pass
+            await process.wait()
 
 
 async def _printed_by(process: asyncio.subprocess.Process) -> bytes:
