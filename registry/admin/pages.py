@@ -103,7 +103,7 @@ def endpoint(
 
 
 def _peer(request: Request) -> str:
-    """Who asks, as gRPC names a peer."""
+    """The caller, as gRPC names a peer."""
     if request.client is None:
         return "unix:"
     host, port = request.client

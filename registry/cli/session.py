@@ -111,7 +111,7 @@ class NamedToken:
     command: str = ""
 
     def source(self) -> TokenSource | None:
-        """Where the token comes from; None: there is none.
+        """Source of the token; None: there is none.
 
         Raises:
             CliError: both are named, or the command line is none.

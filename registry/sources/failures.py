@@ -33,7 +33,7 @@ class Passing(ArtifactError):
 
 
 class StartOver(ArtifactError):
-    """What arrived so far cannot be continued; within the same staging the whole may be had anew."""
+    """A failure after which the part that arrived is no use; within the same staging the whole may be had anew."""
 
     def __init__(self, reason: ArtifactReason, message: str) -> None:
         super().__init__(reason, message)

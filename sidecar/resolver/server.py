@@ -123,7 +123,7 @@ TAKEN_AT_ONCE = 8
 
 
 class Answers(Protocol):
-    """Who answers."""
+    """Resolver, as the server asks it."""
 
     async def ask(self, name: str) -> Answer:
         """Answers a question about a name, within a time of its own."""

@@ -33,7 +33,7 @@ class CallContext:
     expires: float | None = None
 
     def caller(self, request_id: str) -> Caller:
-        """Who asks for a change; an empty id is replaced by one of ours."""
+        """The caller of a change; an empty id is replaced by one of ours."""
         made, is_given = request_id or f"auto-{secrets.token_hex(12)}", bool(request_id)
         return Caller(self.principal, made, is_given, is_given and self.repeats, self.grant)
 

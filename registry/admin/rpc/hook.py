@@ -55,7 +55,7 @@ def asked_of(action: Action, request: Message, principal: Principal, grant: Gran
 
 
 def page_asked(path: str, query: Mapping[str, str], principal: Principal, grant: Grant | None = None) -> Asked:
-    """What a page is asked for; those that are about nothing of a pool do not look at the query."""
+    """Question of a page; those that are about nothing of a pool do not look at the query."""
     verb, resource = PAGES[path]
     about = query if resource is Resource.RESIDENCY else {}
     names = {"name": about["name"]} if "name" in about else {}

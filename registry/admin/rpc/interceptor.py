@@ -266,7 +266,7 @@ async def _outcome(
     until: Collection[asyncio.Task[Any]] = (),
     timeout_seconds: float | None = None,
 ) -> Result:
-    """What comes of some work. What has come of it counts, however late this loop looks.
+    """Outcome of some work; one that is there counts, however late this loop looks.
 
     Raises:
         Unavailable: as `late` says: the time was up, or a task of `until` came to its end first.

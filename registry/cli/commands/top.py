@@ -81,7 +81,7 @@ def _unavailable(message: str) -> CliError:
 
 
 def _asked(ask: Callable[[], Plain]) -> Plain | str:
-    """What a sidecar says; text: why there is nothing."""
+    """Answer of a sidecar; text: why there is none."""
     try:
         return ask()
     except CliError as error:
