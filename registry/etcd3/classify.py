@@ -15,6 +15,7 @@ apart; they are part of its client contract (``rpctypes``) and are matched from 
 | INVALID_ARGUMENT   | authentication failed, user name is empty, auth revision is old | Unauthenticated |
 | NOT_FOUND          | requested lease not found                        | LeaseExpired                 |
 | UNAUTHENTICATED    |                                                  | Unauthenticated              |
+| UNKNOWN            | auth: authentication failed (no password user)   | Unauthenticated              |
 | PERMISSION_DENIED  |                                                  | PermissionDenied             |
 | DEADLINE_EXCEEDED  |                                                  | Timeout, maybe applied       |
 | UNAVAILABLE        | no leader                                        | NoLeader                     |
@@ -126,6 +127,8 @@ _ROWS = (
     _Row("FAILED_PRECONDITION", _ANY, _plain(EtcdInvalidArgument)),
     _Row("UNAUTHENTICATED", _ANY, _plain(EtcdUnauthenticated)),
     _Row("PERMISSION_DENIED", _ANY, _plain(EtcdPermissionDenied)),
+    # etcd forgot to give it a code; nobody can log in so, however often it is tried.
+    _Row("UNKNOWN", "auth: authentication failed", _plain(EtcdUnauthenticated)),
     _Row(_LATE, _ANY, _timeout),
     _Row("UNAVAILABLE", "etcdserver: no leader", _plain(NoLeader)),
     _Row("UNAVAILABLE", "SSL_ERROR_SSL", _tls, anywhere=True),

@@ -290,6 +290,8 @@ def _replica(
     newest, reading = status, last_reading if status == last_status else parse_status(status)
     held = held_by_engine(reading)
     reports = newest is not None if values.alone is None else (presence.key, presence.lease) not in values.alone
+    if newest is None and reports and values.alone is not None:  # it has one, which is not known of the past
+        status, reading = last_status, last_reading
     if values.holds_back and _is_ahead(reading, values.revision):
         stands = status_of(presence, last_status) is not None or _is_of_one_engine(last_reading, reading)
         status, reading = (last_status, last_reading) if stands else (None, None)

@@ -77,6 +77,7 @@ ROWS = [
     ("UNAVAILABLE", "DNS resolution failed for etcd.example:2379", EtcdUnavailable, False),
     ("UNIMPLEMENTED", "unknown service etcdserverpb.KV", EtcdUnavailable, False),
     ("UNKNOWN", "raft proposal dropped", EtcdUnavailable, True),
+    ("UNKNOWN", "auth: authentication failed, password was given for no password user", EtcdUnauthenticated, False),
     ("CANCELLED", "", EtcdUnavailable, True),
     ("INTERNAL", "stream reset", EtcdUnavailable, True),
     ("DATA_LOSS", "etcdserver: corrupt cluster", EtcdUnavailable, True),

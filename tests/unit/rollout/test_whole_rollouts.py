@@ -374,6 +374,10 @@ def test_a_status_that_is_ahead_waits_where_it_should():
     theirs = by_key(says("r1", 6, LEASE + 1))
     both = renew(known, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
     assert both.status == says("r1", 5), "what the sidecar before it said of that engine still is so"
+    past = PoolValues(by_key(again), by_key(says("r1", 5)), {}, revision=5, holds_back=True, alone=frozenset())
+    step = renew(known, past)
+    both = renew(step, PoolValues(by_key(again), theirs, {}, revision=5, holds_back=True)).replicas["r1"]
+    assert both.status == says("r1", 5), "also where its presence is taken over a step before its status"
     engine = replica_status("r1", 6).engine
     for other in (engine.model_copy(update={"incarnation": one}) for one in ("another", "")):
         theirs = by_key(says("r1", 6, LEASE + 1, engine=other))
