@@ -9,6 +9,7 @@ import stat
 import grpc
 import pytest
 
+from registry.access import sockets
 from registry.access.principal import Credential, Principal
 from registry.access.sockets import MAX_CONNECTIONS, HostSocket, socket_principal
 from registry.runtime.http import CannotListen
@@ -70,6 +71,16 @@ async def test_what_a_killed_process_left_is_replaced_and_what_is_no_socket_stay
         async with HostSocket(path).listening():
             pass
     assert path.read_text() == "mine"
+
+
+async def test_another_user_of_the_host_is_let_in_nowhere(tmp_path, monkeypatch):
+    """A1 named: whatever the permissions of the socket, as between its making and their change."""
+    monkeypatch.setattr(sockets, "_uid_of", lambda _: os.geteuid() + 1)
+    async with Served(tmp_path / "s") as served:
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        assert served.seen == []
 
 
 async def test_connections_that_say_nothing_leave_places_when_they_end_and_no_more_are_taken(tmp_path):
