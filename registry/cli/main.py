@@ -17,7 +17,7 @@ from registry.cli import options
 from registry.cli.command_tree import ENTRIES, LazyCommand, Root
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.options import form_asked, global_options_first
-from registry.cli.views.output import OUTPUTS, Format, output_of
+from registry.cli.views.output import OUTPUTS, Color, Format, output_of
 from registry.lora.text import escaped
 from registry.model.errors import Reason
 from registry.runtime.commands import called, complaint, parameters, version_flag
@@ -61,6 +61,12 @@ def root(
         str,
         options.flag("--output", "-o", metavar="FORM", shell_complete=complete_output, help=OUTPUT_HELP),
     ] = Format.TABLE.value,
+    color: Annotated[
+        str,
+        options.flag(
+            "--color", metavar="WHEN", help="Colours: auto (on a terminal, unless NO_COLOR is set), always, never."
+        ),
+    ] = Color.AUTO.value,
     tls_ca: Annotated[Path | None, options.flag("--tls-ca", metavar="FILE", help="CA of the admin service.")] = None,
     tls_cert: Annotated[Path | None, options.flag("--tls-cert", metavar="FILE", help="Our certificate.")] = None,
     tls_key: Annotated[Path | None, options.flag("--tls-key", metavar="FILE", help="Its key.")] = None,
@@ -80,7 +86,7 @@ def root(
     from registry.cli.session import GlobalOptions, NamedToken, is_typed, session_from  # noqa: PLC0415
     from registry.client.address import Tls  # noqa: PLC0415
 
-    asked = output_of(output)
+    asked = output_of(output, color)
     _check_goes_with(asked.form, context.invoked_subcommand)
     typed = [name for name in context.params if is_typed(context, name)]
     tls, shown = Tls(tls_ca, tls_cert, tls_key), NamedToken(token_file, token_command or "")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # protobuf is not imported for a help or a version
 
 DEFAULT_ADMIN = "127.0.0.1:7600"
 GLOBAL_OPTIONS = frozenset(
-    "--admin --context --output -o --tls-ca --tls-cert --tls-key --token-file --token-command".split()
+    "--admin --context --output -o --color --tls-ca --tls-cert --tls-key --token-file --token-command".split()
 )
 
 

@@ -18,7 +18,7 @@ from registry.cli.client import AdminClient
 from registry.cli.contexts import AdminContext, context_path, load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, not_found, refused, usage
 from registry.cli.options import DEFAULT_ADMIN
-from registry.cli.views.output import Format, Output, Printer, output_of
+from registry.cli.views.output import Color, Format, Output, Printer, output_of
 from registry.client import admin_api as api
 from registry.client.address import Tls
 from registry.client.credentials import TokenCommand, TokenFile, TokenSource
@@ -50,6 +50,7 @@ class Session:
     waits: bool = False
     repeats: bool = False
     template: str = ""
+    color: Color = Color.AUTO
     token: TokenSource | None = None
 
     @property
@@ -97,7 +98,7 @@ class Session:
             sys.stderr.write(f"context: {printable(self.context_name)} ({printable(self.context.admin)})\n")
 
     def printer(self) -> Printer:
-        return Printer(self.form, self.template)
+        return Printer(self.form, self.template, self.color)
 
 
 _LOCAL = {"completion", "config", "dev", "digest", "explain", "schema"}
@@ -142,7 +143,7 @@ def global_options(root: click.Context) -> GlobalOptions:
     """The global options of a command line, whose root context this is."""
     given, typed = root.params, [name for name in root.params if is_typed(root, name)]
     tls = Tls(given.get("tls_ca"), given.get("tls_cert"), given.get("tls_key"))
-    output = output_of(given.get("output") or Format.TABLE)
+    output = output_of(given.get("output") or Format.TABLE, given.get("color") or Color.AUTO)
     token = NamedToken(given.get("token_file"), given.get("token_command") or "")
     return GlobalOptions(given.get("admin") or None, given.get("named_context") or None, output, tls, typed, token)
 
@@ -158,19 +159,21 @@ def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
     """
     name = None if subcommand in _LOCAL else _context_name(given)
     file = load_contexts(context_path()) if name is not None else None
+    form, template, color = given.output.form, given.output.template, given.output.color
     if file is None or not (name := name or file.current):
         shown = None if subcommand in _LOCAL else given.token.source()
-        return Session(given.admin, given.output.form, given.tls, template=given.output.template, token=shown)
+        return Session(given.admin, form, given.tls, template=template, color=color, token=shown)
     one = file.named(name)
     tls = Tls(
         given.tls.ca if "tls_ca" in given.typed else _path(one.tls_ca),
         given.tls.cert if "tls_cert" in given.typed else _path(one.tls_cert),
         given.tls.key if "tls_key" in given.typed else _path(one.tls_key),
     )
-    form, template, is_typed_context = given.output.form, given.output.template, "named_context" in given.typed
+    is_typed_context = "named_context" in given.typed
     is_typed_token = {"token_file", "token_command"} & {*given.typed}
     token = given.token if is_typed_token else NamedToken(_path(one.token_file), one.token_command)
-    return Session(one.admin, form, tls, one, name, is_typed_context, template=template, token=token.source())
+    shown = token.source()
+    return Session(one.admin, form, tls, one, name, is_typed_context, template=template, color=color, token=shown)
 
 
 def _path(text: str) -> Path | None:

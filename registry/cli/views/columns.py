@@ -143,15 +143,19 @@ REPLICAS: OutputView[ReplicaView] = OutputView(
     columns={
         "NAME": lambda one: one.name,
         "POOL": lambda one: one.pool,
-        "READY": lambda one: "NotReady" if one.missing else one.text("ready"),
-        "STALE": lambda one: one.text("stale"),
+        "READY": lambda one: "no" if one.missing else one.text("ready"),
         "SERVED": _served,
         "PENDING": lambda one: one.total("pending"),
         "FAILED": lambda one: one.total("failed"),
-        "REVISION": lambda one: one.text("observed_revision"),
-        "ENGINE": lambda one: f"{one.text('engine', 'kind')} {one.text('engine', 'version')}",
         "URL": lambda one: one.router_url,
         "NOTE": _note,
+    },
+    more={
+        "STALE": lambda one: one.text("stale"),
+        "REVISION": lambda one: one.text("observed_revision"),
+        "ENGINE": lambda one: f"{one.text('engine', 'kind')} {one.text('engine', 'version')}",
+        "HOST": lambda one: cell(one.host),
+        "LABELS": lambda one: cell(label_text(one.labels)),
     },
 )
 
@@ -202,6 +206,9 @@ def _of_record(shown: Callable[[pb.Pool], str]) -> Callable[[PoolRow], str]:
     return lambda one: shown(one.record)
 
 
+# Of a pool, what stands beside how it is; the rest is for -o wide.
+_USUAL = ("BASE MODELS", "EXPECTED")
+
 # A pool as POOLS has it, and how it is.
 POOL_ROWS: OutputView[PoolRow] = OutputView(
     name=lambda one: one.record.name,
@@ -209,8 +216,9 @@ POOL_ROWS: OutputView[PoolRow] = OutputView(
     columns={
         "NAME": lambda one: one.record.name,
         **{title: _of_status(shown) for title, shown in _POOL_STATUS.items()},
-        **{title: _of_record(shown) for title, shown in POOLS.columns.items() if title != "NAME"},
+        **{title: _of_record(shown) for title, shown in POOLS.columns.items() if title in _USUAL},
     },
+    more={title: _of_record(shown) for title, shown in POOLS.columns.items() if title not in {*_USUAL, "NAME"}},
     order={
         "REPLICAS": lambda one: _share(one.status.ready, one.status.replicas) if one.status else "0",
         "ADAPTERS": lambda one: _share(one.status.served, one.status.adapters) if one.status else "0",

@@ -342,7 +342,7 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
         values = {"adapters": len(adapters), "replicas": replica_dicts, "disagreements": differing, **lacking}
         printer.plain({**POOL_ROWS.plain(row), **values})
         return
-    fields = {title.capitalize(): shown(row) for title, shown in POOL_ROWS.columns.items()}
+    fields = {title.capitalize(): shown(row) for title, shown in POOL_ROWS.all_columns.items()}
     living = groups_told(found.groups, lacking=False)
     by_group = {"Living": living} if living else {}
     printer.fields({**fields, **by_group, "Etag": pool.etag})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from registry.cli.failure import usage
+from registry.cli.views.table import Paper, table_lines
 from registry.cli.views.template import columns_of
 from registry.lora.text import escaped, printable
 
@@ -23,9 +25,7 @@ Item = TypeVar("Item")
 
 # A file or a pipe has no width: nothing is cut or wrapped there.
 _UNBOUNDED_WIDTH = 100_000
-# All printable letters before this one take one column; from here on some take none or two.
-_FIRST_OF_ODD_WIDTH = "\u0300"
-# By these rich is told to write for a terminal where there is none.
+# By these programs are told to write for a terminal where there is none.
 _LIKE_A_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
 
 
@@ -41,30 +41,41 @@ class Format(StrEnum):
     CUSTOM_COLUMNS = "custom-columns"  # =TITLE:.path,…: a table of what `json` has
 
 
+class Color(StrEnum):
+    """Use of colours and bold letters; `AUTO`: on a terminal, unless NO_COLOR is set."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A form, and what stands behind it."""
+    """A form, what stands behind it, and the use of colours."""
 
     form: Format
     template: str = ""
+    color: Color = Color.AUTO
 
 
 # What -o may be, as it is completed.
 OUTPUTS = tuple(f"{form}=" if form is Format.CUSTOM_COLUMNS else form.value for form in Format)
 
 
-def output_of(text: str) -> Output:
-    """The form that ``-o`` names.
+def output_of(text: str, color: str = Color.AUTO) -> Output:
+    """The form that ``-o`` names, and the use of colours that ``--color`` names.
 
     Raises:
         CliError: there is none of that name, or its template is wrong.
     """
+    if color not in {*Color}:
+        raise usage(f"--color {color}: choose one of {', '.join(Color)}")
     name, equals, template = text.partition("=")
     if name not in {*Format} or bool(equals) != (name == Format.CUSTOM_COLUMNS):
         raise usage(f"-o {text}: choose one of {', '.join(OUTPUTS)}; for any other text: -o json | jq")
     if equals:
         columns_of(template)
-    return Output(Format(name), template)
+    return Output(Format(name), template, Color(color))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +102,11 @@ class OutputView(Generic[Item]):
 class Printer:
     """Writes to standard output in the form that the user asked for; `template` is what stands behind that."""
 
-    def __init__(self, form: Format, template: str = "") -> None:
+    def __init__(self, form: Format, template: str = "", color: Color = Color.AUTO) -> None:
         self.form = Format.TABLE if form is Format.WIDE else form
         self.is_wide = form is Format.WIDE
         self._template = template
+        self._color = color
 
     @cached_property
     def console(self) -> Console:
@@ -102,7 +114,8 @@ class Printer:
         from rich.console import Console  # noqa: PLC0415 - takes as long to import as all else that `get` needs
 
         tty = sys.stdout.isatty()
-        return Console(width=None if tty else _UNBOUNDED_WIDTH, highlight=False, soft_wrap=not tty)
+        plain = not self._has_styles(tty)
+        return Console(width=None if tty else _UNBOUNDED_WIDTH, highlight=False, soft_wrap=not tty, no_color=plain)
 
     @property
     def is_table(self) -> bool:
@@ -167,10 +180,9 @@ class Printer:
             self._write(escaped(json.dumps(value, ensure_ascii=False)) + "\n")
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Prints a table whose cells are shown whole."""
+        """Prints a table, each row in one line; elsewhere than on a terminal all cells are whole."""
         cells = [[printable(cell) for cell in row] for row in rows]
-        lines = self._drawn(titles, cells) if _needs_rich(cells) else _aligned([list(titles), *cells])
-        self._write("".join(f"{line}\n" for line in lines))
+        self._write("".join(f"{line}\n" for line in table_lines(titles, cells, self._paper())))
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Prints names and values below each other."""
@@ -203,10 +215,10 @@ class Printer:
         # Beside the titles, what says that there is more, and where the cursor comes to stand.
         room = max(1, self.console.size.height - 3 - bool(foot))
         rows = [[printable(cell(one)) for cell in columns.values()] for one in items[:room]]
-        lines = self._drawn(tuple(columns), rows)
-        more = f"… and more, of {len(items)} in all" if len(items) > room or len(lines) > room + 1 else ""
+        lines = table_lines(tuple(columns), rows, replace(self._paper(), is_screen=True))
+        more = f"… and more, of {len(items)} in all" if len(items) > room else ""
         self.console.clear()
-        self._write("".join(f"{line}\n" for line in lines[: room + 1]))
+        self._write("".join(f"{line}\n" for line in lines))
         self.lines(one for one in (more, foot) if one)
 
     def fate(self, name: str, change: str) -> None:
@@ -221,19 +233,15 @@ class Printer:
         for line in lines:
             self._write(printable(line) + "\n")
 
-    def _drawn(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-        """The lines of a table as rich draws it: within the width of the terminal, with its styles."""
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
+    def _paper(self) -> Paper:
+        tty = sys.stdout.isatty()
+        return Paper(shutil.get_terminal_size().columns if tty else None, self._has_styles(tty))
 
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for title in titles:
-            table.add_column(title, overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        with self.console.capture() as captured:
-            self.console.print(table)
-        return [line.rstrip() for line in captured.get().splitlines()]
+    def _has_styles(self, tty: bool) -> bool:
+        if self._color is not Color.AUTO:
+            return self._color is Color.ALWAYS
+        is_terminal = tty and os.environ.get("TERM") != "dumb"
+        return not os.environ.get("NO_COLOR") and (is_terminal or any(map(os.environ.get, _LIKE_A_TERMINAL)))
 
     def _write(self, text: str) -> None:
         try:
@@ -272,15 +280,3 @@ def yaml_document(value: Mapping[str, object]) -> str:
     Dumper.add_representer(str, quoted)
     Dumper.add_representer(list, listed)
     return escaped(yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, explicit_start=True))
-
-
-def _needs_rich(rows: Iterable[Sequence[str]]) -> bool:
-    """True where a table is for a terminal, or a letter may not be as wide as one column."""
-    is_terminal = sys.stdout.isatty() or any(os.environ.get(name) for name in _LIKE_A_TERMINAL)
-    return is_terminal or not all(cell.isascii() or max(cell) < _FIRST_OF_ODD_WIDTH for row in rows for cell in row)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table of letters that are one column wide each, for a file or a pipe."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -231,7 +231,7 @@ def test_the_dead_replica_is_found(task, fleet):
     assert re.search(r"^error +pool +p +1 of 3 replicas do not live: r3 \(", told, re.MULTILINE), told
     assert "loraplane replica forget NAME" in told
     told = task("loraplane get replicas")
-    assert cells(told, "r3")[2] == "NotReady"
+    assert cells(told, "r3")[2] == "no"
 
     def is_missed() -> bool:
         shown = cells(fleet.cli("get", "adapters", "watched").out, "watched")

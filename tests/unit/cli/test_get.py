@@ -238,7 +238,7 @@ def test_what_cannot_be_read_is_counted_and_a_replica_that_does_not_live_is_foun
     admin.answers["ListReplicas"] = [lambda asked: gone if asked.page_token else first]
     [one], _ = found(Kind.REPLICAS, "r2")
     assert (one.name, one.pool, one.missing) == ("r2", "dev", True)
-    assert "r2 dev NotReady -" in cli("get", "replica", "r2").lines[1]
+    assert "r2 dev no - - - - just gone" in cli("get", "replica", "r2").lines[1]
     assert [one["name"] for one in cli("-o", "json", "get", "replicas").json["items"]] == ["r1", "r2"]
     ran = cli("get", "replica", "r3")
     assert (ran.code, ran.err) == (3, "error: REPLICA_NOT_FOUND: none\n")
