@@ -11,7 +11,7 @@ from pathlib import Path
 from registry.access.decision import Grant, grant_of, whole_grant
 from registry.access.file import MAX_BYTES, Access, AccessInvalid, Authentication, read_access
 from registry.access.keysets import KeySets
-from registry.access.principal import RESERVED_PREFIX, SPIFFE, Credential, Principal
+from registry.access.principal import RESERVED_PREFIX, SPIFFE, CallTrace, Credential, Principal, trace_of
 from registry.access.sockets import socket_principal
 from registry.access.tokens import Tokens
 from registry.model.errors import Reason, Unauthenticated, Unavailable
@@ -33,12 +33,27 @@ class Shown:
         facts: of its certificate, as gRPC tells them; none: it showed none.
         authorization: the header of that name; empty: none.
         is_private: nobody else reads the connection: it is of TLS, or does not leave the host.
+        user_agent: as the client says.
     """
 
     peer: str
     facts: Mapping[str, Iterable[bytes]] = field(default_factory=dict)
-    authorization: str = ""
+    authorization: str = field(default="", repr=False)
     is_private: bool = True
+    user_agent: str = ""
+
+    @property
+    def token(self) -> str:
+        """The bearer token; empty: none."""
+        scheme, token = self.authorization[: len(_BEARER)], self.authorization[len(_BEARER) :].strip()
+        return token if scheme.lower() == _BEARER else ""
+
+    def trace(self, known: Principal | None = None) -> CallTrace:
+        """Marks of the call for the audit: of the credential by which `known` is known; None: of the first shown."""
+        certificate = next(iter(self.facts.get("x509_pem_cert", ())), b"")
+        shown = {Credential.CERTIFICATE: certificate, Credential.TOKEN: self.token.encode(errors="replace")}
+        credential = shown.get(known.credential, b"") if known else next(filter(None, shown.values()), b"")
+        return trace_of(self.peer, credential, self.user_agent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +135,7 @@ class AccessControl:
                 return certificate_principal(shown.facts, state.access.authentication), None
             except Unauthenticated as error:
                 refused = error
-        scheme, token = shown.authorization[: len(_BEARER)], shown.authorization[len(_BEARER) :].strip()
-        if scheme.lower() == _BEARER and token:
+        if token := shown.token:
             if not shown.is_private:
                 raise _unknown("a token is taken over TLS or from this host alone, since others could read it")
             known = await state.tokens.verify(token)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import binascii
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import quote
+from types import MappingProxyType
+from urllib.parse import quote, unquote
 
 # Names of our own, which nothing that others issue may claim.
 RESERVED_PREFIX = "loraplane:"
@@ -43,6 +47,66 @@ class Principal:
     def usual_role(self) -> str:
         """Role in the audit where no access file gives any. The conductor is the admin service itself."""
         return self.credential.value or "unauthenticated"
+
+
+# Kinds of credentials as people are told of them.
+CREDENTIAL_KINDS: Mapping[Credential, str] = MappingProxyType(
+    {
+        Credential.NONE: "",
+        Credential.CERTIFICATE: "certificate",
+        Credential.TOKEN: "token",
+        Credential.SOCKET: "socket",
+        Credential.SERVICE: "service",
+    }
+)
+MAX_AGENT_CHARACTERS, MAX_PEER_CHARACTERS = 200, 128
+
+
+@dataclass(frozen=True, slots=True)
+class CallTrace:
+    """Marks of a call by which its caller can be found later, for the audit alone: nothing is decided by them.
+
+    Attributes:
+        fingerprint: ``sha256:`` and 64 hex digits, of the certificate or of the whole token; empty: neither was shown.
+        peer: address as gRPC names it.
+        user_agent: as the client says, at most `MAX_AGENT_CHARACTERS`.
+    """
+
+    fingerprint: str = ""
+    peer: str = ""
+    user_agent: str = ""
+
+
+NO_TRACE = CallTrace()
+
+
+def trace_of(peer: str, credential: bytes, user_agent: str) -> CallTrace:
+    """Marks of a call.
+
+    Args:
+        peer: as gRPC names it.
+        credential: certificate as PEM, or token; empty: neither.
+        user_agent: as the client says.
+    """
+    fingerprint = f"sha256:{hashlib.sha256(_der(credential)).hexdigest()}" if credential else ""
+    return CallTrace(
+        fingerprint, clipped(unquote(peer), MAX_PEER_CHARACTERS), clipped(user_agent, MAX_AGENT_CHARACTERS)
+    )
+
+
+def clipped(text: str, most: int) -> str:
+    """A text of at most so many characters, all of which can be shown: anybody may have written it."""
+    cut = text[:most]
+    return cut if cut.isprintable() else "".join(one if one.isprintable() else "?" for one in cut)
+
+
+def _der(credential: bytes) -> bytes:
+    """The bytes of a certificate, whose hash all tools call its fingerprint; what is no certificate, as it stands."""
+    body = credential.partition(b"-----BEGIN CERTIFICATE-----")[2].partition(b"-----END")[0]
+    try:
+        return binascii.a2b_base64(body) or credential
+    except binascii.Error:
+        return credential
 
 
 ANONYMOUS = Principal("anonymous", Credential.NONE)

@@ -89,8 +89,8 @@ def endpoint(
     asks = None if PAGES[path][1] is Resource.HEALTH else access
 
     async def serve(request: Request) -> Response:
-        peer = _peer(request)
-        shown = Shown(peer, {}, request.headers.get("authorization", ""), is_private=is_local(peer))
+        peer, agent = _peer(request), request.headers.get("user-agent", "")
+        shown = Shown(peer, {}, request.headers.get("authorization", ""), is_private=is_local(peer), user_agent=agent)
         try:
             call = await call_of(path, shown, PAGE_SECONDS, access=asks)
             hook(page_asked(path, request.query_params, call.principal, call.grant))

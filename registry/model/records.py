@@ -398,7 +398,13 @@ class AuditChange(Part):
 class AuditRecord(Stored):
     """Principal, request and values of a change: one for each changing revision.
 
-    `bindings`: numbers of those of the access file that allowed it; 0: the host's administrator did it.
+    Attributes:
+        bindings: numbers of those of the access file that allowed it; 0: the host's administrator did it.
+        credential: kind of that which names the principal, as "certificate"; empty: none was needed, or an earlier
+            release wrote this.
+        fingerprint: of the certificate or the token, ``sha256:`` and 64 hex digits; empty: neither was shown.
+        peer: address that it came from, as gRPC names it.
+        user_agent: as the client says.
     """
 
     max_bytes = MAX_TRANSACTION_BYTES
@@ -406,6 +412,10 @@ class AuditRecord(Stored):
     principal: str
     role: str
     bindings: list[Number] = []
+    credential: str = ""
+    fingerprint: str = ""
+    peer: str = ""
+    user_agent: str = ""
     request_id: str
     method: str
     changes: list[AuditChange]

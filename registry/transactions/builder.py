@@ -10,6 +10,7 @@ from typing import assert_never
 
 from registry.access.decision import HeldRole
 from registry.access.outcome import outcome_questions
+from registry.access.principal import CREDENTIAL_KINDS
 from registry.etcd3.ops import Compare, KeyValue, Op, Put, Range, Txn, absent
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.records import AuditChange, AuditRecord, ChangeReply, RequestRecord
@@ -98,12 +99,16 @@ def _allowed_by(draft: TxnBuilder, context: Context) -> tuple[HeldRole, ...]:
 
 
 def _audit_put(draft: TxnBuilder, context: Context, allowed_by: tuple[HeldRole, ...]) -> Put:
-    principal = context.caller.principal
+    principal, trace = context.caller.principal, context.caller.trace
     record = AuditRecord(
         at=context.at,
         principal=principal.name,
         role=",".join(sorted({one.role for one in allowed_by})) or principal.usual_role,
         bindings=sorted({one.number for one in allowed_by}),
+        credential=CREDENTIAL_KINDS[principal.credential],
+        fingerprint=trace.fingerprint,
+        peer=trace.peer,
+        user_agent=trace.user_agent,
         request_id=context.caller.request_id,
         method=draft.method,
         changes=list(draft.audit),

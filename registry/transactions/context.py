@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from registry.access.decision import Grant
-from registry.access.principal import Credential, Principal
+from registry.access.principal import NO_TRACE, CallTrace, Credential, Principal
 from registry.etcd3.ops import Compare, absent, mod_is, unwritten_since
 from registry.model.errors import Conflict, Reason
 from registry.model.keys import Keys
@@ -37,6 +37,7 @@ class Caller:
     request_id_given: bool
     repeats: bool = False
     grant: Grant | None = None
+    trace: CallTrace = NO_TRACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from registry.access.control import AccessControl, Shown
 from registry.access.decision import Grant
-from registry.access.principal import ANONYMOUS, Principal, operator
+from registry.access.principal import ANONYMOUS, NO_TRACE, CallTrace, Principal, operator
 from registry.runtime.clock import Deadline
 from registry.transactions.context import Caller
 
@@ -31,11 +31,12 @@ class CallContext:
     repeats: bool = False
     grant: Grant | None = None
     expires: float | None = None
+    trace: CallTrace = NO_TRACE
 
     def caller(self, request_id: str) -> Caller:
         """The caller of a change; an empty id is replaced by one of ours."""
         made, is_given = request_id or f"auto-{secrets.token_hex(12)}", bool(request_id)
-        return Caller(self.principal, made, is_given, is_given and self.repeats, self.grant)
+        return Caller(self.principal, made, is_given, is_given and self.repeats, self.grant, self.trace)
 
 
 async def call_of(
@@ -55,11 +56,14 @@ async def call_of(
     if access is not None:
         known, expires = await access.principal(shown)
         origin = f"{known.credential} {known.name}"
-        return CallContext(method, known, deadline, origin, peer, repeats, access.grant(known), expires)
+        return CallContext(
+            method, known, deadline, origin, peer, repeats, access.grant(known), expires, shown.trace(known)
+        )
     names = shown.facts.get("x509_common_name", ())
     if name := next(iter(names), b"").decode(errors="replace"):
-        return CallContext(method, operator(name), deadline, f"operator {name}", peer, repeats)
-    return CallContext(method, ANONYMOUS, deadline, address_of(peer), peer, repeats)
+        known = operator(name)
+        return CallContext(method, known, deadline, f"operator {name}", peer, repeats, trace=shown.trace(known))
+    return CallContext(method, ANONYMOUS, deadline, address_of(peer), peer, repeats, trace=shown.trace(ANONYMOUS))
 
 
 def address_of(peer: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from registry.access.control import AccessControl
 from registry.access.decision import Grant, HeldRole
-from registry.access.principal import Credential, Principal
+from registry.access.principal import CREDENTIAL_KINDS, Credential, Principal
 from registry.access.questions import BY_ADAPTER, AccessQuestion, Resource, Verb
 from registry.access.roles import roles_for
 from registry.admin.rpc.calls import CallContext
@@ -15,8 +15,6 @@ from registry.admin.rpc.interceptor import Unary
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.names import tenant_of
 from registry.v1 import registry_pb2 as pb
-
-_KINDS = {Credential.CERTIFICATE: "certificate", Credential.TOKEN: "token", Credential.SOCKET: "socket"}
 
 
 class Identity:
@@ -34,7 +32,7 @@ class Identity:
         return pb.WhoAmIResponse(
             access_digest=self._access.digest if self._access else "",
             principal=call.principal.name,
-            credential=_KINDS.get(call.principal.credential, ""),
+            credential=CREDENTIAL_KINDS[call.principal.credential],
             groups=sorted(call.principal.groups),
             roles=[_held(one) for one in held],
         )

@@ -364,6 +364,7 @@ async def _call(method: str, context: Context, access: AccessControl | None) -> 
         facts,
         next((str(value) for name, value in metadata if name == "authorization"), ""),
         is_private=b"ssl" in facts.get("transport_security_type", ()) or is_local(context.peer()),
+        user_agent=next((str(value) for name, value in metadata if name == "user-agent"), ""),
     )
     repeats = REPEATED_METADATA in metadata and METHODS[method][0] not in READING
     return await call_of(method, shown, seconds, repeats=repeats, access=access)

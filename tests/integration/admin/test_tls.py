@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import shutil
 from functools import partial
@@ -51,12 +52,12 @@ async def works(stub) -> bool:
 async def test_mutual_tls(etcd, ledger, authority, stranger, tmp_path, monkeypatch):
     """W7 audit-complete: the record names the certificate's common name. X1: nobody else comes in, or stays in."""
     monkeypatch.setattr(server, "CONNECTION_AGE_SECONDS", 1.0)
-    host, ca = authority.issue("server"), tmp_path / "ca"
+    host, own, ca = authority.issue("server"), authority.issue("alice"), tmp_path / "ca"
     shutil.copy(host.ca, ca)
     files = {"tls_ca": ca, "tls_cert": host.certificate, "tls_key": host.key}
     async with (
         admin_inside(etcd.endpoints, etcd.prefix, **files) as admin,
-        channel(admin.address, host.ca, authority.issue("alice")) as alice,
+        channel(admin.address, host.ca, own) as alice,
     ):
         stub = registry_pb2_grpc.AdapterRegistryStub(alice)
         await eventually(lambda: works(stub))
@@ -75,7 +76,12 @@ async def test_mutual_tls(etcd, ledger, authority, stranger, tmp_path, monkeypat
         await eventually(is_out)
     listing = await ledger.client.list_prefix(ledger.keys.audits())
     told = [json.loads(kv.value) for kv in listing.kvs]
-    assert {(one["principal"], one["role"]) for one in told} == {("alice", "operator")}
+    assert {(one["principal"], one["role"], one["credential"]) for one in told} == {
+        ("alice", "operator", "certificate")
+    }
+    der = PEM_cert_to_DER_cert(own.certificate.read_text())
+    assert {one["fingerprint"] for one in told} == {f"sha256:{hashlib.sha256(der).hexdigest()}"}
+    assert all(one["peer"].startswith("ipv4:127.0.0.1:") and "grpc" in one["user_agent"] for one in told)
     await ledger.check()
 
 

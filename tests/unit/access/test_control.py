@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
 from registry.access.control import AccessControl, Shown
-from registry.access.principal import Credential, Principal
+from registry.access.principal import Credential, Principal, trace_of
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.access.roles import AccessRole
 from registry.model.errors import Unauthenticated, Unavailable
@@ -176,3 +177,27 @@ async def test_a_token_that_was_looked_at_while_its_issuer_was_taken_away_is_not
     held._followed.refresh()
     with pytest.raises(Unauthenticated, match="no issuer"):
         await asking
+
+
+TOKEN = signed()
+ANN_BY = partial(Principal, "ann")
+
+
+@pytest.mark.parametrize(
+    ("known", "marked"),
+    [
+        (ANN_BY(Credential.CERTIFICATE), b"PEM"),
+        (ANN_BY(Credential.TOKEN), TOKEN.encode()),
+        (ANN_BY(Credential.SOCKET), b""),
+        (None, b"PEM"),
+    ],
+)
+def test_a_call_is_marked_by_the_credential_that_names_its_caller(known, marked):
+    """A5 tamper-evident: and one that nobody believes by the first that was shown."""
+    shown = Shown("peer", CERTIFICATE, f"Bearer {TOKEN}", user_agent="curl")
+    assert shown.trace(known) == trace_of("peer", marked, "curl")
+    assert TOKEN not in repr(shown)
+
+
+def test_a_call_without_a_credential_is_marked_by_its_peer():
+    assert Shown("peer").trace() == trace_of("peer", b"", "")

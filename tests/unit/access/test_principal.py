@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 import pytest
 
-from registry.access.principal import ANONYMOUS, Credential, Principal, operator
+from registry.access.principal import ANONYMOUS, NO_TRACE, CallTrace, Credential, Principal, clipped, operator, trace_of
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,32 @@ def test_request_ids_belong_to_a_name_as_its_credential_has_it(principal, space,
 
 def test_groups_are_no_part_of_whose_they_are():
     assert Principal("a", Credential.TOKEN, frozenset({"g"})).space == Principal("a", Credential.TOKEN).space
+
+
+def sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def test_a_certificate_is_marked_as_all_tools_mark_it():
+    """A5 tamper-evident: the hash of its bytes, not of the text around them."""
+    body = base64.encodebytes(b"certificate" * 20)
+    pem = b"Bag Attributes\n-----BEGIN CERTIFICATE-----\n" + body + b"-----END CERTIFICATE-----\n"
+    expected = CallTrace(sha256(b"certificate" * 20), "ipv6:[::1]:5", "loraplane/1")
+    assert trace_of("ipv6:%5B::1%5D:5", pem, "loraplane/1") == expected
+
+
+@pytest.mark.parametrize(
+    "shown", [b"a.token.x", b"-----BEGIN CERTIFICATE-----\n-----END", b"-----BEGIN CERTIFICATE-----A-----END"]
+)
+def test_what_is_no_certificate_is_marked_as_it_stands(shown):
+    """X1 secret-free: nothing of a token can be read from its mark."""
+    assert trace_of("", shown, "").fingerprint == sha256(shown)
+
+
+def test_who_shows_nothing_has_no_mark():
+    assert trace_of("", b"", "") == NO_TRACE
+
+
+def test_what_a_client_says_of_itself_is_short_and_has_no_power_over_a_terminal():
+    assert trace_of("p" * 500, b"", "\x1b[2J" + "a" * 500) == CallTrace("", "p" * 128, "?[2J" + "a" * 196)
+    assert clipped("abc", 2) == "ab"

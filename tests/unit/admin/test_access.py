@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -383,16 +384,19 @@ def test_an_operator_cannot_delete_what_cannot_be_read(tmp_path):
     secured(tmp_path, binding(AccessRole.OPERATOR, "ann"), scene)
 
 
-def test_the_audit_names_role_and_binding(tmp_path):
-    """W7 audit-complete."""
+def test_the_audit_names_role_and_binding_and_what_the_caller_can_be_found_by(tmp_path):
+    """W7 audit-complete, A5 tamper-evident."""
 
     async def scene(served: Served) -> None:
-        await served.call("ApplyAdapters", change_set(put("acme/n"), put("other/n"), request_id="mine"), ANN)
+        ann = Context(names=ANN.names, metadata=(("user-agent", "loraplane/1 grpc"),))
+        await served.call("ApplyAdapters", change_set(put("acme/n"), put("other/n"), request_id="mine"), ann)
         stored = [
             AuditRecord.parse(kv.value) for key, kv in served.etcd.store.kvs.items() if key.startswith(KEYS.audits())
         ]
         [told] = [one for one in stored if one.request_id == "mine"]
         assert (told.principal, told.role, told.bindings) == ("ann", "publisher,restorer", [12, 13])
+        assert (told.credential, told.peer, told.user_agent) == ("certificate", "ipv4:10.0.0.1:1", "loraplane/1 grpc")
+        assert told.fingerprint == f"sha256:{hashlib.sha256(b'PEM').hexdigest()}"
 
     secured(
         tmp_path, binding(AccessRole.PUBLISHER, "ann", ", tenants: [acme]") + binding(AccessRole.RESTORER, "ann"), scene
