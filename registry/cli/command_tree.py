@@ -43,6 +43,9 @@ ENTRIES = (
     _command("get", "commands.read:get", "List adapters, replicas, pools or tenants."),
     _command("describe", "commands.read:describe", "Show everything about one adapter, replica or pool."),
     _command("export", "commands.adapters:export", "Write adapters as the manifests that apply takes."),
+    _command(
+        "import", "commands.imports:import_", "Print adapters of another system as the manifests that apply takes."
+    ),
     _command("edit", "commands.adapters:edit", "Change one adapter in an editor: VISUAL or EDITOR, else vi."),
     _command("label", "commands.adapters:label", "Set and remove labels of one adapter."),
     _command(

@@ -10,9 +10,12 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 
-from registry.cli.change.manifest import read_manifests
+from registry.cli.change.manifest import manifest_of, read_manifests
 from registry.cli.contexts import load_contexts
 from registry.cli.failure import CliError
+from registry.formats.importer import import_text
+from registry.formats.kinds import KINDS
+from registry.formats.shapes import ImportChoices
 from registry.model.errors import RegistryError
 from registry.model.placement import Member
 from registry.model.records import PoolSpec
@@ -201,6 +204,16 @@ def _manifest(file: Path) -> None:
         must_say(error.reason, error.message, error.field)
 
 
+def _imported(file: Path) -> None:
+    for kind in KINDS.values():
+        try:
+            text = file.read_text(errors="replace")
+            for content, place in import_text(kind, text, "a.yaml", ImportChoices(pool="p")).manifests:
+                manifest_of(content, place)
+        except RegistryError as error:
+            must_say(error.reason, error.message, error.field)
+
+
 def _credentials(file: Path) -> None:
     try:
         read_credentials(file)
@@ -228,6 +241,13 @@ _MANIFEST = {
         "description": "words",
     },
 }
+_SYNCER = {"vLLMLoRAConfig": {"port": 1, "ensureExist": {"models": [{"id": "a", "source": "/a", "base-model": "b"}]}}}
+_MODEL_ADAPTER = {
+    "apiVersion": "model.aibrix.ai/v1alpha1",
+    "kind": "ModelAdapter",
+    "metadata": {"name": "a", "labels": {"a": "b"}},
+    "spec": {"artifactURL": "s3://b/a", "podSelector": {"matchLabels": {"a": "b"}}, "replicas": 1},
+}
 _CONTEXT = {"admin": "h:1", "tls_ca": "/ca", "tls_cert": "", "tls_key": "", "pool": "p", "protected": True}
 _PROCESS = {"pid": 1, "started": 2, "boot": "b"}
 
@@ -248,6 +268,8 @@ def _samples() -> dict[bytes, tuple[Callable[[Path], object], bytes]]:
         b"process": (recall, _PROCESS),
         b"contexts": (_contexts, {"current": "a", "contexts": {"a": _CONTEXT, "b": _CONTEXT}}),
         b"manifest": (_manifest, _MANIFEST),
+        b"config-map": (_imported, {"kind": "ConfigMap", "data": {"configmap.yaml": json.dumps(_SYNCER)}}),
+        b"model-adapter": (_imported, _MODEL_ADAPTER),
         b"credentials": (_credentials, credentials),
         b"keys": (_keys, {"team": "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----"}),
     }

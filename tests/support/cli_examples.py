@@ -30,6 +30,13 @@ spec:
   source: {uri: "file://FOLDER/.loraplane/adapters/legal"}
   placement: {replicas: 1}
 """
+_SYNCER = """\
+vLLMLoRAConfig:
+  port: 8000
+  ensureExist:
+    models:
+    - {id: support, source: /adapters/support}
+"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ STORY = (
     Step("loraplane describe replica r1"),
     Step("loraplane describe pool dev"),
     Step("loraplane export -l team=law"),
+    Step("cat syncer.yaml"),
+    Step("loraplane import lora-syncer syncer.yaml --pool dev"),
     Step("loraplane retry adapter sql"),
     Step("loraplane events sql"),
     Step("loraplane top"),
@@ -140,6 +149,7 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         (folder / "legal.yaml").write_text(_MANIFEST.replace("FOLDER", str(folder)))
+        (folder / "syncer.yaml").write_text(_SYNCER)
         program = folder / "bin" / "loraplane"
         program.parent.mkdir()
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m registry.cli.main "$@"\n')

@@ -14,7 +14,7 @@ from registry.model.errors import Reason
 from registry.model.replica_reasons import RETRY_RULES, RetryClass
 from tests.corpus.defects import DEFECTS
 from tests.corpus.hostile import FOLDERS
-from tests.support import corpus_page, errors_page, guarantees, roles_page
+from tests.support import coming_from_page, corpus_page, errors_page, guarantees, roles_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,7 +77,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
 
-@pytest.mark.parametrize("made", [corpus_page, errors_page, guarantees, roles_page])
+@pytest.mark.parametrize("made", [coming_from_page, corpus_page, errors_page, guarantees, roles_page])
 def test_a_page_that_is_made_from_the_code_is_current(made):
     """Fails when a row, a verdict, a reason, an exit code or a test was added, moved or removed: make docs."""
     assert made.PAGE.read_text() == made.page()

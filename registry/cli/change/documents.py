@@ -54,7 +54,7 @@ def _manifests(files: Sequence[str], *, recursive: bool) -> list[Placed]:
         raise usage("no manifest was given; name a file, or - for standard input, with -f")
     every = [inside for file in files for inside in _files(file, recursive=recursive)]
     try:
-        found = [placed for file in every for placed in read_manifests(_text(file), file)]
+        found = [placed for file in every for placed in read_manifests(read_text(file), file)]
         check_unique(found)
     except InvalidArgument as error:
         raise CliError(failure_of(error)) from error
@@ -79,16 +79,17 @@ def _unreadable(error: OSError) -> None:
     raise usage(f"--file: cannot read {error.filename}: {error.strerror}; name what can be read") from error
 
 
-def _text(file: str) -> str:
+def read_text(file: str, flag: str = "--file") -> str:
+    """The text of a file, or of standard input. Raises CliError: it cannot be read, is no text, or is too long."""
     try:
         with nullcontext(sys.stdin) if file == "-" else Path(file).open(encoding="utf-8") as opened:
             text = opened.read(_MAX_FILE_CHARACTERS + 1)
         text.encode()  # where the locale is C, Python takes bytes of standard input that are no UTF-8
     except OSError as error:
         remedy = "name a file or a folder that can be read, or - for standard input"
-        raise usage(f"--file: cannot read {file}: {error.strerror}; {remedy}") from error
+        raise usage(f"{flag}: cannot read {file}: {error.strerror}; {remedy}") from error
     except UnicodeError as error:
         raise usage(f"cannot read {file}: it is not text in UTF-8") from error
     if len(text) > _MAX_FILE_CHARACTERS:
-        raise usage(f"--file: {file} has more than {_MAX_FILE_CHARACTERS} characters; give its manifests in several")
+        raise usage(f"{flag}: {file} has more than {_MAX_FILE_CHARACTERS} characters; give its manifests in several")
     return text

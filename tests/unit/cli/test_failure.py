@@ -89,6 +89,7 @@ BROKEN = {
     "check adapter --base-model base": ["registry.cli.local_adapters.read_base"],
     "check adapter --pool dev": ["registry.cli.local_adapters.check_files"],
     "check adapter --pool dev --explain": ["registry.cli.local_adapters.open_directory"],
+    "import directory .": [f"{COMMANDS}.imports.import_documents"],
     "publish adapter there": [f"{COMMANDS}.publish.destination"],
     "sign adapter --key adapter/adapter_config.json": ["registry.lora.ed25519.sign"],
     "backup b.jsonl": [f"{COMMANDS}.backup.os.fsync"],

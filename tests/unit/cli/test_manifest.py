@@ -20,10 +20,10 @@ from registry.cli.change.manifest import (
     check_unique,
     manifest_dict,
     manifest_of,
-    read_documents,
     read_manifests,
 )
 from registry.cli.views.output import yaml_document
+from registry.formats.documents import read_documents
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.messages import spec_message
 from registry.model.records import AdapterSpec, Canary, Expect, ExpectedAnswer, Placement, Prepare, SourceSpec, Strategy

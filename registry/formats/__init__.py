@@ -1,0 +1,1 @@
+"""Formats of other systems, and the strict reader of YAML. Pure."""

@@ -1,0 +1,82 @@
+"""The command import: files, folders and standard input, what is said beside the manifests, and exit codes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import yaml
+
+SAMPLES = Path(__file__).parents[2] / "samples" / "imports"
+
+
+def adapter(root: Path, name: str, **files: str) -> None:
+    (root / name).mkdir(parents=True)
+    for file, text in {"adapter_config": '{"base_model_name_or_path": "acme/tiny"}', **files}.items():
+        (root / name / f"{file}.json").write_text(text)
+
+
+def test_manifests_go_to_standard_output_and_all_else_to_standard_error(cli, admin):
+    ran = cli("import", "lora-syncer", str(SAMPLES / "lora-syncer.yaml"), "--pool", "p")
+    assert [one["metadata"]["name"] for one in yaml.safe_load_all(ran.out)] == ["sql", "legal"]
+    assert (ran.code, admin.requests) == (0, [])
+    assert "note: to delete: loraplane delete old --pool p --ignore-not-found\n" in ran.err
+    assert cli("import", "lora-syncer", str(SAMPLES / "lora-syncer.yaml"), "--strict").code == 1
+    assert cli("import", "dynamo", str(SAMPLES / "dynamo.yaml"), "--pool-of", "acme/tiny=x").out.count("pool: x") == 1
+
+
+def test_no_value_of_a_field_that_does_not_map_is_shown(cli):
+    """X1 secret-free: neither a key nor the name of a secret that has one."""
+    for name in ("aibrix", "production-stack"):
+        ran = cli("import", name, str(SAMPLES / f"{name}.yaml"))
+        assert (ran.code, "does not map" in ran.err, "canary" in ran.out + ran.err) == (0, True, False)
+
+
+def test_standard_input_and_what_maps_whole(cli, monkeypatch):
+    text = "vLLMLoRAConfig: {ensureExist: {models: [{id: a, source: 'pvc://m/a', base-model: b}]}}"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    ran = cli("import", "lora-syncer", "-", "--strict", "--rewrite", "pvc://m/=s3://m/")
+    assert (ran.code, ran.err, yaml.safe_load(ran.out)["spec"]["source"]["uri"]) == (0, "", "s3://m/a")
+
+
+def test_a_folder_with_a_folder_for_each_adapter(cli, tmp_path):
+    root = tmp_path / "adapters"
+    adapter(root, "acme--sql", nmp_adapter_meta='{"fileset": "f", "updated_at": "now"}')
+    adapter(root, ".hidden")
+    (root / "empty").mkdir()
+    ran = cli("import", "nim-directory", str(root))
+    found = yaml.safe_load(ran.out)
+    assert (found["metadata"], found["spec"]["source"]["uri"]) == (
+        {"name": "acme--sql", "pool": "tiny"},
+        f"file://{root}/acme--sql",
+    )
+    assert "fileset: does not map" in ran.err
+    ran = cli("import", "directory", str(root), "--source", "file:///mnt/{name}", "--strict")
+    assert (ran.code, yaml.safe_load(ran.out)["spec"]["source"]["uri"]) == (0, "file:///mnt/acme--sql")
+
+
+def test_a_list_of_paths(cli, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/mnt/a/sql/adapter_config.json\n"))
+    ran = cli("import", "directory", "-", "--pool", "p")
+    assert yaml.safe_load(ran.out)["spec"]["source"]["uri"] == "file:///mnt/a/sql"
+
+
+def test_a_link_out_of_the_folder_is_refused(cli, tmp_path):
+    adapter(tmp_path / "elsewhere", "a")
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "a").symlink_to(tmp_path / "elsewhere" / "a")
+    ran = cli("import", "directory", str(tmp_path / "adapters"))
+    assert (ran.code, ran.out, "leads out of" in ran.err) == (2, "", True)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [({}, "is empty"), ({"adapter_config": "[" * (1 << 20) + "[" * 10}, "name a folder that can be read")],
+)
+def test_a_folder_without_an_adapter_or_with_a_huge_file_is_refused(cli, tmp_path, files, message):
+    (tmp_path / "adapters").mkdir()
+    if files:
+        adapter(tmp_path / "adapters", "a", **files)
+    ran = cli("import", "directory", str(tmp_path / "adapters"))
+    assert (ran.code in {2, 4}, ran.out, message in ran.err or "no adapter" in ran.err) == (True, "", True), ran.err
