@@ -15,7 +15,7 @@ from registry.lora.base_directory import BaseUnreadable, read_base
 from registry.model.keys import Keys
 from registry.model.status import Presence
 from registry.runtime.clock import Clock, rfc3339
-from registry.runtime.http import HttpServer, listen_as_told
+from registry.runtime.http import HttpServer, listen_as_told, tls_as_told
 from registry.runtime.page_guard import own_hosts
 from registry.runtime.program import release_version
 from registry.sources.allowed import RemoteOptions
@@ -31,6 +31,7 @@ from sidecar.ownership import HostLock, Seat, place_of
 from sidecar.plan.readiness import ReadyRule
 from sidecar.ports import Ports
 from sidecar.report.http import make_app
+from sidecar.report.page_callers import PageAccess
 from sidecar.report.replica_drain import ReplicaDrain
 from sidecar.resolver.server import answer_questions, check_directory
 from sidecar.settings import SidecarSettings
@@ -53,6 +54,7 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
         ReplicaTaken: see `sidecar.report.writer`.
     """
     state = settings.store / "state" / settings.replica
+    tls = tls_as_told(settings.http_tls())
     store, lock, listener = _open(settings, state)
     seat = Seat(*settings.etcd, settings.prefix, settings.pool, settings.replica)
     ports = _ports(settings, store, lock.owner, seat.place, state)
@@ -68,8 +70,9 @@ async def run(settings: SidecarSettings, stop: asyncio.Event) -> None:
                 reporting.activity,
                 hosts=own_hosts(*settings.own_names()),
                 token_file=settings.control_token_file,
+                access=PageAccess(settings.http_token_file, settings.is_open()),
             )
-            http = HttpServer(app, listener, lambda reason: CONNECTIONS_CLOSED.labels("http", reason).inc())
+            http = HttpServer(app, listener, lambda reason: CONNECTIONS_CLOSED.labels("http", reason).inc(), tls)
             tasks.create_task(http.run(), name="http")
             tasks.create_task(_end(stop, reporting.drain, settings.drain_timeout), name="stop")
             await lock.acquire(settings.replica)

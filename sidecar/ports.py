@@ -58,7 +58,7 @@ class Ports:
         give_up_seconds: see `ShareGuard`.
         base: the sidecar's own folder of the base model; None: it has none.
         insecure: what this sidecar bears unprotected on the network.
-        http: HOST:PORT under which others reach its port; empty: that is not known.
+        http: see `ReplicaStatus.http`.
     """
 
     presence: Presence

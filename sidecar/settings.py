@@ -132,6 +132,11 @@ class SidecarSettings(DaemonSettings):
         Flag("FILE", "File with the token that the plugin inside vLLM asks for; without: it asks for none"),
     ] = None
 
+    http_token_file: Annotated[
+        OptionalFile,
+        Flag("FILE", "File with the token that callers of --http from other hosts may show, over TLS"),
+    ] = None
+
     @field_validator("engine", "advertise_url")
     @classmethod
     def _engine_url(cls, value: str | None) -> str | None:
@@ -165,19 +170,38 @@ class SidecarSettings(DaemonSettings):
             raise ValueError(f"{self.engine_kind} {message}")
         return self
 
+    @model_validator(mode="after")
+    def _http_token(self) -> Self:
+        if self.http_token_file and not self.http_tls_cert and not is_loopback(self.http.host):
+            raise ValueError(
+                "--http-token-file needs --http-tls-cert and --http-tls-key, since others could read the token"
+            )
+        return self
+
+    def is_open(self) -> bool:
+        """True if callers from other hosts may read all pages: --insecure, and nothing by which they are known."""
+        return self.insecure and self.http_token_file is None and self.http_tls_ca is None
+
     def unprotected(self) -> tuple[str, ...]:
         """See `DaemonSettings`."""
         url, found = urlsplit(self.engine), super().unprotected()
+        if self.is_open() and not is_loopback(self.http.host):
+            remedy = "give --http-tls-ca or --http-token-file"
+            found = (*found, f"--http {self.http}: anybody may read what is served and asked for there: {remedy}")
         if self.engine_api_key_file is None or url.scheme == "https" or is_loopback(url.hostname or ""):
             return found
         return (*found, f"--engine-api-key-file: the key would go unencrypted to {url.netloc}: give an https --engine")
 
     def reached_at(self) -> str:
-        """HOST:PORT under which others reach --http; empty: it is any host's, and there is no --advertise-url."""
+        """HOST:PORT under which others reach --http, with https:// before it where it has TLS.
+
+        Empty: it is any host's, and there is no --advertise-url.
+        """
         host = self.http.host
         if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not listened on
             host = urlsplit(self.advertise_url or "").hostname or ""
-        return str(Address(host=host, port=self.http.port)) if host and self.http.port else ""
+        scheme = "https://" if self.http_tls_cert else ""
+        return f"{scheme}{Address(host=host, port=self.http.port)}" if host and self.http.port else ""
 
     def own_names(self) -> tuple[str, ...]:
         """The names by which --http is asked, as far as the settings tell."""

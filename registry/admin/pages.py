@@ -1,7 +1,8 @@
 """Pages of the HTTP port: each has a caller, and passes the hook of all calls.
 
 What a page asks for stands in the table of `registry.access.methods`. Without access control the port knows nobody by
-name, so that all callers are anonymous there, and told apart by address; with it they show a token.
+name, so that all callers are anonymous there, and told apart by address; with it they show a token, or a certificate
+where the port has TLS and an authority for that.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from registry.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from registry.runtime.http import CERTIFICATE
 from registry.runtime.page_guard import Hosts, PageGuard, Refusals, error_body
 from registry.runtime.supervisor import Supervisor
 
@@ -90,7 +92,9 @@ def endpoint(
 
     async def serve(request: Request) -> Response:
         peer, agent = _peer(request), request.headers.get("user-agent", "")
-        shown = Shown(peer, {}, request.headers.get("authorization", ""), is_private=is_local(peer), user_agent=agent)
+        is_private = request.url.scheme == "https" or is_local(peer)
+        token = request.headers.get("authorization", "")
+        shown = Shown(peer, _facts(request), token, is_private=is_private, user_agent=agent)
         try:
             call = await call_of(path, shown, PAGE_SECONDS, access=asks)
             hook(page_asked(path, request.query_params, call.principal, call.grant))
@@ -100,6 +104,23 @@ def endpoint(
             return JSONResponse(problem, status_code=_STATUSES.get(type(error), 500))
 
     return serve
+
+
+# Of a certificate's names, by the names that gRPC's facts have for them.
+_NAMES = {"URI": "peer_uri", "DNS": "peer_dns", "email": "peer_email"}
+
+
+def _facts(request: Request) -> dict[str, list[bytes]]:
+    """What gRPC would tell of the caller's certificate; empty: it showed none."""
+    certificate = request.scope.get("extensions", {}).get(CERTIFICATE)
+    if certificate is None:
+        return {}
+    facts: dict[str, list[bytes]] = {"x509_pem_cert": [certificate["pem"].encode()]}
+    for kind, name in certificate.get("subjectAltName", ()):
+        facts.setdefault(_NAMES.get(kind, kind), []).append(name.encode())
+    pairs = (pair for parts in certificate.get("subject", ()) for pair in parts)
+    facts["x509_common_name"] = [value.encode() for name, value in pairs if name == "commonName"]
+    return facts
 
 
 def _peer(request: Request) -> str:

@@ -21,7 +21,7 @@ from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import TlsReader, TlsUnusable
 from registry.model.keys import Keys
 from registry.runtime.clock import Clock
-from registry.runtime.http import CannotListen, HttpServer, listen_as_told
+from registry.runtime.http import CannotListen, HttpServer, listen_as_told, tls_as_told
 from registry.runtime.page_guard import own_hosts
 from registry.runtime.program import most_connections
 from registry.runtime.settings import Address
@@ -97,9 +97,9 @@ async def running(settings: AdminSettings, *, drain_seconds: float = DRAIN_SECON
             host = HostSocket(settings.socket) if settings.socket else None
             if host is not None:
                 api.add_insecure_port(host.inner)
-            listener = listen_as_told("--http", settings.http)
+            tls, listener = tls_as_told(settings.http_tls()), listen_as_told("--http", settings.http)
             await held.enter_async_context(
-                service.serving(api, HttpServer(service.app, listener, service.metrics.count_closed))
+                service.serving(api, HttpServer(service.app, listener, service.metrics.count_closed, tls))
             )
             if host is not None:
                 await held.enter_async_context(host.listening())

@@ -71,7 +71,7 @@ MOST_INT64 = 2**63 - 1
 # Address, TLS, pool, output, time-outs, credentials: those of the admin service, of etcd and of sources.
 _FROM_ENVIRONMENT = frozenset(
     "--admin --context --tls-ca --tls-cert --tls-key --token-file --token-command --pool --output --timeout "
-    "--look-seconds --credentials "
+    "--look-seconds --credentials --sidecar-token-file "
     "--hf-endpoint --etcd --etcd-tls-ca --etcd-tls-cert --etcd-tls-key --etcd-user --etcd-password-file".split()
 )
 # Their values are names of what exists.
@@ -141,6 +141,10 @@ def relabel(flag: str, labels: MutableMapping[str, str], words: Sequence[str]) -
 
 AdapterName = Annotated[str, naming(help="Name of the adapter.")]
 Pool = Annotated[str | None, flag("--pool", metavar="POOL", help="Pool; may be left out while there is only one.")]
+SidecarToken = Annotated[
+    Path | None,
+    flag("--sidecar-token-file", metavar="FILE", help="File with the token of the sidecars' --http-token-file."),
+]
 OnlyPool = Annotated[str | None, flag("--pool", metavar="POOL", help="Only this pool.")]
 Files = Annotated[
     list[str],

@@ -6,31 +6,78 @@ import asyncio
 import re
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
+from registry.client.address import Tls, is_of_this_host
 from registry.model.errors import Reason
 from registry.model.messages import Plain
 from registry.model.stored import read_json
+from registry.runtime.local_files import MAX_SECRET_BYTES, read_followed
 
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
 _MAX_REFUSAL_BYTES = 4096
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:https?://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _OK = 200
 
 
+@dataclass(frozen=True, slots=True)
+class SidecarAccess:
+    """Credentials for sidecars: the certificate that the admin service is shown too, and a token of their own.
+
+    The admin service's token is not: it would be for whoever runs a replica.
+    """
+
+    tls: Tls
+    token_file: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The context of connections with TLS.
+
+        Raises:
+            CliError: a file cannot be used.
+        """
+        tls = self.tls
+        try:
+            context = ssl.create_default_context(cafile=tls.ca)
+            if tls.cert is not None:
+                context.load_cert_chain(tls.cert, tls.key, password="")  # nobody is there to be asked for one
+        except OSError as error:
+            files = ", ".join(str(one) for one in (tls.ca, tls.cert, tls.key) if one)
+            raise usage(f"{files} cannot be used for a sidecar: {error.strerror or error}") from error
+        return context
+
+    def headers(self, url: str) -> dict[str, str]:
+        """The token's header; a token goes over TLS or to our own host alone.
+
+        Raises:
+            CliError: the token cannot be read, or would be told to others.
+        """
+        if self.token_file is None:
+            return {}
+        if not url.startswith("https:") and not is_of_this_host(url.removeprefix("http://").partition("/")[0]):
+            raise usage("--sidecar-token-file: the token would go unencrypted; name https://HOST:PORT")
+        try:
+            token = read_followed(self.token_file, max_bytes=MAX_SECRET_BYTES).decode().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise usage(f"--sidecar-token-file {self.token_file} cannot be read as one line of text") from error
+        return {"Authorization": f"Bearer {token}"}
+
+
 def sidecar_address(text: str) -> str:
-    """HOST:PORT of what --sidecar names.
+    """HOST:PORT of what --sidecar names, with its scheme if it names one.
 
     Raises:
         CliError: it is no HOST:PORT.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[2]) < 65536:
-        raise usage(f"--sidecar {text}: write HOST:PORT, such as 127.0.0.1:7602")
+        raise usage(f"--sidecar {text}: write HOST:PORT, such as 127.0.0.1:7602, or https://HOST:PORT")
     return text
 
 
-def ask_sidecar(address: str, path: str, seconds: float) -> Plain:
+def ask_sidecar(address: str, path: str, seconds: float, access: SidecarAccess) -> Plain:
     """Answer of a sidecar at a path of its port.
 
     Raises:
@@ -39,7 +86,8 @@ def ask_sidecar(address: str, path: str, seconds: float) -> Plain:
     import httpx  # noqa: PLC0415 - most commands that may fetch do not, and its import is long
 
     try:
-        status, body = asyncio.run(_page(f"http://{address}{path}", seconds))
+        url = f"{'' if '://' in address else 'http://'}{address}{path}"
+        status, body = asyncio.run(_page(url, seconds, access))
         answer = read_json(body) if status == _OK and len(body) <= _MAX_PAGE_BYTES else None
     except (TimeoutError, httpx.TimeoutException) as error:
         raise _unreached(address, path, f"no whole answer within {seconds:g} s") from error
@@ -51,23 +99,25 @@ def ask_sidecar(address: str, path: str, seconds: float) -> Plain:
     return answer
 
 
-async def _page(url: str, seconds: float) -> tuple[int, bytes]:
+async def _page(url: str, seconds: float, access: SidecarAccess) -> tuple[int, bytes]:
     """Status and body of a page; of a body that is too long, its beginning.
 
     Raises:
         TimeoutError: it is not there after the time, however many bytes are.
         httpx.HTTPError: nobody answers, or not with HTTP.
         httpx.InvalidURL: the host is none.
+        CliError: what it is to be shown cannot be used.
     """
     import httpx  # noqa: PLC0415
 
     body = bytearray()
     # httpx would read authorities for each client, also for one that speaks plain HTTP; and no proxy is asked.
-    plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = access.context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    headers = {"Accept-Encoding": "identity", **access.headers(url)}
     async with (
         asyncio.timeout(seconds),
-        httpx.AsyncClient(trust_env=False, timeout=seconds, verify=plain) as client,
-        client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as reply,
+        httpx.AsyncClient(trust_env=False, timeout=seconds, verify=context) as client,
+        client.stream("GET", url, headers=headers) as reply,
     ):
         async for chunk in reply.aiter_raw():
             body += chunk

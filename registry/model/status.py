@@ -282,8 +282,9 @@ class ReplicaStatus(Stored):
     `note` says in one sentence why the replica is not ready. `held` says why etcd's newest list is not followed, and
     what to do (guarantee R15); empty: it is. `degraded` says that the engine refuses more than a share of what it
     should serve, and why; empty: it does not. `insecure`: what the sidecar bears unprotected on the network, each with
-    the remedy, since it was started with ``--insecure``. `http`: HOST:PORT of the sidecar's own port; empty: it is not
-    known under which it is reached. `store`: how full that is, as of the last write of something else; None: not known.
+    the remedy, since it was started with ``--insecure``. `http`: HOST:PORT of the sidecar's own port, with ``https://``
+    before it where it has TLS; empty: it is not known under which it is reached. `store`: how full that is, as of the
+    last write of something else; None: not known.
     """
 
     max_bytes = MAX_STATUS_BYTES

@@ -11,17 +11,22 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
+from registry.etcd3.options import TlsFiles
+from registry.etcd3.tls import TlsUnusable
 from registry.runtime.connection_table import ConnectionTable, NoPlace
+from registry.runtime.http_tls import READ_BYTES, HttpTls, TlsConnection, shown_certificate
 from registry.runtime.page_guard import error_body
 from registry.runtime.process import Repeats
 from registry.runtime.program import most_connections
@@ -75,6 +80,19 @@ def listen_as_told(flag: str, address: Address) -> socket.socket:
         raise CannotListen(f"{flag} {address}: {reason}") from error
 
 
+def tls_as_told(files: TlsFiles | None) -> HttpTls | None:
+    """TLS of the HTTP port by the files that flags name; None: without.
+
+    Raises:
+        CannotListen: they cannot be used.
+    """
+    try:
+        return HttpTls(files) if files else None
+    except TlsUnusable as error:
+        flags = {files and files.ca: "--http-tls-ca", files and files.certificate: "--http-tls-cert"}
+        raise CannotListen(f"{flags.get(error.file, '--http-tls-key')}: {error}") from error
+
+
 # A request comes within this time, its body too; and a reader takes something of an answer.
 TURN_SECONDS = 10.0
 # So long an answer may be on its way to who takes it bit by bit.
@@ -82,14 +100,19 @@ ANSWER_SECONDS = 60.0
 # A connection rests for so long between two requests.
 KEPT_SECONDS = 5
 MAX_CONNECTIONS, MAX_OF_ADDRESS = 200, 20
-# Of a request's head; and of what is read at a time. What was read and not answered yet is kept as requests.
-MAX_HEAD_BYTES, _READ_BYTES = 32 * 1024, 2048
+# Of a request's head. What was read and not answered yet is kept as requests.
+MAX_HEAD_BYTES = 32 * 1024
+# Extension of a request's scope: the certificate that its caller showed, see `shown_certificate`.
+CERTIFICATE = "loraplane.certificate"
 # So many are accepted before they are judged, which is in the next turn of the loop; the others wait in the kernel.
 _ACCEPTED_AT_ONCE, _QUEUED = 8, 1024
 
 # Why a connection was closed: its peer was silent, and another came; of its address, or of the port, as many are
 # answered as may be at once; no request came in time, or none of HTTP, or one without end; an answer was not taken.
-Closed = Literal["replaced", "address_limit", "port_limit", "no_request", "bad_request", "head_too_large", "not_taken"]
+# In place of a request, TLS was not agreed upon.
+Closed = Literal[
+    "replaced", "address_limit", "port_limit", "no_request", "bad_request", "head_too_large", "not_taken", "no_tls"
+]
 _log = structlog.get_logger()
 
 
@@ -117,19 +140,42 @@ class _HttpConnection(HttpToolsProtocol):
     _end_of_answer: asyncio.TimerHandle | None = None
     _untaken_bytes = _head_bytes = 0
     _is_in_head = _is_full = False
+    # What TCP has; over TLS it is below the transport, and has the place already.
+    _tcp: asyncio.Transport | None = None
+
+    def take_place(self, transport: asyncio.Transport) -> bool:
+        """Takes a place before the handshake of TLS; False: there is none."""
+        self._tcp = transport
+        try:
+            self._enter()
+        except NoPlace as full:
+            self.server_state.note("address_limit" if full.of == "peer" else "port_limit", self._address)
+            return False
+        return True
+
+    def lose_place(self, error: BaseException | None) -> None:
+        """Gives the place back; `error`: why TLS ended, or was not agreed upon."""
+        self.server_state.table.leave(self)
+        has_spoken = self in self.server_state.connections
+        if not has_spoken and isinstance(error, ssl.SSLError | ConnectionAbortedError):
+            self.server_state.note("no_tls", self._address)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Takes a place, or refuses."""
         super().connection_made(transport)
-        transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # of all of asyncio's own
-        try:
-            replaced = self.server_state.table.enter(self, self._address)
-        except NoPlace as error:
-            self._refuse(error)
-            return
-        if replaced is not None:
-            replaced.give_way()
+        if self._tcp is None:
+            self._tcp = transport
+            transport.max_size = READ_BYTES  # type: ignore[attr-defined] # of all of asyncio's own
+            try:
+                self._enter()
+            except NoPlace as error:
+                self._refuse(error)
+                return
         self._look()
+
+    def _enter(self) -> None:
+        if (replaced := self.server_state.table.enter(self, self._address)) is not None:
+            replaced.give_way()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Gives back all that it took."""
@@ -155,6 +201,8 @@ class _HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Notes that a part of a request is here."""
         super().on_message_begin()
+        if (certificate := shown_certificate(self.transport)) is not None:
+            self.scope["extensions"] = {CERTIFICATE: certificate}
         self._is_in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
@@ -185,11 +233,18 @@ class _HttpConnection(HttpToolsProtocol):
     def give_way(self) -> None:
         """Ends a connection whose place another has now."""
         self.server_state.note("replaced", self._address)
-        self.transport.abort()
+        if self._tcp is not None:
+            self._tcp.abort()
 
     @property
     def _address(self) -> str:
-        return self.client[0] if self.client else ""
+        peer = get_remote_addr(self._tcp) if self._tcp else None
+        return peer[0] if peer else ""
+
+    def _untaken(self) -> int:
+        """Bytes of answers that the peer has not taken."""
+        below = self._tcp.get_write_buffer_size() if self._tcp and self._tcp is not self.transport else 0
+        return self.transport.get_write_buffer_size() + below
 
     def _is_peers_turn(self) -> bool:
         is_awaited = self._is_answered() or self.cycle.more_body
@@ -197,7 +252,7 @@ class _HttpConnection(HttpToolsProtocol):
 
     def _look(self) -> None:
         """Sees whose turn it is and what of answers is not taken, after anything that may have changed that."""
-        if not self.transport.get_write_buffer_size():
+        if not self._untaken():
             self._stop_clock_of_answer()
         elif self._end_of_answer is None and self in self.server_state.connections:
             self._end_of_answer = self.loop.call_later(ANSWER_SECONDS, self._answer_over)
@@ -209,7 +264,7 @@ class _HttpConnection(HttpToolsProtocol):
             self._start_clock()
 
     def _start_clock(self) -> None:
-        self._untaken_bytes = self.transport.get_write_buffer_size()
+        self._untaken_bytes = self._untaken()
         self._end_of_turn = self.loop.call_later(TURN_SECONDS, self._turn_over)
 
     def _stop_clock(self) -> None:
@@ -224,11 +279,11 @@ class _HttpConnection(HttpToolsProtocol):
 
     def _answer_over(self) -> None:
         self._end_of_answer = None
-        if self.transport.get_write_buffer_size():
+        if self._untaken():
             self._give_up()
 
     def _turn_over(self) -> None:
-        untaken_bytes = self.transport.get_write_buffer_size()
+        untaken_bytes = self._untaken()
         if untaken_bytes and untaken_bytes == self._untaken_bytes:
             self._give_up()
             return
@@ -267,14 +322,24 @@ class _HttpConnection(HttpToolsProtocol):
         return self.cycle.more_body and not self.cycle.response_started
 
 
+def _over_tls(tls: HttpTls) -> Callable[..., TlsConnection]:
+    def make(**state: Any) -> TlsConnection:  # noqa: ANN401 - what uvicorn gives its protocols
+        return TlsConnection(_HttpConnection(**state), tls)
+
+    return make
+
+
 class HttpServer:
     """Serves an application on a socket that is bound already; the socket is its own."""
 
-    def __init__(self, app: Starlette, listener: socket.socket, count: Callable[[Closed], None]) -> None:
-        """`count` is told why a connection was closed, of each that the port ends by itself."""
+    def __init__(
+        self, app: Starlette, listener: socket.socket, count: Callable[[Closed], None], tls: HttpTls | None = None
+    ) -> None:
+        """`count` is told why a connection was closed, of each that the port ends by itself; `tls` None: without."""
+
         config = uvicorn.Config(
             app,
-            http=_HttpConnection,
+            http=_over_tls(tls) if tls else _HttpConnection,  # type: ignore[arg-type] # whatever makes protocols
             log_config=None,
             access_log=False,
             lifespan="off",

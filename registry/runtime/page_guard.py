@@ -31,7 +31,7 @@ _log = structlog.get_logger()
 # Domains that no public name server has: of this host, of its network, of Kubernetes' services.
 _NOT_PUBLIC = frozenset({"internal", "local", "localhost", "svc"})
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/?#@\\\[\]]+))(?::[0-9]*)?")
-_PROBES = frozenset({"/livez", "/readyz"})
+PROBES = frozenset({"/livez", "/readyz"})
 # No page takes a body; what a prober may send along is not read.
 MAX_BODY_BYTES = 4096
 # Characters of a Host, a path or an address that are told.
@@ -47,6 +47,7 @@ class RefusedFor(StrEnum):
     HOST = "host"
     BODY = "body"
     NOT_OWN_HOST = "not_own_host"
+    CREDENTIAL = "credential"
     CONTROL = "control"
     CONTROL_FILE = "control_file"
     WAIT = "wait"
@@ -178,7 +179,7 @@ class PageGuard:
             await self._refusals.refuse(scope, 413, RefusedFor.BODY, message, "body")(scope, receive, send)
         elif self._hosts.knows(host):
             await self._app(scope, receive, send)
-        elif scope["path"] in _PROBES:
+        elif scope["path"] in PROBES:
             await self._app(scope, receive, _code_alone(scope, receive, send, host))
         else:
             await self._refusals.refuse(scope, 421, RefusedFor.HOST, _unknown(host), "host")(scope, receive, send)

@@ -69,6 +69,11 @@ class DaemonSettings(BaseModel):
     etcd_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for etcd")] = None
     etcd_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
     http_names: Annotated[List, Flag("NAME[,…]", "More names by which clients reach --http, such as a proxy's")] = ()
+    http_tls_ca: Annotated[
+        OptionalFile, Flag("FILE", "PEM file of the authority behind certificates that clients of --http may show")
+    ] = None
+    http_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of the certificate of --http, for TLS there")] = None
+    http_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
     insecure: Annotated[bool, Flag("", "Allow unprotected connections; by default they are refused", switch=True)] = (
         False
     )
@@ -101,6 +106,11 @@ class DaemonSettings(BaseModel):
     def _pairs(self) -> Self:
         go_together("--etcd-tls-cert", self.etcd_tls_cert, "--etcd-tls-key", self.etcd_tls_key)
         go_together("--etcd-user", self.etcd_user, "--etcd-password-file", self.etcd_password_file)
+        go_together("--http-tls-cert", self.http_tls_cert, "--http-tls-key", self.http_tls_key)
+        if self.http_tls_ca and not self.http_tls_cert:
+            raise ValueError(
+                "--http-tls-ca checks clients' certificates, so it needs --http-tls-cert and --http-tls-key as well"
+            )
         return self
 
     @model_validator(mode="after")
@@ -116,6 +126,12 @@ class DaemonSettings(BaseModel):
         if not remote or not self.etcd_user or self.etcd_tls_ca or self.etcd_tls_cert:
             return ()
         return (f"--etcd-password-file: the password would go unencrypted to {remote[0]}: give --etcd-tls-ca",)
+
+    def http_tls(self) -> TlsFiles | None:
+        """Files of the certificate of --http, and of the authority of its clients; None: without TLS."""
+        if self.http_tls_cert is None:
+            return None
+        return TlsFiles(self.http_tls_ca, self.http_tls_cert, self.http_tls_key)
 
     def client_options(self) -> ClientOptions:
         """Options for reaching etcd. The password is read from its file at each login."""

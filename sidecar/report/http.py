@@ -19,7 +19,6 @@ from starlette.routing import Route
 
 from registry.model.status import ReplicaStatus
 from registry.runtime.page_guard import MAX_SHOWN, NAMELESS, Hosts, PageGuard, Refusals, RefusedFor, is_literal
-from registry.runtime.settings import is_loopback
 from sidecar.engines.driver import EngineUnusable
 from sidecar.engines.vllm.http import read_secret
 from sidecar.metrics import HTTP_REFUSED
@@ -27,6 +26,7 @@ from sidecar.plan.handoff import Need
 from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
+from sidecar.report.page_callers import OWN_HOST, PageAccess, PageCallers, is_from_own_host
 from sidecar.report.replica_drain import DrainCause, ReplicaDrain
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
 from sidecar.vllm_plugin.routes import LEFT
@@ -47,10 +47,12 @@ def make_app(
     *,
     hosts: Hosts = NAMELESS,
     token_file: Path | None = None,
+    access: PageAccess = OWN_HOST,
 ) -> Starlette:
     """The application: ``/livez``, ``/readyz``, ``/status``, ``/events``, ``/activity``, ``/metrics``, ``/drain``.
 
-    `insecure` is told in ``/readyz``. See `PageGuard` for `hosts`, and `DrainPage` for `token_file`.
+    `insecure` is told in ``/readyz``. See `PageGuard` for `hosts`, `DrainPage` for `token_file`, and `PageCallers` for
+    `access`.
     """
 
     async def livez(_: Request) -> Response:
@@ -81,8 +83,8 @@ def make_app(
     refusals = Refusals(lambda reason: HTTP_REFUSED.labels(reason).inc())
     drain_route = Route("/drain", DrainPage(drain, refusals, token_file).answer, methods=["GET", "POST"])
     pages = [*(Route(path, endpoint) for path, endpoint in routes.items()), drain_route]
-    guard = Middleware(PageGuard, hosts, refusals)
-    return Starlette(routes=pages, middleware=[guard], exception_handlers={HTTPException: refusals.no_page})
+    guards = [Middleware(PageGuard, hosts, refusals), Middleware(PageCallers, access, refusals)]
+    return Starlette(routes=pages, middleware=guards, exception_handlers={HTTPException: refusals.no_page})
 
 
 def _readiness(status: ReplicaStatus) -> dict[str, object]:
@@ -99,12 +101,6 @@ def _readiness(status: ReplicaStatus) -> dict[str, object]:
         "pending": status.pending_count or 0,
         "failed": status.failed_count or 0,
     }
-
-
-def _is_from_own_host(request: Request) -> bool:
-    """True for who came by the loopback, or from the address that it came to."""
-    client, server = request.client, request.scope.get("server")
-    return client is not None and (is_loopback(client.host) or (server is not None and client.host == server[0]))
 
 
 class DrainPage:
@@ -137,7 +133,7 @@ class DrainPage:
     async def _caller(self, request: Request) -> str:
         """The caller, for the status and the log. Raises _Refused: it may not call this."""
         host, said = request.headers.get("host", ""), request.headers.get(CONTROL_HEADER, "").strip()
-        if not _is_from_own_host(request):
+        if not is_from_own_host(request):
             message = "/drain is answered on the replica's own host only: call it there, or use loraplane drain"
             raise _Refused(403, RefusedFor.NOT_OWN_HOST, message)
         if not is_literal(host):

@@ -16,7 +16,7 @@ from registry.cli import options
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
-from registry.cli.sidecars import ask_sidecar, sidecar_address
+from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events, ring_events
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
@@ -49,6 +49,7 @@ def events(
             "--sidecar", metavar="HOST:PORT", help="Only events that the sidecar at this address (its --http) keeps."
         ),
     ] = None,
+    sidecar_token_file: options.SidecarToken = None,
     watch: options.Watch = False,
     timeout: options.Timeout = None,
 ) -> None:
@@ -61,10 +62,10 @@ def events(
     session, start = session_of(context), datetime.now(UTC) - _span(since)
     seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica)
     if sidecar is not None:
-        where = sidecar_address(sidecar)
+        where, shown = sidecar_address(sidecar), SidecarAccess(session.tls, sidecar_token_file)
 
         def ring(at: datetime) -> Iterator[ShownEvent]:
-            return chosen.of(ring_events(ask_sidecar(where, "/events", seconds)), at)
+            return chosen.of(ring_events(ask_sidecar(where, "/events", seconds, shown)), at)
 
         _show(session.printer(), ring, start, watch=watch)
         return

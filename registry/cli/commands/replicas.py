@@ -21,6 +21,7 @@ from registry.cli.session import (
     request_id_or_new,
     session_of,
 )
+from registry.cli.sidecars import SidecarAccess
 from registry.cli.views.replica_view import ReplicaView, replica_view
 from registry.client import admin_api as api
 from registry.model.errors import Reason
@@ -62,6 +63,7 @@ def drain(
             "--wait", help="Wait until other replicas serve what this one is needed for (exit 7 if none can)."
         ),
     ] = False,
+    sidecar_token_file: options.SidecarToken = None,
     timeout: options.Timeout = None,
     request_id: options.RequestId = None,
 ) -> None:
@@ -74,27 +76,28 @@ def drain(
     request = pb.DrainReplicaRequest(name=name, request_id=request_id_or_new(request_id), validate_only=dry_run)
     _order(session, request, pool, timeout)
     if wait and not dry_run:
+        shown = SidecarAccess(session.tls, sidecar_token_file)
         with session.client(READ_SECONDS) as client:
-            told = _wait_for_end(client, request.pool, name, timeout or ROLLOUT_SECONDS)
+            told = _wait_for_end(client, request, timeout or ROLLOUT_SECONDS, shown)
         if session.printer().is_table:
             session.printer().lines([told])
 
 
-def _wait_for_end(client: AdminClient, pool: str, name: str, seconds: float) -> str:
+def _wait_for_end(client: AdminClient, order: pb.DrainReplicaRequest, seconds: float, shown: SidecarAccess) -> str:
     """Outcome of a drain, in one sentence.
 
     Raises:
         CliError: exit 6 if others do not serve in time what it serves, or its sidecar is not reached; 7 if none can.
     """
-    end = time.monotonic() + seconds
+    name, end = order.name, time.monotonic() + seconds
     while True:
         try:
-            replica = replica_view(client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=pool, name=name)))
+            replica = replica_view(client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=order.pool, name=name)))
         except CliError as error:
             if error.failure.reason != Reason.REPLICA_NOT_FOUND:
                 raise
             return f"replica {name} is gone"
-        reason, needed = _need(replica)
+        reason, needed = _need(replica, shown)
         if reason == "nothing":
             return f"replica {name}: {needed}"
         if time.monotonic() >= end:
@@ -105,14 +108,14 @@ def _wait_for_end(client: AdminClient, pool: str, name: str, seconds: float) -> 
         time.sleep(_POLL_SECONDS)
 
 
-def _need(replica: ReplicaView) -> tuple[str, str]:
+def _need(replica: ReplicaView, shown: SidecarAccess) -> tuple[str, str]:
     """What a draining replica is needed for, as its sidecar says: ``nothing``, ``takeover`` or ``nobody``; and a text.
 
     Raises:
         CliError: its sidecar is not reached.
     """
     try:
-        said = activity_of(replica, READ_SECONDS)
+        said = activity_of(replica, READ_SECONDS, shown)
     except CliError as error:
         remedy = (
             "it drains; what it is needed for says, on its own host and with the port of its sidecar's --http, "

@@ -13,7 +13,7 @@ import click
 from registry.cli import options
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
-from registry.cli.sidecars import ask_sidecar, sidecar_address
+from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
 from registry.cli.views.replica_view import ReplicaView
@@ -33,6 +33,7 @@ def top(
         list[str] | None,
         options.flag("--sidecar", metavar="HOST:PORT", help="Ask this sidecar, its --http; may be repeated."),
     ] = None,
+    sidecar_token_file: options.SidecarToken = None,
     timeout: options.Timeout = None,
 ) -> None:
     """Show what replicas and adapters are doing: requests, tokens, loads, swaps, last use.
@@ -44,13 +45,14 @@ def top(
     count requests by replica alone.
     """
     session, seconds = session_of(context), timeout or _ASK_SECONDS
+    shown = SidecarAccess(session.tls, sidecar_token_file)
     asks: dict[str, Callable[[], Plain]]
     if sidecar:
-        asks = {one: partial(ask_sidecar, sidecar_address(one), "/activity", seconds) for one in sidecar}
+        asks = {one: partial(ask_sidecar, sidecar_address(one), "/activity", seconds, shown) for one in sidecar}
     else:
         with session.client(timeout or READ_SECONDS) as client:
             found = replicas_of(client, pool_or_only(client, pool))
-        asks = {one.name: partial(activity_of, one, seconds) for one in found}
+        asks = {one.name: partial(activity_of, one, seconds, shown) for one in found}
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
         answers = dict(zip(asks, threads.map(_asked, asks.values()), strict=True))
     unreached = {name: said for name, said in answers.items() if isinstance(said, str)}
@@ -60,7 +62,7 @@ def top(
     _show(session.printer(), told, unreached)
 
 
-def activity_of(replica: ReplicaView, seconds: float) -> Plain:
+def activity_of(replica: ReplicaView, seconds: float, shown: SidecarAccess) -> Plain:
     """Work of a replica, as its sidecar tells it.
 
     Raises:
@@ -70,7 +72,7 @@ def activity_of(replica: ReplicaView, seconds: float) -> Plain:
     if replica.missing or address == "-":
         why = "it does not live" if replica.missing else "its status does not say where its sidecar listens"
         raise _unavailable(why)
-    said = ask_sidecar(sidecar_address(address), "/activity", seconds)
+    said = ask_sidecar(sidecar_address(address), "/activity", seconds, shown)
     if said.get("incarnation") != replica.incarnation:
         raise _unavailable(f"another process answers at {address}, as where sidecars listen on their own hosts alone")
     return said

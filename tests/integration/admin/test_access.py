@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT
@@ -22,6 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from loraplane import AsyncRegistry, Tls, TokenFile, Unauthenticated
 from registry.admin.server import running
 from registry.admin.settings import AdminSettings
+from registry.etcd3.options import TlsFiles
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import change_set, put, refusal
@@ -129,6 +131,30 @@ async def test_each_way_in_knows_its_callers(etcd, tmp_path, authority):
             answer = await client.get("/v1/residency?pool=p", headers=dict(bearer("ml-acme")))
             assert [one["name"] for one in answer.json()["adapters"]] == ["acme/a"]
     assert not (tmp_path / "socket").exists()
+
+
+async def test_pages_over_tls_know_certificates_and_tokens(etcd, tmp_path, authority):
+    """A1 named: of the HTTP port too, where nobody has to show a certificate; health answers everybody."""
+    host = authority.issue("pages")
+    own = {"http_tls_ca": host.ca, "http_tls_cert": host.certificate, "http_tls_key": host.key}
+    alice = authority.issue("alice", host="URI:spiffe://ops.example/alice")
+    sidecar = authority.issue("sidecar", host="URI:spiffe://sidecars.example/r0,DNS:root")
+    async with guarded(etcd, tmp_path, authority, **own) as (ports, _):
+
+        async def status(path: str, shown: TlsFiles | None = None, headers: tuple = ()) -> int:
+            trusted = ssl.create_default_context(cafile=host.ca)
+            if shown:
+                trusted.load_cert_chain(shown.certificate, shown.key)
+            async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{ports.http_port}", verify=trusted) as client:
+                return (await client.get(path, headers=dict(headers))).status_code
+
+        assert [await status("/livez"), await status("/metrics")] == [200, 401]
+        assert await status("/metrics", headers=bearer("ml-acme")) == 200
+        assert await status("/v1/residency", alice) == 403  # a pool operator
+        assert await status("/metrics", sidecar) == 401
+    with pytest.raises(httpx.HTTPError):
+        async with httpx.AsyncClient() as client:
+            await client.get(f"http://127.0.0.1:{ports.http_port}/livez")
 
 
 async def test_strangers_are_told_of_health_and_not_of_methods(etcd, tmp_path, authority):

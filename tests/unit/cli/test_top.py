@@ -16,8 +16,10 @@ import pytest
 from registry.cli.commands import replicas as of_replicas
 from registry.cli.commands import top
 from registry.cli.failure import CliError
+from registry.cli.sidecars import SidecarAccess
 from registry.cli.views.replica_view import missing_view
 from registry.cli.views.top import adapter_rows, replica_row
+from registry.client.address import Tls
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.conftest import Time
@@ -87,7 +89,7 @@ def test_who_is_not_reached_is_told_in_one_line(cli, admin):
     assert "SIDECAR_UNAVAILABLE: not reached: r1 (its status" in ran.err
     gone = replace(missing_view("dev", pb.MissingReplica(name="r1")), status={"http": "127.0.0.1:1"})
     with pytest.raises(CliError, match="it does not live"):  # whatever it said last: another may listen there now
-        top.activity_of(gone, 1.0)
+        top.activity_of(gone, 1.0, SidecarAccess(Tls()))
 
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\n\r\n"])
@@ -146,7 +148,7 @@ def test_no_sidecar_is_waited_for_without_end(cli, admin, monkeypatch, flags, se
     monkeypatch.delenv("LORAPLANE_TIMEOUT")
     waited: list[float] = []
 
-    def ask(_address: object, _path: str, timeout_seconds: float) -> object:
+    def ask(_address: object, _path: str, timeout_seconds: float, _shown: object) -> object:
         waited.append(timeout_seconds)
         return json.loads(said())
 
@@ -194,7 +196,7 @@ def draining(admin, monkeypatch) -> Any:
     def lay_down(*needs: tuple[str, str] | None) -> Time:
         left = list(needs)
 
-        def activity(_replica: object, _seconds: float) -> Any:
+        def activity(_replica: object, _seconds: float, _shown: object) -> Any:
             need = left.pop(0) if len(left) > 1 else left[0]
             return {"drain": dict(zip(("reason", "needed"), need, strict=True))} if need else {}
 

@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from registry.runtime import http
 from registry.runtime.http import CannotListen, HttpServer, listen, listen_as_told
+from registry.runtime.http_tls import HttpTls
 from registry.runtime.settings import Address
 from tests.support.silent import silent_connections
 from tests.support.waiting import eventually
@@ -70,11 +71,11 @@ async def page(_: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def served(routes: list[Route] | None = None) -> AsyncIterator[Port]:
+async def served(routes: list[Route] | None = None, tls: HttpTls | None = None) -> AsyncIterator[Port]:
     """A port with a ``/page``, or with these, while the context is open."""
     listener, closed = listen("127.0.0.1", 0), Counter[str]()
     app = Starlette(routes=routes or [Route("/page", page)])
-    server = HttpServer(app, listener, lambda reason: closed.update([reason]))
+    server = HttpServer(app, listener, lambda reason: closed.update([reason]), tls)
     running = asyncio.create_task(server.run())
     port = Port(listener, closed, f"127.0.0.1:{listener.getsockname()[1]}")
     try:

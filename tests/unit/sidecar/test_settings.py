@@ -160,6 +160,39 @@ def test_under_which_address_others_reach_its_port(http, advertised, reached_at)
     assert made(http=http, advertise_url=advertised or None).reached_at() == reached_at
 
 
+def test_a_port_with_tls_is_reached_by_its_scheme(tmp_path):
+    files = {"http_tls_cert": tmp_path / "c", "http_tls_key": tmp_path / "k"}
+    assert made(http="10.0.0.3:7602", **files).reached_at() == "https://10.0.0.3:7602"
+    assert made(http="0.0.0.0:7602", **files).reached_at() == ""
+
+
+def test_pages_are_open_to_others_only_if_that_was_asked_for(tmp_path):
+    """A2 deny-by-default: and `readyz`, the status and doctor tell of it."""
+    files = {"http_tls_cert": tmp_path / "c", "http_tls_key": tmp_path / "k"}
+    other = {"http": "0.0.0.0:7602", "insecure": False}
+    assert not made(**other).is_open()
+    assert made(**other).unprotected() == ()
+    opened = made(http="0.0.0.0:7602", insecure=True)
+    assert opened.is_open()
+    assert opened.unprotected()[0].startswith("--http 0.0.0.0:7602: anybody may read what is served")
+    assert made(insecure=True).unprotected() == ()
+    for asked in ({**files, "http_tls_ca": tmp_path / "a"}, {**files, "http_token_file": tmp_path / "t"}):
+        assert not made(http="0.0.0.0:7602", insecure=True, **asked).is_open()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"http_tls_cert": "c"}, "--http-tls-cert and --http-tls-key go together"),
+        ({"http_tls_ca": "a"}, "--http-tls-ca checks clients' certificates, so it needs --http-tls-cert"),
+        ({"http": "0.0.0.0:7602", "http_token_file": "t"}, "--http-token-file needs --http-tls-cert"),
+    ],
+)
+def test_flags_of_the_port_go_together(given, told):
+    with pytest.raises(ValidationError, match=told):
+        made(**given)
+
+
 @pytest.mark.parametrize(
     ("text", "labels"),
     [
