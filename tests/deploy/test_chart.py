@@ -1,0 +1,229 @@
+"""The chart as helm renders it: safe unless told otherwise, and each wrong value is refused with the value's name."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from registry.access.file import read_access
+from tests.support.manifests import (
+    CHART,
+    DEPLOY,
+    ROOT,
+    Refused,
+    containers_of,
+    examples,
+    of_kind,
+    pod_of,
+    rendered,
+    run,
+)
+
+SAFE = DEPLOY / "examples/helm/production.yaml"
+OURS = ("production", "statefulset", "trial", "etcd", "chart-around")
+CLAIM = ("replicas.kind=StatefulSet", "sidecar.store.claim.size=1Gi")
+PRIVATE = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "privileged": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def workloads(*names: str) -> list[tuple[str, dict]]:
+    kinds = ("Deployment", "StatefulSet")
+    return [(name, one) for name in names for one in examples()[name] if one["kind"] in kinds]
+
+
+def flags(container: dict) -> dict[str, str]:
+    return dict(word.removeprefix("--").partition("=")[::2] for word in container["args"])
+
+
+def replica(name: str = "production") -> dict:
+    """The spec of a replica's pod."""
+    return pod_of(next(one for _, one in workloads(name) if "loraplane-sidecar" in containers_of(pod_of(one))))
+
+
+def test_helm_finds_nothing_wrong_with_the_chart():
+    for file in sorted((DEPLOY / "examples/helm").glob("*.yaml")):
+        assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART), "--values", str(file))
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (["admin.replica=3"], "at '/admin': additional properties 'replica' not allowed"),
+        (["replicas.count=two"], "at '/replicas/count': got string, want integer"),
+        (["plugin.source=wheel"], "at '/plugin/source': value must be one of"),
+        (["etcd.endpoints={https://etcd:2379}"], "at '/etcd/endpoints/0': 'https://etcd:2379' does not match pattern"),
+        (["etcd.endpoints=null"], "etcd.endpoints is empty: give HOST:PORT of each member"),
+        (["etcd.tlsSecretName="], "etcd.tlsSecretName is empty: name a Secret"),
+        (["etcd.single.enabled=true"], "etcd.single.enabled and etcd.endpoints name two etcds"),
+        (["etcd.single.enabled=true", "etcd.endpoints=null"], "give insecure: true, or etcd.endpoints of a cluster"),
+        (["sidecar.etcd.user=sidecars"], "sidecar.etcd.user needs sidecar.etcd.passwordSecretName"),
+        (["admin.tlsSecretName="], "admin.tlsSecretName is empty: name a Secret with tls.crt"),
+        (["admin.tlsSecretName=", "insecure=true"], "admin.tokens needs admin.tlsSecretName"),
+        (["admin.access.policy=null"], "admin.access is empty: whoever reaches the API could change everything"),
+        (["admin.access.secretName=mine"], "admin.access.secretName and admin.access.policy are two access files"),
+        (["sidecar.controlTokenSecretName="], "sidecar.controlTokenSecretName is empty: whoever reaches the engine"),
+        (
+            ["replicas.kind=StatefulSet", "sidecar.store.hostPath=/a", "sidecar.store.claim.size=1Gi"],
+            "are two stores: give one of them",
+        ),
+        (["sidecar.store.claim.size=1Gi"], "sidecar.store.claim needs replicas.kind: StatefulSet"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(sets, told):
+    with pytest.raises(Refused) as refused:
+        rendered(SAFE, sets=sets)
+    assert told in re.sub(r"\s+", " ", str(refused.value))
+
+
+def test_the_schema_says_what_every_value_may_be_and_takes_nothing_else():
+    schema, values = (
+        json.loads((CHART / "values.schema.json").read_text()),
+        yaml.safe_load((CHART / "values.yaml").read_text()),
+    )
+
+    def compare(part: dict, told: object, path: str) -> None:
+        part = schema["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+        if "properties" not in part or not isinstance(told, dict):
+            return
+        assert part["additionalProperties"] is False, path
+        assert {*part["properties"]} - {"global"} == {*told} or path.endswith("items"), path
+        for key, value in told.items():
+            compare(part["properties"][key], value, f"{path}/{key}")
+
+    compare(schema, values, "")
+
+
+def test_the_chart_is_of_the_release_that_the_project_is():
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    images = re.findall(r"image: loraplane/\w+:(\S+)", (DEPLOY / "kustomize/component/replica.yaml").read_text())
+    assert {chart["version"], chart["appVersion"], *images} == {release}
+
+
+def test_alerts_are_those_of_the_compose_file():
+    told = of_kind(examples()["production"], "ConfigMap", "alerts")["data"]["alerts.yml"]
+    assert yaml.safe_load(told) == yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
+
+
+@pytest.mark.parametrize(("example", "workload"), workloads(*OURS))
+def test_every_container_has_the_least_rights_and_no_token_of_the_api_server(example, workload):
+    pod = pod_of(workload)
+    assert pod["automountServiceAccountToken"] is False
+    for name, container in containers_of(pod).items():
+        rights = container["securityContext"]
+        user = rights.pop("runAsUser", pod["securityContext"].get("runAsUser"))
+        assert (name, rights, user > 10000) == (name, PRIVATE, True)
+        rights["runAsUser"] = user
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_without_insecure_every_program_has_tls_and_asks_who_calls():
+    admin = containers_of(pod_of(of_kind(examples()["production"], "Deployment", "admin")))["admin"]
+    sidecar = containers_of(replica())["loraplane-sidecar"]
+    assert {"tls-cert", "tls-key", "tls-ca", "access", "etcd-tls-ca"} <= {*flags(admin)}
+    assert {"etcd-tls-ca", "control-token-file"} <= {*flags(sidecar)}
+    assert "insecure" not in {*flags(admin), *flags(sidecar)}
+    policy = of_kind(examples()["production"], "Secret", "access")["stringData"]["access.yaml"]
+    assert len(read_access(policy.encode(), "access.yaml").bindings) == 2
+
+
+def test_the_engine_and_its_sidecar_have_one_store_at_one_path_and_only_the_sidecar_writes():
+    for example, workload in workloads("production", "statefulset", "trial", "chart-around"):
+        found = containers_of(pod_of(workload))
+        if "loraplane-sidecar" not in found:
+            continue
+        mounts = [
+            {one["name"]: one for one in found[name]["volumeMounts"]} for name in ("loraplane-sidecar", [*found][-1])
+        ]
+        stores = [one["loraplane-store"] for one in mounts]
+        assert (example, len({one["mountPath"] for one in stores})) == (example, 1)
+        assert [one.get("readOnly", False) for one in stores] == [False, True]
+        assert flags(found["loraplane-sidecar"])["store"] == stores[0]["mountPath"]
+
+
+def test_a_startup_probe_asks_nothing_that_waits_for_what_it_holds_back():
+    """With /readyz there the engine would never be started: the sidecar is ready once its engine is."""
+    sidecar, engine = containers_of(replica())["loraplane-sidecar"], containers_of(replica())["vllm"]
+    assert sidecar["restartPolicy"] == "Always"
+    assert [sidecar[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")] == ["/livez", "/livez"]
+    assert "readinessProbe" not in sidecar
+    assert engine["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": 7602}
+    assert {engine[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")} == {"/health"}
+
+
+def test_a_pod_is_killed_no_earlier_than_its_steps_take():
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    hand_over, engine = values["sidecar"]["handOverSeconds"], values["engine"]
+    hook = containers_of(replica())["vllm"]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    assert f"/drain?wait={hand_over}', {hand_over + 5})" in hook
+    assert f"time.sleep({engine['routerSeconds']})" in hook
+    assert f"time.monotonic() + {engine['requestSeconds']}" in hook
+    least = hand_over + 5 + engine["routerSeconds"] + engine["requestSeconds"] + 15
+    assert replica()["terminationGracePeriodSeconds"] == least
+
+
+def test_labels_and_addresses_come_from_the_pod():
+    env = {
+        one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"]
+        for one in containers_of(replica())["loraplane-sidecar"]["env"]
+    }
+    assert env == {
+        "POD_NAME": "metadata.name",
+        "POD_IP": "status.podIP",
+        "POD_ZONE": "metadata.labels['topology.kubernetes.io/zone']",
+    }
+    told = flags(containers_of(replica())["loraplane-sidecar"])
+    assert (told["replica"], told["advertise-url"]) == ("$(POD_NAME)", "http://$(POD_IP):8000")
+    labels = of_kind(examples()["production"], "Deployment", "replica")["spec"]["template"]["metadata"]["labels"]
+    assert (labels["llm-d.ai/engine-type"], labels["inference.networking.k8s.io/engine-type"]) == ("vllm", "vllm")
+
+
+def test_nobody_reaches_an_engine_or_etcd_unless_a_value_names_them():
+    trial = {
+        one["metadata"]["name"].rpartition("-")[2]: one["spec"]
+        for one in examples()["trial"]
+        if one["kind"] == "NetworkPolicy"
+    }
+    assert trial["replica"].get("ingress") is None
+    ours = [
+        {
+            "podSelector": {
+                "matchLabels": {"app.kubernetes.io/instance": "fleet", "app.kubernetes.io/part-of": "loraplane"}
+            }
+        }
+    ]
+    assert [(one["from"], [port["port"] for port in one["ports"]]) for one in trial["etcd"]["ingress"]] == [
+        (ours, [2379])
+    ]
+    whole = {
+        one["metadata"]["name"].rpartition("-")[2]: one["spec"]
+        for one in examples()["production"]
+        if one["kind"] == "NetworkPolicy"
+    }
+    asked = [port["port"] for one in whole["replica"]["ingress"] for port in one["ports"]]
+    assert asked == [8000, 7602, 8000, 7602]
+    assert [port["port"] for one in whole["replica"]["egress"] for port in one["ports"]] == [53, 53, 2379, 443]
+
+
+def test_what_is_removed_on_purpose_is_one_at_a_time():
+    for name, kind in (("production", "Deployment"), ("statefulset", "StatefulSet")):
+        workload = of_kind(examples()[name], kind, "replica")
+        budget = of_kind(examples()[name], "PodDisruptionBudget", "replica")["spec"]
+        assert budget["maxUnavailable"] == 1
+        assert budget["selector"]["matchLabels"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+    rolling = of_kind(examples()["production"], "Deployment", "replica")["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_extra_objects_are_templates():
+    assert of_kind(examples()["trial"], "ConfigMap", "notes")["metadata"]["name"] == "fleet-notes"
