@@ -15,6 +15,7 @@ from registry.client.adapters import AdapterHistory, AdapterListing, Canaries, P
 from registry.client.address import Tls
 from registry.client.asynchronous import AsyncRegistry
 from registry.client.credentials import TokenCommand, TokenFile
+from registry.client.publication import KEEP, Keep
 from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
 from registry.client.synchronous import Registry
 from registry.model.errors import (
@@ -33,6 +34,7 @@ from registry.model.errors import (
 )
 
 __all__ = [
+    "KEEP",
     "AdapterHistory",
     "AdapterListing",
     "AdapterResidency",
@@ -43,6 +45,7 @@ __all__ = [
     "FailedPrecondition",
     "Internal",
     "InvalidArgument",
+    "Keep",
     "NotFound",
     "PermissionDenied",
     "PoolResidency",

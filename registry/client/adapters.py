@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from registry.model.errors import FailedPrecondition, InvalidArgument, Reason, RegistryError, Unavailable
+from registry.model.errors import FailedPrecondition, Reason, RegistryError, Unavailable
 from registry.model.replica_reasons import RETRY_RULES, RetryClass, retry_rule, told_commands
 from registry.v1 import registry_pb2 as pb
 
@@ -189,35 +188,6 @@ def strategy_of(canaries: Canaries) -> pb.Strategy:
         max_failures=canaries.max_failures,
         soak_seconds=canaries.soak_seconds,
     )
-
-
-@contextmanager
-def fitting(field: str) -> Iterator[None]:
-    """Raises InvalidArgument where a message does not take a value: a number too large, text with half a letter."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=field) from error
-
-
-def spec_of(
-    source: pb.Source,
-    labels: Mapping[str, str] | None,
-    priority: int,
-    canaries: Canaries | None,
-    expect: Mapping[str, Any] | None,
-) -> pb.AdapterSpec:
-    """The spec of an adapter that is published.
-
-    Raises:
-        InvalidArgument: a field cannot have such a value.
-    """
-    with fitting("priority, labels or canaries"):
-        strategy = strategy_of(canaries) if canaries else None
-        spec = pb.AdapterSpec(source=source, labels=labels, priority=priority, strategy=strategy)
-    with fitting("expect"):
-        spec.MergeFrom(pb.AdapterSpec(expect=expect))
-    return spec
 
 
 def has_failed(replica: pb.RolloutReplica) -> bool:

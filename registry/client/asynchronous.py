@@ -8,9 +8,8 @@ import uuid
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from registry.client import admin_api as api
 from registry.client.adapters import (
@@ -20,22 +19,19 @@ from registry.client.adapters import (
     Published,
     RegisteredAdapter,
     adapter_of,
-    fitting,
     has_failed,
     history_of,
     listing_of,
     not_served,
     published_of,
     retry_id,
-    spec_of,
 )
 from registry.client.address import Tls
 from registry.client.admin_api import AdminMethod
 from registry.client.credentials import TokenSource
+from registry.client.publication import KEEP, Keep, Publication, change_of, fitting
 from registry.client.residency import Follower, PoolResidency
 from registry.client.transport import AdminCalls
-from registry.lora.findings import UnfitAdapter, summary
-from registry.model.errors import InvalidArgument, Reason
 from registry.v1 import registry_pb2 as pb
 
 CALL_SECONDS = 30.0
@@ -88,21 +84,27 @@ class AsyncRegistry:
         pool: str,
         *,
         digest: str = "",
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        canaries: Canaries | None = None,
+        signature: str = "",
         expect: Mapping[str, Any] | None = None,
+        base_model: str | Keep = KEEP,
+        load: Literal["eager", "lazy"] | Keep = KEEP,
+        priority: int | Keep = KEEP,
+        placement: Mapping[str, Any] | Keep = KEEP,
+        prepare: Mapping[str, Any] | Keep = KEEP,
+        credentials: str | Keep = KEEP,
+        labels: Mapping[str, str] | Keep | None = KEEP,
+        canaries: Canaries | Keep | None = KEEP,
+        description: str | Keep = KEEP,
+        replace: bool = False,
         wait: float | bool = True,
         timeout_seconds: float = WAIT_SECONDS,
         request_id: str = "",
     ) -> Published:
-        """Makes an adapter what `source` holds; returns once every replica that should serve it does.
+        """Gives an adapter what `source` holds; returns once every replica that should serve it does.
 
-        Where all is as it was and replicas refuse it, they try it anew, and what comes of that is waited for.
-
-        With `canaries` that are promoted by hand, it returns once they serve it. What cannot be given here has its
-        default afterwards: an adapter that was placed by number or is lazy comes to all replicas, as by a manifest
-        that does not say so.
+        Where the adapter exists, all else stays as it is that is not given here; a new one gets the defaults. Where all
+        is as it was and replicas refuse it, they try it anew, and what comes of that is waited for. With canaries that
+        are promoted by hand, it returns once they serve it.
 
         Args:
             source: a directory that the replicas see at the same path, whose digest is computed and pinned here; or a
@@ -111,17 +113,25 @@ class AsyncRegistry:
             name: of the adapter; the part before a slash is the tenant.
             pool: its replicas serve it.
             digest: manifest digest, ``sha256:`` and 64 hex digits; empty: not pinned where `source` is a URI.
-            labels: for people and filters.
+            signature: over the digest, as ``loraplane sign`` prints it; empty: none.
+            expect: what these weights have to answer, as ``loraplane expect -o json`` prints it; None: anything.
+            base_model: that it was trained on; empty: not said.
+            load: ``eager``, or ``lazy``: loaded at the first request.
             priority: higher is loaded first; -1000 to 1000.
-            canaries: replicas that take it first; None: all take it at once.
-            expect: what it has to answer, as ``loraplane expect -o json`` prints it; None: anything.
+            placement: ``{"replicas": 2, "selector": {"zone": "a"}}``, as in a manifest; ``{}``: all replicas.
+            prepare: as in a manifest, such as ``{"vision": "drop"}``; ``{}``: the defaults.
+            credentials: name of a credential that sidecars know; empty: none.
+            labels: for people and filters; None: none.
+            canaries: replicas that take new weights first; None: all take them at once.
+            description: for people; empty: none.
+            replace: what is not given gets its default, as by a manifest that does not say it.
             wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
             timeout_seconds: for the change and for the replicas together, from when the files are digested; the change
                 itself has at most the time of a call of the connection.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
-            InvalidArgument: the directory holds no adapter, or the registry refuses a field.
+            InvalidArgument: the directory is not there or holds no adapter, or the registry refuses a field.
             NotFound: there is no such pool.
             FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or its rollout was halted; `metadata`
                 names the replicas and their reasons.
@@ -131,10 +141,24 @@ class AsyncRegistry:
             RegistryError: as the registry refused it otherwise.
         """
         is_waiting, timeout_seconds = waiting_of(wait, timeout_seconds)
-        uri, pinned = await asyncio.to_thread(_located, source, digest)
-        spec = spec_of(pb.Source(uri=uri, digest=pinned), labels, priority, canaries, expect)
-        with fitting("name"):
-            change = pb.AdapterChange(upsert=pb.Adapter(name=name, spec=spec))
+        publication = Publication(
+            name=name,
+            source=source,
+            digest=digest,
+            signature=signature,
+            expect=expect,
+            base_model=base_model,
+            load=load,
+            priority=priority,
+            placement=placement,
+            prepare=prepare,
+            credentials=credentials,
+            labels=labels,
+            canaries=canaries,
+            description=description,
+            replace=replace,
+        )
+        change = await asyncio.to_thread(change_of, publication)
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
         return await self._rolled_out(api.APPLY_ADAPTERS, request, timeout_seconds, wait=is_waiting)
 
@@ -398,29 +422,3 @@ def waiting_of(wait: float | bool, timeout_seconds: float) -> tuple[bool, float]
         return wait, timeout_seconds
     warnings.warn("seconds in wait are deprecated; use timeout_seconds", DeprecationWarning, stacklevel=3)
     return True, wait
-
-
-def _located(source: str | os.PathLike[str], digest: str) -> tuple[str, str]:
-    """The URI and the digest to write down."""
-    if isinstance(source, str) and "://" in source:
-        return source, digest
-    folder = Path(source).absolute()  # a replica knows no working directory of ours
-    found = _digest(folder)
-    if digest and digest != found:
-        raise InvalidArgument(Reason.INVALID_FIELD, f"{folder} has the digest {found}, not {digest}", field="digest")
-    return folder.as_uri(), found
-
-
-def _digest(folder: Path) -> str:
-    # Only who publishes a directory needs what reads adapters.
-    from registry.lora.directory import check_files, digest_of  # noqa: PLC0415
-
-    try:
-        check_files(folder)
-        return digest_of(folder)
-    except UnfitAdapter as error:
-        raise InvalidArgument(Reason.ADAPTER_UNFIT, summary(error.findings), field="source") from error
-    except OSError as error:
-        raise InvalidArgument(
-            Reason.INVALID_FIELD, f"cannot read {folder}: {error.strerror}", field="source"
-        ) from error

@@ -26,7 +26,7 @@ from registry.model.records import (
     RetiredRecord,
 )
 from registry.transactions.builder import Planned, TxnBuilder, finish, fits, request_reads
-from registry.transactions.canaries import check_enough_replicas, replicas_read
+from registry.transactions.canaries import check_enough_replicas, check_strategy, kept_replicas_read, replicas_read
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
 from registry.transactions.context import Context, StepTarget, TxnLimits, check_etag
 from registry.transactions.decode import (
@@ -148,7 +148,7 @@ def _step(
     target = _target(one, index, pool, view, context)
     match one:
         case Upsert():
-            step = put_step(target, one.spec, context, goes_on=True, retry=retry)
+            step = put_step(target, _wanted(one, target), context, goes_on=True, retry=retry)
             check_enough_replicas(target, step.outcome.record, view, context.keys)
             return step
         case Remove():
@@ -156,8 +156,42 @@ def _step(
     assert_never(one)
 
 
+def _wanted(one: Upsert, target: StepTarget) -> AdapterSpec:
+    """The spec that an upsert comes to: of an update what it names, and the rest as it is.
+
+    Raises:
+        NotFound: there is no adapter to keep anything of, and no source to create it with.
+        FailedPrecondition: the record of which something is to be kept cannot be read.
+        InvalidArgument: what is given does not go with what is kept.
+    """
+    if one.fields is None:
+        return one.spec
+    match target.state:
+        case Present(record=record):
+            given = {field: getattr(one.spec, field) for field in one.fields}
+            spec = record.spec.model_copy(update=given)
+        case Damaged():
+            message = f"the record of {target.name!r} cannot be read, so nothing of it is kept: write its whole spec"
+            raise FailedPrecondition(Reason.UNREADABLE_RECORD, message, field=target.name_field)
+        case Absent() if one.keeps("source"):
+            message = f"there is no adapter {target.name!r} in pool {target.pool.name!r}; create it with a source"
+            raise NotFound(Reason.ADAPTER_NOT_FOUND, message, field=target.name_field)
+        case Absent():
+            spec = one.spec
+        case _:
+            assert_never(target.state)
+    check_supported(spec, field=target.spec_field)
+    check_strategy(spec, field=target.spec_field)
+    return spec
+
+
 def _name_field(one: Upsert | Remove, index: int) -> str:
-    return f"changes[{index}].{'upsert.name' if isinstance(one, Upsert) else 'delete'}"
+    return f"changes[{index}].{f'{_kind(one)}.name' if isinstance(one, Upsert) else 'delete'}"
+
+
+def _kind(one: Upsert | Remove) -> str:
+    """The name of the change in its request."""
+    return "update" if isinstance(one, Upsert) and one.fields is not None else "upsert"
 
 
 def _target(one: Upsert | Remove, index: int, pool: PoolSpec, view: ReadSet, context: Context) -> StepTarget:
@@ -170,7 +204,7 @@ def _target(one: Upsert | Remove, index: int, pool: PoolSpec, view: ReadSet, con
         read_revision=view.revision,
         name_field=_name_field(one, index),
         etag_field=f"{field}.etag",
-        spec_field=f"{field}.upsert.spec",
+        spec_field=f"{field}.{_kind(one)}.spec",
     )
 
 
@@ -264,6 +298,13 @@ def _no_generation(change: RollbackAdapter) -> NotFound:
         f"history holds no {which} of {change.name!r}; list its history to see which there are",
         field="to_generation" if change.to_generation else "name",
     )
+
+
+def beside_apply(change: ApplyAdapters, view: ReadSet, keys: Keys) -> tuple[Range, ...]:
+    """Reads needed beside those of `apply_reads`, once it is known what there is."""
+    neighbours = neighbours_read(change.pool, len(change.changes), view, keys)
+    kept = [one.name for one in change.changes if isinstance(one, Upsert) and one.keeps("strategy")]
+    return *neighbours, *kept_replicas_read(change.pool, kept, view, keys)
 
 
 def neighbours_read(pool: str, count: int, view: ReadSet, keys: Keys) -> tuple[Range, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from registry.etcd3.ops import KeyValue, Range
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason, RegistryError
 from registry.model.keys import Keys, last_part
@@ -12,7 +14,7 @@ from registry.model.replica_state import status_of
 from registry.model.status import Presence
 from registry.transactions.changes import ApplyAdapters, Upsert
 from registry.transactions.context import StepTarget
-from registry.transactions.decode import Present, ReadSet, all_keys_in, everything_in
+from registry.transactions.decode import Present, ReadSet, all_keys_in, everything_in, stored_adapter
 
 
 def same_weights(one: AdapterSpec, other: AdapterSpec) -> bool:
@@ -51,11 +53,25 @@ def looks_at_replicas(change: ApplyAdapters) -> bool:
     return any(isinstance(one, Upsert) and _canaries(one.spec) > 0 for one in change.changes)
 
 
+def may_keep_strategy(change: ApplyAdapters) -> bool:
+    """True if an adapter of the change set may keep a strategy that asks for a number of canaries."""
+    return any(isinstance(one, Upsert) and one.keeps("strategy") for one in change.changes)
+
+
 def replicas_read(change: ApplyAdapters, keys: Keys) -> tuple[Range, ...]:
     """Further inputs of the plan of such a change set; none for another one."""
-    if not looks_at_replicas(change):
-        return ()
-    return everything_in(keys.replicas(change.pool)), all_keys_in(keys.statuses(change.pool))
+    return _members_read(change.pool, keys) if looks_at_replicas(change) else ()
+
+
+def kept_replicas_read(pool: str, names: Iterable[str], view: ReadSet, keys: Keys) -> tuple[Range, ...]:
+    """The same where adapters keep a strategy that asks for a number of canaries."""
+    states = (stored_adapter(view, keys, pool, name) for name in names)
+    is_counted = any(isinstance(one, Present) and _canaries(one.record.spec) > 0 for one in states)
+    return _members_read(pool, keys) if is_counted else ()
+
+
+def _members_read(pool: str, keys: Keys) -> tuple[Range, ...]:
+    return everything_in(keys.replicas(pool)), all_keys_in(keys.statuses(pool))
 
 
 def check_enough_replicas(target: StepTarget, after: AdapterRecord | None, view: ReadSet, keys: Keys) -> None:

@@ -25,11 +25,20 @@ from registry.model.records import (
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """Create an adapter or replace its spec. `etag` 0: only if it does not exist; None: no condition."""
+    """Create an adapter, or replace its spec or a part of that.
+
+    `etag` 0: only if it does not exist; None: no condition. `fields`: those of the spec that are replaced, in order;
+    the rest stays as it is. None: all of them.
+    """
 
     name: str
     spec: AdapterSpec
     etag: int | None = None
+    fields: tuple[str, ...] | None = None
+
+    def keeps(self, field: str) -> bool:
+        """True if that field of a spec that there is stays as it is."""
+        return self.fields is not None and field not in self.fields
 
 
 @dataclass(frozen=True, slots=True)

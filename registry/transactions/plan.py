@@ -61,7 +61,7 @@ def reads_beside(change: Change, view: ReadSet, context: Context) -> tuple[Range
     """Further inputs of the plan, which only a true view of all of `reads_of` tells."""
     match change:
         case ApplyAdapters():
-            return adapters.neighbours_read(change.pool, len(change.changes), view, context.keys)
+            return adapters.beside_apply(change, view, context.keys)
         case RollbackAdapter():
             return adapters.neighbours_read(change.pool, 1, view, context.keys)
         case _:
@@ -72,7 +72,9 @@ def may_be_guessed(change: Change) -> bool:
     """False if the plan rests on something that its compares do not verify, so that it has to be read first."""
     if isinstance(change, RepairTenant | RestoreHistory):
         return False
-    return not (isinstance(change, ApplyAdapters) and canaries.looks_at_replicas(change))
+    if not isinstance(change, ApplyAdapters):
+        return True
+    return not (canaries.looks_at_replicas(change) or canaries.may_keep_strategy(change))
 
 
 def plan_change(change: Change, view: ReadSet, context: Context) -> Planned:

@@ -62,6 +62,27 @@ def make_upsert(name: str, spec: Mapping[str, object], etag: str, *, field: str)
     return Upsert(name, made, make_etag(etag, field=f"{field}.etag"))
 
 
+def make_update(name: str, spec: Mapping[str, object], mask: Sequence[str], etag: str, *, field: str) -> Upsert:
+    """A change of those fields of a spec that `mask` names; `field` as in `make_upsert`.
+
+    Whether they go with each other is seen once it is known what they are put beside.
+
+    Raises:
+        InvalidArgument: a field cannot have such a value, or there is no such field.
+    """
+    unknown = sorted(set(mask) - set(AdapterSpec.model_fields))
+    if unknown or not mask:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD,
+            f"{', '.join(unknown)[:200] or 'nothing'} is no field that can be replaced; name some of "
+            f"{', '.join(AdapterSpec.model_fields)}",
+            field=f"{field}.update_mask",
+        )
+    given = {one: spec[one] for one in mask}
+    made = _validated(AdapterSpec, {"source": {"uri": "file:///-"}, **given}, field=f"{field}.update.spec")
+    return Upsert(name, made, make_etag(etag, field=f"{field}.etag"), tuple(sorted(set(mask))))
+
+
 def _check_spec(spec: AdapterSpec, *, field: str) -> None:
     check_supported(spec, field=field)
     check_strategy(spec, field=field)

@@ -152,14 +152,18 @@ class Adapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ...) -> None: ...
 
 class AdapterChange(_message.Message):
-    __slots__ = ("upsert", "delete", "etag")
+    __slots__ = ("upsert", "delete", "update", "etag", "update_mask")
     UPSERT_FIELD_NUMBER: _ClassVar[int]
     DELETE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
     upsert: Adapter
     delete: str
+    update: Adapter
     etag: str
-    def __init__(self, upsert: _Optional[_Union[Adapter, _Mapping]] = ..., delete: _Optional[str] = ..., etag: _Optional[str] = ...) -> None: ...
+    update_mask: _field_mask_pb2.FieldMask
+    def __init__(self, upsert: _Optional[_Union[Adapter, _Mapping]] = ..., delete: _Optional[str] = ..., update: _Optional[_Union[Adapter, _Mapping]] = ..., etag: _Optional[str] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ...) -> None: ...
 
 class ApplyAdaptersRequest(_message.Message):
     __slots__ = ("pool", "changes", "validate_only", "request_id", "retry", "retry_replica")

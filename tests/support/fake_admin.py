@@ -102,7 +102,8 @@ def _result(pool: str, change: pb.AdapterChange) -> pb.AdapterResult:
     if change.WhichOneof("change") == "delete":
         deleted = pb.Adapter(name=change.delete, pool=pool, generation=3)
         return pb.AdapterResult(outcome=pb.AdapterResult.DELETED, adapter=deleted)
-    created = pb.Adapter(name=change.upsert.name, pool=pool, generation=1, spec=change.upsert.spec)
+    wanted = change.update if change.HasField("update") else change.upsert
+    created = pb.Adapter(name=wanted.name, pool=pool, generation=1, spec=wanted.spec)
     return pb.AdapterResult(outcome=pb.AdapterResult.CREATED, adapter=created)
 
 

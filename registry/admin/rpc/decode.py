@@ -42,10 +42,13 @@ def _change(change: pb.AdapterChange, index: int) -> Upsert | Remove:
     match change.WhichOneof("change"):
         case "upsert":
             return validate.make_upsert(change.upsert.name, spec_dict(change.upsert.spec), change.etag, field=field)
+        case "update":
+            spec, mask = spec_dict(change.update.spec), change.update_mask.paths
+            return validate.make_update(change.update.name, spec, mask, change.etag, field=field)
         case "delete":
             return Remove(change.delete, make_existing_etag(change.etag, field=f"{field}.etag"))
         case _:
-            raise InvalidArgument(Reason.INVALID_FIELD, "a change is an upsert or a delete", field=field)
+            raise InvalidArgument(Reason.INVALID_FIELD, "a change is an upsert, an update or a delete", field=field)
 
 
 def rollback_adapter(request: pb.RollbackAdapterRequest) -> RollbackAdapter:

@@ -66,9 +66,7 @@ def _names(request: Message) -> Iterator[tuple[str, str]]:
     match request:
         case pb.ApplyAdaptersRequest():
             for index, one in enumerate(request.changes):
-                field = {"upsert": "upsert.name", "delete": "delete"}.get(one.WhichOneof("change") or "")
-                if field:
-                    yield f"changes[{index}].{field}", one.upsert.name or one.delete
+                yield from _names_of_change(one, f"changes[{index}]")
         case pb.CreatePoolRequest() | pb.UpdatePoolRequest():
             yield "pool.name", request.pool.name
         case pb.SetTenantRequest():
@@ -77,6 +75,14 @@ def _names(request: Message) -> Iterator[tuple[str, str]]:
             return
         case _ if (name := getattr(request, "name", None)) is not None:
             yield "name", name
+
+
+def _names_of_change(change: pb.AdapterChange, field: str) -> Iterator[tuple[str, str]]:
+    match change.WhichOneof("change"):
+        case "delete":
+            yield f"{field}.delete", change.delete
+        case "upsert" | "update" as kind:
+            yield f"{field}.{kind}.name", getattr(change, kind).name
 
 
 def permit(asked: Asked) -> None:

@@ -71,7 +71,7 @@ def check_changes(raw: bytes, limits: TxnLimits) -> None:
 
 def _name_in(raw: bytes) -> str:
     change = pb.AdapterChange.FromString(raw)
-    return change.upsert.name or change.delete
+    return change.upsert.name or change.update.name or change.delete
 
 
 def check_fields(raw: bytes, message: Descriptor, most: int, path: str = "") -> None:

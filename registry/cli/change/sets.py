@@ -23,7 +23,7 @@ _MAX_SENT = 2000
 _MAX_SENT_BYTES = 3 << 20
 # Between the request id of a set and the number of a part of it.
 _PART = ":part"
-_FIELD = re.compile(r"changes\[(\d+)\](?:\.(?:upsert|delete))?\.?(.*)")
+_FIELD = re.compile(r"changes\[(\d+)\](?:\.(?:upsert|update|delete))?\.?(.*)")
 _MANIFEST_FIELDS = {"name": "metadata.name", "pool": "metadata.pool", "spec.labels": "metadata.labels"}
 
 

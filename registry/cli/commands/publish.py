@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from registry.cli import options
+from registry.cli.apply import ApplyOrder, apply_changes
+from registry.cli.change.sets import Change
 from registry.cli.commands.check import (
     Remap,
     Source,
@@ -21,9 +23,10 @@ from registry.cli.commands.check import (
 )
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.local_adapters import unfit
-from registry.cli.session import session_of
+from registry.cli.session import Session, pool_or_only, session_of
 from registry.cli.source_reader import SourceReader, known_credentials, unreadable
 from registry.cli.views.output import Printer, yaml_document
+from registry.client.publication import Publication, change_of
 from registry.lora.findings import UnfitAdapter
 from registry.lora.policy import policy_of
 from registry.model.errors import Reason
@@ -92,9 +95,20 @@ def publish(
     source_credential: SourceCredential = None,
     hf_endpoint: options.HfEndpoint = None,
     timeout: Timeout = None,
+    name: Annotated[
+        str | None,
+        options.flag("--name", metavar="NAME", help="Adapter of --pool that gets it; all else of that stays as it is."),
+    ] = None,
+    wait: options.Wait = False,
+    request_id: options.RequestId = None,
 ) -> None:
-    """Convert an adapter to plain LoRA where it is not, check it, upload it, and print the digest to pin."""
+    """Convert an adapter to plain LoRA where it is not, check it, upload it, and print the digest to pin.
+
+    With --name it is then registered, as by publish of the Python client: a new adapter has the defaults.
+    """
     session = session_of(context)
+    if name is None and (wait or request_id is not None):
+        raise usage("--wait and --request-id go with --name, the adapter that gets what is published")
     policy = policy_of({"remap": remap, "vision": vision})
     conversion = ConversionOptions(rank, dtype and _DTYPES[dtype], max_error, policy, has_initial=initial is not None)
     with _failures(source, target):
@@ -103,7 +117,18 @@ def publish(
         with folder_at(source, SourceReader(credentials, hf_endpoint), source_credential, timeout) as folder:
             modules, limits = compared_with(context, pool, base_model, max_rank)
             published = publish_folder(folder, there, Compared(modules, base_model, limits), conversion, initial, held)
-    _tell(session.printer(), there.uri, published, is_compared=modules is not None)
+    printer = session.printer()
+    if name is None or printer.is_table:  # one document is printed, and the change has the source
+        _tell(printer, there.uri, published, is_compared=modules is not None)
+    if name is not None:
+        publication = Publication(name=name, source=there.uri, digest=published.digest)
+        _register(session, pool, publication, ApplyOrder(request_id, wait=wait))
+
+
+def _register(session: Session, pool: str | None, publication: Publication, order: ApplyOrder) -> None:
+    with session.client(order.read_seconds) as client:
+        where = pool_or_only(client, pool)
+    apply_changes(session, [Change(where, change_of(publication), "publish")], order)
 
 
 def _held(there: Destination, credentials: Path | None, credential: str | None) -> HeldCredential | None:

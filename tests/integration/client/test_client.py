@@ -101,6 +101,21 @@ async def test_an_adapter_through_its_generations(admin, registry, tmp_path):
         await registry.get("acme/x", POOL)
 
 
+async def test_what_a_publish_does_not_say_stays_as_somebody_set_it(registry, tmp_path):
+    """W3 idempotent, W6: a job that pushes weights makes no lazy adapter eager, also where it repeats a call."""
+    folders = [write_adapter(tmp_path / f"v{step}", seed=step).directory for step in (1, 2)]
+    settings = {"load": "lazy", "priority": 7, "labels": {"team": "bi"}}
+    await registry.publish(folders[0], "acme/X", POOL, **settings, wait=False)
+    for _ in range(2):
+        made = await registry.publish(folders[1], "acme/X", POOL, wait=False, request_id="step-2")
+        assert made.generation == 2
+    found = await registry.get("acme/X", POOL)
+    assert (found.load, found.priority, dict(found.labels), found.uri) == ("lazy", 7, {"team": "bi"}, made.uri)
+    await registry.publish(folders[1], "acme/X", POOL, replace=True, wait=False)
+    found = await registry.get("acme/X", POOL)
+    assert (found.generation, found.load, found.priority, dict(found.labels)) == (3, "eager", 0, {})
+
+
 async def test_bad_input_is_refused_by_its_field(admin: Admin, registry, tmp_path):
     """Some before anything is sent; nothing is registered."""
     write_adapter(tmp_path / "a", seed=1)
@@ -108,7 +123,7 @@ async def test_bad_input_is_refused_by_its_field(admin: Admin, registry, tmp_pat
         (registry.publish(tmp_path / "none", "x", POOL), InvalidArgument, "source"),
         (registry.publish(tmp_path / "a", "x", POOL, digest="sha256:" + "0" * 64), InvalidArgument, "digest"),
         (registry.publish(tmp_path / "a", "\udcff", POOL), InvalidArgument, "name"),
-        (registry.publish(tmp_path / "a", "../x", POOL), InvalidArgument, "changes[0].upsert.name"),
+        (registry.publish(tmp_path / "a", "../x", POOL), InvalidArgument, "changes[0].update.name"),
         (registry.publish(tmp_path / "a", "x", "nowhere"), NotFound, "pool"),
     ]
     for publishing, kind, field in cases:

@@ -57,6 +57,9 @@ async def test_no_call_goes_past_the_hook(served, method):
     assert served.etcd.store.kvs == before
 
 
+UPDATE = pb.AdapterChange(update=pb.Adapter(name="c"))
+
+
 @pytest.mark.parametrize("path", PAGES)
 @served
 async def test_no_page_goes_past_the_hook(served, path):
@@ -95,9 +98,9 @@ async def test_the_hook_is_asked_again_once_what_takes_long_is_prepared(served):
         (asked("SetTenant", tenant=pb.Tenant(name="t")), None, {"tenant.name": "t"}),
         (asked("ReadBackup"), None, {}),
         (
-            asked_of(METHODS["ApplyAdapters"], change_set(put("a"), pb.AdapterChange(), drop("b")), ANN),
+            asked_of(METHODS["ApplyAdapters"], change_set(put("a"), pb.AdapterChange(), drop("b"), UPDATE), ANN),
             "p",
-            {"changes[0].upsert.name": "a", "changes[2].delete": "b"},
+            {"changes[0].upsert.name": "a", "changes[2].delete": "b", "changes[3].update.name": "c"},
         ),
     ],
 )

@@ -50,7 +50,7 @@ from tests.support.records import POOL, kv, record
 
 def test_a_change_without_content_is_named_by_its_place():
     changes = [pb.AdapterChange(delete="a"), pb.AdapterChange()]
-    with pytest.raises(InvalidArgument, match="an upsert or a delete") as told:
+    with pytest.raises(InvalidArgument, match="an upsert, an update or a delete") as told:
         decode.apply_adapters(pb.ApplyAdaptersRequest(pool="p", changes=changes))
     assert (told.value.reason, told.value.field) == (Reason.INVALID_FIELD, "changes[1]")
 

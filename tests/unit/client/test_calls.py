@@ -7,8 +7,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf import field_mask_pb2
 
 from loraplane import (
+    KEEP,
     AsyncRegistry,
     Canaries,
     Conflict,
@@ -35,7 +37,7 @@ UNAVAILABLE = Refusal(grpc.StatusCode.UNAVAILABLE)
 def upsert(admin: FakeAdmin) -> pb.Adapter:
     """What was sent last."""
     (change,) = admin.asked("ApplyAdapters")[-1].changes
-    return change.upsert
+    return change.update
 
 
 @pytest.mark.parametrize("digest", ["none", "right"])
@@ -58,7 +60,8 @@ def test_a_folder_with_other_files_than_are_meant_is_refused(registry, admin, tm
     cases = {
         folder: ("sha256:" + "0" * 64, Reason.INVALID_FIELD, "digest", digest_of(folder)),
         tmp_path / ("n" * 300): ("", Reason.INVALID_FIELD, "source", "cannot read"),
-        tmp_path / "none": ("", Reason.ADAPTER_UNFIT, "source", "adapter_config.json"),
+        tmp_path / "none": ("", Reason.INVALID_FIELD, "source", f"no such folder: {tmp_path / 'none'}"),
+        tmp_path / "unfit/adapter_config.json": ("", Reason.INVALID_FIELD, "source", "is no folder"),
         tmp_path / "empty": ("", Reason.ADAPTER_UNFIT, "source", "adapter_config.json"),
         tmp_path / "unfit": ("", Reason.ADAPTER_UNFIT, "source", "adapter_model.safetensors"),
     }
@@ -253,7 +256,8 @@ async def test_what_is_not_given_has_its_default(registry, admin, address):
     warned = [*publishing, *waiting, *of_plain, *waits]
     assert [one.filename for one in warned] == [__file__] * 4
     spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"))
-    change = pb.AdapterChange(upsert=pb.Adapter(name="acme/a", spec=spec))
+    mask = field_mask_pb2.FieldMask(paths=["expect", "source"])
+    change = pb.AdapterChange(update=pb.Adapter(name="acme/a", spec=spec), update_mask=mask)
     for asked in admin.asked("ApplyAdapters"):
         assert asked == pb.ApplyAdaptersRequest(pool="p", changes=[change], request_id=asked.request_id)
         assert asked.request_id != ""
@@ -265,6 +269,37 @@ async def test_what_is_not_given_has_its_default(registry, admin, address):
 
 
 EXPECT = {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.1}
+
+
+def test_a_label_that_is_no_text_is_named_with_its_type(registry, admin):
+    cases = {
+        "labels.step": ({"team": "bi", "step": 1}, "the label 'step' is of type int; labels are text: write '1'"),
+        "labels": ({1: "a"}, "the name of the label 1 is of type int; labels have names of text"),
+    }
+    for field, (labels, told) in cases.items():
+        with pytest.raises(InvalidArgument) as refused:
+            registry.publish("s3://b/a", "a", "p", labels=labels)
+        assert (refused.value.field, refused.value.message) == (field, told)
+    assert admin.asked("ApplyAdapters") == []
+
+
+def test_what_is_not_given_stays_as_it_is_unless_all_is_replaced(registry, admin):
+    """Weights bring what is said of them alone: the source, and what they have to answer."""
+    assert repr(KEEP) == "KEEP"
+    given = {"load": "lazy", "placement": {"replicas": 2, "selector": {"zone": "a"}}, "prepare": {"drop": ["x"]}}
+    given |= {"credentials": "s3", "description": "d", "base_model": "tiny", "labels": None, "canaries": None}
+    registry.publish("s3://b/a", "a", "p", **given, signature="sig", wait=False)
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    named = ["base_model", "credentials", "description", "expect", "labels", "load", "placement", "prepare", "source"]
+    assert change.update_mask.paths == [*named, "strategy"]
+    spec = pb.AdapterSpec(source=pb.Source(uri="s3://b/a", signature="sig"), load="lazy", base_model="tiny")
+    spec.MergeFrom(pb.AdapterSpec(credentials="s3", description="d", prepare=pb.Prepare(drop=["x"])))
+    spec.MergeFrom(pb.AdapterSpec(placement=pb.Placement(replicas=2, selector={"zone": "a"})))
+    assert change.update == pb.Adapter(name="a", spec=spec)
+    registry.publish("s3://b/a", "a", "p", placement={"replicas": "all"}, replace=True, wait=False)
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    placed = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"), placement=pb.Placement())
+    assert change == pb.AdapterChange(upsert=pb.Adapter(name="a", spec=placed))
 
 
 def test_what_is_given_is_sent(registry, admin):
@@ -284,9 +319,11 @@ def test_what_is_given_is_sent(registry, admin):
     ("given", "field"),
     [
         ({"name": "\ud800"}, "name"),
-        ({"priority": 1 << 40}, "priority, labels or canaries"),
-        ({"labels": {"a": 1}}, "priority, labels or canaries"),
-        ({"canaries": Canaries(1, max_failures=1 << 40)}, "priority, labels or canaries"),
+        ({"priority": 1 << 40}, "priority"),
+        ({"signature": "\ud800"}, "signature"),
+        ({"canaries": Canaries(1, max_failures=1 << 40)}, "canaries"),
+        *(({"placement": one}, "placement") for one in ({"replicas": 0}, {"replicas": "some"}, {"zone": "a"})),
+        *(({"prepare": one}, "prepare") for one in ({"remap": 1}, {"vison": "drop"})),
         *(({"expect": {"answers": one}}, "expect") for one in ([{"tokens": [-1.5]}], 3, [{"prompt": ["a"]}])),
         ({"expect": {"answer": []}}, "expect"),
     ],

@@ -1,0 +1,175 @@
+"""Settings of an adapter that a program publishes, and the change that they make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from registry.client.adapters import Canaries, strategy_of
+from registry.lora.findings import UnfitAdapter, summary
+from registry.model.errors import InvalidArgument, Reason
+from registry.v1 import registry_pb2 as pb
+
+
+class Keep(Enum):
+    """Type of `KEEP`."""
+
+    KEEP = "as it is"
+
+    def __repr__(self) -> str:
+        return "KEEP"
+
+
+# In place of a value: it stays as it is, and has its default where the adapter is new.
+KEEP: Final = Keep.KEEP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """An adapter as it is to be from now on, for a change set. What is `KEEP` stays as it is.
+
+    Attributes:
+        name: of the adapter; the part before a slash is the tenant.
+        source: a directory that the replicas see at the same path, whose digest is computed and pinned; or a URI.
+        digest: manifest digest, ``sha256:`` and 64 hex digits; empty: not pinned where `source` is a URI.
+        signature: over the digest, as ``loraplane sign`` prints it; empty: none.
+        expect: what these weights have to answer, as ``loraplane expect -o json`` prints it; None: anything.
+        base_model: that it was trained on; empty: not said.
+        load: ``eager``, or ``lazy``: loaded at the first request.
+        priority: higher is loaded first; -1000 to 1000.
+        placement: ``{"replicas": 2, "selector": {"zone": "a"}}``, as in a manifest; ``{}``: all replicas.
+        prepare: as in a manifest, such as ``{"vision": "drop"}``; ``{}``: the defaults.
+        credentials: name of a credential that sidecars know; empty: none.
+        labels: for people and filters; None: none.
+        canaries: replicas that take new weights first; None: all take them at once.
+        description: for people; empty: none.
+        replace: what is `KEEP` gets its default instead.
+        etag: refuse unless the adapter has it; empty: no condition.
+    """
+
+    name: str
+    source: str | os.PathLike[str]
+    digest: str = ""
+    signature: str = ""
+    expect: Mapping[str, Any] | None = None
+    base_model: str | Keep = KEEP
+    load: Literal["eager", "lazy"] | Keep = KEEP
+    priority: int | Keep = KEEP
+    placement: Mapping[str, Any] | Keep = KEEP
+    prepare: Mapping[str, Any] | Keep = KEEP
+    credentials: str | Keep = KEEP
+    labels: Mapping[str, str] | Keep | None = KEEP
+    canaries: Canaries | Keep | None = KEEP
+    description: str | Keep = KEEP
+    replace: bool = False
+    etag: str = ""
+
+
+# Fields of a spec that belong to the weights: what is said of earlier ones does not hold for others.
+_OF_WEIGHTS = ("source", "expect")
+_FIELD_OF = {"canaries": "strategy"}
+_KEEPABLE = [one.name for one in fields(Publication) if one.default is KEEP]
+
+
+def change_of(publication: Publication) -> pb.AdapterChange:
+    """The change that a publication is; reads a directory, and may take long.
+
+    Raises:
+        InvalidArgument: the directory holds no adapter, or a field cannot have such a value.
+    """
+    uri, pinned = _located(publication.source, publication.digest)
+    with fitting("signature"):
+        spec = pb.AdapterSpec(source=pb.Source(uri=uri, digest=pinned, signature=publication.signature))
+    with fitting("expect"):
+        spec.MergeFrom(pb.AdapterSpec(expect=publication.expect))
+    given = [name for name in _KEEPABLE if getattr(publication, name) is not KEEP]
+    for name in given:
+        _put(spec, name, getattr(publication, name))
+    with fitting("name"):
+        adapter = pb.Adapter(name=publication.name, spec=spec)
+    with fitting("etag"):
+        change = pb.AdapterChange(etag=publication.etag)
+    if publication.replace:
+        change.upsert.CopyFrom(adapter)
+        return change
+    change.update.CopyFrom(adapter)
+    change.update_mask.paths.extend(sorted([*_OF_WEIGHTS, *(_FIELD_OF.get(name, name) for name in given)]))
+    return change
+
+
+def _put(spec: pb.AdapterSpec, name: str, value: Any) -> None:  # noqa: ANN401 - each field has a type of its own
+    """Gives a spec one of the fields that may be kept; None and empty values are its default."""
+    with fitting(name):
+        match name:
+            case "labels":
+                spec.labels.update(_labels(value or {}))
+            case "canaries":
+                spec.MergeFrom(pb.AdapterSpec(strategy=strategy_of(value) if value is not None else None))
+            case "placement":
+                spec.placement.MergeFrom(_placement(**value))
+            case "prepare":
+                spec.prepare.MergeFrom(pb.Prepare(**value))
+            case _:
+                setattr(spec, name, value)
+
+
+def _placement(*, replicas: int | str = "all", selector: Mapping[str, str] | None = None) -> pb.Placement:
+    if replicas in {0, ""}:
+        raise ValueError('replicas: use "all", or a whole number from 1 to 10000')
+    return pb.Placement(replicas=0 if replicas == "all" else replicas, selector=selector)  # type: ignore[arg-type]
+
+
+def _labels(labels: Mapping[Any, Any]) -> Mapping[str, str]:
+    """The labels as they are. Raises InvalidArgument: one is no text, which is named with its type."""
+    for key, value in labels.items():
+        if not isinstance(key, str):
+            message = f"the name of the label {key!r} is of type {type(key).__name__}; labels have names of text"
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field="labels")
+        if not isinstance(value, str):
+            message = f"the label {key!r} is of type {type(value).__name__}; labels are text: write {str(value)[:80]!r}"
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"labels.{key}")
+    return labels
+
+
+@contextmanager
+def fitting(field: str) -> Iterator[None]:
+    """Raises InvalidArgument where a message does not take a value: a number too large, text with half a letter."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=field) from error
+
+
+def _located(source: str | os.PathLike[str], digest: str) -> tuple[str, str]:
+    """The URI and the digest to write down."""
+    if isinstance(source, str) and "://" in source:
+        return source, digest
+    folder = Path(source).absolute()  # a replica knows no working directory of ours
+    found = _digest(folder)
+    if digest and digest != found:
+        raise InvalidArgument(Reason.INVALID_FIELD, f"{folder} has the digest {found}, not {digest}", field="digest")
+    return folder.as_uri(), found
+
+
+def _digest(folder: Path) -> str:
+    # Only who publishes a directory needs what reads adapters.
+    from registry.lora.directory import check_files, digest_of  # noqa: PLC0415
+
+    try:
+        if not folder.is_dir():
+            is_there = folder.exists()
+            why = f"{folder} is no folder" if is_there else f"no such folder: {folder}; nothing was published"
+            raise InvalidArgument(Reason.INVALID_FIELD, why, field="source")
+        check_files(folder)
+        return digest_of(folder)
+    except UnfitAdapter as error:
+        raise InvalidArgument(Reason.ADAPTER_UNFIT, summary(error.findings), field="source") from error
+    except OSError as error:
+        raise InvalidArgument(
+            Reason.INVALID_FIELD, f"cannot read {folder}: {error.strerror}", field="source"
+        ) from error

@@ -1,0 +1,124 @@
+"""Changes of some fields of an adapter: all else stays, and what results is held to the same rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry.etcd3.ops import Put, Txn
+from registry.model.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
+from registry.model.records import Canary, Expect, ExpectedAnswer, Placement, Prepare, Strategy
+from registry.model.status import Presence
+from registry.transactions.changes import ApplyAdapters, Upsert
+from registry.transactions.plan import may_be_guessed
+from registry.transactions.validate import make_update
+from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
+from tests.unit.transactions.conftest import record, refused
+
+NAME = "acme/a"
+SOURCE = {"source": {"uri": "file:///a/v2"}}
+TWO = Strategy(canary=Canary(replicas=2))
+ALL_ELSE: dict[str, Any] = {
+    "base_model": "tiny",
+    "load": "lazy",
+    "priority": 7,
+    "placement": Placement(replicas=4, selector={"zone": "a"}),
+    "prepare": Prepare(dora="strip"),
+    "labels": {"team": "bi"},
+    "strategy": TWO,
+    "description": "what it is for",
+    "expect": Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])]),
+}
+
+
+def update(values: dict[str, object], *, etag: str = "") -> ApplyAdapters:
+    return applying(make_update(NAME, values, list(values), etag, field="changes[0]"))
+
+
+@pytest.mark.parametrize("name", ALL_ELSE)
+def test_what_an_update_does_not_name_stays_as_it_is(author: Author, name: str):
+    """W6: so no nightly job makes a lazy adapter eager; the new source is a new generation, once."""
+    extra = {"placement": ALL_ELSE["placement"]} if name == "strategy" else {}
+    author.change(applying(upsert(NAME, **extra, **{name: ALL_ELSE[name]})))
+    for _ in range(2):
+        author.change(update(SOURCE))
+        assert record(author).spec == spec("v2", **extra, **{name: ALL_ELSE[name]})
+        assert record(author).generation == 2
+
+
+@pytest.mark.parametrize("name", ALL_ELSE)
+def test_what_an_update_names_is_replaced_whole_and_nothing_else(author: Author, name: str):
+    """By its default where it is named and not given; the source, too, stays where it is not named."""
+    apart = {"placement": "load", "load": "placement"}.get(name, "load")  # a lazy adapter has no number of replicas
+    given = {key: value for key, value in ALL_ELSE.items() if key != apart}
+    author.change(applying(upsert(NAME, **given)))
+    author.change(update({name: getattr(spec(), name)}))
+    assert record(author).spec == spec(**{key: value for key, value in given.items() if key != name})
+
+
+def test_an_update_creates_what_it_has_a_source_for(author: Author):
+    author.change(update({**SOURCE, "load": "lazy"}))
+    assert (record(author).spec, record(author).generation) == (spec("v2", load="lazy"), 1)
+    author.change(update({"priority": 3}, etag=str(author.etcd.kvs[KEYS.adapter(POOL, NAME)].mod_revision)))
+    assert record(author).spec == spec("v2", load="lazy", priority=3)
+
+
+def test_an_update_without_a_record_to_keep_is_refused(author: Author):
+    """R14 nack: nothing is kept of what cannot be read, and nothing made up."""
+    none = refused(author, update({"priority": 3}))
+    assert (type(none), none.reason, none.field) == (NotFound, Reason.ADAPTER_NOT_FOUND, "changes[0].update.name")
+    author.etcd.put(KEYS.adapter(POOL, NAME), b"?")
+    told = refused(author, update(SOURCE))
+    assert (type(told), told.reason, told.field) == (
+        *(FailedPrecondition, Reason.UNREADABLE_RECORD),
+        "changes[0].update.name",
+    )
+
+
+def test_what_is_given_has_to_go_with_what_is_kept(author: Author):
+    author.change(applying(upsert(NAME, strategy=TWO)))
+    told = refused(author, update({"placement": {"replicas": 1}}))
+    assert (type(told), told.field) == (InvalidArgument, "changes[0].update.spec.strategy.canary.replicas")
+
+
+def test_a_kept_strategy_has_its_canaries_or_the_new_weights_wait(author: Author):
+    """X2, R20: they are counted as where the strategy is given, so that it has to be read first."""
+    author.change(applying(upsert(NAME, strategy=TWO)))
+    about = {"pool": POOL, "replica": "r", "incarnation": "i", "owner": "o", "started_at": "t", "by_reports": True}
+    puts = Put(KEYS.replica(POOL, "r"), Presence(**about).to_bytes(), 7), Put(KEYS.status(POOL, "r"), b"{}", 7)
+    author.etcd.txn(Txn((), puts))
+    told = refused(author, update(SOURCE))
+    assert (told.reason, told.field) == (
+        Reason.CANARY_TOO_LARGE,
+        "changes[0].update.spec.strategy.canary.replicas",
+    )
+    assert [may_be_guessed(one) for one in (update(SOURCE), update({**SOURCE, "strategy": None}))] == [False, True]
+    author.change(update({**SOURCE, "strategy": None}))
+    assert record(author).rollout is None
+
+
+def test_a_credential_goes_with_a_source_that_takes_it(author: Author):
+    """Whichever of the two is given, and whichever was there."""
+    author.change(update({"source": {"uri": "s3://b/a"}, "credentials": "s3"}))
+    told = refused(author, update(SOURCE))
+    assert (told.reason, told.field) == (Reason.UNSUPPORTED, "changes[0].update.spec.credentials")
+    author.change(update({"source": {"uri": "s3://b/a2"}}))
+    assert record(author).spec.credentials == "s3"
+    author.change(update({**SOURCE, "credentials": None}))
+
+
+@pytest.mark.parametrize("mask", [[], ["source", "sorce"], ["source.uri"]])
+def test_a_mask_names_fields(mask: list[str]):
+    with pytest.raises(InvalidArgument, match="no field that can be replaced; name some of source, base_model") as told:
+        make_update(NAME, SOURCE, mask, "", field="changes[3]")
+    assert told.value.field == "changes[3].update_mask"
+
+
+def test_what_an_update_gives_is_checked_by_its_path():
+    for values, field in (({"priority": 1001}, "priority"), ({"source": {"uri": "x"}}, "source.uri")):
+        with pytest.raises(InvalidArgument) as told:
+            make_update(NAME, values, list(values), "", field="changes[0]")
+        assert told.value.field == f"changes[0].update.spec.{field}"
+    made = make_update(NAME, {**SOURCE, "load": "lazy"}, ["source", "load", "load"], "7", field="changes[0]")
+    assert made == Upsert(NAME, spec("v2", load="lazy"), 7, ("load", "source"))
