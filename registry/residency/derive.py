@@ -106,7 +106,10 @@ class ReplicaStanding:
 
 @dataclass(frozen=True, slots=True)
 class CountedResidency:
-    """One adapter, and how many replicas stand to it how: those of its residency, and those that are missing."""
+    """One adapter, and how many replicas stand to it how: those of its residency, and those that are missing.
+
+    `pool_replicas`: number of live ones that do not drain, where its placement chooses among these; else 0.
+    """
 
     name: str
     generation: int
@@ -114,6 +117,7 @@ class CountedResidency:
     counts: Mapping[ReplicaStanding, int]
     note: str = ""
     halted: str = ""
+    pool_replicas: int = 0
 
 
 def counted(view: PoolView, keys: Iterable[str]) -> Iterator[tuple[str, CountedResidency | None]]:
@@ -137,7 +141,12 @@ def _counted(view: PoolView, adapter: AdapterView) -> CountedResidency:
     counts = Counter(_standing(one) for one in found.replicas)
     if missing := _missing(view, adapter):
         counts[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] = missing
-    return CountedResidency(found.name, found.generation, found.lazy, counts, found.note, found.halted)
+    size = _pool_size(view, adapter)
+    return CountedResidency(found.name, found.generation, found.lazy, counts, found.note, found.halted, size)
+
+
+def _pool_size(view: PoolView, adapter: AdapterView) -> int:
+    return len(view.replicas) if adapter.is_chosen or adapter.spec.placement.selector else 0
 
 
 def _standing(one: DerivedResidence) -> ReplicaStanding:
@@ -318,6 +327,8 @@ def _differs(old: PoolView, new: PoolView, key: str, causes: Iterable[str]) -> b
     before, now = old.adapter(key), new.adapter(key)
     if before is None or now is None:
         return before is not now
+    if _pool_size(old, before) != _pool_size(new, now):
+        return True
     if before is now and old.records[key] is new.records[key] and _stands_alone(new.records[key]):
         names = {*causes, *old.answering.get(key, ()), *new.answering.get(key, ())}
         return any(residence_on(old, now, name) != residence_on(new, now, name) for name in names)

@@ -75,6 +75,7 @@ STORY = (
     Step("loraplane get pools"),
     Step("loraplane get adapters legal -o json"),
     Step("loraplane describe adapter sql"),
+    Step("loraplane why sql"),
     Step("loraplane describe replica r1"),
     Step("loraplane describe pool dev"),
     Step("loraplane export -l team=law"),

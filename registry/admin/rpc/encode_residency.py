@@ -114,7 +114,13 @@ def _derived_adapter(one: DerivedResidency) -> pb.AdapterResidency:
 def _counted_adapter(one: CountedResidency) -> pb.AdapterResidency:
     counts = [_count(standing, replicas) for standing, replicas in one.counts.items()]
     return pb.AdapterResidency(
-        name=one.name, generation=one.generation, load=_load(one), note=one.note, counts=counts, halted=one.halted
+        name=one.name,
+        generation=one.generation,
+        load=_load(one),
+        note=one.note,
+        counts=counts,
+        halted=one.halted,
+        pool_replicas=one.pool_replicas,
     )
 
 

@@ -1,21 +1,36 @@
-"""Commands that show: get, describe, history."""
+"""Commands that show: get, describe, why, history."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 import click
 
 from registry.cli import options
-from registry.cli.failure import usage
+from registry.cli.failure import not_found, usage
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views.columns import GENERATIONS
 from registry.cli.views.describe import describe_adapter, describe_pool, describe_replica
-from registry.cli.views.get import VIEWS, Kind, Query, cell_filter, find, kind_of, labels_of, note, sorted_by
+from registry.cli.views.get import (
+    VIEWS,
+    Kind,
+    Query,
+    cell_filter,
+    find,
+    kind_of,
+    labels_of,
+    note,
+    replicas_of,
+    sorted_by,
+)
 from registry.cli.views.output import Format, OutputView, Printer
+from registry.cli.views.why import WHY, explanations
 from registry.cli.watching import watch as watch_changes
+from registry.client import admin_api as api
+from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
 Item = TypeVar("Item")
@@ -107,6 +122,39 @@ def describe(
                 describe_pool(client, session.printer(), name)
             case Kind.TENANTS:
                 raise usage("a tenant has no more to show than: loraplane get tenants NAME")
+
+
+def why(
+    context: click.Context,
+    name: options.AdapterName,
+    *,
+    replica: Annotated[str | None, options.flag("--replica", metavar="REPLICA", help="Only of this replica.")] = None,
+    pool: options.Pool = None,
+    timeout: options.Timeout = None,
+) -> None:
+    """Say of each replica why it serves an adapter, or does not.
+
+    Exit code 0 also where one does not serve it that should; rollout tells that.
+    """
+    session = session_of(context)
+    with session.client(timeout or READ_SECONDS) as client:
+        chosen = pool_or_only(client, pool)
+        record = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=chosen, name=name))
+        where = client.residency(chosen, record.name, pb.WatchResidencyRequest.REPLICAS)
+        replicas = replicas_of(client, chosen)
+    told = explanations(record, where[0] if where else pb.AdapterResidency(), replicas, datetime.now(UTC))
+    printer = session.printer()
+    if replica is None:
+        printer.items(WHY, told)
+        return
+    one = next((one for one in told if one.replica == replica), None)
+    if one is None:
+        message = f"pool {chosen} has no replica {replica!r}; see loraplane get replicas --pool {chosen}"
+        raise not_found(Reason.REPLICA_NOT_FOUND, message)
+    if printer.is_table:
+        printer.lines([f"{replica}: {one.sentence}"])
+    else:
+        printer.item(WHY, one)
 
 
 def history(

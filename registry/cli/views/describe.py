@@ -25,6 +25,7 @@ from registry.cli.views.residency_view import (
     serving_cell,
     state,
 )
+from registry.cli.views.why import not_placed
 from registry.client import admin_api as api
 from registry.model.messages import Plain, restored_dict, spec_dict
 from registry.v1 import registry_pb2 as pb
@@ -49,12 +50,13 @@ def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str
     rollout = look(client, RolloutTarget(pool, adapter.name, adapter.generation))
     where = client.residency(pool, adapter.name, pb.WatchResidencyRequest.REPLICAS_AND_COUNTS)
     row, unread = AdapterRow(adapter, where[0] if where else None), list[str]()
-    warned = _readable("Warnings", lambda: _warned(client, pool, adapter.name), unread.append)
+    replicas = _readable("Warnings", lambda: replica_views(pool, client.all_replicas(pool)), unread.append)
+    warned = None if replicas is None else _warned(replicas, adapter.name)
     events = _last_events(client, pool, lambda one: one.is_about(adapter.name, None), unread.append)
     history = _readable("History", lambda: client.history(pool, adapter.name).generations, unread.append)
     restored = [one for one in history or () if one.HasField("restored_by")]
     if printer.is_table:
-        _adapter_fields(printer, row, restored)
+        _adapter_fields(printer, row, restored, not_placed(row, replicas or ()))
         _wrong(printer, rollout, warned or {})
         _where(printer, where)
         _event_table(printer, events, unread)
@@ -96,7 +98,7 @@ def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plai
         printer.table(titles, ([str(one.get(key) or "-") for key in keys] for one in items))
 
 
-def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Adapter]) -> None:
+def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Adapter], elsewhere: str) -> None:
     """Identity and state of an adapter; of its spec the given fields, not defaults."""
     adapter = row.record
     usual = flat(spec_dict(pb.AdapterSpec()))
@@ -107,6 +109,7 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
             "Name": f"{adapter.name} of pool {adapter.pool}, tenant {cell(adapter.tenant)}",
             "State": f"{cell(state(row))}, {serving_cell(row)} replicas serve it",
             "Generation": f"{adapter.generation}, {age(row)} old, {made}",
+            **({"Not placed on": elsewhere} if elsewhere else {}),
             "Etag": adapter.etag,
             **_canaries(adapter),
             **_restored(restored),
@@ -116,10 +119,10 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
     )
 
 
-def _warned(client: AdminClient, pool: str, name: str) -> dict[tuple[str, str], list[str]]:
-    """Replicas by what they warn of it, as reason and message. Raises CliError."""
+def _warned(replicas: Iterable[ReplicaView], name: str) -> dict[tuple[str, str], list[str]]:
+    """Replicas by what they warn of it, as reason and message."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for replica in replica_views(pool, client.all_replicas(pool)):
+    for replica in replicas:
         for one in replica.items("warnings"):
             if one.get("name") == name:
                 alike.setdefault((str(one.get("reason")), str(one.get("message"))), []).append(replica.name)

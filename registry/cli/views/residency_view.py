@@ -94,7 +94,7 @@ def _part_dict(part: pb.Residence) -> Plain:
 def _wanted_dict(part: pb.Residence) -> Plain:
     return {
         "generation": part.wanted_generation,
-        "state": _name(part.wanted_state),
+        "state": state_text(part.wanted_state),
         "reason": part.wanted_reason,
     }
 
@@ -168,7 +168,7 @@ def reasons(one: pb.AdapterResidency) -> dict[str, int]:
     found = Counter[str]()
     for count in _counts(one):
         if count.wanted_state or count.state != pb.RolloutReplica.SERVING:
-            found[count.wanted_reason or count.reason or _name(count.state)] += count.replicas
+            found[count.wanted_reason or count.reason or state_text(count.state)] += count.replicas
     return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
 
 
@@ -187,7 +187,12 @@ def status_dict(row: AdapterRow) -> Plain | None:
 
 
 def serving_cell(row: AdapterRow) -> str:
-    return "-" if row.residency is None else "{}/{}".format(*serving(row.residency))
+    """E.g. ``2/2``, and where the placement chooses among more that live, ``6/6 of 8``."""
+    if row.residency is None:
+        return "-"
+    answering, wanted = serving(row.residency)
+    pool = row.residency.pool_replicas
+    return f"{answering}/{wanted} of {pool}" if pool > wanted else f"{answering}/{wanted}"
 
 
 def served_share(row: AdapterRow) -> str:
@@ -226,12 +231,13 @@ def _wanted_told(part: pb.Residence) -> str:
     """State of the wanted generation where a replica serves another; else empty."""
     if not part.wanted_state:
         return ""
-    return f"generation {part.wanted_generation} {_name(part.wanted_state)}: {part.wanted_reason}"
+    return f"generation {part.wanted_generation} {state_text(part.wanted_state)}: {part.wanted_reason}"
 
 
 def _state(part: pb.Residence) -> str:
-    return _name(part.state)
+    return state_text(part.state)
 
 
-def _name(state: pb.RolloutReplica.State) -> str:
+def state_text(state: pb.RolloutReplica.State) -> str:
+    """``pending``, ``serving``, ``failed`` or ``unknown``."""
     return pb.RolloutReplica.State.Name(state).lower()
