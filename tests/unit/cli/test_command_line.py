@@ -32,7 +32,7 @@ from tests.support.cli_page import commands
 # Of all that the command line may say, what the environment may say too: nothing of it is written into a record.
 WHERE_AND_WHO = (
     "--context --admin --tls-ca --tls-cert --tls-key --token-file --token-command --pool --output --timeout "
-    "--look-seconds --credentials "
+    "--sidecar-token-file --look-seconds --credentials "
     "--hf-endpoint --etcd --etcd-tls-ca --etcd-tls-cert --etcd-tls-key --etcd-user --etcd-password-file"
 ).split()
 
