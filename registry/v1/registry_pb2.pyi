@@ -467,7 +467,7 @@ class Residence(_message.Message):
     def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ..., wanted_generation: _Optional[int] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
 
 class AdapterResidency(_message.Message):
-    __slots__ = ("name", "generation", "load", "replicas", "note", "counts", "halted")
+    __slots__ = ("name", "generation", "load", "replicas", "note", "counts", "halted", "pool_replicas")
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -475,6 +475,7 @@ class AdapterResidency(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     HALTED_FIELD_NUMBER: _ClassVar[int]
+    POOL_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     name: str
     generation: int
     load: str
@@ -482,7 +483,8 @@ class AdapterResidency(_message.Message):
     note: str
     counts: _containers.RepeatedCompositeFieldContainer[ResidenceCount]
     halted: str
-    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[ResidenceCount, _Mapping]]] = ..., halted: _Optional[str] = ...) -> None: ...
+    pool_replicas: int
+    def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[ResidenceCount, _Mapping]]] = ..., halted: _Optional[str] = ..., pool_replicas: _Optional[int] = ...) -> None: ...
 
 class WatchResidencyResponse(_message.Message):
     __slots__ = ("revision", "adapters", "gone", "snapshot", "more")

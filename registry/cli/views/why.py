@@ -1,4 +1,4 @@
-"""Why each replica of a pool serves an adapter, or does not: one sentence for each. Pure.
+"""Explanations of each replica's part in an adapter, in one sentence. Pure.
 
 Residency names the replicas that have a part in an adapter. An engine that has none answers 404, and that may be as it
 is meant: this module says so of each of them, by what the record's placement says.
@@ -103,7 +103,7 @@ def _state_there(record: pb.Adapter, replica: ReplicaView, state: pb.RolloutRepl
 
 
 def _absent(record: pb.Adapter, replica: ReplicaView, now: datetime) -> str:
-    """Why a replica has no part in it."""
+    """Reason for which a replica has no part in it."""
     if replica.missing:
         return f"it does not live, {replica.seen_ago(now)}; start it, or loraplane replica forget {replica.name}"
     if replica.leaving:
