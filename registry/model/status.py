@@ -147,6 +147,7 @@ class EngineStatus(Part):
     `names` says what it calls an adapter: ``plain``, its name, or ``versioned``, ``name@generation``.
     `evidence`: what it says that it applies of adapters; None: it does not say.
     `highest_rank`: of what it is to hold and was brought in; None: nothing was.
+    `max_model_len`: tokens of the longest context that it takes; None: it does not say.
     """
 
     kind: str
@@ -159,6 +160,7 @@ class EngineStatus(Part):
     names: str = "plain"
     evidence: ReportedEvidence | None = None
     highest_rank: Number | None = None
+    max_model_len: Number | None = None
 
 
 class Served(Part):

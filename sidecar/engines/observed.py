@@ -44,6 +44,7 @@ class EngineFacts:
     answers as expected.
     `hazards`: what it breaks; with `swap` refused the first one says why, unless its release is the reason.
     `base`: what it says of its base model. `base_path`: the folder that it was given; empty: it does not say.
+    `max_model_len`: tokens of the longest context; None: it does not say.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class EngineFacts:
     expects: bool = False
     base: EngineBase = UNKNOWN_BASE
     base_path: str = ""
+    max_model_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,7 @@ def _engine(replica: ReplicaIdentity, situation: StatusInputs) -> EngineStatus:
         names=situation.names,
         evidence=_evidence(facts.evidence) if facts.evidence else None,
         highest_rank=max((one.rank for one in staged.values()), default=None),
+        max_model_len=facts.max_model_len,
     )
 
 

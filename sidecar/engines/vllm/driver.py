@@ -161,7 +161,7 @@ class VllmEngine:
         await self._look_whether_paused()
         self._base_model = listing.base_models[0]
         self._changes = plugin.read_changes(b"".join(told))
-        facts = process.facts(self.url, self._limits, after.limits.max_loras, listing.base_path)
+        facts = process.facts(self.url, self._limits, after.limits.max_loras, listing)
         past = {} if process.past_of is None else await self._past.seen(process.past_of, listing.adapters)
         page = b"".join(told)
         return Observed(

@@ -14,6 +14,7 @@ from sidecar.engines.vllm import plugin_calls as plugin
 from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.base_page import is_being_read, read_base_files, read_shapes
 from sidecar.engines.vllm.http import VllmHttp
+from sidecar.engines.vllm.responses import NOTHING, ModelsListing
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNLOAD_PATH = "/v1/unload_lora_adapter"
@@ -77,11 +78,10 @@ class VllmProcess:
         """True if it can be asked whether what is loaded changed."""
         return self.tells_uses and self.about is not None and self.about.tells_changes
 
-    def facts(self, url: str, configured: EngineLimits, max_loras: int | None, base_path: str = "") -> EngineFacts:
-        """Facts of this process; `max_loras` is known once it has served an adapter.
-
-        `base_path`: the folder of its base model, by its listing.
-        """
+    def facts(
+        self, url: str, configured: EngineLimits, max_loras: int | None, listing: ModelsListing = NOTHING
+    ) -> EngineFacts:
+        """Facts of this process; `max_loras` is known once it has served an adapter."""
         about = self.about or plugin.About()
         limits = joined(configured, about.limits)
         return EngineFacts(
@@ -97,7 +97,8 @@ class VllmProcess:
             proves=about.proves,
             expects=about.expects,
             base=self.base,
-            base_path=base_path,
+            base_path=listing.base_path,
+            max_model_len=listing.max_model_len,
         )
 
     @property

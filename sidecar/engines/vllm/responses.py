@@ -35,6 +35,7 @@ SWAPPABLE_VERSION = (0, 31)
 ENABLE_HINT = "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and with --enable-lora"
 KEY_HINT = "name the file with its key with --engine-api-key-file"
 MAX_MESSAGE_LENGTH = 500
+_MOST_TOKENS = 2**31
 
 _INCARNATION = re.compile(r"^process_start_time_seconds ([0-9.eE+-]+)$", re.MULTILINE)
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([0-9.eE+-]+)$", re.MULTILINE)
@@ -109,11 +110,16 @@ class VllmMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelsListing:
-    """Content of /v1/models: base names and folder, adapters' paths (`plain_path`)."""
+    """Content of /v1/models: base names, folder and longest context, adapters' paths (`plain_path`)."""
 
     base_models: tuple[str, ...]
     adapters: dict[str, str]
     base_path: str = ""
+    max_model_len: int | None = None
+
+
+# Of an engine that was not looked at.
+NOTHING = ModelsListing((), {})
 
 
 def read_metrics(text: str, url: str) -> VllmMetrics:
@@ -273,17 +279,24 @@ def read_listing(body: bytes) -> ModelsListing:
         raise _unreadable("it is no list of models")
     bases: dict[str, str] = {}  # in order; one may stand twice, as vLLM's flag takes it twice
     adapters: dict[str, str] = {}
+    longest: int | None = None
     for card in cards:
         match card:
             case {"id": str(name), "parent": None, "root": base}:
                 bases[name] = base if isinstance(base, str) else ""
+                longest = longest or _length(card.get("max_model_len"))
             case {"id": str(name), "parent": str(), "root": str(root)} if root and name not in adapters:
                 adapters[name] = plain_path(root)
             case _:
                 raise _unreadable(f"a card is not understood, or stands twice: {str(card)[:200]}")
     if not bases or bases.keys() & adapters.keys():
         raise _unreadable("it names no base model, or an adapter by the same name")
-    return ModelsListing(tuple(bases), adapters, next(iter(bases.values())))
+    return ModelsListing(tuple(bases), adapters, next(iter(bases.values())), longest)
+
+
+def _length(told: object) -> int | None:
+    """Tokens of a context; None: it is no number of any."""
+    return told if type(told) is int and 0 < told <= _MOST_TOKENS else None
 
 
 def _unreadable(why: str) -> EngineUnreachable:

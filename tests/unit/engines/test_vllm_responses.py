@@ -231,6 +231,12 @@ def test_a_listing_tells_bases_and_adapters():
     assert answers.read_listing(json.dumps({"data": [BASE_CARD | {"root": None}]}).encode()).base_path == ""
 
 
+@pytest.mark.parametrize(("told", "length"), [(512, 512), (0, None), (True, None), ("9", None), (2**40, None)])
+def test_a_listing_tells_the_longest_context(told, length):
+    cards = [BASE_CARD | {"max_model_len": told}, BASE_CARD | {"id": "again"}]
+    assert answers.read_listing(json.dumps({"data": cards}).encode()).max_model_len == length
+
+
 @pytest.mark.parametrize(
     ("root", "path"),
     [

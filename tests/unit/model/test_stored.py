@@ -172,7 +172,12 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     },
     "status": {
         "schema": 1,
-        "engine": {"limits": NO_LIMITS, "swap": "", "names": "plain", "evidence": None, "highest_rank": None},
+        "engine": {
+            "limits": NO_LIMITS,
+            "swap": "",
+            "names": "plain",
+            **dict.fromkeys(("evidence", "highest_rank", "max_model_len")),
+        },
         "served": {"seen_at": ""},
         "pending": [{"request_id": ""}],
         "failed": [{"request_id": "", "settled": False}],

@@ -16,7 +16,7 @@ from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReplicaSta
 from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Clock, Moment
 from sidecar.desired.placement import MembershipDigest
-from sidecar.engines.observed import EngineFacts, EngineLimits
+from sidecar.engines.observed import EngineFacts, EngineLimits, Observed
 from sidecar.plan.conditions import MAX_OVER_CAPACITY_LISTED, REPLICAS_UNKNOWN
 from sidecar.plan.types import (
     FailedAdapter,
@@ -276,6 +276,11 @@ def test_what_the_engine_says_that_it_applies_is_told():
     assert found == ReportedEvidence(
         engine="vllm 0.32.0", architecture="A", applied=["l.{0-1}.q"], taken=["q"], parts=[("a", "b")]
     )
+
+
+def test_a_replica_says_the_longest_context_of_its_engine():
+    facts = EngineFacts("vllm", "1", "http://e", "i", max_model_len=512)
+    assert derive_status(REPLICA, situation(observed=Observed(facts, ("base",))), MOMENT).engine.max_model_len == 512
 
 
 def test_a_replica_says_the_highest_rank_of_what_it_is_to_hold():
