@@ -49,6 +49,7 @@ PAGES: Mapping[str, Action] = MappingProxyType(
         "/livez": (Verb.GET, Resource.HEALTH),
         "/readyz": (Verb.GET, Resource.HEALTH),
         "/metrics": (Verb.GET, Resource.METRICS),
+        "/v1/models": (Verb.GET, Resource.RESIDENCY),
         "/v1/residency": (Verb.GET, Resource.RESIDENCY),
     }
 )

@@ -24,6 +24,7 @@ from registry.admin.pages import make_app
 from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.hook import Hook, permit, then_checked
 from registry.admin.rpc.interceptor import CallLimits
+from registry.admin.rpc.models import FleetModels
 from registry.admin.rpc.service import SERVICE, call_limits, make_handlers
 from registry.admin.rpc.streams import Residency, Streams
 from registry.etcd3.client import Client
@@ -169,6 +170,14 @@ def assemble(ports: AdminPorts) -> AdminService:
         calls=calls,
         handlers=make_handlers(writes, reads, streams, metrics, calls, ports.limits, hook),
         app=make_app(
-            probe, supervisor, metrics, streams.residency.page, ports.insecure, hook, ports.hosts, ports.access
+            probe,
+            supervisor,
+            metrics,
+            streams.residency.page,
+            FleetModels(hub, reader).page,
+            ports.insecure,
+            hook,
+            ports.hosts,
+            ports.access,
         ),
     )

@@ -51,12 +51,13 @@ def make_app(
     supervisor: Supervisor,
     metrics: AdminMetrics,
     residency: Page,
+    models: Page,
     insecure: Sequence[str],
     hook: Hook,
     hosts: Hosts,
     access: AccessControl | None,
 ) -> Starlette:
-    """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/residency``.
+    """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/models``, ``/v1/residency``.
 
     ``/readyz`` tells what is `insecure`, and which access file counts; `hook` is called before each page. See
     `PageGuard` for `hosts`.
@@ -75,7 +76,13 @@ def make_app(
     async def scrape(_: Request, _call: CallContext) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    pages: Mapping[str, Page] = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, "/v1/residency": residency}
+    pages: Mapping[str, Page] = {
+        "/livez": livez,
+        "/readyz": readyz,
+        "/metrics": scrape,
+        "/v1/models": models,
+        "/v1/residency": residency,
+    }
     refusals = Refusals(metrics.count_refused_page)
     return Starlette(
         routes=[Route(path, endpoint(path, page, hook, access)) for path, page in pages.items()],

@@ -69,13 +69,13 @@ class Subscription:
         self._ended = True
         self._wake()
 
-    async def look(self) -> ResidencyUpdate:
-        """The whole as it is now, as soon as it is known.
+    async def look(self, since: int = 0) -> ResidencyUpdate:
+        """The whole as it is now, as soon as it is known; `since`: what changed after that version, as soon as any did.
 
         Raises:
             Unavailable: the subscription was ended.
         """
-        return await self._after(0)
+        return await self._after(since)
 
     async def follow(self) -> AsyncGenerator[ResidencyUpdate, None]:
         """The whole first, then what changes, without end; raises as `look`."""

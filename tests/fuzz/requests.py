@@ -155,6 +155,7 @@ def _sent() -> tuple[Case, ...]:
     pages = [(b"sidecar", request("GET", path)) for path in ("/livez", "/readyz", "/status", "/metrics", "/x")]
     pages += [(b"admin", request("GET", path)) for path in ("/livez", "/readyz", "/metrics")]
     pages += [(b"admin", request("GET", f"/v1/residency?pool={pool}")) for pool in ("p", "q&name=acme/a", "%ff")]
+    pages += [(b"admin", request("GET", f"/v1/models?pool={pool}")) for pool in ("", "p", "%ff")]
     plugin = [request("GET", f"/v1/loraplane/{page}", **ours) for page in ("plugin", "state", "uses", "changes")]
     plugin += [request("POST", "/v1/loraplane/swap", swap, **ours), request("GET", "/v1/loraplane/state")]
     plugin += [request("POST", "/v1/loraplane/unload", unload.replace(b"good", b"x"), **ours)]

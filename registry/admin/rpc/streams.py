@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -117,6 +118,7 @@ def _rollout(rollout: Rollout) -> pb.Rollout:
 
 
 _PAGE_SECONDS = 5.0
+T = TypeVar("T")
 
 
 class Residency:
@@ -146,10 +148,10 @@ class Residency:
             raise InvalidArgument(Reason.INVALID_FIELD, "say which pool: /v1/residency?pool=POOL", field="pool")
         await self._reader.pool(pool, call.deadline)
         async with self._hub.look(pool) as subscription:
-            update = await _in_time(subscription.look())
+            update = await in_time(subscription.look())
         sight = "" if call.grant is None else f".{hash(call.grant):x}"
         headers = {"ETag": f'"{subscription.epoch}.{update.version}{sight}"', "Cache-Control": "no-cache"}
-        if headers["ETag"] in _etags(request):
+        if headers["ETag"] in etags(request):
             return Response(status_code=304, headers=headers)
         keys = _seen(update, seen_adapters(call, pool, PAGES[call.method])).keys if name is None else (name_key(name),)
         if name is not None and update.view.adapter(keys[0]) is None:
@@ -173,12 +175,14 @@ def _seen(update: ResidencyUpdate, is_seen: Callable[[str], bool]) -> ResidencyU
     return replace(update, keys=tuple(key for key in update.keys if is_seen(name_of_key(key))))
 
 
-def _etags(request: Request) -> list[str]:
+def etags(request: Request) -> list[str]:
+    """The tags that a poll already has."""
     given = request.headers.get("if-none-match", "")
     return [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
-async def _in_time(look: Awaitable[ResidencyUpdate]) -> ResidencyUpdate:
+async def in_time(look: Awaitable[T]) -> T:
+    """What is looked at, as soon as it is known. Raises Unavailable: it is not in time."""
     try:
         async with asyncio.timeout(_PAGE_SECONDS):
             return await look

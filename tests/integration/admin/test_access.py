@@ -130,6 +130,9 @@ async def test_each_way_in_knows_its_callers(etcd, tmp_path, authority):
             assert (await client.get("/v1/residency?pool=p")).status_code == 401
             answer = await client.get("/v1/residency?pool=p", headers=dict(bearer("ml-acme")))
             assert [one["name"] for one in answer.json()["adapters"]] == ["acme/a"]
+            assert (await client.get("/v1/models")).status_code == 401
+            answer = await client.get("/v1/models", headers=dict(bearer("ml-acme")))
+            assert (answer.status_code, answer.json()) == (200, {"object": "list", "data": []})
     assert not (tmp_path / "socket").exists()
 
 

@@ -261,7 +261,13 @@ def test_the_page_of_residency_asks_for_a_token_and_health_for_nothing(tmp_path)
     """A1 named: the other port too."""
 
     async def scene(served: Served) -> None:
-        for path, status in (("/livez", 200), ("/readyz", 503), ("/metrics", 401), ("/v1/residency?pool=p", 401)):
+        for path, status in (
+            ("/livez", 200),
+            ("/readyz", 503),
+            ("/metrics", 401),
+            ("/v1/residency?pool=p", 401),
+            ("/v1/models", 401),
+        ):
             assert (await served.page(path)).status_code == status, path
         told = (await served.page("/readyz")).json()["access"]
         assert (told["digest"][:7], told["trouble"]) == ("sha256:", "")
