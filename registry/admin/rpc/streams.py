@@ -182,7 +182,7 @@ def etags(request: Request) -> list[str]:
 
 
 async def in_time(look: Awaitable[T]) -> T:
-    """What is looked at, as soon as it is known. Raises Unavailable: it is not in time."""
+    """The result of a look, as soon as it is known. Raises Unavailable: it is not in time."""
     try:
         async with asyncio.timeout(_PAGE_SECONDS):
             return await look
