@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
-import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -21,6 +19,7 @@ from registry.client.address import Tls, check_address, is_of_this_host
 from registry.client.admin_api import AdminMethod, Reply, Request
 from registry.client.credentials import BearerToken, TokenCommand, TokenSource
 from registry.client.errors import CallErrors
+from registry.client.handshake import HandshakeTrouble, admin_service, found_trouble
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
 from registry.model.errors import InvalidArgument, Reason, Unauthenticated, Unavailable
@@ -35,7 +34,8 @@ PAGE_SIZE = 1000
 _SHORTEST_TRY_SECONDS = 0.05
 # One failure may be a connection that was just ended.
 _FAILURES_BEFORE_LOOK = 2
-_LOOK_SECONDS = 1.0
+# Files that are being replaced on both sides do not fit for a moment.
+_ROTATION_SECONDS = 1.0
 REPEAT = Backoff(base_seconds=0.2, cap_seconds=2.0)
 _SERVICE = "/registry.v1.AdapterRegistry"
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -103,8 +103,8 @@ class AdminCalls:
         check_address(address)
         self._token = _bearer(token, is_private=bool(tls) or is_of_this_host(address))
         self._address = address
-        self._is_without_certificate = tls is not None and bool(tls) and tls.cert is None
-        self._tls = TlsReader(tls.files(), partial(_log.warning, _TLS_TROUBLE)) if tls else None
+        self._files = tls.files() if tls else None
+        self._tls = TlsReader(self._files, partial(_log.warning, _TLS_TROUBLE)) if self._files else None
         self._pem = self._newest_pem()
         self._closing: set[asyncio.Task[None]] = set()
         self.channel = _open(address, self._pem)
@@ -244,23 +244,29 @@ class AdminCalls:
         """The outcome of an attempt, which is told how many seconds it has; repeated while it is Unavailable.
 
         Raises:
-            Unavailable: the service asks for a certificate, and we have none.
+            Unavailable: no handshake with the service can succeed, since its certificate or ours does not fit.
             RegistryError: of the last attempt.
         """
-        end = time.monotonic() + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        begun = time.monotonic()
+        end = begun + (self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         failures = 0
+        trouble: HandshakeTrouble | None = None
         while True:
             left_seconds = end - time.monotonic()
             try:
                 return await attempt(max(_SHORTEST_TRY_SECONDS, min(TRY_SECONDS, left_seconds)))
-            except Unavailable:
+            except Unavailable as error:
                 self._renew()
                 failures += 1
-                if failures == _FAILURES_BEFORE_LOOK:
-                    await self._check_certificate()
                 pause_seconds = REPEAT.delay(failures, random.uniform)
-                if time.monotonic() + pause_seconds >= end:
+                if failures == _FAILURES_BEFORE_LOOK or trouble:
+                    trouble = await found_trouble(self._address, self._files, admin_service(self._address))
+                now, told_at = time.monotonic(), begun + _ROTATION_SECONDS
+                if trouble and (now >= told_at or now + pause_seconds >= end):
+                    raise Unavailable(Reason.ADMIN_UNAVAILABLE, str(trouble)) from error
+                if now + pause_seconds >= end:
                     raise
+                pause_seconds = min(pause_seconds, told_at - now) if trouble else pause_seconds
             await asyncio.sleep(pause_seconds)
 
     async def aclose(self) -> None:
@@ -281,15 +287,6 @@ class AdminCalls:
             if self._token is not None:
                 self._token.forget()
             raise
-
-    async def _check_certificate(self) -> None:
-        """Raises Unavailable: we have no certificate, and the service ends our connections for want of one."""
-        if self._is_without_certificate and await asyncio.to_thread(_asks_for_certificate, self._address):
-            message = (
-                "the admin service asks for a client certificate: give --tls-cert and --tls-key (cert and key of Tls), "
-                "or, for a token, the address of its --token-listen"
-            )
-            raise Unavailable(Reason.ADMIN_UNAVAILABLE, message)
 
     def _renew(self) -> None:
         """Connects anew if files of `tls` were replaced, of which a channel never learns; calls that run may end."""
@@ -318,27 +315,6 @@ def _bearer(token: TokenSource | None, *, is_private: bool) -> BearerToken | Non
     if isinstance(token, TokenCommand) and not token.argv:
         raise InvalidArgument(Reason.INVALID_FIELD, "the token command is empty", field="token")
     return BearerToken(token)
-
-
-def _asks_for_certificate(address: str) -> bool:
-    """True where a service ends a handshake without a certificate, of which gRPC says no more than that it is away.
-
-    Nothing is sent, so it does not matter whether the service is the right one.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), _LOOK_SECONDS) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            return not secure.recv(1)  # who takes us speaks first
-    except ssl.SSLError as error:
-        return "CERTIFICATE_REQUIRED" in (error.reason or "")
-    except (OSError, ValueError):
-        return False
 
 
 def _serialized(message: Message) -> bytes:

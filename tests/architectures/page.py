@@ -39,6 +39,7 @@ it. Full logprobs of three greedy steps after four prompts are compared with tra
 
 {sum(counts.values())} adapters on {len(run)} models: {_counted(counts)}.
 Accepted and then served wrongly: {counts["SILENT"]}. Accepted and then refused by the engine: {counts["LOUD"]}.
+By itself the engine loads {loaded_wrongly(results)}.
 
 - **yes**: accepted as it is, and right. **prepared**: right once a sidecar has prepared it.
 - **no**: refused by `loraplane check`, and so by each sidecar. **no (R)**: refused though the engine serves it rightly.
@@ -72,6 +73,17 @@ not serve them rightly:
 {chr(10).join(f"- {name}: {error}" for name, error in not_run.items()) or "None."}
 {"".join(f"{chr(10)}- {name}: not in the last run" for name in missing)}
 """
+
+
+def loaded_wrongly(results: Mapping[str, Any]) -> str:
+    """What an engine without us takes and answers otherwise than PEFT, in words."""
+    cells = [cell for one in results.values() for cell in one.get("kinds", {}).values()]
+    wrong = [cell for cell in cells if cell["raw"] in {"wrong", "as the base"}]
+    as_base = sum(cell["raw"] == "as the base" for cell in wrong)
+    ends = Counter(cell["verdict"] for cell in wrong)
+    told = f"{len(wrong)} without a word and answers otherwise than they were trained to"
+    told += f", {as_base} of them exactly as the base"
+    return f"{told}; {ends['prepared']} of these are prepared, {ends['refused']} refused"
 
 
 def _counted(counts: Counter[str]) -> str:

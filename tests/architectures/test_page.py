@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
 from tests.architectures.families import FAMILIES
-from tests.architectures.page import PAGE, RESULTS, page
+from tests.architectures.page import PAGE, RESULTS, loaded_wrongly, page
 from tests.architectures.verdicts import answer_of, distance, verdict_of
 
 FAR = [[{"token": 1, "logprobs": [-3.0, -9.0]}]]
@@ -19,6 +20,17 @@ BASE = [[{"token": 1, "logprobs": [-1.0, -2.0]}]]
 def test_the_page_is_current():
     """Fails when a result changed: make architectures."""
     assert PAGE.read_text() == page(json.loads(RESULTS.read_text()))
+
+
+def test_the_readme_opens_with_these_figures():
+    results = json.loads(RESULTS.read_text())
+    opening = " ".join((PAGE.parents[1] / "README.md").read_text().partition("\n## ")[0].split())
+    wrong, _, ends = loaded_wrongly(results).partition("; ")
+    prepared, refused = re.findall(r"\d+", ends)
+    run = [row["kinds"] for row in results.values() if "kinds" in row]
+    counted = f"Of {sum(map(len, run))} adapters that PEFT makes for {len(run)} models"
+    assert f"{counted}, vLLM 0.32.0 loads {wrong}." in opening
+    assert f"LoraPlane mends {prepared} of these and refuses {refused}, each with a reason" in opening
 
 
 def test_no_adapter_is_accepted_that_the_engine_does_not_serve_rightly():

@@ -23,8 +23,11 @@ class Authority:
             *("-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.certificate)),
         )
 
-    def issue(self, name: str, *, host: str = "IP:127.0.0.1") -> TlsFiles:
-        """A certificate for client and server use, as what its owner needs to speak to others of this authority."""
+    def issue(self, name: str, *, host: str = "IP:127.0.0.1", days: int = 2) -> TlsFiles:
+        """A certificate for client and server use, as what its owner needs to speak to others of this authority.
+
+        `days`: until it expires; below 0: it has.
+        """
         file = self.folder / name.replace("/", "-")
         key, request, certificate, extensions = (file.with_name(f"{file.name}.{end}") for end in _ENDS)
         subject = "/CN=" + name.replace("/", r"\/")
@@ -35,7 +38,7 @@ class Authority:
         extensions.write_text(f"subjectAltName={host}\nextendedKeyUsage=serverAuth,clientAuth\n")
         _openssl(
             *("x509", "-req", "-in", str(request), "-CA", str(self.certificate), "-CAkey", str(self._key)),
-            *("-CAcreateserial", "-days", "2", "-extfile", str(extensions), "-out", str(certificate)),
+            *("-CAcreateserial", "-days", str(days), "-extfile", str(extensions), "-out", str(certificate)),
         )
         return TlsFiles(ca=self.certificate, certificate=certificate, key=key)
 

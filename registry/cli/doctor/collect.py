@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from registry.cli.client import AdminClient
 from registry.cli.commands.etcd_access import excess_found
@@ -32,6 +32,7 @@ from registry.cli.session import request_id_or_new
 from registry.cli.views.replica_view import missing_view, replica_view
 from registry.client import admin_api as api
 from registry.client.address import Tls
+from registry.client.handshake import etcd_member, found_trouble
 from registry.etcd3.client import Client as EtcdClient
 from registry.etcd3.client import MemberStatus
 from registry.etcd3.errors import Compacted, EtcdError, NoSpace
@@ -42,6 +43,7 @@ from registry.runtime.settings import DaemonSettings
 from registry.v1 import registry_pb2 as pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 _CALL_SECONDS = 5.0
 # The shortest lease that etcd gives: what is asked for is whether it gives one.
 _LEASE_SECONDS = 5
@@ -162,9 +164,14 @@ def _methods_here() -> list[str]:
 async def _methods(channel: grpc.aio.Channel) -> list[str] | None:
     """The methods that the admin service knows, by its reflection; None: it tells nobody, as with an access file."""
     request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=_SERVICE.full_name)
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    # Sent with the beginning of the call: a request of its own may come after the refusal, whose status is then lost.
+    ask = channel.unary_stream(
+        _REFLECTION,
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
     try:
-        replies = [reply async for reply in stub.ServerReflectionInfo(iter([request]), timeout=_CALL_SECONDS)]
+        replies = [reply async for reply in ask(request, timeout=_CALL_SECONDS)]
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return None
@@ -215,11 +222,23 @@ async def _look_at_etcd(settings: DaemonSettings, told: EtcdGrowth) -> tuple[lis
         members = await client.status(timeout_seconds=_CALL_SECONDS)
         is_up = any(isinstance(one, MemberStatus) for one in members)
         findings = etcd_findings(members, is_full=is_up and await _is_full(client))
+        findings = [await _with_handshake(one, settings) for one in findings]
         if is_up:
             findings += await _growth(client, Keys(settings.prefix), told) + await _excess(settings)
         return findings, is_up
     finally:
         await client.aclose()
+
+
+async def _with_handshake(finding: DoctorFinding, settings: DaemonSettings) -> DoctorFinding:
+    """The finding, or where it is that a member does not answer, what keeps us from it, if TLS does."""
+    if finding.reason != "member_down":
+        return finding
+    member = finding.subject
+    trouble = await found_trouble(member, settings.client_options().tls, etcd_member(member))
+    return (
+        finding if trouble is None else error(CheckedPart.ETCD, member, "no_handshake", trouble.finding, trouble.remedy)
+    )
 
 
 async def _excess(settings: DaemonSettings) -> list[DoctorFinding]:

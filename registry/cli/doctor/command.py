@@ -20,6 +20,7 @@ from registry.cli.doctor.findings import CheckedPart, DoctorFinding, EtcdGrowth,
 from registry.cli.failure import CliError, Exit, usage
 from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.cli.views.output import Printer
+from registry.client.handshake import admin_service, handshake_trouble
 from registry.model.errors import Reason
 from registry.runtime.flags import complaint_of
 from registry.runtime.settings import DaemonSettings, is_loopback
@@ -172,6 +173,11 @@ def _unreachable(session: Session, problem: CliError) -> DoctorFinding:
         finding = f"the admin service at {session.admin} answers, but reaches no majority of etcd"
         remedy = "start etcd's members; loraplane doctor --etcd HOST:PORT,… says which of them are down"
         return error(CheckedPart.ETCD, "all members", "unreachable", finding, remedy)
+    trouble = handshake_trouble(
+        session.admin, session.tls.files() if session.tls else None, admin_service(session.admin)
+    )
+    if trouble is not None:
+        return error(CheckedPart.ADMIN, session.admin, "no_handshake", trouble.finding, trouble.remedy)
     remedy = "start loraplane-admin, or name another with --admin"
     return error(CheckedPart.ADMIN, session.admin, "unreachable", problem.failure.message, remedy)
 

@@ -23,6 +23,8 @@ _FLAGS = {
     "--host": ("127.0.0.1", "address to listen on"),
     "--served-model-name": (DEFAULTS.served_model_name, "name of the base model"),
     "--model": (DEFAULTS.model, "directory that the listing shows for the base model"),
+    "--max-loras": (DEFAULTS.max_loras, "adapters that one batch may mix"),
+    "--max-lora-rank": (DEFAULTS.max_lora_rank, "adapters above it are refused"),
     "--max-cpu-loras": (DEFAULTS.max_cpu_loras, "adapters kept in memory"),
     "--vllm-version": (DEFAULTS.version, "release that it plays"),
 }
@@ -40,7 +42,9 @@ def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         served_model_name=arguments.served_model_name,
         model=arguments.model,
+        max_loras=arguments.max_loras,
         max_cpu_loras=arguments.max_cpu_loras,
+        max_lora_rank=arguments.max_lora_rank,
         runtime_lora=is_on(RUNTIME_LORA_VARIABLE),
         plugin=is_on() and is_on(RUNTIME_LORA_VARIABLE) and PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","),
         resolver=resolver_socket() or None,

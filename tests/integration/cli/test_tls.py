@@ -50,11 +50,25 @@ def test_mutual_tls(etcd, tmp_path, monkeypatch):
         )
         assert ends == [f"certificate 1 of {ours.certificate}", "the certificate of the admin service"]
         monkeypatch.undo()
-        stranger = ["--tls-cert", str(mallory.certificate), "--tls-key", str(mallory.key)]
-        for flags in ([], ["--tls-ca", str(ours.certificate), *stranger], ["--tls-ca", str(theirs.certificate)]):
-            ran = cli(*flags, "get", "pools", "--timeout", "0.5")
-            assert (ran.code, ran.err.count("\n")) == (6, 1)
-            assert ran.err.startswith(("error: ADMIN_UNAVAILABLE: ", "error: DEADLINE_EXCEEDED: "))
+        ca, stranger = ["--tls-ca", str(ours.certificate)], ["--tls-cert", str(mallory.certificate)]
+        stranger += ["--tls-key", str(mallory.key)]
+        for flags, told in (
+            ([], f"the admin service at {admin.address} speaks TLS, and this side does not: give --tls-ca"),
+            (ca, f"the admin service at {admin.address} asks for a client certificate: give --tls-cert and --tls-key"),
+            ([*ca, *stranger], f"the admin service at {admin.address} refuses the certificate {mallory.certificate}"),
+            (
+                ["--tls-ca", str(theirs.certificate)],
+                f"the certificate of the admin service at {admin.address} is of none",
+            ),
+        ):
+            ran = cli(*flags, "get", "pools", *patient)
+            assert (ran.code, ran.err.count("\n"), ran.out) == (6, 1, "")
+            assert ran.err.startswith(f"error: ADMIN_UNAVAILABLE: {told}")
+        (finding,) = cli("-o", "json", *ca, "doctor").json["findings"]
+        assert (finding["reason"], finding["finding"]) == (
+            "no_handshake",
+            f"the admin service at {admin.address} asks for a client certificate",
+        )
     finally:
         admin.program.kill()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -15,15 +14,14 @@ import pytest
 
 from loraplane import Registry, TokenCommand, TokenFile
 from registry.client import admin_api as api
-from registry.client import credentials, transport
+from registry.client import credentials
 from registry.client.address import Tls, is_of_this_host
 from registry.client.credentials import BearerToken
 from registry.client.transport import AdminCalls
-from registry.model.errors import InvalidArgument, Reason, Unauthenticated, Unavailable
+from registry.model.errors import InvalidArgument, Unauthenticated
 from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Hold, Refusal
-from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
 EXPIRED = Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "your token has expired; take a new one")
@@ -231,46 +229,3 @@ def test_a_missing_token_ends_a_call_at_once(admin: FakeAdmin, address, file):
     with Registry(address, token=TokenFile(file)) as registry, pytest.raises(Unauthenticated):
         registry.get("a", "p")
     assert admin.requests == []
-
-
-@pytest.mark.parametrize(
-    ("client_certificates", "is_asked"), [(ssl.CERT_REQUIRED, True), (ssl.CERT_NONE, False), (None, False)]
-)
-async def test_a_service_that_asks_for_a_certificate_is_told_from_one_that_is_away(
-    tmp_path, client_certificates, is_asked
-):
-    """gRPC tells both alike. None: it speaks no TLS."""
-    context = None
-    authority = Authority(tmp_path, "ours")
-    if client_certificates is not None:
-        files = authority.issue("server")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(files.certificate, files.key)
-        context.load_verify_locations(files.ca)
-        context.verify_mode = client_certificates
-
-    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"settings")
-        writer.close()
-
-    async with await asyncio.start_server(greet, "127.0.0.1", 0, ssl=context) as server:
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        assert await asyncio.to_thread(transport._asks_for_certificate, address) == is_asked
-    calls = AdminCalls(address, Tls(ca=authority.certificate), 1.0)
-    with pytest.raises(Unavailable, match="no connection"):
-        await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
-    await calls.aclose()
-
-
-async def test_a_missing_certificate_is_told_instead_of_waited_for(monkeypatch, tmp_path):
-    asked: list[str] = []
-    monkeypatch.setattr(transport, "_asks_for_certificate", lambda address: not asked.append(address))
-    calls = AdminCalls("127.0.0.1:1", Tls(ca=Authority(tmp_path, "ours").certificate), 600.0)
-
-    async def away(_seconds: float) -> None:
-        raise Unavailable(Reason.ADMIN_UNAVAILABLE, "away")
-
-    with pytest.raises(Unavailable, match="asks for a client certificate: give --tls-cert and --tls-key"):
-        await calls.repeated(away)
-    assert asked == ["127.0.0.1:1"]
-    await calls.aclose()
