@@ -172,10 +172,13 @@ class ReadFiles:
         self._layout = layout
         self._known = known
         self.troubles: Mapping[str, str] = {}
+        # What was at its place at some look: only that can be removed.
+        self._had: set[str] = set()
 
     def look(self, artifacts: Collection[str]) -> Mapping[str, str]:
         """Looks at these; gives the troubles."""
         found = {artifact: why for artifact in artifacts if (why := self._trouble(artifact))}
+        self._had.intersection_update(artifacts)
         if news := [artifact for artifact in found if self._path(artifact) not in self.troubles]:
             self._known.look_anew(news)
         self.troubles = {self._path(artifact): why for artifact, why in found.items()}
@@ -184,7 +187,17 @@ class ReadFiles:
     def _trouble(self, artifact: str) -> str:
         """Trouble of an artifact; of one that was changed it stays until the artifact is proven again."""
         had = "" if artifact in self._known.proofs else self.troubles.get(self._path(artifact), "")
-        return self._known.proofs.trouble(artifact) or had
+        why = self._known.proofs.trouble(artifact)
+        if not why:
+            self._had.add(artifact)
+        return "" if why and not had and self._is_arriving(artifact) else why or had
+
+    def _is_arriving(self, artifact: str) -> bool:
+        """True while it is fetched for the first time: it is leased and locked, and has not been there."""
+        if artifact in self._had or artifact in self._known.proofs:
+            return False
+        with locked_at_once(self._layout.lock(artifact)) as is_locked:
+            return not is_locked
 
     def _path(self, artifact: str) -> str:
         return str(self._layout.adapter(artifact))

@@ -6,11 +6,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import maintenance
+from sidecar.artifacts.ingest import Ingest
 from sidecar.artifacts.leases import read_leases
 from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.store import LocalStore
@@ -60,6 +63,22 @@ CHANGES: dict[str, Deed] = {
 
 def look(store: LocalStore) -> dict[str, str]:
     return dict(store.maintenance.look(Stop()))
+
+
+async def test_what_is_being_fetched_was_not_removed(store, sources, monkeypatch):
+    """It is leased before it is there."""
+    looks: list[dict[str, str]] = []
+    place = Ingest.place
+
+    def placed(ingest: Ingest, *arguments: Any) -> Any:
+        looks.append(look(store))
+        return place(ingest, *arguments)
+
+    monkeypatch.setattr(Ingest, "place", placed)
+    with capture_logs() as logged:
+        await store.ensure(pinned(write_adapter(sources / "s")))
+    assert (looks, store.troubles) == ([{}], {})
+    assert [one for one in logged if one["event"] == "artifact_touched"] == []
 
 
 @pytest.mark.parametrize("deed", REMOVALS.values(), ids=REMOVALS)

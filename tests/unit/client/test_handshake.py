@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import socketserver
 import ssl
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def files(tmp_path_factory) -> Files:
     )
 
 
-@asynccontextmanager
-async def service(server: TlsFiles | None, *, asks: bool = False) -> AsyncIterator[str]:
+@contextmanager
+def service(server: TlsFiles | None, *, asks: bool = False) -> Iterator[str]:
     """The address of a service that greets who comes in. None: it speaks no TLS; `asks`: for a client certificate."""
     context = None
     if server is not None:
@@ -67,12 +68,24 @@ async def service(server: TlsFiles | None, *, asks: bool = False) -> AsyncIterat
         context.load_verify_locations(server.ca)
         context.verify_mode = ssl.CERT_REQUIRED if asks else ssl.CERT_NONE
 
-    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"settings")
-        writer.close()
+    class Greeting(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(60)
+            with suppress(OSError):
+                if context is None:
+                    self.request.sendall(b"settings")
+                    return
+                with context.wrap_socket(self.request, server_side=True) as secure:
+                    secure.sendall(b"settings")
 
-    async with await asyncio.start_server(greet, "127.0.0.1", 0, ssl=context) as listening:
-        yield f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greeting) as listening:
+        serving = threading.Thread(target=listening.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield f"127.0.0.1:{listening.server_address[1]}"
+        finally:
+            listening.shutdown()
+            serving.join()
 
 
 @pytest.mark.parametrize(
@@ -89,8 +102,8 @@ async def service(server: TlsFiles | None, *, asks: bool = False) -> AsyncIterat
             "without",
             "S asks for a client certificate: give --tls-cert and --tls-key (cert and key of Tls)",
         ),
-        ("ours", True, "expired", "S refuses the certificate "),
-        ("ours", True, "foreign client", "give --tls-cert and --tls-key of an authority that it knows"),
+        ("ours", True, "expired", "expired): give --tls-cert and --tls-key"),
+        ("ours", True, "foreign client", "foreign.pem (unknown ca): give --tls-cert and --tls-key of an authority"),
         ("expired", False, "without", "the certificate of S has expired: put a new one in its place (--own)"),
         ("theirs", False, "without", "the certificate of S is of none of the authorities in "),
         ("theirs", False, "no ca", "the certificate of S is of none of the authorities of this host: name the CA that"),
@@ -106,7 +119,7 @@ async def test_what_keeps_a_client_out_is_told(files, server, asks, client, told
         "foreign client": replace(files.theirs, ca=files.ours.ca),
     }
     given = made[client] if client in made else getattr(files, client)
-    async with service(server and getattr(files, server), asks=asks) as address:
+    with service(server and getattr(files, server), asks=asks) as address:
         trouble = await found_trouble(address, given, PARTY)
     assert (trouble is None) == (told is None)
     assert told is None or told in str(trouble)
@@ -121,7 +134,7 @@ def test_of_a_service_that_is_away_nothing_is_told(files, address):
 async def test_files_that_are_gone_tell_nothing(files):
     """The reader of these files says so itself, and goes on with those that it had."""
     gone = TlsFiles(files.ours.ca, Path("/nowhere.pem"), Path("/nowhere.key"))
-    async with service(files.ours) as address:
+    with service(files.ours) as address:
         assert await found_trouble(address, gone, PARTY) is None
 
 
@@ -139,7 +152,7 @@ def test_the_words_are_those_of_each_service():
 async def test_a_call_says_it_instead_of_waiting(files, timeout_seconds):
     """Within two seconds where the machine is not busy; well before its time is up in any case."""
     begun = time.monotonic()
-    async with service(files.expired) as address:
+    with service(files.expired) as address:
         calls = AdminCalls(address, Tls(ca=files.ours.ca), timeout_seconds)
         with pytest.raises(Unavailable) as told:
             await calls.unary(api.LIST_POOLS, pb.ListPoolsRequest())
