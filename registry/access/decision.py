@@ -16,8 +16,9 @@ from registry.access.file import EVERYBODY, Access, Authentication, Binding
 from registry.access.principal import Principal
 from registry.access.questions import AccessQuestion
 from registry.access.roles import OF_TENANTS, ROLES, AccessRole, Action, roles_for
-from registry.access.scope import PLACEHOLDER, NamePatterns, below, spelled, tenant_in
+from registry.access.scope import PLACEHOLDER, below, spelled, tenant_in
 from registry.model.errors import PermissionDenied, Reason
+from registry.model.name_patterns import NamePatterns
 from registry.model.names import tenant_of
 from registry.model.source_uri import without_secrets
 

@@ -26,19 +26,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
 from registry.access.principal import RESERVED_PREFIX, SPIFFE
 from registry.access.roles import OF_POOLS, OF_TENANTS, AccessRole
 from registry.access.scope import PLACEHOLDER, check_pattern, source_prefix
-from registry.lora.text import printable
+from registry.model.operator_yaml import OperatorFileInvalid, read_operator_yaml
 
 MAX_BYTES = 1 << 20
 _DOMAIN = re.compile(r"[a-z0-9._-]{1,255}")
@@ -207,63 +205,8 @@ def read_access(content: bytes, place: str) -> Access:
     Raises:
         AccessInvalid: it is too large, no YAML, or not of the form.
     """
-    if len(content) > MAX_BYTES:
-        raise AccessInvalid(f"{place}: {len(content)} bytes are more than the {MAX_BYTES} that it may have")
     try:
-        text = content.decode()
-        node, plain = yaml.compose(text, _AccessLoader), yaml.load(text, _AccessLoader)  # noqa: S506 - of the safe loader
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:  # also of wrong !!tags
-        raise AccessInvalid(f"{place}{_mark(error)}: it is no YAML that can be read: {_why(error)}") from error
-    try:
-        found = _Access.model_validate(plain)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        line = _line(node, first["loc"])
-        said = first["msg"].removeprefix("Value error, ")
-        raise AccessInvalid(printable(f"{place}, line {line}: {f'{where}: ' if where else ''}{said}")) from error
+        found = read_operator_yaml(content, place, _Access, MAX_BYTES)
+    except OperatorFileInvalid as error:
+        raise AccessInvalid(str(error)) from error
     return Access(found.authentication, found.bindings, "sha256:" + hashlib.sha256(content).hexdigest())
-
-
-class _AccessLoader(yaml.SafeLoader):
-    """Without aliases, by which a small file can be a huge value; and a key that is there twice is an error."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not read")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        keys = [key.value for key, _ in node.value]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", node.start_mark)
-        made: dict[object, object] = super().construct_mapping(node, deep)
-        return made
-
-
-def _mark(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f", line {mark.line + 1}" if mark else ""
-
-
-def _why(error: Exception) -> str:
-    return str(getattr(error, "problem", None) or error).partition("\n")[0]
-
-
-def _line(node: yaml.Node | None, path: Sequence[int | str]) -> int:
-    """Line of what a path leads to, or of the last part of the path that is there; 1 for an empty file."""
-    line = node.start_mark.line if node else 0
-    for part in path:
-        node = next(_children(node, part), None)
-        if node is None:
-            break
-        line = node.start_mark.line
-    return line + 1
-
-
-def _children(node: yaml.Node | None, part: int | str) -> Iterator[yaml.Node]:
-    match node:
-        case yaml.MappingNode():
-            yield from (value for key, value in node.value if key.value == part)
-        case yaml.SequenceNode() if isinstance(part, int) and part < len(node.value):
-            yield node.value[part]

@@ -20,7 +20,7 @@ from registry.access.file import Access, Binding, read_access
 from registry.access.principal import Credential, Principal
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.access.roles import OF_POOLS, OF_TENANTS, AccessRole
-from registry.access.scope import NamePatterns
+from registry.model.name_patterns import NamePatterns
 from tests.properties.access.cedar import EVERYBODY, Cedar
 
 # 100,000 and more: each case has so many whole questions for each of four principals, and about three forms of each.
