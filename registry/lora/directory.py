@@ -140,7 +140,12 @@ def digest_of(directory: Path) -> str:
     Raises:
         OSError: one cannot be read.
     """
-    return manifest_digest(_entry(directory / name) for name in FILES)
+    return manifest_digest(entries_of(directory))
+
+
+def entries_of(directory: Path) -> list[FileEntry]:
+    """A directory's files as a manifest lists them. Raises OSError: one cannot be read."""
+    return [_entry(directory / name) for name in FILES]
 
 
 def _entry(path: Path) -> FileEntry:

@@ -13,7 +13,7 @@ from registry.lora.signatures import signed_bytes
 
 
 class BadKey(ValueError):
-    """Something is no Ed25519 key in PEM; the message says what is asked for, and never holds the key."""
+    """Something is no key in PEM that signs adapters; the message says what is asked for, and never holds the key."""
 
 
 @dataclass(frozen=True, slots=True)

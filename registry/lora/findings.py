@@ -45,6 +45,7 @@ FindingReason = Literal[
 WarningReason = Literal[
     "base_layer_ignored",
     "base_name_differs",
+    "bundle_left_out",
     "dora_stripped",
     "engine_coverage_unknown",
     "modules_dropped",

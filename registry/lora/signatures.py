@@ -14,7 +14,17 @@ from registry.lora.digest import canonical_json
 
 SIGNATURE_PATTERN = r"^[A-Za-z0-9+/]{85}[AQgw]==$"
 # Stable. Programs may depend on them.
-SignatureReason = Literal["signature_invalid", "signature_keys_missing", "signature_missing"]
+SignatureReason = Literal[
+    "bundle_invalid",
+    "bundle_missing",
+    "signature_expired",
+    "signature_invalid",
+    "signature_keys_missing",
+    "signature_missing",
+    "signed_for_other",
+    "signed_other_files",
+    "signer_untrusted",
+]
 
 
 class PublicKey(Protocol):

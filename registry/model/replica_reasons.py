@@ -95,6 +95,15 @@ RETRY_RULES: Mapping[str, RetryRule] = MappingProxyType(
             *("a signature in the record, other keys, or another policy", "`loraplane sign URI --key FILE`"),
             *("signature_invalid", "signature_keys_missing", "signature_missing"),
         ),
+        **_later(
+            *(
+                "a model.sig beside the files that counts, or another --signature-policy",
+                "`loraplane sign DIR --key FILE`",
+            ),
+            *("bundle_invalid", "bundle_missing", "signature_expired", "signed_for_other", "signed_other_files"),
+            "signer_untrusted",
+            is_answer=True,
+        ),
         # The record, or this host, does not allow it.
         **_change(
             *(_RECORD, _APPLY),

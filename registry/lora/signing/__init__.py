@@ -1,0 +1,1 @@
+"""Bundles that vouch for files, as OpenSSF Model Signing has them. Pure."""
