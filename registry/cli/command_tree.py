@@ -100,8 +100,8 @@ ENTRIES = (
     ),
     _command(
         "sign",
-        "commands.publish:sign",
-        "Print a signature of an adapter, for source.signature of its manifest.",
+        "commands.sign:sign",
+        "Sign an adapter's folder into a bundle (model.sig), as model_signing does.",
     ),
     _command(
         "doctor",

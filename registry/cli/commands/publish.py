@@ -1,4 +1,4 @@
-"""Commands for whoever trained an adapter: publish, expect, sign."""
+"""Commands for whoever trained an adapter: publish, expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from registry.cli.commands.check import (
     Source,
     Vision,
     compared_with,
-    digest_of_source,
     folder_at,
     plain_warnings,
 )
@@ -174,7 +173,6 @@ def _tell(printer: Printer, uri: str, published: PublishedFiles, *, is_compared:
     printer.lines([published.digest])
 
 
-MAX_KEY_BYTES = 1 << 16
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog.",
     "SELECT name, price FROM products WHERE",
@@ -259,32 +257,3 @@ def _tell_expected(printer: Printer, source: str, answers: Sequence[ReferenceAns
 
 def _rounded(logprobs: Sequence[float]) -> list[float]:
     return [round(one, 5) for one in logprobs]
-
-
-def sign(
-    context: click.Context,
-    source: Source,
-    *,
-    key: Annotated[Path, options.flag("--key", metavar="FILE", help="Private Ed25519 key in PEM, without password.")],
-    credentials: options.Credentials = None,
-    credential: options.Credential = None,
-    hf_endpoint: options.HfEndpoint = None,
-    timeout: options.Timeout = None,
-) -> None:
-    """Print a signature of an adapter, for source.signature of its manifest."""
-    from registry.lora.ed25519 import BadKey  # noqa: PLC0415 - megabytes that no other command needs
-    from registry.lora.ed25519 import sign as signature_of  # noqa: PLC0415 - see above
-
-    printer = session_of(context).printer()
-    digest = digest_of_source(source, SourceReader(credentials, hf_endpoint), credential, timeout)
-    try:
-        with key.open("rb") as file:
-            signature = signature_of(digest, file.read(MAX_KEY_BYTES))
-    except OSError as error:
-        raise usage(f"--key {key} cannot be read: {error.strerror}") from error
-    except BadKey as error:
-        raise usage(f"--key {key}: {error}") from error
-    if printer.is_plain:
-        printer.plain({"source": source, "digest": digest, "signature": signature})
-    else:
-        printer.lines([signature])

@@ -19,6 +19,7 @@ from obstore.store import ObjectStore
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import check_files, digest_of
 from registry.lora.findings import UnfitAdapter
+from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.model.source_uri import SCHEMES, SourceUri, parse_source, without_secrets
 from registry.runtime.local_files import sync_directory
 from registry.sources.credentials import HeldCredential
@@ -71,7 +72,9 @@ def destination(uri: str) -> Destination:
 
 
 def put(folder: Path, there: Destination, held: HeldCredential | None) -> bool:
-    """Copies the two files of `folder`; False if just these are there already.
+    """Copies the two files of `folder`, and their bundle; False if just these files are there already.
+
+    A bundle may take the place of another one: it says for itself that it is over the same files.
 
     Raises:
         DestinationTaken: something else is there.
@@ -99,12 +102,13 @@ def _shown(there: Destination) -> str:
 def _put_folder(folder: Path, target: Path) -> bool:
     if target.exists():
         _check_same(folder, target)
+        _put_bundle(folder, target)
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     arriving = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         arriving.mkdir()
-        for name in FILES:
+        for name in (*FILES, *_bundle_of(folder)):
             _copy(folder / name, arriving / name)
         sync_directory(arriving)
         arriving.rename(target)
@@ -117,6 +121,22 @@ def _put_folder(folder: Path, target: Path) -> bool:
         shutil.rmtree(arriving, ignore_errors=True)
     sync_directory(target.parent)
     return True
+
+
+def _bundle_of(folder: Path) -> tuple[str, ...]:
+    """The name of the bundle, if there is one."""
+    return (SIGNATURE_FILE,) if (folder / SIGNATURE_FILE).is_file() else ()
+
+
+def _put_bundle(folder: Path, target: Path) -> None:
+    for name in _bundle_of(folder):
+        arriving = target / f".{name}.{uuid.uuid4().hex}"
+        try:
+            _copy(folder / name, arriving)
+            arriving.rename(target / name)
+        finally:
+            arriving.unlink(missing_ok=True)
+        sync_directory(target)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -140,6 +160,8 @@ def _put_objects(folder: Path, place: SourceUri, held: HeldCredential | None) ->
     store = open_store(place, held, UPLOAD_TIMEOUT)
     keys = {name: "/".join((*place.path, name)) for name in FILES}
     missing = [name for name in FILES if not _is_there(store, keys[name], folder / name)]
+    for name in _bundle_of(folder):  # before the last file, without which nobody takes it for an adapter
+        obstore.put(store, "/".join((*place.path, name)), folder / name, use_multipart=False)
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         if name in missing:
             _create(store, keys[name], folder / name)

@@ -12,10 +12,13 @@ from tempfile import TemporaryDirectory
 from registry.lora.base import BaseModules
 from registry.lora.base_directory import names_of
 from registry.lora.digest import FILES, WEIGHTS_FILE
-from registry.lora.directory import Opened, check_files, digest_of, examine_directory, open_directory
+from registry.lora.directory import Opened, check_files, digest_of, entries_of, examine_directory, open_directory
 from registry.lora.findings import AdapterWarning, UnfitAdapter
 from registry.lora.policy import AdapterLimits
 from registry.lora.safetensors import not_finite
+from registry.lora.signing.folder import bundle_in, statement_in
+from registry.lora.signing.forms import BadBundle
+from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.sources.credentials import HeldCredential
 from registry.tools.convert.destination import Destination, put
 from registry.tools.convert.options import (
@@ -81,8 +84,9 @@ def publish(
             outcomes = _converted(source, out, opened, task, options, compared.directory, initial)
         else:
             outcomes = _copied(source, out)
+        left = [] if _carried(source, out) else [_LEFT_BUNDLE]
         examined = examine_directory(out, compared.modules, compared.limits, options.policy)
-        warnings = [*examined.verdict.warnings, *_base_doubts(task, opened, compared.directory)]
+        warnings = [*examined.verdict.warnings, *_base_doubts(task, opened, compared.directory), *left]
         is_new = put(out, there, held)
         return PublishedFiles(digest_of(out), outcomes, warnings, not is_new)
 
@@ -108,6 +112,27 @@ def _copied(source: Path, out: Path) -> list[ModuleOutcome]:
     for name in FILES:
         shutil.copyfile(source / name, out / name)
     return []
+
+
+_LEFT_BUNDLE = AdapterWarning(
+    "bundle_left_out",
+    f"{SIGNATURE_FILE} is over other files than those that are published; sign these: loraplane sign DIR --key KEY.pem",
+)
+
+
+def _carried(source: Path, out: Path) -> bool:
+    """Copies the bundle too; False if there is one and it is not over what is published."""
+    content = bundle_in(source)
+    if content is None:
+        return True
+    try:
+        signed = statement_in(content)
+    except BadBundle:
+        return False
+    if any(signed.sha256.get(one.path) != one.sha256 for one in entries_of(out)):
+        return False
+    (out / SIGNATURE_FILE).write_bytes(content)
+    return True
 
 
 def _converted(

@@ -1,0 +1,133 @@
+"""sign: a bundle beside the files with an ECDSA key, a signature for the record with an Ed25519 key."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from registry.cli.main import run
+from registry.lora.directory import digest_of
+from registry.lora.ed25519 import read_public_key
+from registry.lora.signatures import signer
+from registry.lora.signing.bundle import read_bundle
+from registry.lora.signing.folder import bundle_in, folder_sha256, statement_in
+from registry.lora.signing.keys import read_signing_key
+from registry.lora.signing.statement import SignatureBinding
+from tests.corpus.drafts import LLAMA
+from tests.support.signing import SigningAuthority, make_ec_key, make_key
+
+
+@pytest.fixture
+def adapter(tmp_path) -> Path:
+    return LLAMA.draft().write(tmp_path / "adapter")
+
+
+@pytest.fixture
+def public(tmp_path) -> str:
+    private, public = make_ec_key()
+    (tmp_path / "key.pem").write_bytes(private)
+    return public
+
+
+def test_an_ed25519_key_prints_a_signature_of_the_digest_that_a_record_pins(capsys, adapter, tmp_path):
+    _, public = make_key(tmp_path)
+    arguments = [str(adapter), "--key", str(tmp_path / "key.pem")]
+    assert run(["sign", *arguments]) == 0
+    signature = capsys.readouterr().out.strip()
+    assert signer(digest_of(adapter), signature, {"mine": read_public_key(public)}) == "mine"
+    assert (run(["-o", "json", "sign", *arguments]), json.loads(capsys.readouterr().out)["signature"]) == (0, signature)
+    assert (run(["digest", str(adapter)]), capsys.readouterr().out.strip()) == (0, digest_of(adapter))
+    assert run(["-o", "json", "digest", adapter.as_uri()]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == digest_of(adapter)
+    assert bundle_in(adapter) is None
+    assert run(["sign", *arguments, "--name", "acme/*"]) == 2
+    assert "--name is for an ECDSA key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "binding", "told"),
+    [
+        ([], SignatureBinding(), ", for any name, pool and base, and without an end"),
+        (
+            ["--name", "acme/*", "--name", "sql", "--pool", "qwen", "--base", "b", "--not-after", "2027-06-30"],
+            SignatureBinding(("acme/*", "sql"), ("qwen",), "b", datetime(2027, 6, 30, 23, 59, 59, tzinfo=UTC)),
+            ", as acme/*, sql in qwen on b until 2027-06-30T23:59:59Z",
+        ),
+    ],
+)
+def test_an_ecdsa_key_writes_a_bundle_over_all_files_of_the_folder(
+    capsys, adapter, tmp_path, public, monkeypatch, flags, binding, told
+):
+    """R21 proven-here: each file by its sha256, and what they may be used for; the environment binds no pool."""
+    monkeypatch.setenv("LORAPLANE_POOL", "other")
+    (adapter / "notes").mkdir()
+    (adapter / "notes" / "README.md").write_text("mine")
+    (adapter / ".git").mkdir()
+    (adapter / ".git" / "config").write_text("not signed")
+    assert run(["sign", str(adapter), "--key", str(tmp_path / "key.pem"), *flags]) == 0
+    assert capsys.readouterr().out == f"{adapter}/model.sig is over 3 files{told}\n"
+    content = bundle_in(adapter)
+    assert content is not None
+    signed = statement_in(content)
+    assert (signed.subject, signed.binding, signed.sha256) == ("adapter", binding, folder_sha256(adapter))
+    assert set(signed.sha256) == {"adapter_config.json", "adapter_model.safetensors", "notes/README.md"}
+    assert read_signing_key(public).made(read_bundle(content))
+    assert not list(tmp_path.glob(".adapter.*"))
+
+
+def test_a_certificate_goes_into_the_bundle_and_a_script_gets_its_path(capsys, adapter, tmp_path):
+    private, chain = SigningAuthority().issue(x509.RFC822Name("a@b"))
+    (tmp_path / "key.pem").write_bytes(private)
+    (tmp_path / "chain.pem").write_bytes(chain)
+    arguments = ["sign", str(adapter), "--key", str(tmp_path / "key.pem"), "--certificate", str(tmp_path / "chain.pem")]
+    assert (run(["-o", "name", *arguments]), capsys.readouterr().out) == (0, f"{adapter}/model.sig\n")
+    assert run(["-o", "json", *arguments]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["bundle"], said["digest"], len(said["files"])) == (f"{adapter}/model.sig", digest_of(adapter), 2)
+    content = bundle_in(adapter)
+    assert content is not None
+    assert len(read_bundle(content).chain) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "code", "why"),
+    [
+        (lambda _: None, ["--not-after", "soon"], 2, "--not-after 'soon' must be a day or a moment with its zone"),
+        (lambda _: None, ["--name", ""], 2, "--name takes 1 to 64 patterns"),
+        (lambda _: None, ["--pool", "p"] * 65, 2, "--pool takes 1 to 64 patterns"),
+        (lambda _: None, ["--certificate", "/nowhere"], 2, "--certificate /nowhere cannot be read"),
+        (lambda one: (one / "adapter_model.safetensors").unlink(), [], 4, "source_incomplete"),
+        (lambda one: (one / "linked").symlink_to("/etc/hostname"), [], 2, "is a link"),
+        (lambda one: (one / "model.sig").mkdir(), [], 2, "cannot write"),
+    ],
+)
+def test_what_cannot_be_signed_is_told_with_what_to_do_and_nothing_is_left(
+    capsys, adapter, tmp_path, public, change, flags, code, why
+):
+    change(adapter)
+    assert run(["sign", str(adapter), "--key", str(tmp_path / "key.pem"), *flags]) == code
+    assert why in capsys.readouterr().err
+    assert not (adapter / "model.sig").is_file()
+    assert not list(tmp_path.glob(".adapter.*"))
+
+
+def test_keys_and_places_that_cannot_be_used(capsys, adapter, tmp_path, public):
+    key = str(tmp_path / "key.pem")
+    for arguments, code, why in (
+        ([str(adapter), "--key", "/nowhere"], 2, "--key /nowhere cannot be read"),
+        (["s3://bucket/a", "--key", key], 2, "name the folder"),
+        (["/nowhere", "--key", key], 3, "there is no folder /nowhere"),
+    ):
+        assert run(["sign", *arguments]) == code
+        assert why in capsys.readouterr().err
+    (tmp_path / "key.pem").write_text("none")
+    assert run(["sign", str(adapter), "--key", key]) == 2
+    assert "no unencrypted private key in PEM" in capsys.readouterr().err
+    (tmp_path / "key.pem").write_bytes(make_ec_key()[0])
+    (tmp_path / "chain.pem").write_text("none")
+    assert run(["sign", str(adapter), "--key", key, "--certificate", str(tmp_path / "chain.pem")]) == 2
+    assert "the certificates are not in PEM" in capsys.readouterr().err
