@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import grpc
 
 from registry.cli.failure import CliError, failure_of, usage
 from registry.client import admin_api as api
-from registry.client.address import Tls
+from registry.client.address import RESOLVED, Tls
 from registry.client.admin_api import AdminMethod, Reply, Request
 from registry.client.background import BackgroundLoop, BlockingClient
 from registry.client.credentials import TokenSource
@@ -40,6 +41,10 @@ _REMEDIES: Mapping[Reason, str] = {
 # A call that takes longer is likely to wait for etcd, which the admin service knows within a few seconds.
 _ASK_AFTER_SECONDS = 0.7
 _HEALTH_SECONDS = 1.0
+# Until a first answer somebody may not even listen there, which is quickly known.
+_LOOK_AFTER_SECONDS = 0.4
+# Nobody listens there who has not taken a connection by then.
+_CONNECT_SECONDS = 1.0
 
 
 @contextmanager
@@ -92,10 +97,14 @@ async def _while_etcd_answers(calls: AdminCalls, call: Callable[[], Awaitable[T]
     """The outcome of a call; `request_id` empty: it changes nothing.
 
     Raises:
-        Unavailable: it takes long, and the admin service says that it does not reach etcd.
+        Unavailable: it takes long, and the admin service says that it does not reach etcd; or nobody has answered us
+            yet, and nobody listens there. Who has answered once is waited for: it may be restarting.
     """
     task = asyncio.ensure_future(call())
     try:
+        is_late = not calls.has_answered and not (await asyncio.wait({task}, timeout=_LOOK_AFTER_SECONDS))[0]
+        if is_late and (trouble := await _connection_trouble(calls.address)):
+            raise calls.errors.unreachable(trouble, request_id)
         while not (await asyncio.wait({task}, timeout=_ASK_AFTER_SECONDS))[0]:
             if await _is_without_etcd(calls):
                 again = f"; whether the change is made is settled by the same with --request-id {request_id}"
@@ -108,6 +117,22 @@ async def _while_etcd_answers(calls: AdminCalls, call: Callable[[], Awaitable[T]
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def _connection_trouble(address: str) -> str:
+    """Reason for which nobody takes a connection there; empty: somebody does, or it is no HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or address.startswith(RESOLVED):
+        return ""
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError:
+        return "nothing answers there"
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    writer.close()
+    return ""
 
 
 async def _is_without_etcd(calls: AdminCalls) -> bool:

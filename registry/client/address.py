@@ -12,7 +12,7 @@ from registry.model.errors import InvalidArgument, Reason
 
 _ADDRESS = re.compile(r"[^/\s]+:[0-9]{1,5}")
 # Ways to name a server that gRPC knows besides.
-_RESOLVED = ("dns:", "unix:", "ipv4:", "ipv6:", "xds:")
+RESOLVED = ("dns:", "unix:", "ipv4:", "ipv6:", "xds:")
 
 
 def check_address(address: str) -> None:
@@ -21,7 +21,7 @@ def check_address(address: str) -> None:
     Raises:
         InvalidArgument: it is not HOST:PORT.
     """
-    if not _ADDRESS.fullmatch(address) and not address.startswith(_RESOLVED):
+    if not _ADDRESS.fullmatch(address) and not address.startswith(RESOLVED):
         message = f"{address!r} is not HOST:PORT, such as 127.0.0.1:7600"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field="address")
 

@@ -98,6 +98,10 @@ class CallErrors:
                 raise
             raise self._error(grpc.StatusCode.CANCELLED, "the call was cancelled", _Details(), request_id) from error
 
+    def unreachable(self, why: str, request_id: str = "") -> RegistryError:
+        """The error of a service that takes no connection."""
+        return self._error(grpc.StatusCode.UNAVAILABLE, why, _Details(), request_id)
+
     def endless_pages(self, method: str) -> Internal:
         """The error of a listing whose pages lead in a circle."""
         told = f"the pages of {method} lead in a circle: page_token came twice; upgrade it, or ask another"

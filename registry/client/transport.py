@@ -102,7 +102,9 @@ class AdminCalls:
     ) -> None:
         check_address(address)
         self._token = _bearer(token, is_private=bool(tls) or is_of_this_host(address))
-        self._address = address
+        self.address = address
+        # Whether a call was answered, so that somebody is known to be there.
+        self.has_answered = False
         self._files = tls.files() if tls else None
         self._tls = TlsReader(self._files, partial(_log.warning, _TLS_TROUBLE)) if self._files else None
         self._pem = self._newest_pem()
@@ -140,7 +142,9 @@ class AdminCalls:
             metadata, sent = (*shown, REPEATED_METADATA) if sent else shown, True
             call = self.channel.unary_unary(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
             with self._outcomes(request_id):
-                return await call(request, timeout=seconds, metadata=metadata or None)
+                answer = await call(request, timeout=seconds, metadata=metadata or None)
+            self.has_answered = True
+            return answer
 
         return await self.repeated(attempt, timeout_seconds)
 
@@ -180,6 +184,7 @@ class AdminCalls:
         try:
             with self._outcomes():
                 async for answer in running:
+                    self.has_answered = True
                     yield answer
         finally:
             running.cancel()
@@ -260,7 +265,7 @@ class AdminCalls:
                 failures += 1
                 pause_seconds = REPEAT.delay(failures, random.uniform)
                 if failures == _FAILURES_BEFORE_LOOK or trouble:
-                    trouble = await found_trouble(self._address, self._files, admin_service(self._address))
+                    trouble = await found_trouble(self.address, self._files, admin_service(self.address))
                 now, told_at = time.monotonic(), begun + _ROTATION_SECONDS
                 if trouble and (now >= told_at or now + pause_seconds >= end):
                     raise Unavailable(Reason.ADMIN_UNAVAILABLE, str(trouble)) from error
@@ -296,7 +301,7 @@ class AdminCalls:
         closing = asyncio.create_task(self.channel.close(TRY_SECONDS))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        self.channel, self._pem = _open(self._address, pem), pem
+        self.channel, self._pem = _open(self.address, pem), pem
 
     def _newest_pem(self) -> Pem | None:
         try:

@@ -199,8 +199,13 @@ def at_the_terminal(log: Callable[[str], None], new_id: Callable[[], str]) -> It
         mock.patch("registry.client.transport.PAGE_SIZE", PAGE_SIZE),
         mock.patch("registry.cli.session.uuid", SimpleNamespace(uuid4=new_id)),
         mock.patch("registry.cli.commands.backup.note", log),
+        mock.patch("registry.cli.client._connection_trouble", _taken),  # of TCP, which the world does not play
     ):
         yield
+
+
+async def _taken(_address: str) -> str:
+    return ""
 
 
 def _now() -> float:

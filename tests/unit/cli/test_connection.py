@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from registry.cli import client as of_client
-from registry.cli.client import AdminClient, _merged, _while_etcd_answers
+from registry.cli.client import AdminClient, _connection_trouble, _merged, _while_etcd_answers
 from registry.cli.completion import _begun
 from registry.cli.failure import CliError, Exit
 from registry.cli.main import run
@@ -107,7 +107,8 @@ async def test_a_call_is_waited_for_until_etcd_is_known_to_be_away(monkeypatch, 
     asked = AsyncMock(side_effect=[False, True])
     monkeypatch.setattr(of_client, "_is_without_etcd", asked)
     monkeypatch.setattr(of_client, "_ASK_AFTER_SECONDS", 0.0)
-    calls, ends = SimpleNamespace(errors=SimpleNamespace(address="a:1")), list[str]()
+    calls = SimpleNamespace(errors=SimpleNamespace(address="a:1"), has_answered=True)
+    ends = list[str]()
 
     async def slow() -> None:
         try:
@@ -122,6 +123,32 @@ async def test_a_call_is_waited_for_until_etcd_is_known_to_be_away(monkeypatch, 
     assert (f"with --request-id {request_id}" in raised.value.message) == is_settled
     with pytest.raises(ValueError, match="no"):
         await _while_etcd_answers(calls, AsyncMock(side_effect=ValueError("no")), request_id)
+
+
+@pytest.mark.parametrize("line", ["get pools", "delete adapter a --pool dev --request-id q1"])
+def test_a_service_where_nobody_listens_is_told_at_once_unless_the_user_waits(cli, monkeypatch, line):
+    """Within a second; who has answered once is waited for, since it may be restarting."""
+    monkeypatch.setattr(of_client, "_LOOK_AFTER_SECONDS", 0.01)
+    monkeypatch.delenv("LORAPLANE_TIMEOUT")
+    with nobody_listens() as nobody:
+        ran = cli("--admin", nobody, *line.split())
+        assert ran.code == 6
+        assert ran.err.startswith(f"error: ADMIN_UNAVAILABLE: no connection to the admin service at {nobody} (")
+        assert ("refused" in ran.err, "start it" in ran.err, "q1" in ran.err) == (True, True, "q1" in line)
+        looked = AsyncMock(return_value="nobody")
+        monkeypatch.setattr(of_client, "_connection_trouble", looked)
+        assert cli("--admin", nobody, "get", "pools", "--timeout", "0.3").code == 6
+        assert looked.await_count == 0
+
+
+async def test_a_connection_that_is_not_taken_in_time_or_has_no_port_to_ask(monkeypatch):
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    assert await _connection_trouble("unix:/nowhere") == await _connection_trouble("dns:host:1") == ""
+    monkeypatch.setattr(of_client, "_CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    assert await _connection_trouble("h:1") == "nothing answers there"
 
 
 def test_what_may_change_something_is_told_before_the_first_time_and_once(address, admin):
@@ -174,6 +201,7 @@ HELD = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_
 def without_etcd(admin, monkeypatch) -> FakeAdmin:
     """A service that answers nothing but that it does not reach etcd, which is asked at once."""
     monkeypatch.setattr(of_client, "_ASK_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(of_client, "_connection_trouble", AsyncMock(return_value=""))  # no port is listened on here
     monkeypatch.delenv("LORAPLANE_TIMEOUT")
     admin.answers["Check"] = [HELD]
     return admin
