@@ -120,7 +120,7 @@ flaky: install engine .venv-oldest/.installed .venv-kubernetes/.installed .venv-
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # What is too long for each change.
-.PHONY: corpus engines battery sessions
+.PHONY: corpus engines battery sessions pods
 corpus: install engine ## Load the whole corpus of adapters, sound and with defects, into real vLLM, for three architectures; and four that ignore or reorder a matrix
 	CORPUS=whole $(BIN)/pytest tests/corpus tests/architectures/test_quick.py
 
@@ -133,9 +133,12 @@ battery: install ## Play all of an engine's misbehaviours, at all moments and fo
 sessions: install ## Play the demonstration on simulated engines, and what docs/ shows of a session, word for word
 	NIGHTLY=yes $(BIN)/pytest tests/integration/devstack
 
+pods: install engine .venv-kubernetes/.installed ## Play the rendered chart pod by pod: updates, scaling, killed parts, a lost node, once on real vLLM (needs root)
+	PODS=whole $(BIN)/pytest -s --timeout=1800 tests/deploy/test_fleet_in_pods.py
+
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, 10,000 seeds, battery, sessions, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines sim battery sessions flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, 10,000 seeds, battery, sessions, pods, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines sim battery sessions pods flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

@@ -44,12 +44,18 @@
 {{- if and (not $v.insecure) (not $v.sidecar.controlTokenSecretName) (ne $v.plugin.source "none") -}}
 {{- fail "sidecar.controlTokenSecretName is empty: whoever reaches the engine could swap adapters. Name a Secret with a token under the key `token`, or give insecure: true" -}}
 {{- end -}}
+{{- if and $v.sidecar.http.tokenSecretName (not $v.sidecar.http.tlsSecretName) -}}
+{{- fail "sidecar.http.tokenSecretName needs sidecar.http.tlsSecretName, since others could read the token" -}}
+{{- end -}}
 {{- if and $v.sidecar.store.hostPath $v.sidecar.store.claim.size -}}
 {{- fail "sidecar.store.hostPath and sidecar.store.claim are two stores: give one of them" -}}
 {{- end -}}
 {{- end }}
 
 {{- define "loraplane.checkReplicas" -}}
+{{- if and .Values.monitoring.podMonitor.enabled (not .Values.insecure) (not .Values.sidecar.http.tlsSecretName) -}}
+{{- fail "monitoring.podMonitor needs sidecar.http.tlsSecretName: a sidecar's pages answer other hosts over TLS alone, with a certificate or a token" -}}
+{{- end -}}
 {{- if and .Values.sidecar.store.claim.size (ne .Values.replicas.kind "StatefulSet") -}}
 {{- fail "sidecar.store.claim needs replicas.kind: StatefulSet, whose pods have a claim each" -}}
 {{- end -}}

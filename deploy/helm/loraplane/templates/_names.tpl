@@ -124,3 +124,8 @@ affinity: {{- toYaml . | nindent 2 }}
   secret: {secretName: {{ or .own.passwordSecretName $etcd.passwordSecretName }}, defaultMode: 0440}
 {{- end }}
 {{- end }}
+
+{{/* Of probes: how a port with a certificate is asked. `.` has its tlsSecretName. */}}
+{{- define "loraplane.scheme" -}}
+{{- if .tlsSecretName }}, scheme: HTTPS{{ end }}
+{{- end }}

@@ -91,6 +91,14 @@ for the pod, so that routers that look at containers alone agree with Services.
     {{- if .Values.engine.apiKeySecretName }}
     - --engine-api-key-file=/run/secrets/loraplane/engine-key/key
     {{- end }}
+    {{- if $s.http.tlsSecretName }}
+    - --http-tls-cert=/run/secrets/loraplane/http-tls/tls.crt
+    - --http-tls-key=/run/secrets/loraplane/http-tls/tls.key
+    - --http-tls-ca=/run/secrets/loraplane/http-tls/ca.crt
+    {{- end }}
+    {{- if $s.http.tokenSecretName }}
+    - --http-token-file=/run/secrets/loraplane/http-token/token
+    {{- end }}
     {{- if .Values.insecure }}
     - --insecure
     {{- end }}
@@ -100,12 +108,12 @@ for the pod, so that routers that look at containers alone agree with Services.
   ports:
     - {name: loraplane, containerPort: 7602}
   startupProbe:
-    httpGet: {path: /livez, port: 7602}
+    httpGet: {path: /livez, port: 7602{{ include "loraplane.scheme" $s.http }}}
     periodSeconds: 1
     failureThreshold: 60
     timeoutSeconds: 3
   livenessProbe:
-    httpGet: {path: /livez, port: 7602}
+    httpGet: {path: /livez, port: 7602{{ include "loraplane.scheme" $s.http }}}
     periodSeconds: 10
     failureThreshold: 3
     timeoutSeconds: 5
@@ -123,7 +131,8 @@ for the pod, so that routers that look at containers alone agree with Services.
     runAsUser: 10001
     {{- include "loraplane.containerSecurity" . | nindent 4 }}
   volumeMounts:
-    - {name: loraplane-store, mountPath: {{ $s.store.path }}}
+    # The folder around the store, so that the store itself is the sidecar's own: anybody may write to a volume's root.
+    - {name: loraplane-store, mountPath: {{ dir $s.store.path }}}
     - {name: loraplane-sockets, mountPath: /run/loraplane}
     - {name: loraplane-tmp, mountPath: /tmp}
     {{- include "loraplane.etcdMounts" (dict "root" . "own" $s.etcd) | trim | nindent 4 }}
@@ -138,6 +147,12 @@ for the pod, so that routers that look at containers alone agree with Services.
     {{- end }}
     {{- if .Values.engine.apiKeySecretName }}
     - {name: loraplane-engine-key, mountPath: /run/secrets/loraplane/engine-key, readOnly: true}
+    {{- end }}
+    {{- if $s.http.tlsSecretName }}
+    - {name: loraplane-http-tls, mountPath: /run/secrets/loraplane/http-tls, readOnly: true}
+    {{- end }}
+    {{- if $s.http.tokenSecretName }}
+    - {name: loraplane-http-token, mountPath: /run/secrets/loraplane/http-token, readOnly: true}
     {{- end }}
     {{- with $s.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
@@ -180,6 +195,14 @@ for the pod, so that routers that look at containers alone agree with Services.
 - name: loraplane-signature-keys
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
+{{- with $s.http.tlsSecretName }}
+- name: loraplane-http-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with $s.http.tokenSecretName }}
+- name: loraplane-http-token
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
 {{- with .Values.engine.apiKeySecretName }}
 - name: loraplane-engine-key
   secret: {secretName: {{ . }}, defaultMode: 0440}
@@ -214,7 +237,7 @@ for the pod, so that routers that look at containers alone agree with Services.
 
 {{- define "loraplane.engineMounts" -}}
 # The same path as in the sidecar: the engine opens files by the path that the sidecar gives it.
-- {name: loraplane-store, mountPath: {{ .Values.sidecar.store.path }}, readOnly: true}
+- {name: loraplane-store, mountPath: {{ dir .Values.sidecar.store.path }}, readOnly: true}
 - {name: loraplane-sockets, mountPath: /run/loraplane, readOnly: true}
 {{- if eq .Values.plugin.source "initContainer" }}
 - {name: loraplane-plugin, mountPath: {{ .Values.plugin.path }}, readOnly: true}
@@ -241,7 +264,7 @@ livenessProbe:
 # The sidecar's port: the kubelet asks the pod's address, and /readyz is about the replica. Three times, so that a sidecar that is
 # started again (four seconds) does not take an engine that serves out of its Service.
 readinessProbe:
-  httpGet: {path: /readyz, port: 7602}
+  httpGet: {path: /readyz, port: 7602{{ include "loraplane.scheme" .Values.sidecar.http }}}
   periodSeconds: 2
   failureThreshold: 3
   timeoutSeconds: 3
@@ -259,7 +282,7 @@ lifecycle:
 
 {{/* Begins the drain, and waits so long for others to take over. What fails keeps nobody from the rest of the hook. */}}
 {{- define "loraplane.drainScript" -}}
-import re, time, urllib.request as r
+import re, ssl, time, urllib.request as r
 {{- if .root.Values.sidecar.controlTokenSecretName }}
 token = open('/run/secrets/loraplane/control/token').read().strip()
 {{- else }}
@@ -268,11 +291,13 @@ token = 'preStop'
 def get(url, seconds):
     try:
         request = r.Request(url, headers={'x-loraplane-control': token})
-        return r.urlopen(request, timeout=seconds).read().decode()
+        # It stays in the pod, whose sidecar may have a certificate for its port.
+        plain = ssl._create_unverified_context()
+        return r.urlopen(request, timeout=seconds, context=plain).read().decode()
     except OSError as error:
         print(url, error)
         return ''
-get('http://127.0.0.1:7602/drain?wait={{ .wait }}', {{ add .wait 5 }})
+get('{{ if .root.Values.sidecar.http.tlsSecretName }}https{{ else }}http{{ end }}://127.0.0.1:7602/drain?wait={{ .wait }}', {{ add .wait 5 }})
 {{- end }}
 
 {{/* Waits until routers have noticed, and then until no request runs. */}}

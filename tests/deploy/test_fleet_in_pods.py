@@ -1,0 +1,145 @@
+"""The rendered chart, played pod by pod: what callers notice of updates and losses while versions are published.
+
+Engines are simulated in `make test`. `make pods` plays all of it, with TLS, roles and three members of etcd, and
+two real vLLM once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.support.netns import why_not
+from tests.support.pods.fleet import PodFleet, production, trial
+from tests.support.pods.images import simulated_vllm
+from tests.support.pods.router import Router
+from tests.support.waiting import eventually
+
+WHY_NOT = why_not()
+IS_WHOLE = os.environ.get("PODS") == "whole"
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"pods need network namespaces: {WHY_NOT}")
+whole = pytest.mark.skipif(not IS_WHOLE, reason="it takes minutes: make pods")
+EVERYWHERE, ON_TWO = "acme/everywhere", "acme/two"
+BEGAN = time.monotonic()
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{time.monotonic() - BEGAN:5.0f} s  {text}\n")
+    sys.stdout.flush()
+
+
+@asynccontextmanager
+async def publishing(fleet: PodFleet) -> AsyncIterator[list[int]]:
+    """New versions of both adapters, one after the other, while the context lasts; gives how many there were."""
+    published = [1]
+
+    async def publish() -> None:
+        while True:
+            published[0] += 1
+            await fleet.place(EVERYWHERE, published[0])
+            await fleet.place(ON_TWO, published[0], replicas=2)
+            await asyncio.sleep(1)
+
+    work = asyncio.create_task(publish())
+    try:
+        yield published
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    if not work.cancelled() and (error := work.exception()):
+        raise error
+
+
+async def test_an_update_of_all_replicas_fails_no_request(tmp_path):
+    """R1 and R24 through a rolling update: every request is answered by the first replica that residency names."""
+    tmp_path.chmod(0o755)
+    async with trial(tmp_path, simulated_vllm(), replicas=2) as fleet:
+        await fleet.place(EVERYWHERE, 1)
+        before = {one.name for one in fleet.cluster.pods_of("replica")}
+        router = Router("main")
+        async with router.load(fleet.registry, EVERYWHERE, per_second=40):
+            fleet.cluster.restart("replica")
+            await fleet.settled()
+            await fleet.place(EVERYWHERE, 2)
+        assert not before & {one.name for one in fleet.cluster.pods_of("replica")}
+        assert (router.failed, dict(router.passed_over)) == ([], {})
+        assert router.answered[EVERYWHERE] > 100
+
+
+@whole
+@pytest.mark.timeout(1800)
+async def test_updates_scaling_and_losses_fail_no_request(tmp_path):
+    """For an adapter on every replica and for one on two, with TLS, roles, tokens and three members of etcd."""
+    tmp_path.chmod(0o755)
+    async with production(tmp_path, simulated_vllm(), {}, replicas=3) as fleet:
+        say("three replicas are ready")
+        await fleet.place(EVERYWHERE, 1)
+        await fleet.place(ON_TWO, 1, replicas=2)
+        router = Router("main")
+        async with publishing(fleet) as versions, router.load(fleet.registry, EVERYWHERE, ON_TWO, per_second=40):
+            for name, (play, is_planned) in STEPS.items():
+                await play(fleet)
+                await fleet.settled()
+                told = dict(router.passed_over)
+                say(
+                    f"{name}: {sum(router.answered.values())} answered, {len(router.failed)} failed, passed over {told}"
+                )
+                assert router.failed == [], name
+                assert not is_planned or told == {}, name
+                router.passed_over.clear()
+        assert versions[0] > 10
+        assert min(router.answered[EVERYWHERE], router.answered[ON_TWO]) > 500
+
+
+async def update(fleet: PodFleet) -> None:
+    fleet.cluster.restart("replica")
+
+
+async def scale_up(fleet: PodFleet) -> None:
+    fleet.cluster.scale("replica", 5)
+
+
+async def scale_down(fleet: PodFleet) -> None:
+    fleet.cluster.scale("replica", 3)
+
+
+async def drain_a_node(fleet: PodFleet) -> None:
+    pod = fleet.cluster.pods_of("replica")[0]
+    assert fleet.cluster.evict(pod)
+    await pod.gone.wait()
+
+
+async def kill_sidecars(fleet: PodFleet) -> None:
+    for pod in fleet.cluster.pods_of("replica"):
+        pod.containers["loraplane-sidecar"].kill()
+
+
+async def kill_engines(fleet: PodFleet) -> None:
+    for pod in fleet.cluster.pods_of("replica"):
+        pod.containers["vllm"].kill()
+        await eventually(lambda one=pod: one.containers["vllm"].restarts > 0)
+        await fleet.settled()
+
+
+async def lose_a_node(fleet: PodFleet) -> None:
+    apart = {one.node for one in fleet.cluster.pods if not one.name.startswith("fleet-loraplane-replica")}
+    pod = next(one for one in fleet.cluster.pods_of("replica") if one.node not in apart)
+    await fleet.cluster.lose_node(pod.node)
+
+
+# By name; and whether it is planned: then no request meets a replica that does not answer.
+STEPS: dict[str, tuple[Callable[[PodFleet], Awaitable[None]], bool]] = {
+    "a rolling update": (update, True),
+    "five replicas": (scale_up, True),
+    "three again": (scale_down, True),
+    "an eviction": (drain_a_node, True),
+    "killed sidecars": (kill_sidecars, False),
+    "killed engines": (kill_engines, False),
+    "a node lost": (lose_a_node, False),
+}
