@@ -133,6 +133,12 @@ def access_steps(present: EtcdAccess, want: EtcdAccess, renewed: Collection[str]
     return (*_granted(present, want), *_given(present, want, renewed), *_revoked(present, want))
 
 
+def enabling_steps(present: EtcdAccess) -> tuple[AccessStep, ...]:
+    """Changes after which etcd can be made to ask for users: somebody has to be root."""
+    want = EtcdAccess({_ROOT: frozenset({_ROOT})}, {})
+    return tuple(_given(present, want, ()))
+
+
 def _granted(present: EtcdAccess, want: EtcdAccess) -> Iterator[AccessStep]:
     for role, permissions in want.roles.items():
         if role not in present.roles:

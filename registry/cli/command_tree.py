@@ -140,6 +140,7 @@ ENTRIES = (
         "Users of etcd: each process with the permissions that it needs, and no more.",
         plan="commands.etcd_access:plan",
         apply="commands.etcd_access:apply",
+        enable="commands.etcd_access:enable",
         check="commands.etcd_access:check",
     ),
     _group(

@@ -25,7 +25,15 @@ from registry.client.credentials import TokenCommand, TokenFile, TokenSource
 from registry.lora.text import printable
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.names import check_request_id
-from registry.tools.devstack.stack_file import DEFAULT_FOLDER, FILE, FolderNotTrusted, StackError, admin_of_stack
+from registry.tools.devstack.secure import OPERATOR_FILE, AuthorityName, SecretFolder
+from registry.tools.devstack.stack_file import (
+    DEFAULT_FOLDER,
+    FILE,
+    FolderNotTrusted,
+    StackAdmin,
+    StackError,
+    admin_of_stack,
+)
 
 READ_SECONDS = 10.0
 WRITE_SECONDS = 30.0
@@ -59,6 +67,34 @@ class Session:
         return self.context is not None and self.context.protected
 
     @cached_property
+    def _of_stack(self) -> StackAdmin | None:
+        """Admin service of the stack of the working directory; None: another is named, or there is no stack.
+
+        Raises:
+            CliError: the stack does not run, or is not ours.
+        """
+        if self.named_admin is not None:
+            return None
+        try:
+            return admin_of_stack(DEFAULT_FOLDER)
+        except StackError as error:
+            raise stack_failure(error, "or name an admin service with --admin or LORAPLANE_ADMIN") from error
+
+    @property
+    def shown_tls(self) -> Tls:
+        """Certificates for services: as flags or the context say, or else those of a secure stack.
+
+        Raises as `admin` does.
+        """
+        stack = None if self.tls or self.named_admin is not None else self._of_stack
+        if stack is None or stack.secrets is None:
+            return self.tls
+        secrets = SecretFolder(stack.secrets)
+        return Tls(
+            secrets.authority(AuthorityName.SERVICES), secrets.certificate(OPERATOR_FILE), secrets.key(OPERATOR_FILE)
+        )
+
+    @cached_property
     def admin(self) -> str:
         """HOST:PORT of the admin service; standard error tells of one that the user did not name.
 
@@ -69,22 +105,19 @@ class Session:
         """
         if self.named_admin is not None:
             return self.named_admin
-        try:
-            of_stack = admin_of_stack(DEFAULT_FOLDER)
-        except StackError as error:
-            raise stack_failure(error, "or name an admin service with --admin or LORAPLANE_ADMIN") from error
+        of_stack = self._of_stack
         if self.form is not Format.JSON:
             why = (
                 f"of the stack in {DEFAULT_FOLDER}" if of_stack else "the default; --admin or LORAPLANE_ADMIN names one"
             )
-            sys.stderr.write(f"admin service: {of_stack or DEFAULT_ADMIN} ({why})\n")
-        return of_stack or DEFAULT_ADMIN
+            sys.stderr.write(f"admin service: {of_stack.address if of_stack else DEFAULT_ADMIN} ({why})\n")
+        return of_stack.address if of_stack else DEFAULT_ADMIN
 
     def client(self, timeout_seconds: float) -> AdminClient:
         """A connection whose calls may take `timeout_seconds` each, repetitions included. Raises as `admin` does."""
         return AdminClient(
             self.admin,
-            self.tls,
+            self.shown_tls,
             timeout_seconds=timeout_seconds,
             waits=self.waits,
             before_change=self._tell_context,

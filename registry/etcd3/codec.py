@@ -72,6 +72,7 @@ def _change(name: str, request: type[Req]) -> Method[Req, rpc.AuthChangeResponse
 USER_ADD = _change("UserAdd", rpc.AuthUserAddRequest)
 USER_CHANGE_PASSWORD = _change("UserChangePassword", rpc.AuthUserChangePasswordRequest)
 USER_GRANT_ROLE = _change("UserGrantRole", rpc.AuthUserGrantRoleRequest)
+ENABLE = _change("AuthEnable", rpc.AuthEnableRequest)
 ROLE_ADD = _change("RoleAdd", rpc.AuthRoleAddRequest)
 ROLE_GRANT_PERMISSION = _change("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest)
 ROLE_REVOKE_PERMISSION = _change("RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest)

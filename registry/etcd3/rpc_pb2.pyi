@@ -380,6 +380,10 @@ class AuthStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AuthEnableRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AuthStatusResponse(_message.Message):
     __slots__ = ("header", "enabled")
     HEADER_FIELD_NUMBER: _ClassVar[int]

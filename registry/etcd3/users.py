@@ -28,6 +28,10 @@ class EtcdUsers:
         """True if etcd asks for users."""
         return (await self._calls.call(codec.AUTH_STATUS, rpc.AuthStatusRequest(), None)).enabled
 
+    async def enable(self) -> None:
+        """Makes etcd ask for users; there has to be a user root with the role root."""
+        await self._change(codec.ENABLE, rpc.AuthEnableRequest())
+
     async def read(self) -> EtcdAccess:
         """All users and roles, each read by itself."""
         call = self._calls.call

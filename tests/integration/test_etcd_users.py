@@ -15,7 +15,7 @@ import pytest
 from registry.access.etcd_users import ADMIN, AUDITOR, replica_user
 from registry.cli.main import run
 from registry.etcd3.client import Client
-from registry.etcd3.errors import EtcdPermissionDenied
+from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
 from registry.etcd3.ops import Delete, Put, Range, Txn, prefix_end
 from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
@@ -143,6 +143,28 @@ async def test_a_replicas_user_changes_its_own_keys_and_nothing_else(guarded: Gu
         assert (await auditor.range(Range(KEYS.audits(), prefix_end(KEYS.audits())))).kvs == ()
         found = (await admin.list_prefix(WHOLE)).kvs
         assert [(kv.key, kv.value) for kv in found] == [(KEYS.replica(POOL, "r2"), b"2")]
+
+
+async def test_etcd_asks_for_users_once_all_have_one(tmp_path: Path):
+    """A4 own-keys: by a command of ours, which shuts out no admin service, and may be repeated."""
+    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    cluster.start()
+    try:
+        await cluster.ready()
+        guarded = Guarded(cluster, tmp_path)
+        folder = ("--password-dir", str(tmp_path / "passwords"))
+        early = await guarded.cli("enable", *folder)
+        assert (early.code, "run loraplane etcd-access apply first" in early.err) == (2, True)
+        assert (await guarded.cli("apply", *folder)).code == 0
+        assert (await guarded.cli("enable", *folder)).json == {"enabled": True, "changed": True}
+        guarded.file("root").rename(tmp_path / "root")
+        assert (await guarded.cli("enable", *folder)).json == {"enabled": True, "changed": False}
+        assert (await guarded.cli("check")).json == {"excess": [], "enabled": True}
+        async with aclosing(Client(cluster.options())) as nobody:
+            with pytest.raises(EtcdUnauthenticated):
+                await nobody.txn(Txn((), (Put(KEYS.meta(), b"x"),)))
+    finally:
+        cluster.stop()
 
 
 async def test_a_sidecar_and_an_admin_service_work_with_their_users(guarded: Guarded, tmp_path: Path):

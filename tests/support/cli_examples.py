@@ -114,6 +114,7 @@ STORY = (
     Step("loraplane config use-context prod"),
     Step("loraplane config get-contexts"),
     Step("loraplane config delete-context prod"),
+    Step("loraplane etcd-access enable --etcd $ETCD --password-dir etcd-passwords"),
     Step("loraplane dev down --purge"),
 )
 

@@ -1,4 +1,4 @@
-"""Commands etcd-access plan, apply and check: users of etcd."""
+"""Commands etcd-access plan, apply, enable and check: users of etcd."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 from pydantic import ValidationError
 
 from registry.access.etcd_users import (
+    ADMIN,
     AccessStep,
     AddRole,
     AddUser,
@@ -25,6 +26,7 @@ from registry.access.etcd_users import (
     RevokeKeys,
     SetPassword,
     access_steps,
+    enabling_steps,
     excess,
     replicas_in,
     wanted,
@@ -45,7 +47,7 @@ from registry.runtime.settings import DaemonSettings
 
 _OFF = (
     "etcd asks for no user yet: anybody who reaches it may write everything. Give each process its user, then "
-    "etcdctl user add root; etcdctl user grant-role root root; etcdctl auth enable"
+    "loraplane etcd-access enable (or etcdctl user add root; etcdctl user grant-role root root; etcdctl auth enable)"
 )
 _PASSWORD_BYTES = 32
 _T = TypeVar("_T")
@@ -135,6 +137,21 @@ def apply(
     settings = target.settings(sends_passwords=password_dir is not None)
     found, is_on = _run(lambda: _applied(settings, replica, pool, _Passwords(password_dir)))
     _tell(context, "steps", found, none="users and roles are as they should be", is_on=is_on)
+
+
+def enable(context: click.Context, *, target: EtcdTarget, password_dir: PasswordDir = None) -> None:
+    """Make etcd ask for users, once apply has made them; adds the user root, who may do everything.
+
+    From then on nobody does anything without a user. With --password-dir root's password is in the folder as well;
+    without it root is known by a certificate with the common name root.
+    """
+    settings = target.settings(sends_passwords=password_dir is not None)
+    changed = _run(lambda: _enabled(settings, _Passwords(password_dir)))
+    printer = session_of(context).printer()
+    if printer.is_plain:
+        printer.plain({"enabled": True, "changed": changed})
+    else:
+        printer.lines(["etcd asks for users now" if changed else "etcd asks for users already"])
 
 
 def check(context: click.Context, *, target: EtcdTarget) -> None:
@@ -236,6 +253,19 @@ async def _applied(
         for one in steps:
             await _take(users, one, folder)
     return steps, is_on
+
+
+async def _enabled(settings: DaemonSettings, folder: _Passwords) -> bool:
+    async with aclosing(EtcdUsers(settings.client_options())) as users:
+        if await users.is_enabled():
+            return False
+        present = await users.read()
+        if ADMIN not in present.users:
+            raise usage("admin services have no user yet, and would be shut out: run loraplane etcd-access apply first")
+        for one in enabling_steps(present):
+            await _take(users, one, folder)
+        await users.enable()
+    return True
 
 
 async def excess_found(settings: DaemonSettings) -> tuple[tuple[Excess, ...], bool]:

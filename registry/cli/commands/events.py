@@ -62,7 +62,7 @@ def events(
     session, start = session_of(context), datetime.now(UTC) - _span(since)
     seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica)
     if sidecar is not None:
-        where, shown = sidecar_address(sidecar), SidecarAccess(session.tls, sidecar_token_file)
+        where, shown = sidecar_address(sidecar), SidecarAccess(session.shown_tls, sidecar_token_file)
 
         def ring(at: datetime) -> Iterator[ShownEvent]:
             return chosen.of(ring_events(ask_sidecar(where, "/events", seconds, shown)), at)

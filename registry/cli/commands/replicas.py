@@ -76,7 +76,7 @@ def drain(
     request = pb.DrainReplicaRequest(name=name, request_id=request_id_or_new(request_id), validate_only=dry_run)
     _order(session, request, pool, timeout)
     if wait and not dry_run:
-        shown = SidecarAccess(session.tls, sidecar_token_file)
+        shown = SidecarAccess(session.shown_tls, sidecar_token_file)
         with session.client(READ_SECONDS) as client:
             told = _wait_for_end(client, request, timeout or ROLLOUT_SECONDS, shown)
         if session.printer().is_table:

@@ -45,7 +45,7 @@ def top(
     count requests by replica alone.
     """
     session, seconds = session_of(context), timeout or _ASK_SECONDS
-    shown = SidecarAccess(session.tls, sidecar_token_file)
+    shown = SidecarAccess(session.shown_tls, sidecar_token_file)
     asks: dict[str, Callable[[], Plain]]
     if sidecar:
         asks = {one: partial(ask_sidecar, sidecar_address(one), "/activity", seconds, shown) for one in sidecar}

@@ -156,7 +156,7 @@ def _through_admin(session: Session, seconds: float, *, repair: bool) -> Seen:
         with session.client(seconds) as client:
             seen, now = collect(client), datetime.now(UTC)
             findings = look_at_admin(client) + _plain_text(session) + diagnose(seen, now)
-            findings += look_at_certificates(session.admin, session.tls, now) if session.tls else []
+            findings += look_at_certificates(session.admin, session.shown_tls, now) if session.shown_tls else []
             looked = f"the admin service at {session.admin}, {looked_at(seen)}"
             return findings + look_at_counters(client, seen, repair=repair), looked, True
     except CliError as problem:
@@ -184,7 +184,7 @@ def _unreachable(session: Session, problem: CliError) -> DoctorFinding:
 
 def _plain_text(session: Session) -> list[DoctorFinding]:
     """Finding on an admin service spoken to over the network without TLS: then so may anybody else."""
-    if session.tls or session.admin.startswith("unix:") or is_loopback(session.admin.rpartition(":")[0]):
+    if session.shown_tls or session.admin.startswith("unix:") or is_loopback(session.admin.rpartition(":")[0]):
         return []
     finding = "it is reached unencrypted and without a certificate: anybody on the network may change everything"
     remedy = "give loraplane-admin --tls-cert, --tls-key and --tls-ca"

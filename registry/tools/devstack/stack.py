@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import ssl
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from registry.tools.devstack.engine_environment import EngineNotFound
 from registry.tools.devstack.processes import EtcdNotFound, Process, find_marked, recall, remember, spawn, wait_until
+from registry.tools.devstack.secure import AuthorityName
 from registry.tools.devstack.stack_file import StackError, StackLayout, pid_file
 from registry.tools.devstack.stack_parts import Command, Folder, Role, StackPart, command_of, parts
 
@@ -43,6 +45,10 @@ class Stack:
         self.folder = folder
         self.layout = layout
         self.parts = parts(layout)
+
+    @property
+    def _authority(self) -> Path:
+        return self.folder.secrets.authority(AuthorityName.SERVICES)
 
     def part(self, name: str) -> StackPart:
         """The part of this name."""
@@ -118,7 +124,7 @@ class Stack:
     def _settled(self, name: str) -> bool:
         if self.process(name) is None:
             raise StackError(f"{name} ended; {last_words(self.folder.log(name))}")
-        return is_ready(self.part(name))
+        return is_ready(self.part(name), self._authority)
 
     def status(self) -> list[PartStatus]:
         """State of each part."""
@@ -126,7 +132,7 @@ class Stack:
 
     def _status(self, part: StackPart) -> PartStatus:
         process = self.process(part.name)
-        ready = process is not None and is_ready(part)
+        ready = process is not None and is_ready(part, self._authority)
         return PartStatus(part, process.pid if process else None, ready, self.folder.log(part.name))
 
     def names(self, *roles: Role) -> list[str]:
@@ -134,15 +140,23 @@ class Stack:
         return [part.name for part in self.parts if part.role in roles]
 
 
-def is_ready(part: StackPart) -> bool:
-    """True if the part says so."""
+def is_ready(part: StackPart, authority: Path | None = None) -> bool:
+    """True if the part says so; `authority`: behind the certificates of https addresses."""
     url = urlsplit(part.ready_url)
     try:
-        with closing(HTTPConnection(url.netloc, timeout=5)) as connection:
+        with closing(_connection(url.scheme, url.netloc, authority)) as connection:
             connection.request("GET", url.path)
             return connection.getresponse().status == 200
     except (OSError, HTTPException):
         return False
+
+
+def _connection(scheme: str, address: str, authority: Path | None) -> HTTPConnection:
+    """A connection that is not made yet. Raises OSError: the authority's certificate cannot be read."""
+    if scheme == "http":
+        return HTTPConnection(address, timeout=5)
+    trusted = ssl.create_default_context(cafile=authority)
+    return HTTPSConnection(address, timeout=5, context=trusted)
 
 
 # Of a log, in which its last line is looked for.

@@ -34,11 +34,12 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StackLayout:
-    """A stack as it was set up. `ports` holds a port for each of `port_names`."""
+    """A stack as it was set up. `ports` holds a port for each of `port_names`; `secure`: with TLS, users and roles."""
 
     engine: EngineKind
     replicas: tuple[str, ...]
     ports: Mapping[str, int]
+    secure: bool = False
 
     def address(self, port_name: str) -> str:
         """HOST:PORT of one of its ports."""
@@ -47,19 +48,27 @@ class StackLayout:
     def url(self, port_name: str) -> str:
         return f"http://{self.address(port_name)}"
 
+    def service_url(self, port_name: str) -> str:
+        """The address of a port that has TLS in a secure stack."""
+        return f"https://{self.address(port_name)}" if self.secure else self.url(port_name)
 
-def port_names(replicas: Iterable[str]) -> list[str]:
+
+def port_names(replicas: Iterable[str], *, secure: bool = False) -> list[str]:
     """Names of all ports that a stack with these replicas needs."""
     per_replica = [f"{part}-{replica}" for replica in replicas for part in ("engine", "sidecar")]
-    return ["etcd", "etcd-peer", "admin", "admin-http", *per_replica]
+    # etcd answers nobody without a certificate at its own port, also not about its health.
+    of_etcd = ["etcd", "etcd-peer", *(["etcd-health"] if secure else [])]
+    return [*of_etcd, "admin", "admin-http", *per_replica]
 
 
-def make_layout(engine: EngineKind, replica_count: int, ports: Mapping[str, int]) -> StackLayout:
+def make_layout(
+    engine: EngineKind, replica_count: int, ports: Mapping[str, int], *, secure: bool = False
+) -> StackLayout:
     """A layout with replicas r1, r2, …; ports that are known already are kept, the others are free ones."""
     replicas = tuple(f"r{number}" for number in range(1, replica_count + 1))
-    names = port_names(replicas)
+    names = port_names(replicas, secure=secure)
     fresh = iter(free_ports(len(names), taken=set(ports.values())))
-    return StackLayout(engine, replicas, {name: ports.get(name) or next(fresh) for name in names})
+    return StackLayout(engine, replicas, {name: ports.get(name) or next(fresh) for name in names}, secure)
 
 
 def save(folder: Path, layout: StackLayout) -> None:
@@ -77,10 +86,11 @@ def load(folder: Path) -> StackLayout | None:
         with (folder / FILE).open("rb") as file:
             found = json.loads(file.read(MAX_BYTES))
         ports = {str(name): int(port) for name, port in found["ports"].items()}
-        layout = StackLayout(EngineKind(found["engine"]), tuple(found["replicas"]), ports)
+        secure = found.get("secure", False) is True  # stacks of earlier releases do not say
+        layout = StackLayout(EngineKind(found["engine"]), tuple(found["replicas"]), ports, secure)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    return layout if set(port_names(layout.replicas)) <= set(ports) else None
+    return layout if set(port_names(layout.replicas, secure=layout.secure)) <= set(ports) else None
 
 
 def pid_file(folder: Path, part: str) -> Path:
@@ -111,8 +121,21 @@ def check_own_path(path: Path) -> None:
         raise FolderNotTrusted(f"{path} may be written by others; if all in it is yours: chmod go-w {path}")
 
 
-def admin_of_stack(folder: Path) -> str | None:
-    """HOST:PORT of the admin service of the stack in `folder`; None: no stack was ever set up there.
+def secrets_folder(folder: Path) -> Path:
+    """Folder of a secure stack's certificates and access file."""
+    return folder / "secrets"
+
+
+@dataclass(frozen=True, slots=True)
+class StackAdmin:
+    """Admin service of a stack: HOST:PORT, and the folder of its secrets; None: it asks nobody who they are."""
+
+    address: str
+    secrets: Path | None
+
+
+def admin_of_stack(folder: Path) -> StackAdmin | None:
+    """The admin service of the stack in `folder`; None: no stack was ever set up there.
 
     Raises:
         FolderNotTrusted: see `check_own`.
@@ -124,4 +147,4 @@ def admin_of_stack(folder: Path) -> str | None:
     layout, process = load(folder), recall(pid_file(folder, "admin"))
     if layout is None or process is None or not process.is_running():
         raise StackError(f"the admin service of the stack in {folder} does not run; start it with: loraplane dev up")
-    return layout.address("admin")
+    return StackAdmin(layout.address("admin"), secrets_folder(folder) if layout.secure else None)

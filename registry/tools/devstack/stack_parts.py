@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from registry.tools.devstack import secure
 from registry.tools.devstack.engine_environment import (
     PLUGIN_VARIABLES,
     RESOLVER_VARIABLE,
@@ -24,7 +25,8 @@ from registry.tools.devstack.engine_environment import (
     vllm_environment,
 )
 from registry.tools.devstack.processes import child_environment, find_etcd
-from registry.tools.devstack.stack_file import EngineKind, StackLayout
+from registry.tools.devstack.secure import SecretFolder
+from registry.tools.devstack.stack_file import EngineKind, StackLayout, secrets_folder
 
 POOL = "dev"
 BASE_MODEL = "tiny"
@@ -91,6 +93,10 @@ class Folder:
     def etcd(self) -> Path:
         return self.root / "etcd"
 
+    @property
+    def secrets(self) -> SecretFolder:
+        return SecretFolder(secrets_folder(self.root))
+
     def log(self, part: str) -> Path:
         return self.root / "logs" / f"{part}.log"
 
@@ -105,8 +111,9 @@ class Folder:
 
 def parts(layout: StackLayout) -> list[StackPart]:
     """All parts of a stack. Pure."""
-    etcd = StackPart("etcd", Role.ETCD, layout.address("etcd"), f"{layout.url('etcd')}/health")
-    admin = StackPart("admin", Role.ADMIN, layout.address("admin"), f"{layout.url('admin-http')}/readyz")
+    health = layout.url("etcd-health" if layout.secure else "etcd")
+    etcd = StackPart("etcd", Role.ETCD, layout.address("etcd"), f"{health}/health")
+    admin = StackPart("admin", Role.ADMIN, layout.address("admin"), f"{layout.service_url('admin-http')}/readyz")
     engines = [_of_replica(Role.ENGINE, "health", replica, layout) for replica in layout.replicas]
     sidecars = [_of_replica(Role.SIDECAR, "readyz", replica, layout) for replica in layout.replicas]
     return [etcd, admin, *engines, *sidecars]
@@ -114,7 +121,8 @@ def parts(layout: StackLayout) -> list[StackPart]:
 
 def _of_replica(role: Role, ready: str, replica: str, layout: StackLayout) -> StackPart:
     name = f"{role}-{replica}"
-    return StackPart(name, role, layout.address(name), f"{layout.url(name)}/{ready}", replica)
+    url = layout.service_url(name) if role is Role.SIDECAR else layout.url(name)
+    return StackPart(name, role, layout.address(name), f"{url}/{ready}", replica)
 
 
 def command_of(part: StackPart, folder: Folder, layout: StackLayout) -> Command:
@@ -128,7 +136,7 @@ def command_of(part: StackPart, folder: Folder, layout: StackLayout) -> Command:
         case Role.ETCD:
             return _etcd(folder, layout)
         case Role.ADMIN:
-            return _admin(layout)
+            return _admin(folder, layout)
         case Role.ENGINE:
             command = engine_command(folder, layout.engine, layout.ports[part.name])
             plugin = {
@@ -142,12 +150,12 @@ def command_of(part: StackPart, folder: Folder, layout: StackLayout) -> Command:
 
 
 def _etcd(folder: Folder, layout: StackLayout) -> Command:
-    peer = layout.url("etcd-peer")
+    peer, client = layout.url("etcd-peer"), layout.service_url("etcd")
     flags = {
         "name": "dev",
         "data-dir": folder.etcd,
-        "listen-client-urls": layout.url("etcd"),
-        "advertise-client-urls": layout.url("etcd"),
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
         "listen-peer-urls": peer,
         "initial-advertise-peer-urls": peer,
         "initial-cluster": f"dev={peer}",
@@ -155,15 +163,19 @@ def _etcd(folder: Folder, layout: StackLayout) -> Command:
         "enable-grpc-gateway": "false",  # any web page could write by it
         "log-level": "warn",
     }
+    if layout.secure:
+        health = {"listen-metrics-urls": layout.url("etcd-health")}
+        flags = {**flags, **health, **secure.etcd_flags(folder.secrets, "dev")}
     arguments = [str(find_etcd().resolve()), *(f"--{name}={value}" for name, value in flags.items())]
     return Command(arguments, child_environment())
 
 
-def _admin(layout: StackLayout) -> Command:
+def _admin(folder: Folder, layout: StackLayout) -> Command:
     arguments = [
         *(sys.executable, "-m", "registry.admin.main"),
         *("--etcd", layout.address("etcd"), "--max-txn-ops", str(MAX_TXN_OPS)),
         *("--listen", layout.address("admin"), "--http", layout.address("admin-http")),
+        *(secure.admin_flags(folder.secrets) if layout.secure else ()),
     ]
     return Command(arguments, our_environment())
 
@@ -196,6 +208,7 @@ def _sidecar(folder: Folder, layout: StackLayout, part: StackPart) -> Command:
         *("--http", part.address, "--allow-source", f"{folder.adapters.as_uri()}/"),
         *("--resolver-socket", str(socket), "--control-token-file", str(_control_token(folder))),
         *(("--base-model", str(folder.model)) if layout.engine is EngineKind.VLLM else ()),
+        *(secure.sidecar_flags(folder.secrets, part.replica) if layout.secure else ()),
     ]
     return Command(arguments, our_environment())
 

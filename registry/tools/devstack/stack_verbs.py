@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from registry.etcd3.client import SAFE_RELEASES, UNSAFE_RELEASES
+from registry.tools.devstack.certificates import make_secrets
 from registry.tools.devstack.engine_environment import MAX_LORA_RANK
 from registry.tools.devstack.processes import find_etcd
+from registry.tools.devstack.secure import operator_flags, root_flags, wanted_certificates
 from registry.tools.devstack.stack import Stack
 from registry.tools.devstack.stack_file import EngineKind, StackError, check_own, load, make_layout, save
 from registry.tools.devstack.stack_parts import BASE_MODEL, POOL, Folder, Role, our_environment
@@ -30,13 +32,14 @@ _COMMAND_SECONDS = 120
 Tell = Callable[[str], None]
 
 
-def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell) -> Stack:
+def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell, *, secure: bool | None = None) -> Stack:
     """Starts what is missing of the stack in `root`, and waits until all of it is ready.
 
     Args:
         root: folder of the stack; made if it is missing.
         replicas: how many; None: as many as it had, or 2.
         engine: which; None: what it had, or vLLM.
+        secure: with TLS, users and roles; None: as it was, or without.
         tell: is told each step in one line.
 
     Raises:
@@ -44,7 +47,7 @@ def up(root: Path, replicas: int | None, engine: EngineKind | None, tell: Tell) 
     """
     check_own(root)
     with _locked(root):
-        stack = set_up(root, replicas, engine)
+        stack = set_up(root, replicas, engine, secure=secure)
         tell(f"stack in {stack.folder.root}: {stack.layout.engine} engines {', '.join(stack.layout.replicas)}")
         tell(memory_line(stack.layout.engine, len(stack.layout.replicas)))
         if said := etcd_line():
@@ -111,7 +114,7 @@ def down(root: Path, tell: Tell, *, purge: bool = False) -> None:
             tell(f"removed {stack.folder.root}")
 
 
-def set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stack:
+def set_up(root: Path, replicas: int | None, engine: EngineKind | None, *, secure: bool | None = None) -> Stack:
     """Lays down the form of the stack in `root`, its model and its adapters; starts nothing.
 
     Raises:
@@ -122,10 +125,16 @@ def set_up(root: Path, replicas: int | None, engine: EngineKind | None) -> Stack
         engine or (known.engine if known else EngineKind.VLLM),
         replicas or (len(known.replicas) if known else DEFAULT_REPLICAS),
         known.ports if known else {},
+        secure=(known.secure if known else False) if secure is None else secure,
     )
+    if known is not None and known.secure != wanted.secure:
+        form = "with" if known.secure else "without"
+        raise StackError(f"the stack in {root} was made {form} --secure; remove it with: loraplane dev down --purge")
     if known is not None and (known.engine, known.replicas) != (wanted.engine, wanted.replicas):
         _check_stopped(Stack(Folder(root.absolute()), known))
     stack = Stack(Folder(root.absolute()), wanted)
+    if wanted.secure:
+        _make_secrets(stack)
     for part in stack.parts:
         stack.command(part.name)
     save(root, wanted)
@@ -139,6 +148,16 @@ def _check_stopped(stack: Stack) -> None:
             f"the stack in {stack.folder.root} runs with {len(stack.layout.replicas)} {stack.layout.engine} engines; "
             "end it first with: loraplane dev down"
         )
+
+
+def _make_secrets(stack: Stack) -> None:
+    """Certificates and the access file, where they are not there yet. Raises StackError: they cannot be made."""
+    replicas, folder = stack.layout.replicas, stack.folder.secrets
+    certificates = wanted_certificates(POOL, replicas, ("dev",), ("admin", *replicas))
+    try:
+        make_secrets(folder, certificates)
+    except ValueError as error:
+        raise StackError(f"{folder.root} holds what is no certificate; remove it, and begin anew: {error}") from error
 
 
 def _make_files(folder: Folder) -> None:
@@ -160,6 +179,8 @@ def start(stack: Stack, tell: Tell) -> None:
     for name in early:
         stack.start(name)
     stack.wait_ready(["etcd"])
+    if stack.layout.secure:
+        _make_users(stack)
     stack.start("admin")
     stack.wait_ready(["admin"])
     tell(f"etcd and the admin service are ready at {stack.layout.address('admin')}")
@@ -169,6 +190,16 @@ def start(stack: Stack, tell: Tell) -> None:
     stack.wait_ready(stack.names(Role.ENGINE))
     stack.wait_ready(stack.names(Role.SIDECAR))
     tell("engines and sidecars are ready")
+
+
+def _make_users(stack: Stack) -> None:
+    """Users of etcd for all processes, which asks for them from then on. Raises StackError."""
+    target = ["--etcd", stack.layout.address("etcd"), *root_flags(stack.folder.secrets)]
+    named = [word for replica in stack.layout.replicas for word in ("--replica", f"{POOL}/{replica}")]
+    for verb, more in (("apply", named), ("enable", [])):
+        done = cli(stack, "-o", "json", "etcd-access", verb, *target, *more)
+        if done.returncode != 0:
+            raise StackError(f"etcd's users could not be made: {done.stderr.strip()}")
 
 
 def make_pool(stack: Stack) -> None:
@@ -193,7 +224,8 @@ def _reason(stderr: str) -> str | None:
 
 def cli(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line against the stack, as a user would."""
-    command = [sys.executable, "-m", "registry.cli.main", "--admin", stack.layout.address("admin"), *arguments]
+    who = operator_flags(stack.folder.secrets) if stack.layout.secure else []
+    command = [sys.executable, "-m", "registry.cli.main", "--admin", stack.layout.address("admin"), *who, *arguments]
     return subprocess.run(  # noqa: S603 - our own program
         command, capture_output=True, text=True, check=False, env=our_environment(), timeout=_COMMAND_SECONDS
     )

@@ -15,6 +15,7 @@ from registry.access.etcd_users import (
     RevokeKeys,
     SetPassword,
     access_steps,
+    enabling_steps,
     excess,
     replica_user,
     replicas_in,
@@ -121,3 +122,9 @@ def test_strangers_have_no_need_and_root_may_all():
         "u: may do everything by the role root, and does not need it",
         "u: may readwrite /p/* by the role y, and does not need it",
     ]
+
+
+def test_before_etcd_asks_for_users_somebody_is_root():
+    assert list(map(str, enabling_steps(EtcdAccess()))) == ["add user root", "give root the role root"]
+    assert list(map(str, enabling_steps(EtcdAccess({"root": frozenset()}, {})))) == ["give root the role root"]
+    assert enabling_steps(EtcdAccess({"root": frozenset({"root"})}, {})) == ()

@@ -76,7 +76,7 @@ def test_what_to_do_next_works_as_it_stands(cli, tmp_path, monkeypatch, flags, n
     """A stack in the folder where commands look for one needs no --admin; any other is named."""
     stack = StandIn(Folder(tmp_path / ".loraplane"))
 
-    def bring_up(folder, replicas, engine, tell):
+    def bring_up(folder, replicas, engine, tell, *, secure):
         assert (str(folder), replicas, engine) == (flags[1] if flags else ".loraplane", 2, EngineKind.SIM)
         tell("it starts")
         return stack

@@ -141,7 +141,7 @@ def test_how_each_part_is_tells_whether_it_runs_and_whether_it_is_ready(tmp_path
     """
     stack, process, asked, waited = stack_in(tmp_path, 2), spawned_by_us(), list[str](), list[float]()
     monkeypatch.setattr(stack, "process", lambda name: (asked.append(name), process if name != "admin" else None)[1])
-    monkeypatch.setattr(stacks, "is_ready", lambda part: part.name != "engine-r2")
+    monkeypatch.setattr(stacks, "is_ready", lambda part, _authority: part.name != "engine-r2")
     found = {one.part.name: (one.pid, one.ready) for one in stack.status()}
     runs = dict.fromkeys(("etcd", "engine-r1", "sidecar-r1", "sidecar-r2"), (process.pid, True))
     assert found == runs | {"admin": (None, False), "engine-r2": (process.pid, False)}
@@ -282,7 +282,7 @@ def test_a_stack_is_brought_up_by_one_at_a_time_and_says_first_what_it_will_be(t
         tell("started")
 
     made = stack_in(root.absolute(), 2)
-    monkeypatch.setattr(verbs, "set_up", lambda *asked: (did.append(f"set up {asked[1:]}"), made)[1])
+    monkeypatch.setattr(verbs, "set_up", lambda *asked, secure: (did.append(f"set up {asked[1:]}"), made)[1])
     monkeypatch.setattr(verbs, "start", begin)
     monkeypatch.setattr(verbs, "memory_line", lambda engine, replicas: f"memory for {replicas} {engine}")
     monkeypatch.setattr(verbs, "etcd_line", lambda: line)

@@ -12,6 +12,7 @@ from registry.tools.devstack.stack_file import (
     FILE,
     EngineKind,
     FolderNotTrusted,
+    StackAdmin,
     StackError,
     admin_of_stack,
     check_own,
@@ -97,7 +98,11 @@ def test_the_admin_service_of_a_stack_that_is_down_is_an_error(tmp_path):
         with pytest.raises(StackError, match="loraplane dev up"):
             admin_of_stack(tmp_path)
     save(tmp_path, layout)
-    assert admin_of_stack(tmp_path) == layout.address("admin")
+    assert admin_of_stack(tmp_path) == StackAdmin(layout.address("admin"), None)
+    secure = make_layout(EngineKind.SIM, 1, layout.ports, secure=True)
+    save(tmp_path, secure)
+    assert load(tmp_path) == secure
+    assert admin_of_stack(tmp_path) == StackAdmin(layout.address("admin"), tmp_path / "secrets")
 
 
 @pytest.mark.parametrize("name", ["", FILE])
@@ -120,7 +125,7 @@ def test_what_others_may_write_or_own_is_not_obeyed(tmp_path, monkeypatch, name,
 def test_a_stack_is_laid_down_in_a_folder_that_is_not_there_yet_and_ours_alone(tmp_path, monkeypatch):
     """As at the first `loraplane dev up`; a link to nowhere is told."""
 
-    def seen(folder: Path, *_: object) -> None:
+    def seen(folder: Path, *_: object, secure: object) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
         raise StackError("no further")
 

@@ -1,0 +1,176 @@
+"""Secrets of a secure installation, and the flags that name them. Pure.
+
+There are three authorities, so that nobody is taken for somebody else: `etcd` signs for etcd's members and users (whose
+name is the common name), `services` for what admin services and sidecars show, `operators` for those who call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from registry.access.etcd_users import ADMIN, replica_user
+
+
+class AuthorityName(StrEnum):
+    """Authority of an installation."""
+
+    ETCD = "etcd"
+    SERVICES = "services"
+    OPERATORS = "operators"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedCertificate:
+    """A certificate that is to be there.
+
+    Attributes:
+        file: its file without the ending.
+        authority: who signs it.
+        common_name: of its owner.
+        hosts: names, addresses or URIs of its owner.
+    """
+
+    file: str
+    authority: AuthorityName
+    common_name: str
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SecretFolder:
+    """Files of secrets in a folder that nobody else may enter."""
+
+    root: Path
+
+    def authority(self, name: AuthorityName) -> Path:
+        """Certificate of an authority."""
+        return self.certificate(authority_file(name))
+
+    def certificate(self, file: str) -> Path:
+        return self.root / f"{file}.pem"
+
+    def key(self, file: str) -> Path:
+        return self.root / f"{file}.key"
+
+    @property
+    def access(self) -> Path:
+        return self.root / "access.yaml"
+
+
+def authority_file(name: AuthorityName) -> str:
+    """File of an authority without its ending."""
+    return f"{name}-ca"
+
+
+OPERATOR = "spiffe://loraplane.dev/operator"
+SCRAPER = "spiffe://loraplane.dev/prometheus"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Of a file's name and a certificate's owner.
+ETCD_ROOT, ETCD_ADMIN = "etcd-root", "etcd-admin"
+OPERATOR_FILE = "operator"
+_ROLES = "security pool-operator publisher releaser operator tenant-admin restorer backup auditor router".split()
+_OF_TENANTS = frozenset({"publisher", "releaser", "tenant-admin", "auditor"})
+
+
+def etcd_file(replica: str) -> str:
+    """File of the certificate by which etcd knows a replica."""
+    return f"etcd-replica-{replica}"
+
+
+def etcd_member(member: str) -> str:
+    """File of the certificate that a member of etcd shows."""
+    return f"etcd-member-{member}"
+
+
+def service_file(service: str) -> str:
+    """File of the certificate that an admin service or a sidecar shows."""
+    return f"service-{service}"
+
+
+def wanted_certificates(
+    pool: str, replicas: Iterable[str], members: Iterable[str], services: Iterable[str]
+) -> list[WantedCertificate]:
+    """Certificates of all processes and of the operator, on hosts of their names and on the loopback. Pure.
+
+    `members`: of etcd. `services`: admin services and sidecars.
+    """
+    etcd, own = AuthorityName.ETCD, AuthorityName.SERVICES
+    return [
+        *(WantedCertificate(etcd_member(one), etcd, one, (one, *LOOPBACK)) for one in members),
+        WantedCertificate(ETCD_ROOT, etcd, "root"),
+        WantedCertificate(ETCD_ADMIN, etcd, ADMIN),
+        *(WantedCertificate(etcd_file(one), etcd, replica_user(pool, one)) for one in replicas),
+        *(WantedCertificate(service_file(one), own, one, (one, *LOOPBACK)) for one in services),
+        WantedCertificate(OPERATOR_FILE, AuthorityName.OPERATORS, "operator", (OPERATOR,)),
+        WantedCertificate("prometheus", AuthorityName.OPERATORS, "prometheus", (SCRAPER,)),
+    ]
+
+
+def access_file() -> str:
+    """The access file: the operator may do everything, who scrapes metrics may read. Pure."""
+    lines = [
+        "# The operator, whose certificate is operator.pem, may do everything. Give others roles of their own:",
+        "# docs/security.md. It is read anew when it changes, and never written again once it is here.",
+        "apiVersion: loraplane/v1",
+        "kind: Access",
+        "authentication: {trustDomains: [loraplane.dev]}",
+        "bindings:",
+    ]
+    for role in _ROLES:
+        scope = _scope(role)
+        lines.append(f'  - {{role: {role}, users: ["{OPERATOR}"]{scope}}}')
+    lines.append(f'  - {{role: viewer, users: ["{SCRAPER}"], tenants: ["*"]}}')
+    return "\n".join(lines) + "\n"
+
+
+def _scope(role: str) -> str:
+    scope = ', tenants: ["*"]' if role in _OF_TENANTS else ""
+    return f'{scope}, credentials: ["*"]' if role == "publisher" else scope
+
+
+def etcd_flags(folder: SecretFolder, member: str) -> dict[str, str]:
+    """Flags of a member of etcd that knows its users by their certificates. Pure."""
+    file = etcd_member(member)
+    return {
+        "cert-file": f"{folder.certificate(file)}",
+        "key-file": f"{folder.key(file)}",
+        "trusted-ca-file": f"{folder.authority(AuthorityName.ETCD)}",
+        "client-cert-auth": "true",
+    }
+
+
+def _for_etcd(folder: SecretFolder, file: str) -> list[str]:
+    authority = f"{folder.authority(AuthorityName.ETCD)}"
+    own = ("--etcd-tls-cert", f"{folder.certificate(file)}", "--etcd-tls-key", f"{folder.key(file)}")
+    return ["--etcd-tls-ca", authority, *own]
+
+
+def _for_clients(folder: SecretFolder, service: str, prefix: str) -> list[str]:
+    file, authority = service_file(service), folder.authority(AuthorityName.OPERATORS)
+    own = (f"{prefix}-cert", f"{folder.certificate(file)}", f"{prefix}-key", f"{folder.key(file)}")
+    return [f"{prefix}-ca", f"{authority}", *own]
+
+
+def admin_flags(folder: SecretFolder) -> list[str]:
+    """Flags by which an admin service asks who calls, and is known to etcd. Pure."""
+    api, pages = _for_clients(folder, "admin", "--tls"), _for_clients(folder, "admin", "--http-tls")
+    return [*_for_etcd(folder, ETCD_ADMIN), *api, *pages, "--access", f"{folder.access}"]
+
+
+def sidecar_flags(folder: SecretFolder, replica: str) -> list[str]:
+    """Flags by which a sidecar asks who reads its pages, and is known to etcd. Pure."""
+    return [*_for_etcd(folder, etcd_file(replica)), *_for_clients(folder, replica, "--http-tls")]
+
+
+def operator_flags(folder: SecretFolder) -> list[str]:
+    """Flags of a command line that is the operator's. Pure."""
+    own = ("--tls-cert", f"{folder.certificate(OPERATOR_FILE)}", "--tls-key", f"{folder.key(OPERATOR_FILE)}")
+    return ["--tls-ca", f"{folder.authority(AuthorityName.SERVICES)}", *own]
+
+
+def root_flags(folder: SecretFolder) -> list[str]:
+    """Flags of a command that changes etcd's users. Pure."""
+    return _for_etcd(folder, ETCD_ROOT)
