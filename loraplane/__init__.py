@@ -14,6 +14,7 @@
 from registry.client.adapters import AdapterHistory, AdapterListing, Canaries, Published, RegisteredAdapter
 from registry.client.address import Tls
 from registry.client.asynchronous import AsyncRegistry
+from registry.client.audit import AuditDenial, AuditedChange, AuditEntry
 from registry.client.credentials import TokenCommand, TokenFile
 from registry.client.publication import KEEP, Keep
 from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
@@ -40,6 +41,9 @@ __all__ = [
     "AdapterResidency",
     "AlreadyExists",
     "AsyncRegistry",
+    "AuditDenial",
+    "AuditEntry",
+    "AuditedChange",
     "Canaries",
     "Conflict",
     "FailedPrecondition",

@@ -84,12 +84,19 @@ class Grant:
 
         return is_seen
 
-    def sees_all(self, action: Action, pool: str | None) -> bool:
-        """True if the adapters of all tenants are seen."""
+    def covers(self, asked: AccessQuestion) -> bool:
+        """True if one binding allows it in every pool and for every tenant that it leaves open."""
         return any(
-            (one.tenants is None or "*" in one.tenants.words) and one.allows(AccessQuestion(*action, pool))
+            one.allows(asked)
+            and (asked.pool is not None or "*" in one.pools.words)
+            and (asked.tenant is not None or one.tenants is None or "*" in one.tenants.words)
             for one in self.held
         )
+
+    def sees_all(self, action: Action, pool: str | None) -> bool:
+        """True if the adapters of all tenants are seen."""
+        asked = AccessQuestion(*action, pool)
+        return any(one.allows(asked) and (one.tenants is None or "*" in one.tenants.words) for one in self.held)
 
     def check_any(self, *asked: AccessQuestion) -> HeldRole:
         """The binding that allows one of several questions, of which one is enough.

@@ -38,6 +38,8 @@ METHODS: Mapping[str, Action] = MappingProxyType(
         "ListTenants": (Verb.LIST, Resource.TENANTS),
         "RepairTenant": (Verb.REPAIR, Resource.TENANTS),
         "ListChanges": (Verb.LIST, Resource.CHANGES),
+        "ListAudit": (Verb.LIST, Resource.AUDIT),
+        "WatchAudit": (Verb.WATCH, Resource.AUDIT),
         "ReadBackup": (Verb.GET, Resource.BACKUPS),
         "WhoAmI": (Verb.GET, Resource.ACCESS),
         "CheckAccess": (Verb.CHECK, Resource.ACCESS),

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from registry.access.methods import METHODS
 from registry.access.questions import AccessQuestion, Resource, Verb
+from registry.model.audit import AuditChange
 from registry.model.names import tenant_of
-from registry.model.records import AuditChange
 
 Value = Mapping[str, object]
 # Limits of a pool that hold others back: who may write adapters, or run pools, cannot loosen them (guarantee A3).

@@ -44,6 +44,7 @@ class Resource(StrEnum):
     REPLICAS = "replicas"
     TENANTS = "tenants"
     CHANGES = "changes"
+    AUDIT = "audit"
     BACKUPS = "backups"
     HEALTH = "health"
     METRICS = "metrics"

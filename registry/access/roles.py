@@ -63,7 +63,7 @@ ROLES: Mapping[AccessRole, frozenset[Action]] = MappingProxyType(
         | _each((Verb.CREATE, Verb.UPDATE, Verb.REQUIRE), Resource.POOLS)
         | _each((Verb.UPDATE,), Resource.TENANTS),
         AccessRole.ROUTER: _each(_READ, Resource.RESIDENCY),
-        AccessRole.AUDITOR: _each(_READ, Resource.CHANGES),
+        AccessRole.AUDITOR: _each(_READ, Resource.CHANGES) | _each((Verb.LIST, Verb.WATCH), Resource.AUDIT),
     }
 )
 # Roles whose bindings say of which tenants, and those that may be narrowed to pools; the others are about everything.

@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 from registry.access.control import AccessControl
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.pages import make_app
+from registry.admin.rpc.audited import AuditHandlers
 from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.hook import Hook, permit, then_checked
 from registry.admin.rpc.interceptor import CallLimits
@@ -38,6 +39,7 @@ from registry.rollout.watching import AdapterStreams
 from registry.runtime.clock import Clock
 from registry.runtime.page_guard import NAMELESS, Hosts
 from registry.runtime.supervisor import Supervisor
+from registry.store.audits import AuditReader
 from registry.store.reader import Reader
 from registry.store.txn import USUAL_RETENTION, Retention
 from registry.store.writer import WriteGate, Writer
@@ -156,6 +158,7 @@ def assemble(ports: AdminPorts) -> AdminService:
     shared = Shared(client, keys, writer, informers, metrics.count_conducted, rng, supervisor.keep)
     reads, writes = Reads(reader, ports.insecure), Writes(writer, reader, partial(forget, client, keys))
     streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
+    audit = AuditHandlers(AuditReader(client, keys, reader, rng=rng), keys)
     return AdminService(
         ports=ports,
         metrics=metrics,
@@ -168,7 +171,7 @@ def assemble(ports: AdminPorts) -> AdminService:
         controller=RolloutController(shared),
         members=MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall),
         calls=calls,
-        handlers=make_handlers(writes, reads, streams, metrics, calls, ports.limits, hook),
+        handlers=make_handlers(writes, reads, streams, audit, metrics, calls, ports.limits, hook),
         app=make_app(
             probe,
             supervisor,

@@ -59,3 +59,5 @@ RESTORE_HISTORY = AdminMethod(pb.RestoreHistoryRequest, pb.RestoreHistoryRespons
 WHO_AM_I = AdminMethod(pb.WhoAmIRequest, pb.WhoAmIResponse)
 CHECK_ACCESS = AdminMethod(pb.CheckAccessRequest, pb.CheckAccessResponse)
 LIST_CHANGES = AdminMethod(pb.ListChangesRequest, pb.ListChangesResponse)
+LIST_AUDIT = AdminMethod(pb.ListAuditRequest, pb.ListAuditResponse)
+WATCH_AUDIT = AdminMethod(pb.WatchAuditRequest, pb.WatchAuditResponse)

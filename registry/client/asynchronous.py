@@ -28,6 +28,7 @@ from registry.client.adapters import (
 )
 from registry.client.address import Tls
 from registry.client.admin_api import AdminMethod
+from registry.client.audit import AuditAccess
 from registry.client.credentials import TokenSource
 from registry.client.publication import KEEP, Keep, Publication, change_of, fitting
 from registry.client.residency import Follower, PoolResidency
@@ -41,7 +42,7 @@ _Change = TypeVar("_Change", pb.ApplyAdaptersRequest, pb.RollbackAdapterRequest)
 _Changes = AdminMethod[_Change, pb.ApplyAdaptersResponse]
 
 
-class AsyncRegistry:
+class AsyncRegistry(AuditAccess):
     """A connection to the admin service, for use in ``async with``.
 
     Args:

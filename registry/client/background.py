@@ -218,3 +218,15 @@ def blocking(
         return self._loop.run(method, self._client, *args, **kwargs)
 
     return call
+
+
+def generating(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[BlockingClient[Any], P], Generator[T, None, None]]:
+    """The method that yields what this one of the asynchronous client does."""
+
+    @wraps(method)
+    def call(self: BlockingClient[Any], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        return self._loop.each(method(self._client, *args, **kwargs))
+
+    return call

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from registry.client.adapters import Published
 from registry.client.address import Tls
 from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry, waiting_of
-from registry.client.background import BackgroundLoop, BlockingClient, blocking
+from registry.client.background import BackgroundLoop, BlockingClient, blocking, generating
 from registry.client.credentials import TokenSource
-from registry.client.residency import PoolResidency
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,11 +64,9 @@ class Registry(BlockingClient[AsyncRegistry]):
     get = blocking(AsyncRegistry.get)
     list = blocking(AsyncRegistry.list)
     history = blocking(AsyncRegistry.history)
-
-    def residency(self, pool: str, *, timeout_seconds: float | None = None) -> Generator[PoolResidency, None, None]:
-        return self._loop.each(self._client.residency(pool, timeout_seconds=timeout_seconds))
-
-    residency.__doc__ = AsyncRegistry.residency.__doc__
+    residency = generating(AsyncRegistry.residency)
+    audit = generating(AsyncRegistry.audit)
+    watch_audit = generating(AsyncRegistry.watch_audit)
 
     def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
         """Deprecated: use `wait`."""

@@ -58,6 +58,7 @@ Page = TypeVar(
     pb.ListTenantsResponse,
     pb.ReadBackupResponse,
     pb.ListChangesResponse,
+    pb.ListAuditResponse,
 )
 Listing = TypeVar(
     "Listing",
@@ -67,6 +68,7 @@ Listing = TypeVar(
     pb.ListTenantsRequest,
     pb.ReadBackupRequest,
     pb.ListChangesRequest,
+    pb.ListAuditRequest,
 )
 
 

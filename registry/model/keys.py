@@ -77,6 +77,15 @@ class Keys:
     def audits(self) -> bytes:
         return self._key("audit", "")
 
+    def denied(self, audit_id: str = "") -> bytes:
+        """Key of the record of a refusal; without an id the prefix of all of them."""
+        return self._key("audit", "_", "denied", audit_id)
+
+    def audited_pool(self, key: bytes) -> str:
+        """Pool of an audit record by its key; empty: it is of none."""
+        scope, *rest = key.decode(errors="backslashreplace").removeprefix(f"{self.prefix}/audit/").split("/")
+        return scope if len(rest) == 1 and scope != "_" else ""
+
     def replica(self, pool: str, replica: str) -> bytes:
         return self._key("replicas", pool, replica)
 

@@ -386,41 +386,6 @@ class DrainOrder(Stored):
     by: str
 
 
-class AuditChange(Part):
-    """One value before and after a change, as it stands in etcd; None: absent."""
-
-    kind: Literal["adapter", "pool", "tenant", "replica", "history"]
-    name: str
-    before: dict[str, object] | None
-    after: dict[str, object] | None
-
-
-class AuditRecord(Stored):
-    """Principal, request and values of a change: one for each changing revision.
-
-    Attributes:
-        bindings: numbers of those of the access file that allowed it; 0: the host's administrator did it.
-        credential: kind of that which names the principal, as "certificate"; empty: none was needed, or an earlier
-            release wrote this.
-        fingerprint: of the certificate or the token, ``sha256:`` and 64 hex digits; empty: neither was shown.
-        peer: address that it came from, as gRPC names it.
-        user_agent: as the client says.
-    """
-
-    max_bytes = MAX_TRANSACTION_BYTES
-    at: str
-    principal: str
-    role: str
-    bindings: list[Number] = []
-    credential: str = ""
-    fingerprint: str = ""
-    peer: str = ""
-    user_agent: str = ""
-    request_id: str
-    method: str
-    changes: list[AuditChange]
-
-
 class Meta(Stored):
     """The store itself. `epoch` is random, made once: another epoch is another store."""
 

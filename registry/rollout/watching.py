@@ -13,15 +13,17 @@ from registry.etcd3.informer import SharedInformer, SharedInformerFactory
 from registry.etcd3.ops import Event, KeyValue, prefix_end
 from registry.etcd3.reflector import Reflector
 from registry.etcd3.stream import Changed, Listed, Progressed, Resume
-from registry.model.errors import FailedPrecondition, NotFound, Reason
+from registry.model.errors import NotFound, Reason
 from registry.model.keys import Keys
 from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import PoolReader, follow_pool, read_pool
 from registry.rollout.status import Question, Rollout, derive_rollout, needs_room
 from registry.runtime.clock import Deadline
+from registry.store.failures import compacted
 from registry.store.reader import Reader
 
 _LOOK_SECONDS = 10.0
+_FROM_NOW = "watch from 0 to get the present state first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class AdapterStreams:
             async for reflection in reflections:
                 match reflection:
                     case Listed() if not delivered:
-                        raise _not_kept(start_revision, reflection.revision)
+                        raise compacted(start_revision, reflection.revision, _FROM_NOW)
                     case Listed():
                         yield WatchBatch(reflection.revision, snapshot=True, events=_as_events(reflection.kvs))
                     case Changed():
@@ -139,12 +141,3 @@ class AdapterStreams:
 
 def _as_events(kvs: Iterable[KeyValue]) -> tuple[Event, ...]:
     return tuple(Event(kv.key, kv.mod_revision, kv) for kv in kvs)
-
-
-def _not_kept(start: int, present: int) -> FailedPrecondition:
-    return FailedPrecondition(
-        Reason.REVISION_COMPACTED,
-        f"etcd does not keep revision {start} (it is at {present} now); watch from 0 to get the present state first",
-        field="start_revision",
-        metadata={"revision": str(present)},
-    )

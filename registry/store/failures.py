@@ -94,3 +94,13 @@ def outcome_unknown(error: etcd.EtcdError | RegistryError, request_id: str = "")
         f"it is not known whether the change was made; retry with the same request_id{same} to learn it: {why}",
         metadata=metadata,
     )
+
+
+def compacted(start: int, present: int, remedy: str) -> FailedPrecondition:
+    """The refusal of a watch from a revision that etcd does not keep; `present`: where it is."""
+    return FailedPrecondition(
+        Reason.REVISION_COMPACTED,
+        f"etcd does not keep revision {start} (it is at {present} now); {remedy}",
+        field="start_revision",
+        metadata={"revision": str(present)},
+    )

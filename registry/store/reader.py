@@ -222,6 +222,10 @@ class Reader:
             await self.pool(pool, deadline)
         return page
 
+    async def some(self, read: Range, deadline: Deadline) -> RangeResult:
+        """The first keys of a range, as many as are asked for and one message takes."""
+        return await self._in_one_message(read, deadline)
+
     async def replica(self, pool: str, replica: str, deadline: Deadline) -> ReplicaValues:
         """One live replica.
 

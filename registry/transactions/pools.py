@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Compare, Delete, KeyValue, Op, Put, Range, absent, mod_is, none_in
+from registry.model.audit import AuditChange
 from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.keys import Keys
-from registry.model.records import AuditChange, ChangeReply, DrainOrder, PoolLimits, PoolSpec
+from registry.model.records import ChangeReply, DrainOrder, PoolLimits, PoolSpec
 from registry.model.status import presence_of
 from registry.transactions.builder import Planned, TxnBuilder, check_fits, finish, put_record
 from registry.transactions.changes import ConfirmRemovals, CreatePool, DeletePool, DrainReplica, UpdatePool

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 
 from registry.etcd3.ops import Compare, Delete, KeyValue, Put, Range, absent, mod_is, prefix_end
+from registry.model.audit import AuditChange, AuditRecord
 from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason
 from registry.model.keys import Keys, last_part
 from registry.model.names import name_key, name_of_key, tenant_of
@@ -14,8 +15,6 @@ from registry.model.records import (
     MAX_RESTORED_STEP,
     AdapterOutcome,
     AdapterRecord,
-    AuditChange,
-    AuditRecord,
     ChangeReply,
     Restoration,
     RetiredRecord,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 from registry.etcd3.ops import Compare, Delete, Op, Put
+from registry.model.audit import AuditChange
 from registry.model.errors import AlreadyExists, FailedPrecondition, NotFound, Reason
 from registry.model.names import check_not_base, tenant_of
 from registry.model.records import (
@@ -14,7 +15,6 @@ from registry.model.records import (
     AdapterRecord,
     AdapterSpec,
     AskedRetry,
-    AuditChange,
     CanaryRollout,
     RetiredRecord,
 )

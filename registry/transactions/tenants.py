@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from registry.etcd3.ops import Compare, Put, Range, mod_is
+from registry.model.audit import AuditChange
 from registry.model.errors import FailedPrecondition, Reason, ResourceExhausted
 from registry.model.keys import Keys
-from registry.model.records import AuditChange, ChangeReply, TenantRecord
+from registry.model.records import ChangeReply, TenantRecord
 from registry.transactions.builder import TENANT_SCOPE, Planned, TxnBuilder, finish, put_record
 from registry.transactions.changes import SetTenant
 from registry.transactions.context import Context, check_etag

@@ -164,6 +164,16 @@ class AdapterRegistryStub(object):
                 request_serializer=registry_dot_v1_dot_registry__pb2.ListChangesRequest.SerializeToString,
                 response_deserializer=registry_dot_v1_dot_registry__pb2.ListChangesResponse.FromString,
                 _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/registry.v1.AdapterRegistry/ListAudit',
+                request_serializer=registry_dot_v1_dot_registry__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+        self.WatchAudit = channel.unary_stream(
+                '/registry.v1.AdapterRegistry/WatchAudit',
+                request_serializer=registry_dot_v1_dot_registry__pb2.WatchAuditRequest.SerializeToString,
+                response_deserializer=registry_dot_v1_dot_registry__pb2.WatchAuditResponse.FromString,
+                _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/registry.v1.AdapterRegistry/WhoAmI',
                 request_serializer=registry_dot_v1_dot_registry__pb2.WhoAmIRequest.SerializeToString,
@@ -360,6 +370,21 @@ class AdapterRegistryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """Lists the records of the audit: what was done, with the values before and after, and what was refused. They come pool
+        by pool, each the oldest first, then what is of no pool, and refusals at the end; pages may be short, also empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchAudit(self, request, context):
+        """Tells the same of each record as it is written. The first answer comes at once; the stream never ends by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """Tells who calls, and the roles that the access file of this service gives them.
         """
@@ -506,6 +531,16 @@ def add_AdapterRegistryServicer_to_server(servicer, server):
                     servicer.ListChanges,
                     request_deserializer=registry_dot_v1_dot_registry__pb2.ListChangesRequest.FromString,
                     response_serializer=registry_dot_v1_dot_registry__pb2.ListChangesResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.ListAuditRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'WatchAudit': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchAudit,
+                    request_deserializer=registry_dot_v1_dot_registry__pb2.WatchAuditRequest.FromString,
+                    response_serializer=registry_dot_v1_dot_registry__pb2.WatchAuditResponse.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -1220,6 +1255,60 @@ class AdapterRegistry(object):
             '/registry.v1.AdapterRegistry/ListChanges',
             registry_dot_v1_dot_registry__pb2.ListChangesRequest.SerializeToString,
             registry_dot_v1_dot_registry__pb2.ListChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/ListAudit',
+            registry_dot_v1_dot_registry__pb2.ListAuditRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/registry.v1.AdapterRegistry/WatchAudit',
+            registry_dot_v1_dot_registry__pb2.WatchAuditRequest.SerializeToString,
+            registry_dot_v1_dot_registry__pb2.WatchAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,15 +1,18 @@
-"""Changes on the wire, from audit records: who did what to which thing. Pure."""
+"""Changes and refusals on the wire, from audit records: who did what to which thing. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
+from registry.etcd3.ops import KeyValue
+from registry.model.audit import AuditChange, AuditRecord, DenialRecord
 from registry.model.errors import InvalidArgument, Reason
-from registry.model.records import AuditChange, AuditRecord
+from registry.model.keys import last_part
 from registry.v1 import registry_pb2 as pb
 
-_MOST_INT64 = 2**63 - 1
+_MOST_INT64, _MOST_UINT32 = 2**63 - 1, 2**32 - 1
 # Told by the columns of a change; what else changes is a field of it.
 _BOOKKEEPING = frozenset(
     {"schema", "name", "pool", "tenant", "generation", "updated_at", "updated_by", "request_id", "rollout", "spec"}
@@ -41,7 +44,7 @@ def recorded_changes(value: bytes) -> Iterator[pb.RecordedChange]:
     audit = AuditRecord.parse(value)
     for one in audit.changes:
         before, after = one.before or {}, one.after or {}
-        action, note = _action(one, before, after)
+        action, note = _action(one)
         yield pb.RecordedChange(
             at=audit.at,
             principal=audit.principal,
@@ -57,7 +60,58 @@ def recorded_changes(value: bytes) -> Iterator[pb.RecordedChange]:
         )
 
 
-def _action(one: AuditChange, before: Value, after: Value) -> tuple[str, str]:
+def done_entry(kv: KeyValue, pool: str) -> pb.AuditEntry:
+    """Entry of an audit record. Raises FailedPrecondition: it cannot be read."""
+    audit = AuditRecord.parse(kv.value)
+    return pb.AuditEntry(
+        id=last_part(kv.key),
+        revision=kv.mod_revision,
+        at=audit.at,
+        pool=pool,
+        principal=audit.principal,
+        credential=audit.credential,
+        fingerprint=audit.fingerprint,
+        peer=audit.peer,
+        user_agent=audit.user_agent,
+        role=audit.role,
+        bindings=[min(one, _MOST_UINT32) for one in audit.bindings],
+        request_id=audit.request_id,
+        method=audit.method,
+        changes=map(_audited, audit.changes),
+    )
+
+
+def _audited(one: AuditChange) -> pb.AuditedChange:
+    return pb.AuditedChange(
+        kind=one.kind,
+        name=one.name,
+        action=_action(one)[0],
+        before_json=json.dumps(one.before) if one.before is not None else "",
+        after_json=json.dumps(one.after) if one.after is not None else "",
+    )
+
+
+def denied_entry(kv: KeyValue) -> pb.AuditEntry:
+    """Entry of the record of a refusal. Raises FailedPrecondition: it cannot be read."""
+    denial = DenialRecord.parse(kv.value)
+    told = pb.AuditDenial(reason=denial.reason, message=denial.message, tenant=denial.tenant, times=denial.times)
+    return pb.AuditEntry(
+        id=last_part(kv.key),
+        revision=kv.mod_revision,
+        at=denial.at,
+        pool=denial.pool,
+        principal=denial.principal,
+        credential=denial.credential,
+        fingerprint=denial.fingerprint,
+        peer=denial.peer,
+        user_agent=denial.user_agent,
+        method=denial.method,
+        denial=told,
+    )
+
+
+def _action(one: AuditChange) -> tuple[str, str]:
+    before, after = one.before or {}, one.after or {}
     if one.kind == "replica":
         return ("drain" if after.get("drain") is True else "undrain"), ""
     if not before or not after:

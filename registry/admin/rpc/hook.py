@@ -50,7 +50,8 @@ Hook = Callable[[Asked], None]
 def asked_of(action: Action, request: Message, principal: Principal, grant: Grant | None = None) -> Asked:
     """Question of a call of a method as `METHODS` has it. What may be done is asked about anything."""
     named = None if isinstance(request, pb.CheckAccessRequest) else getattr(request, "pool", None)
-    pool = named if isinstance(named, str) else None
+    may_be_of_none = isinstance(request, pb.ListAuditRequest | pb.WatchAuditRequest) and not named
+    pool = named if isinstance(named, str) and not may_be_of_none else None
     return Asked(principal, *action, pool, dict(_names(request)), request, grant)
 
 

@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from registry.access.control import AccessControl
 from registry.access.methods import METHODS
 from registry.admin.health import AdminMetrics
+from registry.admin.rpc.audited import AuditHandlers
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.hook import Hook, asked_of
@@ -51,6 +52,7 @@ def make_handlers(
     writes: Writes,
     reads: Reads,
     streams: Streams,
+    audit: AuditHandlers,
     metrics: AdminMetrics,
     shared: CallLimits,
     limits: TxnLimits,
@@ -61,11 +63,12 @@ def make_handlers(
     Raises:
         KeyError: a method of the .proto has no handler, or no verb.
     """
-    unary = {**reads.by_method(), **writes.by_method(), **Identity(shared.access).by_method()}
+    unary = {**reads.by_method(), **writes.by_method(), **audit.by_method(), **Identity(shared.access).by_method()}
     stream: Mapping[str, Stream[Any, Any]] = {
         "WatchAdapters": streams.watch_adapters,
         "WatchRollout": streams.watch_rollout,
         "WatchResidency": streams.residency.watch_residency,
+        **audit.streams(),
     }
     own = {method: replace(shared, working=FairLimiter(most)) for method, most in _AT_ONCE.items()}
     last = {"WatchAdapters": _ends_list}

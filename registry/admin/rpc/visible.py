@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from registry.access.methods import METHODS
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.admin.rpc.calls import CallContext
+from registry.model.names import tenant_of
 from registry.model.stored import read_json
 from registry.store.pages import everything
 from registry.v1 import registry_pb2 as pb
@@ -44,6 +45,33 @@ def seen_changes(call: CallContext, pool: str) -> Callable[[pb.RecordedChange], 
         return one.kind != "tenant" or tenants(one.name)
 
     return is_seen
+
+
+class AuditSight:
+    """Parts of the audit that a caller sees; of what names no tenant, or no pool, only who sees all of them."""
+
+    def __init__(self, call: CallContext) -> None:
+        self._grant, self._action = call.grant, METHODS[call.method]
+
+    def change(self, pool: str, one: pb.AuditedChange) -> bool:
+        """True if the caller sees what was done; `pool` empty: it was done to a tenant."""
+        if one.kind in {"adapter", "history"}:
+            return self._sees(pool, tenant_of(one.name))
+        if one.kind == "tenant":
+            return self._grant is None or self._grant.by(AccessQuestion(*self._action, tenant=one.name)) is not None
+        return self._grant is None or self._grant.by(AccessQuestion(*self._action, pool or one.name)) is not None
+
+    def denial(self, pool: str, tenant: str) -> bool:
+        """True if the caller sees the refusal of a call that was about these; empty: about none."""
+        return self._sees(pool, tenant)
+
+    def unreadable(self, pool: str) -> bool:
+        """True if the caller sees that a record is there which may be about anything."""
+        return self._sees(pool, "")
+
+    def _sees(self, pool: str, tenant: str) -> bool:
+        asked = AccessQuestion(*self._action, pool or None, tenant or None)
+        return self._grant is None or self._grant.covers(asked)
 
 
 def seen_status(call: CallContext, replica: pb.Replica) -> pb.Replica:

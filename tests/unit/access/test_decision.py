@@ -213,3 +213,25 @@ def test_who_restores_puts_adapters_back_with_the_credentials_that_they_had():
     found = held.by(AccessQuestion(*APPLY, "p", "acme", "s3://b/x", "team-key"))
     assert found is not None
     assert found.role is AccessRole.RESTORER
+
+
+@pytest.mark.parametrize(
+    ("more", "pool", "tenant", "covered"),
+    [
+        (", tenants: ['*']", None, None, True),
+        (", tenants: [acme]", None, None, False),
+        (", tenants: [acme]", "p", "acme", True),
+        (", tenants: [acme]", "p", "other", False),
+        (", tenants: ['*'], pools: [p]", None, "acme", False),
+        (", tenants: ['*'], pools: [p]", "p", "acme", True),
+    ],
+)
+def test_what_names_no_pool_or_no_tenant_is_for_those_who_have_all(more, pool, tenant, covered):
+    """A2 deny-by-default: it may be about anybody."""
+    held = grant(f"  - {{role: auditor, users: [ann]{more}}}\n")
+    assert held.covers(AccessQuestion(Verb.LIST, Resource.AUDIT, pool, tenant)) == covered
+
+
+def test_a_role_that_is_about_no_tenants_covers_all():
+    held = grant("  - {role: router, users: [ann]}\n")
+    assert held.covers(AccessQuestion(Verb.GET, Resource.RESIDENCY))

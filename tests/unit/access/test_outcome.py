@@ -6,7 +6,7 @@ import pytest
 
 from registry.access.outcome import outcome_questions
 from registry.access.questions import AccessQuestion, Resource, Verb
-from registry.model.records import AuditChange
+from registry.model.audit import AuditChange
 
 ADAPTERS, POOLS = Resource.ADAPTERS, Resource.POOLS
 PLAIN = AccessQuestion(Verb.APPLY, ADAPTERS, "p", "acme")

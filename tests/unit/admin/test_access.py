@@ -22,7 +22,7 @@ from registry.access.questions import Resource, Verb
 from registry.access.roles import OF_POOLS, OF_TENANTS, ROLES, AccessRole
 from registry.admin.rpc.service import DESCRIPTOR
 from registry.etcd3.ops import Put, Txn
-from registry.model.records import AuditRecord
+from registry.model.audit import AuditRecord
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Aborted, Context, Served
@@ -94,7 +94,7 @@ def request_of(method: str, pool: str, tenant: str) -> Message:
             request = kind()
         case _, Resource.ACCESS:
             request = kind() if method == "WhoAmI" else kind(verb="get", resource="pools")
-        case _, (Resource.REPLICAS | Resource.CHANGES):
+        case _, (Resource.REPLICAS | Resource.CHANGES | Resource.AUDIT):
             request = kind(pool=pool)
         case _:
             request = (

@@ -19,9 +19,9 @@ from grpc import StatusCode
 from registry.admin.rpc.calls import address_of
 from registry.admin.rpc.interceptor import _outcome
 from registry.admin.rpc.service import BACKUPS_AT_ONCE, DESCRIPTOR
+from registry.model.audit import AuditRecord
 from registry.model.errors import Reason
 from registry.model.names import REPEATED_METADATA
-from registry.model.records import AuditRecord
 from registry.store.reader import Reader
 from registry.transactions.changes import Remove
 from registry.v1 import registry_pb2 as pb

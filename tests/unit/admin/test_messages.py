@@ -10,12 +10,11 @@ import pytest
 from registry.admin.rpc import decode, encode, streams
 from registry.admin.rpc.encode_changes import first_id, recorded_changes
 from registry.etcd3.ops import Event, KeyValue
+from registry.model.audit import AuditChange, AuditRecord
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.model.messages import pool_message
 from registry.model.records import (
     AdapterOutcome,
-    AuditChange,
-    AuditRecord,
     CanaryRollout,
     ChangeReply,
     PoolSpec,

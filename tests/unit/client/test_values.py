@@ -26,13 +26,14 @@ from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 
-METHODS = ["get", "history", "list", "publish", "residency", "retry", "rollback", "wait", "wait_served", "withdraw"]
+METHODS = ["audit", "get", "history", "list", "publish", "residency", "retry", "rollback", "wait", "wait_served"]
+METHODS += ["watch_audit", "withdraw"]
 # How the connection itself is ended differs, as it does in the standard library.
 OWN = {"aclose", "close"}
 
 
 def methods(kind: type) -> list[str]:
-    return sorted(name for name in vars(kind) if not name.startswith("_") and name not in OWN)
+    return sorted(name for name in dir(kind) if not name.startswith("_") and name not in OWN)
 
 
 def test_both_classes_have_the_same_methods():

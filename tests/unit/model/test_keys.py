@@ -19,6 +19,8 @@ EXPECTED = {
     KEYS.request("r", "operator:a"): "requests/operator:a/r",
     KEYS.audit("p", "i"): "audit/p/i",
     KEYS.audits(): "audit/",
+    KEYS.denied(): "audit/_/denied/",
+    KEYS.denied("i"): "audit/_/denied/i",
     KEYS.replica("p", "r"): "replicas/p/r",
     KEYS.replicas("p"): "replicas/p/",
     KEYS.all_replicas(): "replicas/",
@@ -57,3 +59,8 @@ def test_what_admin_services_write():
 def test_last_part():
     assert last_part(b"/a/b%2Fc") == "b%2Fc"
     assert last_part(b"/a/\xff") == "\\xff"
+
+
+def test_the_key_of_an_audit_record_tells_its_pool():
+    pools = {KEYS.audit("p", "i"): "p", KEYS.audit("_", "i"): "", KEYS.denied("i"): ""}
+    assert {key: KEYS.audited_pool(key) for key in pools} == pools

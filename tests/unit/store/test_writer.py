@@ -11,9 +11,10 @@ import pytest
 from registry.access.principal import operator
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Put, Range, RangeResult, Txn, TxnResult
+from registry.model.audit import AuditRecord
 from registry.model.errors import FailedPrecondition, Reason, Unavailable
 from registry.model.keys import last_part
-from registry.model.records import AuditRecord, Meta
+from registry.model.records import Meta
 from registry.runtime.clock import Deadline
 from registry.store.writer import WriteGate, Writer, ensure_meta
 from registry.transactions.context import Caller, TxnLimits

@@ -7,17 +7,9 @@ from dataclasses import replace
 import pytest
 
 from registry.etcd3.ops import Put, Txn
+from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason
-from registry.model.records import (
-    AuditRecord,
-    Canary,
-    Expect,
-    ExpectedAnswer,
-    Placement,
-    Prepare,
-    RetiredRecord,
-    Strategy,
-)
+from registry.model.records import Canary, Expect, ExpectedAnswer, Placement, Prepare, RetiredRecord, Strategy
 from registry.model.status import Presence
 from registry.transactions.changes import (
     AbortRollout,

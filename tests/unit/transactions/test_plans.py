@@ -8,6 +8,7 @@ import pytest
 
 from registry.access.principal import ANONYMOUS, Credential, operator
 from registry.etcd3.ops import Delete, Put, Txn
+from registry.model.audit import AuditRecord
 from registry.model.errors import (
     AlreadyExists,
     Conflict,
@@ -20,7 +21,6 @@ from registry.model.errors import (
 from registry.model.records import (
     AdapterSpec,
     AskedRetry,
-    AuditRecord,
     Canary,
     DrainOrder,
     Placement,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3.ops import Delete, Put, Txn
+from registry.model.audit import AuditChange, AuditRecord
 from registry.model.errors import Reason
-from registry.model.records import AdapterRecord, AuditChange, AuditRecord, RetiredRecord, TenantRecord
+from registry.model.records import AdapterRecord, RetiredRecord, TenantRecord
 from registry.transactions.changes import Remove, RepairTenant, RollbackAdapter, SetTenant
 from registry.transactions.context import TxnLimits
 from tests.support.changes import KEYS, POOL, Author, applying, creating, lost_records, upsert

@@ -9,16 +9,9 @@ from dataclasses import replace
 import pytest
 
 from registry.etcd3.ops import KeyValue
+from registry.model.audit import AuditChange, AuditRecord
 from registry.model.errors import FailedPrecondition, Reason
-from registry.model.records import (
-    MAX_GENERATION,
-    AuditChange,
-    AuditRecord,
-    PoolLimits,
-    PoolSpec,
-    RetiredRecord,
-    TenantRecord,
-)
+from registry.model.records import MAX_GENERATION, PoolLimits, PoolSpec, RetiredRecord, TenantRecord
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.builder import Unchanged, is_fenced, replay
 from registry.transactions.changes import (

@@ -29,17 +29,9 @@ from registry.etcd3.ops import (
     prefix_end,
     unwritten_since,
 )
+from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, InvalidArgument, Reason
-from registry.model.records import (
-    AdapterRecord,
-    AuditRecord,
-    Canary,
-    ChangeReply,
-    PoolLimits,
-    RetiredRecord,
-    Strategy,
-    TenantRecord,
-)
+from registry.model.records import AdapterRecord, Canary, ChangeReply, PoolLimits, RetiredRecord, Strategy, TenantRecord
 from registry.model.status import Presence
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.builder import Commit, Unchanged, check_fits, fence, fits, put_record
