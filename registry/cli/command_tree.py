@@ -63,6 +63,11 @@ ENTRIES = (
         "Show what happened: changes and who made them, halts, drains, restarts, and what replicas fail to serve.",
     ),
     _command(
+        "audit",
+        "commands.events:audit",
+        "Show the audit: who did what, from old to new value, and which calls were refused.",
+    ),
+    _command(
         "top",
         "commands.top:top",
         "Show what replicas and adapters are doing: requests, tokens, loads, swaps, last use.",

@@ -6,7 +6,9 @@ variable that was set for a daemon would end up in records. Global options may s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, MutableMapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -215,3 +217,19 @@ LookSeconds = Annotated[
     float,
     flag("--look-seconds", metavar="S", min=0, help="Seconds for reading sources of other hosts before; 0: not."),
 ]
+_SPAN = re.compile(r"([0-9]{1,6})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+# Longer than anything is kept.
+_LONGEST = timedelta(days=366)
+
+
+def span_of(since: str) -> timedelta:
+    """The time that ``--since`` means, of at most a year.
+
+    Raises:
+        CliError: it means none.
+    """
+    match = _SPAN.fullmatch(since)
+    if match is None:
+        raise usage(f"--since {since}: write a number and s, m, h or d, such as 30m")
+    return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)

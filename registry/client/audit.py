@@ -141,7 +141,7 @@ class AuditAccess:
         since: datetime | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[AuditEntry, None]:
-        """What was done and what was refused, as far as it is kept: pool by pool, each the oldest first.
+        """Entries of what was done and what was refused: pool by pool, each the oldest first.
 
         Args:
             pool: only of this one; empty: of all.
@@ -173,7 +173,7 @@ class AuditAccess:
         start_revision: int = 0,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[AuditEntry, None]:
-        """What is done and refused from now on, or from a revision on, each once and in order; without end.
+        """Entries from now on, or from a revision on, each once and in order; without end.
 
         When the connection breaks it is made again, and goes on where it was. Close the generator at the end.
 

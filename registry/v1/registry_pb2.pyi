@@ -1003,6 +1003,116 @@ class ListChangesResponse(_message.Message):
     unreadable: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, changes: _Optional[_Iterable[_Union[RecordedChange, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ListAuditRequest(_message.Message):
+    __slots__ = ("pool", "since", "about", "principal", "page_size", "page_token")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    since: str
+    about: str
+    principal: str
+    page_size: int
+    page_token: str
+    def __init__(self, pool: _Optional[str] = ..., since: _Optional[str] = ..., about: _Optional[str] = ..., principal: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListAuditResponse(_message.Message):
+    __slots__ = ("entries", "next_page_token", "unreadable", "revision")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    next_page_token: str
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    revision: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class WatchAuditRequest(_message.Message):
+    __slots__ = ("pool", "about", "principal", "start_revision")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    START_REVISION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    about: str
+    principal: str
+    start_revision: int
+    def __init__(self, pool: _Optional[str] = ..., about: _Optional[str] = ..., principal: _Optional[str] = ..., start_revision: _Optional[int] = ...) -> None: ...
+
+class WatchAuditResponse(_message.Message):
+    __slots__ = ("entries", "revision", "unreadable")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    revision: int
+    unreadable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., revision: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AuditEntry(_message.Message):
+    __slots__ = ("id", "revision", "at", "pool", "principal", "credential", "fingerprint", "peer", "user_agent", "role", "bindings", "request_id", "method", "changes", "denial")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    USER_AGENT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BINDINGS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    DENIAL_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    revision: int
+    at: str
+    pool: str
+    principal: str
+    credential: str
+    fingerprint: str
+    peer: str
+    user_agent: str
+    role: str
+    bindings: _containers.RepeatedScalarFieldContainer[int]
+    request_id: str
+    method: str
+    changes: _containers.RepeatedCompositeFieldContainer[AuditedChange]
+    denial: AuditDenial
+    def __init__(self, id: _Optional[str] = ..., revision: _Optional[int] = ..., at: _Optional[str] = ..., pool: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., fingerprint: _Optional[str] = ..., peer: _Optional[str] = ..., user_agent: _Optional[str] = ..., role: _Optional[str] = ..., bindings: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., method: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AuditedChange, _Mapping]]] = ..., denial: _Optional[_Union[AuditDenial, _Mapping]] = ...) -> None: ...
+
+class AuditedChange(_message.Message):
+    __slots__ = ("kind", "name", "action", "before_json", "after_json")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_JSON_FIELD_NUMBER: _ClassVar[int]
+    AFTER_JSON_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    action: str
+    before_json: str
+    after_json: str
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., action: _Optional[str] = ..., before_json: _Optional[str] = ..., after_json: _Optional[str] = ...) -> None: ...
+
+class AuditDenial(_message.Message):
+    __slots__ = ("reason", "message", "tenant", "times")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    tenant: str
+    times: int
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., tenant: _Optional[str] = ..., times: _Optional[int] = ...) -> None: ...
+
 class WhoAmIRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

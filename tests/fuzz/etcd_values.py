@@ -245,6 +245,7 @@ _COMMANDS = {
     "GetAdapter": ("describe", "adapter", "a", "--pool", "dev"),
     "ListAdapterHistory": ("describe", "adapter", "a", "--pool", "dev"),
     "ListChanges": ("events", "--pool", "dev"),
+    "ListAudit": ("audit", "-o", "wide"),
 }
 # What has power over a terminal.
 _POWER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -259,6 +260,10 @@ def _answers() -> dict[str, object]:
     adapter = pb.Adapter(name="a", pool="dev", tenant="default", generation=2, etag="7", spec=spec)
     pool = pb.Pool(name="dev", base_models=["tiny"])
     change = pb.RecordedChange(at="2026-01-01T00:00:00Z", kind="adapter", name="a", action="updated", fields=["load"])
+    audited = pb.AuditedChange(
+        kind="adapter", name="a", action="updated", before_json="{}", after_json='{"a": {"b": 1}}'
+    )
+    entry = pb.AuditEntry(at="2026-01-01T00:00:00Z", principal="ann", changes=[audited], peer="p", user_agent="u")
     return {
         "ListReplicas": pb.ListReplicasResponse(replicas=[replica]),
         "GetReplica": replica,
@@ -269,6 +274,7 @@ def _answers() -> dict[str, object]:
         "GetAdapter": adapter,
         "ListAdapterHistory": pb.ListAdapterHistoryResponse(),
         "ListChanges": pb.ListChangesResponse(changes=[change], unreadable=["u"]),
+        "ListAudit": pb.ListAuditResponse(entries=[entry], unreadable=["u"]),
     }
 
 

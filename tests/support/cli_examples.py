@@ -83,6 +83,7 @@ STORY = (
     Step("loraplane import lora-syncer syncer.yaml --pool dev"),
     Step("loraplane retry adapter sql"),
     Step("loraplane events sql"),
+    Step("loraplane audit sql --since 1h"),
     Step("loraplane top"),
     Step("loraplane doctor", until="nothing is wrong"),
     Step("loraplane etcd-access plan --etcd $ETCD --pool dev"),

@@ -144,6 +144,7 @@ _EMPTY: dict[str, Any] = {
     "ListAdapterHistory": pb.ListAdapterHistoryResponse(),
     "ListAdapters": pb.ListAdaptersResponse(),
     "ListChanges": pb.ListChangesResponse(),
+    "ListAudit": pb.ListAuditResponse(),
     "ListPools": pb.ListPoolsResponse(pools=[pb.Pool(name="dev", base_models=["tiny"])]),
     "ListReplicas": pb.ListReplicasResponse(),
     "ListTenants": pb.ListTenantsResponse(),

@@ -1,4 +1,4 @@
-"""Changes and refusals on the wire, from audit records: who did what to which thing. Pure."""
+"""Changes and refusals on the wire, made from audit records. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The command events: what happened, from audit trail, statuses and rings."""
+"""The commands events and audit: what happened, and who did or tried what."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +13,15 @@ import click
 
 from registry.cli import options
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, Exit, not_found, usage
+from registry.cli.failure import CliError, Exit, not_found
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
+from registry.cli.views.audit import AUDIT, rows_of
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events, ring_events
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
 from registry.client import admin_api as api
+from registry.client.audit import AuditEntry, entry_of
 from registry.model.errors import Reason
 from registry.v1 import registry_pb2 as pb
 
@@ -29,10 +30,6 @@ MAX_SHOWN = 10_000
 _POLL_SECONDS = 2.0
 # Admin services write times of their own clocks, and one change may be stored after a later one.
 _OVERLAP = timedelta(seconds=60)
-_SPAN = re.compile(r"([0-9]{1,6})([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-# Longer than anything is kept.
-_LONGEST = timedelta(days=366)
 Look = Callable[[datetime], Iterable[ShownEvent]]
 
 
@@ -59,7 +56,7 @@ def events(
     the time at which they last said so. Loads, swaps, evictions and restarts of an engine are in the ring of its
     sidecar, which --sidecar reads.
     """
-    session, start = session_of(context), datetime.now(UTC) - _span(since)
+    session, start = session_of(context), datetime.now(UTC) - options.span_of(since)
     seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica)
     if sidecar is not None:
         where, shown = sidecar_address(sidecar), SidecarAccess(session.shown_tls, sidecar_token_file)
@@ -135,13 +132,6 @@ def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: _Chosen) -
         yield from replica_events(replica, with_pending=with_pending)
 
 
-def _span(text: str) -> timedelta:
-    match = _SPAN.fullmatch(text)
-    if match is None:
-        raise usage(f"--since {text}: write a number and s, m, h or d, such as 30m")
-    return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
-
-
 def _is_since(one: ShownEvent, start: datetime) -> bool:
     at = _time(one.at)
     return one.current or at is None or at >= start
@@ -153,3 +143,90 @@ def _time(text: str) -> datetime | None:
     except ValueError:
         return None
     return at if at.tzinfo is not None else None
+
+
+# A connection is made anew after it, so that one that died in silence is noticed.
+_STREAM_SECONDS = 3600.0
+
+
+def audit(
+    context: click.Context,
+    name: Annotated[
+        str | None,
+        options.naming(metavar="[NAME]", help="Only of the adapter, pool, replica or tenant of this name."),
+    ] = None,
+    *,
+    pool: options.OnlyPool = None,
+    since: Annotated[str, options.flag("--since", metavar="SPAN", help="No older than this: 90s, 30m, 1h, 7d.")] = "1d",
+    principal: Annotated[
+        str | None,
+        options.flag("--principal", metavar="WHO", help="Only by this principal, as a binding names it."),
+    ] = None,
+    watch: options.Watch = False,
+    timeout: options.Timeout = None,
+) -> None:
+    """Show the audit: who did what, from old to new value, and which calls were refused.
+
+    It needs the role auditor, and shows what the binding of that is about. With -o wide it also tells by which
+    credential, from which address and with which program; -o json and -o yaml have the whole values before and after.
+    Records are kept 30 days, and of refusals, of which many alike are one record, 7.
+    """
+    printer = session_of(context).printer()
+    begun = datetime.now(UTC) - options.span_of(since)
+    asked = pb.ListAuditRequest(since=begun.isoformat().replace("+00:00", "Z"))
+    options.set_given(asked, pool=pool, about=name, principal=principal)
+    with session_of(context).client(timeout or READ_SECONDS) as client:
+        found, revision = _listed(client, asked)
+        rows = found if printer.is_plain else [row for entry in found for row in rows_of(entry)]
+        if not watch:
+            printer.items(AUDIT, rows)
+            return
+        printer.header(AUDIT)
+        _print(printer, rows)
+        start = pb.WatchAuditRequest(start_revision=revision + 1)
+        options.set_given(start, pool=pool, about=name, principal=principal)
+        for entries in _watched(client, start):
+            _print(printer, entries if printer.is_plain else (row for entry in entries for row in rows_of(entry)))
+
+
+def _print(printer: Printer, rows: Iterable[AuditEntry]) -> None:
+    for row in rows:
+        printer.row(AUDIT, row)
+
+
+def _listed(client: AdminClient, asked: pb.ListAuditRequest) -> tuple[list[AuditEntry], int]:
+    """The newest entries in the order in which they were made, and the revision of the list."""
+    kept: deque[AuditEntry] = deque()
+    revision = 0
+    for page in client.pages(api.LIST_AUDIT, asked):
+        revision = page.revision
+        kept.extend(map(entry_of, page.entries))
+        _note_unreadable(page.unreadable)
+        if len(kept) > 2 * MAX_SHOWN:
+            kept = _latest(kept)
+    if len(kept) > MAX_SHOWN:
+        note(f"there are more than the {MAX_SHOWN} that are shown; a shorter --since shows the newest")
+    return list(_latest(kept)), revision
+
+
+def _latest(kept: Iterable[AuditEntry]) -> deque[AuditEntry]:
+    return deque(sorted(kept, key=lambda one: one.revision), maxlen=MAX_SHOWN + 1)
+
+
+def _watched(client: AdminClient, asked: pb.WatchAuditRequest) -> Iterator[list[AuditEntry]]:
+    """Entries as they are made, each once, also over connections that break."""
+    while True:
+        try:
+            for answer in client.stream(api.WATCH_AUDIT, asked, _STREAM_SECONDS):
+                asked.start_revision = answer.revision + 1
+                _note_unreadable(answer.unreadable)
+                yield [entry_of(one) for one in answer.entries]
+        except CliError as error:
+            if error.failure.exit is not Exit.UNAVAILABLE:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+def _note_unreadable(ids: Iterable[str]) -> None:
+    for one in ids:
+        note(f"the audit record {one} cannot be read, and is left out")

@@ -41,6 +41,7 @@ async def reads(admin) -> None:
         stub.GetReplica(pb.GetReplicaRequest(pool="p", name="r1")),
         stub.GetAdapter(pb.GetAdapterRequest(pool="p", name="acme/a")),
         stub.ListChanges(pb.ListChangesRequest(pool="p")),
+        stub.ListAudit(pb.ListAuditRequest()),
         stub.ListAdapterHistory(pb.ListAdapterHistoryRequest(pool="p", name="acme/a")),
         stub.RepairTenant(pb.RepairTenantRequest(name="acme", validate_only=True)),
         stub.GetPool(pb.GetPoolRequest(name="q")),

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from registry.cli import sidecars
+from registry.cli import options, sidecars
 from registry.cli.commands import events
 from registry.cli.failure import CliError
 from registry.cli.views.events import ShownEvent
@@ -253,7 +253,7 @@ def test_what_is_no_ring_is_refused(cli, monkeypatch, body, code, says):
 def test_where_a_sidecar_is_and_how_long_ago(text, address):
     is_span = isinstance(address, int) or text.endswith(" ")
     if address is not None:
-        assert (events._span(text).total_seconds() if is_span else sidecars.sidecar_address(text)) == address
+        assert (options.span_of(text).total_seconds() if is_span else sidecars.sidecar_address(text)) == address
         return
     with pytest.raises(CliError, match="write a number and s, m, h or d" if is_span else "write HOST:PORT"):
-        (events._span if is_span else sidecars.sidecar_address)(text.rstrip(" "))
+        (options.span_of if is_span else sidecars.sidecar_address)(text.rstrip(" "))
