@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.messages import meanwhile, state_name
+from registry.cli.views.residency_view import STUCK
 from registry.client import admin_api as api
 from registry.client.adapters import commands_of
 from registry.model.errors import Reason
@@ -48,8 +49,6 @@ class FollowedRollout:
     rollout: pb.Rollout | None
 
 
-# What a replica waits for that nothing but somebody's change brings.
-_STUCK = frozenset({"over_capacity"})
 REMEDY = "raise the engines' --max-cpu-loras or the pool's --max-adapters, delete others, or apply some with load: lazy"
 
 
@@ -57,7 +56,7 @@ def cannot_come(rollout: pb.Rollout) -> bool:
     """True if whoever does not serve it will not, unless something else is changed."""
     counted = [one for one in rollout.replicas if one.canary or not rollout.HasField("canary")]
     behind = [one for one in counted if one.state != pb.RolloutReplica.SERVING]
-    stuck = [one for one in behind if one.state == pb.RolloutReplica.PENDING and one.reason in _STUCK]
+    stuck = [one for one in behind if one.state == pb.RolloutReplica.PENDING and one.reason in STUCK]
     failed = [one for one in behind if one.state == pb.RolloutReplica.FAILED]
     return bool(stuck) and len(stuck) + len(failed) == len(behind)
 

@@ -13,6 +13,8 @@ from registry.v1 import registry_pb2 as pb
 TITLES = ("REPLICA", "MODEL", "GENERATION", "STATE", "REASON", "LOADED", "LAST USED", "ENGINE")
 
 _BAD = {pb.RolloutReplica.FAILED, pb.RolloutReplica.UNKNOWN}
+# What a replica waits for that nothing but somebody's change brings.
+STUCK = frozenset({"over_capacity"})
 # The reason of who serves an adapter only until others do.
 _LEAVING = "leaving"
 
@@ -34,7 +36,7 @@ class PoolStatus:
             an adapter is still to be served, or a replica is not ready. Else ``Healthy``.
         ready: so many replicas are.
         replicas: so many are to be: those that live and do not drain, and those that are expected and do not live.
-        served: so many adapters all replicas serve that are to serve them.
+        served: so many adapters some replica answers to; that all should which are to serve them is what `state` says.
         adapters: so many there are.
     """
 
@@ -62,7 +64,8 @@ def pool_status(found: pb.ListReplicasResponse, adapters: Sequence[pb.AdapterRes
         state = "Degraded"
     else:
         state = "Progressing" if states["Progressing"] or ready < len(staying) else "Healthy"
-    return PoolStatus(state, ready, len(staying) + found.lacking, states["Healthy"], len(adapters))
+    served = sum(serving(one)[0] > 0 for one in adapters)
+    return PoolStatus(state, ready, len(staying) + found.lacking, served, len(adapters))
 
 
 def residency_dict(one: pb.AdapterResidency) -> Plain:
@@ -140,8 +143,8 @@ def serving(one: pb.AdapterResidency) -> tuple[int, int]:
 def state(row: AdapterRow) -> str:
     """``Halted``, ``Degraded``, ``Progressing`` or ``Healthy``; empty: it is not known.
 
-    Halted: its rollout is. Degraded: a replica failed, is out of reach or does not live. Progressing: one is still to
-    serve it. Else Healthy.
+    Halted: its rollout is. Degraded: a replica failed, is out of reach, does not live, or waits for what nothing but
+    somebody's change brings. Progressing: one is still to serve it. Else Healthy.
     """
     if row.record.rollout.halted:
         return "Halted"
@@ -157,10 +160,14 @@ def _state_there(one: pb.AdapterResidency) -> str:
     if one.halted:
         return "Halted"
     staying = [count for count in _counts(one) if count.reason != _LEAVING]
-    if any({count.state, count.wanted_state} & _BAD for count in staying):
+    if any(_is_bad(count) for count in staying):
         return "Degraded"
     is_served = all(count.state == pb.RolloutReplica.SERVING and not count.wanted_state for count in staying)
     return "Healthy" if staying and is_served else "Progressing"
+
+
+def _is_bad(count: pb.ResidenceCount) -> bool:
+    return bool({count.state, count.wanted_state} & _BAD or {count.reason, count.wanted_reason} & STUCK)
 
 
 def reasons(one: pb.AdapterResidency) -> dict[str, int]:

@@ -357,7 +357,7 @@ def test_a_pool_whole(cli, store):
     store.answers["GetPool"] = [whole]
     store.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[R1], missing=missing, lacking=2, groups=groups)]
     assert cli("describe", "pool", "dev").lines == [
-        *("Name: dev", "State: Degraded", "Replicas: 0/2", "Adapters: 0/2", "Base models: tiny, t"),
+        *("Name: dev", "State: Degraded", "Replicas: 0/2", "Adapters: 1/2", "Base models: tiny, t"),
         *("Expected: 3, zone=a: 2, zone=b: 2", "Engines: vllm", "Engine names: plain", "Max rank: 16"),
         *("Max adapters: 8", "Living: zone=a: 1 of 2, zone=b: 2 of 2", "Etag: 4", ""),
         "NAME POOL READY SERVED PENDING FAILED URL NOTE",

@@ -92,6 +92,7 @@ SQL = pb.Adapter(name="sql", pool="dev", generation=2, etag="9", spec=pb.Adapter
     [
         ([ways(SERVED, 8), ways(SERVED, 2, "leaving")], {}, "Healthy 8/8 -"),
         ([ways(SERVED, 5), ways(LATER, 1, "staging"), ways(BAD, 2, "x")], {}, "Degraded 5/8 2 × x, 1 × staging"),
+        ([ways(SERVED, 6), ways(LATER, 2, "over_capacity")], {}, "Degraded 6/8 2 × over_capacity"),
         ([], {"note": "no replica is alive"}, "Progressing 0/0 no replica is alive"),
     ],
 )
