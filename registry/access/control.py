@@ -48,11 +48,18 @@ class Shown:
         scheme, token = self.authorization[: len(_BEARER)], self.authorization[len(_BEARER) :].strip()
         return token if scheme.lower() == _BEARER else ""
 
+    @property
+    def credential(self) -> Credential:
+        """Kind of the first credential that is shown, whoever it names."""
+        if self.facts.get("x509_pem_cert"):
+            return Credential.CERTIFICATE
+        return Credential.TOKEN if self.token else Credential.NONE
+
     def trace(self, known: Principal | None = None) -> CallTrace:
         """Marks of the call for the audit: of the credential by which `known` is known; None: of the first shown."""
         certificate = next(iter(self.facts.get("x509_pem_cert", ())), b"")
         shown = {Credential.CERTIFICATE: certificate, Credential.TOKEN: self.token.encode(errors="replace")}
-        credential = shown.get(known.credential, b"") if known else next(filter(None, shown.values()), b"")
+        credential = shown.get(known.credential if known else self.credential, b"")
         return trace_of(self.peer, credential, self.user_agent)
 
 

@@ -130,8 +130,9 @@ def whole_grant() -> Grant:
 
 def refusal(asked: AccessQuestion) -> PermissionDenied:
     """The refusal of a question: it tells what was asked and who may, and nothing of what there is."""
-    named = (("in pool", asked.pool), ("of tenant", asked.tenant))
-    about = "".join(f" {word} {value[:_SHOWN_CHARACTERS]!r}" for word, value in named if value)
+    named = (("in", "pool", asked.pool), ("of", "tenant", asked.tenant))
+    names = {kind: value[:_SHOWN_CHARACTERS] for _, kind, value in named if value}
+    about = "".join(f" {word} {kind} {names[kind]!r}" for word, kind, _ in named if kind in names)
     roles = [role.value for role in roles_for((asked.verb, asked.resource))]
     more = f" from {without_secrets(asked.source)}" if asked.source else ""
     more += f" with the credential {asked.credentials!r}" if asked.credentials else ""
@@ -139,7 +140,7 @@ def refusal(asked: AccessQuestion) -> PermissionDenied:
         Reason.PERMISSION_DENIED,
         f"you may not {asked.verb} {asked.resource}{about}{more}; the role {' or '.join(roles)} allows it: "
         "`loraplane auth whoami` lists yours",
-        metadata={"verb": asked.verb.value, "resource": asked.resource.value, "roles": ",".join(roles)},
+        metadata={"verb": asked.verb.value, "resource": asked.resource.value, "roles": ",".join(roles), **names},
     )
 
 

@@ -22,6 +22,7 @@ from registry.access.control import AccessControl
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.pages import make_app
 from registry.admin.rpc.audited import AuditHandlers
+from registry.admin.rpc.denials import DenialRecorder
 from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.hook import Hook, permit, then_checked
 from registry.admin.rpc.interceptor import CallLimits
@@ -41,7 +42,7 @@ from registry.runtime.page_guard import NAMELESS, Hosts
 from registry.runtime.supervisor import Supervisor
 from registry.store.audits import AuditReader
 from registry.store.reader import Reader
-from registry.store.txn import USUAL_RETENTION, Retention
+from registry.store.txn import USUAL_RETENTION, Retention, denial_lease
 from registry.store.writer import WriteGate, Writer
 from registry.transactions.context import TxnLimits
 
@@ -104,6 +105,7 @@ class AdminService:
     controller: RolloutController
     members: MembersKeeper
     calls: CallLimits
+    denials: DenialRecorder
     handlers: grpc.GenericRpcHandler
     app: Starlette
 
@@ -125,6 +127,7 @@ class AdminService:
                 ]
                 if self.ports.access is not None:
                     ours.append(tasks.create_task(keep("access", self.ports.access.run), name="access"))
+                    ours.append(tasks.create_task(keep("denials", self.denials.run), name="denials"))
                 try:
                     await api.start()
                     yield
@@ -148,7 +151,9 @@ class AdminService:
 def assemble(ports: AdminPorts) -> AdminService:
     """The parts over these ports, wired. Made inside a running event loop."""
     client, keys, clock, rng = ports.client, ports.keys, ports.clock, ports.clock.rng
-    gate, metrics, calls, hook = WriteGate(), AdminMetrics(), call_limits(ports.access), then_checked(ports.hook)
+    gate, metrics, hook = WriteGate(), AdminMetrics(), then_checked(ports.hook)
+    denials = DenialRecorder(client, keys, gate, denial_lease(client), clock, metrics.denials_lost.inc)
+    calls = call_limits(ports.access, denials)
     reader = Reader(client, keys)
     writer = Writer(client, keys, ports.limits, gate, rng=rng, now=clock.wall, retention=ports.retention)
     supervisor = Supervisor(metrics.count_internal_error, rng, fatal=(TlsFailed, EtcdUnauthenticated))
@@ -171,6 +176,7 @@ def assemble(ports: AdminPorts) -> AdminService:
         controller=RolloutController(shared),
         members=MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall),
         calls=calls,
+        denials=denials,
         handlers=make_handlers(writes, reads, streams, audit, metrics, calls, ports.limits, hook),
         app=make_app(
             probe,
@@ -182,5 +188,6 @@ def assemble(ports: AdminPorts) -> AdminService:
             hook,
             ports.hosts,
             ports.access,
+            denials,
         ),
     )

@@ -130,6 +130,8 @@ class AdminMetrics:
         self.closed = counter("loraplane_admin_connections_closed", told, ["reason"])
         told = "Requests that the pages beside the API refused, by cause."
         self.http_refused = counter("loraplane_admin_http_refused", told, ["reason"])
+        told = "Records of refused calls that could not be written."
+        self.denials_lost = counter("loraplane_admin_denials_lost", told)
         told = "Replicas that a pool expects and that do not live."
         self.missing = gauge("loraplane_admin_missing_replicas", told, ["pool"])
         self.etcd_up = gauge("loraplane_admin_etcd_up", "1 while etcd answers.")

@@ -22,6 +22,7 @@ from registry.access.methods import PAGES
 from registry.access.questions import Resource
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.rpc.calls import CallContext, call_of, is_local
+from registry.admin.rpc.denials import DenialRecorder, denials_noted
 from registry.admin.rpc.hook import Hook, page_asked
 from registry.model.errors import (
     InvalidArgument,
@@ -56,11 +57,12 @@ def make_app(
     hook: Hook,
     hosts: Hosts,
     access: AccessControl | None,
+    denials: DenialRecorder | None,
 ) -> Starlette:
     """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/models``, ``/v1/residency``.
 
     ``/readyz`` tells what is `insecure`, and which access file counts; `hook` is called before each page. See
-    `PageGuard` for `hosts`.
+    `PageGuard` for `hosts`, and `CallLimits` for `access` and `denials`.
     """
 
     async def livez(_: Request, _call: CallContext) -> Response:
@@ -85,27 +87,32 @@ def make_app(
     }
     refusals = Refusals(metrics.count_refused_page)
     return Starlette(
-        routes=[Route(path, endpoint(path, page, hook, access)) for path, page in pages.items()],
+        routes=[Route(path, endpoint(path, page, hook, access, denials)) for path, page in pages.items()],
         middleware=[Middleware(PageGuard, hosts, refusals)],
         exception_handlers={HTTPException: refusals.no_page},
     )
 
 
 def endpoint(
-    path: str, page: Page, hook: Hook, access: AccessControl | None = None
+    path: str,
+    page: Page,
+    hook: Hook,
+    access: AccessControl | None = None,
+    denials: DenialRecorder | None = None,
 ) -> Callable[[Request], Awaitable[Response]]:
     """A page as it is routed to: its caller, the hook, and how it is refused. Of health everybody may hear."""
     asks = None if PAGES[path][1] is Resource.HEALTH else access
 
     async def serve(request: Request) -> Response:
         peer, agent = _peer(request), request.headers.get("user-agent", "")
-        is_private = request.url.scheme == "https" or is_local(peer)
+        is_private = request.scope.get("scheme") == "https" or is_local(peer)
         token = request.headers.get("authorization", "")
         shown = Shown(peer, _facts(request), token, is_private=is_private, user_agent=agent)
         try:
-            call = await call_of(path, shown, PAGE_SECONDS, access=asks)
-            hook(page_asked(path, request.query_params, call.principal, call.grant))
-            return await page(request, call)
+            with denials_noted(denials, path, shown) as by:
+                call = by.of(await call_of(path, shown, PAGE_SECONDS, access=asks))
+                hook(page_asked(path, request.query_params, call.principal, call.grant))
+                return await page(request, call)
         except RegistryError as error:
             problem = error_body(error.reason.value, error.message, error.field)
             return JSONResponse(problem, status_code=_STATUSES.get(type(error), 500))

@@ -84,6 +84,8 @@ class Retention:
 USUAL_RETENTION = Retention()
 # A lease is shared for this part of the time, and that much longer its first record lives.
 _REQUEST_PART, _AUDIT_PART = 24, 30
+# Least time that the record of a refused call lives; they are shared for a day.
+DENIAL_DAYS = 7
 
 
 def request_lease(client: Client, retention: Retention = USUAL_RETENTION) -> SharedLease:
@@ -94,6 +96,11 @@ def request_lease(client: Client, retention: Retention = USUAL_RETENTION) -> Sha
 def audit_lease(client: Client, retention: Retention = USUAL_RETENTION) -> SharedLease:
     """For audit records."""
     return _lease(client, retention.audit_seconds, _AUDIT_PART)
+
+
+def denial_lease(client: Client) -> SharedLease:
+    """For records of refused calls."""
+    return _lease(client, DENIAL_DAYS * DAY_SECONDS, DENIAL_DAYS)
 
 
 def _lease(client: Client, seconds: int, part: int) -> SharedLease:

@@ -131,6 +131,11 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def audit_id(now: datetime) -> str:
+    """A new id of an audit record; they sort by time."""
+    return f"{now:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(8)}"
+
+
 class Writer:
     """The only writer of desired state. Made inside a running event loop."""
 
@@ -187,6 +192,6 @@ class Writer:
             caller=caller,
             leases=LeaseIds(),
             at=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            audit_id=f"{now:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(8)}",
+            audit_id=audit_id(now),
             payload_digest=payload_digest(change),
         )

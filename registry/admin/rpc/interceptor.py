@@ -25,6 +25,7 @@ from registry.access.methods import METHODS
 from registry.access.questions import READING
 from registry.admin.health import AdminMetrics
 from registry.admin.rpc.calls import CallContext, call_of, is_local
+from registry.admin.rpc.denials import DenialRecorder, denials_noted
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.model.errors import (
     AlreadyExists,
@@ -74,6 +75,7 @@ class CallLimits:
         refusals: of which causes calls were refused lately: many of one are a line a minute.
         stopping: set when the service stops, at which streams end.
         access: who calls, and what they may do; None: anybody, everything.
+        denials: takes refusals for the audit; None: nobody is refused.
     """
 
     calls: FairLimiter
@@ -83,6 +85,7 @@ class CallLimits:
     refusals: Repeats
     stopping: asyncio.Event
     access: AccessControl | None = None
+    denials: DenialRecorder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +161,11 @@ def supervised_unary(
     seconds = metrics.seconds.labels(method)
 
     async def serve(requests: RawRequests, context: Context) -> Reply | None:
-        started = time.monotonic()
+        started, shown = time.monotonic(), _shown(context)
+        counted = _counted(method, context, metrics, limits.refusals)
         try:
-            with _counted(method, context, metrics, limits.refusals):
-                call = await _call(method, context, limits.access)
+            with counted, denials_noted(limits.denials, method, shown) as by:
+                call = by.of(await _call(method, context, shown, limits.access))
                 async with _admitted(requests, call, accept, limits, prepare) as request, limits.turns.taken():
                     return await handler(request, call)
         except RegistryError as error:
@@ -190,8 +194,10 @@ def supervised_stream(
     async def serve(requests: RawRequests, context: Context) -> AsyncIterator[Reply]:
         with metrics.streams.labels(method).track_inprogress():
             try:
-                with _counted(method, context, metrics, limits.refusals):
-                    call = await _call(method, context, limits.access)
+                shown = _shown(context)
+                counted = _counted(method, context, metrics, limits.refusals)
+                with counted, denials_noted(limits.denials, method, shown) as by:
+                    call = by.of(await _call(method, context, shown, limits.access))
                     async with AsyncExitStack() as beginning:
                         request = await beginning.enter_async_context(_admitted(requests, call, accept, limits))
                         async with aclosing(_until(limits, call, handler(request, call))) as replies:
@@ -354,17 +360,21 @@ async def _refuse(context: Context, error: RegistryError) -> None:
         aborted.__traceback__ = aborted.__context__ = None
 
 
-async def _call(method: str, context: Context, access: AccessControl | None) -> CallContext:
+async def _call(method: str, context: Context, shown: Shown, access: AccessControl | None) -> CallContext:
     remaining = context.time_remaining()
     seconds = MAX_UNARY_SECONDS if remaining is None else min(MAX_UNARY_SECONDS, remaining * (1 - _FOR_THE_ANSWER))
     metadata = context.invocation_metadata() or ()
+    repeats = REPEATED_METADATA in metadata and METHODS[method][0] not in READING
+    return await call_of(method, shown, seconds, repeats=repeats, access=access)
+
+
+def _shown(context: Context) -> Shown:
+    metadata = context.invocation_metadata() or ()
     facts = context.auth_context()
-    shown = Shown(
+    return Shown(
         context.peer(),
         facts,
         next((str(value) for name, value in metadata if name == "authorization"), ""),
         is_private=b"ssl" in facts.get("transport_security_type", ()) or is_local(context.peer()),
         user_agent=next((str(value) for name, value in metadata if name == "user-agent"), ""),
     )
-    repeats = REPEATED_METADATA in metadata and METHODS[method][0] not in READING
-    return await call_of(method, shown, seconds, repeats=repeats, access=access)

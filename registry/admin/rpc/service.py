@@ -17,6 +17,7 @@ from registry.access.methods import METHODS
 from registry.admin.health import AdminMetrics
 from registry.admin.rpc.audited import AuditHandlers
 from registry.admin.rpc.calls import CallContext
+from registry.admin.rpc.denials import DenialRecorder
 from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.hook import Hook, asked_of
 from registry.admin.rpc.identity import Identity
@@ -90,11 +91,11 @@ def make_handlers(
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def call_limits(access: AccessControl | None = None) -> CallLimits:
-    """State that all calls of a service share; see there for `access`. Made inside a running event loop."""
+def call_limits(access: AccessControl | None = None, denials: DenialRecorder | None = None) -> CallLimits:
+    """State that all calls of a service share; see there for the arguments. Made inside a running event loop."""
     calls, working = FairLimiter(CALLS_AT_ONCE), FairLimiter(CALLS_AT_ONCE, narrows=True)
     refusals = Repeats(asyncio.get_running_loop().time)
-    return CallLimits(calls, working, ByteLimiter(), Batcher(), refusals, asyncio.Event(), access)
+    return CallLimits(calls, working, ByteLimiter(), Batcher(), refusals, asyncio.Event(), access, denials)
 
 
 def _acceptor(method: MethodDescriptor, parse: Callable[[bytes], Message], hook: Hook) -> Accept[Any]:

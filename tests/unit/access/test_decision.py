@@ -157,7 +157,8 @@ def test_a_refusal_names_the_roles_that_would_do_and_what_was_asked():
         "you may not apply adapters in pool 'p' of tenant 'acme'; the role publisher or restorer allows it: "
         "`loraplane auth whoami` lists yours"
     )
-    assert caught.value.metadata == {"verb": "apply", "resource": "adapters", "roles": "publisher,restorer"}
+    named = {"pool": "p", "tenant": "acme"}
+    assert caught.value.metadata == {"verb": "apply", "resource": "adapters", "roles": "publisher,restorer", **named}
 
 
 def test_a_refusal_repeats_no_more_of_a_name_than_one_may_have():

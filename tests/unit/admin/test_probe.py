@@ -107,6 +107,7 @@ def test_what_is_measured_has_names_that_dashboards_rely_on():
     metrics.count_conducted("promoted")
     metrics.count_internal_error("rollouts of p")
     metrics.count_internal_error("probe")
+    metrics.denials_lost.inc()
     metrics.show_missing({"p": 2})
     metrics.etcd_up.set(1)
     ours = [line for line in generate_latest(metrics.registry).decode().splitlines() if line.startswith("loraplane")]
@@ -126,6 +127,7 @@ def test_what_is_measured_has_names_that_dashboards_rely_on():
         'loraplane_admin_rollouts_total{verb="promoted"}': 1,
         'loraplane_admin_internal_errors_total{part="rollouts"}': 1,
         'loraplane_admin_internal_errors_total{part="probe"}': 1,
+        "loraplane_admin_denials_lost_total": 1,
         'loraplane_admin_missing_replicas{pool="p"}': 2,
         "loraplane_admin_etcd_up": 1,
     }
