@@ -61,6 +61,10 @@ sbom: .venv-tools/.installed ## Write what the control plane and the engine cons
 	for name in control-plane engine; do .venv-tools/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml \
 		--output-reproducible --output-file build/sbom/$$name.cdx.json requirements/$$name.txt || exit; done
 
+.PHONY: release
+release: install .venv-tools/.installed ## Make a release of the last commit in dist/VERSION: packages, chart, images where podman is, bills of materials, digests, notes (VERSION=x.y.z, IMAGES=no)
+	$(BIN)/python -m tests.support.release $(or $(VERSION),$(error VERSION=x.y.z says which)) $(if $(filter no,$(IMAGES)),--without-images)
+
 .PHONY: audit
 audit: .venv-tools/.installed ## Look for known vulnerabilities in all that is locked
 	.venv-tools/bin/python -m tests.support.audit

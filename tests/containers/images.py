@@ -29,6 +29,14 @@ _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def make_stand_ins() -> None:
     """Makes what is missing of them; what was made once is kept below .loraplane."""
+    make_base()
+    _etcd()
+    _prometheus()
+    _engine()
+
+
+def make_base() -> None:
+    """Makes what our own images are built on and of; what was made once is kept, too."""
     _debian()
     # As the official image: `python` and `pip` by these names, and a pip that installs.
     _written(
@@ -36,9 +44,6 @@ def make_stand_ins() -> None:
         f"FROM {_DEBIAN}\n"
         "RUN ln -s /usr/bin/python3 /usr/local/bin/python && rm -f /usr/lib/python3*/EXTERNALLY-MANAGED\n",
     )
-    _etcd()
-    _prometheus()
-    _engine()
     _wheels()
 
 
@@ -110,9 +115,14 @@ def _wheels() -> None:
 
 def build_ours(files: list[str], **settings: str) -> None:
     """Builds the images of compose.yaml by its own build sections, as `docker compose build` does."""
+    compose(files, f"--podman-build-args={' '.join(offline())}", "build", *OURS, timeout=1800, **settings)
+
+
+def offline() -> list[str]:
+    """Arguments of `podman build` by which pip finds everything in a folder of the host."""
     (FOLDER / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
-    mounts = f"-v {FOLDER / 'wheels'}:/wheels:ro -v {FOLDER / 'pip.conf'}:/etc/pip.conf:ro"
-    compose(files, f"--podman-build-args={mounts} --network none", "build", *OURS, timeout=1800, **settings)
+    mounts = (f"{FOLDER / 'wheels'}:/wheels:ro", f"{FOLDER / 'pip.conf'}:/etc/pip.conf:ro")
+    return [*(word for mount in mounts for word in ("-v", mount)), "--network", "none"]
 
 
 def compose(files: list[str], *arguments: str, timeout: float = 600, **settings: str) -> str:

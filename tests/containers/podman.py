@@ -35,7 +35,7 @@ def missing() -> str | None:
 def set_up() -> None:
     """Writes the settings; safe to run again."""
     (FOLDER / "networks").mkdir(parents=True, exist_ok=True)
-    _program("podman", ["podman", *_places()])
+    _program("podman", ["podman", *places()])
     _program("runc", [sys.executable, str(_RUNTIME)])
     (FOLDER / "containers.conf").write_text(
         "[engine]\n"
@@ -53,7 +53,7 @@ def _program(name: str, command: list[str]) -> None:
     (FOLDER / name).chmod(0o755)
 
 
-def _places() -> list[str]:
+def places() -> list[str]:
     return ["--root", str(FOLDER / "storage"), "--runroot", str(FOLDER / "run")]
 
 
@@ -65,7 +65,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def podman(*arguments: str, timeout: float = 120, **more: str) -> str:
     """Runs podman and returns what it printed. AssertionError with its words if it failed."""
-    return run(["podman", *_places(), *arguments], timeout=timeout, **more)
+    return run(["podman", *places(), *arguments], timeout=timeout, **more)
 
 
 def run(command: list[str], *, timeout: float, **more: str) -> str:

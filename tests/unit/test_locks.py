@@ -71,7 +71,7 @@ def test_nothing_is_installed_without_its_lock():
     texts = [re.sub(r"\\\n", " ", (ROOT / place).read_text()) for place in places]
     installs = [one for text in texts for one in re.findall(r"pip install[^&\n]*", text)]
     safe = ("--require-hashes", "--no-build-isolation")
-    assert len(installs) == 6
+    assert len(installs) == 7
     assert [text for text in texts if re.search(r"--(extra-)?index|find-links", text)] == []
     assert [one for one in installs if "--no-deps" not in one or not any(word in one for word in safe)] == []
 

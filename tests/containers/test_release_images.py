@@ -1,0 +1,70 @@
+"""Images of a release: archives that run, as nobody, and say what they are of. `make containers` builds them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.containers.images import PYTHON, make_base, offline
+from tests.containers.podman import environment, missing, places, podman, set_up
+from tests.support.release.__main__ import ROOT, make_bills
+from tests.support.release.images import TARGETS, make_images
+from tests.support.release.source_tree import Source, versions
+
+WHY_NOT = missing() if os.environ.get("CONTAINERS") else "containers are started by make containers"
+pytestmark = [pytest.mark.skipif(WHY_NOT is not None, reason=f"Skipped: {WHY_NOT}"), pytest.mark.timeout(3600)]
+VERSION = versions(ROOT)["pyproject.toml"]
+EPOCH = 1_700_000_000
+SHOWS = {
+    "admin": ["--version"],
+    "sidecar": ["--version"],
+    "plugin": ["python", "-c", "import sys; sys.path.append('/opt/loraplane-plugin'); import loraplane_vllm.entry"],
+}
+
+
+def test_images_are_archives_of_nobody_and_equal_each_time(tmp_path, monkeypatch):
+    set_up()
+    make_base()
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    command = ["podman", *places()]
+    source = Source(ROOT, VERSION, "0" * 40, EPOCH)
+    arguments = [*offline(), "--no-cache", "--build-arg", f"PYTHON_IMAGE={PYTHON}"]
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        make_bills(source, tmp_path / folder)
+        make_images(source, tmp_path / folder, command, arguments)
+    for target in TARGETS:
+        archive = tmp_path / "one" / f"loraplane-{target}-{VERSION}.oci.tar"
+        loaded = podman("load", "--quiet", "--input", str(archive)).split()[-1]
+        (told,) = json.loads(podman("image", "inspect", loaded))
+        labels = told["Labels"]
+        bill = archive.with_name(labels["org.loraplane.sbom"].partition("@")[0])
+        assert labels["org.loraplane.sbom"].endswith(hashlib.sha256(bill.read_bytes()).hexdigest())
+        assert (labels["org.opencontainers.image.version"], told["User"]) == (VERSION, "10001")
+        isolated = ("run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL")
+        said = podman(*isolated, loaded, *SHOWS[target])
+        assert said.split()[-1:] == ([] if target == "plugin" else [VERSION])
+        assert layers(archive) == layers(tmp_path / "two" / archive.name)
+
+
+def layers(archive: Path) -> list[str]:
+    """Digests of the layers of an archive, and of its settings."""
+    index = json.loads(read(archive, "index.json"))
+    manifest = json.loads(read(archive, _blob(index["manifests"][0]["digest"])))
+    return [manifest["config"]["digest"], *(one["digest"] for one in manifest["layers"])]
+
+
+def read(archive: Path, name: str) -> bytes:
+    return subprocess.run(
+        ["tar", "--extract", "--to-stdout", "--file", archive, name], check=True, capture_output=True
+    ).stdout
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
