@@ -120,13 +120,16 @@ def test_alerts_are_those_of_the_compose_file():
     assert yaml.safe_load(told) == yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
 
 
-@pytest.mark.parametrize(("example", "workload"), workloads(*OURS))
-def test_every_container_has_the_least_rights_and_no_token_of_the_api_server(example, workload):
-    pod = pod_of(workload)
-    assert pod["automountServiceAccountToken"] is False
-    for name, container in containers_of(pod).items():
+@pytest.mark.parametrize("example", OURS)
+def test_every_container_has_the_least_rights_and_no_token_of_the_api_server(example):
+    pods = [pod_of(workload) for _, workload in workloads(example)]
+    assert pods
+    assert {pod["automountServiceAccountToken"] for pod in pods} == {False}
+    for pod_user, name, container in (
+        (pod["securityContext"].get("runAsUser"), *one) for pod in pods for one in containers_of(pod).items()
+    ):
         rights = container["securityContext"]
-        user = rights.pop("runAsUser", pod["securityContext"].get("runAsUser"))
+        user = rights.pop("runAsUser", pod_user)
         assert (name, rights, user > 10000) == (name, PRIVATE, True)
         rights["runAsUser"] = user
         assert container["resources"]["limits"]["memory"]

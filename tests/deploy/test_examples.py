@@ -8,12 +8,14 @@ import subprocess
 import pytest
 import yaml
 
+from registry.cli.doctor.pod_findings import pod_findings
 from tests.deploy.test_chart import OURS
 from tests.support.manifests import BIN, DEPLOY, ROOT, containers_of, examples, of_kind, pod_of
 
 RELEASES = [f"1.{minor}" for minor in range(29, 38)]
 # Of Prometheus' operator: the API itself has no schema of them.
 OF_OTHERS = {"PodMonitor/fleet-loraplane-replica", "ServiceMonitor/fleet-loraplane-admin"}
+BY_COMPONENT = ("plain-vllm", "production-stack", "llm-d")
 # The scanner's findings that stay, and why.
 REASONS = {
     "CKV_K8S_11": "a limit of processor time slows an engine down at the moment when it has most to do",
@@ -78,7 +80,7 @@ def test_a_scanner_finds_nothing_that_has_no_reason(tmp_path):
     )
 
 
-@pytest.mark.parametrize("example", ["plain-vllm", "production-stack", "llm-d"])
+@pytest.mark.parametrize("example", BY_COMPONENT)
 def test_the_component_makes_of_somebodys_engine_what_the_chart_makes(example):
     """The same sidecar, plugin, probes and hook; settings come from a ConfigMap instead."""
     (engines,) = (
@@ -107,11 +109,16 @@ def test_the_component_makes_of_somebodys_engine_what_the_chart_makes(example):
     assert (volumes[0], pod["terminationGracePeriodSeconds"]) == (volumes[1], ours["terminationGracePeriodSeconds"])
 
 
+@pytest.mark.parametrize("example", [*OURS[:3], *OURS[4:], *BY_COMPONENT])
+def test_doctor_finds_no_mistake_in_a_pod_of_ours(example):
+    assert [(one.reason, one.finding) for one in pod_findings(examples()[example])] == []
+
+
 def test_what_is_no_engine_stays_as_it_was():
     router = of_kind(examples()["production-stack"], "Deployment", "router")
     assert [*containers_of(pod_of(router))] == ["router-container"]
 
 
 def test_every_example_is_held_to_this():
-    assert {*examples()} == {*OURS, "plain-vllm", "production-stack", "llm-d"}
+    assert {*examples()} == {*OURS, *BY_COMPONENT}
     assert len([*DEPLOY.glob("examples/*")]) == 3

@@ -14,14 +14,17 @@ import click
 from pydantic import ValidationError
 
 from registry.cli import options
+from registry.cli.change.documents import read_text
 from registry.cli.doctor.collect import collect, look_at_admin, look_at_certificates, look_at_counters, look_at_etcd
 from registry.cli.doctor.diagnosis import diagnose, looked_at
 from registry.cli.doctor.findings import CheckedPart, DoctorFinding, EtcdGrowth, Severity, error, folded, warning
-from registry.cli.failure import CliError, Exit, usage
+from registry.cli.doctor.pod_findings import pod_findings
+from registry.cli.failure import CliError, Exit, failure_of, usage
 from registry.cli.session import READ_SECONDS, Session, session_of
 from registry.cli.views.output import Printer
 from registry.client.handshake import admin_service, handshake_trouble
-from registry.model.errors import Reason
+from registry.formats.documents import read_documents
+from registry.model.errors import InvalidArgument, Reason
 from registry.runtime.flags import complaint_of
 from registry.runtime.settings import DaemonSettings, is_loopback
 
@@ -92,6 +95,14 @@ def doctor(
         bool,
         options.flag("--repair", help="Repair counters and history after records were deleted directly in etcd."),
     ] = False,
+    manifests: Annotated[
+        str | None,
+        options.flag(
+            "--manifests",
+            metavar="FILE",
+            help="Look at manifests of Kubernetes instead, before they are applied (- for standard input).",
+        ),
+    ] = None,
     watch: Annotated[
         bool, options.flag("--watch", "-w", help="Repeat the checks, and print the findings when they change.")
     ] = False,
@@ -104,19 +115,39 @@ def doctor(
     if watch and repair:
         raise usage("--watch only looks: leave out --repair, or run it once without --watch")
     session = session_of(context)
+    if manifests is not None:
+        if watch or repair:
+            raise usage("--manifests looks at a file, once: leave out --watch and --repair")
+        _end(session.printer(), _look_at_manifests(manifests))
+        return
     look = partial(_look, session, given.settings(), given.growth(), timeout or READ_SECONDS, repair=repair)
     if watch:
         _watch(session.printer(), look)
-    findings, looked, is_reached = look()
-    _tell(session.printer(), findings, looked)
+    _end(session.printer(), look())
+
+
+# What is wrong, what was looked at, and whether all of it answers.
+Seen = tuple[list[DoctorFinding], str, bool]
+
+
+def _end(printer: Printer, seen: Seen) -> None:
+    """Tells what was seen, and ends with the code for it."""
+    findings, looked, is_reached = seen
+    _tell(printer, findings, looked)
     if not is_reached:
         raise click.exceptions.Exit(Exit.UNAVAILABLE)
     if any(one.severity is Severity.ERROR for one in findings):
         raise click.exceptions.Exit(Exit.REFUSED)
 
 
-# What is wrong, what was looked at, and whether all of it answers.
-Seen = tuple[list[DoctorFinding], str, bool]
+def _look_at_manifests(file: str) -> Seen:
+    """Looks at pods as they are to be."""
+    try:
+        documents = read_documents(read_text(file, "--manifests"), file)
+    except InvalidArgument as problem:
+        raise CliError(failure_of(problem)) from problem
+    findings = pod_findings(one.content for one in documents)
+    return findings, f"the pods in {len(documents)} manifests", True
 
 
 def _look(session: Session, settings: DaemonSettings | None, told: EtcdGrowth, seconds: float, *, repair: bool) -> Seen:

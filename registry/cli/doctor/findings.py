@@ -24,6 +24,7 @@ class CheckedPart(StrEnum):
 
     ADMIN = "admin"
     ETCD = "etcd"
+    POD = "pod"
     POOL = "pool"
     REPLICA = "replica"
     TENANT = "tenant"

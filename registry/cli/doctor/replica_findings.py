@@ -37,6 +37,8 @@ REMEDIES = {
     "unknown_credential": "define the credential in the sidecar's --credentials",
     "credential_not_bound": "name the source's prefix with the credential in the sidecar's --credentials",
     "engine_busy": "start the engine with a higher --max-loras, or install the plugin (VLLM_PLUGINS=loraplane)",
+    "engine_cannot_see_store": "mount the store in the engine at the path of the sidecar's --store; "
+    "in a pod: loraplane doctor --manifests FILE",
     "store_full": "start the sidecar with a larger --store-budget",
     "disk_full": "make room on the disk of --store",
     "adapter_unproven": "let nobody but its sidecar set adapters in that engine",

@@ -288,3 +288,41 @@ def test_who_does_not_answer_is_named(doctor, admin, clock, health, reason, part
     admin.answers["ListPools"] = [DENIED]
     ran = doctor()
     assert (ran.code, ran.out, ran.error["reason"]) == (4, "", "PERMISSION_DENIED"), "a refusal is an answer"
+
+
+SIDECAR = """
+kind: Deployment
+metadata: {name: v}
+spec:
+  template:
+    spec:
+      initContainers: [{name: loraplane-sidecar, restartPolicy: Always, args: [--advertise-url=http://10.0.0.1:8000]}]
+      containers: [CONTAINER]
+"""
+ENGINE = """{name: vllm, readinessProbe: {httpGet: {path: PATH, port: 7602}},
+       env: [{name: VLLM_ALLOW_RUNTIME_LORA_UPDATING, value: "1"},
+             {name: VLLM_PLUGINS, value: loraplane}, {name: LORAPLANE_PLUGIN, value: "1"}],
+       lifecycle: {preStop: {exec: {command: [curl, "http://127.0.0.1:7602/drain"]}}}}"""
+
+
+@pytest.mark.parametrize(
+    ("container", "code", "told"),
+    [
+        (ENGINE.replace("PATH", "/readyz"), 0, ""),
+        (ENGINE.replace("PATH", "/health"), 0, "readiness_elsewhere\n"),
+        ("", 4, "no_engine\n"),
+        ("{{", 4, "manifests.yaml: document 1, line 8, column 22: not a YAML manifest"),
+    ],
+    ids=["right", "warned of", "wrong", "no YAML"],
+)
+def test_it_looks_at_manifests_without_asking_any_service(cli, tmp_path, container, code, told):
+    file = tmp_path / "manifests.yaml"
+    file.write_text(SIDECAR.replace("CONTAINER", container))
+    ran = cli("-o", "name", "doctor", "--manifests", str(file))
+    assert (ran.code, told in ran.out + ran.err) == (code, True), ran
+
+
+@pytest.mark.parametrize("other", ["--watch", "--repair"])
+def test_manifests_are_looked_at_once(cli, other):
+    ran = cli("doctor", "--manifests", "-", other)
+    assert (ran.code, "leave out --watch and --repair" in ran.err) == (2, True)

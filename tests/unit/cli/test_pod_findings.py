@@ -1,0 +1,177 @@
+"""Usual mistakes in a pod with a sidecar, told from its manifest, each with the remedy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from registry.cli.doctor.findings import Severity
+from registry.cli.doctor.pod_findings import pod_findings
+
+Pod = dict[str, Any]
+HOOK = {"preStop": {"exec": {"command": ["sh", "-c", "curl http://127.0.0.1:7602/drain?wait=30; sleep 5"]}}}
+
+
+def deployment() -> Pod:
+    """A Deployment in which nothing is wrong."""
+    store = {"name": "store", "mountPath": "/var/lib/loraplane"}
+    sidecar = {
+        "name": "loraplane-sidecar",
+        "image": "registry.example/loraplane/sidecar:0.2.0",
+        "restartPolicy": "Always",
+        "args": [
+            "--store=/var/lib/loraplane/store",
+            "--engine=http://127.0.0.1:8000",
+            "--advertise-url",
+            "http://$(POD_IP):8000",
+        ],
+        "startupProbe": {"httpGet": {"path": "/livez", "port": 7602}},
+        "volumeMounts": [store],
+    }
+    engine = {
+        "name": "vllm",
+        "args": ["--enable-lora"],
+        "env": [
+            {"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "1"},
+            {"name": "VLLM_PLUGINS", "value": "other,loraplane"},
+            {"name": "LORAPLANE_PLUGIN", "value": "1"},
+        ],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": 7602}},
+        "lifecycle": HOOK,
+        "volumeMounts": [{"name": "models", "mountPath": "/models"}, {**store}],
+    }
+    labels = {"helm.sh/chart": "loraplane-0.2.0", "app.kubernetes.io/version": "0.2.0"}
+    spec = {"terminationGracePeriodSeconds": 100, "initContainers": [sidecar], "containers": [engine]}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "v"},
+        "spec": {"template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+
+
+def spec_of(pod: Pod) -> Pod:
+    return pod["spec"]["template"]["spec"]
+
+
+def sidecar_of(pod: Pod) -> Pod:
+    return spec_of(pod)["initContainers"][0]
+
+
+def engine_of(pod: Pod) -> Pod:
+    return spec_of(pod)["containers"][0]
+
+
+def reasons(*documents: object) -> list[tuple[str, str]]:
+    return [(one.subject, one.reason) for one in pod_findings(documents)]
+
+
+def test_nothing_is_said_of_a_pod_that_is_right():
+    assert reasons({"kind": "Service"}, deployment()) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "told"),
+    [
+        (lambda pod: engine_of(pod)["volumeMounts"].pop(), "store_not_shared", "vllm does not have it"),
+        (
+            lambda pod: engine_of(pod)["volumeMounts"][1].update(mountPath="/store"),
+            "store_not_shared",
+            "vllm has it at /store",
+        ),
+        (lambda pod: sidecar_of(pod).pop("volumeMounts"), "store_not_shared", "is on no volume"),
+        (lambda pod: engine_of(pod)["env"].pop(), "plugin_absent", "requests may fail"),
+        (lambda pod: engine_of(pod)["env"].pop(1), "plugin_absent", "does not load the plugin"),
+        (lambda pod: engine_of(pod)["env"].pop(0), "runtime_loading_off", "no routes to load"),
+        (lambda pod: sidecar_of(pod)["args"].__delitem__(slice(2, 4)), "engine_url_loopback", "http://127.0.0.1:8000"),
+        (lambda pod: sidecar_of(pod)["args"].append("--advertise-url=http://localhost:8000"), None, ""),
+        (lambda pod: engine_of(pod).pop("lifecycle"), "no_prestop", "vllm has no preStop hook"),
+        (lambda pod: spec_of(pod).update(terminationGracePeriodSeconds=30), "grace_too_short", "killed after 30 s"),
+        (lambda pod: spec_of(pod).pop("terminationGracePeriodSeconds"), "grace_too_short", "killed after 30 s"),
+        (
+            lambda pod: engine_of(pod)["readinessProbe"]["httpGet"].update(path="/health"),
+            "readiness_elsewhere",
+            "ready before",
+        ),
+        (
+            lambda pod: sidecar_of(pod)["startupProbe"]["httpGet"].update(path="/readyz"),
+            "startup_deadlock",
+            "never starts",
+        ),
+        (lambda pod: sidecar_of(pod).pop("restartPolicy"), "sidecar_not_native", "no native sidecar"),
+        (
+            lambda pod: sidecar_of(pod).update(image="loraplane/sidecar:0.1.0"),
+            "release_differs",
+            "0.1.0: image sidecar; 0.2.0: the chart",
+        ),
+        (lambda pod: spec_of(pod)["containers"].append({"name": "proxy"}), None, ""),
+        (lambda pod: spec_of(pod).update(containers=[]), "no_engine", "no container beside the sidecar"),
+    ],
+)
+def test_a_mistake_is_told_by_its_reason(spoil: Callable[[Pod], object], reason: str | None, told: str):
+    pod = deployment()
+    spoil(pod)
+    found = pod_findings([pod])
+    assert [one.reason for one in found] == ([reason] if reason else [])
+    assert told in "".join(one.finding for one in found)
+    assert all(one.subject == "Deployment/v" and one.remedy for one in found)
+
+
+def test_what_ends_or_stops_a_pod_is_an_error_and_what_costs_requests_a_warning():
+    pod = deployment()
+    engine_of(pod).pop("lifecycle")
+    engine_of(pod)["volumeMounts"].pop()
+    assert [(one.reason, one.severity) for one in pod_findings([pod])] == [
+        ("store_not_shared", Severity.ERROR),
+        ("no_prestop", Severity.WARNING),
+    ]
+
+
+def test_what_comes_from_a_config_map_is_not_guessed():
+    pod = deployment()
+    del sidecar_of(pod)["args"][:4]
+    sidecar_of(pod)["envFrom"] = engine_of(pod)["envFrom"] = [{"configMapRef": {"name": "settings"}}]
+    engine_of(pod)["env"].clear()
+    assert reasons(pod) == []
+
+
+def test_settings_may_be_variables_and_images_digests():
+    pod = deployment()
+    sidecar_of(pod)["args"] = []
+    sidecar_of(pod)["env"] = [
+        {"name": "LORAPLANE_STORE", "value": "/var/lib/loraplane/store"},
+        {"name": "LORAPLANE_ADVERTISE_URL", "value": "http://[::1"},
+    ]
+    sidecar_of(pod)["image"] = "loraplane/sidecar@sha256:" + 64 * "0"
+    assert reasons(pod) == []
+
+
+def test_lists_and_single_pods_are_looked_at_too():
+    whole, broken = deployment(), deployment()
+    engine_of(broken).pop("lifecycle")
+    single = {"kind": "Pod", "metadata": {"name": "p"}, "spec": copy.deepcopy(spec_of(broken))}
+    assert reasons({"kind": "List", "items": [whole, broken, "no manifest"]}, single) == [
+        ("Deployment/v", "no_prestop"),
+        ("Pod/p", "no_prestop"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "document", [{}, "text", [], {"kind": "Deployment", "spec": {"template": {"spec": {"containers": "none"}}}}]
+)
+def test_where_no_pod_has_a_sidecar_that_is_told(document):
+    assert reasons(document) == [("all", "no_sidecar")]
+
+
+def test_a_sidecar_is_known_by_its_image_its_command_or_its_name():
+    for change in (
+        {"name": "x"},
+        {"name": "x", "image": "mine", "command": ["/opt/loraplane/bin/loraplane-sidecar"]},
+        {"image": "mine"},
+    ):
+        pod = deployment()
+        sidecar_of(pod).update(change)
+        engine_of(pod).pop("lifecycle")
+        assert reasons(pod) == [("Deployment/v", "no_prestop")]
