@@ -22,6 +22,7 @@ from bench.herd import herd
 from bench.hostile import hostile_50
 from bench.idle import idle_20000
 from bench.lazy import lazy
+from bench.listing import listing_2000
 from bench.one_change import one_change_20000_vs_100
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
 from bench.residency import residency_100000
@@ -53,6 +54,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     herd,
     swap,
     lazy,
+    listing_2000,
     cli_start,
     get_adapters_5000,
     apply_1000,

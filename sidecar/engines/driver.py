@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from registry.model.names import PROOF_PREFIX
 from registry.runtime.engine_drivers import load_driver
@@ -219,6 +219,18 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Closes all connections."""
+        ...
+
+
+@runtime_checkable
+class HidesNames(Protocol):
+    """An engine whose list for strangers can be without adapters to which it answers. Not every kind can do that."""
+
+    async def hide(self, seconds: float) -> Outcome:
+        """Leaves all adapters out of that list for so long, then or with 0 lists them again; `observe` sees them.
+
+        `Done` also where the engine has nothing that could do it.
+        """
         ...
 
 

@@ -9,6 +9,8 @@ answers routers reads presences, so `leaving` in the presence is the one thing t
   router that has not heard yet still gets its answers.
 - The need for it is over once its presence stands as leaving, each owner proves to serve what was handed over, and for
   what all replicas serve another one with such labels is ready. What cannot be read counts as needed.
+- Where our plugin makes the engine's list of models, that list has no adapters any more: whoever polls it, and nothing
+  else, goes elsewhere too.
 - A signal needs less: it waits only for what is placed on some replicas, only while somebody is there to take it and
   etcd is there to tell of it, and no longer than it was told to. A process that was told to end must end.
 - A drain for a signal is never taken back: the process ends in any case.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from enum import Enum
 
 import structlog
@@ -38,6 +40,8 @@ from registry.model.status import Presence
 from registry.runtime.clock import Clock
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.placement import NOBODY
+from sidecar.engines.driver import Engine, HidesNames
+from sidecar.engines.observed import Done
 from sidecar.plan.handoff import Need, need_of_common, need_of_placed
 from sidecar.plan.types import Plan
 from sidecar.report.cache import StatusCache
@@ -48,6 +52,8 @@ from sidecar.report.writer import StatusWriter
 _log = structlog.get_logger()
 # How often it is looked what the replica is still needed for, while somebody waits for that.
 ASK_SECONDS = 0.5
+# While it drains the adapters are hidden again and again, each time for so long that a few calls may fail.
+HIDE_AGAIN_SECONDS, HIDE_SECONDS = 5.0, 30.0
 EVERYWHERE: Selector = frozenset()
 
 
@@ -86,6 +92,7 @@ class ReplicaDrain:
         self._cause: DrainCause | None = None
         self._by = ""
         self._obeyed: KeyValue | None = None
+        self._changed = asyncio.Event()
 
     @property
     def why(self) -> str:
@@ -111,6 +118,24 @@ class ReplicaDrain:
         self._ring.take_drain(self.why)
         self._writer.announcement.leave(leaving=cause is not None)
         self._cache.take_drain(self.why)
+        self._changed.set()
+
+    async def hide(self, engine: Engine) -> None:
+        """Keeps the engine's adapters out of its list for strangers while the replica drains, until it is cancelled.
+
+        Routers that poll the list then go elsewhere, while requests that come all the same are answered. Without this
+        process the engine lists them again soon.
+        """
+        is_hidden = False
+        while isinstance(engine, HidesNames):
+            self._changed.clear()
+            drains = self._cause is not None
+            if drains or is_hidden:
+                outcome = await engine.hide(HIDE_SECONDS if drains else 0.0)
+                is_hidden = drains or not isinstance(outcome, Done)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HIDE_AGAIN_SECONDS if is_hidden else None):
+                    await self._changed.wait()
 
     async def run(self) -> None:
         """Follows the orders of operators until it is cancelled."""

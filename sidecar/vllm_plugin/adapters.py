@@ -11,6 +11,7 @@ from typing import Any
 
 from .coverage import merged
 from .draining import SWEEP_SECONDS, Drain
+from .listing import PublicListing
 from .proof import AGAINST, Prover
 from .protocol import plain_path
 from .resolver import ResolverClient
@@ -49,8 +50,13 @@ class Adapters:
         *,
         load_seconds: float = LOAD_SECONDS,
         sweep_seconds: float = SWEEP_SECONDS,
+        hide_seconds: float = 0.0,
     ) -> None:
+        """`hide_seconds`: see `PublicListing`."""
         self._server = server
+        self.listing = PublicListing(server, hide_seconds)
+        self._departures: dict[str, asyncio.TimerHandle] = {}
+        self._departing: set[asyncio.Task[None]] = set()
         self._resolver = resolver
         self._load_seconds = load_seconds
         self._drain = Drain(server, sweep_seconds)
@@ -97,7 +103,7 @@ class Adapters:
     @property
     def changes(self) -> int:
         """Number of changes of what is registered since the server started, whoever did it, or was found useless."""
-        return self._server.registered.changes + self._prover.refusals
+        return self._server.registered.changes + self._prover.refusals + self.listing.changes
 
     async def swap(self, name: str, path: str, expected: str) -> None:
         """Binds new requests for `name` to the files in `path`; each request has either the old version or the new.
@@ -132,12 +138,59 @@ class Adapters:
     async def unload(self, name: str) -> None:
         """Makes new requests for `name` fail; those that are bound to it end as they would have.
 
+        Where the list can be made here, the name leaves that first, and requests fail only once its time is up.
+
         Raises:
             NotLoaded: no such name is registered.
             Busy: somebody else loads or unloads it.
         """
-        self._registered(name)
-        await self._replace(name, None, None)
+        current = self._registered(name)
+        if not self.listing.hide_seconds:
+            await self._replace(name, None, None)
+        elif self.listing.leave(current):
+            self._depart_in(self.listing.hide_seconds, name)
+
+    async def show(self, name: str, path: str) -> None:
+        """Takes back an unload whose time is not up: the name answers on, with the files in `path`, and is listed.
+
+        Raises:
+            NotLoaded: no such name is registered.
+            NameConflict: it is not on its way out.
+            PluginError: as of `swap`, where it has other files. Then it goes as it would have.
+        """
+        current = self._registered(name)
+        if not self.listing.is_leaving(current):
+            raise NameConflict(f"{name!r} is not on its way out: list, and decide anew")
+        self._departures.pop(name).cancel()
+        try:
+            await self.swap(name, path, current.lora_path)
+        except BaseException:
+            self._depart_in(self.listing.hide_seconds, name)
+            raise
+        self.listing.stay(name)
+
+    def _depart_in(self, seconds: float, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._departures[name] = loop.call_later(seconds, self._begin_departure, name)
+
+    def _begin_departure(self, name: str) -> None:
+        task = asyncio.create_task(self._depart(name), name="loraplane unload")
+        self._departing.add(task)
+        task.add_done_callback(self._departing.discard)
+
+    async def _depart(self, name: str) -> None:
+        """Unregisters a name whose time is up, unless somebody gave it other weights or took it away meanwhile."""
+        found = self._server.registered.get(name)
+        if found is not None and self.listing.is_leaving(found):
+            try:
+                await self._replace(name, found, None)
+            except Busy:
+                self._depart_in(LOCK_SECONDS, name)
+                return
+            except (NotLoaded, NameConflict):
+                pass  # somebody else did
+        self._departures.pop(name, None)
+        self.listing.stay(name)
 
     async def resolve(self, name: str, base_model: str) -> EngineAdapter | None:
         """The sidecar's answer for `name`, for the caller to load and to register; None: nothing, for now.

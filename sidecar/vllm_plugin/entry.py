@@ -10,8 +10,9 @@ from typing import Any
 from .adapters import Adapters, SidecarResolver
 from .coverage import install
 from .guard import guard_of_environment
+from .listing import HIDE_SECONDS, hide_seconds_of
 from .resolver import ResolverClient, socket_problem
-from .routes import Plugin, routes
+from .routes import Plugin, listing_route, routes
 from .vllm_internals import (
     VllmServer,
     complaints,
@@ -24,6 +25,7 @@ from .vllm_internals import (
 _log = logging.getLogger("vllm.loraplane")
 VARIABLE = "LORAPLANE_PLUGIN"
 RESOLVER_VARIABLE = "LORAPLANE_RESOLVER"
+HIDE_VARIABLE = "LORAPLANE_HIDE_SECONDS"
 PROVE_ON_CPU_VARIABLE = "LORAPLANE_PROVE_ON_CPU"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 RESOLVER_NAME = "loraplane"
@@ -86,11 +88,13 @@ class Endpoints:
 
     def __init__(self) -> None:
         self._plugin = Plugin(guard=guard_of_environment())
+        self._app: Any = None
 
     def attach_router(self, app: Any) -> None:  # noqa: ANN401 - fastapi's application
         """Called once while the server is made. Without the variable there are no routes."""
         if is_on():
             app.router.routes.extend(routes(self._plugin))
+            self._app = app
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:  # noqa: ANN401, ARG002 - vLLM's form
         """Called once when the engine is there."""
@@ -104,9 +108,26 @@ class Endpoints:
 
         models = state.openai_serving_models
         server = VllmServer(engine_client, models, LoRARequest, _params_class())
-        self._plugin.adapters = _adapters(server, models, self._plugin.guard.store)
-        self._plugin.adapters.read_base()
+        self._plugin.adapters = adapters = _adapters(server, models, self._plugin.guard.store)
+        adapters.read_base()
+        self._take_over_listing(adapters)
         _log.info("loraplane: the plugin serves its routes")
+
+    def _take_over_listing(self, adapters: Adapters) -> None:
+        """Before the server's own route, which stays for a plugin that declines."""
+        if not adapters.listing.is_there:
+            _log.error("loraplane: the server lists its models otherwise: names stop to answer as they leave the list")
+        elif self._app is not None:
+            self._app.router.routes.insert(0, listing_route(adapters))
+
+
+def hide_seconds() -> float:
+    """For how long a name answers on after it left the list, as the operator says; what is no time is not followed."""
+    try:
+        return hide_seconds_of(os.environ.get(HIDE_VARIABLE, ""))
+    except ValueError as error:
+        _log.error("loraplane: %s: %s; it is %g", HIDE_VARIABLE, error, HIDE_SECONDS)
+        return HIDE_SECONDS
 
 
 def _params_class() -> type[Any] | None:
@@ -131,13 +152,14 @@ def _params_class() -> type[Any] | None:
 def _adapters(server: VllmServer, models: Any, store: str | None) -> Adapters:  # noqa: ANN401 - vLLM's own
     """With a resolver if one is wanted and vLLM asks it."""
     socket = resolver_socket()
+    seconds = hide_seconds()
     if not socket:
-        return Adapters(server)
+        return Adapters(server, hide_seconds=seconds)
     problems, asked = list(_resolver_problems(socket, models)), resolver_in(models)
     if problems or asked is None:
         _log.error("loraplane: the plugin does not resolve names: %s", "; ".join(problems))
-        return Adapters(server)
-    asked.adapters = adapters = Adapters(server, ResolverClient(socket, store=store))
+        return Adapters(server, hide_seconds=seconds)
+    asked.adapters = adapters = Adapters(server, ResolverClient(socket, store=store), hide_seconds=seconds)
     _log.info("loraplane: names are resolved through %s", socket)
     return adapters
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from .adapters import Adapters
 from .guard import ANYONE_BESIDE, CONTROL_HEADER, Guard
+from .listing import MAX_HIDE_SECONDS
 from .protocol import MAX_EXPECT_CHARACTERS
 from .server import DeadlinePassed, InvalidRequest, PluginError
 
@@ -37,14 +38,25 @@ async def read_fields(stream: AsyncIterator[bytes], *names: str, optional: str =
         InvalidRequest: it is too large, no JSON object, or a field is missing, no text, empty or too long.
         DeadlinePassed: it did not come in time.
     """
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await _read(stream)
-    except TimeoutError as error:
-        raise DeadlinePassed(f"the body did not come within {BODY_SECONDS:g} s") from error
-    fields = _object(body)
+    fields = _object(await _in_time(stream))
     found = {name: _text(name, fields.get(name)) for name in names}
     return found | ({optional: _expectation(optional, fields.get(optional, ""))} if optional else {})
+
+
+async def read_seconds(stream: AsyncIterator[bytes]) -> float:
+    """The number ``hide_seconds`` of the JSON object that `stream` brings; raises as `read_fields`."""
+    match _object(await _in_time(stream)).get("hide_seconds"):
+        case int() | float() as seconds if not isinstance(seconds, bool) and 0 <= seconds <= MAX_HIDE_SECONDS:
+            return float(seconds)
+    raise InvalidRequest(f"hide_seconds must be a number from 0 to {MAX_HIDE_SECONDS:g}", field="hide_seconds")
+
+
+async def _in_time(stream: AsyncIterator[bytes]) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read(stream)
+    except TimeoutError as error:
+        raise DeadlinePassed(f"the body did not come within {BODY_SECONDS:g} s") from error
 
 
 async def _read(stream: AsyncIterator[bytes]) -> bytes:
@@ -83,6 +95,7 @@ def _text(name: str, value: object) -> str:
 
 _log = logging.getLogger("vllm.loraplane")
 PREFIX = "/v1/loraplane"
+MODELS_PATH = "/v1/models"
 SCHEMA = 1
 CAPABILITIES = ("swap", "unload", "state", "uses", "changes")
 Endpoint = Callable[[Adapters, "Request"], Awaitable[dict[str, object]]]
@@ -100,7 +113,7 @@ class Plugin:
         """Description of the plugin, its abilities, and the engine's limits."""
         can = [*CAPABILITIES, *(["resolve"] if adapters.resolves else [])]
         can += [*(["coverage"] if adapters.tells_coverage else []), *(["proof", "expect"] if adapters.proves else [])]
-        can += ["base"] if adapters.tells_base else []
+        can += [*(["base"] if adapters.tells_base else []), *(["listing"] if adapters.listing.is_there else [])]
         told = {"limits": adapters.limits, "kv_connectors": adapters.kv_connectors}
         return {"schema": SCHEMA, "incarnation": self.incarnation, "capabilities": can, **told}
 
@@ -143,6 +156,19 @@ class Plugin:
         return {"lora_name": name, "lora_path": path}
 
 
+async def _show(adapters: Adapters, request: Request) -> dict[str, object]:
+    fields = await read_fields(request.stream(), "lora_name", "lora_path")
+    await adapters.show(fields["lora_name"], fields["lora_path"])
+    _log.info("loraplane: listed %r again", fields["lora_name"])
+    return {"lora_name": fields["lora_name"]}
+
+
+async def _hide(adapters: Adapters, request: Request) -> dict[str, object]:
+    seconds = await read_seconds(request.stream())
+    adapters.listing.hide_all(seconds)
+    return {"hide_seconds": seconds}
+
+
 async def _unload(adapters: Adapters, request: Request) -> dict[str, object]:
     name = (await read_fields(request.stream(), "lora_name"))["lora_name"]
     await adapters.unload(name)
@@ -164,8 +190,24 @@ def routes(plugin: Plugin) -> list[Route]:
         ("POST", "/prove", plugin.prove),
         ("POST", "/swap", plugin.swap),
         ("POST", "/unload", _unload),
+        ("POST", "/show", _show),
+        ("POST", "/hide", _hide),
     )
     return [Route(PREFIX + path, _answer(plugin, endpoint), methods=[method]) for method, path, endpoint in served]
+
+
+def listing_route(adapters: Adapters) -> Route:
+    """The list of models in place of the server's own. Whoever sends the sidecar's header gets the sidecar's."""
+    from starlette.responses import Response  # noqa: PLC0415 - only where there is a server
+    from starlette.routing import Route  # noqa: PLC0415 - likewise
+
+    async def models(request: Request) -> Response:
+        page = await adapters.listing.page(whole=CONTROL_HEADER in request.headers)
+        return Response(page, media_type="application/json")
+
+    route = Route(MODELS_PATH, models, methods=["GET"])
+    route.methods = {"GET"}  # the server has no other either
+    return route
 
 
 def _answer(plugin: Plugin, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:

@@ -37,6 +37,14 @@ class Prober(Protocol):
         ...
 
 
+class Lister(Protocol):
+    """Writes the list ``/v1/models`` as the server would if it had these adapters alone, by name."""
+
+    async def __call__(self, adapters: Mapping[str, EngineAdapter]) -> dict[str, Any]:
+        """The list, with its cards as ``data``: first those of the base models."""
+        ...
+
+
 class ApiServer(Protocol):
     """The API server, in whose event loop all of this happens."""
 
@@ -88,6 +96,11 @@ class ApiServer(Protocol):
     @property
     def prober(self) -> Prober | None:
         """Lets the engine answer short prompts; None: it cannot be asked."""
+        ...
+
+    @property
+    def lister(self) -> Lister | None:
+        """Writes the list of models; None: it cannot be asked to."""
         ...
 
     @property

@@ -19,7 +19,7 @@ from .adapters import SidecarResolver
 from .base_files import base_files
 from .coverage import WORKER_METHOD
 from .protocol import Step
-from .server import EngineAdapter, Prober
+from .server import EngineAdapter, Lister, Prober
 from .usage import NameLocks, RequestStates, Usage
 
 _FIELDS = ("lora_name", "lora_int_id", "lora_path")
@@ -153,6 +153,12 @@ class VllmServer:
         return partial(_probe, self._engine, self._params_class)
 
     @property
+    def lister(self) -> Lister | None:
+        """See `ApiServer.lister`."""
+        show = getattr(type(self._models), "show_available_models", None)
+        return partial(_listed, show, self._models) if _parameters(show) == [] else None
+
+    @property
     def is_full(self) -> bool:
         """See `ApiServer.is_full`. Half of what it runs at once: a proof is two requests, and others come meanwhile."""
         most = _at(self._engine, "vllm_config", "scheduler_config", "max_num_seqs")
@@ -185,6 +191,23 @@ def _read_base(config: Any) -> dict[str, Any]:  # noqa: ANN401 - vLLM's configur
         except (ImportError, OSError, ValueError) as error:
             return {"path": model, "problem": f"{error}"[:400]}
     return base_files(directory)
+
+
+class _With:
+    """vLLM's served models as if they had other adapters."""
+
+    def __init__(self, models: Any, lora_requests: Mapping[str, EngineAdapter]) -> None:  # noqa: ANN401 - vLLM's own
+        self._models = models
+        self.lora_requests = lora_requests
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - vLLM's own
+        return getattr(self._models, name)
+
+
+async def _listed(show: Any, models: Any, adapters: Mapping[str, EngineAdapter]) -> dict[str, Any]:  # noqa: ANN401 - vLLM's own
+    """The list by vLLM's own code, as vLLM hands it to what writes JSON."""
+    found: dict[str, Any] = (await show(_With(models, adapters))).model_dump()
+    return found
 
 
 # vLLM puts a dash and letters of its own behind it.

@@ -111,9 +111,9 @@ class SimHttp:
             return [Lost("the connection broke")] * len(requests)
         if odd == "busy":
             return [Reply(429, b"slow down")] * len(requests)
-        for request in requests:
+        for request in (one for one in requests if "lora_name" in one.body):
             self._on_call(host, request)
-        names = {str(request.body["lora_name"]) for request in requests}
+        names = {str(request.body["lora_name"]) for request in requests if "lora_name" in request.body}
         if twice := names & self._out:
             self._on_twice(host, twice)
         self._out |= names
@@ -159,9 +159,9 @@ class _Conversation:
             self.answers.append(await self._answer(request))
 
     async def _answer(self, request: PostRequest) -> Reply:
-        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         if is_plugins(request.path):
             return await self.host.call_plugin(request.path, request.body)
+        name, path = str(request.body["lora_name"]), request.body.get("lora_path")
         try:
             if path is not None:
                 await self.host.load(name, str(path))
@@ -209,7 +209,8 @@ def _page(engine: SimEngine, path: str, is_half: bool) -> bytes | None:
         case "/metrics":
             return pages.metrics(engine).encode()
         case "/v1/models":
-            return json.dumps(_halved(pages.models(engine)) if is_half else pages.models(engine)).encode()
+            listing = pages.models(engine, engine.listed)
+            return json.dumps(_halved(listing) if is_half else listing).encode()
         case "/version":
             return json.dumps({"version": engine.options.version}).encode()
         case _:

@@ -116,6 +116,12 @@ class SimEngine(SimulatedVllm):
             await event.wait()
 
     @property
+    def listed(self) -> list[Card]:
+        """What it lists for the sidecar."""
+        plugin = self.plugin
+        return [card for card in self.cards.values() if plugin is None or not plugin.is_leaving(card)]
+
+    @property
     def needed(self) -> set[str]:
         """Paths whose files it may read at any moment."""
         return {card.path for card in (*self.cards.values(), *self.coming, *self.resolved.values(), *self.bound)}
@@ -296,8 +302,8 @@ class EngineHost:
 
     @property
     def listing(self) -> dict[str, str]:
-        """Name to path of what is loaded."""
-        return {} if self.engine is None else {name: card.path for name, card in self.engine.cards.items()}
+        """Name to path of what is loaded, without what answers on for a moment after it was unloaded."""
+        return {} if self.engine is None else {card.name: card.path for card in self.engine.listed}
 
     def order_hang(self, *, is_outside: bool) -> asyncio.Event:
         """Makes the next load hang until the event is set; `is_outside`: beside which the engine does all else."""
@@ -365,7 +371,7 @@ class EngineHost:
         engine, before = self.engine, self.listing
         assert engine is not None
         assert engine.plugin is not None
-        name = str(body["lora_name"])
+        name = str(body.get("lora_name", ""))
         self.busy.add(name)
         try:
             reply = await engine.plugin.call(path, body)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from registry.transactions.changes import ApplyAdapters, Remove
 from sidecar.engines.simulated.engine import Rejection
+from sidecar.vllm_plugin.listing import HIDE_SECONDS
 from tests.simulation.artifacts import is_good, is_refused, path_of
 from tests.simulation.engines import SimEngine
 from tests.simulation.history import POOL, Version
@@ -26,6 +27,7 @@ async def ask_for_lazy(world: World, operator: Operator) -> None:
     """Asks every engine for every name, deletes one of the adapters, and waits until the others are idle."""
     if not world.has_plugin:
         return
+    await _departed(world)
     for replica in world.replicas:
         for name in (*world.size.names, UNKNOWN):
             await _request(world, replica, name)
@@ -37,6 +39,17 @@ async def ask_for_lazy(world: World, operator: Operator) -> None:
         await _delete(world, operator, lazy[0])
     if not await _comes(lambda: not _loaded(world), GONE_SECONDS):
         world.checks.violated(f"R16 lazy adapters stay though nobody uses them: {sorted(_loaded(world))}")
+
+
+async def _departed(world: World) -> None:
+    """Waits until what was unloaded does not answer any more."""
+
+    def leaving() -> set[str]:
+        engines = (replica.engine.engine for replica in world.replicas)
+        return {name for one in engines if one for name in one.cards.keys() - {card.name for card in one.listed}}
+
+    if not await _comes(lambda: not leaving(), 2 * HIDE_SECONDS):
+        world.checks.violated(f"R6 {sorted(leaving())} answer on though they were unloaded")
 
 
 def _loaded(world: World) -> set[str]:
@@ -96,6 +109,7 @@ async def _delete(world: World, operator: Operator, name: str) -> None:
     if not await _comes(lambda: all(name not in replica.engine.listing for replica in world.replicas), FOLLOW_SECONDS):
         world.checks.violated(f"R6 {name} was deleted, and is still listed")
         return
+    await _departed(world)
     for replica in world.replicas:
         await _request(world, replica, name)
 

@@ -20,6 +20,7 @@ from sidecar.vllm_plugin import adapters
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.draining import Retired
 from sidecar.vllm_plugin.guard import CONTROL_HEADER
+from sidecar.vllm_plugin.listing import HIDE_SECONDS
 from sidecar.vllm_plugin.protocol import (
     BadAnswer,
     Resolved,
@@ -30,7 +31,7 @@ from sidecar.vllm_plugin.protocol import (
     write_question,
 )
 from sidecar.vllm_plugin.resolver import ResolverClient
-from sidecar.vllm_plugin.routes import PREFIX, Plugin, routes
+from sidecar.vllm_plugin.routes import PREFIX, Plugin, listing_route, routes
 from sidecar.vllm_plugin.server import FilesMissing
 from tests.simulation.artifacts import STORES
 from tests.simulation.calls import ask
@@ -88,13 +89,24 @@ class PlayedPlugin:
     """The plugin in one engine, which asks it from now on for names that it does not know."""
 
     def __init__(self, engine: SimulatedVllm, socket: Socket, files: FileKeeper) -> None:
-        self._adapters = Adapters(SimulatedServer(engine), PlayedResolver(socket, files))
-        self._endpoints = {route.path: cast("Endpoint", route.endpoint) for route in routes(Plugin(self._adapters))}
+        resolver = PlayedResolver(socket, files)
+        self._adapters = Adapters(SimulatedServer(engine), resolver, hide_seconds=HIDE_SECONDS)
+        all_routes = [listing_route(self._adapters), *routes(Plugin(self._adapters))]
+        self._endpoints = {route.path: cast("Endpoint", route.endpoint) for route in all_routes}
 
     @property
     def retired(self) -> list[Retired]:
         """What is registered no more, and may be in use."""
         return self._adapters._drain.retired
+
+    def is_leaving(self, card: Card) -> bool:
+        """True if its name is on its way out, and not listed any more."""
+        return self._adapters.listing.is_leaving(card)
+
+    async def strangers(self) -> list[str]:
+        """The adapters that the list for everybody has."""
+        cards = json.loads(await self._adapters.listing.page(whole=False))["data"]
+        return [card["id"] for card in cards if card["parent"] is not None]
 
     async def resolve(self, name: str, base_model: str) -> Card | None:
         """See `Adapters.resolve`."""

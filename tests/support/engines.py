@@ -25,7 +25,7 @@ from registry.tools.devstack.engine_environment import (
 from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import Deadlines
 from sidecar.engines.vllm.driver import VllmEngine
-from sidecar.vllm_plugin.entry import PROVE_ON_CPU_VARIABLE
+from sidecar.vllm_plugin.entry import HIDE_VARIABLE, PROVE_ON_CPU_VARIABLE
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, STORE_VARIABLE, TOKEN_VARIABLE, WITHOUT_TOKEN
 from tests.support.http_client import http_client
 from tests.support.waiting import eventually
@@ -55,6 +55,7 @@ class VllmFlags:
     more: tuple[str, ...] = ()
     import_path: str | None = None
     proves: bool = False
+    hide_seconds: str = "0"  # so that a test sees at once that a name is gone
 
 
 def token_of(flags: VllmFlags) -> str:
@@ -170,6 +171,7 @@ class RealVllm:
             STORE_VARIABLE: flags.store,
             TOKEN_VARIABLE: flags.control_token_file,
             PROVE_ON_CPU_VARIABLE: "1" if flags.proves else "",
+            HIDE_VARIABLE: flags.hide_seconds,
         }
         environment |= {name: value for name, value in ours.items() if value}
         with (self.folder / "vllm.log").open("ab") as log:

@@ -12,7 +12,7 @@ from registry.runtime.http import listen
 from sidecar.engines.simulated.app import serve
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import DEFAULTS, Options
-from sidecar.vllm_plugin.entry import RUNTIME_LORA_VARIABLE, is_on, resolver_socket
+from sidecar.vllm_plugin.entry import RUNTIME_LORA_VARIABLE, hide_seconds, is_on, resolver_socket
 from sidecar.vllm_plugin.guard import guard_of_environment
 
 PLUGIN = "loraplane"
@@ -49,6 +49,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         plugin=is_on() and is_on(RUNTIME_LORA_VARIABLE) and PLUGIN in os.environ.get("VLLM_PLUGINS", "").split(","),
         resolver=resolver_socket() or None,
         guard=guard_of_environment(),
+        hide_seconds=hide_seconds(),
         version=arguments.vllm_version,
     )
 

@@ -25,8 +25,8 @@ from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.base_files import base_files
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
-from sidecar.vllm_plugin.routes import Plugin, routes
-from sidecar.vllm_plugin.server import EngineAdapter, Prober
+from sidecar.vllm_plugin.routes import Plugin, listing_route, routes
+from sidecar.vllm_plugin.server import EngineAdapter, Lister, Prober
 from sidecar.vllm_plugin.usage import Usage
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -39,7 +39,9 @@ _JSON_PAGES: dict[str, BodyOf] = {"/version": pages.version, "/v1/models": pages
 def make_app(engine: SimulatedVllm) -> Starlette:
     """The application that serves `engine`."""
     calls = _Calls(engine)
-    routes = [_route("GET", path, _json_page(engine, body_of)) for path, body_of in _JSON_PAGES.items()]
+    with_plugin = engine.options.plugin and engine.options.runtime_lora
+    routes = plugin_routes(engine) if with_plugin else []
+    routes += [_route("GET", path, _json_page(engine, body_of)) for path, body_of in _JSON_PAGES.items()]
     routes += [
         _route("GET", "/health", calls.health),
         _route("GET", "/metrics", calls.metrics),
@@ -48,7 +50,6 @@ def make_app(engine: SimulatedVllm) -> Starlette:
     if engine.options.runtime_lora:
         routes.append(_route("POST", "/v1/load_lora_adapter", calls.load))
         routes.append(_route("POST", "/v1/unload_lora_adapter", calls.unload))
-        routes += plugin_routes(engine) if engine.options.plugin else []
     routes += _development(engine) if engine.options.development else []
 
     async def rejected(_: Request, error: Exception) -> Response:
@@ -213,6 +214,14 @@ class SimulatedServer:
         """See `ApiServer.prober`. Its answers are a function of all of an adapter's files."""
         return self._probe if self._engine.options.proves else None
 
+    @property
+    def lister(self) -> Lister:
+        """See `ApiServer.lister`."""
+        return self._list
+
+    async def _list(self, adapters: Mapping[str, EngineAdapter]) -> dict[str, Any]:
+        return pages.models(self._engine, cast("Iterable[Card]", adapters.values()))
+
     async def _probe(self, adapter: EngineAdapter | None, prompt: Sequence[int], tokens: int) -> tuple[Step, ...]:
         made = await self._engine.generate(cast("Card | None", adapter), str(list(prompt)), tokens)
         return tuple((token.number, {token.number: token.logprob}) for token in made)
@@ -262,13 +271,14 @@ class SimulatedServer:
 def plugin_routes(engine: SimulatedVllm) -> list[Route]:
     """The plugin's routes, serving `engine`, which asks the plugin for names that it does not know."""
     socket, guard = engine.options.resolver, engine.options.guard
-    adapters = Adapters(SimulatedServer(engine), ResolverClient(socket, store=guard.store) if socket else None)
+    resolver = ResolverClient(socket, store=guard.store) if socket else None
+    adapters = Adapters(SimulatedServer(engine), resolver, hide_seconds=engine.options.hide_seconds)
 
     async def resolve(name: str) -> Card | None:
         return cast("Card | None", await adapters.resolve(name, engine.options.model))
 
     engine.resolve = resolve
-    return routes(Plugin(adapters, guard))
+    return [listing_route(adapters), *routes(Plugin(adapters, guard))]
 
 
 DEATH_SECONDS = 0.3  # vLLM says 503 for at least so long before its port is closed

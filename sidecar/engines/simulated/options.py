@@ -48,6 +48,7 @@ class Options:
         proves: True: the plugin may ask it short prompts.
         resolver: the socket that our plugin asks for names which are not loaded; None: they are not asked for.
         guard: of the plugin's routes.
+        hide_seconds: for how long an adapter that the plugin unloads answers on after it left the list.
         version: what /version says; an earlier release's is played as far as `versions` tells.
         development: True: it has the pages that pause it, as with VLLM_SERVER_DEV_MODE=1.
         kv_connectors: through which it shares what it computes.
@@ -65,6 +66,7 @@ class Options:
     proves: bool = False
     resolver: str | None = None
     guard: Guard = ANYONE_BESIDE
+    hide_seconds: float = 0.0
     version: str = "0.32.0"
     development: bool = False
     kv_connectors: tuple[str, ...] = ()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from sidecar.engines.simulated.engine import Rejection, SimulatedVllm, Token
+from sidecar.engines.simulated.engine import Card, Rejection, SimulatedVllm, Token
 
 
 def error_body(rejection: Rejection, *, is_flat: bool = False) -> dict[str, object]:
@@ -15,11 +15,11 @@ def error_body(rejection: Rejection, *, is_flat: bool = False) -> dict[str, obje
     return {"object": "error", **error} if is_flat else {"error": error}
 
 
-def models(engine: SimulatedVllm) -> dict[str, object]:
-    """/v1/models: the base model, then each adapter with its path as `root`."""
+def models(engine: SimulatedVllm, adapters: Iterable[Card] | None = None) -> dict[str, object]:
+    """/v1/models: the base model, then each adapter with its path as `root`; `adapters` None: all of them."""
     base = engine.options.served_model_name
     cards = [_card(base, engine.options.model, None)]
-    cards += [_card(card.name, card.path, base) for card in engine.cards.values()]
+    cards += [_card(card.name, card.path, base) for card in (engine.cards.values() if adapters is None else adapters)]
     return {"object": "list", "data": cards}
 
 

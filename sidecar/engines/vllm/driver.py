@@ -42,11 +42,13 @@ from sidecar.engines.vllm import plugin_calls as plugin
 from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.http import VllmHttp, metric_lines
 from sidecar.engines.vllm.process import (
-    LOAD_PATH,
-    UNLOAD_PATH,
     VllmProcess,
     examine,
+    hide,
+    load_call,
     says_paused,
+    shown,
+    unload_call,
     with_base,
     with_evidence,
 )
@@ -233,7 +235,7 @@ class VllmEngine:
         if self._process is not None:
             self._there.note(self._process.incarnation, [name], asyncio.get_running_loop().time())
         by_plugin = self._has_plugin
-        call = plugin.unload_call(name) if by_plugin else _unload(name)
+        call = plugin.unload_call(name) if by_plugin else unload_call(name)
         [answer] = await self._post(
             [call], request_id, self._deadlines.unload_seconds, Point.UNLOAD_SENT, Point.UNLOADED
         )
@@ -304,8 +306,10 @@ class VllmEngine:
         return risk(evidence, listed=listed + self._coming, max_loras=max_loras)
 
     async def _load(self, name: str, path: str, request_id: str, sent: Point, answered: Point) -> Outcome:
-        [answer] = await self._post([_load(name, path)], request_id, self._deadlines.load_seconds, sent, answered)
-        return answers.load_outcome(answer)
+        [answer] = await self._post([load_call(name, path)], request_id, self._deadlines.load_seconds, sent, answered)
+        if not isinstance(outcome := answers.load_outcome(answer), AlreadyThere):
+            return outcome
+        return await shown(self._http, self._process, (name, path), request_id, self._deadlines.load_seconds)
 
     async def _post(
         self, requests: Sequence[PostRequest], request_id: str, seconds: float, sent: Point, answered: Point
@@ -315,7 +319,7 @@ class VllmEngine:
         return found
 
     async def _replace(self, name: str, old: str, new: str, request_id: str) -> Outcome:
-        both = [_unload(name), _load(name, new)]
+        both = [unload_call(name), load_call(name, new)]
         unloaded, loaded = await self._post(
             both, request_id, self._deadlines.load_seconds, Point.REPLACEMENT_SENT, Point.REPLACED
         )
@@ -411,6 +415,10 @@ class VllmEngine:
             raise EngineUnreachable(f"{self.url} restarted while it was asked")
         return replace(told, paths=plugin.read_paths_in_use(state))
 
+    async def hide(self, seconds: float) -> Outcome:
+        """See `HidesNames.hide`."""
+        return await hide(self._http, self._process, seconds, self._deadlines.probe_seconds)
+
     async def aclose(self) -> None:
         """See `Engine.aclose`. No connection outlives its call."""
 
@@ -440,11 +448,3 @@ class VllmEngine:
         if self._process.may_tell_base:
             self._process = await with_base(self._http, self._process, self._deadlines.probe_seconds)
         return self._process
-
-
-def _load(name: str, path: str) -> PostRequest:
-    return PostRequest(LOAD_PATH, {"lora_name": name, "lora_path": path})
-
-
-def _unload(name: str) -> PostRequest:
-    return PostRequest(UNLOAD_PATH, {"lora_name": name})

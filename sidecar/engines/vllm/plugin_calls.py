@@ -68,6 +68,16 @@ def unload_call(name: str) -> PostRequest:
     return PostRequest("/v1/loraplane/unload", {"lora_name": name})
 
 
+def show_call(name: str, path: str) -> PostRequest:
+    """Takes back an unload of `name` whose time is not up; from now on it has the weights in `path`."""
+    return PostRequest("/v1/loraplane/show", {"lora_name": name, "lora_path": path})
+
+
+def hide_call(seconds: float) -> PostRequest:
+    """Leaves all adapters out of the list for strangers for so long."""
+    return PostRequest("/v1/loraplane/hide", {"hide_seconds": seconds})
+
+
 @dataclass(frozen=True, slots=True)
 class About:
     """Self-description of a plugin that can be called.
@@ -82,6 +92,7 @@ class About:
         expects: it can say whether an adapter answers as expected.
         tells_base: it knows what the files of the base model said when the engine started.
         kv_connectors: through what the engine shares what it computed; None: the plugin does not tell.
+        lists: it makes the engine's list of models, and leaves out what is on its way out.
     """
 
     resolves: bool = False
@@ -93,6 +104,7 @@ class About:
     proves: bool = False
     expects: bool = False
     tells_base: bool = False
+    lists: bool = False
 
 
 def read_about(body: bytes) -> About | None:
@@ -109,6 +121,7 @@ def read_about(body: bytes) -> About | None:
                 proves="proof" in can,
                 expects="expect" in can,
                 tells_base="base" in can,
+                lists="listing" in can,
             )
         case _:
             return None

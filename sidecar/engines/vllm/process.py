@@ -9,7 +9,18 @@ from dataclasses import dataclass, replace
 from registry.lora.coverage.findings import EngineEvidence
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from sidecar.engines.driver import EngineError, EngineUnusable
-from sidecar.engines.observed import EngineFacts, EngineHazard, EngineLimits, SwapStrategy
+from sidecar.engines.observed import (
+    AlreadyThere,
+    Done,
+    EngineFacts,
+    EngineHazard,
+    EngineLimits,
+    NotThere,
+    Outcome,
+    SwapStrategy,
+    Transient,
+)
+from sidecar.engines.transport import PostRequest
 from sidecar.engines.vllm import plugin_calls as plugin
 from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.base_page import is_being_read, read_base_files, read_shapes
@@ -100,6 +111,11 @@ class VllmProcess:
             base_path=listing.base_path,
             max_model_len=listing.max_model_len,
         )
+
+    @property
+    def hides_names(self) -> bool:
+        """True if what is unloaded answers on for a while, and its list for strangers can be without adapters."""
+        return self.about is not None and self.about.lists
 
     @property
     def remembers_names(self) -> bool:
@@ -235,3 +251,34 @@ async def with_base(http: VllmHttp, process: VllmProcess, seconds: float) -> Vll
         return replace(process, base_asked=asked, base=replace(process.base, awaited=BASE_AWAITED))
     files = await asyncio.to_thread(read_base_files, body or b"")
     return replace(process, base_asked=MOST_ASKED_OF_BASE, base=replace(process.base, files=files, awaited=""))
+
+
+def load_call(name: str, path: str) -> PostRequest:
+    """Loads an adapter by vLLM's own route."""
+    return PostRequest(LOAD_PATH, {"lora_name": name, "lora_path": path})
+
+
+def unload_call(name: str) -> PostRequest:
+    """Unloads an adapter by vLLM's own route."""
+    return PostRequest(UNLOAD_PATH, {"lora_name": name})
+
+
+async def shown(
+    http: VllmHttp, process: VllmProcess | None, adapter: tuple[str, str], request_id: str, seconds: float
+) -> Outcome:
+    """Outcome of a load to which vLLM said that the name is there: it may be one on its way out, which stays then."""
+    if process is None or not process.hides_names:
+        return AlreadyThere()
+    [answer] = await http.post([plugin.show_call(*adapter)], request_id, seconds)
+    outcome = plugin.plugin_outcome(answer)
+    return AlreadyThere() if isinstance(outcome, NotThere | Transient) else outcome
+
+
+async def hide(http: VllmHttp, process: VllmProcess | None, seconds: float, timeout_seconds: float) -> Outcome:
+    """See `HidesNames.hide`."""
+    if process is None:
+        return Transient("the engine was not looked at yet")
+    if not process.hides_names:
+        return Done()
+    [answer] = await http.post([plugin.hide_call(seconds)], "", timeout_seconds)
+    return plugin.plugin_outcome(answer)

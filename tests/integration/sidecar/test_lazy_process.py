@@ -83,6 +83,12 @@ async def test_a_killed_sidecar_finds_again_what_is_loaded_and_answers_from_its_
     await eventually(lambda: is_resident(sidecar, b=2))
     await eventually(lambda: is_listed(engine, "b"))
 
+    async def is_refused() -> bool:
+        """It answers on for a while after it left the engine's list."""
+        return await request(engine, "a") == 404
+
+    await eventually(is_refused)
+
     async def is_told() -> bool:
         """A sidecar that stood still for seconds lost the question."""
         assert await request(engine, "a") == 404
@@ -118,6 +124,12 @@ async def test_a_lazy_name_whose_newest_generation_is_refused_comes_back_with_th
     sidecar.program.start()
     await eventually(sidecar.is_ready)
     await eventually(lambda: answers(engine, "a"))
+
+    async def is_refused() -> bool:
+        """It answers on for a while after it left the engine's list."""
+        return await request(engine, "a") == 404
+
+    await eventually(is_refused)
 
     async def is_told() -> bool:
         status = await sidecar.status()

@@ -262,7 +262,7 @@ VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_PLUGINS": "loraplane
 
 @pytest.mark.parametrize(("until", "code"), [("SIGTERM", 0), ("SIGINT", 0), ("death", 1)])
 def test_without_flags_it_is_as_it_is_without_options_and_ends_as_it_is_told(start, until, code):
-    assert start(until=until) == (replace(DEFAULTS, runtime_lora=False), ("127.0.0.1", 8123), code)
+    assert start(until=until) == (replace(DEFAULTS, runtime_lora=False, hide_seconds=5.0), ("127.0.0.1", 8123), code)
 
 
 def test_flags_and_variables_are_those_of_vllm(start, tmp_path):
@@ -271,12 +271,14 @@ def test_flags_and_variables_are_those_of_vllm(start, tmp_path):
     more = {
         "LORAPLANE_RESOLVER": "/run/r.sock",
         "LORAPLANE_STORE": "/store",
+        "LORAPLANE_HIDE_SECONDS": "2.5",
         "LORAPLANE_CONTROL_TOKEN_FILE": str(token),
     }
     more |= {"VLLM_PLUGINS": "other,loraplane", "LORAPLANE_PLUGIN": "true"}
     options, address, _ = start(*flags.split(), **(VARIABLES | more))
     assert address == ("::1", 8123)
     parts = {"resolver": "/run/r.sock", "guard": Guard("/store", token), "version": "0.31.0", "max_cpu_loras": 3}
+    parts["hide_seconds"] = 2.5
     assert options == Options(served_model_name="m", model="/m", runtime_lora=True, plugin=True, **parts)
 
 

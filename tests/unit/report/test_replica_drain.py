@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import httpx
@@ -26,6 +26,8 @@ from registry.runtime.clock import Clock
 from registry.runtime.http import HttpServer, listen
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.desired.placement import MembershipDigest
+from sidecar.engines.driver import Engine
+from sidecar.engines.observed import Done, Outcome, Unknown
 from sidecar.plan.handoff import Handoff, HandoffVerdict, Need, OtherReplica, Stuck, Taken, Waiting
 from sidecar.plan.types import Plan, RoundReport, Selection, ServedAdapter
 from sidecar.report.cache import StatusCache
@@ -543,3 +545,51 @@ async def test_who_goes_away_gives_the_place_back(scene, waiting):
         await eventually(has_room)
     server.stop()
     await asyncio.wait_for(running, 60)
+
+
+class HidingEngine:
+    """An engine that can hide its adapters. `told`: when it was told to, and for how long."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.told: list[tuple[float, float]] = []
+        self._outcomes = [*outcomes]
+
+    async def hide(self, seconds: float) -> Outcome:
+        self.told.append((asyncio.get_running_loop().time(), seconds))
+        return self._outcomes.pop(0) if self._outcomes else Done()
+
+
+@virtual
+async def test_the_engines_list_is_without_adapters_while_the_replica_drains():
+    """R20: a router that polls it, and nothing else, hears of the drain too; and of its end."""
+    scene, engine = Scene(), HidingEngine()
+    work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
+    await asyncio.sleep(60)
+    assert engine.told == []
+    began = asyncio.get_running_loop().time()
+    scene.drain.begin(DrainCause.OPERATOR)
+    await asyncio.sleep(11)
+    assert engine.told == [(began + after, 30.0) for after in (0, 5, 10)]
+    scene.drain.end()
+    await asyncio.sleep(60)
+    assert engine.told[3:] == [(began + 11, 0.0)]
+    work.cancel()
+
+
+@virtual
+async def test_an_engine_that_did_not_hear_of_the_end_is_told_again():
+    scene, engine = Scene(), HidingEngine(Done(), Unknown("lost"))
+    work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
+    scene.drain.begin(DrainCause.OPERATOR)
+    await asyncio.sleep(1)
+    scene.drain.end()
+    await asyncio.sleep(60)
+    assert [seconds for _, seconds in engine.told] == [30.0, 0.0, 0.0]
+    work.cancel()
+
+
+@virtual
+async def test_an_engine_that_cannot_hide_anything_is_not_asked():
+    scene = Scene()
+    scene.drain.begin(DrainCause.OPERATOR)
+    await scene.drain.hide(cast("Engine", object()))

@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 from sidecar.engines.transport import Reply
 from sidecar.vllm_plugin.adapters import Adapters
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, Guard
-from sidecar.vllm_plugin.routes import Plugin, routes
-from sidecar.vllm_plugin.server import EngineAdapter, Prober
+from sidecar.vllm_plugin.routes import Plugin, listing_route, routes
+from sidecar.vllm_plugin.server import EngineAdapter, Lister, Prober
 from sidecar.vllm_plugin.usage import Usage
 from tests.support.engine_in_memory import answer_of
 
@@ -54,6 +54,7 @@ class PlayedServer:
     ask_workers: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
     kv_connectors: list[str] = field(default_factory=list)
     prober: Prober | None = None
+    lister: Lister | None = None
     read_base: Callable[[], dict[str, Any]] | None = None
     is_full: bool = False
     vocabulary: int | None = None
@@ -102,10 +103,17 @@ class Asking:
 
     def __init__(self, adapters: Adapters | None, guard: Guard = OPEN) -> None:
         self.plugin = Plugin(adapters, guard)
-        self._app = Starlette(routes=routes(self.plugin))
+        first = [listing_route(adapters)] if adapters is not None else []
+        self._app = Starlette(routes=[*first, *routes(self.plugin)])
 
     async def __call__(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
         content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         reply = await answer_of(self._app, method, f"/v1/loraplane/{path}", OURS | headers, content)
         assert isinstance(reply, Reply)
         return reply.status, json.loads(reply.body)
+
+    async def models(self, **headers: str) -> list[str]:
+        """The names in the list."""
+        reply = await answer_of(self._app, "GET", "/v1/models", headers, b"")
+        assert isinstance(reply, Reply)
+        return [card["id"] for card in json.loads(reply.body)["data"]]

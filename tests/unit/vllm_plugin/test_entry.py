@@ -11,7 +11,7 @@ import pytest
 from sidecar.vllm_plugin.adapters import SidecarResolver
 from sidecar.vllm_plugin.coverage import coverage
 from sidecar.vllm_plugin.entry import Endpoints, prepare_process
-from tests.unit.vllm_plugin.test_inside import Engine, RequestState, models, request_class
+from tests.unit.vllm_plugin.test_inside import Engine, Models, RequestState, models, request_class
 
 
 class Registry:
@@ -61,9 +61,13 @@ def registry(monkeypatch) -> Registry:
     return registry
 
 
-async def init(registry: Registry, processes: int = 1, **parts: object) -> tuple[Endpoints, SimpleNamespace]:
+async def init(
+    registry: Registry, processes: int = 1, *, app: object = None, kind: type = Models, **parts: object
+) -> tuple[Endpoints, SimpleNamespace]:
     """An API server that was started after the resolvers were registered."""
-    engine, served, endpoints = Engine(), models(), Endpoints()
+    engine, served, endpoints = Engine(), kind(**vars(models())), Endpoints()
+    if app is not None:
+        endpoints.attach_router(app)
     parallel = SimpleNamespace(_api_process_count=processes)
     engine.vllm_config = SimpleNamespace(parallel_config=parallel, lora_config=SimpleNamespace(max_loras=4))
     vars(served).update({"lora_resolvers": list(registry.resolvers.values())} | parts)
@@ -165,7 +169,30 @@ def test_the_routes_are_there_where_they_are_wanted(registry, monkeypatch, is_wa
         monkeypatch.setenv("LORAPLANE_PLUGIN", "0")
     routes: list[object] = []
     Endpoints().attach_router(SimpleNamespace(router=SimpleNamespace(routes=routes)))
-    assert len(routes) == (9 if is_wanted else 0)
+    assert len(routes) == (11 if is_wanted else 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds", "complaints"), [("", 5.0, 0), ("0", 0.0, 0), ("9", 9.0, 0), ("soon", 5.0, 1)]
+)
+async def test_the_list_of_models_is_ours_before_the_servers(registry, monkeypatch, caplog, told, seconds, complaints):
+    """Its own stays behind: a plugin that declines has none."""
+    monkeypatch.setenv("LORAPLANE_HIDE_SECONDS", told)
+    app = SimpleNamespace(router=SimpleNamespace(routes=["vLLM's own"]))
+    prepare_process()
+    endpoints, _ = await init(registry, app=app)
+    assert [getattr(route, "path", route) for route in app.router.routes[:2]] == ["/v1/models", "vLLM's own"]
+    assert endpoints._plugin.adapters.listing.hide_seconds == seconds
+    assert caplog.text.count("LORAPLANE_HIDE_SECONDS") == complaints
+
+
+async def test_a_server_that_lists_otherwise_keeps_its_list(registry, caplog):
+    app = SimpleNamespace(router=SimpleNamespace(routes=[]))
+    prepare_process()
+    endpoints, _ = await init(registry, app=app, kind=SimpleNamespace)
+    assert "lists its models otherwise" in caplog.text
+    assert "/v1/models" not in [route.path for route in app.router.routes]
+    assert endpoints._plugin.adapters.listing.hide_seconds == 0
 
 
 def test_a_class_that_cannot_be_told_apart_is_said(registry, monkeypatch, caplog):

@@ -59,9 +59,30 @@ class Engine:
         return {1, 2}
 
 
+class Models(SimpleNamespace):
+    """Like vLLM's served models."""
+
+    async def show_available_models(self):
+        cards = [{"id": "base", "root": self.base}, *({"id": name} for name in self.lora_requests)]
+        return SimpleNamespace(model_dump=lambda: {"object": "list", "data": cards})
+
+
 def models() -> SimpleNamespace:
     counter = SimpleNamespace(inc=lambda number: 7)
-    return SimpleNamespace(lora_requests={}, lora_resolver_lock=defaultdict(asyncio.Lock), lora_id_counter=counter)
+    locks = defaultdict(asyncio.Lock)
+    return Models(lora_requests={}, lora_resolver_lock=locks, lora_id_counter=counter, base="/base")
+
+
+async def test_the_server_writes_its_list_for_the_adapters_that_are_asked_for():
+    """By vLLM's own code, whatever is registered."""
+    served = models()
+    served.lora_requests["there"] = object()
+    server = VllmServer(Engine(), served, request_class())
+    assert server.lister is not None
+    asked = server.make("asked", "/a", None)
+    found = await server.lister({"asked": asked})
+    assert found == {"object": "list", "data": [{"id": "base", "root": "/base"}, {"id": "asked"}]}
+    assert VllmServer(Engine(), SimpleNamespace(**vars(models())), request_class()).lister is None
 
 
 def test_versions_are_told_apart_by_number_and_path():

@@ -41,6 +41,8 @@ ALL = [
     ("POST", "prove"),
     ("POST", "swap"),
     ("POST", "unload"),
+    ("POST", "show"),
+    ("POST", "hide"),
 ]
 
 

@@ -1,0 +1,222 @@
+"""The list of models that the plugin writes in place of the server's, and what it leaves out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.guard import CONTROL_HEADER
+from sidecar.vllm_plugin.listing import PublicListing, hide_seconds_of
+from sidecar.vllm_plugin.server import EngineAdapter, EngineRefused, NameConflict, NotLoaded
+from tests.simulation.loop import virtual
+from tests.unit.vllm_plugin.played import Asking
+
+
+class Lists:
+    """Writes lists as a server does. `made`: for which adapters it was asked."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    async def __call__(self, adapters: Mapping[str, EngineAdapter]) -> dict[str, Any]:
+        self.made += adapters
+        cards = [{"id": name, "root": one.lora_path} for name, one in adapters.items()]
+        return {"object": "list", "data": [{"id": "base"}, {"id": "süß"}, *cards], "more": []}
+
+
+@pytest.fixture
+def lists(server) -> Lists:
+    server.lister = Lists()
+    return server.lister
+
+
+def names(page: bytes) -> list[str]:
+    return [card["id"] for card in json.loads(page)["data"]][2:]
+
+
+async def seen(adapters: Adapters, *, whole: bool = False) -> list[str]:
+    return names(await adapters.listing.page(whole=whole))
+
+
+async def test_the_list_is_the_servers_own_byte_for_byte(server, lists):
+    server.load("y", "/y")
+    page = await PublicListing(server).page(whole=False)
+    own = await lists(server.registered)
+    assert page == json.dumps(own, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def test_a_card_is_made_once_for_each_load(server, lists):
+    listing = PublicListing(server)
+    for _ in range(2):
+        assert names(await listing.page(whole=False)) == ["x"]
+    server.load("y", "/y")
+    assert names(await listing.page(whole=True)) == ["x", "y"]
+    del server.registered["x"]
+    assert names(await listing.page(whole=False)) == ["y"]
+    server.load("x", "/new/x")
+    page = await listing.page(whole=False)
+    assert (names(page), json.loads(page)["data"][-1]["root"]) == (["y", "x"], "/new/x")
+    assert lists.made == ["x", "y", "x"]
+
+
+async def test_the_list_is_no_use_of_an_adapter(server, lists):
+    """R7 files-pinned: what refers to an adapter keeps its files."""
+    listing, adapters = PublicListing(server), server.registered
+    before = sys.getrefcount(adapters.get("x"))
+    await listing.page(whole=False)
+    listing.leave(adapters.get("x"))
+    await listing.page(whole=True)
+    gc.collect()
+    after = sys.getrefcount(adapters.get("x"))  # not beside `assert`, which holds what it compares
+    assert after == before
+
+
+@virtual
+async def test_a_name_leaves_the_list_before_it_stops_to_answer(server, lists):
+    """For everybody: what the sidecar says, and its routers, must not lead anybody there either."""
+    adapters = Adapters(server, hide_seconds=5.0)
+    changes = adapters.changes
+    await adapters.unload("x")
+    assert await seen(adapters) == await seen(adapters, whole=True) == []
+    assert adapters.changes > changes
+    assert [row["path"] for row in (await adapters.state())["adapters"]] == ["/old/x"], "R7: its files are in use"
+    await adapters.unload("x")
+    await asyncio.sleep(4.99)
+    assert server.paths() == {"x": "/old/x"}
+    await asyncio.sleep(0.02)
+    assert server.paths() == {}
+    with pytest.raises(NotLoaded):
+        await adapters.unload("x")
+    assert (adapters._departures, adapters._departing) == ({}, set())
+
+
+@virtual
+async def test_what_is_loaded_again_in_between_stays(server, lists):
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    await asyncio.sleep(3)
+    await adapters.show("x", "/old/x/")
+    assert await seen(adapters) == ["x"]
+    await asyncio.sleep(10)
+    assert server.paths() == {"x": "/old/x"}
+    with pytest.raises(NameConflict):
+        await adapters.show("x", "/old/x")
+    with pytest.raises(NotLoaded):
+        await adapters.show("y", "/old/x")
+
+
+@virtual
+async def test_it_gets_other_weights_without_a_gap(server, lists, files):
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    server.gate = asyncio.Event()
+    shown = asyncio.create_task(adapters.show("x", files))
+    await asyncio.sleep(30)
+    assert (server.paths(), await seen(adapters)) == ({"x": "/old/x"}, [])
+    server.gate.set()
+    await shown
+    assert (server.paths(), await seen(adapters)) == ({"x": files}, ["x"])
+    await asyncio.sleep(10)
+    assert server.paths() == {"x": files}
+
+
+@virtual
+async def test_weights_that_the_engine_refuses_do_not_keep_the_name(server, lists, files):
+    """R6 unload-eventual."""
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    server.fails = RuntimeError("no")
+    with pytest.raises(EngineRefused):
+        await adapters.show("x", files)
+    assert await seen(adapters) == []
+    await asyncio.sleep(5.01)
+    assert server.paths() == {}
+
+
+@virtual
+async def test_a_name_that_somebody_else_gave_other_weights_stays(server, lists):
+    """R11 foreign-safe; and one that somebody else took away does not come back."""
+    adapters = Adapters(server, hide_seconds=5.0)
+    server.load("gone", "/gone")
+    for name in ("x", "gone"):
+        await adapters.unload(name)
+    server.load("x", "/theirs")
+    del server.registered["gone"]
+    assert await seen(adapters) == ["x"]
+    await asyncio.sleep(6)
+    assert (server.paths(), await seen(adapters)) == ({"x": "/theirs"}, ["x"])
+
+
+@virtual
+async def test_a_name_that_is_held_when_its_time_is_up_goes_a_little_later(server, lists):
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    async with server.lock("x"):
+        await asyncio.sleep(12)
+        assert server.paths() == {"x": "/old/x"}
+    await asyncio.sleep(6)
+    assert (server.paths(), await seen(adapters)) == ({}, [])
+
+
+@virtual
+async def test_one_that_changes_hands_while_its_lock_is_waited_for_stays(server, lists):
+    adapters = Adapters(server, hide_seconds=5.0)
+    await adapters.unload("x")
+    async with server.lock("x"):
+        await asyncio.sleep(6)
+        server.load("x", "/theirs")
+    await asyncio.sleep(6)
+    assert (server.paths(), await seen(adapters)) == ({"x": "/theirs"}, ["x"])
+
+
+@virtual
+async def test_while_the_replica_drains_strangers_see_no_adapter(server, lists):
+    """R20 drain: the sidecar goes on to see them; if it dies, they come back."""
+    adapters = Adapters(server)
+    adapters.listing.hide_all(30.0)
+    assert (await seen(adapters), await seen(adapters, whole=True)) == ([], ["x"])
+    await asyncio.sleep(30.01)
+    assert await seen(adapters) == ["x"]
+    adapters.listing.hide_all(30.0)
+    adapters.listing.hide_all(0.0)
+    assert await seen(adapters) == ["x"]
+
+
+async def test_without_a_list_of_ours_a_name_stops_at_once(server):
+    adapters = Adapters(server, hide_seconds=5.0)
+    assert not adapters.listing.is_there
+    await adapters.unload("x")
+    assert server.paths() == {}
+    with pytest.raises(EngineRefused):
+        await adapters.listing.page(whole=False)
+
+
+async def test_the_routes_show_and_hide(server, lists):
+    ask = Asking(Adapters(server, hide_seconds=600.0))
+    assert "listing" in (await ask("GET", "plugin"))[1]["capabilities"]
+    assert await ask("POST", "unload", {"lora_name": "x"}) == (200, {"lora_name": "x"})
+    assert await ask("POST", "show", {"lora_name": "x", "lora_path": "/old/x"}) == (200, {"lora_name": "x"})
+    assert await ask("POST", "hide", {"hide_seconds": 30}) == (200, {"hide_seconds": 30.0})
+    assert await ask.models() == ["base", "süß"]
+    assert await ask.models(**{CONTROL_HEADER: "sidecar"}) == ["base", "süß", "x"]
+    for wrong in (-1, 601, "5", None, True):
+        status, body = await ask("POST", "hide", {"hide_seconds": wrong})
+        assert (status, body["error"]["param"]) == (400, "hide_seconds")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 5.0), (" ", 5.0), ("0", 0.0), ("2.5", 2.5)])
+def test_the_operator_says_how_long_a_name_answers_on(text, seconds):
+    assert hide_seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["5s", "-1", "601", "nan"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ValueError, match=r"."):
+        hide_seconds_of(text)
