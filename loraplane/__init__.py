@@ -15,6 +15,7 @@ from registry.client.adapters import AdapterHistory, AdapterListing, Canaries, P
 from registry.client.address import Tls
 from registry.client.asynchronous import AsyncRegistry
 from registry.client.audit import AuditDenial, AuditedChange, AuditEntry
+from registry.client.channel import UsedAfterFork
 from registry.client.credentials import TokenCommand, TokenFile
 from registry.client.publication import KEEP, Keep
 from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
@@ -66,4 +67,5 @@ __all__ = [
     "TokenFile",
     "Unauthenticated",
     "Unavailable",
+    "UsedAfterFork",
 ]

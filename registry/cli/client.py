@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -241,7 +241,7 @@ class AdminClient(BlockingClient[AdminCalls]):
 
         async def looked() -> T:
             with self._client.errors.translated():
-                return await look(self._client.channel, self._client.errors.address)
+                return await look(cast("grpc.aio.Channel", self._client.channel), self._client.errors.address)
 
         return self._run(looked)
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 import click
 
 from registry.cli.client import AdminClient
-from registry.cli.contexts import context_path, load_contexts
+from registry.cli.contexts import load_contexts
 from registry.cli.failure import CliError
 from registry.cli.session import global_options, session_from
 from registry.cli.views.get import Kind, kind_of
 from registry.cli.views.output import Format
 from registry.client import admin_api as api
+from registry.client.contexts import context_path
 from registry.v1 import registry_pb2 as pb
 
 SECONDS = 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import uuid
 from collections.abc import Collection
@@ -15,13 +14,14 @@ import click
 from click.core import ParameterSource
 
 from registry.cli.client import AdminClient
-from registry.cli.contexts import AdminContext, context_path, load_contexts
+from registry.cli.contexts import as_command, load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, not_found, refused, usage
 from registry.cli.options import DEFAULT_ADMIN
 from registry.cli.views.output import Color, Format, Output, Printer, output_of
 from registry.client import admin_api as api
 from registry.client.address import Tls
-from registry.client.credentials import TokenCommand, TokenFile, TokenSource
+from registry.client.contexts import AdminContext, context_path, token_of
+from registry.client.credentials import TokenSource
 from registry.lora.text import printable
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.names import check_request_id
@@ -150,14 +150,8 @@ class NamedToken:
         Raises:
             CliError: both are named, or the command line is none.
         """
-        if self.file and self.command:
-            raise usage("a file with a token (--token-file) and a command that prints one (--token-command); name one")
-        if not self.command:
-            return TokenFile(self.file) if self.file else None
-        try:
-            return TokenCommand(shlex.split(self.command))
-        except ValueError as error:
-            raise usage(f"--token-command: {error}; quote it as for a shell") from error
+        with as_command():
+            return token_of(str(self.file or ""), self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +190,8 @@ def session_from(given: GlobalOptions, subcommand: str | None) -> Session:
     if file is None or not (name := name or file.current):
         shown = None if subcommand in _LOCAL else given.token.source()
         return Session(given.admin, form, given.tls, template=template, color=color, token=shown)
-    one = file.named(name)
+    with as_command():
+        one = file.named(name)
     tls = Tls(
         given.tls.ca if "tls_ca" in given.typed else _path(one.tls_ca),
         given.tls.cert if "tls_cert" in given.typed else _path(one.tls_cert),

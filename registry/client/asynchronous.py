@@ -8,6 +8,8 @@ import uuid
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from math import inf
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -29,6 +31,7 @@ from registry.client.adapters import (
 from registry.client.address import Tls
 from registry.client.admin_api import AdminMethod
 from registry.client.audit import AuditAccess
+from registry.client.contexts import connection_of
 from registry.client.credentials import TokenSource
 from registry.client.publication import KEEP, Keep, Publication, change_of, fitting
 from registry.client.residency import Follower, PoolResidency
@@ -46,25 +49,29 @@ class AsyncRegistry(AuditAccess):
     """A connection to the admin service, for use in ``async with``.
 
     Args:
-        address: HOST:PORT of the admin service.
+        address: HOST:PORT of the admin service; empty: LORAPLANE_ADMIN, with the variables of TLS and tokens beside it,
+            or else the context that `loraplane config` made the current one.
         tls: for a service with certificates; None: without TLS.
         timeout_seconds: how long one call may take, repetitions included, unless it says otherwise; waiting for
             replicas has a time of its own.
         token: where the token comes from that is shown with each call, over TLS or to this host alone; None: none is.
 
     Raises:
-        InvalidArgument: `address` is none, a file of `tls` cannot be used, or others could read the token.
+        InvalidArgument: `address` is none, nothing names one, a file of `tls` cannot be used, or others could read the
+            token.
+        FailedPrecondition: others may write the file of contexts.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str = "",
         *,
         tls: Tls | None = None,
         timeout_seconds: float = CALL_SECONDS,
         token: TokenSource | None = None,
     ) -> None:
-        self._calls = AdminCalls(address, tls, timeout_seconds, token=token)
+        where = connection_of(address, tls, token)
+        self._calls = AdminCalls(where.address, where.tls, timeout_seconds, token=where.token)
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,7 +105,7 @@ class AsyncRegistry(AuditAccess):
         description: str | Keep = KEEP,
         replace: bool = False,
         wait: float | bool = True,
-        timeout_seconds: float = WAIT_SECONDS,
+        timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Published:
         """Gives an adapter what `source` holds; returns once every replica that should serve it does.
@@ -127,8 +134,8 @@ class AsyncRegistry(AuditAccess):
             description: for people; empty: none.
             replace: what is not given gets its default, as by a manifest that does not say it.
             wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
-            timeout_seconds: for the change and for the replicas together, from when the files are digested; the change
-                itself has at most the time of a call of the connection.
+            timeout_seconds: for the change and for the replicas together, from when the files are digested; None: 300,
+                of which the change has at most the time of a call of the connection.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
@@ -161,7 +168,7 @@ class AsyncRegistry(AuditAccess):
         )
         change = await asyncio.to_thread(change_of, publication)
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
-        return await self._rolled_out(api.APPLY_ADAPTERS, request, timeout_seconds, wait=is_waiting)
+        return await self._rolled_out(api.APPLY_ADAPTERS, request, self._limit(timeout_seconds), wait=is_waiting)
 
     async def retry(
         self,
@@ -170,7 +177,7 @@ class AsyncRegistry(AuditAccess):
         *,
         replica: str = "",
         wait: bool = True,
-        timeout_seconds: float = WAIT_SECONDS,
+        timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Published:
         """Has replicas try at once what failed there; returns once every replica that should serve it does.
@@ -182,8 +189,8 @@ class AsyncRegistry(AuditAccess):
             pool: its pool.
             replica: the only one that is to try; empty: all.
             wait: False: return once they are asked.
-            timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
-                call of the connection.
+            timeout_seconds: for the change and for the replicas together; None: 300, of which the change has at most
+                the time of a call of the connection.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
@@ -196,9 +203,10 @@ class AsyncRegistry(AuditAccess):
         with fitting("name, pool or replica"):
             asked = pb.GetAdapterRequest(pool=pool, name=name)
             request = pb.ApplyAdaptersRequest(pool=pool, request_id=request_id, retry=True, retry_replica=replica)
-        adapter = await self._calls.unary(api.GET_ADAPTER, asked)
+        limit = self._limit(timeout_seconds)
+        adapter = await self._calls.unary(api.GET_ADAPTER, asked, timeout_seconds=limit.change_seconds())
         request.changes.append(pb.AdapterChange(upsert=adapter, etag=adapter.etag))
-        return await self._rolled_out(api.APPLY_ADAPTERS, request, timeout_seconds, wait=wait)
+        return await self._rolled_out(api.APPLY_ADAPTERS, request, limit, wait=wait)
 
     async def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
         """Returns once every replica that should serve this generation does.
@@ -226,7 +234,7 @@ class AsyncRegistry(AuditAccess):
         restored: bool = False,
         etag: str = "",
         wait: bool = True,
-        timeout_seconds: float = WAIT_SECONDS,
+        timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Published:
         """Makes a new generation with the spec of an earlier one; returns once every replica that should serve it does.
@@ -238,8 +246,8 @@ class AsyncRegistry(AuditAccess):
             restored: go back also to a generation that somebody restored from a backup, see `history`.
             etag: refuse unless the adapter has it; empty: no condition.
             wait: False: return once it is registered.
-            timeout_seconds: for the change and for the replicas together; the change itself has at most the time of a
-                call of the connection.
+            timeout_seconds: for the change and for the replicas together; None: 300, of which the change has at most
+                the time of a call of the connection.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
@@ -254,7 +262,7 @@ class AsyncRegistry(AuditAccess):
             request = pb.RollbackAdapterRequest(
                 pool=pool, name=name, to_generation=to_generation, restored=restored, etag=etag, request_id=request_id
             )
-        return await self._rolled_out(api.ROLLBACK_ADAPTER, request, timeout_seconds, wait=wait)
+        return await self._rolled_out(api.ROLLBACK_ADAPTER, request, self._limit(timeout_seconds), wait=wait)
 
     async def withdraw(
         self,
@@ -368,24 +376,25 @@ class AsyncRegistry(AuditAccess):
         await self.wait(published, timeout_seconds=wait_seconds)
 
     async def _rolled_out(
-        self, method: _Changes[_Change], request: _Change, timeout_seconds: float, *, wait: bool
+        self, method: _Changes[_Change], request: _Change, limit: _TimeLimit, *, wait: bool
     ) -> Published:
         """The generation that a change makes, once it is served if that is waited for."""
-        now = asyncio.get_running_loop().time
-        end = now() + timeout_seconds
-        response = await self._changed(method, request, min(timeout_seconds, self._calls.timeout_seconds))
+        response = await self._changed(method, request, limit.change_seconds())
         published = published_of(response)
         is_same = response.results[0].outcome == pb.AdapterResult.UNCHANGED
         if is_same and isinstance(request, pb.ApplyAdaptersRequest) and await self._is_refused(published):
             again = pb.ApplyAdaptersRequest(
                 pool=request.pool, changes=request.changes, request_id=retry_id(published.request_id), retry=True
             )
-            left_seconds = max(0.0, end - now())
-            response = await self._changed(api.APPLY_ADAPTERS, again, min(left_seconds, self._calls.timeout_seconds))
-            published = published_of(response)
+            published = published_of(await self._changed(api.APPLY_ADAPTERS, again, limit.change_seconds()))
         if wait:
-            await self.wait(published, timeout_seconds=max(0.0, end - now()))
+            await self.wait(published, timeout_seconds=limit.left_seconds())
         return published
+
+    def _limit(self, timeout_seconds: float | None) -> _TimeLimit:
+        total_seconds = WAIT_SECONDS if timeout_seconds is None else timeout_seconds
+        now = asyncio.get_running_loop().time
+        return _TimeLimit(now() + total_seconds, self._calls.timeout_seconds if timeout_seconds is None else inf, now)
 
     async def _is_refused(self, published: Published) -> bool:
         """True if a replica that should serve this generation has failed to; False where that is not heard soon."""
@@ -417,7 +426,22 @@ class AsyncRegistry(AuditAccess):
         )
 
 
-def waiting_of(wait: float | bool, timeout_seconds: float) -> tuple[bool, float]:
+@dataclass(frozen=True, slots=True)
+class _TimeLimit:
+    """Until when a change and what it waits for have to be done, and how many seconds the change itself may take."""
+
+    end: float
+    most_seconds: float
+    now: Callable[[], float]
+
+    def left_seconds(self) -> float:
+        return max(0.0, self.end - self.now())
+
+    def change_seconds(self) -> float:
+        return min(self.left_seconds(), self.most_seconds)
+
+
+def waiting_of(wait: float | bool, timeout_seconds: float | None) -> tuple[bool, float | None]:
     """Whether to wait, and for how many seconds, from both spellings."""
     if isinstance(wait, bool):
         return wait, timeout_seconds

@@ -16,6 +16,8 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from registry.client.channel import check_process, kept_over_forks
+
 T = TypeVar("T")
 P = ParamSpec("P")
 Step = Callable[[], Coroutine[Any, Any, T]]
@@ -47,7 +49,7 @@ class _ProcessLoop:
         # when the loop has the work and the caller has nothing in hand yet.
         outcome: Future[T] = Future()
         try:
-            self._hand_over(outcome, step)
+            self.hand_over(outcome, step)
             return outcome.result()
         except BaseException:  # an interrupt too: nobody else waits for it
             outcome.cancel()
@@ -55,17 +57,19 @@ class _ProcessLoop:
 
     def finish(self, step: Step[None]) -> None:
         """See `LoopElsewhere.finish`: the loop's own thread cannot wait, nor can the end of the program."""
-        if threading.current_thread() is self._thread or sys.is_finalizing():
-            self._hand_over(Future(), step)
+        if self.runs_here() or sys.is_finalizing():
+            self.hand_over(Future(), step)
         else:
             self.run(step)
 
-    def _hand_over(self, outcome: Future[T], step: Step[T]) -> None:
+    def hand_over(self, outcome: Future[T], step: Step[T]) -> None:
+        """Runs a coroutine, which is made in the loop; what comes of it is the outcome. To cancel that cancels it."""
         loop = self._get()
         loop.call_soon_threadsafe(self._start, loop, outcome, step)
 
     def _start(self, loop: asyncio.AbstractEventLoop, outcome: Future[T], step: Step[T]) -> None:
         task = loop.create_task(step())
+        kept_over_forks(task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(_tell, outcome))
@@ -79,21 +83,26 @@ class _ProcessLoop:
                 self._thread.start()
             return self._loop
 
+    def runs_here(self) -> bool:
+        """True on the loop's own thread."""
+        return threading.current_thread() is self._thread
+
     def forget(self) -> None:
         """Makes a fork begin with a loop of its own. Its parent's is kept: closed here, it would end there too."""
         self._left.append(self._loop)
         self._starting, self._loop, self._thread = threading.Lock(), None, None
 
 
-_PROCESS = _ProcessLoop()
-os.register_at_fork(after_in_child=_PROCESS.forget)
+PROCESS = _ProcessLoop()
+os.register_at_fork(after_in_child=PROCESS.forget)
 
 
 class BackgroundLoop:
     """Runs coroutines for callers without an event loop, until it is closed. May be used by several threads."""
 
-    def __init__(self, loop: LoopElsewhere = _PROCESS) -> None:
+    def __init__(self, loop: LoopElsewhere = PROCESS) -> None:
         self._loop = loop
+        self._process = os.getpid()
         # Only the loop's thread touches these.
         self._ending: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -103,8 +112,10 @@ class BackgroundLoop:
         """The result of a coroutine, which is made in the loop; an interrupt of the caller cancels it.
 
         Raises:
-            RuntimeError: the loop was closed.
+            UsedAfterFork: it was made in another process.
+            RuntimeError: it was closed.
         """
+        check_process(self._process)
         return self._loop.run(partial(self._run, partial(function, *args, **kwargs)))
 
     async def _run(self, step: Step[T]) -> T:
@@ -120,11 +131,13 @@ class BackgroundLoop:
     def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """The items of an asynchronous generator, which is closed at the end, also where Python collects this."""
         turn = asyncio.Lock()
+        kept_over_forks(items)
         try:
             while (item := self.run(self._next, items, turn)) is not None:
                 yield item
         finally:
-            self._loop.finish(partial(self._leave, items, turn))
+            if self._process == os.getpid():  # else its end is the other process's
+                self._loop.finish(partial(self._leave, items, turn))
 
     async def _next(self, items: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | None:
         self._generators.add(items)
@@ -139,9 +152,11 @@ class BackgroundLoop:
     def close(self, last: Step[None] | None = None) -> None:
         """Cancels what runs, and runs `last`. Safe to call twice.
 
-        Callers on other threads that wait for a result get CancelledError of `concurrent.futures`.
+        Callers on other threads that wait for a result get CancelledError of `concurrent.futures`. In a fork there is
+        nothing to end: it is the other process's.
         """
-        self._loop.run(partial(self._close, last))
+        if self._process == os.getpid():
+            self._loop.run(partial(self._close, last))
 
     async def _close(self, last: Step[None] | None) -> None:
         self._ending = self._ending or asyncio.create_task(self._end(last))

@@ -22,7 +22,7 @@ def _warned_here(publish: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(publish)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        given: dict[str, Any] = {"wait": True, "timeout_seconds": WAIT_SECONDS, **kwargs}
+        given: dict[str, Any] = {"wait": True, "timeout_seconds": None, **kwargs}
         kwargs["wait"], kwargs["timeout_seconds"] = waiting_of(given["wait"], given["timeout_seconds"])
         return publish(*args, **kwargs)
 
@@ -35,19 +35,22 @@ class Registry(BlockingClient[AsyncRegistry]):
     May be used by several threads.
 
     Args:
-        address: HOST:PORT of the admin service.
+        address: HOST:PORT of the admin service; empty: LORAPLANE_ADMIN, with the variables of TLS and tokens beside it,
+            or else the context that `loraplane config` made the current one.
         tls: for a service with certificates; None: without TLS.
         timeout_seconds: how long one call may take, repetitions included, unless it says otherwise; waiting for
             replicas has a time of its own.
         token: where the token comes from that is shown with each call, over TLS or to this host alone; None: none is.
 
     Raises:
-        InvalidArgument: `address` is none, a file of `tls` cannot be used, or others could read the token.
+        InvalidArgument: `address` is none, nothing names one, a file of `tls` cannot be used, or others could read the
+            token.
+        FailedPrecondition: others may write the file of contexts.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str = "",
         *,
         tls: Tls | None = None,
         timeout_seconds: float = CALL_SECONDS,

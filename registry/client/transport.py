@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -17,9 +18,13 @@ from google.protobuf.message import Message
 from registry.client import admin_api as api
 from registry.client.address import Tls, check_address, is_of_this_host
 from registry.client.admin_api import AdminMethod, Reply, Request
+from registry.client.background import PROCESS
+from registry.client.channel import check_process, is_of_other_process, kept_over_forks, open_channel
 from registry.client.credentials import BearerToken, TokenCommand, TokenSource
 from registry.client.errors import CallErrors
 from registry.client.handshake import HandshakeTrouble, admin_service, found_trouble
+from registry.client.looped import LoopedChannel
+from registry.client.relay import RelayedChannel
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
 from registry.model.errors import InvalidArgument, Reason, Unauthenticated, Unavailable
@@ -38,16 +43,6 @@ _FAILURES_BEFORE_LOOK = 2
 _ROTATION_SECONDS = 1.0
 REPEAT = Backoff(base_seconds=0.2, cap_seconds=2.0)
 _SERVICE = "/registry.v1.AdapterRegistry"
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    # A proxy from the environment would be asked for 127.0.0.1.
-    ("grpc.enable_http_proxy", 0),
-)
 
 Answer = TypeVar("Answer")
 Page = TypeVar(
@@ -72,11 +67,11 @@ Listing = TypeVar(
 )
 
 
-def _open(address: str, pem: Pem | None) -> grpc.aio.Channel:
-    """A channel to HOST:PORT, of the event loop that runs; None: without TLS."""
-    if pem is None:
-        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*pem), options=_CHANNEL_OPTIONS)
+def _open(address: str, pem: Pem | None) -> grpc.aio.Channel | RelayedChannel | LoopedChannel:
+    """A channel to HOST:PORT, for the event loop that runs; None: without TLS."""
+    if is_of_other_process():
+        return RelayedChannel(address, pem)
+    return open_channel(address, pem) if PROCESS.runs_here() else LoopedChannel(address, pem)
 
 
 class AdminCalls:
@@ -107,6 +102,8 @@ class AdminCalls:
         self.address = address
         # Whether a call was answered, so that somebody is known to be there.
         self.has_answered = False
+        self._process = os.getpid()
+        kept_over_forks(self)
         self._files = tls.files() if tls else None
         self._tls = TlsReader(self._files, partial(_log.warning, _TLS_TROUBLE)) if self._files else None
         self._pem = self._newest_pem()
@@ -277,11 +274,18 @@ class AdminCalls:
             await asyncio.sleep(pause_seconds)
 
     async def aclose(self) -> None:
-        """Ends the connection and every stream on it."""
-        await asyncio.gather(self.channel.close(), *self._closing)
+        """Ends the connection and every stream on it; in a fork there is nothing to end."""
+        if self._process == os.getpid():
+            await asyncio.gather(self.channel.close(), *self._closing)
 
     async def _shown(self) -> tuple[tuple[str, str], ...]:
-        """The metadata by which the service knows us. Raises Unauthenticated: there is no token to be had."""
+        """The metadata by which the service knows us.
+
+        Raises:
+            UsedAfterFork: the connection is of another process.
+            Unauthenticated: there is no token to be had.
+        """
+        check_process(self._process)
         return () if self._token is None else (await self._token.header(),)
 
     @contextmanager

@@ -9,11 +9,12 @@ from typing import Annotated
 import click
 
 from registry.cli import options
-from registry.cli.contexts import AdminContext, context_path, load_contexts
+from registry.cli.contexts import as_command, load_contexts
 from registry.cli.failure import usage
 from registry.cli.session import NamedToken, is_typed, session_of
 from registry.cli.views.output import OutputView
 from registry.client.address import check_address
+from registry.client.contexts import AdminContext, context_path
 from registry.model.errors import InvalidArgument
 
 ContextName = Annotated[str, options.naming(metavar="NAME", help="Name of the context.")]
@@ -72,7 +73,8 @@ _VIEW: OutputView[tuple[str, AdminContext, bool]] = OutputView(
 def use_context(context: click.Context, context_name: ContextName) -> None:
     """Make a context the one that commands use where none is named."""
     file = load_contexts(context_path())
-    one = file.named(context_name)
+    with as_command():
+        one = file.named(context_name)
     replace(file, current=context_name).save()
     session_of(context).printer().item(_VIEW, (context_name, one, True))
 
@@ -87,6 +89,7 @@ def get_contexts(context: click.Context) -> None:
 def delete_context(context: click.Context, context_name: ContextName) -> None:
     """Forget a context; nothing of its admin service changes."""
     file = load_contexts(context_path())
-    file.named(context_name)
+    with as_command():
+        file.named(context_name)
     file.without(context_name).save()
     session_of(context).printer().lines([context_name])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from registry.runtime import own_paths
 from registry.tools.devstack.processes import MAX_BYTES, free_ports, recall
 
 FILE = "stack.json"
 DEFAULT_FOLDER = Path(".loraplane")
-_OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StackError(Exception):
@@ -112,13 +111,9 @@ def check_own(folder: Path) -> None:
 def check_own_path(path: Path) -> None:
     """The same for one file or folder, which must be there."""
     try:
-        owners, mode = {path.lstat().st_uid, path.stat().st_uid}, path.stat().st_mode
-    except OSError as error:
-        raise FolderNotTrusted(f"{path} cannot be looked at: {error.strerror}; remove it") from error
-    if owners != {os.geteuid()}:
-        raise FolderNotTrusted(f"{path} is another user's; work in a folder of your own")
-    if mode & _OF_OTHERS:
-        raise FolderNotTrusted(f"{path} may be written by others; if all in it is yours: chmod go-w {path}")
+        own_paths.check_own(path)
+    except own_paths.NotOwn as error:
+        raise FolderNotTrusted(str(error)) from error
 
 
 def secrets_folder(folder: Path) -> Path:

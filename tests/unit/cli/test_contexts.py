@@ -13,13 +13,14 @@ import click
 import pytest
 
 from registry.cli import main
-from registry.cli.contexts import AdminContext, ContextFile, context_path, load_contexts
+from registry.cli.contexts import ContextFile, load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, usage
 from registry.cli.main import run
 from registry.cli.removal import agree
 from registry.cli.session import GlobalOptions, Session, pool_or_only, request_id_or_new, session_from
 from registry.cli.views.output import Format, Output
 from registry.client.address import Tls
+from registry.client.contexts import AdminContext, context_path
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, connected
 from tests.support.ran import Ran
@@ -96,7 +97,7 @@ def two(tmp_path, monkeypatch) -> ContextFile:
     """Two two, of which prod is the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "c/two.json"))
-    ContextFile(tmp_path / "c/two.json", "prod", {"prod": PROD, "bare": BARE}).save()
+    ContextFile("prod", {"prod": PROD, "bare": BARE}, path=tmp_path / "c/two.json").save()
     return load_contexts(tmp_path / "c/two.json")
 
 

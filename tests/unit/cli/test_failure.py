@@ -100,7 +100,7 @@ BROKEN = {
     "dev down": [f"{COMMANDS}.dev.take_down"],
     "dev status": [f"{COMMANDS}.dev.opened"],
     "config set-context c": [f"{COMMANDS}.config.check_address", "registry.cli.contexts.json.dumps"],
-    "config get-contexts": ["registry.cli.contexts._context", "registry.cli.contexts.check_own_path"],
+    "config get-contexts": ["registry.client.contexts._context", "registry.client.contexts.check_own"],
     "drain r1 --wait": [api.GET_REPLICA, f"{COMMANDS}.replicas.activity_of"],
     "events --sidecar 127.0.0.1:1": ["registry.cli.sidecars._page"],
     "pool update dev --max-rank 3": [api.GET_POOL],

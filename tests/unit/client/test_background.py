@@ -58,7 +58,7 @@ class _InterruptAt:
             return None
         # Between the body of a `with` and its end Python handles no signal.
         is_with = linecache.getline(background.__file__, frame.f_lineno).lstrip().startswith("with ")
-        if event == "line" and frame.f_code.co_name in {"run", "_hand_over", "each", "_get"} and not is_with:
+        if event == "line" and frame.f_code.co_name in {"run", "hand_over", "each", "_get"} and not is_with:
             self._left -= 1
             if self._left == 0:
                 sys.settrace(None)

@@ -21,6 +21,7 @@ from registry.client import admin_api as api
 from registry.client import transport
 from registry.client.adapters import Published
 from registry.client.address import Tls
+from registry.client.channel import open_channel
 from registry.client.errors import KIND_OF, CallErrors
 from registry.client.transport import AdminCalls
 from registry.model.errors import (
@@ -242,8 +243,8 @@ async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
     monkeypatch.setattr(
         grpc.aio, "insecure_channel", lambda *told, options: opened.append(("insecure", *told, options))
     )
-    transport._open("h:1", (b"ca", b"key", b"cert"))
-    transport._open("h:1", None)
+    open_channel("h:1", (b"ca", b"key", b"cert"))
+    open_channel("h:1", None)
     secure = ("secure", "h:1", ("credentials", b"ca", b"key", b"cert"))
     assert [one[:-1] for one in opened] == [secure, ("insecure", "h:1")]
     for *_, options in opened:
