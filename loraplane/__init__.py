@@ -17,7 +17,8 @@ from registry.client.asynchronous import AsyncRegistry
 from registry.client.audit import AuditDenial, AuditedChange, AuditEntry
 from registry.client.channel import UsedAfterFork
 from registry.client.credentials import TokenCommand, TokenFile
-from registry.client.publication import KEEP, Keep
+from registry.client.fleet.values import FleetReplica, RecordedEvent, RegisteredPool, ReplicaListing, TenantQuota
+from registry.client.publication import KEEP, Keep, Publication, Withdrawal
 from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
 from registry.client.synchronous import Registry
 from registry.model.errors import (
@@ -48,24 +49,31 @@ __all__ = [
     "Canaries",
     "Conflict",
     "FailedPrecondition",
+    "FleetReplica",
     "Internal",
     "InvalidArgument",
     "Keep",
     "NotFound",
     "PermissionDenied",
     "PoolResidency",
+    "Publication",
     "Published",
     "Reason",
+    "RecordedEvent",
     "RegisteredAdapter",
+    "RegisteredPool",
     "Registry",
     "RegistryError",
+    "ReplicaListing",
     "Residence",
     "ResourceExhausted",
     "State",
+    "TenantQuota",
     "Tls",
     "TokenCommand",
     "TokenFile",
     "Unauthenticated",
     "Unavailable",
     "UsedAfterFork",
+    "Withdrawal",
 ]

@@ -74,6 +74,39 @@ class AdapterListing:
     revision: int
 
 
+class FoldedAdapters:
+    """Folds the responses of a watch into whole listings."""
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, RegisteredAdapter] = {}
+        self._unreadable: set[str] = set()
+        self._is_in_snapshot = False
+
+    def take(self, response: pb.WatchAdaptersResponse) -> AdapterListing | None:
+        """The listing after a response; None: the next one belongs to it."""
+        if response.snapshot and not self._is_in_snapshot:
+            self._adapters, self._unreadable = {}, set()
+        for event in response.events:
+            self._fold(event)
+        self._is_in_snapshot = response.snapshot and response.more
+        if response.more:
+            return None
+        adapters = tuple(adapter for _, adapter in sorted(self._adapters.items()))
+        return AdapterListing(adapters, tuple(sorted(self._unreadable)), response.revision)
+
+    def _fold(self, event: pb.AdapterEvent) -> None:
+        key = (event.put.name or event.deleted or event.unreadable).lower()
+        self._unreadable.discard(key)
+        match event.WhichOneof("event"):
+            case "put":
+                self._adapters[key] = adapter_of(event.put)
+            case "deleted":
+                self._adapters.pop(key, None)
+            case "unreadable":
+                self._adapters.pop(key, None)
+                self._unreadable.add(key)
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterHistory:
     """The generations of an adapter that are kept.
@@ -155,6 +188,8 @@ class Published:
         digest: ``sha256:`` and 64 hex digits; empty: not pinned.
         revision: etcd's revision of the change; where nothing changed, one at which all was so already.
         request_id: of the change; found again in audit records, logs and engine calls.
+        model: what requests call the adapter; empty: it was not waited for, or nobody told.
+        engine_urls: of the engines that serve this generation, as routers are told them; likewise.
     """
 
     name: str
@@ -164,19 +199,24 @@ class Published:
     digest: str
     revision: int
     request_id: str
+    model: str = ""
+    engine_urls: tuple[str, ...] = ()
 
 
-def published_of(response: pb.ApplyAdaptersResponse) -> Published:
-    """Result of a change set of one upsert."""
-    adapter = response.results[0].adapter
-    return Published(
-        adapter.name,
-        adapter.pool,
-        adapter.generation,
-        adapter.spec.source.uri,
-        adapter.spec.source.digest,
-        response.revision,
-        response.request_id,
+def published_of(response: pb.ApplyAdaptersResponse) -> tuple[Published, ...]:
+    """Generations of a change set, without what it deleted."""
+    there = [one.adapter for one in response.results if one.outcome != pb.AdapterResult.DELETED]
+    return tuple(
+        Published(
+            adapter.name,
+            adapter.pool,
+            adapter.generation,
+            adapter.spec.source.uri,
+            adapter.spec.source.digest,
+            response.revision,
+            response.request_id,
+        )
+        for adapter in there
     )
 
 

@@ -4,48 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
-import warnings
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from math import inf
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
 
 from registry.client import admin_api as api
 from registry.client.adapters import (
     AdapterHistory,
     AdapterListing,
     Canaries,
+    FoldedAdapters,
     Published,
     RegisteredAdapter,
     adapter_of,
-    has_failed,
     history_of,
     listing_of,
-    not_served,
-    published_of,
-    retry_id,
 )
 from registry.client.address import Tls
-from registry.client.admin_api import AdminMethod
 from registry.client.audit import AuditAccess
-from registry.client.contexts import connection_of
 from registry.client.credentials import TokenSource
-from registry.client.publication import KEEP, Keep, Publication, change_of, fitting
+from registry.client.fleet.methods import FleetCalls
+from registry.client.fleet.rolling import CALL_SECONDS, waiting_of
+from registry.client.publication import KEEP, Keep, Publication, Withdrawal, change_of, fitting, wire_of
 from registry.client.residency import Follower, PoolResidency
-from registry.client.transport import AdminCalls
 from registry.v1 import registry_pb2 as pb
 
-CALL_SECONDS = 30.0
-WAIT_SECONDS = 300.0
-LOOK_SECONDS = 5.0
-_Change = TypeVar("_Change", pb.ApplyAdaptersRequest, pb.RollbackAdapterRequest)
-_Changes = AdminMethod[_Change, pb.ApplyAdaptersResponse]
 
-
-class AsyncRegistry(AuditAccess):
+class AsyncRegistry(AuditAccess, FleetCalls):
     """A connection to the admin service, for use in ``async with``.
 
     Args:
@@ -70,20 +55,7 @@ class AsyncRegistry(AuditAccess):
         timeout_seconds: float = CALL_SECONDS,
         token: TokenSource | None = None,
     ) -> None:
-        where = connection_of(address, tls, token)
-        self._calls = AdminCalls(where.address, where.tls, timeout_seconds, token=where.token)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Ends the connection. Safe to call twice."""
-        await self._calls.aclose()
+        super().__init__(address, tls, timeout_seconds, token)
 
     async def publish(
         self,
@@ -168,62 +140,110 @@ class AsyncRegistry(AuditAccess):
         )
         change = await asyncio.to_thread(change_of, publication)
         request = pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
-        return await self._rolled_out(api.APPLY_ADAPTERS, request, self._limit(timeout_seconds), wait=is_waiting)
+        [made] = await self._rolled_out(api.APPLY_ADAPTERS, request, self._limit(timeout_seconds), wait=is_waiting)
+        return made
 
-    async def retry(
+    async def apply(
+        self,
+        changes: Sequence[Publication | Withdrawal],
+        pool: str,
+        *,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> tuple[Published, ...]:
+        """Changes several adapters of a pool in one transaction; returns once all that are published are served.
+
+        Where none is changed and replicas refuse one, they try all of them anew, as in `publish`.
+
+        Args:
+            changes: what is to be published or withdrawn; no name twice.
+            pool: its replicas serve them.
+            wait: False: return once the changes are registered.
+            timeout_seconds: for the change and for the replicas together, from when the files are digested; None: 300,
+                of which the change has at most the time of a call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Returns:
+            The generations that are published, in the order of `changes`.
+
+        Raises:
+            InvalidArgument: a directory holds no adapter, or the registry refuses a field; nothing is changed.
+            NotFound: there is no such pool, or nothing to withdraw.
+            Conflict: an etag is stale.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse one; see `publish`.
+            Unavailable: no answer, or not served in time; see `publish`.
+            RegistryError: as the registry refused it otherwise.
+        """
+        wired = [await asyncio.to_thread(wire_of, one) for one in changes]
+        request = pb.ApplyAdaptersRequest(pool=pool, changes=wired, request_id=request_id)
+        return await self._rolled_out(api.APPLY_ADAPTERS, request, self._limit(timeout_seconds), wait=wait)
+
+    async def promote(
         self,
         name: str,
         pool: str,
         *,
-        replica: str = "",
+        generation: int = 0,
         wait: bool = True,
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Published:
-        """Has replicas try at once what failed there; returns once every replica that should serve it does.
-
-        The adapter stays what it is, in the same generation.
+        """Gives a generation that only canaries serve to all replicas; returns once they serve it.
 
         Args:
             name: of the adapter; case does not count.
             pool: its pool.
-            replica: the only one that is to try; empty: all.
-            wait: False: return once they are asked.
+            generation: refuse unless it is this one; 0: whichever canaries serve.
+            wait: False: return once it is ordered.
             timeout_seconds: for the change and for the replicas together; None: 300, of which the change has at most
                 the time of a call of the connection.
             request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
             NotFound: there is no such adapter, or no such pool.
-            Conflict: the adapter was changed meanwhile.
-            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            Conflict: it is another generation.
+            FailedPrecondition: no canaries serve it alone; or, with reason ROLLOUT_FAILED, replicas refuse it.
             Unavailable: no answer, or not served in time; see `publish`.
             RegistryError: as the registry refused it otherwise.
         """
-        with fitting("name, pool or replica"):
-            asked = pb.GetAdapterRequest(pool=pool, name=name)
-            request = pb.ApplyAdaptersRequest(pool=pool, request_id=request_id, retry=True, retry_replica=replica)
-        limit = self._limit(timeout_seconds)
-        adapter = await self._calls.unary(api.GET_ADAPTER, asked, timeout_seconds=limit.change_seconds())
-        request.changes.append(pb.AdapterChange(upsert=adapter, etag=adapter.etag))
-        return await self._rolled_out(api.APPLY_ADAPTERS, request, limit, wait=wait)
+        with fitting("name or generation"):
+            request = pb.PromoteRolloutRequest(pool=pool, name=name, generation=generation, request_id=request_id)
+        [made] = await self._rolled_out(api.PROMOTE_ROLLOUT, request, self._limit(timeout_seconds), wait=wait)
+        return made
 
-    async def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
-        """Returns once every replica that should serve this generation does.
+    async def abort(
+        self,
+        name: str,
+        pool: str,
+        *,
+        generation: int = 0,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> Published:
+        """Takes a generation back that only canaries serve; returns once they serve what the others do.
 
         Args:
-            adapter: what `publish`, `rollback`, `get` or `history` returned.
-            timeout_seconds: for the replicas.
+            name: of the adapter; case does not count.
+            pool: its pool.
+            generation: refuse unless it is this one; 0: whichever canaries serve.
+            wait: False: return once it is ordered.
+            timeout_seconds: for the change and for the replicas together; None: 300, of which the change has at most
+                the time of a call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
 
         Raises:
             NotFound: there is no such adapter, or no such pool.
-            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or it was superseded, deleted or halted.
-            Unavailable: it is not served in time, or the admin service was not reached.
-            RegistryError: as the admin service refused it otherwise.
+            Conflict: it is another generation.
+            FailedPrecondition: no canaries serve it alone; or, with reason ROLLOUT_FAILED, replicas refuse it.
+            Unavailable: no answer, or not served in time; see `publish`.
+            RegistryError: as the registry refused it otherwise.
         """
-        last = await self._heard(adapter, timeout_seconds, lambda rollout: rollout.done)
-        if (error := not_served(adapter, last)) is not None:
-            raise error
+        with fitting("name or generation"):
+            request = pb.AbortRolloutRequest(pool=pool, name=name, generation=generation, request_id=request_id)
+        [made] = await self._rolled_out(api.ABORT_ROLLOUT, request, self._limit(timeout_seconds), wait=wait)
+        return made
 
     async def rollback(
         self,
@@ -262,7 +282,8 @@ class AsyncRegistry(AuditAccess):
             request = pb.RollbackAdapterRequest(
                 pool=pool, name=name, to_generation=to_generation, restored=restored, etag=etag, request_id=request_id
             )
-        return await self._rolled_out(api.ROLLBACK_ADAPTER, request, self._limit(timeout_seconds), wait=wait)
+        [made] = await self._rolled_out(api.ROLLBACK_ADAPTER, request, self._limit(timeout_seconds), wait=wait)
+        return made
 
     async def withdraw(
         self,
@@ -370,80 +391,24 @@ class AsyncRegistry(AuditAccess):
                 if (state := follower.take(response)) is not None:
                     yield state
 
-    async def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
-        """Deprecated: use `wait`."""
-        warnings.warn("wait_served is deprecated; use wait", DeprecationWarning, stacklevel=2)
-        await self.wait(published, timeout_seconds=wait_seconds)
+    async def watch(self, pool: str, *, timeout_seconds: float | None = None) -> AsyncGenerator[AdapterListing, None]:
+        """The adapters of a pool, whole, at once and after every change.
 
-    async def _rolled_out(
-        self, method: _Changes[_Change], request: _Change, limit: _TimeLimit, *, wait: bool
-    ) -> Published:
-        """The generation that a change makes, once it is served if that is waited for."""
-        response = await self._changed(method, request, limit.change_seconds())
-        published = published_of(response)
-        is_same = response.results[0].outcome == pb.AdapterResult.UNCHANGED
-        if is_same and isinstance(request, pb.ApplyAdaptersRequest) and await self._is_refused(published):
-            again = pb.ApplyAdaptersRequest(
-                pool=request.pool, changes=request.changes, request_id=retry_id(published.request_id), retry=True
-            )
-            published = published_of(await self._changed(api.APPLY_ADAPTERS, again, limit.change_seconds()))
-        if wait:
-            await self.wait(published, timeout_seconds=limit.left_seconds())
-        return published
+        When the connection breaks it is made again, and the last state holds until then. Close the generator at the end
+        (`contextlib.closing`, `contextlib.aclosing`).
 
-    def _limit(self, timeout_seconds: float | None) -> _TimeLimit:
-        total_seconds = WAIT_SECONDS if timeout_seconds is None else timeout_seconds
-        now = asyncio.get_running_loop().time
-        return _TimeLimit(now() + total_seconds, self._calls.timeout_seconds if timeout_seconds is None else inf, now)
+        Args:
+            pool: whose adapters.
+            timeout_seconds: how long the admin service may be out of reach; None: for ever.
 
-    async def _is_refused(self, published: Published) -> bool:
-        """True if a replica that should serve this generation has failed to; False where that is not heard soon."""
-        heard = await self._heard(published, LOOK_SECONDS, lambda _rollout: True)
-        return heard is not None and any(map(has_failed, heard.replicas))
-
-    async def _heard(
-        self, one: Published | RegisteredAdapter, timeout_seconds: float, is_over: Callable[[pb.Rollout], bool]
-    ) -> pb.Rollout | None:
-        """The newest of a rollout, once it is over or the time is up; None: nothing was heard."""
-        rollouts = self._calls.follow(
-            api.WATCH_ROLLOUT, pb.WatchRolloutRequest(pool=one.pool, name=one.name, generation=one.generation)
-        )
-        last: pb.Rollout | None = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds), aclosing(rollouts):
-                async for last in rollouts:
-                    if is_over(last):
-                        break
-        return last
-
-    async def _changed(
-        self, method: _Changes[_Change], request: _Change, timeout_seconds: float | None
-    ) -> pb.ApplyAdaptersResponse:
-        is_given = bool(request.request_id)
-        request_id = request.request_id = request.request_id or str(uuid.uuid4())
-        return await self._calls.unary(
-            method, request, request_id=request_id, timeout_seconds=timeout_seconds, repeats=is_given
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _TimeLimit:
-    """Until when a change and what it waits for have to be done, and how many seconds the change itself may take."""
-
-    end: float
-    most_seconds: float
-    now: Callable[[], float]
-
-    def left_seconds(self) -> float:
-        return max(0.0, self.end - self.now())
-
-    def change_seconds(self) -> float:
-        return min(self.left_seconds(), self.most_seconds)
-
-
-def waiting_of(wait: float | bool, timeout_seconds: float | None) -> tuple[bool, float | None]:
-    """Whether to wait, and for how many seconds, from both spellings."""
-    if isinstance(wait, bool):
-        return wait, timeout_seconds
-    warnings.warn("seconds in wait are deprecated; use timeout_seconds", DeprecationWarning, stacklevel=3)
-    return True, wait
+        Raises:
+            NotFound: there is no such pool.
+            Unavailable: the admin service was out of reach for longer than `timeout_seconds`.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        folded = FoldedAdapters()
+        responses = self._calls.follow(api.WATCH_ADAPTERS, pb.WatchAdaptersRequest(pool=pool), timeout_seconds)
+        async with aclosing(responses):
+            async for response in responses:
+                if (listing := folded.take(response)) is not None:
+                    yield listing

@@ -187,10 +187,10 @@ class _Closable(Protocol):
     async def aclose(self) -> None: ...
 
 
-C = TypeVar("C", bound=_Closable)
+C_co = TypeVar("C_co", bound=_Closable, covariant=True)
 
 
-class BlockingClient(Generic[C]):
+class BlockingClient(Generic[C_co]):
     """A client on an event loop of its own, for use in ``with``. May be used by several threads.
 
     Args:
@@ -198,7 +198,7 @@ class BlockingClient(Generic[C]):
         loop: the loop.
     """
 
-    def __init__(self, make: Callable[[], C], loop: BackgroundLoop) -> None:
+    def __init__(self, make: Callable[[], C_co], loop: BackgroundLoop) -> None:
         self._loop = loop
         try:
             self._client = loop.run(_made, make)
@@ -219,17 +219,17 @@ class BlockingClient(Generic[C]):
         self._loop.close(self._client.aclose)
 
 
-async def _made(make: Callable[[], C]) -> C:
+async def _made(make: Callable[[], C_co]) -> C_co:
     return make()
 
 
 def blocking(
-    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[BlockingClient[C], P], T]:
+    method: Callable[Concatenate[C_co, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BlockingClient[C_co], P], T]:
     """The method that returns once this one of the asynchronous client has its result."""
 
     @wraps(method)
-    def call(self: BlockingClient[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: BlockingClient[C_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._loop.run(method, self._client, *args, **kwargs)
 
     return call

@@ -70,6 +70,22 @@ class Publication:
     etag: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """A deletion in a change set. `etag`: refuse unless the adapter has it; empty: no condition."""
+
+    name: str
+    etag: str = ""
+
+
+def wire_of(change: Publication | Withdrawal) -> pb.AdapterChange:
+    """One change of a change set. Raises as `change_of`."""
+    if isinstance(change, Publication):
+        return change_of(change)
+    with fitting("name or etag"):
+        return pb.AdapterChange(delete=change.name, etag=change.etag)
+
+
 # Fields of a spec that belong to the weights: what is said of earlier ones does not hold for others.
 _OF_WEIGHTS = ("source", "expect")
 _FIELD_OF = {"canaries": "strategy"}

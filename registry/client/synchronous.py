@@ -9,9 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from registry.client.adapters import Published
 from registry.client.address import Tls
-from registry.client.asynchronous import CALL_SECONDS, WAIT_SECONDS, AsyncRegistry, waiting_of
+from registry.client.asynchronous import AsyncRegistry
 from registry.client.background import BackgroundLoop, BlockingClient, blocking, generating
 from registry.client.credentials import TokenSource
+from registry.client.fleet.rolling import CALL_SECONDS, WAIT_SECONDS, waiting_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,7 +68,24 @@ class Registry(BlockingClient[AsyncRegistry]):
     get = blocking(AsyncRegistry.get)
     list = blocking(AsyncRegistry.list)
     history = blocking(AsyncRegistry.history)
+    apply = blocking(AsyncRegistry.apply)
+    promote = blocking(AsyncRegistry.promote)
+    abort = blocking(AsyncRegistry.abort)
+    pools = blocking(AsyncRegistry.pools)
+    get_pool = blocking(AsyncRegistry.get_pool)
+    create_pool = blocking(AsyncRegistry.create_pool)
+    update_pool = blocking(AsyncRegistry.update_pool)
+    delete_pool = blocking(AsyncRegistry.delete_pool)
+    replicas = blocking(AsyncRegistry.replicas)
+    get_replica = blocking(AsyncRegistry.get_replica)
+    drain = blocking(AsyncRegistry.drain)
+    undrain = blocking(AsyncRegistry.undrain)
+    forget = blocking(AsyncRegistry.forget)
+    tenants = blocking(AsyncRegistry.tenants)
+    set_quota = blocking(AsyncRegistry.set_quota)
     residency = generating(AsyncRegistry.residency)
+    watch = generating(AsyncRegistry.watch)
+    events = generating(AsyncRegistry.events)
     audit = generating(AsyncRegistry.audit)
     watch_audit = generating(AsyncRegistry.watch_audit)
 

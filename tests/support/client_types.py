@@ -10,9 +10,15 @@ from loraplane import (
     AdapterListing,
     AsyncRegistry,
     PoolResidency,
+    Publication,
     Published,
+    RecordedEvent,
     RegisteredAdapter,
+    RegisteredPool,
     Registry,
+    ReplicaListing,
+    TenantQuota,
+    Withdrawal,
 )
 
 
@@ -30,6 +36,15 @@ def of_a_program(registry: Registry) -> None:
     assert_type(registry.list("p", matching="load=lazy"), AdapterListing)
     assert_type(registry.history("a", "p"), AdapterHistory)
     assert_type(registry.residency("p"), Generator[PoolResidency, None, None])
+    assert_type(registry.watch("p"), Generator[AdapterListing, None, None])
+    assert_type(registry.events("p"), Generator[RecordedEvent, None, None])
+    assert_type(registry.apply([Publication(name="a", source="s3://b/a"), Withdrawal("b")], "p"), tuple[Published, ...])
+    assert_type(registry.promote("a", "p"), Published)
+    assert_type(registry.pools(), tuple[RegisteredPool, ...])
+    assert_type(registry.replicas("p"), ReplicaListing)
+    assert_type(registry.drain("r", "p"), bool)
+    assert_type(registry.set_quota("t", None), TenantQuota)
+    registry.publish("s3://b/a", "a", "p", load="fast")  # type: ignore[arg-type] # no way to load
     registry.get("a")  # type: ignore[call-arg] # no pool
     registry.get("a", 1)  # type: ignore[arg-type] # no name
     registry.publish("s3://b/a", "a", "p", timeout=1)  # type: ignore[call-arg] # no such parameter

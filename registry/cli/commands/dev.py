@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 import click
 
 from registry.cli import options
-from registry.cli.contexts import AdminContext, context_path, load_contexts
+from registry.cli.contexts import load_contexts
 from registry.cli.failure import CliError, CommandFailure, Exit, not_found, usage
 from registry.cli.session import session_of, stack_failure
 from registry.cli.views.output import OutputView, Printer
+from registry.client.contexts import AdminContext, context_path
 from registry.model.errors import Reason
 from registry.tools.devstack.secure import OPERATOR_FILE, AuthorityName
 from registry.tools.devstack.stack import PartStatus, Stack

@@ -12,22 +12,38 @@ import loraplane
 from loraplane import AsyncRegistry, Registry, RegistryError
 from registry.client.adapters import (
     AdapterHistory,
+    AdapterListing,
     Canaries,
+    FoldedAdapters,
     RegisteredAdapter,
     adapter_of,
     history_of,
     strategy_of,
 )
 from registry.client.address import Tls, check_address
-from registry.client.asynchronous import waiting_of
+from registry.client.fleet.rolling import waiting_of
+from registry.client.fleet.values import (
+    FleetReplica,
+    RecordedEvent,
+    RegisteredPool,
+    TenantQuota,
+    event_of,
+    pool_of,
+    replica_of,
+    replicas_of,
+    tenant_of_wire,
+)
 from registry.client.residency import AdapterResidency, Follower, Residence, State, WantedResidence
 from registry.model import errors
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 
-METHODS = ["audit", "get", "history", "list", "publish", "residency", "retry", "rollback", "wait", "wait_served"]
-METHODS += ["watch_audit", "withdraw"]
+METHODS = [
+    *("abort", "apply", "audit", "create_pool", "delete_pool", "drain", "events", "forget", "get", "get_pool"),
+    *("get_replica", "history", "list", "pools", "promote", "publish", "replicas", "residency", "retry", "rollback"),
+    *("set_quota", "tenants", "undrain", "update_pool", "wait", "wait_served", "watch", "watch_audit", "withdraw"),
+]
 # How the connection itself is ended differs, as it does in the standard library.
 OWN = {"aclose", "close"}
 
@@ -184,3 +200,48 @@ def test_an_address_is_one_that_grpc_finds(address, is_one):
     with pytest.raises(InvalidArgument, match="is not HOST:PORT") as refused:
         Registry(address)
     assert (refused.value.reason, refused.value.field) == (Reason.INVALID_FIELD, "address")
+
+
+def told(*names: str, **fields: object) -> pb.WatchAdaptersResponse:
+    events = [pb.AdapterEvent(put=pb.Adapter(name=name)) for name in names]
+    return pb.WatchAdaptersResponse(events=events, revision=5, **fields)
+
+
+def test_a_watch_is_folded_into_whole_listings():
+    """A snapshot replaces all; what cannot be read is named, until it can be, or is gone."""
+    folded = FoldedAdapters()
+    assert folded.take(told("b", snapshot=True, more=True)) is None
+    first = folded.take(told("A", snapshot=True))
+    assert first is not None
+    assert ([one.name for one in first.adapters], first.unreadable, first.revision) == (["A", "b"], (), 5)
+    lost = [pb.AdapterEvent(deleted="b"), pb.AdapterEvent(unreadable="a"), pb.AdapterEvent(deleted="none")]
+    assert folded.take(pb.WatchAdaptersResponse(events=lost, revision=6)) == AdapterListing((), ("a",), 6)
+    again = folded.take(told("A"))
+    assert again is not None
+    assert (len(again.adapters), again.unreadable) == (1, ())
+    other = folded.take(told("c", snapshot=True))
+    assert other is not None
+    assert [one.name for one in other.adapters] == ["c"]
+
+
+def test_fleets_are_told_with_each_of_their_fields():
+    """R9: also of what says nothing; the URL that a pool does not allow is not told, wherever it stands."""
+    limits = {"max_rank": 8, "max_adapters": 9, "expected_replicas": 2, "require_digest": True}
+    wire = pb.Pool(name="p", base_models=["b"], engine_names="versioned", etag="7", limits=pb.PoolLimits(**limits))
+    pool = RegisteredPool(
+        "p", ("b",), "vllm", "versioned", 8, 9, 2, require_digest=True, require_signature=False, etag="7"
+    )
+    assert (pool_of(wire), pool_of(pb.Pool()).max_rank) == (pool, None)
+    status = '{"engine": {"url": "http://e"}}'
+    about = {"name": "r", "pool": "p", "labels": {"zone": "a"}, "version": "1", "host": "h", "started_at": "then"}
+    live = replica_of(pb.Replica(**about, leaving=True, status_json=status))
+    assert live == FleetReplica(**about, leaving=True, engine_url="http://e", status={"engine": {"url": "http://e"}})
+    withheld = pb.Replica(status_json=status, withheld_engine_url="http://e")
+    assert [replica_of(one).engine_url for one in (withheld, pb.Replica(), pb.Replica(engine_url="u"))] == ["", "", "u"]
+    last = pb.ListReplicasResponse(missing=[pb.MissingReplica(name="m")], lacking=2)
+    listing = replicas_of([pb.ListReplicasResponse(replicas=[pb.Replica(name="r")]), last])
+    assert ([one.name for one in listing.replicas], listing.missing, listing.lacking) == (["r"], ("m",), 2)
+    assert tenant_of_wire(pb.Tenant(name="t", adapters=1, etag="3")) == TenantQuota("t", 1, None, "3")
+    change = {"at": "t", "principal": "a", "request_id": "q", "method": "m", "kind": "adapter", "name": "n"}
+    event = event_of(pb.RecordedChange(**change, action="updated", generation=2, fields=["load"], note="why"))
+    assert event == RecordedEvent(**change, action="updated", generation=2, fields=("load",), note="why")

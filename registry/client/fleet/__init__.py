@@ -1,0 +1,1 @@
+"""Changes that roll out, pools, replicas, tenants and what was done, for programs."""

@@ -1,0 +1,212 @@
+"""Changes of a program, and the rollouts that it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from math import inf
+from types import TracebackType
+from typing import Self, TypeVar
+
+from registry.client import admin_api as api
+from registry.client.adapters import Published, RegisteredAdapter, has_failed, not_served, published_of, retry_id
+from registry.client.address import Tls
+from registry.client.admin_api import AdminMethod
+from registry.client.contexts import connection_of
+from registry.client.credentials import TokenSource
+from registry.client.publication import fitting
+from registry.client.transport import AdminCalls
+from registry.model.errors import NotFound, PermissionDenied, Unavailable
+from registry.v1 import registry_pb2 as pb
+
+CALL_SECONDS = 30.0
+WAIT_SECONDS = 300.0
+LOOK_SECONDS = 5.0
+_Change = TypeVar(
+    "_Change",
+    pb.ApplyAdaptersRequest,
+    pb.RollbackAdapterRequest,
+    pb.PromoteRolloutRequest,
+    pb.AbortRolloutRequest,
+)
+_Changes = AdminMethod[_Change, pb.ApplyAdaptersResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """Until when a change and what it waits for have to be done, and how many seconds the change itself may take."""
+
+    end: float
+    most_seconds: float
+    now: Callable[[], float]
+
+    def left_seconds(self) -> float:
+        return max(0.0, self.end - self.now())
+
+    def change_seconds(self) -> float:
+        return min(self.left_seconds(), self.most_seconds)
+
+
+class RolloutCalls:
+    """A connection, with changes that are waited for. See `AsyncRegistry`."""
+
+    def __init__(self, address: str, tls: Tls | None, timeout_seconds: float, token: TokenSource | None) -> None:
+        where = connection_of(address, tls, token)
+        self._calls = AdminCalls(where.address, where.tls, timeout_seconds, token=where.token)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Ends the connection. Safe to call twice."""
+        await self._calls.aclose()
+
+    async def wait(self, adapter: Published | RegisteredAdapter, *, timeout_seconds: float = WAIT_SECONDS) -> None:
+        """Returns once every replica that should serve this generation does.
+
+        Args:
+            adapter: what `publish`, `rollback`, `get` or `history` returned.
+            timeout_seconds: for the replicas.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or it was superseded, deleted or halted.
+            Unavailable: it is not served in time, or the admin service was not reached.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        last = await self._heard(adapter, timeout_seconds, lambda rollout: rollout.done)
+        if (error := not_served(adapter, last)) is not None:
+            raise error
+
+    async def retry(
+        self,
+        name: str,
+        pool: str,
+        *,
+        replica: str = "",
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> Published:
+        """Has replicas try at once what failed there; returns once every replica that should serve it does.
+
+        The adapter stays what it is, in the same generation.
+
+        Args:
+            name: of the adapter; case does not count.
+            pool: its pool.
+            replica: the only one that is to try; empty: all.
+            wait: False: return once they are asked.
+            timeout_seconds: for the change and for the replicas together; None: 300, of which the change has at most
+                the time of a call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Conflict: the adapter was changed meanwhile.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            Unavailable: no answer, or not served in time; see `publish`.
+            RegistryError: as the registry refused it otherwise.
+        """
+        with fitting("name, pool or replica"):
+            asked = pb.GetAdapterRequest(pool=pool, name=name)
+            request = pb.ApplyAdaptersRequest(pool=pool, request_id=request_id, retry=True, retry_replica=replica)
+        limit = self._limit(timeout_seconds)
+        adapter = await self._calls.unary(api.GET_ADAPTER, asked, timeout_seconds=limit.change_seconds())
+        request.changes.append(pb.AdapterChange(upsert=adapter, etag=adapter.etag))
+        [made] = await self._rolled_out(api.APPLY_ADAPTERS, request, limit, wait=wait)
+        return made
+
+    async def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
+        """Deprecated: use `wait`."""
+        warnings.warn("wait_served is deprecated; use wait", DeprecationWarning, stacklevel=2)
+        await self.wait(published, timeout_seconds=wait_seconds)
+
+    async def _rolled_out(
+        self, method: _Changes[_Change], request: _Change, limit: TimeLimit, *, wait: bool
+    ) -> tuple[Published, ...]:
+        """The generations that a change makes, once they are served if that is waited for."""
+        response = await self._changed(method, request, limit.change_seconds())
+        published = published_of(response)
+        is_same = all(one.outcome == pb.AdapterResult.UNCHANGED for one in response.results)
+        if is_same and isinstance(request, pb.ApplyAdaptersRequest) and await self._is_refused(published):
+            again = pb.ApplyAdaptersRequest(
+                pool=request.pool, changes=request.changes, request_id=retry_id(response.request_id), retry=True
+            )
+            published = published_of(await self._changed(api.APPLY_ADAPTERS, again, limit.change_seconds()))
+        if not wait:
+            return published
+        for one in published:
+            await self.wait(one, timeout_seconds=limit.left_seconds())
+        return tuple([await self._with_places(one, limit) for one in published])
+
+    async def _with_places(self, one: Published, limit: TimeLimit) -> Published:
+        """The same with where it is served; without, where nobody tells: the change is made all the same."""
+        request = pb.WatchResidencyRequest(pool=one.pool, name=one.name)
+        seconds = min(limit.left_seconds(), self._calls.timeout_seconds)
+        try:
+            found = await self._calls.residency_now(request, timeout_seconds=seconds)
+        except (NotFound, PermissionDenied, Unavailable):
+            return one
+        serving = [
+            replica
+            for adapter in found
+            for replica in adapter.replicas
+            if replica.state == pb.RolloutReplica.SERVING and replica.generation == one.generation
+        ]
+        urls = tuple(replica.engine_url for replica in serving if replica.engine_url)
+        return replace(one, model=serving[0].model if serving else "", engine_urls=urls)
+
+    def _limit(self, timeout_seconds: float | None) -> TimeLimit:
+        total_seconds = WAIT_SECONDS if timeout_seconds is None else timeout_seconds
+        now = asyncio.get_running_loop().time
+        return TimeLimit(now() + total_seconds, self._calls.timeout_seconds if timeout_seconds is None else inf, now)
+
+    async def _is_refused(self, published: Sequence[Published]) -> bool:
+        """True if a replica that should serve one of these generations has failed to; False where nothing is heard."""
+        for one in published:
+            heard = await self._heard(one, LOOK_SECONDS, lambda _rollout: True)
+            if heard is not None and any(map(has_failed, heard.replicas)):
+                return True
+        return False
+
+    async def _heard(
+        self, one: Published | RegisteredAdapter, timeout_seconds: float, is_over: Callable[[pb.Rollout], bool]
+    ) -> pb.Rollout | None:
+        """The newest of a rollout, once it is over or the time is up; None: nothing was heard."""
+        rollouts = self._calls.follow(
+            api.WATCH_ROLLOUT, pb.WatchRolloutRequest(pool=one.pool, name=one.name, generation=one.generation)
+        )
+        last: pb.Rollout | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds), aclosing(rollouts):
+                async for last in rollouts:
+                    if is_over(last):
+                        break
+        return last
+
+    async def _changed(
+        self, method: _Changes[_Change], request: _Change, timeout_seconds: float | None
+    ) -> pb.ApplyAdaptersResponse:
+        is_given = bool(request.request_id)
+        request_id = request.request_id = request.request_id or str(uuid.uuid4())
+        return await self._calls.unary(
+            method, request, request_id=request_id, timeout_seconds=timeout_seconds, repeats=is_given
+        )
+
+
+def waiting_of(wait: float | bool, timeout_seconds: float | None) -> tuple[bool, float | None]:
+    """Whether to wait, and for how many seconds, from both spellings."""
+    if isinstance(wait, bool):
+        return wait, timeout_seconds
+    warnings.warn("seconds in wait are deprecated; use timeout_seconds", DeprecationWarning, stacklevel=3)
+    return True, wait
