@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from registry.lora.digest import FILES, OTHER_FILES, instead_of_weights
-from registry.sources.base import ArtifactError, Receive, other_format
+from registry.lora.signing.statement import SIGNATURE_FILE
+from registry.sources.base import BUNDLE_BYTES, ArtifactError, Receive, other_format
 
 BLOCK_BYTES = 512
 MAX_HEADERS = 10_000
@@ -194,12 +195,46 @@ def receive_archive(
         reader.skip(-member.size_bytes % BLOCK_BYTES)
 
 
-def _place(member: ArchiveMember) -> tuple[str, str]:
+# Folders of an archive in which one may stand: more are nobody's.
+MAX_BUNDLES = 4
+
+
+def bundle_in_archive(
+    chunks: Iterator[bytes], *, is_gzipped: bool, max_bytes: int = MAX_UNPACKED_BYTES
+) -> bytes | None:
+    """The bundle beside the files that `receive_archive` would hand over; None: there is none.
+
+    Raises:
+        ArtifactError: ``bad_archive``, ``source_incomplete``, ``too_large``, or what `chunks` raise.
+    """
+    reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, max_bytes)
+    folder, bundles = None, dict[str, bytes]()
+    while folder is None or folder not in bundles:
+        member = next_member(reader)
+        if member is None:
+            break
+        parent, name = _place(member, {*FILES, SIGNATURE_FILE})
+        left_bytes = member.size_bytes + -member.size_bytes % BLOCK_BYTES
+        if name == SIGNATURE_FILE and parent not in bundles:
+            if len(bundles) == MAX_BUNDLES:
+                raise bad_archive(f"it has more than {MAX_BUNDLES} files {SIGNATURE_FILE}")
+            bundles[parent] = reader.exactly(min(member.size_bytes, BUNDLE_BYTES))
+            left_bytes -= len(bundles[parent])
+        elif name in FILES and folder is None:
+            folder = parent
+        reader.skip(left_bytes)
+    return bundles.get(folder or "")
+
+
+_NAMES = frozenset({*FILES, *OTHER_FILES})
+
+
+def _place(member: ArchiveMember, names: Collection[str] = _NAMES) -> tuple[str, str]:
     """The directory and the name of a member that may be ours; both empty for what lies deeper."""
     parts = [part for part in member.name.split("/") if part not in {"", "."}]
     if member.name.startswith("/") or ".." in parts:
         raise bad_archive(f"it has the member {member.name[:200]!r}, whose name leads out of it")
-    if not 1 <= len(parts) <= 2 or parts[-1] not in {*FILES, *OTHER_FILES}:
+    if not 1 <= len(parts) <= 2 or parts[-1] not in names:
         return "", ""
     if not member.is_file:
         raise bad_archive(f"its member {member.name[:200]!r} is not a regular file")

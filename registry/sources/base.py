@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 from registry.lora.digest import OTHER_FILES, WEIGHTS_FILE
 from registry.lora.findings import Finding, FindingReason, leading, summary
 from registry.lora.signatures import SignatureReason
+from registry.lora.signing.bundle import MAX_BUNDLE_BYTES
 from registry.model.replica_reasons import RetryClass, retry_rule
 
 # Stable names of why an artifact could not be staged. Programs may depend on them, not on the sentences beside them.
@@ -157,6 +158,20 @@ class SourceLimits:
 Receive = Callable[[str, int, Iterator[bytes]], None]
 
 
+# Of a bundle so much is read, so that one that is larger is known for it.
+BUNDLE_BYTES = MAX_BUNDLE_BYTES + 1
+
+
+def beginning(chunks: Iterator[bytes], size_bytes: int = BUNDLE_BYTES) -> bytes:
+    """The first so many bytes of what comes. Raises what it raises."""
+    found = b""
+    for chunk in chunks:
+        found += chunk
+        if len(found) >= size_bytes:
+            break
+    return found[:size_bytes]
+
+
 class Source(Protocol):
     """One place that an adapter's files can be had from."""
 
@@ -165,6 +180,14 @@ class Source(Protocol):
 
         Raises:
             ArtifactError: they cannot be had, or changed while they were read; or what `receive` raises.
+        """
+        ...
+
+    def signature(self, stop: Stop) -> bytes | None:
+        """The bundle beside the files, and of a larger one the beginning; None: there is none.
+
+        Raises:
+            ArtifactError: the source cannot be asked.
         """
         ...
 

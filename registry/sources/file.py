@@ -17,8 +17,9 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from registry.lora.digest import CONFIG_FILE, FILES, OTHER_FILES, instead_of_weights
+from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.model.source_uri import without_secrets
-from registry.sources.base import ArtifactError, Receive, Stop, other_format
+from registry.sources.base import ArtifactError, Receive, Stop, beginning, other_format
 
 CHUNK_BYTES = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -91,6 +92,16 @@ class FileSource:
                 receive(name, state.size_bytes, self._chunks(file, state.size_bytes))
             if before != self._states(directory):
                 raise self._changed()
+
+    def signature(self, stop: Stop) -> bytes | None:
+        """See `Source.signature`."""
+        stop.check()
+        with ExitStack() as stack:
+            directory = self._open_directory(stack)
+            if not _exists(directory, SIGNATURE_FILE):
+                return None
+            file, state = self._open_file(directory, SIGNATURE_FILE, stack)
+            return beginning(self._chunks(file, state.size_bytes))
 
     def version(self, stop: Stop) -> str:
         """See `Source.version`."""

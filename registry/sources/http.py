@@ -19,14 +19,16 @@ import httpcore
 import httpx
 
 from registry.lora.digest import FILES
+from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.model.source_uri import SourcePrefix, SourceUri
-from registry.sources.archive import receive_archive
+from registry.sources.archive import bundle_in_archive, receive_archive
 from registry.sources.base import (
     ArtifactError,
     Receive,
     SourceLimits,
     Stop,
     TrustedAuthorities,
+    beginning,
     explained,
     joined_versions,
 )
@@ -382,6 +384,23 @@ class WebSource:
         answer = getter.get(parse_url(f"{self.url}{name}"), _BEGINNING)
         answer.close()
         return answer.status in _THERE
+
+    def signature(self, stop: Stop) -> bytes | None:
+        """See `Source.signature`. An archive is read as far as it takes."""
+        url = parse_url(f"{self.url}{SIGNATURE_FILE}") if self.is_directory else self.url
+        with _getter(self.web, stop, self.named, self.held, self.may_see) as getter:
+            try:
+                return retries_from_start(stop)(self._bundle_at, getter, url, stop)
+            except ArtifactError as error:
+                if error.reason != "source_missing" or not self.is_directory:
+                    raise
+                return None
+
+    def _bundle_at(self, getter: Getter, url: WebUrl, stop: Stop) -> bytes | None:
+        _, chunks = Download(getter, url, stop).content()
+        if self.is_directory:
+            return beginning(chunks)
+        return bundle_in_archive(chunks, is_gzipped=self.url.target.endswith(GZIPPED))
 
     def version(self, stop: Stop) -> str:
         """See `Source.version`."""

@@ -29,8 +29,9 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from registry.lora.digest import FILES
+from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.model.source_uri import SourceUri
-from registry.sources.base import ArtifactError, Receive, SourceLimits, Stop, explained, joined_versions
+from registry.sources.base import BUNDLE_BYTES, ArtifactError, Receive, SourceLimits, Stop, explained, joined_versions
 from registry.sources.connections import Forwarder, check_leads
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import Secret, SecretError, StoreOptions, as_header
@@ -277,6 +278,16 @@ class ObjectSource:
 
     def _has(self, bucket: _Bucket, name: str) -> bool:
         return _version(bucket, "/".join((*self.uri.path, name))) != "missing"
+
+    def signature(self, stop: Stop) -> bytes | None:
+        """See `Source.signature`."""
+        bucket = _Bucket(self.stores, self.uri, self.held, stop)
+        try:
+            return bucket.read("/".join((*self.uri.path, SIGNATURE_FILE)), 0, BUNDLE_BYTES, None).content
+        except ArtifactError as error:
+            if error.reason != "source_missing":
+                raise
+            return None
 
     def version(self, stop: Stop) -> str:
         """See `Source.version`."""
