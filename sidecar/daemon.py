@@ -23,7 +23,7 @@ from registry.sources.base import StoreError
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from sidecar.app import assemble
-from sidecar.artifacts.proof import read_keys
+from sidecar.artifacts.signing.signatures import read_keys, read_signature_policy
 from sidecar.artifacts.store import LocalStore, ReadingEngine, StoreLimits
 from sidecar.engines.driver import EngineOptions, make_engine
 from sidecar.metrics import CONNECTIONS_CLOSED
@@ -143,6 +143,9 @@ def _store(settings: SidecarSettings) -> LocalStore:
         store.trust.follow(settings.credentials, read_credentials, credentials.use)
     if settings.signature_keys is not None:
         store.trust.follow(settings.signature_keys, read_keys, store.trust.signatures.use)
+    if settings.signature_policy is not None:
+        enforce = partial(store.trust.signatures.enforce, pool=settings.pool)
+        store.trust.follow(settings.signature_policy, read_signature_policy, enforce)
     return store
 
 

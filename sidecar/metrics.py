@@ -27,6 +27,9 @@ STALE = Gauge("loraplane_stale", "1 while etcd is not followed, so that what is 
 READY = Gauge("loraplane_ready", "1 once the first plan since the engine's start has been carried out")
 DRAINING = Gauge("loraplane_draining", "1 while the replica drains, so that it is not ready on purpose")
 DEGRADED = Gauge("loraplane_degraded", "1 while the engine refuses more than a share of what it should serve")
+FILES_NOT_TAKEN = Gauge(
+    "loraplane_files_not_taken", "Files of the operator's that are not taken as they are now, as --signature-policy"
+)
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
 INTERNAL_ERRORS = Counter(
     "loraplane_internal_errors", "Failures of a part of this sidecar that nobody foresaw; it is run again", ["part"]

@@ -78,6 +78,9 @@ class SidecarSettings(DaemonSettings):
     signature_keys: Annotated[
         OptionalFile, Flag("FILE", "YAML file with the public keys, by name, that adapters may be signed with")
     ] = None
+    signature_policy: Annotated[
+        OptionalFile, Flag("FILE", "YAML file that says by tenant whose bundles (model.sig) count, and what they bind")
+    ] = None
     hf_endpoint: Annotated[str, Flag("URL", "Hub behind hf:// sources", also="HF_ENDPOINT")] = DEFAULT_HUB
     store_budget: Annotated[
         Annotated[ByteSize, Field(ge=1)] | None,

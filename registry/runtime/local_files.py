@@ -133,7 +133,7 @@ class FollowedFile(Generic[Content]):
 
     def __init__(self, path: Path, read: Callable[[Path], Content], take: Callable[[Content], None]) -> None:
         """Reads it and hands over what it says. Raises what `read` raises."""
-        self._path = path
+        self.path = path
         self._read = read
         self._take = take
         self._taken = version_of(path)
@@ -153,17 +153,17 @@ class FollowedFile(Generic[Content]):
 
     def refresh(self) -> None:
         """Reads it again if it has changed. It may take a while: call it in a thread."""
-        version = version_of(self._path)
+        version = version_of(self.path)
         if version == self._taken:
             self._trouble = ""
             return
         try:
-            content = self._read(self._path)
+            content = self._read(self.path)
         except (OSError, StoreError) as error:
             if version != self._refused:  # told once for each state of the file
-                _log.error("file_not_taken", file=str(self._path), reason=str(error))
+                _log.error("file_not_taken", file=str(self.path), reason=str(error))
             self._refused, self._trouble = version, str(error)
             return
         self._take(content)
         self._taken, self._trouble = version, ""
-        _log.info("file_taken", file=str(self._path))
+        _log.info("file_taken", file=str(self.path))

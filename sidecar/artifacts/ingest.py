@@ -26,9 +26,10 @@ from sidecar.artifacts.examiner import Examiner
 from sidecar.artifacts.files import SharedSync
 from sidecar.artifacts.layout import StoreLayout, open_like
 from sidecar.artifacts.preparation import prepare
-from sidecar.artifacts.proof import ProofOutcome, Proofs, Signatures, hash_file, missing_files
+from sidecar.artifacts.proof import ProofOutcome, Proofs, hash_file, missing_files
 from sidecar.artifacts.reports import ArtifactReport, Reports, make_report, staged_by
 from sidecar.artifacts.requests import StageRequest, mismatch
+from sidecar.artifacts.signing.signatures import Signatures
 from sidecar.artifacts.types import Staged
 
 _log = structlog.get_logger()
@@ -282,12 +283,13 @@ class Ingest:
             OSError: the store failed.
         """
         self.examiner.warm()
+        bundle = self.signatures.ask(source, order.ref, stop)
         source.fetch(arriving.take, stop)
         hit(Point.RECEIVED)
         found = arriving.digest()
         if expected not in {None, found}:
             raise mismatch(order.ref, found, str(expected))
-        self.signatures.check(order.ref, found)
+        self.signatures.take(order.ref, found, arriving.entries, bundle)
         examination = self.examiner.examine(arriving.directory, order.base, order.policy, stop)
         hit(Point.VERIFIED)
         return Ingested(found, examination)

@@ -26,7 +26,7 @@ _REMEDY = "make it the sidecar's own, with the mode 0750 and a group that the en
 _ADAPTER = re.compile(r"sha256-([0-9a-f]{64})")
 # What engines read, perhaps as other users of the group of the store's root; the rest is for sidecars only.
 _READ_BY_ENGINES = ("", "adapters")
-_FOLDERS = ("tmp", "locks", "leases", "reports", "pins", "damaged", "state")
+_FOLDERS = ("tmp", "locks", "leases", "reports", "pins", "bundles", "damaged", "state")
 _OPEN_TO_GROUP, _OPEN_TO_ALL, _PRIVATE = 0o2750, 0o2755, 0o2700
 
 
@@ -84,6 +84,14 @@ class StoreLayout:
 
     def pin(self, key: str) -> Path:
         return self.root / f"pins/{key}.json"
+
+    @property
+    def bundles(self) -> Path:
+        """Folder of the bundles that vouch for artifacts."""
+        return self.root / "bundles"
+
+    def bundle(self, key: str) -> Path:
+        return self.root / f"bundles/{key}.json"
 
     def owns(self, path: str) -> str | None:
         """The id, if `path` is exactly that of an adapter's directory here; else None."""

@@ -133,6 +133,7 @@ class Obtainer:
         if self.known.damage.is_marked(artifact):
             self.known.damage.refresh()
             return None
+        self._renew_bundle(source, order, digest, stop)
         found = self.stored.find(order, digest, stop, is_new=is_new)
         if found in {None, ProofOutcome.UNKNOWN, ProofOutcome.MISSING}:
             with self.ingest.incoming(artifact, stop) as arriving:
@@ -147,6 +148,15 @@ class Obtainer:
         self.known.damage.mark(artifact)
         self.known.distrust({artifact})
         return None
+
+    def _renew_bundle(self, source: Source, order: StageRequest, digest: str, stop: Stop) -> None:
+        """Sees to it that a bundle that counts is kept of what stands there; what is to arrive brings its own along."""
+        artifact, signatures = order.artifact(digest), self.trust.signatures
+        if not signatures.has_policy or not self.layout.adapter(artifact).is_dir():
+            return
+        if not signatures.renew(source, order.ref, digest, stop):  # from before there was a policy
+            with self.ingest.incoming(artifact, stop) as arriving:
+                self.ingest.receive(source, arriving, order, digest, stop)
 
     @contextmanager
     def _claimed(self, artifact: str, stop: Stop) -> Iterator[bool]:

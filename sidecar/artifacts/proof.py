@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from threading import Lock
@@ -21,13 +21,13 @@ from typing import Any
 import structlog
 
 from registry.lora.digest import FILES, FileEntry, manifest_digest
-from registry.lora.signatures import PublicKeys, objection
-from registry.model.records import PoolSpec
 from registry.runtime.local_files import Content, FollowedFile
 from registry.sources.allowed import AllowedSources, RemoteOptions
-from registry.sources.base import ArtifactError, Source, Stop, StoreError
+from registry.sources.base import Source, Stop
 from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.reports import ArtifactReport, Reports
+from sidecar.artifacts.signing.kept_bundles import KeptBundles
+from sidecar.artifacts.signing.signatures import Signatures
 from sidecar.artifacts.types import ArtifactRef
 
 _log = structlog.get_logger()
@@ -236,39 +236,6 @@ class DamagedArtifacts:
         return self._layout.staged_ids() & self.ids
 
 
-MAX_KEYS_BYTES = 1 << 20
-
-
-class Signatures:
-    """The policy of one replica. Only the event loop has it followed."""
-
-    def __init__(self, keys: PublicKeys) -> None:
-        """`keys` are public keys by name; none: nothing can be proven."""
-        self._keys = self._looked_at = keys
-        self.are_required = False
-
-    def use(self, keys: PublicKeys) -> None:
-        """Proves with these from now on. Safe for threads."""
-        self._keys = keys
-
-    def follow(self, pool: PoolSpec | None) -> bool:
-        """Takes up a pool's record, and new keys. True if what was allowed before has to be looked at anew."""
-        before, keys = self.are_required, self._keys
-        self.are_required = pool is not None and pool.limits.require_signature
-        is_other, self._looked_at = keys is not self._looked_at, keys
-        return is_other or before != self.are_required
-
-    def check(self, ref: ArtifactRef, digest: str) -> None:
-        """Lets an artifact pass whose files, as they were fetched, have that manifest digest.
-
-        Raises:
-            ArtifactError: ``signature_missing``, ``signature_invalid`` or ``signature_keys_missing``, for good.
-        """
-        found = objection(digest, ref.signature, self._keys, is_required=self.are_required)
-        if found is not None:
-            raise ArtifactError(found[0], found[1])
-
-
 class Trust:
     """Sources and signers that the operator and the pool's record name, with the files of the operator that say so.
 
@@ -277,10 +244,10 @@ class Trust:
         signatures: what is asked of them, and what proves them; no keys, until `Signatures.use`.
     """
 
-    def __init__(self, allow_sources: Sequence[str], remote: RemoteOptions | None, paused: Path) -> None:
+    def __init__(self, allow_sources: Sequence[str], remote: RemoteOptions | None, layout: StoreLayout) -> None:
         """Allows what is below these URIs, see `AllowedSources`. Raises StoreError."""
-        self.sources = AllowedSources(allow_sources, remote, paused)
-        self.signatures = Signatures(MappingProxyType({}))
+        self.sources = AllowedSources(allow_sources, remote, layout.paused_origins)
+        self.signatures = Signatures(MappingProxyType({}), KeptBundles(layout))
         self._allow_sources = tuple(allow_sources)
         self._followed: list[FollowedFile[Any]] = []
 
@@ -301,33 +268,12 @@ class Trust:
             file.refresh()
 
     @property
+    def not_taken(self) -> Mapping[str, str]:
+        """By followed file, why it is not taken as it is now."""
+        return {str(file.path): file.trouble for file in self._followed if file.trouble}
+
+    @property
     def digest(self) -> str:
         """Differs once any of it does. What is in files is told by their versions: credentials are in some."""
         files = tuple(file.taken for file in self._followed)
         return hashlib.sha256(f"{self._allow_sources!r} {files!r}".encode()).hexdigest()
-
-
-def read_keys(file: Path) -> PublicKeys:
-    """Reads the file behind --signature-keys: YAML, public keys in PEM by name.
-
-    Raises:
-        StoreError: it cannot be read or is of another form; the message names the file, the key and the remedy.
-    """
-    import yaml  # noqa: PLC0415 - it and the next take megabytes, and few sidecars have such a file
-
-    from registry.lora.ed25519 import BadKey, read_public_key  # noqa: PLC0415 - see above
-
-    try:
-        with file.open("rb") as opened:
-            content = yaml.safe_load(opened.read(MAX_KEYS_BYTES + 1)[:MAX_KEYS_BYTES])
-    except (OSError, yaml.YAMLError, RecursionError, ValueError) as error:  # a date without a month is a ValueError
-        raise StoreError(f"--signature-keys {file} cannot be read: {error}") from error
-    if not isinstance(content, dict) or not content:
-        raise StoreError(f"--signature-keys {file}: write one or more public keys as NAME: PEM")
-    keys = {}
-    for name, pem in content.items():
-        try:
-            keys[str(name)] = read_public_key(str(pem))
-        except BadKey as error:
-            raise StoreError(f"--signature-keys {file}: {name}: {error}") from error
-    return keys

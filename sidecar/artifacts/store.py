@@ -95,7 +95,7 @@ class LocalStore:
     ) -> None:
         """Makes the folders that are missing. Raises StoreError: they cannot be used, or an argument is wrong."""
         self._layout = layout = open_layout(root, replica)
-        self.trust = trust = Trust(allow_sources, remote, layout.paused_origins)
+        self.trust = trust = Trust(allow_sources, remote, layout)
         self._leases = leases = ArtifactLeases(layout.lease(replica, engine.address), layout.staged_ids)
         self._pins, self._bases = Pins(layout), Bases(engine.base)
         self._reports = reports = Reports(layout)
@@ -125,10 +125,15 @@ class LocalStore:
         """See `ArtifactStore.reads`."""
         return self.trust.digest
 
+    @property
+    def not_taken(self) -> Mapping[str, str]:
+        """See `ArtifactStore.not_taken`."""
+        return self.trust.not_taken
+
     def use_pool(self, pool: PoolSpec | None, engine: EngineBase = UNKNOWN_BASE) -> str:
         """See `ArtifactStore.use_pool`."""
         self._bases.follow(pool, engine)
-        if self.trust.signatures.follow(pool):
+        if self.trust.signatures.follow(pool, self._bases.current):
             self._known.seen.clear()
         return self._bases.problem
 

@@ -16,9 +16,10 @@ from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.gc import GarbageCollector, mark_used
 from sidecar.artifacts.ingest import Ingest
 from sidecar.artifacts.layout import StoreLayout
-from sidecar.artifacts.proof import DamagedArtifacts, ProofOutcome, Proofs, Signatures, size_of
+from sidecar.artifacts.proof import DamagedArtifacts, ProofOutcome, Proofs, size_of
 from sidecar.artifacts.reports import ArtifactReport, Reports, is_quick_to_look, look, staged_by
 from sidecar.artifacts.requests import StageRequest
+from sidecar.artifacts.signing.signatures import Signatures
 from sidecar.artifacts.types import ArtifactRef, Staged
 
 _log = structlog.get_logger()

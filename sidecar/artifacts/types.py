@@ -19,6 +19,7 @@ class ArtifactRef:
     found then stays what that ref means on this host: `pin_key` is ``<pool>/<name key>@<generation>``, empty if pinned.
     `prepare` is the record's policy as JSON. `base_model` is what the record says of the base; the adapter's own
     configuration decides, and where the two disagree it is said. `signature` is over the digest of what is found.
+    `name` is the adapter's, which a bundle may bind.
     `expect` is what an engine has to answer with it, as `sidecar.vllm_plugin.protocol.write_expected` gives it.
     """
 
@@ -30,6 +31,7 @@ class ArtifactRef:
     base_model: str | None = None
     signature: str | None = None
     expect: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class ArtifactStore(Protocol):
     @property
     def reads(self) -> str:
         """Digest of what this replica may read and trust: once that differs, what was refused may be allowed."""
+        ...
+
+    @property
+    def not_taken(self) -> Mapping[str, str]:
+        """By file of the operator's, why it is not taken as it is now: what it said before goes on."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from immutables import Map
 
+from registry.model.names import name_of_key
 from registry.model.placement import (
     Candidate,
     Member,
@@ -174,6 +175,7 @@ def ref_of(pool: str, key: str, generation: int, spec: AdapterSpec) -> ArtifactR
         base_model=spec.base_model,
         signature=spec.source.signature,
         expect=_expected(spec.expect) if spec.expect else "",
+        name=name_of_key(key),
     )
 
 

@@ -323,6 +323,7 @@ class Reconciler:
             declined=memory.declined,
             reads=self._store.reads,
             touched=self._store.troubles,
+            not_taken=self._store.not_taken,
         )
         return Inputs(snapshot, desired, share, observed, known, now)
 

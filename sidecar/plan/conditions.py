@@ -25,6 +25,7 @@ ENGINE_PAUSED = "engine_paused"
 MENDED_BY_VERSIONS = frozenset({"rust_frontend", "kv_connector"})
 # The reason why an adapter is warned of whose files somebody removed or changed.
 FILES_TOUCHED = "files_touched"
+FILE_NOT_TAKEN = "file_not_taken"
 UNPROVEN = (
     "lists nothing, and answers every request with the adapter that it was told of last, or without one as the base "
     "model: served is what it was told at the last look; nobody else may set adapters"
@@ -136,6 +137,13 @@ def _of_files(desired: DesiredState, observed: Observed, known: PlanContext) -> 
             )
 
 
+def _of_host(known: PlanContext) -> Iterator[WarnedAdapter]:
+    for why in known.not_taken.values():
+        yield WarnedAdapter("", 0, FILE_NOT_TAKEN, f"{why}; what that file said before goes on")
+    if known.proxied:
+        yield WarnedAdapter("", 0, "etcd_proxy", known.proxied)
+
+
 def _of_engine(observed: Observed, *, is_versioned: bool) -> Iterator[WarnedAdapter]:
     if observed.paused:
         yield WarnedAdapter("", 0, ENGINE_PAUSED, observed.paused)
@@ -163,8 +171,7 @@ def warnings(
         yield WarnedAdapter("", 0, "base_unproven", message)
     if observed.facts.swap == "unproven":
         yield WarnedAdapter("", 0, "adapter_unproven", f"{observed.facts.kind} {UNPROVEN}")
-    if known.proxied:
-        yield WarnedAdapter("", 0, "etcd_proxy", known.proxied)
+    yield from _of_host(known)
     yield from _of_engine(observed, is_versioned=chosen.limits.names == "versioned")
     if chosen.limits.names == "versioned" and chosen.limits.capacity == 1 and chosen.over:
         message = (

@@ -359,6 +359,7 @@ class PlanContext:
         used_at: monotonic seconds at which adapters were last used, by name key, as far as anybody could tell.
         proxied: see `Snapshot.proxied`.
         handing: names that others are to serve and that the engine had until they do, also if it has lost them since.
+        not_taken: by file of the operator's, why it is not taken as it is now.
         touched: by path, what somebody did to files that the engine may be reading.
         generations: of what the engine was seen to serve as it was desired then, by what it lists.
         declined: what the plan before declined, or this replica did before its restart.
@@ -386,6 +387,7 @@ class PlanContext:
     declined: Declines = field(default_factory=dict)
     reads: str = ""
     touched: Mapping[str, str] = field(default_factory=dict)
+    not_taken: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from registry.model.status import ReplicaStatus, ReportedStore, Warned
 from registry.runtime.clock import Clock
 from registry.runtime.supervisor import Trouble
-from sidecar.metrics import DRAINING, show_status
+from sidecar.metrics import DRAINING, FILES_NOT_TAKEN, show_status
+from sidecar.plan.conditions import FILE_NOT_TAKEN
 from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
 from sidecar.report.status import ReplicaIdentity, derive_status
 
@@ -118,4 +119,5 @@ class StatusCache:
         plan = self._report.situation.plan
         served = [one.name for one in plan.served] if plan else []
         DRAINING.set(bool(self._drain))
+        FILES_NOT_TAKEN.set(sum(one.reason == FILE_NOT_TAKEN for one in self.status.warnings))
         show_status(self.status, self._report.desired_count, served, len(plan.residents) if plan else 0)

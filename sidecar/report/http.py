@@ -22,6 +22,7 @@ from registry.runtime.page_guard import MAX_SHOWN, NAMELESS, Hosts, PageGuard, R
 from sidecar.engines.driver import EngineUnusable
 from sidecar.engines.vllm.http import read_secret
 from sidecar.metrics import HTTP_REFUSED
+from sidecar.plan.conditions import FILE_NOT_TAKEN
 from sidecar.plan.handoff import Need
 from sidecar.report.activity import ReplicaActivity
 from sidecar.report.cache import StatusCache
@@ -100,6 +101,7 @@ def _readiness(status: ReplicaStatus) -> dict[str, object]:
         "served_seen_at": status.served.seen_at,
         "pending": status.pending_count or 0,
         "failed": status.failed_count or 0,
+        "files_not_taken": [one.message for one in status.warnings if one.reason == FILE_NOT_TAKEN],
     }
 
 

@@ -23,8 +23,8 @@ from registry.sources.base import ArtifactError, Stop, StoreError
 from registry.sources.credentials_file import read_credentials
 from registry.tools.devstack.processes import recall
 from registry.tools.devstack.stack_file import StackError, admin_of_stack, load, port_names
-from sidecar.artifacts.proof import read_keys
 from sidecar.artifacts.requests import pin_name
+from sidecar.artifacts.signing.signatures import read_keys
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.assignment import Assigner

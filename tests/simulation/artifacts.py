@@ -132,6 +132,10 @@ class SimStore:
     def troubles(self) -> dict[str, str]:
         return {}
 
+    @property
+    def not_taken(self) -> dict[str, str]:
+        return {}
+
     def look(self, _stop: Stop) -> dict[str, str]:
         return self.troubles
 

@@ -51,6 +51,7 @@ REMEDIES = {
     "rust_frontend": "loraplane pool update POOL --engine-names versioned, or unset VLLM_USE_RUST_FRONTEND",
     "etcd_proxy": "give the sidecar's --etcd the addresses of etcd's own members, not a grpc-proxy's",
     "base_unproven": "run vLLM with the plugin of this release, or give the sidecar --base-model DIR",
+    "file_not_taken": "mend the file that it names (--signature-policy, --credentials …): it is read again by itself",
     "files_touched": "put its source back if it is gone, then loraplane retry adapter NAME; leave --store to sidecars",
     "without_effect": "loraplane apply it saved anew, with weights gathered under FSDP; unless no step was trained",
     "modules_missing": "save it again with all modules, or take both files of one training, and loraplane apply it",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.examiner import EXAMINER, ExaminationLimits
-from sidecar.artifacts.proof import read_keys
+from sidecar.artifacts.signing.signatures import read_keys
 from tests.support.adapters import write_costly_adapter
 from tests.support.records import POOL
 from tests.support.rig import running_rig

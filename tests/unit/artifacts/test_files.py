@@ -323,7 +323,7 @@ def test_opening_makes_the_folders_of_an_absolute_and_plain_root_and_may_be_repe
     for _ in range(2):
         assert open_layout(Path("a/../store"), "r1").root == tmp_path / "store"
     names = {path.name for path in (tmp_path / "store").iterdir()}
-    assert names == {"adapters", "tmp", "locks", "leases", "reports", "pins", "damaged", "state"}
+    assert names == {"adapters", "tmp", "locks", "leases", "reports", "pins", "bundles", "damaged", "state"}
     assert not list((tmp_path / "store").glob("*/*"))
 
 

@@ -42,6 +42,7 @@ class Played:
         self.peeked: Any = None
         self.errors: dict[Any, Exception] = {}
         self.vouches = self.adopts = True
+        self.has_policy = False
         self.outcomes: dict[str, Any] = {}
         self.proven: set[str] = set()
         store._obtainer = replace(store._obtainer, stored=self, ingest=self)

@@ -52,6 +52,14 @@ class Parts:
     def check(self, _ref: object, digest: str) -> None:
         self._do(f"signature of {digest[:8]}")
 
+    def ask(self, *_: object) -> bytes:
+        self._do("bundle")
+        return b"bundle"
+
+    def take(self, _ref: object, digest: str, _entries: object, content: bytes) -> None:
+        assert content == b"bundle"
+        self.check(None, digest)
+
     def write(self, _report: object) -> None:
         self._do("report")
 
@@ -116,21 +124,26 @@ def receive(parts: Parts, expected: str | None, found: str = SOURCE) -> Ingested
 
 @pytest.mark.parametrize("expected", [SOURCE, None])
 def test_nothing_is_read_of_what_nobody_vouches_for(parts, expected):
-    """R21, X2: the digest is compared, and the signature proven, before it is examined."""
+    """R21, X2: the digest is compared, and the signature proven, before it is examined; a bundle before the weights."""
     assert receive(parts, expected).digest == SOURCE
-    assert parts.did == ["warm", "fetched", "signature of sha256:1", "examine"]
+    assert parts.did == ["warm", "bundle", "fetched", "signature of sha256:1", "examine"]
     parts.did.clear()
     parts.errors["signature of sha256:1"] = REFUSED
     with pytest.raises(ArtifactError, match="nobody vouches"):
         receive(parts, expected)
     assert "examine" not in parts.did
+    parts.did.clear()
+    parts.errors["bundle"] = REFUSED
+    with pytest.raises(ArtifactError, match="nobody vouches"):
+        receive(parts, expected)
+    assert parts.did == ["warm", "bundle"]
 
 
 def test_other_files_than_expected_are_not_read(parts):
     """R4 digest-true."""
     with pytest.raises(ArtifactError) as refused:
         receive(parts, SOURCE, found="sha256:" + "2" * 64)
-    assert (refused.value.reason, parts.did) == ("digest_mismatch", ["warm", "fetched"])
+    assert (refused.value.reason, parts.did) == ("digest_mismatch", ["warm", "bundle", "fetched"])
 
 
 def test_an_artifact_gets_its_name_behind_its_report_and_is_told_once_that_is_on_the_disk(parts):

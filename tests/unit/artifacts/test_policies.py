@@ -15,7 +15,7 @@ from registry.lora.engine_base import EngineBase
 from registry.model.records import BaseShapes, PoolLimits, PoolSpec
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.preparation import Bases
-from sidecar.artifacts.proof import read_keys
+from sidecar.artifacts.signing.signatures import read_keys
 from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.plan.planner import make_plan

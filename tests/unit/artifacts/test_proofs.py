@@ -251,7 +251,7 @@ async def test_folders_are_closed_whatever_the_umask_is(open_store, sources, tmp
         ".": 0o750,
         "adapters": 0o750,
         f"adapters/{Path(staged.path).name}": 0o750,
-        **dict.fromkeys(("damaged", "leases", "locks", "pins", "reports", "state", "tmp"), 0o700),
+        **dict.fromkeys(("bundles", "damaged", "leases", "locks", "pins", "reports", "state", "tmp"), 0o700),
     }
     assert found["key"] == 0o600
     assert not [name for name, mode in found.items() if mode & 0o022 and name.startswith("adapters")]

@@ -29,13 +29,14 @@ from sidecar.artifacts.proof import (
     DamagedArtifacts,
     ProofOutcome,
     Proofs,
-    Signatures,
     hash_directory,
-    read_keys,
     size_of,
 )
 from sidecar.artifacts.reports import Reports, is_quick_to_look
 from sidecar.artifacts.requests import Pins, copy_after, mismatch, pin_name, stage_request_of
+from sidecar.artifacts.signing import signatures
+from sidecar.artifacts.signing.kept_bundles import KeptBundles
+from sidecar.artifacts.signing.signatures import Signatures, read_keys
 from sidecar.artifacts.types import ArtifactRef
 from tests.unit.artifacts.conftest import BROKEN, raising
 
@@ -244,9 +245,9 @@ def test_what_is_marked_damaged_is_known_to_all_and_told_once(layout):
     assert DamagedArtifacts(layout).ids == frozenset()
 
 
-def test_a_policy_of_signatures_is_looked_at_anew_when_it_or_the_keys_are_others():
+def test_a_policy_of_signatures_is_looked_at_anew_when_it_or_the_keys_are_others(layout):
     """R21."""
-    policy = Signatures({})
+    policy = Signatures({}, KeptBundles(layout))
     lax, strict = (
         PoolSpec(name="p", base_models=["b"], limits=PoolLimits(require_signature=one)) for one in (False, True)
     )
@@ -289,7 +290,7 @@ def test_a_mebibyte_of_a_file_of_keys_is_read_and_what_stands_behind_it_is_not(t
     monkeypatch.setattr(ed25519, "read_public_key", lambda pem: f"key {pem}")
     file = tmp_path / "keys.yaml"
     with monkeypatch.context() as patch:
-        patch.setattr(proof, "MAX_KEYS_BYTES", 100)
+        patch.setattr(signatures, "MAX_KEYS_BYTES", 100)
         file.write_bytes(b"team: one\n7: two\n".ljust(100) + b"\nother: three\n")
         assert read_keys(file) == {"team": "key one", "7": "key two"}
         file.write_bytes(b"team: one".rjust(100))

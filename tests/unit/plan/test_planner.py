@@ -279,7 +279,8 @@ def test_a_plan_itself_chooses_the_lazy_adapters_that_stay_and_says_what_it_may_
     """R7 files-pinned, R16 bounded: those that were used last, in the room that eager adapters leave."""
     state = desired(kv("e", 1), kv("a", 2, load="lazy"), kv("b", 3, load="lazy"))
     whole = {one.key: one for one in wants({"a": "v1", "b": "v1"}).adapters.values()}
-    facts = replace(known(state, "v1"), lazy=LazyCandidates({"a": 10.0, "b": 20.0}, whole, idle_seconds=5000.0))
+    lazy = LazyCandidates({"a": 10.0, "b": 20.0}, whole, idle_seconds=5000.0)
+    facts = replace(known(wants({"e": "v1", "a": "v1", "b": "v1"}), "v1"), lazy=lazy)
     made = plan(state, observed({"a": "v1", "b": "v1"}), facts, pool(max_adapters=2))
     assert made.calls[0] == Unload("a", path_of("v1"))
     assert (made.chosen.room, [one.name for one in made.chosen.lazy.residents]) == (1, ["b"])
@@ -557,10 +558,10 @@ def test_a_replicas_readiness_waits_for_all_that_can_be_waited_for(left, is_sett
 
 def test_lazy_adapters_are_brought_in_after_the_eager_ones_and_unloads_come_first():
     """R6, R19."""
-    eager, lazily = wants({"z": "v2"}), wants({"a": "v2"})
+    lazily = wants({"a": "v2"})
     lazy = LazyCandidates({"a": 1000.0}, dict(lazily.adapters))
     state = desired(kv("z", 1, source="v2"), kv("a", 2, source="v2", load="lazy"))
-    facts = replace(known(eager, "v2"), lazy=lazy)
+    facts = replace(known(wants({"z": "v2", "a": "v2"}), "v2"), lazy=lazy)
     made = plan(state, observed({"a": "v1", "gone": "v1"}), facts)
     assert [(type(call), call.name) for call in made.calls] == [(Unload, "gone"), (Load, "z"), (Swap, "a")]
 

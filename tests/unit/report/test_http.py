@@ -21,6 +21,7 @@ from sidecar.plan.types import (
     PendingAdapter,
     RoundReport,
     ServedAdapter,
+    WarnedAdapter,
 )
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
@@ -96,7 +97,11 @@ async def test_before_the_first_round_a_sidecar_lives_and_is_not_ready():
 async def test_each_page_tells_of_the_newest_round():
     """R9 status-truth, R18: load balancers, people and alerts are told the same."""
     scene = Scene()
-    scene.cache.take(RoundReport(replace(ROUND, held="12 of 13 would go", degraded="it refuses"), 3))
+    assert ROUND.plan is not None
+    warned = (WarnedAdapter("", 0, "file_not_taken", "line 4"), WarnedAdapter("", 0, "base_unknown", "m"))
+    round_plan = replace(ROUND.plan, warnings=warned)
+    told_round = replace(ROUND, plan=round_plan, held="12 of 13 would go", degraded="it refuses")
+    scene.cache.take(RoundReport(told_round, 3))
     assert scene.offered == 1
     told = await scene.get("/readyz")
     assert (told.status_code, told.headers["content-type"]) == (200, "application/json")
@@ -112,13 +117,22 @@ async def test_each_page_tells_of_the_newest_round():
         "served_seen_at": "",
         "pending": 1,
         "failed": 1,
+        "files_not_taken": ["line 4"],
         "insecure": ["--insecure"],
         "failing": [],
     }
     assert ReplicaStatus.parse((await scene.get("/status")).content) == scene.cache.status
     figures = await scene.figures()
     expected = {"desired_adapters": 3, "served_adapters": 1, "lazy_resident": 1, "failed_adapters rank_too_high": 1}
-    expected |= {"ready": 1, "stale": 0, "list_held": 1, "degraded": 1, "draining": 0, "engine_swap refused": 1}
+    expected |= {"files_not_taken": 1}
+    expected |= {
+        "ready": 1,
+        "stale": 0,
+        "list_held": 1,
+        "degraded": 1,
+        "draining": 0,
+        "engine_swap refused": 1,
+    }
     expected |= {"lora_syncer_adapter_status a": 1, "lora_syncer_adapter_status b": 0}
     assert {name: figures.get(name) for name in expected} == expected
     gone = replace(ROUND, observed=None, plan=None, ready=False, last_seen=LastSeen((SERVED,), "then"))

@@ -21,7 +21,8 @@ from registry.runtime.http import CannotListen
 from registry.sources.credentials_file import read_credentials
 from sidecar import daemon as module
 from sidecar.app import Sidecar
-from sidecar.artifacts.proof import Trust, read_keys
+from sidecar.artifacts.proof import Trust
+from sidecar.artifacts.signing.signatures import read_keys, read_signature_policy
 from sidecar.artifacts.store import LocalStore
 from sidecar.daemon import StoreUnusable, run
 from sidecar.engines.vllm.driver import VllmEngine
@@ -245,6 +246,9 @@ async def test_files_with_secrets_and_keys_are_followed_where_they_are_named(tmp
         assert followed == []
     async with ports_of(tmp_path, credentials=tmp_path / "c", signature_keys=tmp_path / "k"):
         assert followed == [(tmp_path / "c", read_credentials), (tmp_path / "k", read_keys)]
+    followed.clear()
+    async with ports_of(tmp_path, signature_policy=tmp_path / "p"):
+        assert followed == [(tmp_path / "p", read_signature_policy)]
 
 
 async def test_at_a_signal_it_hands_over_before_it_ends():
