@@ -21,11 +21,12 @@ from registry.cli.local_adapters import base_of_pool, digest_here, limits_of_poo
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, FileEntry, manifest_digest
 from registry.lora.policy import Policy, policy_of
+from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.source_uri import SourceUri, SourceUriError, parse_source, without_secrets
 from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
-from registry.sources.base import ArtifactError, SourceLimits, Stop, StoreError
+from registry.sources.base import ArtifactError, Source, SourceLimits, Stop, StoreError
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.urls import Reach, is_literal
@@ -91,8 +92,10 @@ class SourceReader:
             known_credentials(credentials), hub or os.environ.get("HF_ENDPOINT") or DEFAULT_HUB, _LIMITS
         )
 
-    def fetch(self, uri: str, credential: str | None, folder: Path | None, stop: Stop) -> str:
-        """Reads a source, into the folder if one is given; returns its manifest digest.
+    def fetch(
+        self, uri: str, credential: str | None, folder: Path | None, stop: Stop, *, with_bundle: bool = False
+    ) -> str:
+        """Reads a source, into the folder if one is given, with its bundle if asked for; returns its manifest digest.
 
         Raises:
             ArtifactError: it cannot be had.
@@ -100,7 +103,10 @@ class SourceReader:
         """
         arrival = Arrival(stop, folder)
         with closing(self._allowed(uri)) as allowed:
-            allowed.source(uri, credential).fetch(arrival.take, stop)
+            source = allowed.source(uri, credential)
+            source.fetch(arrival.take, stop)
+            if with_bundle and folder is not None:
+                write_bundle_of(source, folder, stop)
         return arrival.digest
 
     @contextmanager
@@ -112,7 +118,7 @@ class SourceReader:
         """
         with TemporaryDirectory(prefix="loraplane-look-") as folder:
             with stopped_after(seconds) as stop, _told(uri):
-                self.fetch(uri, credential, Path(folder), stop)
+                self.fetch(uri, credential, Path(folder), stop, with_bundle=True)
             yield Path(folder)
 
     def digest(self, uri: str, credential: str | None, seconds: float) -> str:
@@ -130,6 +136,25 @@ class SourceReader:
             return AllowedSources([_prefix(uri)], self._remote)
         except StoreError as error:
             raise refused(Reason.INVALID_FIELD, str(error)) from error
+
+
+def write_bundle_of(source: Source, folder: Path, stop: Stop) -> None:
+    """Puts the bundle of a source into a folder, if there is one.
+
+    Of what is not there, some stores say that it may not be read.
+
+    Raises:
+        ArtifactError: the source cannot be asked.
+        OSError: the folder cannot be written.
+    """
+    try:
+        bundle = source.signature(stop)
+    except ArtifactError as error:
+        if error.reason != "source_denied":
+            raise
+        return
+    if bundle is not None:
+        (folder / SIGNATURE_FILE).write_bytes(bundle)
 
 
 def _prefix(uri: str) -> str:

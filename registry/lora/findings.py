@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from registry.lora.signatures import SignatureReason
 from registry.lora.text import printable
 
 # Stable. Programs may depend on them, not on the sentences beside them.
@@ -70,7 +71,7 @@ class Finding:
         permanent: False if the same source may be right later.
     """
 
-    reason: FindingReason
+    reason: FindingReason | SignatureReason
     key: str
     found: str
     expected: str

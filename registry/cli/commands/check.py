@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
 from registry.cli import options
+from registry.cli.bundle_check import bundle_findings, bundle_notes, policy_here
 from registry.cli.change.addresses import folder_of
 from registry.cli.failure import usage
 from registry.cli.local_adapters import (
@@ -30,10 +32,13 @@ from registry.cli.views.output import Printer
 from registry.client import admin_api as api
 from registry.lora.base import BaseModules
 from registry.lora.coverage.explain import MatrixFate
-from registry.lora.findings import AdapterWarning
+from registry.lora.findings import AdapterWarning, Finding
 from registry.lora.policy import AdapterLimits, policy_of
 from registry.lora.text import printable
 from registry.v1 import registry_pb2 as pb
+
+if TYPE_CHECKING:  # with cryptography, megabytes that few commands need
+    from registry.model.signature_policy import SignaturePolicy
 
 Source = Annotated[str, options.argument(metavar="DIR|URI", help="The adapter's folder, or the URI of its source.")]
 
@@ -84,6 +89,49 @@ def digest(
         printer.lines([found])
 
 
+# A policy, and the name that it is asked about.
+Asked = tuple["SignaturePolicy", str]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAs:
+    """A policy of sidecars, and the name that it is asked about."""
+
+    policy: Annotated[
+        Path | None,
+        options.flag("--signature-policy", metavar="FILE", help="Policy of the sidecars, to verify model.sig with."),
+    ] = None
+    name: Annotated[
+        str | None, options.flag("--name", metavar="NAME", help="Name that it is to be served under, for the policy.")
+    ] = None
+
+    def asked(self) -> Asked | None:
+        """The policy and the name; None: neither was given.
+
+        Raises:
+            CliError: one is given without the other, or the policy cannot be read.
+        """
+        if self.policy is None and self.name is None:
+            return None
+        if self.policy is None or self.name is None:
+            raise usage("--signature-policy FILE and --name NAME go together: what counts depends on the tenant")
+        return policy_here(self.policy), self.name
+
+
+def _look_at_bundle(
+    folder: Path, asked: Asked | None, pool: str, base: BaseModules | None
+) -> tuple[list[Finding], list[dict[str, str]]]:
+    """Findings and warnings about the bundle beside an adapter. Raises CliError: a file cannot be read."""
+    try:
+        notes = bundle_notes(folder, is_verified=asked is not None)
+        if asked is None:
+            return [], notes
+        bases = frozenset((*base.names, base.fingerprint)) if base else frozenset[str]()
+        return bundle_findings(folder, *asked, pool, bases, datetime.now(UTC)), notes
+    except OSError as error:
+        raise usage(f"cannot read {error.filename or folder}: {error.strerror}") from error
+
+
 def check(
     context: click.Context,
     source: Source,
@@ -105,18 +153,25 @@ def check(
         bool,
         options.flag("--explain", help="List each matrix: applied, renamed, reordered, dropped or refused."),
     ] = False,
+    signed: SignedAs = SignedAs(),
     credentials: options.Credentials = None,
     credential: options.Credential = None,
     hf_endpoint: options.HfEndpoint = None,
     timeout: options.Timeout = None,
 ) -> None:
-    """Check an adapter against a base model: exit 0 if it fits, 4 with all findings if not."""
+    """Check an adapter against a base model: exit 0 if it fits, 4 with all findings if not.
+
+    With --signature-policy also its bundle (model.sig), as a sidecar with that policy would.
+    """
+    asked = signed.asked()
     base, limits = compared_with(context, pool, base_model, max_rank, timeout or READ_SECONDS)
     policy = policy_of({"remap": remap, "vision": vision, "dora": dora, "drop": drop})
     with folder_at(source, SourceReader(credentials, hf_endpoint), credential, timeout) as folder:
         looked = look(folder, base, limits, policy)
         fates = explain(folder, base, limits, policy) if is_explained else None
-    _tell(session_of(context).printer(), source, looked, fates, is_compared=base is not None)
+        findings, notes = _look_at_bundle(folder, asked, pool or "", base)
+    looked = replace(looked, findings=(*looked.findings, *findings))
+    _tell(session_of(context).printer(), source, looked, fates, notes, is_compared=base is not None)
     if looked.findings:
         raise unfit(source, looked.findings)
 
@@ -157,10 +212,16 @@ def plain_warnings(warnings: Sequence[AdapterWarning], *, is_compared: bool) -> 
 
 
 def _tell(
-    printer: Printer, source: str, looked: Looked, fates: Sequence[MatrixFate] | None, *, is_compared: bool
+    printer: Printer,
+    source: str,
+    looked: Looked,
+    fates: Sequence[MatrixFate] | None,
+    notes: Sequence[dict[str, str]],
+    *,
+    is_compared: bool,
 ) -> None:
     findings = [finding.as_dict() for finding in looked.findings]
-    warnings = plain_warnings(looked.warnings, is_compared=is_compared)
+    warnings = [*plain_warnings(looked.warnings, is_compared=is_compared), *notes]
     if printer.is_plain:
         matrices = {} if fates is None else {"matrices": [asdict(one) for one in fates]}
         printer.plain({"source": source, "findings": findings, "warnings": warnings, **matrices})
