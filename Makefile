@@ -21,7 +21,7 @@ help: ## Show this help
 .PHONY: install
 install: .venv/.installed ## Install the control plane's environment (.venv)
 
-.venv-containers/.installed .venv-proto/.installed .venv-signing/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
+.venv-containers/.installed .venv-envoy/.installed .venv-proto/.installed .venv-signing/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/$(LOCKED) $<
 	touch $@
@@ -50,7 +50,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in build containers kubernetes oldest proto signing tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in build containers envoy kubernetes oldest proto signing tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -86,9 +86,10 @@ down: install ## End the local stack; its data stays
 	$(BIN)/loraplane dev down
 
 .PHONY: proto
-proto: .venv-proto/.installed ## Generate the stubs of the admin API and of etcd's messages
+proto: .venv-proto/.installed ## Generate the stubs of the admin API, of etcd's messages and of Envoy's
 	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. --grpc_python_out=. proto/registry/v1/registry.proto
 	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. proto/registry/etcd3/rpc.proto
+	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=proto --python_out=. --pyi_out=. proto/registry/picker/ext_proc.proto
 
 .PHONY: check
 check: install proto ## Lint, types, import contracts, stubs as generated; no test is run
@@ -96,7 +97,7 @@ check: install proto ## Lint, types, import contracts, stubs as generated; no te
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	git diff --exit-code -- registry/v1 registry/etcd3/rpc_pb2.py registry/etcd3/rpc_pb2.pyi
+	git diff --exit-code -- registry/v1 registry/etcd3/rpc_pb2.py registry/etcd3/rpc_pb2.pyi registry/picker/ext_proc_pb2.py registry/picker/ext_proc_pb2.pyi
 
 .PHONY: docs
 docs: install ## Write the pages of docs/ that are made from the code
@@ -116,11 +117,11 @@ docs: install ## Write the pages of docs/ that are made from the code
 WORKERS ?= 4
 
 .PHONY: test
-test: install engine .venv-oldest/.installed .venv-kubernetes/.installed .venv-signing/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
+test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-signing/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered $(if $(FAILURES),-p tests.support.flaky --failures=$(FAILURES))
 
 .PHONY: flaky
-flaky: install engine .venv-oldest/.installed .venv-kubernetes/.installed .venv-signing/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
+flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-signing/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # What is too long for each change.
@@ -140,9 +141,13 @@ sessions: install ## Play the demonstration on simulated engines, and what docs/
 pods: install engine .venv-kubernetes/.installed ## Play the rendered chart pod by pod: updates, scaling, killed parts, a lost node, once on real vLLM (needs root)
 	PODS=whole $(BIN)/pytest -s --timeout=1800 tests/deploy/test_fleet_in_pods.py
 
+.PHONY: routers
+routers: install engine .venv-envoy/.installed ## Play minutes of swaps, drains and restarts behind the real Envoy, before two real vLLM and ten simulated engines
+	ROUTERS=yes $(BIN)/pytest -s --timeout=1800 tests/e2e/test_picker.py
+
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, 10,000 seeds, battery, sessions, pods, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines sim battery sessions pods flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, routers, 10,000 seeds, battery, sessions, pods, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines routers sim battery sessions pods flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

@@ -1,7 +1,4 @@
-"""Puts an admin service on the network: certificates, gRPC port, HTTP port.
-
-The certificate is read again for each handshake, so that rotating it needs no restart.
-"""
+"""Puts an admin service on the network: gRPC ports, HTTP port, the host's socket."""
 
 from __future__ import annotations
 
@@ -17,37 +14,17 @@ from registry.access.sockets import HostSocket
 from registry.admin.app import DRAIN_SECONDS, AdminPorts, assemble
 from registry.admin.settings import AdminSettings
 from registry.etcd3.client import Client
-from registry.etcd3.options import TlsFiles
-from registry.etcd3.tls import TlsReader, TlsUnusable
 from registry.model.keys import Keys
 from registry.runtime.clock import Clock
+from registry.runtime.grpc_port import bind_port
 from registry.runtime.http import CannotListen, HttpServer, listen_as_told, tls_as_told
 from registry.runtime.page_guard import own_hosts
 from registry.runtime.program import most_connections
-from registry.runtime.settings import Address
 from registry.sources.base import StoreError
 from registry.store.txn import Retention
 from registry.transactions.context import TxnLimits
 
 _log = structlog.get_logger()
-
-
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """With an authority given, clients must show a certificate of it.
-
-    Raises:
-        TlsUnusable: the files cannot be read, or do not fit each other.
-    """
-    reader = TlsReader(
-        files, lambda error: _log.warning("certificate_unreadable", file=str(error.file), reason=str(error))
-    )
-
-    def newest() -> grpc.ServerCertificateConfiguration:
-        pem = reader.newest()
-        pair = (pem.key or b"", pem.certificate or b"")  # both are there: the settings see to it
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=pem.ca)
-
-    return grpc.dynamic_ssl_server_credentials(newest(), newest, require_client_authentication=files.ca is not None)
 
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
@@ -150,24 +127,11 @@ def options() -> tuple[tuple[str, int], ...]:
 
 def bind(server: grpc.aio.Server, settings: AdminSettings) -> int:
     """Binds the API's port; returns its number. Raises CannotListen."""
-    return _bind(server, "--listen", settings.listen, settings.tls())
+    return bind_port(server, "--listen", settings.listen, settings.tls())
 
 
 def bind_tokens(server: grpc.aio.Server, settings: AdminSettings) -> int:
     """Binds the port of callers with tokens; returns its number, 0 for none. Raises CannotListen."""
     if settings.token_listen is None:
         return 0
-    return _bind(server, "--token-listen", settings.token_listen, settings.token_tls())
-
-
-def _bind(server: grpc.aio.Server, flag: str, address: Address, files: TlsFiles | None) -> int:
-    try:
-        if files is None:
-            return server.add_insecure_port(str(address))
-        return server.add_secure_port(str(address), server_credentials(files))
-    except RuntimeError as error:
-        listen_as_told(flag, address).close()  # says why, which gRPC does not
-        raise CannotListen(f"{flag} {address}: {error}") from error
-    except TlsUnusable as error:
-        flags = {files and files.ca: "--tls-ca", files and files.certificate: "--tls-cert"}
-        raise CannotListen(f"{flags.get(error.file, '--tls-key')}: {error}") from error
+    return bind_port(server, "--token-listen", settings.token_listen, settings.token_tls())

@@ -30,6 +30,7 @@ from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import Pem
+from registry.runtime import grpc_port
 from registry.runtime.clock import Clock
 from registry.runtime.http import listen
 from registry.store.txn import Retention
@@ -315,16 +316,18 @@ def test_clients_must_show_a_certificate_where_an_authority_is_given(monkeypatch
     """X1: and each handshake reads the files anew."""
     read: list[tuple[object, ...]] = []
     contents = iter([Pem(b"ca", b"key 1", b"cert 1"), Pem(b"ca", b"key 2", b"cert 2")])
-    monkeypatch.setattr(server.TlsReader, "newest", lambda _: next(contents))
+    monkeypatch.setattr(grpc_port.TlsReader, "newest", lambda _: next(contents))
     monkeypatch.setattr(
-        server.grpc, "ssl_server_certificate_configuration", lambda pairs, root_certificates: (pairs, root_certificates)
+        grpc_port.grpc,
+        "ssl_server_certificate_configuration",
+        lambda pairs, root_certificates: (pairs, root_certificates),
     )
 
     def dynamic(first: object, fetch: Callable[[], object], *, require_client_authentication: bool) -> str:
         read.append((first, fetch(), require_client_authentication))
         return "credentials"
 
-    monkeypatch.setattr(server.grpc, "dynamic_ssl_server_credentials", dynamic)
+    monkeypatch.setattr(grpc_port.grpc, "dynamic_ssl_server_credentials", dynamic)
     files = TlsFiles(tmp_path / "ca" if is_asked else None, tmp_path / "cert", tmp_path / "key")
-    assert server.server_credentials(files) == "credentials"
+    assert grpc_port.server_credentials(files) == "credentials"
     assert read == [(([(b"key 1", b"cert 1")], b"ca"), ([(b"key 2", b"cert 2")], b"ca"), is_asked)]

@@ -1,0 +1,1 @@
+"""The endpoint picker, which tells a gateway where each request goes."""

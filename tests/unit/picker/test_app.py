@@ -1,0 +1,133 @@
+"""A whole picker on real ports, with a registry in this process: pages, health, the stream, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from registry.model.errors import InvalidArgument
+from registry.picker import ext_proc_pb2 as ext
+from registry.picker import main
+from registry.picker.app import SERVICE
+from registry.picker.settings import PickerSettings
+from registry.runtime.http import CannotListen
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import FakeAdmin, Hold, connected
+from tests.support.http_client import http_client
+from tests.support.waiting import eventually
+from tests.unit.picker.test_following import replica, state
+from tests.unit.picker.test_stream import body, head
+
+
+def settings(**values: Any) -> PickerSettings:
+    zero = "127.0.0.1:0"
+    return PickerSettings.model_validate({"pool": "p", "listen": zero, "http": zero, "drain": 0, **values})
+
+
+@pytest.fixture
+def admin():
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), Hold()]]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[replica()])]
+    return admin
+
+
+async def test_a_picker_answers_gateways_probes_and_scrapers(admin):
+    with connected(admin) as address:
+        async with (
+            main.running(settings(admin=address, queue_metric="waiting")) as ports,
+            http_client(base_url=f"http://127.0.0.1:{ports.http_port}") as pages,
+            grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel,
+        ):
+            await eventually(lambda: is_ready(pages))
+            health = health_pb2_grpc.HealthStub(channel)
+            serving = health_pb2.HealthCheckResponse.SERVING
+            await eventually(lambda: has_status(health, serving))
+            process = channel.stream_stream(
+                f"/{SERVICE}/Process",
+                request_serializer=ext.ProcessingRequest.SerializeToString,
+                response_deserializer=ext.ProcessingResponse.FromString,
+            )
+            call = process()
+            for message in (head(), body({"model": "sql"})):
+                await call.write(message)
+                answer = await call.read()
+            page = (await pages.get("/metrics")).text
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
+            assert answer.HasField("request_body")
+            assert 'loraplane_picker_requests_total{outcome="chosen",pool="p"} 1.0' in page
+            assert "loraplane_picker_in_flight 1.0" in page
+            assert 'loraplane_picker_revision{pool="p"} 5.0' in page
+            assert (await pages.get("/livez")).json() == {"alive": True}
+            assert (await pages.get("/nothing")).status_code == 404
+
+
+async def is_ready(pages: httpx.AsyncClient) -> bool:
+    found = (await pages.get("/readyz")).json()
+    return found["ready"] and found["pools"]["p"] == {"revision": 5, "adapters": 1, "registry_away_seconds": 0.0}
+
+
+async def has_status(stub: Any, status: int) -> bool:
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE))).status == status
+
+
+async def test_a_picker_that_was_never_told_anything_is_not_ready_and_says_why():
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[Hold()]]
+    with connected(admin) as address:
+        async with (
+            main.running(settings(admin=address, pool="p,q")) as ports,
+            http_client(base_url=f"http://127.0.0.1:{ports.http_port}") as pages,
+        ):
+            answer = await pages.get("/readyz")
+            told = answer.json()
+            assert (answer.status_code, told["pools"]["q"]["revision"]) == (503, None)
+            assert "pool p: the registry has not answered yet; pool q: " in told["reason"]
+            assert "loraplane_picker_registry_away_seconds" in (await pages.get("/metrics")).text
+
+
+async def test_a_registry_that_is_away_for_too_long_makes_it_unready(admin, monkeypatch):
+    with connected(admin) as address:
+        async with (
+            main.running(settings(admin=address, refuse_after=5)) as ports,
+            http_client(base_url=f"http://127.0.0.1:{ports.http_port}") as pages,
+        ):
+            await eventually(lambda: is_ready(pages))
+            monkeypatch.setattr("registry.picker.following.PoolWatch.away_seconds", 6.0)
+            answer = await pages.get("/readyz")
+            assert (answer.status_code, answer.json()["reason"]) == (503, "the registry has been away for 6 s")
+
+
+async def test_what_cannot_be_used_is_said_at_once(tmp_path):
+    with pytest.raises(InvalidArgument, match="not HOST:PORT"):
+        async with main.running(settings(admin="nowhere")):
+            pass
+    with pytest.raises(CannotListen, match="--tls-cert"):
+        async with main.running(settings(tls_cert=tmp_path / "none", tls_key=tmp_path / "none")):
+            pass
+
+
+async def test_it_serves_until_a_signal(admin, monkeypatch):
+    stops: list[Any] = []
+    monkeypatch.setattr(main, "on_stop_signal", stops.append)
+    with connected(admin) as address:
+        task = asyncio.create_task(main._serve(settings(admin=address)))
+        await eventually(lambda: stops)
+        stops[0]()
+        await task
+
+
+def test_the_program_reads_its_flags(monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr("sys.argv", ["loraplane-picker", "--pool", "p"])
+    monkeypatch.setattr(main, "supervise", lambda program, work, exits: seen.append((program, exits, work.close())))
+    for name in ("spare_collector", "raise_descriptor_limit", "configure_logging"):
+        monkeypatch.setattr(main, name, lambda: None)
+    main.main()
+    assert seen[0][0] == "loraplane-picker"

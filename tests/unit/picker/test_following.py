@@ -1,0 +1,153 @@
+"""Following a pool: what the registry tells replaces what was known, and what was known stays while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from registry.client.transport import AdminCalls
+from registry.picker import following
+from registry.picker.following import PoolWatch, ready_replica
+from registry.v1 import registry_pb2 as pb
+from tests.support.fake_admin import FakeAdmin, Hold, Refusal, connected
+from tests.support.waiting import eventually
+
+SERVING = pb.RolloutReplica.SERVING
+GONE = Refusal(grpc.StatusCode.UNAVAILABLE, message="gone")
+
+
+def state(revision: int, *generations: int, url: str = "http://10.0.0.1:8000") -> pb.WatchResidencyResponse:
+    """A whole state, in which sql has a generation on each replica."""
+    replicas = [
+        pb.Residence(replica=f"r{number}", engine_url=url, model="sql", generation=one, state=SERVING)
+        for number, one in enumerate(generations)
+    ]
+    sql = pb.AdapterResidency(name="sql", generation=max(generations), replicas=replicas)
+    return pb.WatchResidencyResponse(revision=revision, adapters=[sql], snapshot=True)
+
+
+def replica(**changes: object) -> pb.Replica:
+    status = {"ready": True, "engine": {"url": "http://10.0.0.2:8000"}, **changes}
+    return pb.Replica(name="r1", status_json=json.dumps(status))
+
+
+@asynccontextmanager
+async def watching(admin: FakeAdmin) -> AsyncIterator[PoolWatch]:
+    with connected(admin) as address:
+        watch = PoolWatch("p", lambda: AdminCalls(address, None, 5.0))
+        task = asyncio.create_task(watch.run())
+        try:
+            yield watch
+        finally:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch) -> None:
+    monkeypatch.setattr(following, "_LIST_SECONDS", 0.02)
+    monkeypatch.setattr(following, "_LIST_SOON_SECONDS", 0.01)
+    monkeypatch.setattr(following, "_CALL_SECONDS", 0.5)
+
+
+async def test_a_pool_is_known_with_its_bases_and_its_ready_replicas():
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), state(9, 1, 2), Hold()]]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[replica(), replica(ready=False)])]
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.pool is not None and watch.pool.revision == 9 and watch.pool.ready)
+        assert watch.pool is not None
+        assert (watch.pool.bases, [one.url for one in watch.pool.ready]) == ({"tiny"}, ["http://10.0.0.2:8000"])
+        assert watch.pool.seen["sql"][0].last_revision == 5
+        assert (watch.away_seconds, watch.trouble) == (0.0, "")
+
+
+async def test_what_was_known_stays_while_the_registry_is_away():
+    """R13 static-stable."""
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), GONE], GONE, GONE, [state(6, 1), Hold()]]
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.away_seconds > 0 and watch.pool is not None)
+        assert "no connection to the admin service" in watch.trouble
+        await eventually(lambda: watch.pool is not None and watch.pool.revision == 6)
+        assert watch.away_seconds == 0.0
+        assert all(channel.graces for channel in admin.channels[:-1])
+
+
+async def test_a_stream_that_ends_is_begun_again():
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1)], [state(6, 1), Hold()]]
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.pool is not None and watch.pool.revision == 6)
+
+
+async def test_a_stream_that_says_nothing_ends_with_a_listing_that_nobody_answers():
+    """R18: a connection that is dead without a word is made anew."""
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), Hold()], [state(6, 1), Hold()]]
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(), *[GONE] * 30, pb.ListReplicasResponse()]
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.pool is not None and watch.pool.revision == 6)
+
+
+async def test_an_unknown_pool_is_named_and_waited_for():
+    admin = FakeAdmin()
+    none = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "there is no pool 'p'")
+    admin.answers["WatchResidency"] = [none, none, [state(5, 1), Hold()]]
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.trouble == "there is no pool 'p'" and watch.pool is None)
+        await eventually(lambda: watch.pool is not None)
+
+
+async def test_who_may_see_residency_alone_knows_adapters_and_no_base():
+    """A2 deny-by-default: the role router is enough for adapters."""
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), Hold()]]
+    admin.answers["GetPool"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "no")]
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.pool is not None and len(admin.asked("GetPool")) > 2)
+        assert watch.pool is not None
+        assert (watch.pool.bases, watch.away_seconds, len(admin.channels)) == (frozenset(), 0.0, 1)
+
+
+async def test_hosts_of_engines_are_looked_up(monkeypatch):
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1, url="http://localhost:8000"), Hold()]]
+    admin.answers["ListReplicas"] = [
+        pb.ListReplicasResponse(replicas=[replica(engine={"url": "http://no.such.host.invalid:1"})])
+    ]
+    monkeypatch.setattr(following, "_RESOLVE_SECONDS", 0.5)
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.pool is not None and watch.pool.resolved)
+        assert watch.pool is not None
+        assert set(watch.pool.resolved) == {"localhost"}
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pb.Replica(name="r1"),
+        pb.Replica(name="r1", status_json="{"),
+        pb.Replica(name="r1", status_json="[]"),
+        replica(ready="yes"),
+        replica(stale=True),
+        replica(engine=None),
+        pb.Replica(name="r1", leaving=True, status_json=replica().status_json),
+        pb.Replica(name="r1", withheld_engine_url="http://x", status_json=replica().status_json),
+    ],
+)
+def test_a_replica_that_is_not_ready_or_nowhere_gets_no_requests_for_its_base(one):
+    assert ready_replica(one) is None
+
+
+def test_the_url_for_routers_counts_before_the_sidecars_own():
+    advertised = pb.Replica(name="r1", engine_url="http://1.2.3.4:1", status_json=replica().status_json)
+    found = ready_replica(advertised)
+    assert found is not None
+    assert found.url == "http://1.2.3.4:1"
