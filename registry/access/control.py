@@ -68,6 +68,7 @@ class _AccessState:
     access: Access
     tokens: Tokens
     grants: dict[Principal, Grant]
+    loaded_at: datetime
 
 
 class AccessControl:
@@ -89,7 +90,7 @@ class AccessControl:
 
     def _take(self, access: Access) -> None:
         tokens = Tokens(access.authentication.issuers, self._keys.key_of, self._wall)
-        self._state = _AccessState(access, tokens, {})
+        self._state = _AccessState(access, tokens, {}, self._wall())
 
     @property
     def digest(self) -> str:
@@ -100,6 +101,16 @@ class AccessControl:
     def trouble(self) -> str:
         """Why the file as it is now is not taken; empty: it is."""
         return self._followed.trouble
+
+    @property
+    def loaded_at(self) -> datetime:
+        """The time when the file that counts was read."""
+        return self._state.loaded_at
+
+    @property
+    def failed_reloads(self) -> int:
+        """States of the file that could not be used."""
+        return self._followed.failures
 
     async def run(self) -> None:
         """Follows the file until it is cancelled."""

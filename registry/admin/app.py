@@ -154,6 +154,8 @@ def assemble(ports: AdminPorts) -> AdminService:
     gate, metrics, hook = WriteGate(), AdminMetrics(), then_checked(ports.hook)
     denials = DenialRecorder(client, keys, gate, denial_lease(client), clock, metrics.denials_lost.inc)
     calls = call_limits(ports.access, denials)
+    if ports.access is not None:
+        metrics.show_access(ports.access)
     reader = Reader(client, keys)
     writer = Writer(client, keys, ports.limits, gate, rng=rng, now=clock.wall, retention=ports.retention)
     supervisor = Supervisor(metrics.count_internal_error, rng, fatal=(TlsFailed, EtcdUnauthenticated))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
 from grpc_health.v1 import health, health_pb2
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from registry.access.control import AccessControl
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, EtcdUnauthenticated, TlsFailed
 from registry.model.errors import FailedPrecondition
@@ -136,6 +139,10 @@ class AdminMetrics:
         self.missing = gauge("loraplane_admin_missing_replicas", told, ["pool"])
         self.etcd_up = gauge("loraplane_admin_etcd_up", "1 while etcd answers.")
 
+    def show_access(self, access: AccessControl) -> None:
+        """Shows from now on which access file counts."""
+        self.registry.register(AccessCollector(access))
+
     def show_missing(self, missing: Mapping[str, int]) -> None:
         """Sets how many replicas are missing in each pool there is."""
         self.missing.clear()
@@ -157,3 +164,25 @@ class AdminMetrics:
     def count_internal_error(self, part: str) -> None:
         """Counts a failure of a part, which may be one of many pools: ``rollouts of POOL`` counts as ``rollouts``."""
         self.internal_errors.labels(part.partition(" of ")[0]).inc()
+
+
+class AccessCollector(Collector):
+    """Collector of what there is to say of the access file, as it is when somebody asks."""
+
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client`."""
+        access = self._access
+        told = "1 with the digest of the access file that counts."
+        info = GaugeMetricFamily("loraplane_admin_access_info", told, labels=["digest"])
+        info.add_metric([access.digest], 1)
+        yield info
+        told = "Time when the access file that counts was read, in seconds since 1970."
+        loaded = access.loaded_at.timestamp()
+        yield GaugeMetricFamily("loraplane_admin_access_loaded_timestamp_seconds", told, value=loaded)
+        told = "1 while the access file as it is cannot be used, so that the last good one counts."
+        yield GaugeMetricFamily("loraplane_admin_access_stale", told, value=bool(access.trouble))
+        told = "States of the access file that could not be used."
+        yield CounterMetricFamily("loraplane_admin_access_failed_reloads", told, value=access.failed_reloads)

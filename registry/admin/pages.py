@@ -32,6 +32,7 @@ from registry.model.errors import (
     Unauthenticated,
     Unavailable,
 )
+from registry.runtime.clock import rfc3339
 from registry.runtime.http import CERTIFICATE
 from registry.runtime.page_guard import Hosts, PageGuard, Refusals, error_body
 from registry.runtime.supervisor import Supervisor
@@ -72,7 +73,8 @@ def make_app(
         now, failing = probe.readiness, sorted(supervisor.troubles)
         told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing}
         if access is not None:
-            told["access"] = {"digest": access.digest, "trouble": access.trouble}
+            loaded, failed = rfc3339(access.loaded_at), access.failed_reloads
+            told["access"] = {"digest": access.digest, "trouble": access.trouble, "loaded_at": loaded, "failed": failed}
         return JSONResponse(told, status_code=200 if now.ready else 503)
 
     async def scrape(_: Request, _call: CallContext) -> Response:

@@ -139,6 +139,7 @@ class FollowedFile(Generic[Content]):
         self._taken = version_of(path)
         self._refused: tuple[int, ...] | None = None
         self._trouble = ""
+        self._failures = 0
         take(read(path))
 
     @property
@@ -151,6 +152,11 @@ class FollowedFile(Generic[Content]):
         """Why the file as it was at the last look is not taken; empty: it is."""
         return self._trouble
 
+    @property
+    def failures(self) -> int:
+        """States of the file that were not taken."""
+        return self._failures
+
     def refresh(self) -> None:
         """Reads it again if it has changed. It may take a while: call it in a thread."""
         version = version_of(self.path)
@@ -162,6 +168,7 @@ class FollowedFile(Generic[Content]):
         except (OSError, StoreError) as error:
             if version != self._refused:  # told once for each state of the file
                 _log.error("file_not_taken", file=str(self.path), reason=str(error))
+                self._failures += 1
             self._refused, self._trouble = version, str(error)
             return
         self._take(content)

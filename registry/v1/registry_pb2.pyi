@@ -1118,18 +1118,20 @@ class WhoAmIRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WhoAmIResponse(_message.Message):
-    __slots__ = ("access_digest", "principal", "credential", "groups", "roles")
+    __slots__ = ("access_digest", "principal", "credential", "groups", "roles", "access_trouble")
     ACCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     access_digest: str
     principal: str
     credential: str
     groups: _containers.RepeatedScalarFieldContainer[str]
     roles: _containers.RepeatedCompositeFieldContainer[HeldRole]
-    def __init__(self, access_digest: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., roles: _Optional[_Iterable[_Union[HeldRole, _Mapping]]] = ...) -> None: ...
+    access_trouble: str
+    def __init__(self, access_digest: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., roles: _Optional[_Iterable[_Union[HeldRole, _Mapping]]] = ..., access_trouble: _Optional[str] = ...) -> None: ...
 
 class HeldRole(_message.Message):
     __slots__ = ("role", "binding", "tenants", "pools", "sources", "credentials")

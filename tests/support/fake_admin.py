@@ -156,6 +156,7 @@ _EMPTY: dict[str, Any] = {
     "ServerReflectionInfo": [reflection_pb2.ServerReflectionResponse(file_descriptor_response=_REFLECTED)],
     "SetTenant": lambda request: request.tenant,
     "UpdatePool": lambda request: request.pool,
+    "WhoAmI": pb.WhoAmIResponse(principal="anonymous"),
     "WatchAdapters": [Hold()],
     "WatchResidency": [pb.WatchResidencyResponse(snapshot=True), Hold()],
     "WatchRollout": _served,

@@ -31,6 +31,7 @@ class Identity:
         held = call.grant.held if call.grant else ()
         return pb.WhoAmIResponse(
             access_digest=self._access.digest if self._access else "",
+            access_trouble=self._access.trouble if self._access else "",
             principal=call.principal.name,
             credential=CREDENTIAL_KINDS[call.principal.credential],
             groups=sorted(call.principal.groups),

@@ -16,7 +16,14 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from registry.cli.client import AdminClient
 from registry.cli.commands.etcd_access import excess_found
-from registry.cli.doctor.diagnosis import Miscount, PoolSeen, Survey, methods_differ, miscounts
+from registry.cli.doctor.diagnosis import (
+    AccessSeen,
+    Miscount,
+    PoolSeen,
+    Survey,
+    methods_differ,
+    miscounts,
+)
 from registry.cli.doctor.findings import (
     CheckedPart,
     DoctorFinding,
@@ -37,6 +44,7 @@ from registry.etcd3.client import Client as EtcdClient
 from registry.etcd3.client import MemberStatus
 from registry.etcd3.errors import Compacted, EtcdError, NoSpace
 from registry.etcd3.ops import Range, prefix_end
+from registry.model.errors import Reason
 from registry.model.keys import Keys, last_part
 from registry.runtime.program import release_version
 from registry.runtime.settings import DaemonSettings
@@ -140,6 +148,21 @@ def look_at_admin(client: AdminClient) -> list[DoctorFinding]:
         CliError: it does not answer.
     """
     return client.inspect(_look_at_admin)
+
+
+def access_of(client: AdminClient, admin: str) -> AccessSeen | None:
+    """Access file of an admin service; None: it is of a release that does not tell, which another finding says.
+
+    Raises:
+        CliError: it does not answer.
+    """
+    try:
+        told = client.unary(api.WHO_AM_I, pb.WhoAmIRequest())
+    except CliError as problem:
+        if problem.failure.reason == Reason.UNSUPPORTED:
+            return None
+        raise
+    return AccessSeen(admin, told.access_digest, told.access_trouble)
 
 
 async def _look_at_admin(channel: grpc.aio.Channel, address: str) -> list[DoctorFinding]:

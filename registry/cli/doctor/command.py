@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,8 +15,16 @@ from pydantic import ValidationError
 
 from registry.cli import options
 from registry.cli.change.documents import read_text
-from registry.cli.doctor.collect import collect, look_at_admin, look_at_certificates, look_at_counters, look_at_etcd
-from registry.cli.doctor.diagnosis import diagnose, looked_at
+from registry.cli.client import AdminClient
+from registry.cli.doctor.collect import (
+    access_of,
+    collect,
+    look_at_admin,
+    look_at_certificates,
+    look_at_counters,
+    look_at_etcd,
+)
+from registry.cli.doctor.diagnosis import access_findings, diagnose, looked_at
 from registry.cli.doctor.findings import CheckedPart, DoctorFinding, EtcdGrowth, Severity, error, folded, warning
 from registry.cli.doctor.pod_findings import pod_findings
 from registry.cli.failure import CliError, Exit, failure_of, usage
@@ -91,6 +99,14 @@ def doctor(
     context: click.Context,
     *,
     given: EtcdOptions,
+    other_admin: Annotated[
+        list[str] | None,
+        options.flag(
+            "--other-admin",
+            metavar="HOST:PORT",
+            help="Another admin service of the same registry, which has to have the same access file (repeatable).",
+        ),
+    ] = None,
     repair: Annotated[
         bool,
         options.flag("--repair", help="Repair counters and history after records were deleted directly in etcd."),
@@ -120,7 +136,8 @@ def doctor(
             raise usage("--manifests looks at a file, once: leave out --watch and --repair")
         _end(session.printer(), _look_at_manifests(manifests))
         return
-    look = partial(_look, session, given.settings(), given.growth(), timeout or READ_SECONDS, repair=repair)
+    given.settings()  # refuses what does not fit together before anybody is asked
+    look = partial(_look, session, given, other_admin or (), timeout or READ_SECONDS, repair=repair)
     if watch:
         _watch(session.printer(), look)
     _end(session.printer(), look())
@@ -150,9 +167,10 @@ def _look_at_manifests(file: str) -> Seen:
     return findings, f"the pods in {len(documents)} manifests", True
 
 
-def _look(session: Session, settings: DaemonSettings | None, told: EtcdGrowth, seconds: float, *, repair: bool) -> Seen:
+def _look(session: Session, given: EtcdOptions, others: Sequence[str], seconds: float, *, repair: bool) -> Seen:
     """Looks at everything once."""
-    findings, looked, is_reached = _through_admin(session, seconds, repair=repair)
+    settings, told = given.settings(), given.growth()
+    findings, looked, is_reached = _through_admin(session, others, seconds, repair=repair)
     if settings is not None:
         findings += [
             error(CheckedPart.ETCD, "all members", "plain_text", one, "give --etcd-tls-ca to all programs")
@@ -181,19 +199,40 @@ def _watch(printer: Printer, look: Callable[[], Seen]) -> NoReturn:
         time.sleep(_WATCH_SECONDS)
 
 
-def _through_admin(session: Session, seconds: float, *, repair: bool) -> Seen:
+def _through_admin(session: Session, others: Sequence[str], seconds: float, *, repair: bool) -> Seen:
     """The same of all but etcd."""
     try:
         with session.client(seconds) as client:
             seen, now = collect(client), datetime.now(UTC)
             findings = look_at_admin(client) + _plain_text(session) + diagnose(seen, now)
             findings += look_at_certificates(session.admin, session.shown_tls, now) if session.shown_tls else []
+            findings += _look_at_access(session, client, others, seconds)
             looked = f"the admin service at {session.admin}, {looked_at(seen)}"
             return findings + look_at_counters(client, seen, repair=repair), looked, True
     except CliError as problem:
         if problem.failure.exit is not Exit.UNAVAILABLE:
             raise
         return [_unreachable(session, problem)], "", False
+
+
+def _look_at_access(
+    session: Session, client: AdminClient, others: Sequence[str], seconds: float
+) -> list[DoctorFinding]:
+    """Findings on the access files of this admin service and others.
+
+    Raises:
+        CliError: this one does not answer.
+    """
+    seen, findings = [access_of(client, session.admin)], []
+    for address in others:
+        other = replace(session, named_admin=address, tls=session.shown_tls)
+        try:
+            with other.client(seconds) as theirs:
+                seen.append(access_of(theirs, address))
+        except CliError as problem:
+            remedy = "start loraplane-admin there, or name another with --other-admin"
+            findings.append(error(CheckedPart.ADMIN, address, "unreachable", problem.failure.message, remedy))
+    return findings + access_findings([one for one in seen if one is not None])
 
 
 def _unreachable(session: Session, problem: CliError) -> DoctorFinding:

@@ -124,6 +124,38 @@ def methods_differ(address: str, here: Iterable[str], there: Iterable[str]) -> l
     return []
 
 
+@dataclass(frozen=True, slots=True)
+class AccessSeen:
+    """Access file of an admin service: its digest, empty: none; and why a newer one is not taken, empty: it is."""
+
+    admin: str
+    digest: str
+    trouble: str
+
+
+def access_findings(seen: Sequence[AccessSeen]) -> list[DoctorFinding]:
+    """Findings on access files that are not taken, or not the same everywhere."""
+    findings = [
+        error(
+            CheckedPart.ADMIN,
+            one.admin,
+            "access_not_taken",
+            f"it cannot use its access file as it is now, and goes by an earlier one: {one.trouble}",
+            "mend the file; it is read again within a second",
+        )
+        for one in seen
+        if one.trouble
+    ]
+    for one in seen[1:]:
+        if one.digest != seen[0].digest:
+            told = (
+                f"its access file ({one.digest or 'none'}) is not that of {seen[0].admin} ({seen[0].digest or 'none'})"
+            )
+            remedy = "give all admin services the same file"
+            findings.append(error(CheckedPart.ADMIN, one.admin, "access_differs", told, remedy))
+    return findings
+
+
 def _versions(seen: Survey) -> Iterator[DoctorFinding]:
     """One finding for all parts that are not of one version."""
     parts: dict[str, list[str]] = {seen.version_here: ["this program"]}

@@ -125,11 +125,13 @@ async def test_the_hosts_administrator_may_do_everything(file):
 async def test_a_file_that_is_replaced_counts_and_a_wrong_one_leaves_the_last_good(file):
     held = control(file)
     first, (ann, _) = held.digest, await held.principal(Shown("p", CERTIFICATE))
-    text = file.read_text()
+    text, loaded = file.read_text(), held.loaded_at
+    assert held.failed_reloads == 0
     file.write_text(text.replace("role: router", "role: king"))
     held._followed.refresh()
     assert "line 8: bindings.1.role" in held.trouble
     assert held.digest == first
+    assert (held.loaded_at, held.failed_reloads) == (loaded, 1)
     assert held.grant(ann).by(ASKED)
     file.write_text(text.replace("role: router", "role: backup"))
     held._followed.refresh()

@@ -270,7 +270,8 @@ def test_the_page_of_residency_asks_for_a_token_and_health_for_nothing(tmp_path)
         ):
             assert (await served.page(path)).status_code == status, path
         told = (await served.page("/readyz")).json()["access"]
-        assert (told["digest"][:7], told["trouble"]) == ("sha256:", "")
+        assert (told["digest"][:7], told["trouble"], told["failed"]) == ("sha256:", "", 0)
+        assert told["loaded_at"].endswith("Z")
 
     secured(tmp_path, binding(AccessRole.VIEWER, "ann"), scene)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Never
 
 import pytest
@@ -175,3 +177,21 @@ async def test_a_fault_of_ours_in_a_look_is_told_as_it_is(served, monkeypatch):
     monkeypatch.setattr(served.client, "range", breaks)
     with pytest.raises(KeyError):
         await served.probe.run()
+
+
+def test_metrics_tell_which_access_file_counts():
+    """As it is when they are asked for."""
+    metrics = AdminMetrics()
+    access = SimpleNamespace(digest="sha256:1", trouble="", failed_reloads=0, loaded_at=datetime.fromtimestamp(7, UTC))
+    metrics.show_access(access)  # type: ignore[arg-type]
+    name = "loraplane_admin_access"
+
+    def told() -> list[float | None]:
+        value = metrics.registry.get_sample_value
+        figures = [value(f"{name}_{one}") for one in ("stale", "failed_reloads_total", "loaded_timestamp_seconds")]
+        return [*figures, value(f"{name}_info", {"digest": access.digest})]
+
+    assert told() == [0, 0, 7, 1]
+    access.trouble, access.failed_reloads, access.digest = "line 3", 2, "sha256:2"
+    assert told() == [1, 2, 7, 1]
+    assert metrics.registry.get_sample_value(f"{name}_info", {"digest": "sha256:1"}) is None

@@ -326,3 +326,24 @@ def test_it_looks_at_manifests_without_asking_any_service(cli, tmp_path, contain
 def test_manifests_are_looked_at_once(cli, other):
     ran = cli("doctor", "--manifests", "-", other)
     assert (ran.code, "leave out --watch and --repair" in ran.err) == (2, True)
+
+
+def test_admin_services_with_other_access_files_or_an_earlier_one_are_told(doctor, admin):
+    """Whom one asks must not decide who may do what. A release that does not tell is told of elsewhere."""
+    one, two = pb.WhoAmIResponse(access_digest="sha256:1"), pb.WhoAmIResponse(access_digest="sha256:2")
+    old = pb.WhoAmIResponse(access_digest="sha256:1", access_trouble="line 3: role: no such role")
+    refused = Refusal(grpc.StatusCode.UNIMPLEMENTED)
+    away = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+    here, other = "127.0.0.1:1", "127.0.0.1:2"
+    for answers, found in (
+        ([one, one], []),
+        ([one, two], [(other, "access_differs")]),
+        ([old, one], [(here, "access_not_taken")]),
+        ([one, old], [(other, "access_not_taken")]),
+        ([pb.WhoAmIResponse(), one], [(other, "access_differs")]),
+        ([refused, one], []),
+        ([one, away], [(other, "unreachable")]),
+    ):
+        admin.answers["WhoAmI"] = [*answers]
+        told = doctor("--admin", here, "--other-admin", other).json["findings"]
+        assert [(each["subject"], each["reason"]) for each in told if each["part"] == "admin"] == found
