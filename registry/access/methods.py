@@ -1,50 +1,39 @@
 """Verb and resource of each method of the .proto, and of each page. Pure.
 
-Whoever decides about a call decides by these. One that the tables lack keeps the service from starting.
+Whoever decides about a call decides by these. The .proto has those of a method as its option `access`: one without, or
+with a word that is no verb or resource, keeps the service from starting, and so does a page that the table lacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+
+from google.protobuf.descriptor import MethodDescriptor
 
 from registry.access.questions import Resource, Verb
 from registry.access.roles import Action
+from registry.v1 import registry_pb2 as pb
 
-METHODS: Mapping[str, Action] = MappingProxyType(
-    {
-        "ApplyAdapters": (Verb.APPLY, Resource.ADAPTERS),
-        "GetAdapter": (Verb.GET, Resource.ADAPTERS),
-        "ListAdapters": (Verb.LIST, Resource.ADAPTERS),
-        "WatchAdapters": (Verb.WATCH, Resource.ADAPTERS),
-        "RollbackAdapter": (Verb.ROLLBACK, Resource.ADAPTERS),
-        "ListAdapterHistory": (Verb.LIST, Resource.HISTORY),
-        "RestoreHistory": (Verb.RESTORE, Resource.HISTORY),
-        "WatchRollout": (Verb.WATCH, Resource.ROLLOUTS),
-        "PromoteRollout": (Verb.PROMOTE, Resource.ROLLOUTS),
-        "AbortRollout": (Verb.ABORT, Resource.ROLLOUTS),
-        "WatchResidency": (Verb.WATCH, Resource.RESIDENCY),
-        "CreatePool": (Verb.CREATE, Resource.POOLS),
-        "UpdatePool": (Verb.UPDATE, Resource.POOLS),
-        "ConfirmRemovals": (Verb.CONFIRM_REMOVALS, Resource.POOLS),
-        "GetPool": (Verb.GET, Resource.POOLS),
-        "ListPools": (Verb.LIST, Resource.POOLS),
-        "DeletePool": (Verb.DELETE, Resource.POOLS),
-        "GetReplica": (Verb.GET, Resource.REPLICAS),
-        "ListReplicas": (Verb.LIST, Resource.REPLICAS),
-        "DrainReplica": (Verb.DRAIN, Resource.REPLICAS),
-        "ForgetReplica": (Verb.FORGET, Resource.REPLICAS),
-        "SetTenant": (Verb.UPDATE, Resource.TENANTS),
-        "ListTenants": (Verb.LIST, Resource.TENANTS),
-        "RepairTenant": (Verb.REPAIR, Resource.TENANTS),
-        "ListChanges": (Verb.LIST, Resource.CHANGES),
-        "ListAudit": (Verb.LIST, Resource.AUDIT),
-        "WatchAudit": (Verb.WATCH, Resource.AUDIT),
-        "ReadBackup": (Verb.GET, Resource.BACKUPS),
-        "WhoAmI": (Verb.GET, Resource.ACCESS),
-        "CheckAccess": (Verb.CHECK, Resource.ACCESS),
-    }
-)
+
+def actions_of(methods: Iterable[MethodDescriptor]) -> Mapping[str, Action]:
+    """Verb and resource of each method, by its name.
+
+    Raises:
+        ValueError: a method has none, or one that there is not.
+    """
+    return MappingProxyType({one.name: _action_of(one) for one in methods})
+
+
+def _action_of(method: MethodDescriptor) -> Action:
+    rule: pb.AccessRule = method.GetOptions().Extensions[pb.access]  # type: ignore[index] # stubs know no extensions
+    try:
+        return Verb(rule.verb), Resource(rule.resource)
+    except ValueError as error:
+        raise ValueError(f"the method {method.name} needs the option (access), with a verb and a resource") from error
+
+
+METHODS = actions_of(pb.DESCRIPTOR.services_by_name["AdapterRegistry"].methods)
 # Pages of the HTTP port.
 PAGES: Mapping[str, Action] = MappingProxyType(
     {

@@ -1,3 +1,4 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -6,6 +7,16 @@ from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+ACCESS_FIELD_NUMBER: _ClassVar[int]
+access: _descriptor.FieldDescriptor
+
+class AccessRule(_message.Message):
+    __slots__ = ("verb", "resource")
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    verb: str
+    resource: str
+    def __init__(self, verb: _Optional[str] = ..., resource: _Optional[str] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("uri", "digest", "signature")
