@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 from registry.access.decision import Grant, grant_of, whole_grant
 from registry.access.file import MAX_BYTES, Access, AccessInvalid, Authentication, read_access
 from registry.access.keysets import KeySets
-from registry.access.principal import RESERVED_PREFIX, SPIFFE, CallTrace, Credential, Principal, trace_of
+from registry.access.principal import RESERVED_PREFIX, SPIFFE, CallTrace, Credential, Principal, address_of, trace_of
+from registry.access.quota import CallerRate, RequestQuota, too_many
 from registry.access.sockets import socket_principal
-from registry.access.tokens import Tokens
+from registry.access.tokens import Known, Tokens
 from registry.model.errors import Reason, Unauthenticated, Unavailable
 from registry.runtime.local_files import FollowedFile, read_followed
 from registry.sources.base import StoreError
@@ -22,6 +24,8 @@ LOOK_SECONDS = 1.0
 # Of principals whose grants are kept.
 _MAX_GRANTS = 4096
 _BEARER = "bearer "
+# Of one address, tokens that are not believed: a signature costs a tenth of a millisecond to look at.
+_FAILURES_PER_SECOND, _FAILURES_AT_ONCE = 10.0, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class AccessControl:
 
     def __init__(self, file: Path, wall: Callable[[], datetime]) -> None:
         self._wall = wall
+        self._quota = RequestQuota(_loop_time)
+        self._failures = CallerRate(_loop_time)
         self._keys = KeySets()
         self._changed = asyncio.Event()
         self._followed = FollowedFile(file, _read, self._take)
@@ -144,6 +150,7 @@ class AccessControl:
 
         Raises:
             Unauthenticated: none does.
+            ResourceExhausted: see `_verified`.
         """
         state, refused = self._state, None
         if (host := socket_principal(shown.peer)) is not None:
@@ -156,11 +163,40 @@ class AccessControl:
         if token := shown.token:
             if not shown.is_private:
                 raise _unknown("a token is taken over TLS or from this host alone, since others could read it")
-            known = await state.tokens.verify(token)
+            known = await self._verified(state, token, shown.peer)
             if self._state is not state:
                 return await self.principal(shown)  # the file was replaced meanwhile
             return known.principal, known.expires
         raise refused or _unknown("show a client certificate (--tls-cert, --tls-key) or a token (--token-file)")
+
+    def within_quota(self, principal: Principal) -> AbstractContextManager[None]:
+        """The body is one call of somebody, within the limits of the file.
+
+        Raises:
+            ResourceExhausted: it would be too many; the error tells when to try again.
+        """
+        if principal.credential is Credential.SOCKET:
+            return nullcontext()
+        limits = self._state.access.limits
+        return self._quota.held(principal.space, limits.calls_per_second, limits.calls_at_once)
+
+    async def _verified(self, state: _AccessState, token: str, peer: str) -> Known:
+        """Principal of a token. An address that shows many that are not believed has to wait before one is looked at.
+
+        Raises:
+            Unauthenticated: it is not believed.
+            ResourceExhausted: too many of its address were not.
+        """
+        if (known := state.tokens.known(token)) is not None:
+            return known
+        origin = address_of(peer)
+        if wait := self._failures.wait_seconds(origin, _FAILURES_PER_SECOND, _FAILURES_AT_ONCE):
+            raise too_many("many tokens of your address were not believed lately", wait)
+        try:
+            return await state.tokens.verify(token)
+        except Unauthenticated:
+            self._failures.note(origin, _FAILURES_PER_SECOND)
+            raise
 
     def grant(self, principal: Principal) -> Grant:
         """All that somebody may do."""
@@ -173,6 +209,10 @@ class AccessControl:
                 state.grants.clear()
             grant = state.grants[principal] = grant_of(state.access, principal)
         return grant
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _read(file: Path) -> Access:

@@ -177,10 +177,26 @@ class Binding(_Part):
             raise ValueError(f"each user and group has to hold {PLACEHOLDER}, since another field of the binding does")
 
 
+class RequestLimits(_Part):
+    """Calls that each caller may make; None: any number. The host's socket has none.
+
+    Attributes:
+        calls_per_second: as many also at once, of one who was quiet for a second.
+        calls_at_once: under way, streams included.
+    """
+
+    calls_per_second: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    calls_at_once: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+
+NO_LIMITS = RequestLimits()
+
+
 class _Access(_Part):
     api_version: Literal["loraplane/v1"]
     kind: Literal["Access"]
     authentication: Authentication = Authentication()
+    limits: RequestLimits = NO_LIMITS
     bindings: tuple[Binding, ...]
 
     @model_validator(mode="after")
@@ -197,6 +213,7 @@ class Access:
     authentication: Authentication
     bindings: tuple[Binding, ...]
     digest: str
+    limits: RequestLimits = NO_LIMITS
 
 
 def read_access(content: bytes, place: str) -> Access:
@@ -209,4 +226,5 @@ def read_access(content: bytes, place: str) -> Access:
         found = read_operator_yaml(content, place, _Access, MAX_BYTES)
     except OperatorFileInvalid as error:
         raise AccessInvalid(str(error)) from error
-    return Access(found.authentication, found.bindings, "sha256:" + hashlib.sha256(content).hexdigest())
+    digest = "sha256:" + hashlib.sha256(content).hexdigest()
+    return Access(found.authentication, found.bindings, digest, found.limits)

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import IPv6Address
 from types import MappingProxyType
 from urllib.parse import quote, unquote
 
@@ -115,3 +116,18 @@ ANONYMOUS = Principal("anonymous", Credential.NONE)
 def operator(common_name: str) -> Principal:
     """Somebody who showed a certificate of our authority."""
     return Principal(common_name, Credential.CERTIFICATE)
+
+
+def address_of(peer: str) -> str:
+    """The address in what gRPC names a peer, without its port: whoever opens another connection is the same caller.
+
+    An IPv4 address is the same on a socket of either kind. All callers of a unix socket are one.
+    """
+    kind, _, rest = unquote(peer).partition(":")
+    if kind == "unix":
+        return kind
+    if kind not in {"ipv4", "ipv6"}:
+        return peer
+    host = rest.rpartition(":")[0].strip("[]")
+    mapped = IPv6Address(host).ipv4_mapped if kind == "ipv6" else None
+    return str(mapped or host)

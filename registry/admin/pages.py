@@ -7,7 +7,9 @@ where the port has TLS and an authority for that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -25,10 +27,12 @@ from registry.admin.rpc.calls import CallContext, call_of, is_local
 from registry.admin.rpc.denials import DenialRecorder, denials_noted
 from registry.admin.rpc.hook import Hook, page_asked
 from registry.model.errors import (
+    RETRY_AFTER,
     InvalidArgument,
     NotFound,
     PermissionDenied,
     RegistryError,
+    ResourceExhausted,
     Unauthenticated,
     Unavailable,
 )
@@ -43,6 +47,7 @@ _STATUSES: Mapping[type[RegistryError], int] = {
     Unauthenticated: 401,
     PermissionDenied: 403,
     NotFound: 404,
+    ResourceExhausted: 429,
     Unavailable: 503,
 }
 Page = Callable[[Request, CallContext], Awaitable[Response]]
@@ -113,11 +118,14 @@ def endpoint(
         try:
             with denials_noted(denials, path, shown) as by:
                 call = by.of(await call_of(path, shown, PAGE_SECONDS, access=asks))
-                hook(page_asked(path, request.query_params, call.principal, call.grant))
-                return await page(request, call)
+                with asks.within_quota(call.principal) if asks else nullcontext():
+                    hook(page_asked(path, request.query_params, call.principal, call.grant))
+                    return await page(request, call)
         except RegistryError as error:
             problem = error_body(error.reason.value, error.message, error.field)
-            return JSONResponse(problem, status_code=_STATUSES.get(type(error), 500))
+            wait = error.metadata.get(RETRY_AFTER)
+            headers = {"Retry-After": f"{math.ceil(float(wait))}"} if wait else None
+            return JSONResponse(problem, _STATUSES.get(type(error), 500), headers)
 
     return serve
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import time
@@ -27,7 +28,14 @@ from registry.client.looped import LoopedChannel
 from registry.client.relay import RelayedChannel
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
-from registry.model.errors import InvalidArgument, Reason, Unauthenticated, Unavailable
+from registry.model.errors import (
+    RETRY_AFTER,
+    InvalidArgument,
+    Reason,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
 
@@ -251,6 +259,8 @@ class AdminCalls:
     ) -> Answer:
         """The outcome of an attempt, which is told how many seconds it has; repeated while it is Unavailable.
 
+        One call too many is repeated after the time that the service asks for, if that is in time.
+
         Raises:
             Unavailable: no handshake with the service can succeed, since its certificate or ours does not fit.
             RegistryError: of the last attempt.
@@ -263,6 +273,10 @@ class AdminCalls:
             left_seconds = end - time.monotonic()
             try:
                 return await attempt(max(_SHORTEST_TRY_SECONDS, min(TRY_SECONDS, left_seconds)))
+            except ResourceExhausted as error:
+                pause_seconds = _asked_pause(error)
+                if pause_seconds is None or time.monotonic() + pause_seconds >= end:
+                    raise
             except Unavailable as error:
                 self._renew()
                 failures += 1
@@ -334,3 +348,12 @@ def _bearer(token: TokenSource | None, *, is_private: bool) -> BearerToken | Non
 
 def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
+
+
+def _asked_pause(error: ResourceExhausted) -> float | None:
+    """Seconds after which the service wants to be asked again; None: it says nothing of that."""
+    try:
+        seconds = float(error.metadata[RETRY_AFTER])
+    except (KeyError, ValueError):
+        return None
+    return max(seconds, _SHORTEST_TRY_SECONDS) if math.isfinite(seconds) else None

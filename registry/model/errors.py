@@ -130,6 +130,10 @@ class FailedPrecondition(RegistryError):
     """The present state does not allow it. Nothing was changed."""
 
 
+# Of an error's facts: after how many seconds to try again.
+RETRY_AFTER = "retry_after_seconds"
+
+
 class ResourceExhausted(RegistryError):
     """A quota, a size or etcd's space is used up. Nothing was changed."""
 

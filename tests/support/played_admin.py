@@ -11,7 +11,7 @@ from typing import Any, Never
 import httpx
 import pytest
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
@@ -32,12 +32,13 @@ class Aborted(Exception):
     def __init__(self, code: StatusCode, message: str, details: bytes) -> None:
         super().__init__(f"{code}: {message}")
         self.code, self.message = code, message
-        self.info, self.bad = ErrorInfo(), BadRequest()
+        self.info, self.bad, self.retry = ErrorInfo(), BadRequest(), RetryInfo()
         status = Status.FromString(details)
         assert (status.code, status.message) == (code.value[0], message)
         for detail in status.details:
             detail.Unpack(self.info)
             detail.Unpack(self.bad)
+            detail.Unpack(self.retry)
 
     @property
     def told(self) -> tuple[StatusCode, str, str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
-from urllib.parse import unquote
+from ipaddress import ip_address
 
 from registry.access.control import AccessControl, Shown
 from registry.access.decision import Grant
-from registry.access.principal import ANONYMOUS, NO_TRACE, CallTrace, Principal, operator
+from registry.access.principal import ANONYMOUS, NO_TRACE, CallTrace, Principal, address_of, operator
 from registry.runtime.clock import Deadline
 from registry.transactions.context import Caller
 
@@ -64,21 +63,6 @@ async def call_of(
         known = operator(name)
         return CallContext(method, known, deadline, f"operator {name}", peer, repeats, trace=shown.trace(known))
     return CallContext(method, ANONYMOUS, deadline, address_of(peer), peer, repeats, trace=shown.trace(ANONYMOUS))
-
-
-def address_of(peer: str) -> str:
-    """The address in what gRPC names a peer, without its port: whoever opens another connection is the same caller.
-
-    An IPv4 address is the same on a socket of either kind. All callers of a unix socket are one.
-    """
-    kind, _, rest = unquote(peer).partition(":")
-    if kind == "unix":
-        return kind
-    if kind not in {"ipv4", "ipv6"}:
-        return peer
-    host = rest.rpartition(":")[0].strip("[]")
-    mapped = IPv6Address(host).ipv4_mapped if kind == "ipv6" else None
-    return str(mapped or host)
 
 
 def is_local(peer: str) -> bool:

@@ -16,8 +16,8 @@ import structlog
 
 from registry.access.control import Shown
 from registry.access.denials import MOST_PENDING, DenialSampler
-from registry.access.principal import CREDENTIAL_KINDS, Principal, clipped
-from registry.admin.rpc.calls import CallContext, address_of
+from registry.access.principal import CREDENTIAL_KINDS, Principal, address_of, clipped
+from registry.admin.rpc.calls import CallContext
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, LeaseExpired
 from registry.etcd3.ops import Put, Txn

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
 from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
@@ -28,6 +29,7 @@ from registry.admin.rpc.calls import CallContext, call_of, is_local
 from registry.admin.rpc.denials import DenialRecorder, denials_noted
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.model.errors import (
+    RETRY_AFTER,
     AlreadyExists,
     Conflict,
     FailedPrecondition,
@@ -108,9 +110,17 @@ def refusal_of(error: RegistryError) -> Refusal:
     if error.field:
         violation = BadRequest.FieldViolation(field=error.field, description=error.message, reason=error.reason.value)
         details.append(BadRequest(field_violations=[violation]))
+    if RETRY_AFTER in error.metadata:
+        details.append(RetryInfo(retry_delay=_duration(float(error.metadata[RETRY_AFTER]))))
     number: int = code.value[0]
     status = Status(code=number, message=error.message, details=[_packed(detail) for detail in details])
     return Refusal(code, error.message, status.SerializeToString())
+
+
+def _duration(seconds: float) -> Duration:
+    made = Duration()
+    made.FromMicroseconds(int(seconds * 1e6))
+    return made
 
 
 def _packed(message: Message) -> any_pb2.Any:
@@ -166,7 +176,11 @@ def supervised_unary(
         try:
             with counted, denials_noted(limits.denials, method, shown) as by:
                 call = by.of(await _call(method, context, shown, limits.access))
-                async with _admitted(requests, call, accept, limits, prepare) as request, limits.turns.taken():
+                async with (
+                    _within_quota(limits.access, call),
+                    _admitted(requests, call, accept, limits, prepare) as request,
+                    limits.turns.taken(),
+                ):
                     return await handler(request, call)
         except RegistryError as error:
             await _refuse(context, error)
@@ -198,7 +212,7 @@ def supervised_stream(
                 counted = _counted(method, context, metrics, limits.refusals)
                 with counted, denials_noted(limits.denials, method, shown) as by:
                     call = by.of(await _call(method, context, shown, limits.access))
-                    async with AsyncExitStack() as beginning:
+                    async with _within_quota(limits.access, call), AsyncExitStack() as beginning:
                         request = await beginning.enter_async_context(_admitted(requests, call, accept, limits))
                         async with aclosing(_until(limits, call, handler(request, call))) as replies:
                             async for reply in replies:
@@ -211,6 +225,16 @@ def supervised_stream(
                 await _refuse(context, error)
 
     return serve
+
+
+@asynccontextmanager
+async def _within_quota(access: AccessControl | None, call: CallContext) -> AsyncIterator[None]:
+    """The body is one call of its caller. Raises ResourceExhausted: it would be more than they may have."""
+    with ExitStack() as held:
+        if access is not None:
+            with _unfenced(call):
+                held.enter_context(access.within_quota(call.principal))
+        yield
 
 
 @asynccontextmanager

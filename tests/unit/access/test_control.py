@@ -13,7 +13,7 @@ from registry.access.control import AccessControl, Shown
 from registry.access.principal import Credential, Principal, trace_of
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.access.roles import AccessRole
-from registry.model.errors import Unauthenticated, Unavailable
+from registry.model.errors import RETRY_AFTER, Reason, ResourceExhausted, Unauthenticated, Unavailable
 from registry.sources.base import StoreError
 from tests.simulation.loop import virtual
 from tests.unit.access.test_tokens import CLAIMS, EC, NOW, public, signed
@@ -203,3 +203,45 @@ def test_a_call_is_marked_by_the_credential_that_names_its_caller(known, marked)
 
 def test_a_call_without_a_credential_is_marked_by_its_peer():
     assert Shown("peer").trace() == trace_of("peer", b"", "")
+
+
+@virtual
+async def test_an_address_with_many_wrong_tokens_has_to_wait_before_one_is_looked_at(file, monkeypatch):
+    """R16 bounded: a flood costs no verification. A token that is known goes on, and so do those of other addresses."""
+    held = control(file)
+    good = Shown("ipv4:1.2.3.4:5", {}, f"Bearer {signed()}")
+    await held.principal(good)
+    for number in range(100):
+        with pytest.raises(Unauthenticated):
+            await held.principal(Shown(f"ipv4:1.2.3.4:{number}", {}, f"Bearer {signed(key_id=f'{number}')}"))
+    with pytest.raises(ResourceExhausted) as refused:
+        await held.principal(Shown("ipv4:1.2.3.4:7", {}, "Bearer not.a.token"))
+    assert refused.value.reason is Reason.TOO_MANY_CALLS
+    wait = float(refused.value.metadata[RETRY_AFTER])
+    assert 0 < wait <= 0.1
+    assert (await held.principal(good))[0].name == "ci:ann"
+    fresh = f"Bearer {signed(exp=CLAIMS['exp'] + 1)}"
+    assert (await held.principal(Shown("ipv4:1.2.3.5:5", {}, fresh)))[0].name == "ci:ann"
+    other = Shown("ipv4:1.2.3.4:5", {}, f"Bearer {signed(exp=CLAIMS['exp'] + 2)}")
+    with pytest.raises(ResourceExhausted):
+        await held.principal(other)
+    await asyncio.sleep(wait)
+    assert (await held.principal(other))[0].name == "ci:ann"
+
+
+@virtual
+async def test_each_caller_has_the_calls_that_the_file_allows(file):
+    """R16 bounded: but the host's administrator any, who is the way in."""
+    file.write_text(f"{file.read_text()}limits: {{callsPerSecond: 2, callsAtOnce: 1}}\n")
+    held = control(file)
+    ann, bob = (Principal(name, Credential.TOKEN) for name in ("ci:ann", "ci:bob"))
+    with held.within_quota(ann), pytest.raises(ResourceExhausted), held.within_quota(ann):
+        pass
+    with held.within_quota(ann), held.within_quota(bob):
+        pass
+    with pytest.raises(ResourceExhausted), held.within_quota(ann):
+        pass
+    root = Principal("loraplane:host:0", Credential.SOCKET)
+    for _ in range(9):
+        with held.within_quota(root):
+            pass

@@ -84,6 +84,8 @@ def test_what_is_no_yaml_is_refused(text, told):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (WHOLE + "limits: {callsPerSecond: 0}\n", "limits.callsPerSecond: "),
+        (WHOLE + "limits: {callsAtOnce: many}\n", "limits.callsAtOnce: "),
         (HEAD + "bindings: []\n", "line 1: bindings: name somebody with the role security"),
         (WHOLE.replace("v1", "v2"), "line 1: apiVersion: "),
         (WHOLE.replace("[ops.example]", "[spiffe://ops]"), "line 4: authentication.trustDomains.0: write a"),

@@ -7,7 +7,17 @@ import hashlib
 
 import pytest
 
-from registry.access.principal import ANONYMOUS, NO_TRACE, CallTrace, Credential, Principal, clipped, operator, trace_of
+from registry.access.principal import (
+    ANONYMOUS,
+    NO_TRACE,
+    CallTrace,
+    Credential,
+    Principal,
+    address_of,
+    clipped,
+    operator,
+    trace_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +65,18 @@ def test_who_shows_nothing_has_no_mark():
 def test_what_a_client_says_of_itself_is_short_and_has_no_power_over_a_terminal():
     assert trace_of("p" * 500, b"", "\x1b[2J" + "a" * 500) == CallTrace("", "p" * 128, "?[2J" + "a" * 196)
     assert clipped("abc", 2) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.1:5000", "10.0.0.1"),
+        ("ipv6:%5B::1%5D:5000", "::1"),
+        ("ipv6:[::ffff:10.0.0.1]:5000", "10.0.0.1"),
+        ("unix:/tmp/socket", "unix"),
+        ("unix-abstract:name", "unix-abstract:name"),
+    ],
+)
+def test_a_peer_is_known_by_its_address(peer, address):
+    """Whoever opens another connection is the same caller."""
+    assert address_of(peer) == address

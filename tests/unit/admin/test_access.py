@@ -276,6 +276,30 @@ def test_the_page_of_residency_asks_for_a_token_and_health_for_nothing(tmp_path)
     secured(tmp_path, binding(AccessRole.VIEWER, "ann"), scene)
 
 
+def test_a_caller_makes_no_more_calls_than_the_file_allows(tmp_path):
+    """R16 bounded: the refusal says when to try again; others are not held up; streams count while they run."""
+    limits = "limits: {callsPerSecond: 8, callsAtOnce: 2}\n"
+
+    async def scene(served: Served) -> None:
+        await asyncio.sleep(1)
+        for _ in range(8):
+            await served.call("ListPools", pb.ListPoolsRequest(), ANN)
+        refused = await served.refusal("ListPools", pb.ListPoolsRequest(), ANN)
+        assert refused.told == (StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS", "")
+        assert 0 < refused.retry.retry_delay.ToMicroseconds() <= 130_000
+        await served.call("ListPools", pb.ListPoolsRequest(), who("bob"))
+        await asyncio.sleep(1)
+        streams = [served.watch("WatchAdapters", pb.WatchAdaptersRequest(pool="p"), ANN) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+        assert (await served.refusal("ListPools", pb.ListPoolsRequest(), ANN)).told[1] == "TOO_MANY_CALLS"
+        await streams[0].aclose()
+        await served.call("ListPools", pb.ListPoolsRequest(), ANN)
+        await streams[1].aclose()
+
+    secured(tmp_path, binding(AccessRole.VIEWER, "ann") + binding(AccessRole.VIEWER, "bob") + limits, scene)
+
+
 async def _change(served: Served, method: str, request: Message, context: Context = ANN) -> str:
     """The reason of a refusal, the same for a dry run; empty: it is carried out."""
     request.validate_only = True

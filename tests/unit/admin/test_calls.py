@@ -16,7 +16,7 @@ import structlog.testing
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
-from registry.admin.rpc.calls import address_of
+from registry.access.principal import address_of
 from registry.admin.rpc.interceptor import _outcome
 from registry.admin.rpc.service import BACKUPS_AT_ONCE, DESCRIPTOR
 from registry.model.audit import AuditRecord

@@ -25,6 +25,7 @@ from registry.client.channel import open_channel
 from registry.client.errors import KIND_OF, CallErrors
 from registry.client.transport import AdminCalls
 from registry.model.errors import (
+    RETRY_AFTER,
     Conflict,
     Internal,
     InvalidArgument,
@@ -267,6 +268,23 @@ def test_a_router_hears_of_each_whole_state(registry, admin):
             next(states)
     assert seen == [(5, ["a", "b"]), (6, ["a", "b", "c"]), (9, ["d"])]
     assert [one.pool for one in admin.asked("WatchResidency")] == ["p", "p"]
+
+
+async def test_one_call_too_many_is_repeated_when_the_service_says_so(clock, calls):
+    """If that is in time; and a refusal for another cause is not."""
+    later = ResourceExhausted(Reason.TOO_MANY_CALLS, "too many", metadata={RETRY_AFTER: "0.25"})
+    assert await calls.repeated(attempt(clock, 0.0, [], failures=2, error=later), 5.0) == "answer"
+    assert clock.pauses == [0.25, 0.25]
+    for error, seconds in (
+        (later, 0.2),
+        (ResourceExhausted(Reason.TOO_LARGE, "too large"), 5.0),
+        (ResourceExhausted(Reason.TOO_MANY_CALLS, "x", metadata={RETRY_AFTER: "soon"}), 5.0),
+        (ResourceExhausted(Reason.TOO_MANY_CALLS, "x", metadata={RETRY_AFTER: "inf"}), 5.0),
+    ):
+        given: list[float] = []
+        with pytest.raises(ResourceExhausted):
+            await calls.repeated(attempt(clock, 0.0, given, error=error), seconds)
+        assert len(given) == 1
 
 
 async def test_what_is_refused_is_not_repeated_and_each_page_has_the_time_of_a_call(admin, address, calls):

@@ -104,7 +104,7 @@ async def test_files_are_replaced_without_a_restart(authority, port_files, tmp_p
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", GET])
 async def test_who_agrees_upon_nothing_has_the_time_of_a_handshake(port_files, monkeypatch, said):
-    """X3 bounded; and who sends plain HTTP hears at once that it is none of TLS."""
+    """R16 bounded; and who sends plain HTTP hears at once that it is none of TLS."""
     monkeypatch.setattr(http_tls, "HANDSHAKE_SECONDS", 0.1)
     async with served(ROUTES, HttpTls(port_files)) as port:
         assert b"200" not in await port.say(said)
@@ -112,7 +112,7 @@ async def test_who_agrees_upon_nothing_has_the_time_of_a_handshake(port_files, m
 
 
 async def test_silent_connections_keep_nobody_out(authority, port_files, monkeypatch):
-    """X3 bounded: each has a place from its beginning on, and the one that was silent longest gives way."""
+    """R16 bounded: each has a place from its beginning on, and the one that was silent longest gives way."""
     monkeypatch.setattr(http, "MAX_OF_ADDRESS", 3)
     async with served(ROUTES, HttpTls(port_files)) as port:
         async with silent_connections(port.address, 8):
