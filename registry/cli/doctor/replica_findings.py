@@ -123,14 +123,8 @@ def _names(replica: ReplicaView) -> Iterator[DoctorFinding]:
     for reason, names in _by_reason(replica.items("failed")):
         remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         yield _error(replica, "adapters_failed", f"it cannot serve {named(names)}: {reason}", remedy)
-    waiting, of_all = _by_reason(replica.items("pending")), {str(one.get("reason")) for one in _of_all(replica)}
-    for reason, names in waiting:
-        if reason == "over_capacity":
-            remedy = f"raise the engine's --max-cpu-loras, or loraplane pool update {replica.pool} --max-adapters"
-            yield _error(replica, reason, f"there is no room for {named(names)}", remedy)
-        elif reason not in of_all:  # which is said below, or above
-            remedy = f"wait, or follow one with loraplane rollout {names[0]} --pool {replica.pool}"
-            yield _warning(replica, "adapters_pending", f"it does not serve {named(names)} yet: {reason}", remedy)
+    waiting = _by_reason(replica.items("pending"))
+    yield from _waiting(replica, waiting)
     if replica.status.get("omitted"):
         finding = f"its report is cut: {replica.text('omitted')} more adapters are not served"
         remedy = f"mend those that loraplane describe replica {replica.name} --pool {replica.pool} names first"
@@ -142,6 +136,21 @@ def _names(replica: ReplicaView) -> Iterator[DoctorFinding]:
         remedy = REMEDIES.get(reason, f"loraplane describe replica {replica.name} --pool {replica.pool} says why")
         say = _error if reason == "kv_shared" else _warning  # no answer of such an engine can be trusted
         yield say(replica, reason, f"it warns of {named(names)}: {reason}", remedy)
+
+
+def _waiting(replica: ReplicaView, waiting: list[tuple[str, list[str]]]) -> Iterator[DoctorFinding]:
+    """Findings on names that are not served yet, by reason."""
+    of_all = {str(one.get("reason")) for one in _of_all(replica)}
+    for reason, names in waiting:
+        if reason == "over_capacity":
+            remedy = f"raise the engine's --max-cpu-loras, or loraplane pool update {replica.pool} --max-adapters"
+            yield _error(replica, reason, f"there is no room for {named(names)}", remedy)
+        elif reason == "engine_cannot_see_store":
+            finding = f"its engine does not see the files of {named(names)}: its store is another, or at another path"
+            yield _error(replica, reason, finding, REMEDIES[reason])
+        elif reason not in of_all:  # which is said below, or above
+            remedy = f"wait, or follow one with loraplane rollout {names[0]} --pool {replica.pool}"
+            yield _warning(replica, "adapters_pending", f"it does not serve {named(names)} yet: {reason}", remedy)
 
 
 def _engine(replica: ReplicaView) -> Iterator[DoctorFinding]:

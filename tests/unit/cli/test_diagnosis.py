@@ -380,6 +380,11 @@ IN_WORDS: list[tuple[Survey, str, str]] = [
         "",
         "POST /wake_up",
     ),
+    (
+        hindered(pending=pending("engine_cannot_see_store"), ready=True),
+        "its engine does not see the files of ",
+        "mount the store in the engine at the path of the sidecar's --store",
+    ),
     (held("no word of it"), "", "--revision R, as they say"),
     (held("--revision 12345678901234567890"), "", "--revision R, as they say"),
     (held(HELD[0], "no word of it"), "2 replicas (r0, r1) do not follow etcd: ", "confirm-removals p --revision 7"),
