@@ -15,9 +15,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from loraplane import Unavailable
+from registry.cli.doctor.pod_findings import pod_findings
+from registry.tools.devstack.engine_environment import MAX_CPU_LORAS, MAX_LORA_RANK
+from tests.support.manifests import Manifest, containers_of, of_kind, pod_of
 from tests.support.netns import why_not
 from tests.support.pods.fleet import PodFleet, production, trial
-from tests.support.pods.images import simulated_vllm
+from tests.support.pods.images import real_vllm, simulated_vllm
 from tests.support.pods.router import Router
 from tests.support.waiting import eventually
 
@@ -35,15 +39,15 @@ def say(text: str) -> None:
 
 
 @asynccontextmanager
-async def publishing(fleet: PodFleet) -> AsyncIterator[list[int]]:
-    """New versions of both adapters, one after the other, while the context lasts; gives how many there were."""
+async def publishing(fleet: PodFleet, *adapters: str) -> AsyncIterator[list[int]]:
+    """New versions of the adapters, one after the other, while the context lasts; gives how many there were."""
     published = [1]
 
     async def publish() -> None:
         while True:
             published[0] += 1
-            await fleet.place(EVERYWHERE, published[0])
-            await fleet.place(ON_TWO, published[0], replicas=2)
+            for adapter in adapters:
+                await fleet.place(adapter, published[0], replicas=2 if adapter == ON_TWO else 0)
             await asyncio.sleep(1)
 
     work = asyncio.create_task(publish())
@@ -82,19 +86,62 @@ async def test_updates_scaling_and_losses_fail_no_request(tmp_path):
         await fleet.place(EVERYWHERE, 1)
         await fleet.place(ON_TWO, 1, replicas=2)
         router = Router("main")
-        async with publishing(fleet) as versions, router.load(fleet.registry, EVERYWHERE, ON_TWO, per_second=40):
+        async with (
+            publishing(fleet, EVERYWHERE, ON_TWO) as versions,
+            router.load(fleet.registry, EVERYWHERE, ON_TWO, per_second=40),
+        ):
             for name, (play, is_planned) in STEPS.items():
                 await play(fleet)
                 await fleet.settled()
                 told = dict(router.passed_over)
-                say(
-                    f"{name}: {sum(router.answered.values())} answered, {len(router.failed)} failed, passed over {told}"
-                )
+                say(f"{name}: {router.answered.total()} answered, {len(router.failed)} failed, passed over {told}")
                 assert router.failed == [], name
                 assert not is_planned or told == {}, name
                 router.passed_over.clear()
+        say(f"the slowest request took {router.slowest_seconds:.1f} s")
+        assert router.failed == [], "of those that were on their way at the end"
         assert versions[0] > 10
         assert min(router.answered[EVERYWHERE], router.answered[ON_TWO]) > 500
+
+
+@whole
+@pytest.mark.engine
+@pytest.mark.timeout(1800)
+async def test_real_engines_fail_no_request_either(tmp_path, tiny):
+    """Two replicas of vLLM's CPU build, with the plugin that the init container copies."""
+    tmp_path.chmod(0o755)
+    limits = {"engine": {"maxLoraRank": MAX_LORA_RANK, "maxCpuLoras": MAX_CPU_LORAS}}
+    async with production(tmp_path, real_vllm(tiny.model), limits, replicas=2) as fleet:
+        say("two real vLLM are ready")
+        await fleet.place(EVERYWHERE, 1)
+        router = Router("main")
+        async with (
+            publishing(fleet, EVERYWHERE) as versions,
+            router.load(fleet.registry, EVERYWHERE, per_second=5, seconds=60),
+        ):
+            for play in (update, kill_sidecars):
+                await play(fleet)
+                await fleet.settled(seconds=600)
+                say(f"{play.__name__}: {router.answered.total()} answered, version {versions[0]}")
+        assert (router.failed, dict(router.passed_over)) == ([], {})
+        assert (versions[0] > 5, router.answered[EVERYWHERE] > 100) == (True, True)
+
+
+def mount_elsewhere(manifests: list[Manifest]) -> None:
+    """The mistake of docs/deployment.md: the engine has the store, and at another path."""
+    engine = containers_of(pod_of(of_kind(manifests, "Deployment", "replica")))["vllm"]
+    (mount,) = (one for one in engine["volumeMounts"] if one["name"] == "loraplane-store")
+    mount["mountPath"] = "/elsewhere"
+    (found,) = pod_findings(manifests)
+    assert found.reason == "store_not_shared"
+
+
+@whole
+async def test_a_store_that_is_mounted_elsewhere_is_told_by_the_replica_too(tmp_path):
+    tmp_path.chmod(0o755)
+    async with trial(tmp_path, simulated_vllm(), replicas=1, change=mount_elsewhere) as fleet:
+        with pytest.raises(Unavailable, match="engine_cannot_see_store"):
+            await fleet.registry.publish(fleet.version(EVERYWHERE, 1), EVERYWHERE, "main", timeout_seconds=20)
 
 
 async def update(fleet: PodFleet) -> None:

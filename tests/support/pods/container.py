@@ -201,7 +201,9 @@ class Container:
             elif path.exists():
                 lines += _bind(root, Mount(path, str(path), read_only=True))
         lines += [
-            f"mkdir -p {root}/proc {root}/dev",
+            f"mkdir -p {root}/proc {root}/dev {root}/sys",
+            f"mount --rbind /sys {root}/sys",
+            f"mount -o remount,ro,bind {root}/sys",
             f"mount --rbind /proc {root}/proc",
             f"mount --rbind /dev {root}/dev",
         ]
@@ -209,7 +211,8 @@ class Container:
             if not folder.startswith(_SYSTEM):
                 lines += _bind(root, Mount(Path(folder), folder, read_only=True))
         shipped = [Mount(folder, path, read_only=True) for path, folder in self.image.folders.items()]
-        for mount in [*shipped, *self.mounts]:
+        # The outer before what is in them, as container runtimes do.
+        for mount in sorted([*shipped, *self.mounts], key=lambda one: one.target.count("/")):
             lines += _bind(root, mount)
         lines += [f"mount -o remount,ro,bind {root}", f'exec chroot {root} {shlex.join(self._as_user())} "$@"']
         return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,19 @@ import yaml
 from loraplane import AsyncRegistry, Tls
 from registry.etcd3.options import TlsFiles
 from registry.tools.devstack.engine_environment import plugin_folder
+from registry.tools.devstack.tiny_adapters import write_adapter
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
-from tests.support.adapters import write_adapter
 from tests.support.manifests import DEPLOY, Manifest, documents, rendered
 from tests.support.pods.cluster import Cluster
 from tests.support.pods.images import Image, ours
+from tests.support.pods.kubelet import Pod
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
 POOL = "main"
-_START_SECONDS = 180
+# Two real engines that start at once, on a busy machine.
+_START_SECONDS = 600
 _OPERATOR = "operator.example"
 # Shorter than the chart's: callers here are done within a second, and nothing else looks at Services.
 _SHORT = {"sidecar": {"handOverSeconds": 10}, "engine": {"routerSeconds": 1, "requestSeconds": 20, "startSeconds": 300}}
@@ -78,7 +80,7 @@ class PodFleet:
         """Files of a version of an adapter; each has a place of its own."""
         folder = self.sources / adapter / str(number)
         if not folder.exists():
-            write_adapter(folder, seed=number + 1000 * sum(adapter.encode()))
+            write_adapter(folder, seed=f"{adapter} {number}")
         return folder
 
     async def place(self, adapter: str, number: int, replicas: int = 0) -> None:
@@ -97,13 +99,16 @@ class PodFleet:
 
 
 @asynccontextmanager
-async def trial(folder: Path, engine: Image, *, replicas: int) -> AsyncIterator[PodFleet]:
-    """The chart as deploy/examples/helm/trial.yaml has it: one etcd, nothing protected."""
+async def trial(
+    folder: Path, engine: Image, *, replicas: int, change: Callable[[list[Manifest]], None] = lambda _: None
+) -> AsyncIterator[PodFleet]:
+    """The chart as deploy/examples/helm/trial.yaml has it: one etcd, nothing protected. `change`: of its manifests."""
     sources = folder / "sources"
     values = folder / "values.yaml"
     sources.mkdir()
     values.write_text(yaml.safe_dump(values_of(sources, replicas=replicas)))
     manifests = rendered(DEPLOY / "examples/helm/trial.yaml", values)
+    change(manifests)
     async with _cluster(folder, engine) as cluster:
         cluster.apply(*manifests)
         async with _connected(cluster, sources, None) as fleet:
@@ -167,10 +172,16 @@ async def _connected(cluster: Cluster, sources: Path, tls: Tls | None) -> AsyncI
     address = f"{cluster.pods_of('admin')[0].address}:7600"
     async with AsyncRegistry(address, tls=tls) as registry, _channel(address, tls) as channel:
         fleet = PodFleet(cluster, registry, channel, sources)
-        stub = registry_pb2_grpc.AdapterRegistryStub(channel)  # type: ignore[no-untyped-call]
-        await stub.CreatePool(pb.CreatePoolRequest(pool=pb.Pool(name=POOL, base_models=["base"])))
+        await _make_pool(cluster.pods_of("admin")[0], "unix:/run/loraplane/admin.sock" if tls else "127.0.0.1:7600")
         await fleet.settled()
         yield fleet
+
+
+async def _make_pool(pod: Pod, admin: str) -> None:
+    """As the chart's notes say, by the command line in a pod; with an access file by the socket there."""
+    command = ["python", "-m", "registry.cli.main", "--admin", admin, "pool", "create", POOL, "--base-model", "base"]
+    code = await pod.containers["admin"].execute(command, 60)
+    assert code == 0, pod.containers["admin"].log.read_text()[-2000:]
 
 
 def _channel(address: str, tls: Tls | None) -> grpc.aio.Channel:

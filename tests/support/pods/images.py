@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from registry.tools.devstack.engine_environment import find_engine_python, vllm_command, vllm_environment
 from registry.tools.devstack.processes import find_etcd
 
 Command = list[str]
 # From the command and arguments of a container to what is run.
 Programs = Callable[[Sequence[str], Sequence[str]], Command]
 _INTERPRETERS = {"python", "python3"}
+# Of the engine environment's variables those that are not this machine's; the manifest says the others.
+_OF_VLLM = ("VLLM_", "OMP_", "HF_HUB_OFFLINE")
+_MODEL = Path("/opt/model")
 # Of vLLM's flags those that a simulated engine has as well.
 _SIMULATED = ("--host", "--port", "--served-model-name", "--max-cpu-loras")
 
@@ -48,6 +52,20 @@ def simulated_vllm(*flags: str) -> Image:
         return [sys.executable, "-m", "sidecar.engines.simulated", *known, *flags]
 
     return Image(run)
+
+
+def real_vllm(model: Path) -> Image:
+    """vLLM's image: its CPU build with a tiny model, at the manifest's port."""
+    python = find_engine_python()
+    home = python.parents[1].resolve()
+    variables = {name: value for name, value in vllm_environment().items() if name.startswith(_OF_VLLM)}
+
+    def run(_command: Sequence[str], arguments: Sequence[str]) -> Command:
+        (port,) = (int(one.partition("=")[2]) for one in arguments if one.startswith("--port="))
+        command = vllm_command(home / "bin/python", _MODEL, port=port, served_model_name="base")
+        return ["0.0.0.0" if word == "127.0.0.1" else word for word in command]  # noqa: S104 - in the pod's network
+
+    return Image(run, {str(home): home, str(_MODEL): model}, variables)
 
 
 def etcd() -> Image:
