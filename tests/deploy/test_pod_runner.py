@@ -83,10 +83,10 @@ async def test_containers_begin_and_end_in_the_order_of_a_kubelet(cluster):
     """Init, sidecar, main; at the end all hooks at once, SIGTERM to main, then to sidecars in reverse."""
     inits = [
         container("init", "echo init ran >> /log/steps"),
-        container("first", restartPolicy="Always", lifecycle=hook("first", 0.4)),
+        container("first", restartPolicy="Always", lifecycle=hook("first", 1)),
         container("second", restartPolicy="Always"),
     ]
-    cluster.apply(deployment(inits, [container("main", lifecycle=hook("main", 0.8))]))
+    cluster.apply(deployment(inits, [container("main", lifecycle=hook("main", 3))]))
     await settled(cluster)
     (pod,) = cluster.pods_of("x")
     await eventually(lambda: "main began" in steps(pod))

@@ -31,7 +31,7 @@ POOL = "main"
 _START_SECONDS = 600
 _OPERATOR = "operator.example"
 # Shorter than the chart's: callers here are done within a second, and nothing else looks at Services.
-_SHORT = {"sidecar": {"handOverSeconds": 10}, "engine": {"routerSeconds": 1, "requestSeconds": 20, "startSeconds": 300}}
+_SHORT = {"sidecar": {"handOverSeconds": 10}, "engine": {"routerSeconds": 3, "requestSeconds": 20, "startSeconds": 300}}
 
 
 def values_of(sources: Path, *, replicas: int) -> dict[str, Any]:
