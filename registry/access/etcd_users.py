@@ -55,7 +55,7 @@ def _of_admin(keys: Keys) -> Iterator[KeyPermission]:
 
 
 def _of_auditor(keys: Keys) -> Iterator[KeyPermission]:
-    for prefix in (keys.audits(), *keys.backed_up()):
+    for prefix in (keys.audits(), *keys.audited()):
         yield KeyPermission(prefix, prefix_end(prefix), Permission.READ)
 
 

@@ -60,6 +60,10 @@ class Keys:
         """Prefixes of what a backup holds, in their order."""
         return tuple(self._key(kind, "") for kind in ("adapters", "history", "pools", "tenants"))
 
+    def audited(self) -> tuple[bytes, ...]:
+        """Prefixes of what records of the audit are about."""
+        return (*self.backed_up(), self._key("drains", ""))
+
     def tenant(self, tenant: str) -> bytes:
         return self._key("tenants", tenant)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -20,9 +22,10 @@ from registry.etcd3.ops import Delete, Put, Range, Txn, prefix_end
 from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
-from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.admin import admin_inside, change_set, drop, make_pool, put, wait_ready
 from tests.support.etcd import PATIENCE_SECONDS, ROOT, Cluster, etcdctl, make_cluster
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
+from tests.support.processes import Program
 from tests.support.ran import Ran
 from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
@@ -250,6 +253,48 @@ async def test_apply_is_idempotent_mends_and_renews_and_check_tells_what_is_too_
     (guarded.folder / "root").write_text(before)
     refused = await guarded.cli("check")
     assert (refused.code, refused.error["reason"]) == (4, "ETCD_PERMISSION")
+
+
+async def test_the_audit_readers_user_can_follow_and_verify_and_write_nothing(guarded: Guarded, tmp_path):
+    """A5 tamper-evident: with what etcd-access gives it, and no more."""
+    user = ("--etcd-user", AUDITOR, "--etcd-password-file", str(guarded.file(AUDITOR)))
+    reach = ("--etcd", ",".join(guarded.cluster.endpoints), *user)
+    admin = {"etcd_user": ADMIN, "etcd_password_file": guarded.file(ADMIN)}
+    follower = Program("registry.tools.audit.main", ["follow", *reach, "--out", str(tmp_path / "a")], tmp_path / "log")
+    async with admin_inside(guarded.cluster.endpoints, KEYS.prefix, **admin) as service:
+        await wait_ready(service)
+        await make_pool(service)
+        follower.start()
+        try:
+            for number in range(3):
+                await service.stub.ApplyAdapters(change_set(put("acme/a", priority=number)))
+
+            await eventually(lambda: _has_records(tmp_path / "a", 4))
+            follower.kill()
+            await service.stub.ApplyAdapters(change_set(drop("acme/a")))
+            follower.start()
+            await eventually(lambda: _has_records(tmp_path / "a", 5))
+        finally:
+            follower.kill()
+    assert "audit_hole" not in (tmp_path / "log").read_text()
+    verify = [sys.executable, "-m", "registry.tools.audit.main", "verify", str(tmp_path / "a"), *reach]
+    whole = await asyncio.to_thread(subprocess.run, verify, capture_output=True, text=True, timeout=60)
+    assert (whole.returncode, whole.stdout.endswith(": 0 findings\n")) == (0, True), whole
+    async with aclosing(guarded.client(AUDITOR)) as client:
+        (record,) = (await client.list_prefix(KEYS.audit("p", ""))).kvs[:1]
+        with pytest.raises(EtcdPermissionDenied):
+            await client.txn(Txn((), (Delete(record.key),)))
+    async with aclosing(guarded.client(ADMIN)) as client:
+        await client.txn(Txn((), (Delete(record.key),)))
+    found = await asyncio.to_thread(subprocess.run, verify, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, "its time is not up: removed" in found.stdout) == (1, True), found
+
+
+async def _has_records(file: Path, number: int) -> bool:
+    def counted() -> int:
+        return file.read_text().count('"record"') if file.exists() else 0
+
+    return await asyncio.to_thread(counted) == number
 
 
 async def test_the_replicas_of_a_pool_get_users_without_passwords(guarded: Guarded):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from registry.etcd3.client import Client
@@ -30,7 +33,17 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
         ValueError: there is no such revision yet.
         EtcdError: etcd does not answer.
     """
-    key = f"{prefix}/".encode()
+    return await read_range(client, f"{prefix}/".encode(), from_revision=from_revision, seconds=seconds)
+
+
+async def read_range(
+    client: Client, key: bytes, *, from_revision: int, seconds: float, quiet_seconds: float = 0.0
+) -> list[Step]:
+    """The same of all keys that begin so.
+
+    `quiet_seconds`: how long nothing has to come once what was told is what stands. What was made and deleted last
+    leaves no other trace, and whoever is no administrator of etcd hears of no progress.
+    """
     now = await client.list_prefix(key)
     if from_revision > now.revision + 1:
         raise ValueError(f"there is no revision {from_revision} yet; the newest is {now.revision}")
@@ -44,16 +57,67 @@ async def read_history(client: Client, prefix: str, *, from_revision: int, secon
         for base in steps:
             seen = _seen(base, seen)
         # Nothing says that a watch has told all, so it is read until what it told is what stands.
-        while seen != wanted:
-            step = step_of(await anext(reflections))
+        is_quiet = quiet_seconds == 0
+        while seen != wanted or not is_quiet:
+            told = await _next(reflections, quiet_seconds if seen == wanted else None)
+            step = step_of(told) if told is not None else None
             if isinstance(step, Revision) and step.revision > now.revision:
                 break
+            is_quiet = is_quiet or told is None
             if isinstance(step, HistoryBase):
                 steps.clear()
             if step is not None:
                 steps.append(step)
                 seen = _seen(step, seen)
     return steps
+
+
+async def _next(reflections: AsyncGenerator[Reflection, None], quiet_seconds: float | None) -> Reflection | None:
+    """The next news of a watch; None: nothing for so long."""
+    task = asyncio.ensure_future(anext(reflections))
+    try:
+        done, _ = await asyncio.wait([task], timeout=quiet_seconds)
+        return task.result() if done else None
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def read_histories(
+    client: Client, prefixes: Sequence[bytes], *, quiet_seconds: float, seconds: float = 60.0
+) -> list[Step]:
+    """All that is kept of what happened below several prefixes until now, for those who may not read what is beside.
+
+    See `read_range` for `quiet_seconds`.
+
+    Raises:
+        TimeoutError: it takes longer than `seconds`.
+        EtcdError: etcd does not answer.
+    """
+    async with asyncio.timeout(seconds):
+        while True:
+            now = (await client.range(Range(prefixes[0], limit=1))).revision
+            first = 1 + await _first_kept(client, prefixes[0], 1, now)
+            first = first if first > 2 else 1  # where the first revision is kept, all are
+            read = partial(read_range, client, from_revision=first, seconds=seconds, quiet_seconds=quiet_seconds)
+            parts = await asyncio.gather(*map(read, prefixes))
+            if all(step.revision == first - 1 for part in parts for step in part if isinstance(step, HistoryBase)):
+                return list(_merged(parts, first - 1, now))
+
+
+def _merged(parts: Iterable[Iterable[Step]], base: int, until: int) -> Iterator[Step]:
+    """The steps of several prefixes as one history, as far as each of them was read; with a base unless it is whole."""
+    kvs: list[KeyValue] = []
+    events: defaultdict[int, list[Event]] = defaultdict(list)
+    for step in chain.from_iterable(parts):
+        match step:
+            case HistoryBase(_, stood):
+                kvs += stood
+            case Revision(revision, changed):
+                events[revision] += changed
+    if base:
+        yield HistoryBase(base, tuple(kvs))
+    yield from (Revision(one, tuple(events[one])) for one in sorted(events) if one <= until)
 
 
 async def _first_kept(client: Client, prefix: bytes, low: int, high: int) -> int:

@@ -103,9 +103,14 @@ class Fold:
             expired since.
         stored: the present state.
         has_pool: whether there was any pool.
+
+    Args:
+        keys: of the registry in etcd.
+        has_requests: False: the history lacks request records, since whoever read it may not read them.
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, *, has_requests: bool = True) -> None:
+        self._has_requests = has_requests
         self._prefix = keys.prefix + "/"
         self._findings: list[Violation] = []
         self._removals = Removals()
@@ -285,14 +290,18 @@ class Fold:
         ((audit_key, audit),) = audits.items()
         self.changing[revision] = audit_key.decode(errors="backslashreplace")
         requests = [self.kind(key)[1][-1] for key, (_, new) in by_kind["requests"].items() if new is not None]
-        if len(requests) != 1:
+        if not self._has_requests:
+            self._check_audit(revision, audit_key, document(audit) or {}, None, wanted)
+        elif len(requests) != 1:
             self._find("W2", revision, audit_key, f"{len(requests)} request records in the revision")
         else:
             self._check_audit(revision, audit_key, document(audit) or {}, requests[0], wanted)
         self._check_retired(revision, by_kind)
 
-    def _check_audit(self, revision: int, key: bytes, audit: Document, request_id: str, wanted: list[Any]) -> None:
-        if audit.get("request_id") != request_id:
+    def _check_audit(
+        self, revision: int, key: bytes, audit: Document, request_id: str | None, wanted: list[Any]
+    ) -> None:
+        if request_id is not None and audit.get("request_id") != request_id:
             self._find("W7", revision, key, f"it names request {audit.get('request_id')!r}, not {request_id!r}")
         if not audit.get("principal") or not audit.get("role"):
             self._find("W7", revision, key, "it does not say who, or in which role")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import click
-from pydantic import ValidationError
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.lora.text import printable
 from registry.model.keys import DEFAULT_PREFIX, Keys
-from registry.runtime.commands import Group, command, complaint, flag, version_flag
-from registry.runtime.flags import complaint_of
-from registry.runtime.program import variable_of
+from registry.runtime.commands import Group, command, complaint, version_flag
 from registry.runtime.settings import DaemonSettings
+from registry.tools.verify.etcd_flags import EtcdReach, flag_of_daemon
 from registry.tools.verify.export import decode, encode, read_history
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import Step
@@ -27,33 +25,17 @@ EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
 MAX_SHOWN = 20
 
 
-def _flag(name: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - as `flag` takes them
-    """An option with its environment variable."""
-    return flag(name, help=help, envvar=variable_of(name), **more)
-
-
-Prefix = Annotated[str, _flag("--prefix", "Prefix of all keys in etcd.")]
-
-
 def export(
-    etcd: Annotated[str, _flag("--etcd", "etcd's members, HOST:PORT[,HOST:PORT…].")],
-    out: Annotated[Path, _flag("--out", "File to write, one JSON line a revision.")],
-    prefix: Prefix = DEFAULT_PREFIX,
-    from_revision: Annotated[int, _flag("--from-revision", "First revision.", min=1)] = 1,
-    etcd_tls_ca: Annotated[Path | None, _flag("--etcd-tls-ca", "CA of etcd.")] = None,
-    etcd_tls_cert: Annotated[Path | None, _flag("--etcd-tls-cert", "Our certificate.")] = None,
-    etcd_tls_key: Annotated[Path | None, _flag("--etcd-tls-key", "Its key.")] = None,
-    etcd_user: Annotated[str | None, _flag("--etcd-user", "User of etcd.")] = None,
-    etcd_password_file: Annotated[Path | None, _flag("--etcd-password-file", "Its password.")] = None,
-    insecure: Annotated[bool, _flag("--insecure", "Send the password unencrypted over the network.")] = False,
+    reach: EtcdReach,
+    out: Annotated[Path, flag_of_daemon("--out", "File to write, one JSON line a revision.")],
+    from_revision: Annotated[int, flag_of_daemon("--from-revision", "First revision.", min=1)] = 1,
 ) -> None:
     """Write what happened in etcd since a revision, or since the last compaction, to a file."""
-    files = {"etcd_tls_ca": etcd_tls_ca, "etcd_tls_cert": etcd_tls_cert, "etcd_tls_key": etcd_tls_key}
-    named = {**files, "etcd_user": etcd_user, "etcd_password_file": etcd_password_file}
+    etcd, prefix = reach.etcd, reach.prefix
     try:
-        settings = DaemonSettings.model_validate({"etcd": etcd, "prefix": prefix, "insecure": insecure, **named})
-    except ValidationError as problem:
-        _fail(EXIT_USAGE, complaint_of(problem))
+        settings = reach.settings()
+    except ValueError as problem:
+        _fail(EXIT_USAGE, str(problem))
     try:
         steps = asyncio.run(_read(settings, from_revision))
     except (EtcdError, TimeoutError, ValueError) as error:
@@ -76,7 +58,8 @@ async def _read(settings: DaemonSettings, from_revision: int) -> list[Step]:
 
 
 def verify(
-    history: Annotated[Path, _flag("--history", "A file that export wrote.")], prefix: Prefix = DEFAULT_PREFIX
+    history: Annotated[Path, flag_of_daemon("--history", "A file that export wrote.")],
+    prefix: Annotated[str, flag_of_daemon("--prefix", "Prefix of all keys in etcd.")] = DEFAULT_PREFIX,
 ) -> None:
     """Check every revision of a history."""
     try:

@@ -1,0 +1,1 @@
+"""The audit outside of etcd: its lines, and their comparison with etcd."""

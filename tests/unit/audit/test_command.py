@@ -1,0 +1,77 @@
+"""loraplane-audit as it is called: wrong input, and what verify prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry.etcd3.errors import NoLeader
+from registry.tools.audit import main
+from registry.tools.audit.lines import BeginLine, HoleLine, encode_line
+from registry.tools.verify.history import Violation
+
+ETCD = ("--etcd", "127.0.0.1:1")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def called(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["loraplane-audit", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main.main()
+        told = capsys.readouterr()
+        return int(stopped.value.code or 0), told.out, told.err
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (("verify", *ETCD), "FILE…"),
+        (("verify", "none", *ETCD), "none: No such file or directory"),
+        (("verify", "none"), "--etcd"),
+        (("follow",), "--etcd"),
+        (("follow", "--etcd", "nowhere"), "etcd"),
+        (("follow", *ETCD, "--etcd-user", "u"), "--etcd-password-file"),
+        (("follow", *ETCD, "--out", "none/a"), "none/a: No such file or directory"),
+        (("follow", *ETCD, "--after", "-1"), "--after"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(run, tmp_path, monkeypatch, line, told):
+    """Nothing is written, and nobody waits for etcd."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*line)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+    assert err.startswith("loraplane-audit: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("found", "code"), [([], 0), ([Violation("A5", 7, "line 3", "gone\x1b")] * 101, 1)])
+def test_findings_are_named_and_decide_about_the_exit_code(run, tmp_path, monkeypatch, found, code):
+    async def verified(*_: object) -> tuple[list[Violation], str]:
+        return found, "2 lines"
+
+    monkeypatch.setattr(main, "_verified", verified)
+    (tmp_path / "a").write_text(encode_line(BeginLine(0)) + encode_line(HoleLine(3, 9)))
+    ended, out, _ = run("verify", str(tmp_path / "a"), *ETCD)
+    assert ended == code
+    assert "between revisions 3 and 9 etcd was compacted" in out
+    assert out.endswith(f"2 lines: {len(found)} findings\n")
+    assert ("A5 at revision 7, line 3: gone\\x1b\n" in out, "… and 1 more" in out) == (bool(found), bool(found))
+
+
+def test_an_etcd_that_does_not_answer_is_told(run, tmp_path, monkeypatch):
+    async def fails(*_: object) -> None:
+        raise NoLeader("no leader")
+
+    monkeypatch.setattr(main, "_verified", fails)
+    (tmp_path / "a").touch()
+    assert run("verify", str(tmp_path / "a"), *ETCD)[::2] == (
+        6,
+        "loraplane-audit: etcd at 127.0.0.1:1 cannot be read: no leader\n",
+    )
+
+
+def test_the_version_needs_no_etcd(run):
+    assert run("--version")[1].startswith("loraplane-audit ")
