@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, assert_never
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, PlainSerializer, TypeAdapter
 
 from registry.model.names import tenant_of
 from registry.model.records import (
@@ -136,7 +136,7 @@ class UpdatePool:
     limits: PoolLimits
     etag: int | None = None
     base: BaseShapes | None = None
-    fields: frozenset[str] | None = None
+    fields: Annotated[frozenset[str], PlainSerializer(sorted)] | None = None
     engine: EngineKind | None = None
     engine_names: EngineNames | None = None
 
