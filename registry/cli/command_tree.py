@@ -50,6 +50,12 @@ ENTRIES = (
     _command("edit", "commands.adapters:edit", "Change one adapter in an editor: VISUAL or EDITOR, else vi."),
     _command("label", "commands.adapters:label", "Set and remove labels of one adapter."),
     _command(
+        "disable",
+        "commands.adapters:disable",
+        "Unload an adapter everywhere, and keep its name, its history and its place in the quota.",
+    ),
+    _command("enable", "commands.adapters:enable", "Serve an adapter again that was disabled."),
+    _command(
         "delete", "commands.adapters:delete", "Delete adapters by their names, by labels, or all that manifests name."
     ),
     _command("retry", "commands.apply:retry", "Make replicas retry a failed adapter at once."),

@@ -37,6 +37,7 @@ class RegisteredAdapter:
         restored_by: of an earlier generation, the principal that put it into history from a backup; empty: this store
             had it itself. Of one that was restored everything else is what that principal said.
         restored_at: when, RFC 3339; empty: it was not restored.
+        enabled: False: it is served nowhere.
     """
 
     name: str
@@ -57,6 +58,7 @@ class RegisteredAdapter:
     halted: str
     restored_by: str = ""
     restored_at: str = ""
+    enabled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def adapter_of(wire: pb.Adapter) -> RegisteredAdapter:
         halted=wire.rollout.halted,
         restored_by=wire.restored_by.principal,
         restored_at=wire.restored_by.at,
+        enabled=spec.enabled or not spec.HasField("enabled"),
     )
 
 

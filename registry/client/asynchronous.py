@@ -75,6 +75,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         labels: Mapping[str, str] | Keep | None = KEEP,
         canaries: Canaries | Keep | None = KEEP,
         description: str | Keep = KEEP,
+        enabled: bool | Keep = KEEP,
         replace: bool = False,
         wait: float | bool = True,
         timeout_seconds: float | None = None,
@@ -104,6 +105,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             labels: for people and filters; None: none.
             canaries: replicas that take new weights first; None: all take them at once.
             description: for people; empty: none.
+            enabled: False: it is served nowhere, and all else of it is kept.
             replace: what is not given gets its default, as by a manifest that does not say it.
             wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
             timeout_seconds: for the change and for the replicas together, from when the files are digested; None: 300,
@@ -136,6 +138,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             labels=labels,
             canaries=canaries,
             description=description,
+            enabled=enabled,
             replace=replace,
         )
         change = await asyncio.to_thread(change_of, publication)

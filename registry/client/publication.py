@@ -48,6 +48,7 @@ class Publication:
         labels: for people and filters; None: none.
         canaries: replicas that take new weights first; None: all take them at once.
         description: for people; empty: none.
+        enabled: False: it is served nowhere, and all else of it is kept.
         replace: what is `KEEP` gets its default instead.
         etag: refuse unless the adapter has it; empty: no condition.
     """
@@ -66,6 +67,7 @@ class Publication:
     labels: Mapping[str, str] | Keep | None = KEEP
     canaries: Canaries | Keep | None = KEEP
     description: str | Keep = KEEP
+    enabled: bool | Keep = KEEP
     replace: bool = False
     etag: str = ""
 

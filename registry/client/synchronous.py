@@ -69,6 +69,8 @@ class Registry(BlockingClient[AsyncRegistry]):
     list = blocking(AsyncRegistry.list)
     history = blocking(AsyncRegistry.history)
     apply = blocking(AsyncRegistry.apply)
+    disable = blocking(AsyncRegistry.disable)
+    enable = blocking(AsyncRegistry.enable)
     promote = blocking(AsyncRegistry.promote)
     abort = blocking(AsyncRegistry.abort)
     pools = blocking(AsyncRegistry.pools)

@@ -229,12 +229,8 @@ class AdminCalls:
             failures += 1
             await asyncio.sleep(REPEAT.delay(failures, random.uniform))
 
-    async def residency_now(
-        self, request: pb.WatchResidencyRequest, *, timeout_seconds: float | None = None
-    ) -> list[pb.AdapterResidency]:
+    async def residency_now(self, request: pb.WatchResidencyRequest) -> list[pb.AdapterResidency]:
         """Places of adapters at this moment: the first whole state of the stream.
-
-        `timeout_seconds`: repetitions included; None: that of the connection.
 
         Raises:
             RegistryError: as the admin service refused it, or Unavailable.
@@ -250,7 +246,7 @@ class AdminCalls:
                         break
             return found
 
-        return await self.repeated(attempt, timeout_seconds)
+        return await self.repeated(attempt)
 
     async def repeated(
         self,

@@ -36,7 +36,7 @@ _TOLERANCE = 0.2
 def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
     """Desired state of an adapter."""
     placement, prepare = spec.placement, spec.prepare
-    return pb.AdapterSpec(
+    message = pb.AdapterSpec(
         source=pb.Source(uri=spec.source.uri, digest=spec.source.digest, signature=spec.source.signature),
         base_model=spec.base_model,
         load=spec.load,
@@ -51,6 +51,9 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
         description=spec.description,
         expect=_expect_message(spec.expect) if spec.expect else None,
     )
+    if not spec.enabled:
+        message.enabled = False
+    return message
 
 
 def spec_dict(spec: pb.AdapterSpec) -> Plain:
@@ -77,6 +80,7 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "strategy": _strategy_dict(spec.strategy) if spec.HasField("strategy") else None,
         "description": spec.description or None,
         "expect": _expect_dict(spec.expect) if spec.HasField("expect") else None,
+        "enabled": spec.enabled or not spec.HasField("enabled"),
     }
 
 

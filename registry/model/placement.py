@@ -291,8 +291,8 @@ class Assignment:
 
 
 def room_taken(spec: AdapterSpec) -> Selector | None:
-    """The selector of an adapter that takes room on each replica that matches; None: lazy, or placed by number."""
-    if spec.load == "lazy" or spec.placement.replicas != "all":
+    """The selector of an adapter that takes room on each replica that matches; None: it is not all of these that do."""
+    if not spec.enabled or spec.load == "lazy" or spec.placement.replicas != "all":
         return None
     return frozenset(spec.placement.selector.items())
 
@@ -314,6 +314,8 @@ def assign(
         candidates: all live replicas of the pool; with their room if the adapter is placed by number.
         generation: the one that replicas may decline.
     """
+    if not spec.enabled:
+        return Assignment((), frozenset())
     serving = placed(pool, key, spec.placement, candidates, generation)
     return Assignment(serving, canaries(spec.strategy.canary, serving) if spec.strategy else frozenset())
 

@@ -169,6 +169,7 @@ class AdapterSpec(Part):
     expect: Expect | None = Field(
         default=None, description="let loraplane expect DIR --base-model DIR write it, or leave it out"
     )
+    enabled: bool = Field(default=True, description="use true, or false to have it served nowhere")
 
 
 class CanaryRollout(Part):

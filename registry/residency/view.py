@@ -359,10 +359,11 @@ def _records(view: PoolView, values: PoolValues) -> tuple[Mapping[str, AdapterEn
 def _entry(view: PoolView, key: str, kv: KeyValue, before: AdapterEntry | None) -> AdapterEntry:
     earlier = _earlier(view, before, kv) if before else _still_followed(view, view.deleted.get(key, ()))
     try:
-        adapter = _adapter(key, read_adapter(view.snapshot.pool, kv), kv.mod_revision)
+        record = read_adapter(view.snapshot.pool, kv)
     except RegistryError:
         return AdapterEntry(kv, None, earlier)
-    return AdapterEntry(kv, adapter, earlier)
+    # What is disabled is nowhere to be asked for, as if it were deleted.
+    return AdapterEntry(kv, _adapter(key, record, kv.mod_revision) if record.spec.enabled else None, earlier)
 
 
 def _earlier(view: PoolView, before: AdapterEntry, now: KeyValue | None) -> Earlier:

@@ -87,6 +87,9 @@ class Question:
     generation: int
 
 
+DISABLED = "it is disabled, so no replica is to serve it"
+
+
 def needs_room(question: Question, record: KeyValue | None, pool: PoolSnapshot) -> bool:
     """True if an adapter is placed by number, and the room of its pool is not known."""
     if record is None or pool.revision >= record.mod_revision:
@@ -115,6 +118,8 @@ def derive_rollout(question: Question, kv: KeyValue | None, pool: PoolSnapshot) 
 
 
 def _present_rollout(record: AdapterRecord, revision: int, pool: PoolSnapshot) -> Rollout:
+    if not record.spec.enabled:
+        return Rollout(record.name, record.generation, done=True, canary=record.rollout, note=DISABLED)
     assigned = _assigned(record, pool)
     canaries = assigned.canaries if record.rollout else frozenset()
     found = [

@@ -154,9 +154,11 @@ class DesiredState:
         return self.recent[len(self.recent) - count :] if 0 <= count <= len(self.recent) else None
 
 
-def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter | LazyAdapter:
-    """Reads an AdapterRecord as far as a state needs it; see `parse_whole`."""
+def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAdapter | LazyAdapter | None:
+    """Reads an AdapterRecord as far as a state needs it, see `parse_whole`; None: it is disabled."""
     record = _checked(pool, key, value)
+    if not record.spec.enabled:
+        return None
     if record.spec.load == "lazy":
         return LazyAdapter(record.name, record.generation)
     return _whole(record, pool, key, revision)
@@ -353,7 +355,8 @@ class Informer:
                 self.memory.forget(key)
         return None
 
-    def _judge(self, key: str, value: bytes, revision: int) -> Verdict:
+    def _judge(self, key: str, value: bytes, revision: int) -> Verdict | None:
+        """The verdict on a record; None: nobody is to serve it."""
         try:
             return parse_adapter(self.pool, key, value, revision)
         except RegistryError as error:

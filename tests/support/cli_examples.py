@@ -100,6 +100,8 @@ STORY = (
     Step("loraplane tenant set acme --max-adapters 100"),
     Step("loraplane get tenants"),
     Step("loraplane backup all.json"),
+    Step("loraplane disable legal --dry-run"),
+    Step("loraplane enable legal --dry-run"),
     Step("loraplane delete legal"),
     Step("loraplane restore all.json --dry-run"),
     Step("loraplane restore all.json --yes"),

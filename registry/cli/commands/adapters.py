@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 import click
+from google.protobuf import field_mask_pb2
 
 from registry.cli import options
-from registry.cli.apply import ApplyOrder, apply_changes
+from registry.cli.apply import ApplyOrder, OrderOptions, apply_changes
 from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.manifest import manifest_dict
 from registry.cli.change.sets import Change, derived_id, step_of_changes
@@ -185,6 +186,28 @@ def label(
     options.relabel("", adapter.spec.labels, labels)
     change = pb.AdapterChange(upsert=_named(adapter), etag=adapter.etag)
     apply_changes(session, [Change(adapter.pool, change, adapter.name)], order)
+
+
+def disable(
+    context: click.Context, name: options.AdapterName, *, pool: options.Pool = None, given: OrderOptions
+) -> None:
+    """Unload an adapter everywhere, and keep its name, its history and its place in the quota."""
+    _switch(session_of(context), name, pool, given.order, enabled=False)
+
+
+def enable(
+    context: click.Context, name: options.AdapterName, *, pool: options.Pool = None, given: OrderOptions
+) -> None:
+    """Serve an adapter again that was disabled."""
+    _switch(session_of(context), name, pool, given.order, enabled=True)
+
+
+def _switch(session: Session, name: str, pool: str | None, order: ApplyOrder, *, enabled: bool) -> None:
+    with session.client(order.read_seconds) as client:
+        where = pool_or_only(client, pool)
+    wanted = pb.Adapter(name=name, spec=pb.AdapterSpec(enabled=enabled))
+    change = pb.AdapterChange(update=wanted, update_mask=field_mask_pb2.FieldMask(paths=["enabled"]))
+    apply_changes(session, [Change(where, change, name)], order)
 
 
 def delete(

@@ -141,11 +141,13 @@ def serving(one: pb.AdapterResidency) -> tuple[int, int]:
 
 
 def state(row: AdapterRow) -> str:
-    """``Halted``, ``Degraded``, ``Progressing`` or ``Healthy``; empty: it is not known.
+    """``Disabled``, ``Halted``, ``Degraded``, ``Progressing`` or ``Healthy``; empty: it is not known.
 
-    Halted: its rollout is. Degraded: a replica failed, is out of reach, does not live, or waits for what nothing but
-    somebody's change brings. Progressing: one is still to serve it. Else Healthy.
+    Disabled: it is to be served nowhere. Halted: its rollout is. Degraded: a replica failed, is out of reach, does not
+    live, or waits for what nothing but somebody's change brings. Progressing: one is still to serve it. Else Healthy.
     """
+    if row.record.spec.HasField("enabled") and not row.record.spec.enabled:
+        return "Disabled"
     if row.record.rollout.halted:
         return "Halted"
     if row.residency is None:

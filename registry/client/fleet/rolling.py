@@ -12,6 +12,8 @@ from math import inf
 from types import TracebackType
 from typing import Self, TypeVar
 
+from google.protobuf import field_mask_pb2
+
 from registry.client import admin_api as api
 from registry.client.adapters import Published, RegisteredAdapter, has_failed, not_served, published_of, retry_id
 from registry.client.address import Tls
@@ -19,6 +21,7 @@ from registry.client.admin_api import AdminMethod
 from registry.client.contexts import connection_of
 from registry.client.credentials import TokenSource
 from registry.client.publication import fitting
+from registry.client.residency import Follower, Residence
 from registry.client.transport import AdminCalls
 from registry.model.errors import NotFound, PermissionDenied, Unavailable
 from registry.v1 import registry_pb2 as pb
@@ -83,9 +86,7 @@ class RolloutCalls:
             Unavailable: it is not served in time, or the admin service was not reached.
             RegistryError: as the admin service refused it otherwise.
         """
-        last = await self._heard(adapter, timeout_seconds, lambda rollout: rollout.done)
-        if (error := not_served(adapter, last)) is not None:
-            raise error
+        await self._served(adapter, timeout_seconds)
 
     async def retry(
         self,
@@ -126,6 +127,55 @@ class RolloutCalls:
         [made] = await self._rolled_out(api.APPLY_ADAPTERS, request, limit, wait=wait)
         return made
 
+    async def disable(
+        self, name: str, pool: str, *, timeout_seconds: float | None = None, request_id: str = ""
+    ) -> Published:
+        """Has an adapter served nowhere; its name, history and place in the quota are kept. Does not wait for that.
+
+        Args:
+            name: of the adapter.
+            pool: its pool.
+            timeout_seconds: repetitions included; None: that of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            Unavailable: no answer in time. It may be disabled; repeat with the ``request_id`` in `metadata`.
+            RegistryError: as the admin service refused it otherwise.
+        """
+        request = _switched(name, pool, request_id, enabled=False)
+        [made] = published_of(await self._changed(api.APPLY_ADAPTERS, request, timeout_seconds))
+        return made
+
+    async def enable(
+        self,
+        name: str,
+        pool: str,
+        *,
+        wait: bool = True,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> Published:
+        """Has an adapter served again that was disabled; returns once every replica that should serve it does.
+
+        Args:
+            name: of the adapter.
+            pool: its pool.
+            wait: False: return once it is registered.
+            timeout_seconds: for the change and for the replicas together; None: 300, of which the change has at most
+                the time of a call of the connection.
+            request_id: to repeat a call whose outcome is not known; empty: a new one.
+
+        Raises:
+            NotFound: there is no such adapter, or no such pool.
+            FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it; `metadata` names them and their reasons.
+            Unavailable: no answer, or not served in time; see `publish`.
+            RegistryError: as the registry refused it otherwise.
+        """
+        request = _switched(name, pool, request_id, enabled=True)
+        [made] = await self._rolled_out(api.APPLY_ADAPTERS, request, self._limit(timeout_seconds), wait=wait)
+        return made
+
     async def wait_served(self, published: Published, wait_seconds: float = WAIT_SECONDS) -> None:
         """Deprecated: use `wait`."""
         warnings.warn("wait_served is deprecated; use wait", DeprecationWarning, stacklevel=2)
@@ -145,25 +195,37 @@ class RolloutCalls:
             published = published_of(await self._changed(api.APPLY_ADAPTERS, again, limit.change_seconds()))
         if not wait:
             return published
-        for one in published:
-            await self.wait(one, timeout_seconds=limit.left_seconds())
-        return tuple([await self._with_places(one, limit) for one in published])
+        rollouts = [await self._served(one, limit.left_seconds()) for one in published]
+        return tuple([await self._with_places(*one) for one in zip(published, rollouts, strict=True)])
 
-    async def _with_places(self, one: Published, limit: TimeLimit) -> Published:
-        """The same with where it is served; without, where nobody tells: the change is made all the same."""
-        request = pb.WatchResidencyRequest(pool=one.pool, name=one.name)
-        seconds = min(limit.left_seconds(), self._calls.timeout_seconds)
-        try:
-            found = await self._calls.residency_now(request, timeout_seconds=seconds)
-        except (NotFound, PermissionDenied, Unavailable):
-            return one
-        serving = [
-            replica
-            for adapter in found
-            for replica in adapter.replicas
-            if replica.state == pb.RolloutReplica.SERVING and replica.generation == one.generation
-        ]
-        urls = tuple(replica.engine_url for replica in serving if replica.engine_url)
+    async def _served(self, one: Published | RegisteredAdapter, timeout_seconds: float) -> pb.Rollout | None:
+        """The rollout, once every replica that should serve the generation does. Raises as `wait`."""
+        last = await self._heard(one, timeout_seconds, lambda rollout: rollout.done)
+        if (error := not_served(one, last)) is not None:
+            raise error
+        return last
+
+    async def _with_places(self, one: Published, rollout: pb.Rollout | None) -> Published:
+        """The same with where it is served; as far as somebody tells, since the change is made all the same.
+
+        Residency may hear of a replica a moment after its rollout did, so it is followed until it has them all.
+        """
+        told = rollout.replicas if rollout is not None else ()
+        awaited = {
+            by.replica for by in told if (by.state, by.generation) == (pb.RolloutReplica.SERVING, one.generation)
+        }
+        responses = self._calls.follow(api.WATCH_RESIDENCY, pb.WatchResidencyRequest(pool=one.pool, name=one.name), 0.0)
+        follower, serving = Follower(), list[Residence]()
+        with suppress(TimeoutError, NotFound, PermissionDenied, Unavailable):
+            async with asyncio.timeout(LOOK_SECONDS), aclosing(responses):
+                async for response in responses:
+                    if (state := follower.take(response)) is None:
+                        continue
+                    places = [place for adapter in state.adapters.values() for place in adapter.serving]
+                    serving = [place for place in places if place.generation == one.generation]
+                    if awaited <= {place.replica for place in serving}:
+                        break
+        urls = tuple(place.engine_url for place in serving if place.engine_url)
         return replace(one, model=serving[0].model if serving else "", engine_urls=urls)
 
     def _limit(self, timeout_seconds: float | None) -> TimeLimit:
@@ -202,6 +264,13 @@ class RolloutCalls:
         return await self._calls.unary(
             method, request, request_id=request_id, timeout_seconds=timeout_seconds, repeats=is_given
         )
+
+
+def _switched(name: str, pool: str, request_id: str, *, enabled: bool) -> pb.ApplyAdaptersRequest:
+    with fitting("name"):
+        adapter = pb.Adapter(name=name, spec=pb.AdapterSpec(enabled=enabled))
+    change = pb.AdapterChange(update=adapter, update_mask=field_mask_pb2.FieldMask(paths=["enabled"]))
+    return pb.ApplyAdaptersRequest(pool=pool, changes=[change], request_id=request_id)
 
 
 def waiting_of(wait: float | bool, timeout_seconds: float | None) -> tuple[bool, float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import runpy
 from contextlib import aclosing, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin
 from tests.support.fleet import POOL, known_replicas
+from tests.support.waiting import eventually
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/training_loop.py"
 
@@ -69,6 +71,27 @@ async def test_what_is_published_is_served_by_every_replica_or_refused_by_name(r
     again = await registry.publish(source.as_uri(), "again", POOL, timeout_seconds=120)
     assert again.generation == 1
     assert (await registry.retry("again", POOL, timeout_seconds=120)).generation == 1
+
+
+async def is_gone(engine, name: str) -> bool:
+    return name not in await engine.listing()
+
+
+async def test_what_is_disabled_is_unloaded_everywhere_and_comes_back_as_it_was(registry, replicas, tmp_path):
+    """R6 unload-eventual, W6: its name, its history and its settings are kept meanwhile."""
+    folder = write_adapter(tmp_path / "sources/a", seed=1).directory
+    await registry.publish(folder, "acme/a", POOL, labels={"team": "bi"}, timeout_seconds=120)
+    await registry.disable("acme/a", POOL)
+    for engine in replicas:
+        await eventually(partial(is_gone, engine, "acme/a"))
+    found = await registry.get("acme/a", POOL)
+    assert (found.enabled, found.generation, dict(found.labels)) == (False, 2, {"team": "bi"})
+    assert [one.adapters for one in await registry.tenants() if one.name == "acme"] == [1]
+    await registry.publish(folder, "acme/a", POOL, priority=3, timeout_seconds=120)
+    back = await registry.enable("acme/a", POOL, timeout_seconds=120)
+    assert (back.generation, back.model, len(back.engine_urls)) == (4, "acme/a", 2)
+    assert all(["acme/a" in await engine.listing() for engine in replicas])
+    assert len((await registry.history("acme/a", POOL)).generations) == 4
 
 
 async def test_an_adapter_through_its_generations(admin, registry, tmp_path):

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from registry.cli.change import sets
+from registry.cli.views.residency_view import AdapterRow, state
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal, applied, updated
 
@@ -314,3 +315,16 @@ def test_what_takes_no_more_room_everywhere_is_not_counted(cli, admin, manifest,
     ran = cli("apply", "-f", manifest(*"abcde"), "--no-atomic")
     assert (ran.code, ran.err.count("is to hold 17: 1 of them wait (over_capacity)")) == (0, 2)
     assert (len(admin.asked("GetPool")), len(admin.asked("ListReplicas"))) == (1, 1)
+
+
+def test_an_adapter_is_switched_off_and_on_and_says_so(cli, admin):
+    """All else of it is kept, as nothing else is named."""
+    for verb, is_on in (("disable", False), ("enable", True)):
+        assert cli(verb, "acme/a", "--request-id", verb).code == 0
+        asked = admin.asked("ApplyAdapters")[-1]
+        (change,) = asked.changes
+        assert (asked.pool, asked.request_id, change.update_mask.paths) == ("dev", verb, ["enabled"])
+        spec = change.update.spec
+        assert (change.update.name, spec.HasField("enabled"), spec.enabled) == ("acme/a", True, is_on)
+        said = state(AdapterRow(pb.Adapter(spec=spec, rollout=pb.CanaryRollout(halted="" if is_on else "why"))))
+        assert said == ("" if is_on else "Disabled")

@@ -121,7 +121,24 @@ def test_a_watch_brings_whole_listings_and_goes_on_where_it_breaks(registry, adm
         next(registry.watch("q"))
 
 
+def test_an_adapter_is_switched_off_and_on_and_keeps_all_else(registry, admin):
+    registry.disable("acme/a", "p", request_id="mine")
+    registry.enable("acme/a", "p")
+    off, on = admin.asked("ApplyAdapters")
+    for asked, is_on in ((off, False), (on, True)):
+        (change,) = asked.changes
+        assert (change.update.name, change.update_mask.paths) == ("acme/a", ["enabled"])
+        assert (change.update.spec.HasField("enabled"), change.update.spec.enabled) == (True, is_on)
+    assert (off.request_id, len(admin.asked("WatchRollout"))) == ("mine", 1)
+    registry.publish("s3://b/a", "a", "p", enabled=False, wait=False)
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    assert (change.update.spec.enabled, change.update_mask.paths) == (False, ["enabled", "expect", "source"])
+    with pytest.raises(InvalidArgument):
+        registry.disable("\ud800", "p")
+
+
 SERVING, PENDING = pb.RolloutReplica.SERVING, pb.RolloutReplica.PENDING
+HERE = {"model": "a@1", "generation": 1, "state": SERVING}
 
 
 def test_who_waited_is_told_by_which_name_and_where_it_is_served(registry, admin):
@@ -137,8 +154,14 @@ def test_who_waited_is_told_by_which_name_and_where_it_is_served(registry, admin
     made = registry.publish("s3://b/a", "a", "p")
     assert (made.model, made.engine_urls) == ("a@1", ("http://1",))
     assert [(one.pool, one.name) for one in admin.asked("WatchResidency")] == [("p", "a")]
+    later = pb.AdapterResidency(name="a", replicas=[*places, pb.Residence(replica="r9", engine_url="http://9", **HERE)])
+    admin.answers["WatchResidency"] = [[resident, pb.WatchResidencyResponse(adapters=[later]), Hold()]]
+    replicas = [pb.RolloutReplica(replica="r9", generation=1, state=SERVING), pb.RolloutReplica(generation=1)]
+    admin.answers["WatchRollout"] = [[pb.Rollout(name="a", generation=1, replicas=replicas, done=True)]]
+    assert registry.publish("s3://b/a", "a", "p").engine_urls == ("http://1", "http://9")
+    admin.requests.clear()
     made = registry.publish("s3://b/a", "a", "p", wait=False)
-    assert (made.model, made.engine_urls, len(admin.asked("WatchResidency"))) == ("", (), 1)
+    assert (made.model, made.engine_urls, len(admin.asked("WatchResidency"))) == ("", (), 0)
     admin.answers["WatchResidency"] = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")]
     assert registry.publish("s3://b/a", "a", "p").model == ""
     admin.answers["WatchResidency"] = [Refusal(grpc.StatusCode.INTERNAL, "INTERNAL")]

@@ -40,7 +40,8 @@ from registry.model.records import Canary, Strategy
 from registry.v1 import registry_pb2 as pb
 
 METHODS = [
-    *("abort", "apply", "audit", "create_pool", "delete_pool", "drain", "events", "forget", "get", "get_pool"),
+    *("abort", "apply", "audit", "create_pool", "delete_pool", "disable", "drain", "enable", "events"),
+    *("forget", "get", "get_pool"),
     *("get_replica", "history", "list", "pools", "promote", "publish", "replicas", "residency", "retry", "rollback"),
     *("set_quota", "tenants", "undrain", "update_pool", "wait", "wait_served", "watch", "watch_audit", "withdraw"),
 ]

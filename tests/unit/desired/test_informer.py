@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from immutables import Map
 
 from sidecar.desired import informer as module
 from sidecar.desired.informer import DesiredState, Informer
@@ -26,6 +27,22 @@ def test_a_list_becomes_adapters_in_order_of_priority_then_name():
     assert state.lazy["lazy"].generation == 1
     assert state.count == 4
     assert state.adapters["a"].request_id == "req-a-1"
+
+
+@pytest.mark.parametrize("load", ["eager", "lazy"])
+def test_what_is_disabled_is_desired_no_more_until_it_is_enabled(load):
+    """R2 replay-equal, R6: its record counts as it stands; what was served of it is forgotten, as by a deletion."""
+    made = informer(kv("a", 1, load=load), kv("b", 2))
+    made.note_served([("a", 1)])
+    off = kv("a", 11, generation=2, load=load, enabled=False)
+    made.apply(11, [put("a", 11, off.value)])
+    assert (made.state.of("a"), made.state.count, made.state.refused) == (None, 1, Map())
+    assert made.state.state_hash == informer(off, kv("b", 2)).state.state_hash
+    assert made.state.order == informer(kv("b", 2)).state.order
+    made.apply(12, [put("a", 12, generation=3, load=load)])
+    on = made.state.of("a")
+    assert on is not None
+    assert (on.generation, getattr(on, "last_good", None)) == (3, None)
 
 
 def test_an_unpinned_source_is_pinned_by_pool_name_and_generation():

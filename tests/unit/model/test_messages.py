@@ -92,6 +92,7 @@ WHOLE_SPEC = {
     "strategy": {"canary": {"replicas": 2}, "promote": "manual", "max_failures": 4, "soak_seconds": 0},
     "description": "d",
     "expect": {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.75},
+    "enabled": False,
 }
 SPEC_MESSAGE = pb.AdapterSpec(
     source=pb.Source(uri="s3://a", digest=DIGEST, signature=SIGNATURE),
@@ -105,6 +106,7 @@ SPEC_MESSAGE = pb.AdapterSpec(
     strategy=pb.Strategy(canary_replicas="2", promote="manual", max_failures=4, soak_seconds=0),
     description="d",
     expect=pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1, 2], tokens=[3], logprobs=[-0.5])], tolerance=0.75),
+    enabled=False,
 )
 WHOLE_LIMITS = {
     "max_rank": 8,
@@ -197,6 +199,7 @@ SHORT: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"placement": pb.Placement(selector={"a": "b"})}, {"placement": {"replicas": "all", "selector": {"a": "b"}}}),
     ({"prepare": pb.Prepare(remap="off")}, {"prepare": {"remap": "off"}}),
     ({"expect": pb.Expect(answers=[pb.ExpectedAnswer(**ANSWER)])}, {"expect": {"answers": [ANSWER]}}),
+    ({"enabled": True}, {}),
 ]
 
 

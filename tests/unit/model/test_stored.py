@@ -137,6 +137,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
             "prepare": {"remap": "auto", "vision": "reject", "dora": "reject", "drop": []},
             "strategy": {"promote": "auto", "max_failures": 0, "soak_seconds": 60},
             "expect": {"answers": [{"logprobs": []}], "tolerance": 0.2},
+            "enabled": True,
         },
         "request_id": "",
         "rollout": None,

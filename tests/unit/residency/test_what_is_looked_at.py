@@ -13,6 +13,7 @@ from registry.model.records import Canary, CanaryRollout, Placement, Strategy
 from registry.model.replica_state import Expectation, ReplicaState, StatusReading, Verdict
 from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, Resident, Warned
 from registry.residency import derive, shares
+from registry.residency.derive import residency
 from registry.residency.hub import Subscription
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import World, among, engine_status, members
@@ -331,3 +332,13 @@ def test_what_canaries_found_is_compared_where_their_own_generation_is_not_pinne
         world.says(name, found=found, **among(members("r1", "r2", "r3")))
     canaries = [one for one in world.where("a").replicas if one.generation == 2]
     assert [one.state for one in canaries] == [state] * 2
+
+
+def test_what_is_disabled_is_nowhere_to_be_asked_for(world):
+    """R24: as if it were deleted; enabled again, it is where it is served."""
+    world.put("a", 2, enabled=False)
+    world.look()
+    assert residency(world.view, "a") is None
+    revision = world.put("a", 3)
+    says(world, "r1", revision)
+    assert world.states("a")["r1"] == (ReplicaState.SERVING, "")

@@ -7,11 +7,12 @@ import pytest
 from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
 from registry.etcd3.ops import KeyValue, Range, RangeResult
 from registry.model.errors import FailedPrecondition
-from registry.model.placement import Placement
+from registry.model.placement import Assignment, Placement, assign
 from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 from registry.rollout import pool
 from registry.rollout.pool import Assignments, PoolRoom, PoolSnapshot, PoolValues
 from registry.rollout.pool_reader import read_pool
+from registry.rollout.status import DISABLED, Question, derive_rollout
 from registry.runtime.clock import Deadline
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import members
@@ -116,3 +117,16 @@ def test_only_records_that_changed_are_parsed_again(monkeypatch):
     read.clear()
     after = pool.renew(before, values(second, other, changed=frozenset({second.key})))
     assert (read, after.rooms, after.revision) == ([second.key], before.rooms, 50)
+
+
+@pytest.mark.parametrize("description", [None, '"enabled":false'])
+def test_what_is_disabled_takes_no_room_and_is_served_by_nobody(description):
+    """R9, R20: its rollout is over at once, and says why; a text that looks like it means nothing."""
+    on, off = (kv(f"a{is_on}", 50, enabled=is_on, description=description) for is_on in (True, False))
+    found = pool.renew(PoolSnapshot(POOL), values(on, off))
+    assert dict(found.rooms[-1].everywhere) == {frozenset(): 1}
+    rollout = derive_rollout(Question(POOL, "aFalse", 1), off, found)
+    assert (rollout.done, rollout.failure, rollout.replicas, rollout.note) == (True, None, (), DISABLED)
+    spec = AdapterSpec(source=SourceSpec(uri="file:///a"), placement=Placement(replicas=2), enabled=False)
+    candidates = Assignments().inputs("d", members("r1", "r2"), None).candidates
+    assert assign(POOL, "a", spec, candidates) == Assignment((), frozenset())

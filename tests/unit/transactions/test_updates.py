@@ -28,6 +28,7 @@ ALL_ELSE: dict[str, Any] = {
     "labels": {"team": "bi"},
     "strategy": TWO,
     "description": "what it is for",
+    "enabled": False,
     "expect": Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])]),
 }
 
