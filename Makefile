@@ -187,5 +187,5 @@ architectures: install engine ## Load PEFT's adapters of each architecture into 
 	nice -n 19 $(BIN)/python -m tests.architectures $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
 
 .PHONY: bench
-bench: install ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures
+bench: install .venv-envoy/.installed ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))

@@ -24,6 +24,7 @@ from bench.idle import idle_20000
 from bench.lazy import lazy
 from bench.listing import listing_2000
 from bench.one_change import one_change_20000_vs_100
+from bench.picker import picker
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
 from bench.residency import residency_100000
 from bench.small import small_1000, small_1000_10ms
@@ -58,6 +59,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     cli_start,
     get_adapters_5000,
     apply_1000,
+    picker,
     decision,
     token_es256,
 )

@@ -13,6 +13,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 SCORES = "x-gateway-destination-endpoint-scores"
 SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 LEAST_REVISION = "x-loraplane-min-revision"
+_READ = frozenset({LEAST_REVISION, ":method", "content-length"})
 _NAMESPACE = "envoy.lb"
 _OVERWRITE = ext.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 # Of what Envoy is sent at once of a body that is streamed.
@@ -114,11 +115,11 @@ def unchanged(request: ext.ProcessingRequest) -> ext.ProcessingResponse:
 
 
 def headers_of(headers: ext.HttpHeaders) -> dict[str, str]:
-    """The headers of a request, of each the first."""
+    """The headers of a request that the picker reads, of each the first."""
     found: dict[str, str] = {}
     for one in headers.headers.headers:
-        value = one.raw_value.decode(errors="replace") if one.raw_value else one.value
-        found.setdefault(one.key, value)
+        if (key := one.key) in _READ and key not in found:
+            found[key] = one.raw_value.decode(errors="replace") or one.value
     return found
 
 

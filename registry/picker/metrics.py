@@ -20,6 +20,7 @@ class PickerMetrics:
         ProcessCollector(registry=registry)
         told = "Requests that were decided, by the pool that they went to, or why they were refused."
         self.requests = Counter("loraplane_picker_requests", told, ["pool", "outcome"], registry=registry)
+        self._requests: dict[tuple[str, str], Counter] = {}  # to look one up by its labels takes longer than to count
         told = "Seconds from a request's headers to its decision."
         self._seconds = Histogram("loraplane_picker_seconds", told, buckets=_BUCKETS, registry=registry)
         told = "Requests on their way to engines by this picker."
@@ -39,11 +40,17 @@ class PickerMetrics:
 
     def count(self, decision: Decision, seconds: float) -> None:
         """Counts a decision."""
-        is_chosen = isinstance(decision, Chosen)
-        pool, outcome = (decision.pool, "chosen") if isinstance(decision, Chosen) else ("", decision.code)
-        self.requests.labels(pool, outcome).inc()
-        if is_chosen:
+        if isinstance(decision, Chosen):
+            self._count(decision.pool, "chosen")
             self._seconds.observe(seconds)
+        else:
+            self._count("", decision.code)
+
+    def _count(self, pool: str, outcome: str) -> None:
+        counter = self._requests.get((pool, outcome))
+        if counter is None:
+            counter = self._requests[pool, outcome] = self.requests.labels(pool, outcome)
+        counter.inc()
 
     def show(self, watches: Iterable[PoolWatch]) -> None:
         """Sets what is known of each pool."""

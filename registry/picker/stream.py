@@ -200,7 +200,7 @@ class Picker:
         if pools and 0 < rules.refuse_after_seconds < away:
             told = f"the picker has not heard from the registry for {away:.0f} s; repeat the request"
             return Denied(503, NOT_KNOWN, told, 5)
-        end = asyncio.get_running_loop().time() + rules.revision_wait_seconds
+        end = asyncio.get_running_loop().time() + rules.revision_wait_seconds if request.least_revision else 0.0
         while request.least_revision > max((one.revision for one in pools), default=0):
             if asyncio.get_running_loop().time() >= end:
                 break

@@ -108,9 +108,9 @@ async def routed_fleet(
 
 
 @asynccontextmanager
-async def simulated(folder: Path, count: int) -> AsyncIterator[dict[str, tuple[str, tuple[str, ...]]]]:
+async def simulated(folder: Path, count: int, *flags: str) -> AsyncIterator[dict[str, tuple[str, tuple[str, ...]]]]:
     """Simulated engines by the names of their replicas."""
-    engines = {f"s{number}": SimulatedEngine(folder / f"s{number}") for number in range(count)}
+    engines = {f"s{number}": SimulatedEngine(folder / f"s{number}", *flags) for number in range(count)}
     try:
         await asyncio.gather(*(one.start() for one in engines.values()))
         yield {name: (one.url, ()) for name, one in engines.items()}

@@ -74,9 +74,14 @@ def test_what_is_none_of_its_business_goes_on(kind):
 
 def test_headers_are_read_in_both_forms_and_the_first_counts():
     headers = ext.HttpHeaders()
-    for key, value, raw in (("a", "", b"1"), ("b", "2", b""), ("a", "3", b"")):
+    for key, value, raw in (
+        (":method", "", b"1"),
+        ("content-length", "2", b""),
+        (":method", "3", b""),
+        ("a", "4", b""),
+    ):
         headers.headers.headers.add(key=key, value=value, raw_value=raw)
-    assert answers.headers_of(headers) == {"a": "1", "b": "2"}
+    assert answers.headers_of(headers) == {":method": "1", "content-length": "2"}
 
 
 def test_a_subset_is_a_list_or_a_text():
