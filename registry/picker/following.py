@@ -52,6 +52,7 @@ class PoolWatch:
         self._connect = connect
         self._away_since: float | None = asyncio.get_running_loop().time()
         self._listed = asyncio.Event()
+        self._has_listed = asyncio.Event()
         self._bases: frozenset[str] = frozenset()
         self._ready: tuple[ReadyReplica, ...] = ()
         self._is_refused = False
@@ -102,6 +103,7 @@ class PoolWatch:
                 if not self._is_refused:
                     _log.warning("base_not_known", pool=self.name, reason=error.reason, error=str(error))
                 self._is_refused = True
+            self._has_listed.set()
             self._listed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LIST_SECONDS):  # wait_for may lose a cancellation that comes with the event
@@ -120,7 +122,11 @@ class PoolWatch:
             await self._take(self.pool.residency)
 
     async def _heard(self, state: PoolResidency) -> None:
-        """Takes a state of residency, by which the registry is not away."""
+        """Takes a state of residency, by which the registry is not away.
+
+        A pool is not known before its base is: a request for that would be answered as one for a name nobody has.
+        """
+        await self._has_listed.wait()
         self._listed.set()
         await self._take(state)
         if self._away_since is not None:

@@ -68,6 +68,17 @@ async def test_a_pool_is_known_with_its_bases_and_its_ready_replicas():
         assert (watch.away_seconds, watch.trouble) == (0.0, "")
 
 
+async def test_a_pool_is_not_known_before_its_base_is():
+    """R5 no-silent-base the other way: the base's own name is not unknown while a picker starts."""
+    admin = FakeAdmin()
+    admin.answers["WatchResidency"] = [[state(5, 1), Hold()]]
+    admin.answers["GetPool"] = [GONE, pb.Pool(name="p", base_models=["tiny"])]
+    async with watching(admin) as watch:
+        await eventually(lambda: watch.pool is not None)
+        assert watch.pool is not None
+        assert watch.pool.bases == {"tiny"}
+
+
 async def test_what_was_known_stays_while_the_registry_is_away():
     """R13 static-stable."""
     admin = FakeAdmin()
