@@ -6,9 +6,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
+
+from cryptography import x509
 
 from registry.cli.change.manifest import manifest_of, read_manifests
 from registry.cli.contexts import load_contexts
@@ -16,15 +19,21 @@ from registry.cli.failure import CliError
 from registry.formats.importer import import_text
 from registry.formats.kinds import KINDS
 from registry.formats.shapes import ImportChoices
+from registry.lora.digest import FileEntry
+from registry.lora.signing.forms import BadBundle
+from registry.lora.signing.keys import sign_statement
+from registry.lora.signing.statement import SignatureBinding, SignedFiles, read_statement, write_statement
 from registry.model.errors import RegistryError
 from registry.model.placement import Member
 from registry.model.records import PoolSpec
+from registry.model.signature_check import SignatureRefused, Use, check_files, vouched
+from registry.model.signature_policy import SigningRule, read_policy
 from registry.sources.base import ArtifactError, Stop, StoreError
 from registry.sources.credentials_file import read_credentials
 from registry.tools.devstack.processes import recall
 from registry.tools.devstack.stack_file import StackError, admin_of_stack, load, port_names
 from sidecar.artifacts.requests import pin_name
-from sidecar.artifacts.signing.signatures import read_keys
+from sidecar.artifacts.signing.signatures import read_keys, read_signature_policy
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.assignment import Assigner
@@ -46,6 +55,8 @@ from tests.fuzz.fuzzer import Run, Target, must_say
 from tests.fuzz.mutation import Case, as_json, choice, journal, snapshot
 from tests.support.adapters import write_adapter
 from tests.support.records import KEYS, POOL, put, record
+from tests.support.signing import SigningAuthority
+from tests.unit.model.test_signature_policy import policy_text
 
 _PLACED = {"placement": {"replicas": 1, "selector": {"zone": "a"}}}
 
@@ -228,6 +239,45 @@ def _keys(file: Path) -> None:
         must_say(str(error))
 
 
+def _policy(file: Path) -> None:
+    try:
+        read_signature_policy(file)
+    except StoreError as error:
+        must_say(str(error))
+
+
+def _bundle(file: Path) -> None:
+    """As a stranger may put it beside the files of an adapter: first unknown, then as if somebody had signed it."""
+    rule = _rule()
+    content = file.read_bytes()
+    for read in (
+        lambda: vouched(rule, content, Use("acme/a", "p"), _NOW),
+        lambda: check_files(read_statement(content), [FileEntry("adapter_config.json", 1, "0" * 64)]),
+    ):
+        try:
+            read()
+        except SignatureRefused as error:
+            must_say(error.message)
+        except BadBundle as error:
+            must_say(str(error))
+
+
+@lru_cache
+def _rule() -> SigningRule:
+    authorities = {"acme": {"certificates": _ACME.pem, "names": ["*"]}}
+    text = policy_text([{"tenants": ["*"], "signers": ["acme", "release"]}], authorities=authorities)
+    rule = read_policy(text, "policy").rule("acme/a")
+    assert rule is not None
+    return rule
+
+
+_NOW, _ACME = datetime(2026, 11, 1, tzinfo=UTC), SigningAuthority()
+_SIGNED = SignedFiles(
+    "a",
+    {"adapter_config.json": "0" * 64},
+    SignatureBinding(("acme/*",), ("p",), None, datetime(2027, 1, 1, tzinfo=UTC)),
+)
+_STATEMENT = write_statement(_SIGNED, [".git"])
 _MANIFEST = {
     "apiVersion": "loraplane/v1",
     "kind": "Adapter",
@@ -271,6 +321,9 @@ def _samples() -> dict[bytes, tuple[Callable[[Path], object], bytes]]:
         b"config-map": (_imported, {"kind": "ConfigMap", "data": {"configmap.yaml": json.dumps(_SYNCER)}}),
         b"model-adapter": (_imported, _MODEL_ADAPTER),
         b"credentials": (_credentials, credentials),
+        b"policy": (_policy, json.loads(policy_text())),
+        b"statement": (_bundle, json.loads(_STATEMENT)),
+        b"bundle": (_bundle, json.loads(sign_statement(_STATEMENT, *_ACME.issue(x509.DNSName("a"))))),
         b"keys": (_keys, {"team": "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA\n-----END PUBLIC KEY-----"}),
     }
     return {name: (read, json.dumps(value).encode()) for name, (read, value) in made.items()}
@@ -283,7 +336,7 @@ def _small() -> list[Case]:
 
 
 # Read once at start, and the operator's own: PyYAML's time grows with the square of their depth.
-_OPERATORS, MAX_YAML_BYTES = {b"credentials", b"keys"}, 2000
+_OPERATORS, MAX_YAML_BYTES = {b"credentials", b"keys", b"policy"}, 4000
 
 
 @asynccontextmanager

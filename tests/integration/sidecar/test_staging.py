@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from registry.cli.main import run
 from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.examiner import EXAMINER, ExaminationLimits
-from sidecar.artifacts.signing.signatures import read_keys
+from sidecar.artifacts.signing.signatures import read_keys, read_signature_policy
 from tests.support.adapters import write_costly_adapter
 from tests.support.records import POOL
 from tests.support.rig import running_rig
-from tests.support.signing import make_key
+from tests.support.signing import make_ec_key, make_key
 from tests.support.waiting import eventually
+from tests.unit.model.test_signature_policy import policy_text
 
 
 async def test_an_adapter_whose_examination_was_ended_is_told_and_costs_nothing_else(tmp_path, monkeypatch):
@@ -39,6 +43,28 @@ async def test_what_was_refused_is_looked_at_anew_with_new_keys(tmp_path):
         rig.store.trust.follow(keys, read_keys, rig.store.trust.signatures.use)
         rig.mailbox.wake()
         await eventually(lambda: rig.reasons() == {"a": "signature_missing"})
+
+
+async def test_a_policy_of_the_host_holds_whatever_the_pool_says_and_a_bundle_is_noticed(tmp_path):
+    """A3 no-self-loosening, R8, R21 proven-here: nothing is loaded before somebody who counts signed the files."""
+    file, key, (private, public) = tmp_path / "policy.yaml", tmp_path / "key.pem", make_ec_key()
+    key.write_bytes(private)
+    rules = [{"tenants": ["default"], "signers": ["release"], "bind": ["name"]}]
+    file.write_bytes(policy_text(rules, keys={"release": public}, authorities={}))
+    async with running_rig(tmp_path) as rig:
+        signatures = rig.store.trust.signatures
+        rig.store.trust.follow(file, read_signature_policy, partial(signatures.enforce, pool=POOL))
+        rig.set_pool(PoolSpec(name=POOL, base_models=["tiny"], limits=PoolLimits(require_signature=False)))
+        rig.desire(1, a="a")
+        await eventually(lambda: rig.statuses and rig.reasons() == {"a": "bundle_missing"})
+        assert rig.calls("load") == []
+        assert run(["sign", str(rig.sources / "a"), "--key", str(key), "--name", "a"]) == 0
+        await rig.served(1, "a")
+        file.write_text("rules: [")
+        rig.store.trust.refresh()
+        rig.mailbox.wake()
+        await eventually(lambda: "file_not_taken" in {one.reason for one in rig.status.warnings})
+        assert set(rig.engine.cards) == {"a"}
 
 
 async def test_a_replica_whose_pool_does_not_exist_is_not_ready(tmp_path):
