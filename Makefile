@@ -145,9 +145,13 @@ pods: install engine .venv-kubernetes/.installed ## Play the rendered chart pod 
 routers: install engine .venv-envoy/.installed ## Play minutes of swaps, drains and restarts behind the real Envoy, before two real vLLM and ten simulated engines
 	ROUTERS=yes $(BIN)/pytest -s --timeout=1800 tests/e2e/test_picker.py
 
+.PHONY: rotations
+rotations: install ## Exchange every certificate, key, token and password again and again while calls run (ROUNDS=n)
+	LORAPLANE_TEST_ROTATIONS=$(or $(ROUNDS),20) $(BIN)/pytest -s tests/integration/test_rotation.py
+
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, routers, 10,000 seeds, battery, sessions, pods, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines routers sim battery sessions pods flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, routers, 10,000 seeds, battery, sessions, pods, rotations, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines routers sim battery sessions pods rotations flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

@@ -93,8 +93,22 @@ def root(
     given = GlobalOptions(admin or None, named_context or None, asked, tls, typed, shown)
     session = session_from(given, context.invoked_subcommand)
     if session.context is not None and session.context.pool:
-        context.default_map = {entry.name: {"pool": session.context.pool} for entry in ENTRIES}
+        context.default_map = _with_pool(session.context.pool)
     context.obj = session
+
+
+# Groups whose --pool is not that of the admin service's context: users of etcd, and contexts themselves.
+_OWN_POOL = {"config", "etcd-access"}
+
+
+def _with_pool(pool: str) -> dict[str, dict[str, object]]:
+    """Defaults of all commands, those of groups too, by which --pool is that pool."""
+    found: dict[str, dict[str, object]] = {}
+    for entry in ENTRIES:
+        if entry.name not in _OWN_POOL:
+            of_group = {name.replace("_", "-"): {"pool": pool} for name in entry.functions}
+            found[entry.name] = {"pool": pool, **of_group}
+    return found
 
 
 def _check_goes_with(form: Format, command: str | None) -> None:

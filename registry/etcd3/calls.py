@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.backoff import Backoff
@@ -93,8 +94,16 @@ class Connections:
             await connection.close()
 
 
+# A password is new in etcd before its file is here; so long one waits whose login was taken before.
+ROTATION_SECONDS = 10.0
+_ROTATION_PAUSE_SECONDS = 0.1
+
+
 class Login:
-    """The token of our user: fetched when first needed, replaced once the server no longer knows it."""
+    """The token of our user: fetched when first needed, replaced once the server no longer knows it.
+
+    A password that is refused, and was taken before, is being exchanged: it is read anew until it is taken.
+    """
 
     def __init__(self, options: ClientOptions) -> None:
         self._user = options.user
@@ -113,8 +122,21 @@ class Login:
             return None
         async with self._lock:
             if self._token is None or self._token == stale:
-                self._token = await self._authenticate(self._user, self._password(), connection, deadline)
+                self._token = await self._renewed(self._user, self._password, connection, deadline)
             return self._token
+
+    async def _renewed(
+        self, user: str, password: Callable[[], str], connection: MemberConnection, deadline: float
+    ) -> str | None:
+        now = asyncio.get_running_loop().time
+        end = now() if self._token is None else min(deadline, now() + ROTATION_SECONDS)
+        while True:
+            try:
+                return await self._authenticate(user, password(), connection, deadline)
+            except EtcdUnauthenticated:
+                if now() + _ROTATION_PAUSE_SECONDS >= end:
+                    raise
+            await asyncio.sleep(_ROTATION_PAUSE_SECONDS)
 
     async def _authenticate(
         self, user: str, password: str, connection: MemberConnection, deadline: float

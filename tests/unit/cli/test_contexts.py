@@ -355,3 +355,13 @@ def test_commands_that_ask_no_service_read_no_contexts(two, monkeypatch, command
     with pytest.raises(CliError) as raised:
         request_id_or_new("")
     assert raised.value.failure.field == "--request-id"
+
+
+def test_the_pool_of_a_context_counts_for_commands_of_groups_too(prod, admin, call):
+    """But not for users of etcd, which no context names."""
+    admin.answers["CheckAccess"] = [pb.CheckAccessResponse(allowed=True)]
+    assert call("auth can-i apply acme/a").code == 0
+    assert call("auth can-i apply acme/a --pool other").code == 0
+    assert [one.pool for one in admin.asked("CheckAccess")] == ["dev", "other"]
+    assert call("replica forget r1").code == 0
+    assert [one.pool for one in admin.asked("ForgetReplica")] == ["dev"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from registry.etcd3 import calls
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.calls import Connections, Login, MemberCalls, Rotation
 from registry.etcd3.client import Client
@@ -259,10 +260,11 @@ class Gate:
 
     def __init__(self, *fails: Exception) -> None:
         self._fails = [*fails]
+        self.deadline = 5.0
         self.asked: list[tuple[str, str]] = []
 
     async def call(self, method: Method[Any, Any], request: Any, *, deadline: float, token: str | None) -> Any:
-        assert (method, deadline, token) == (AUTHENTICATE, 5.0, None)
+        assert (method, deadline, token) == (AUTHENTICATE, self.deadline, None)
         self.asked.append((request.name, request.password))
         await asyncio.sleep(0)
         if self._fails:
@@ -290,6 +292,28 @@ async def test_what_a_login_fails_with_is_told_and_the_next_one_tries_again(fail
     with pytest.raises(type(fails)):
         await login.token(gate, deadline=5.0)  # type: ignore[arg-type]
     assert await login.token(gate, deadline=5.0) == "t2"  # type: ignore[arg-type]
+
+
+async def test_a_password_that_is_being_exchanged_is_waited_for(monkeypatch):
+    """A6 rotates: etcd has the new one before its file is here. One that was never right is told at once."""
+    monkeypatch.setattr(calls, "_ROTATION_PAUSE_SECONDS", 0.001)
+    wrong = EtcdUnauthenticated("invalid user ID or password")
+    login = Login(ClientOptions(("a:1",), user="lora", password=lambda: "p"))
+    soon = asyncio.get_running_loop().time() + 5.0
+
+    def gate(*fails: Exception) -> Gate:
+        made = Gate(*fails)
+        made.deadline = soon
+        return made
+
+    with pytest.raises(EtcdUnauthenticated):
+        await login.token(gate(wrong), deadline=soon)  # type: ignore[arg-type]
+    assert await login.token(gate(), deadline=soon) == "t1"  # type: ignore[arg-type]
+    later = gate(wrong, wrong, wrong)
+    assert await login.token(later, deadline=soon, stale="t1") == "t4"  # type: ignore[arg-type]
+    monkeypatch.setattr(calls, "ROTATION_SECONDS", 0.01)
+    with pytest.raises(EtcdUnauthenticated):
+        await login.token(gate(*[wrong] * 1000), deadline=soon, stale="t4")  # type: ignore[arg-type]
 
 
 async def test_a_server_that_has_no_users_needs_no_token():
