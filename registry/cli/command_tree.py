@@ -43,7 +43,7 @@ ENTRIES = (
     _command("get", "commands.read:get", "List adapters, replicas, pools or tenants."),
     _command("describe", "commands.read:describe", "Show everything about one adapter, replica or pool."),
     _command("why", "commands.read:why", "Say of each replica why it serves an adapter, or does not."),
-    _command("export", "commands.adapters:export", "Write adapters as the manifests that apply takes."),
+    _command("export", "commands.adapters:export", "Write adapters as manifests, or as a router's configuration."),
     _command(
         "import", "commands.imports:import_", "Print adapters of another system as the manifests that apply takes."
     ),

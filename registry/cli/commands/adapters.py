@@ -22,6 +22,7 @@ from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.manifest import manifest_dict
 from registry.cli.change.sets import Change, derived_id, step_of_changes
 from registry.cli.client import AdminClient
+from registry.cli.exporting import export_config, format_asked
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
 from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
 from registry.cli.removal import DELETE_LIMIT, ask, by_labels
@@ -29,6 +30,7 @@ from registry.cli.session import READ_SECONDS, Session, is_typed, pool_or_only, 
 from registry.cli.views.get import labels_of, note
 from registry.cli.views.output import yaml_document
 from registry.client import admin_api as api
+from registry.formats.exporter import ExportFormat
 from registry.model.errors import Reason
 from registry.model.names import matches, name_key
 from registry.v1 import registry_pb2 as pb
@@ -39,17 +41,34 @@ _OTHER_KINDS = {"pool", "pools", "replica", "replicas", "tenant", "tenants"}
 
 def export(
     context: click.Context,
-    names: Annotated[list[str] | None, options.naming(metavar="[NAME]...", help="Only these adapters.")] = None,
+    names: Annotated[
+        list[str] | None,
+        options.naming(
+            metavar="[NAME|FORMAT]...", help=f"Only these adapters; or a format: {', '.join(ExportFormat)}."
+        ),
+    ] = None,
     *,
     pool: options.OnlyPool = None,
     selector: options.Selector = None,
+    watch: Annotated[
+        Path | None,
+        options.flag(
+            "--watch", metavar="FILE", help="With a format: keep this file at each change, replaced as a whole."
+        ),
+    ] = None,
     timeout: options.Timeout = None,
 ) -> None:
-    """Write adapters as the manifests that apply takes.
+    """Write adapters as manifests, or as a router's configuration.
 
-    Without --pool, writes the adapters of all pools. If a record cannot be read, writes the others and fails.
+    Manifests are those that apply takes. Without --pool, writes the adapters of all pools. If a record cannot be read,
+    writes the others and fails. With a format, writes who serves the adapters of one pool: docs/routers.md has them.
     """
     session, wanted = session_of(context), labels_of(selector or ())
+    if (form := format_asked(names, watch)) is not None:
+        if wanted:
+            raise usage(f"--selector: {form} says where requests may go, whatever their adapters' labels; leave it out")
+        export_config(session, form, pool, watch, timeout or READ_SECONDS)
+        return
     asked = {name_key(one): one for one in names or ()}
     unreadable: list[str] = []
     with session.client(timeout or READ_SECONDS) as client:

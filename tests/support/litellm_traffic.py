@@ -1,0 +1,61 @@
+"""Requests through LiteLLM's own Router with our callback, until standard input ends. Runs in LiteLLM's environment.
+
+Arguments as JSON: ``admin``, ``pool``, ``engines`` (URLs), ``models``, ``rate`` (requests a second). A line on standard
+output says that it began; the last one is what came of the requests: how many, and of each that failed, how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from itertools import cycle
+from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network
+
+import litellm
+from litellm import Router
+
+from loraplane.integrations.litellm import LoraPlaneRouting
+
+
+def deployments(engines: list[str]) -> list[dict[str, Any]]:
+    """As ``loraplane export litellm`` writes them."""
+    params = [{"model": "hosted_vllm/*", "api_base": f"{url}/v1", "api_key": "none"} for url in engines]
+    return [
+        {"model_name": "*", "litellm_params": one, "model_info": {"id": f"r{number}"}}
+        for number, one in enumerate(params, start=1)
+    ]
+
+
+async def traffic(told: dict[str, Any]) -> dict[str, Any]:
+    """Sends requests for each model in turn until standard input ends."""
+    routing = LoraPlaneRouting(told["admin"], [told["pool"]])
+    litellm.callbacks = [routing]
+    router = Router(model_list=deployments(told["engines"]), num_retries=0)
+    sent, failed, running, models = 0, list[str](), set[asyncio.Task[None]](), cycle(told["models"])
+
+    async def ask(model: str) -> None:
+        try:
+            await router.atext_completion(model=model, prompt="x", max_tokens=2, temperature=0)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+            failed.append(f"{model}: {type(error).__name__}: {str(error)[:300]}")
+
+    ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    await ask(told["models"][0])
+    print("begun", flush=True)
+    while not ended.done():
+        task = asyncio.create_task(ask(next(models)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+        sent += 1
+        await asyncio.sleep(1 / told["rate"])
+    await asyncio.gather(*running)
+    await routing.aclose()
+    return {"sent": sent, "failed": failed}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(traffic(json.loads(sys.argv[1])))))

@@ -1,0 +1,158 @@
+"""What routers are told of a pool, each in its own format."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from registry.formats import exporter
+from registry.formats.exporter import ExportedAdapter, ExportedPool, ExportedReplica, ExportFormat, export_as
+
+POOL = ExportedPool(
+    "qwen",
+    ("qwen", "qwen-chat"),
+    (
+        ExportedReplica("r1", "http://10.0.0.1:8000", {"zone": "a"}),
+        ExportedReplica("r2", "https://10.0.0.2/"),
+        ExportedReplica("r3", "http://engine:8000"),
+    ),
+    (
+        ExportedAdapter("acme/sql", {"r1": "acme/sql@2", "r2": "acme/sql@3", "r3": "acme/sql@3"}),
+        ExportedAdapter("plain", {"r1": "plain"}),
+    ),
+)
+EMPTY = ExportedPool("none", ("base",), (), ())
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Target(Strict):
+    modelRewrite: str  # noqa: N815 - the resource's own words
+    weight: int = Field(ge=1, le=1_000_000)
+
+
+class Model(Strict):
+    type: Literal["Exact"]
+    value: str = Field(min_length=1)
+
+
+class Match(Strict):
+    model: Model
+
+
+class Rule(Strict):
+    matches: list[Match]
+    targets: list[Target] = Field(min_length=1)
+
+
+class PoolReference(Strict):
+    group: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    kind: str = Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$")
+    name: str = Field(min_length=1, max_length=253)
+
+
+class RewriteSpec(Strict):
+    """As the schema of llm-d's custom resource says it."""
+
+    poolRef: PoolReference  # noqa: N815
+    rules: list[Rule]
+
+
+def test_endpoints_for_llm_d_are_addresses():
+    """Its file-discovery takes IPv4 addresses alone, and ports as texts; whoever has none is told of."""
+    made = export_as(ExportFormat.LLM_D_ENDPOINTS, [POOL, EMPTY])
+    assert yaml.safe_load(made.text) == {
+        "endpoints": [
+            {
+                "name": "r1",
+                "namespace": "qwen",
+                "address": "10.0.0.1",
+                "port": "8000",
+                "labels": {"zone": "a", "loraplane.pool": "qwen"},
+            },
+            {
+                "name": "r2",
+                "namespace": "qwen",
+                "address": "10.0.0.2",
+                "port": "443",
+                "labels": {"loraplane.pool": "qwen"},
+            },
+        ]
+    }
+    [note] = made.notes
+    assert "r3" in note
+    assert "--advertise-url" in note
+
+
+def test_the_port_of_plain_http_is_80():
+    pool = ExportedPool("p", ("b",), (ExportedReplica("r", "http://10.0.0.1"),), ())
+    [endpoint] = yaml.safe_load(export_as(ExportFormat.LLM_D_ENDPOINTS, [pool]).text)["endpoints"]
+    assert endpoint["port"] == "80"
+
+
+def test_the_payload_processor_reads_adapters_by_their_base(monkeypatch):
+    made = export_as(ExportFormat.IPP_CONFIGMAP, [POOL, EMPTY])
+    first, second = yaml.safe_load_all(made.text)
+    assert first["metadata"] == {"name": "loraplane-qwen", "labels": {"inference.llm-d.ai/ipp-managed": "true"}}
+    assert first["data"]["baseModel"] == "qwen"
+    assert yaml.safe_load(first["data"]["adapters"]) == ["acme/sql@2", "acme/sql@3", "plain"]
+    assert yaml.safe_load(second["data"]["adapters"]) == []
+    monkeypatch.setattr(exporter, "MAX_CONFIG_BYTES", len(export_as(ExportFormat.IPP_CONFIGMAP, [EMPTY]).text))
+    small = export_as(ExportFormat.IPP_CONFIGMAP, [POOL, EMPTY])
+    assert ([one["metadata"]["name"] for one in yaml.safe_load_all(small.text)], len(small.notes)) == (
+        ["loraplane-none"],
+        1,
+    )
+
+
+def test_versioned_names_get_requests_by_how_many_replicas_serve_them():
+    """Against the resource's own schema; a plain name needs no rewrite."""
+    made = export_as(ExportFormat.INFERENCE_MODEL_REWRITE, [POOL, EMPTY])
+    [found] = yaml.safe_load_all(made.text)
+    RewriteSpec.model_validate(found["spec"])
+    assert (found["apiVersion"], found["spec"]["poolRef"]["name"]) == ("llm-d.ai/v1alpha2", "qwen")
+    assert found["spec"]["rules"] == [
+        {
+            "matches": [{"model": {"type": "Exact", "value": "acme/sql"}}],
+            "targets": [
+                {"modelRewrite": "acme/sql@2", "weight": 1},
+                {"modelRewrite": "acme/sql@3", "weight": 2},
+            ],
+        }
+    ]
+
+
+def test_a_static_back_end_stands_there_once_for_each_of_its_models():
+    """Both lists of vLLM's production-stack have equal lengths."""
+    found = json.loads(export_as(ExportFormat.PRODUCTION_STACK, [POOL]).text)
+    pairs = list(zip(found["static_backends"].split(","), found["static_models"].split(","), strict=True))
+    assert [model for url, model in pairs if url == "http://10.0.0.1:8000"] == [
+        "qwen",
+        "qwen-chat",
+        "acme/sql@2",
+        "plain",
+    ]
+    assert len(pairs) == 10
+
+
+def test_a_litellm_proxy_has_a_wildcard_for_each_replica():
+    found = yaml.safe_load(export_as(ExportFormat.LITELLM, [POOL]).text)["model_list"]
+    assert [one["litellm_params"]["api_base"] for one in found] == [
+        "http://10.0.0.1:8000/v1",
+        "https://10.0.0.2/v1",
+        "http://engine:8000/v1",
+    ]
+    assert {one["model_name"] for one in found} == {"*"}
+    assert found[0]["model_info"]["id"] == "qwen/r1"
+
+
+@pytest.mark.parametrize("form", ExportFormat)
+def test_an_empty_fleet_is_written_and_equal_states_are_equal_texts(form):
+    assert export_as(form, []) == export_as(form, [])
+    assert export_as(form, [POOL]).text == export_as(form, [POOL]).text != export_as(form, [EMPTY]).text

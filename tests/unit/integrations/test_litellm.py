@@ -1,0 +1,197 @@
+"""The callback of LiteLLM, with a client and a LiteLLM that are played."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from importlib import import_module
+from types import MappingProxyType, ModuleType
+from typing import Any, Self
+
+import pytest
+
+from loraplane import AdapterResidency, NotFound, PoolResidency, Reason, Residence, State, Unavailable
+from tests.simulation.loop import virtual
+
+
+@pytest.fixture
+def module(monkeypatch) -> ModuleType:
+    """The integration, beside what it needs of LiteLLM."""
+    for name in ("litellm", "litellm.integrations", "litellm.integrations.custom_logger"):
+        made = ModuleType(name)
+        made.CustomLogger = type("CustomLogger", (), {})  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, made)
+    monkeypatch.delitem(sys.modules, "loraplane.integrations.litellm", raising=False)
+    return import_module("loraplane.integrations.litellm")
+
+
+def residence(replica: str, model: str, generation: int = 1, state: State = State.SERVING) -> Residence:
+    return Residence(replica, f"http://{replica}:8000/", {}, model, generation, state, "", loaded=True, last_used="")
+
+
+def state(**adapters: list[Residence]) -> PoolResidency:
+    found = {name: AdapterResidency(name, 1, "eager", tuple(parts), "") for name, parts in adapters.items()}
+    return PoolResidency(1, MappingProxyType(found))
+
+
+class PlayedRegistry:
+    """A client whose states a test posts. `refusals`: what comes before them."""
+
+    def __init__(self) -> None:
+        self.states: asyncio.Queue[PoolResidency] = asyncio.Queue()
+        self.refusals: list[Exception] = []
+        self.asked: list[str] = []
+        self.is_open = False
+
+    async def __aenter__(self) -> Self:
+        self.is_open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_open = False
+
+    async def residency(self, pool: str) -> AsyncGenerator[PoolResidency, None]:
+        self.asked.append(pool)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        while True:
+            yield await self.states.get()
+
+
+DEPLOYMENTS = [
+    {"litellm_params": {"api_base": f"http://R{number}:8000/v1"}, "model_info": {"id": f"r{number}"}}
+    for number in (1, 2, 3)
+]
+
+
+async def kept(routing: Any, model: str, **metadata: Any) -> list[str]:
+    """The deployments that are left, asked as LiteLLM asks where a wildcard takes a model."""
+    request = {"model": model, "metadata": {"model_group": model, **metadata}}
+    found = await routing.async_filter_deployments("*", DEPLOYMENTS, None, request)
+    return [one["model_info"]["id"] for one in found]
+
+
+async def follows(module: ModuleType, *states: PoolResidency, **more: Any) -> tuple[Any, PlayedRegistry]:
+    registry = PlayedRegistry()
+    for one in states:
+        registry.states.put_nowait(one)
+    return module.LoraPlaneRouting(lambda: registry, ["p"], **more), registry
+
+
+@virtual
+async def test_an_adapter_goes_to_those_that_serve_it_and_nowhere_else(module):
+    """R5: not to one that brings it in, and to nobody if nobody serves it."""
+    parts = [residence("r1", "a"), residence("r2", "a", state=State.PENDING)]
+    routing, _ = await follows(module, state(a=parts, none=[]))
+    assert await kept(routing, "a") == ["r1"]
+    assert await kept(routing, "hosted_vllm/a") == ["r1"]
+    assert await kept(routing, "none") == []
+    assert await kept(routing, "base") == ["r1", "r2", "r3"], "LiteLLM's own matter"
+    await routing.aclose()
+
+
+@virtual
+async def test_what_changes_counts_from_the_next_request_on(module):
+    """And a name that was deleted goes nowhere: an engine's 404 would make LiteLLM pause a good replica."""
+    routing, registry = await follows(module, state(a=[residence("r1", "a")]))
+    assert await kept(routing, "a") == ["r1"]
+    registry.states.put_nowait(state(a=[residence("r2", "a"), residence("r3", "a")]))
+    await asyncio.sleep(0.01)
+    assert await kept(routing, "a") == ["r2", "r3"]
+    registry.states.put_nowait(state())
+    await asyncio.sleep(0.01)
+    assert await kept(routing, "a") == []
+    registry.states.put_nowait(state(a=[residence("r3", "a")]))
+    await asyncio.sleep(0.01)
+    assert await kept(routing, "a") == ["r3"]
+    await routing.aclose()
+    assert not registry.is_open
+
+
+@virtual
+async def test_a_request_may_ask_for_a_generation(module):
+    parts = [residence("r1", "a", 2), residence("r2", "a", 3)]
+    routing, _ = await follows(module, state(a=parts))
+    for asked, found in ((2, ["r1"]), ("3", ["r2"]), (4, []), ("new", []), (None, ["r1", "r2"])):
+        assert await kept(routing, "a", loraplane_generation=asked) == found
+    await routing.aclose()
+
+
+@virtual
+async def test_versioned_names_are_models_of_their_own(module):
+    parts = [residence("r1", "a@2", 2), residence("r2", "a@3", 3)]
+    routing, _ = await follows(module, state(a=parts))
+    assert (await kept(routing, "a@2"), await kept(routing, "a@3")) == (["r1"], ["r2"])
+    assert await kept(routing, "a") == [], "no engine answers to it"
+    await routing.aclose()
+
+
+@pytest.mark.parametrize(("fail_open", "found"), [(True, ["r1", "r2", "r3"]), (False, [])])
+@virtual
+async def test_before_a_first_state_requests_wait_a_moment_once(module, fail_open, found):
+    routing, registry = await follows(module, fail_open=fail_open)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await kept(routing, "a") == found
+    assert loop.time() - began == pytest.approx(5.0)
+    assert await kept(routing, "a") == found
+    assert loop.time() - began == pytest.approx(5.0)
+    registry.states.put_nowait(state(a=[residence("r1", "a")]))
+    await asyncio.sleep(0.01)
+    assert await kept(routing, "a") == ["r1"]
+    await routing.aclose()
+
+
+@virtual
+async def test_a_registry_that_refuses_is_asked_again_and_the_last_state_counts(module):
+    routing, registry = await follows(module, state(a=[residence("r1", "a")]))
+    registry.refusals = [NotFound(Reason.POOL_NOT_FOUND, "none"), Unavailable(Reason.ADMIN_UNAVAILABLE, "away")]
+    first = asyncio.create_task(kept(routing, "a"))
+    await asyncio.sleep(30)
+    assert await first == ["r1", "r2", "r3"]
+    assert await kept(routing, "a") == ["r1"]
+    assert registry.asked == ["p"] * 3
+    await routing.aclose()
+
+
+@virtual
+async def test_a_deployment_without_an_address_serves_nothing(module):
+    routing, _ = await follows(module, state(a=[residence("r1", "a")]))
+    odd = [{"litellm_params": None}, {"litellm_params": {"api_base": 7}}, {}]
+    assert await routing.async_filter_deployments("a", odd, None) == []
+    assert await routing.async_filter_deployments("a", odd, None, {"metadata": 7, "model": 7}) == []
+    await routing.aclose()
+
+
+def test_another_event_loop_gets_a_connection_of_its_own(module):
+    """As where LiteLLM is used from several threads, or tests."""
+    made: list[PlayedRegistry] = []
+
+    def connect() -> PlayedRegistry:
+        made.append(PlayedRegistry())
+        made[-1].states.put_nowait(state(a=[residence("r1", "a")]))
+        return made[-1]
+
+    routing = module.LoraPlaneRouting(connect, ["p"])
+    for _ in range(2):
+        assert asyncio.run(kept(routing, "a")) == ["r1"]
+    assert len(made) == 2
+
+
+@virtual
+async def test_of_names_that_are_gone_a_bounded_number_is_kept(module, monkeypatch):
+    """R16 bounded."""
+    monkeypatch.setattr(module, "GONE_KEPT", 2)
+    routing, _ = await follows(module, state(a=[], b=[], c=[]), state())
+    await kept(routing, "a")
+    await asyncio.sleep(0.01)
+    assert len(routing._gone) == 2
+    await routing.aclose()
+    await routing.aclose()
+
+
+@pytest.mark.parametrize("pools", [[], "p"])
+def test_pools_are_named(module, pools):
+    with pytest.raises(ValueError, match="name at least one pool"):
+        module.LoraPlaneRouting("admin:7600", pools)
