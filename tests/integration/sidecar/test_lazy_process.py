@@ -125,12 +125,6 @@ async def test_a_lazy_name_whose_newest_generation_is_refused_comes_back_with_th
     await eventually(sidecar.is_ready)
     await eventually(lambda: answers(engine, "a"))
 
-    async def is_refused() -> bool:
-        """It answers on for a while after it left the engine's list."""
-        return await request(engine, "a") == 404
-
-    await eventually(is_refused)
-
     async def is_told() -> bool:
         status = await sidecar.status()
         failed = [(one["name"], one["generation"], one["reason"]) for one in status["failed"]]
