@@ -22,13 +22,13 @@ from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.manifest import manifest_dict
 from registry.cli.change.sets import Change, derived_id, step_of_changes
 from registry.cli.client import AdminClient
-from registry.cli.exporting import export_config, format_asked
 from registry.cli.failure import CliError, Exit, not_found, refused, usage, with_remedy
 from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
 from registry.cli.removal import DELETE_LIMIT, ask, by_labels
 from registry.cli.session import READ_SECONDS, Session, is_typed, pool_or_only, request_id_or_new, session_of
 from registry.cli.views.get import labels_of, note
 from registry.cli.views.output import yaml_document
+from registry.cli.views.router_config import export_config, format_asked
 from registry.client import admin_api as api
 from registry.formats.exporter import ExportFormat
 from registry.model.errors import Reason

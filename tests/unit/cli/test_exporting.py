@@ -9,9 +9,9 @@ import grpc
 import pytest
 import yaml
 
-from registry.cli import exporting
-from registry.cli.exporting import replace_file
 from registry.cli.failure import CliError
+from registry.cli.views import router_config
+from registry.cli.views.router_config import replace_file
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Hold, Refusal
 from tests.unit.cli.conftest import Cli
@@ -76,8 +76,8 @@ def test_what_cannot_be_is_one_error(fleet, cli: Cli, arguments, said):
 
 def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp_path):
     """Also over a time without the admin service; nothing is written while nothing changes."""
-    monkeypatch.setattr(exporting, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(exporting, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(router_config, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(router_config, "QUIET_SECONDS", 0.01)
     file, written = tmp_path / "models.yaml", list[str]()
     real = replace_file
 
@@ -85,7 +85,7 @@ def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp
         written.append(text)
         real(path, text)
 
-    monkeypatch.setattr(exporting, "replace_file", noted)
+    monkeypatch.setattr(router_config, "replace_file", noted)
     fleet.answers["WatchAdapters"] = [[Hold()], [Hold()], [ENOUGH]]
     fleet.answers["WatchResidency"] = [[served("r1"), served("r1"), AWAY], [served(), AWAY], [Hold()]]
     ran = cli("export", "ipp-configmap", "--watch", str(file))
