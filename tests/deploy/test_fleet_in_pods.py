@@ -115,7 +115,8 @@ async def test_real_engines_fail_no_request_either(tmp_path, tiny):
     async with production(tmp_path, real_vllm(tiny.model), limits, replicas=2) as fleet:
         say("two real vLLM are ready")
         await fleet.place(EVERYWHERE, 1)
-        router = Router("main")
+        # Where two vLLM keep the machine busy, etcd breaks watches off now and then: a sidecar is stale for a moment.
+        router = Router("main", patience_seconds=5)
         async with (
             publishing(fleet, EVERYWHERE) as versions,
             router.load(fleet.registry, EVERYWHERE, per_second=5, seconds=60),
@@ -123,7 +124,7 @@ async def test_real_engines_fail_no_request_either(tmp_path, tiny):
             for play in (update, kill_sidecars):
                 await play(fleet)
                 await fleet.settled(seconds=600)
-                say(f"{play.__name__}: {router.answered.total()} answered, {len(router.failed)} failed, {versions[0]}")
+                say(f"{play.__name__}: {router.answered.total()} answered, {router.waited} waited")
                 assert router.failed == [], play.__name__
         assert (router.failed, dict(router.passed_over)) == ([], {})
         assert (versions[0] > 5, router.answered[EVERYWHERE] > 100) == (True, True)

@@ -32,6 +32,8 @@ class Router:
         failed: requests that no replica answered, with what the last one said.
         passed_over: how often a replica did not answer, by what it was.
         slowest_seconds: how long a request took that was answered.
+        patience_seconds: how long a request waits for somebody to serve its adapter.
+        waited: requests that did.
     """
 
     pool: str
@@ -41,6 +43,8 @@ class Router:
     failed: list[str] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
     slowest_seconds: float = 0.0
+    patience_seconds: float = 0.0
+    waited: int = 0
 
     async def follow(self, registry: AsyncRegistry) -> None:
         """Takes in residency, until it is cancelled."""
@@ -57,6 +61,10 @@ class Router:
     async def ask(self, client: httpx.AsyncClient, adapter: str) -> None:
         """One request."""
         began, told = time.monotonic(), "nobody serves it"
+        if self.patience_seconds and not self.places(adapter):
+            self.waited += 1
+            with contextlib.suppress(AssertionError):
+                await eventually(lambda: self.places(adapter), timeout_seconds=self.patience_seconds)
         for url, model in self.places(adapter):
             body = {"model": model, "prompt": f"{self.chance.random()}", "max_tokens": self.chance.choice((1, 4, 16))}
             try:
