@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from weakref import WeakSet
 
@@ -38,6 +39,8 @@ def kept_over_forks(user: object) -> None:
 
 
 def _keep_all() -> None:
+    if _FirstProcess.number:
+        gc.freeze()  # what nobody refers to any more, such as calls that are over, would be collected there
     for user in [*_USERS]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(user))
     _USERS.clear()
