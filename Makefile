@@ -21,7 +21,7 @@ help: ## Show this help
 .PHONY: install
 install: .venv/.installed ## Install the control plane's environment (.venv)
 
-.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-proto/.installed .venv-signing/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
+.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/$(LOCKED) $<
 	touch $@
@@ -50,7 +50,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in build containers envoy kubernetes litellm oldest proto signing tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in build containers envoy kubernetes litellm oldest proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -60,6 +60,11 @@ sbom: .venv-tools/.installed ## Write what the control plane and the engine cons
 	mkdir -p build/sbom
 	for name in control-plane engine; do .venv-tools/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml \
 		--output-reproducible --output-file build/sbom/$$name.cdx.json requirements/$$name.txt || exit; done
+
+.PHONY: site
+site: install .venv-site/.installed ## Make the documentation's site in build/site; a dead link, or a page out of its tree, fails
+	$(BIN)/python -m tests.support.site
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --config-file build/mkdocs.yml
 
 .PHONY: release
 release: install .venv-tools/.installed ## Make a release of the last commit in dist/VERSION: packages, chart, images where podman is, bills of materials, digests, notes (VERSION=x.y.z, IMAGES=no)
@@ -117,11 +122,11 @@ docs: install ## Write the pages of docs/ that are made from the code
 WORKERS ?= 4
 
 .PHONY: test
-test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-signing/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
+test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered $(if $(FAILURES),-p tests.support.flaky --failures=$(FAILURES))
 
 .PHONY: flaky
-flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-signing/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
+flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # What is too long for each change.

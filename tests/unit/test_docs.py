@@ -73,6 +73,15 @@ def test_pages_use_the_words_of_the_glossary():
     assert {(page.name, word) for page in PAGES for word in OLD_WORDS.findall(page.read_text())} == set()
 
 
+def test_each_page_is_in_the_tree_of_the_site():
+    """Its settings are mkdocs.yml; records of decisions are added by tests.support.site."""
+    tree = re.findall(r"^ +- (?:[\w ]+: )?((?:docs/)?[\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [
+        str(page.relative_to(ROOT)) for page in PAGES if page.parent.name != "decisions" and page.name != "README.md"
+    ]
+    assert sorted(tree) == sorted([*pages, "index.md"])
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
