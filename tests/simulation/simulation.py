@@ -18,6 +18,7 @@ from unittest import mock
 
 import structlog
 
+from registry.client.channel import open_channel
 from registry.etcd3.tls import Pem
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from tests.simulation.checks import OVERSIGHT_SECONDS
@@ -192,6 +193,7 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
             mock.patch("grpc.aio.insecure_channel", world.open_plain),
             mock.patch("grpc.aio.secure_channel", world.open_secure),
             mock.patch("grpc.ssl_channel_credentials", Pem),
+            mock.patch("registry.client.transport._open", open_channel),  # on the world's own loop
             world.rotation.played(),
             mock.patch("registry.client.transport.random", random.Random(f"sdk {world.seed}")),
             mock.patch("registry.client.transport.time", SimpleNamespace(monotonic=world.monotonic)),
