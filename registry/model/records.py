@@ -1,6 +1,6 @@
 """The records that the admin service writes.
 
-The `description` of a field says what to write there: it ends every complaint about the field.
+The `title` of a field says what it means; its `description` what to write there, which ends complaints about it.
 """
 
 from __future__ import annotations
@@ -58,27 +58,43 @@ class SourceSpec(Part):
     """
 
     uri: Uri = Field(
-        description="write scheme://path of at most 2048 characters without spaces; for a folder write file:///absolute/path"
+        title="Folder, object, file or repository that holds the adapter",
+        description="write scheme://path of at most 2048 characters without spaces; for a folder write file:///absolute/path",
     )
     digest: Digest | None = Field(
-        default=None, description='write "sha256:" and 64 lower-case hex digits, or leave it out'
+        title="Digest of the files, which pins them: other bytes are refused",
+        default=None,
+        description='write "sha256:" and 64 lower-case hex digits, or leave it out',
     )
     signature: Annotated[str, StringConstraints(pattern=SIGNATURE_PATTERN)] | None = Field(
-        default=None, description="write what loraplane sign prints, or leave it out"
+        title="Signature over the digest of what is there",
+        default=None,
+        description="write what loraplane sign prints, or leave it out",
     )
 
 
 class Placement(Part):
     """On which replicas of the pool an adapter is served: so many of those whose labels have all of `selector`."""
 
-    replicas: Literal["all"] | Count = Field(default="all", description="use all, or a whole number from 1 to 10000")
-    selector: Labels = Field(default={}, description="use at most 64 labels that replicas have, as in labels")
+    replicas: Literal["all"] | Count = Field(
+        title="Number of replicas that serve it, or all",
+        default="all",
+        description="use all, or a whole number from 1 to 10000",
+    )
+    selector: Labels = Field(
+        title="Labels of the replicas among which they are",
+        default={},
+        description="use at most 64 labels that replicas have, as in labels",
+    )
 
 
 class Canary(Part):
     """Replicas of an adapter that take a new version first: a number, or a share such as ``25%``, rounded up."""
 
-    replicas: Count | Percent = Field(description='use a whole number from 1 to 10000, or a share from "1%" to "100%"')
+    replicas: Count | Percent = Field(
+        title="Number of replicas that get a new version first, or a share of them, rounded up",
+        description='use a whole number from 1 to 10000, or a share from "1%" to "100%"',
+    )
 
 
 class Strategy(Part):
@@ -88,10 +104,21 @@ class Strategy(Part):
     refuse them; ``manual``: when somebody says so. More that refuse them, or all, halt it.
     """
 
-    canary: Canary
-    promote: Literal["auto", "manual"] = Field(default="auto", description="use auto or manual")
-    max_failures: int = Field(default=0, ge=0, le=10_000, description="use a whole number from 0 to 10000")
+    canary: Canary = Field(title="Replicas that get a new version first")
+    promote: Literal["auto", "manual"] = Field(
+        title="auto: to all once the canaries have served it; manual: when somebody says so",
+        default="auto",
+        description="use auto or manual",
+    )
+    max_failures: int = Field(
+        title="Number of canaries that may refuse it; more, or all, halt the rollout",
+        default=0,
+        ge=0,
+        le=10_000,
+        description="use a whole number from 0 to 10000",
+    )
     soak_seconds: int = Field(
+        title="Seconds for which every canary serves it before all others get it",
         default=60,
         ge=0,
         le=7 * 86_400,
@@ -102,11 +129,25 @@ class Strategy(Part):
 class Prepare(Part):
     """Changes allowed to an adapter's files before an engine sees them."""
 
-    remap: Literal["auto", "off"] = Field(default="auto", description="use auto or off")
-    vision: Literal["reject", "drop", "keep"] = Field(default="reject", description="use reject, drop or keep")
-    dora: Literal["reject", "strip"] = Field(default="reject", description="use reject or strip")
+    remap: Literal["auto", "off"] = Field(
+        title="Renames modules whose names differ from the base's only in known ways",
+        default="auto",
+        description="use auto or off",
+    )
+    vision: Literal["reject", "drop", "keep"] = Field(
+        title="Fate of matrices for a vision part that the engine does not apply",
+        default="reject",
+        description="use reject, drop or keep",
+    )
+    dora: Literal["reject", "strip"] = Field(
+        title="Fate of magnitudes of DoRA, without which the adapter answers otherwise",
+        default="reject",
+        description="use reject or strip",
+    )
     drop: Annotated[list[ModuleName], Field(max_length=64)] = Field(
-        default=[], description="name at most 64 modules to leave out, e.g. mlp.gate"
+        title="Modules to leave out of the files",
+        default=[],
+        description="name at most 64 modules to leave out, e.g. mlp.gate",
     )
 
 
@@ -117,13 +158,15 @@ class ExpectedAnswer(Part):
     """
 
     prompt: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EXPECTED_PROMPT_TOKENS)] = Field(
-        description="write 1 to 64 numbers of tokens, e.g. [1, 450, 4996]"
+        title="Prompt, as numbers of tokens", description="write 1 to 64 numbers of tokens, e.g. [1, 450, 4996]"
     )
     tokens: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EXPECTED_TOKENS)] = Field(
-        description="write 1 to 16 numbers of tokens, e.g. [263, 29871]"
+        title="Likeliest next tokens, one by one", description="write 1 to 16 numbers of tokens, e.g. [263, 29871]"
     )
     logprobs: Annotated[list[Logprob], Field(max_length=MAX_EXPECTED_TOKENS)] = Field(
-        default=[], description="write one number from -1000 to 0 for each of the tokens, or leave them out"
+        title="Natural logarithm of the probability of each; none: only tokens are compared",
+        default=[],
+        description="write one number from -1000 to 0 for each of the tokens, or leave them out",
     )
 
     @model_validator(mode="after")
@@ -140,34 +183,60 @@ class Expect(Part):
     """
 
     answers: Annotated[list[ExpectedAnswer], Field(min_length=1, max_length=MAX_EXPECTED_PROMPTS)] = Field(
-        description="give 1 to 4 answers, each with a prompt, its tokens, and one logprob of each token or none"
+        title="Prompts with their answers",
+        description="give 1 to 4 answers, each with a prompt, its tokens, and one logprob of each token or none",
     )
     tolerance: float = Field(
-        default=EXPECT_TOLERANCE, ge=0.0001, le=10, allow_inf_nan=False, description="use a number from 0.0001 to 10"
+        title="Distance that a logprob may have from the expected one",
+        default=EXPECT_TOLERANCE,
+        ge=0.0001,
+        le=10,
+        allow_inf_nan=False,
+        description="use a number from 0.0001 to 10",
     )
 
 
 class AdapterSpec(Part):
     """Desired state of an adapter. Its change, and nothing else, makes a new generation."""
 
-    source: SourceSpec = Field(description="an adapter needs a source with a uri, e.g. file:///adapters/sql")
-    base_model: ModelName | None = None
-    load: Load = Field(default="eager", description="use eager or lazy")
-    priority: int = Field(default=0, ge=-1000, le=1000, description="use a whole number from -1000 to 1000")
-    placement: Placement = Placement()
-    prepare: Prepare = Prepare()
-    credentials: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
+    source: SourceSpec = Field(
+        title="Place of its files", description="an adapter needs a source with a uri, e.g. file:///adapters/sql"
+    )
+    base_model: ModelName | None = Field(
+        default=None, title="Name of the base model that it was trained on, where the pool has several"
+    )
+    load: Load = Field(
+        title="eager: loaded on each of its replicas; lazy: on those that are asked for it",
+        default="eager",
+        description="use eager or lazy",
+    )
+    priority: int = Field(
+        title="Rank where an engine has not room for all: the highest is loaded first",
+        default=0,
+        ge=-1000,
+        le=1000,
+        description="use a whole number from -1000 to 1000",
+    )
+    placement: Placement = Field(default=Placement(), title="Replicas that serve it")
+    prepare: Prepare = Field(default=Prepare(), title="Changes allowed to its files before an engine sees them")
+    credentials: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = Field(
+        default=None, title="Name of the credential, known to sidecars, with which the source is read"
+    )
     labels: Labels = {}
     strategy: Strategy | None = Field(
+        title="Way of a new version to the replicas; without one, all get it at once",
         default=None,
-        description="a strategy needs canary.replicas; beside it may stand promote, max_failures and soak_seconds",
+        description="a strategy needs canary.replicas; beside it may stand promote, maxFailures and soak",
     )
     description: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^\P{Cc}*$")] | None = Field(
+        title="Words for people, shown by describe",
         default=None,
         description="write at most 1024 characters in one line, without control characters, or leave it out",
     )
     expect: Expect | None = Field(
-        default=None, description="let loraplane expect DIR --base-model DIR write it, or leave it out"
+        title="Answers that an engine has to give with it before its name is bound",
+        default=None,
+        description="let loraplane expect DIR --base-model DIR write it, or leave it out",
     )
     enabled: bool = Field(default=True, description="use true, or false to have it served nowhere")
 

@@ -47,18 +47,18 @@ class ManifestSpec(AdapterSpec, defer_build=True):
 class Metadata(Part, defer_build=True):
     """Identity of the adapter."""
 
-    name: str
-    pool: str
-    labels: Labels = {}
+    name: str = Field(title="Name by which requests call it; a part before / is its tenant")
+    pool: str = Field(title="Pool of replicas that serve it")
+    labels: Labels = Field(default={}, title="Labels by which commands select adapters")
 
 
 class Manifest(Part, defer_build=True):
     """One adapter as a file describes it."""
 
-    api_version: Literal["loraplane/v1"]
-    kind: Literal["Adapter"]
-    metadata: Metadata
-    spec: ManifestSpec
+    api_version: Literal["loraplane/v1"] = Field(title="Version of this form")
+    kind: Literal["Adapter"] = Field(title="Kind of thing that is described")
+    metadata: Metadata = Field(title="Identity of the adapter")
+    spec: ManifestSpec = Field(title="Desired state of the adapter")
 
     def message(self) -> pb.Adapter:
         """The message that it describes."""

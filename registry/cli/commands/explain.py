@@ -77,12 +77,23 @@ def _plain(whole: Schema, found: Schema) -> Plain:
 
 def _tell(printer: Printer, path: str, schema: Schema, whole: Schema, *, recursive: bool) -> None:
     printer.fields({"FIELD": path, "TAKES": _type(schema, whole), **_default(schema)})
-    for text in dict.fromkeys(one["description"] for one in (schema, *_choices(schema, whole)) if "description" in one):
-        printer.lines(["", *_capital(text).splitlines()])
+    printer.lines(["", f"{_meaning(schema)}."])
+    if "description" in schema and "title" in schema and not _is_whole(schema):
+        printer.lines([f"{_capital(schema['description'])}."])
     fields = list(_rows(schema, whole, "", recursive=recursive))
     if fields:
         printer.lines([""])
         printer.table(("FIELD", "TAKES", "MEANING"), fields)
+
+
+def _is_whole(schema: Schema) -> bool:
+    return "$defs" in schema
+
+
+def _meaning(schema: Schema) -> str:
+    """Meaning of a field; of the whole manifest, what that is."""
+    text: str = schema["description"] if _is_whole(schema) else schema["title"]
+    return text.partition("\n")[0].rstrip(".")
 
 
 def _capital(text: str) -> str:
@@ -93,8 +104,7 @@ def _rows(schema: Schema, whole: Schema, before: str, *, recursive: bool) -> Ite
     required = {name for one in _choices(schema, whole) for name in one.get("required", ())}
     for name, field in _properties(schema, whole).items():
         needed = "required, " if name in required else ""
-        meaning = next((one["description"] for one in (field, *_choices(field, whole)) if "description" in one), "")
-        yield f"{before}{name}", needed + _type(field, whole), meaning.partition("\n")[0]
+        yield f"{before}{name}", needed + _type(field, whole), _meaning(field)
         if recursive:
             yield from _rows(field, whole, f"{before}{name}.", recursive=True)
 

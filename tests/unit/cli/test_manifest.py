@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import string
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from registry.cli.change.manifest import (
     check_unique,
     manifest_dict,
     manifest_of,
+    manifest_schema,
     read_manifests,
 )
 from registry.cli.views.output import yaml_document
@@ -348,3 +350,16 @@ def test_what_is_exported_is_whole_or_fails(cli, admin, listed, line, torn, code
     ]
     ran = cli(*line.split())
     assert (ran.code, "".join(written(ran.out)), told in ran.err) == (code, names, True)
+
+
+def test_every_field_has_a_meaning_in_words_of_a_manifest():
+    """What explain shows, and editors: a meaning of its own, not how to write it, and no name that a manifest lacks."""
+    schema = manifest_schema()
+    fields = {
+        f"{kind}.{name}": field
+        for kind, one in (("Manifest", schema), *schema["$defs"].items())
+        for name, field in one["properties"].items()
+    }
+    wrong = [path for path, one in fields.items() if " " not in one.get("title", "") or one["title"].endswith(".")]
+    texts = {path: f"{one.get('title')} {one.get('description', '')}" for path, one in fields.items()}
+    assert (wrong, [path for path, text in texts.items() if re.search(r"[a-z]_[a-z]", text)]) == ([], [])
