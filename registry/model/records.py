@@ -67,9 +67,7 @@ class SourceSpec(Part):
         description='write "sha256:" and 64 lower-case hex digits, or leave it out',
     )
     signature: Annotated[str, StringConstraints(pattern=SIGNATURE_PATTERN)] | None = Field(
-        title="Signature over the digest of what is there",
-        default=None,
-        description="write what loraplane sign prints, or leave it out",
+        title="Signature over the digest", default=None, description="write what loraplane sign prints, or leave it out"
     )
 
 
@@ -82,9 +80,7 @@ class Placement(Part):
         description="use all, or a whole number from 1 to 10000",
     )
     selector: Labels = Field(
-        title="Labels of the replicas among which they are",
-        default={},
-        description="use at most 64 labels that replicas have, as in labels",
+        title="Labels that these have", default={}, description="use at most 64 labels that replicas have, as in labels"
     )
 
 
@@ -130,24 +126,16 @@ class Prepare(Part):
     """Changes allowed to an adapter's files before an engine sees them."""
 
     remap: Literal["auto", "off"] = Field(
-        title="Renames modules whose names differ from the base's only in known ways",
-        default="auto",
-        description="use auto or off",
+        title="Renaming of modules with known other names", default="auto", description="use auto or off"
     )
     vision: Literal["reject", "drop", "keep"] = Field(
-        title="Fate of matrices for a vision part that the engine does not apply",
-        default="reject",
-        description="use reject, drop or keep",
+        title="Fate of matrices for a vision part", default="reject", description="use reject, drop or keep"
     )
     dora: Literal["reject", "strip"] = Field(
-        title="Fate of magnitudes of DoRA, without which the adapter answers otherwise",
-        default="reject",
-        description="use reject or strip",
+        title="Fate of DoRA's magnitudes", default="reject", description="use reject or strip"
     )
     drop: Annotated[list[ModuleName], Field(max_length=64)] = Field(
-        title="Modules to leave out of the files",
-        default=[],
-        description="name at most 64 modules to leave out, e.g. mlp.gate",
+        title="Modules to leave out", default=[], description="name at most 64 modules to leave out, e.g. mlp.gate"
     )
 
 
@@ -164,7 +152,7 @@ class ExpectedAnswer(Part):
         title="Likeliest next tokens, one by one", description="write 1 to 16 numbers of tokens, e.g. [263, 29871]"
     )
     logprobs: Annotated[list[Logprob], Field(max_length=MAX_EXPECTED_TOKENS)] = Field(
-        title="Natural logarithm of the probability of each; none: only tokens are compared",
+        title="Logarithm of the probability of each; none: only tokens are compared",
         default=[],
         description="write one number from -1000 to 0 for each of the tokens, or leave them out",
     )
@@ -187,7 +175,7 @@ class Expect(Part):
         description="give 1 to 4 answers, each with a prompt, its tokens, and one logprob of each token or none",
     )
     tolerance: float = Field(
-        title="Distance that a logprob may have from the expected one",
+        title="Distance that a logprob may have from it",
         default=EXPECT_TOLERANCE,
         ge=0.0001,
         le=10,
@@ -206,12 +194,10 @@ class AdapterSpec(Part):
         default=None, title="Name of the base model that it was trained on, where the pool has several"
     )
     load: Load = Field(
-        title="eager: loaded on each of its replicas; lazy: on those that are asked for it",
-        default="eager",
-        description="use eager or lazy",
+        title="eager: loaded everywhere; lazy: where it is asked for", default="eager", description="use eager or lazy"
     )
     priority: int = Field(
-        title="Rank where an engine has not room for all: the highest is loaded first",
+        title="Rank where room is short: the highest is loaded first",
         default=0,
         ge=-1000,
         le=1000,
@@ -238,7 +224,9 @@ class AdapterSpec(Part):
         default=None,
         description="let loraplane expect DIR --base-model DIR write it, or leave it out",
     )
-    enabled: bool = Field(default=True, description="use true, or false to have it served nowhere")
+    enabled: bool = Field(
+        title="False: served nowhere", default=True, description="use true, or false to have it served nowhere"
+    )
 
 
 class CanaryRollout(Part):
@@ -337,8 +325,7 @@ class PoolLimits(Part):
     require_signature: bool = False
     require_digest: bool = False
     engine_hosts: Annotated[list[EngineHost], Field(max_length=64)] = Field(
-        default=[],
-        description="name at most 64 hosts and networks, e.g. 10.0.0.0/8, *.engines.svc or vllm-0:8000",
+        default=[], description="name at most 64 hosts and networks, e.g. 10.0.0.0/8, *.engines.svc or vllm-0:8000"
     )
     expected_replicas: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="use a whole number from 1 to 1000000, or 0 for those that lived within the last day"

@@ -57,7 +57,7 @@ class ByRegistry:
         """See `Swapper.swap`. Of two versions, the one before the present one is the other one."""
         if len(self.generations) % ROLLBACK_EACH == ROLLBACK_EACH - 1 and await self._has_past(name):
             reply = await self.admin.stub.RollbackAdapter(pb.RollbackAdapterRequest(pool=POOL, name=name))
-            published = published_of(reply)
+            (published,) = published_of(reply)
             assert published.uri == Path(new).as_uri() != Path(old).as_uri()
             await self.registry.wait(published, timeout_seconds=SERVED_SECONDS)
             self.rollbacks += 1

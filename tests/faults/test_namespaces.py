@@ -62,7 +62,7 @@ async def engine(namespace: Namespace, tmp_path) -> AsyncIterator[SimulatedEngin
 @pytest.fixture
 async def sidecar(namespace: Namespace, one: Cluster, engine: SimulatedEngine, tmp_path) -> AsyncIterator[Sidecar]:
     endpoint = f"{namespace.here}:{one.members[0].client_port}"
-    sidecar = Sidecar(tmp_path, (endpoint,), "/x", engine.url)
+    sidecar = Sidecar(tmp_path, (endpoint,), "/x", engine.url, extra=("--insecure",))  # its pages are asked from here
     sidecar.http = sidecar.http.replace("127.0.0.1", namespace.there)
     sidecar.program.arguments = [part.replace("127.0.0.1", namespace.there) for part in sidecar.program.arguments]
     sidecar.program.before = namespace.command

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from registry.admin.rpc.interceptor import _call
+from registry.admin.rpc.interceptor import _call, _shown
 from registry.lora.text import printable
 from registry.model.errors import RegistryError
 from registry.model.records import AdapterRecord
@@ -45,7 +45,7 @@ async def _naming(_: Path) -> AsyncIterator[Run]:
         author, made = before.copy(), []
         for number, name in enumerate(case):
             context = cast("Any", Context(names={"x509_common_name": [name]}))
-            author.principal = (await _call("ApplyAdapters", context, None)).principal
+            author.principal = (await _call("ApplyAdapters", context, _shown(context), None)).principal
             try:
                 author.change(applying(upsert(f"x{number}")), _REQUEST)
             except RegistryError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from registry.access.principal import operator
 from registry.admin.rpc import calls, interceptor
-from registry.cli import contexts
+from registry.client import contexts
 from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
 from registry.runtime.connection_table import ConnectionTable, NoPlace

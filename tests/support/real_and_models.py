@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest import mock
 
 from hypothesis import given, settings
 
@@ -82,5 +83,8 @@ class RealAndModels:
         host = started(IN_STORE, self.lease_file, Socket() if self.flags.plugin else None)
         assert host.engine is not None
         host.engine.options = replace(self._options, plugin=False)  # the host has seen to that
-        with playing(lambda: [host]):
+        with (
+            playing(lambda: [host]),
+            mock.patch("tests.simulation.plugin.HIDE_SECONDS", float(self.flags.hide_seconds)),
+        ):
             yield Subject(driver_of(host), STORE, inside(host), {})

@@ -30,7 +30,8 @@ async def replicas(admin, etcd, etcd_client) -> SaidReplicas:
 @pytest.fixture
 def apply(admin: Admin) -> Apply:
     async def carry_out(uri: str = "s3://acme/v1/", **spec: object) -> Published:
-        return published_of(await admin.stub.ApplyAdapters(change_set(put("acme/a", uri, **spec))))
+        (published,) = published_of(await admin.stub.ApplyAdapters(change_set(put("acme/a", uri, **spec))))
+        return published
 
     return carry_out
 

@@ -280,6 +280,7 @@ FIELDS[AdapterSpec] = {
     "strategy": st.none() | st.builds(Strategy, **FIELDS[Strategy]),
     "description": st.none() | PRINTABLE,
     "expect": st.none() | st.builds(Expect, **FIELDS[Expect]),
+    "enabled": st.booleans(),
 }
 
 
