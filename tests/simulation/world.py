@@ -432,7 +432,9 @@ class World:
         applied, now = self.checks.applied, self.monotonic()
         kept_until = host.halts.done_before(now, KEPT_SECONDS)
         known = [revision for at, revision in self._followed[host.name] if at < kept_until]
-        applied[host.name] = min(applied[host.name], known[-1] if known else 0)
+        # Whatever was followed since then may be what is left; it went back where the store did.
+        newer = [revision for at, revision in self._followed[host.name] if at >= kept_until]
+        applied[host.name] = min(applied[host.name], known[-1] if known else 0, *newer)
         host.place.store.kept_until = now + GRACE_SECONDS
         self._followed[host.name] = [(0.0, applied[host.name])]
         self.checks.on_power_cut(host.name, kept_until)

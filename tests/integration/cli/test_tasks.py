@@ -193,7 +193,7 @@ def test_a_replica_is_emptied(task, fleet):
 
         def is_empty(told: str) -> bool:
             shown = cells(told, name)
-            return shown[2:4] == ["Healthy", "1/1"] and shown[REPLICAS_SHOWN] in {"r2", "r3"}
+            return shown[2:4] == ["Healthy", "1/1 of 2"] and shown[REPLICAS_SHOWN] in {"r2", "r3"}
 
         task.until("loraplane get adapters -o wide", is_empty)
         told = task.until(

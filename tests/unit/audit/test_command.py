@@ -16,6 +16,7 @@ ETCD = ("--etcd", "127.0.0.1:1")
 def run(monkeypatch, capsys):
     def called(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["loraplane-audit", *arguments])
+        monkeypatch.setattr(main, "configure_logging", lambda: None)  # logs of others would go to what is closed then
         with pytest.raises(SystemExit) as stopped:
             main.main()
         told = capsys.readouterr()

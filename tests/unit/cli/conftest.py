@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -53,6 +54,12 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture(autouse=True)
+def _somebody_listens(monkeypatch) -> None:
+    """The service that the test lays down is within this process: no port of its own would take a connection."""
+    monkeypatch.setattr("registry.cli.client._connection_trouble", AsyncMock(return_value=""))
 
 
 @pytest.fixture(autouse=True)

@@ -128,6 +128,7 @@ async def test_a_call_is_waited_for_until_etcd_is_known_to_be_away(monkeypatch, 
 @pytest.mark.parametrize("line", ["get pools", "delete adapter a --pool dev --request-id q1"])
 def test_a_service_where_nobody_listens_is_told_at_once_unless_the_user_waits(cli, monkeypatch, line):
     """Within a second; who has answered once is waited for, since it may be restarting."""
+    monkeypatch.setattr(of_client, "_connection_trouble", _connection_trouble)
     monkeypatch.setattr(of_client, "_LOOK_AFTER_SECONDS", 0.01)
     monkeypatch.delenv("LORAPLANE_TIMEOUT")
     with nobody_listens() as nobody:
@@ -201,7 +202,6 @@ HELD = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_
 def without_etcd(admin, monkeypatch) -> FakeAdmin:
     """A service that answers nothing but that it does not reach etcd, which is asked at once."""
     monkeypatch.setattr(of_client, "_ASK_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(of_client, "_connection_trouble", AsyncMock(return_value=""))  # no port is listened on here
     monkeypatch.delenv("LORAPLANE_TIMEOUT")
     admin.answers["Check"] = [HELD]
     return admin

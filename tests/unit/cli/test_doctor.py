@@ -328,8 +328,9 @@ def test_manifests_are_looked_at_once(cli, other):
     assert (ran.code, "leave out --watch and --repair" in ran.err) == (2, True)
 
 
-def test_admin_services_with_other_access_files_or_an_earlier_one_are_told(doctor, admin):
+def test_admin_services_with_other_access_files_or_an_earlier_one_are_told(doctor, admin, monkeypatch):
     """Whom one asks must not decide who may do what. A release that does not tell is told of elsewhere."""
+    monkeypatch.setattr("registry.client.transport._open", admin.open)
     one, two = pb.WhoAmIResponse(access_digest="sha256:1"), pb.WhoAmIResponse(access_digest="sha256:2")
     old = pb.WhoAmIResponse(access_digest="sha256:1", access_trouble="line 3: role: no such role")
     refused = Refusal(grpc.StatusCode.UNIMPLEMENTED)
