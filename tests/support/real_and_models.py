@@ -80,11 +80,9 @@ class RealAndModels:
 
     @asynccontextmanager
     async def _simulation(self) -> AsyncIterator[Subject]:
-        host = started(IN_STORE, self.lease_file, Socket() if self.flags.plugin else None)
+        with mock.patch("tests.simulation.plugin.HIDE_SECONDS", float(self.flags.hide_seconds)):
+            host = started(IN_STORE, self.lease_file, Socket() if self.flags.plugin else None)
         assert host.engine is not None
         host.engine.options = replace(self._options, plugin=False)  # the host has seen to that
-        with (
-            playing(lambda: [host]),
-            mock.patch("tests.simulation.plugin.HIDE_SECONDS", float(self.flags.hide_seconds)),
-        ):
+        with playing(lambda: [host]):
             yield Subject(driver_of(host), STORE, inside(host), {})
