@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from registry.cli.failure import refused, usage
 from registry.client.contexts import AdminContext, SavedContexts, read_contexts
 from registry.model.errors import FailedPrecondition, InvalidArgument
+from registry.runtime.own_paths import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,10 @@ class ContextFile(SavedContexts):
 
     def save(self) -> None:
         """Writes the file, whole or not at all, for nobody else to read. Raises CliError where that cannot be."""
-        written = self.path.with_name(f"{self.path.name}.new")
         value = {"current": self.current, "contexts": {key: asdict(one) for key, one in sorted(self.contexts.items())}}
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            written.unlink(missing_ok=True)
-            descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(json.dumps(value, indent=2) + "\n")
-            written.replace(self.path)
+            write_whole(self.path, (json.dumps(value, indent=2) + "\n").encode())
         except OSError as error:
             raise usage(f"cannot write {self.path}: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Check that a file or folder is ours alone, before what stands there is believed."""
+"""Files and folders of ours alone: checked before use, written as a whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,31 @@ _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 class NotOwn(Exception):
     """Others own a file or folder, or may write there; the message says which, and what to do."""
+
+
+def write_whole(file: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Writes a file whole or not at all, in place of what stands there; it survives a power cut.
+
+    Args:
+        file: in a folder that is there.
+        content: all of it.
+        mode: who may read and write it, whatever the umask; else its owner alone.
+
+    Raises:
+        OSError: it cannot be written; what it held is as it was.
+    """
+    written = file.with_name(f".{file.name}.new")
+    written.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fchmod(opened.fileno(), mode)
+            os.fsync(opened.fileno())
+        written.replace(file)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
 
 
 def check_own(path: Path) -> None:

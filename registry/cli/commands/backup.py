@@ -35,6 +35,7 @@ from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.messages import pool_message, spec_message
 from registry.model.names import name_of_key
+from registry.runtime.own_paths import write_whole
 from registry.v1 import registry_pb2 as pb
 
 _POOL_FIELDS = ("base_models", "limits", "base", "engine", "engine_names")
@@ -79,16 +80,8 @@ def _counts(state: StoredState) -> dict[str, int]:
 
 
 def _write(file: Path, text: bytes) -> None:
-    """Writes a file whole or not at all, for its owner alone."""
-    written = file.with_name(f".{file.name}.new")
     try:
-        written.unlink(missing_ok=True)
-        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
-        written.replace(file)
+        write_whole(file, text)
     except OSError as error:
         remedy = "name a file in a folder that is there, and yours to write in"
         raise usage(f"cannot write {file}: {error.strerror}; {remedy}") from error

@@ -6,9 +6,7 @@ state. While the admin service is out of reach it stays as it is: what it says i
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from registry.client import admin_api as api
 from registry.client.residency import Follower, PoolResidency
 from registry.formats.exporter import ExportedAdapter, ExportedPool, ExportedReplica, ExportFormat, export_as
 from registry.model.errors import Reason
+from registry.runtime.own_paths import write_whole
 from registry.v1 import registry_pb2 as pb
 
 # So long nothing may come before replicas are looked at again: one that serves nothing yet is told by no residency.
@@ -126,18 +125,8 @@ def replace_file(file: Path, text: str) -> None:
         CliError: it cannot be written; what it held is as it was.
     """
     try:
-        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        made = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-                opened.write(text)
-                opened.flush()
-                os.fsync(opened.fileno())
-            made.chmod(file.stat().st_mode & 0o777 if file.exists() else 0o644)
-            made.replace(file)
-        except BaseException:
-            made.unlink(missing_ok=True)
-            raise
+        mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
+        write_whole(file, text.encode(), mode=mode)
     except OSError as error:
         raise usage(
             f"--watch {file}: cannot be written: {error.strerror}; name a file in a folder that is there"

@@ -5,17 +5,16 @@ The authorities' keys stay in the folder, beside what they signed: whoever reads
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from registry.runtime.own_paths import write_whole
 from registry.tools.devstack.secure import AuthorityName, SecretFolder, WantedCertificate, access_file, authority_file
 
 _AUTHORITY_LIFE, _LIFE = timedelta(days=3650), timedelta(days=365)
@@ -99,17 +98,8 @@ class CertificateMaker:
     def _write(self, file: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         plain = serialization.NoEncryption()
         pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-        write_secret(self._folder.key(file), pem)
-        write_secret(self._folder.certificate(file), certificate.public_bytes(serialization.Encoding.PEM))
-
-
-def write_secret(path: Path, content: bytes) -> None:
-    """Writes a file, whole or not at all, for nobody else to read. Raises OSError."""
-    written = path.with_name(f".{path.name}.new")
-    written.unlink(missing_ok=True)
-    with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    written.replace(path)
+        write_whole(self._folder.key(file), pem)
+        write_whole(self._folder.certificate(file), certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def _name(common_name: str) -> x509.Name:
@@ -170,6 +160,6 @@ def make_secrets(folder: SecretFolder, certificates: Sequence[WantedCertificate]
     """
     made = CertificateMaker(folder, datetime.now(UTC)).make(certificates)
     if not folder.access.exists():
-        write_secret(folder.access, access_file().encode())
+        write_whole(folder.access, access_file().encode())
         made.append(folder.access.name)
     return made

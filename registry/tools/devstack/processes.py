@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from registry.runtime.own_paths import write_whole
+
 # Far more than a file of ours that says what runs where.
 MAX_BYTES = 1 << 20
 
@@ -244,9 +246,8 @@ def _environment(entry: Path) -> list[bytes]:
 def remember(file: Path, process: Process) -> None:
     """Writes down which process it is, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.with_suffix(".new")
-    written.write_text(json.dumps({"boot": _boot(), "pid": process.pid, "started": process.started}))
-    written.replace(file)
+    told = {"boot": _boot(), "pid": process.pid, "started": process.started}
+    write_whole(file, json.dumps(told).encode(), mode=0o644)
 
 
 def recall(file: Path) -> Process | None:

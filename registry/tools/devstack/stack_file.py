@@ -73,10 +73,7 @@ def make_layout(
 def save(folder: Path, layout: StackLayout) -> None:
     """Writes the layout, whole or not at all; nobody else may change it, whatever the umask."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = folder / f"{FILE}.new"
-    written.write_text(json.dumps(asdict(layout), indent=2) + "\n")
-    written.chmod(0o600)
-    written.replace(folder / FILE)
+    own_paths.write_whole(folder / FILE, (json.dumps(asdict(layout), indent=2) + "\n").encode())
 
 
 def load(folder: Path) -> StackLayout | None:

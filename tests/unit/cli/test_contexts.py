@@ -213,7 +213,7 @@ def test_what_is_changed_without_a_name_is_told(call, prod, address, monkeypatch
 def test_a_file_that_cannot_be_read_or_written(call, prod, tmp_path, monkeypatch, line):
     """And what could not be written is not told as done."""
     with monkeypatch.context() as patched:
-        patched.setattr("registry.cli.contexts.os.open", Mock(side_effect=OSError(28, "No space left on device")))
+        patched.setattr("os.open", Mock(side_effect=OSError(28, "No space left on device")))
         ran = call(f"config {line}")
         assert (ran.code, ran.out, "No space left on device" in ran.err) == (2, "", True)
     (tmp_path / "folder").mkdir(mode=0o700)

@@ -25,6 +25,7 @@ from registry.runtime.local_files import (
     set_aside,
     sync_directory,
 )
+from registry.runtime.own_paths import write_whole
 from registry.sources.base import ArtifactError, StoreError
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
@@ -296,3 +297,25 @@ def test_credentials_are_replaced_under_load(tmp_path):
     assert credentials.hold("more", parse_source("s3://more/a")) is not None
     with pytest.raises(ArtifactError, match="is read again"):
         credentials.hold("nobody", source)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_file_is_written_whole_or_not_at_all_for_whom_it_is_meant(tmp_path, monkeypatch, mode):
+    """X1 secret-free: nobody else reads it for a moment; one that broke off before does not hinder the next."""
+    file, half = tmp_path / "f", tmp_path / ".f.new"
+    half.write_text("half of one")
+    half.chmod(0o666)
+    modes: list[int] = []
+
+    def told(descriptor: int, to: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        half.chmod(to)
+
+    monkeypatch.setattr("os.fchmod", told)
+    write_whole(file, b"one", mode=mode)
+    assert (file.read_bytes(), modes) == (b"one", [0o600])
+    assert (stat.S_IMODE(file.stat().st_mode), list(tmp_path.iterdir())) == (mode, [file])
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        write_whole(file, b"two")
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (b"one", [file])
