@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, NoReturn
-
-import click
+from typing import Annotated
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import KeyValue, prefix_end
-from registry.lora.text import printable
 from registry.model.keys import Keys
-from registry.runtime.commands import Group, argument, command, complaint, version_flag
+from registry.runtime.commands import Group, argument, command, version_flag
 from registry.runtime.process import configure_logging, on_stop_signal, supervise
 from registry.runtime.settings import DaemonSettings
 from registry.store.txn import DAY_SECONDS, DENIAL_DAYS, USUAL_RETENTION
@@ -26,14 +23,13 @@ from registry.tools.audit.compare import AuditedStore, compare
 from registry.tools.audit.follow import AuditFollower, StoreWentBack
 from registry.tools.audit.lines import AuditLine, HoleLine, decode_line
 from registry.tools.audit.output import LineFile, LineSink, OutputUnusable, StandardOutput
+from registry.tools.verify.ends import EXIT_UNAVAILABLE, EXIT_USAGE, fail, report, run_program
 from registry.tools.verify.etcd_flags import EtcdReach, flag_of_daemon
 from registry.tools.verify.export import read_histories
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import HistoryBase, Violation
 
 PROGRAM = "loraplane-audit"
-EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
-MAX_SHOWN = 100
 # Of what the whole history tells, that which is about the audit.
 _OF_THE_AUDIT = frozenset({"W2", "W7"})
 After = Annotated[
@@ -91,7 +87,7 @@ def verify(
     try:
         found, checked = asyncio.run(_verified(settings, lines, after, now, retention))
     except (EtcdError, TimeoutError) as error:
-        _fail(EXIT_UNAVAILABLE, f"etcd at {reach.etcd} cannot be read: {str(error) or 'it takes too long'}")
+        fail(PROGRAM, EXIT_UNAVAILABLE, f"etcd at {reach.etcd} cannot be read: {str(error) or 'it takes too long'}")
     _report(lines, found, checked)
 
 
@@ -146,7 +142,7 @@ def _settings(reach: EtcdReach) -> DaemonSettings:
     try:
         return reach.settings()
     except ValueError as problem:
-        _fail(EXIT_USAGE, str(problem))
+        fail(PROGRAM, EXIT_USAGE, str(problem))
 
 
 def _lines(file: Path) -> Iterator[AuditLine]:
@@ -154,7 +150,7 @@ def _lines(file: Path) -> Iterator[AuditLine]:
         with file.open(errors="replace") as texts:
             yield from map(decode_line, texts)
     except OSError as error:
-        _fail(EXIT_USAGE, f"{file}: {error.strerror}")
+        fail(PROGRAM, EXIT_USAGE, f"{file}: {error.strerror}")
 
 
 def _report(lines: list[AuditLine], found: list[Violation], checked: str) -> None:
@@ -162,18 +158,7 @@ def _report(lines: list[AuditLine], found: list[Violation], checked: str) -> Non
         if isinstance(line, HoleLine):
             told = f"between revisions {line.after} and {line.before} etcd was compacted before it was read: what was "
             sys.stdout.write(told + "made and removed there has no line\n")
-    for one in found[:MAX_SHOWN]:
-        sys.stdout.write(printable(f"{one}") + "\n")
-    if len(found) > MAX_SHOWN:
-        sys.stdout.write(f"… and {len(found) - MAX_SHOWN} more\n")
-    sys.stdout.write(f"{checked}: {len(found)} findings\n")
-    if found:
-        raise click.exceptions.Exit(EXIT_FOUND)
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    sys.stderr.write(printable(f"{PROGRAM}: {message}") + "\n")
-    raise click.exceptions.Exit(code)
+    report(found, checked)
 
 
 app = Group(
@@ -187,11 +172,7 @@ app = Group(
 
 def main() -> None:
     """Entry point of the console script."""
-    try:
-        sys.exit(app(standalone_mode=False) or 0)
-    except click.UsageError as error:
-        sys.stderr.write(printable(f"{PROGRAM}: {complaint(error)}; see {PROGRAM} --help") + "\n")
-        sys.exit(EXIT_USAGE)
+    run_program(PROGRAM, app)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
-
-import click
+from typing import Annotated
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.lora.text import printable
 from registry.model.keys import DEFAULT_PREFIX, Keys
-from registry.runtime.commands import Group, command, complaint, version_flag
+from registry.runtime.commands import Group, command, version_flag
 from registry.runtime.settings import DaemonSettings
+from registry.tools.verify.ends import EXIT_UNAVAILABLE, EXIT_USAGE, fail, report, run_program
 from registry.tools.verify.etcd_flags import EtcdReach, flag_of_daemon
 from registry.tools.verify.export import decode, encode, read_history
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import Step
 
 PROGRAM = "loraplane-verify"
-EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
-MAX_SHOWN = 20
 
 
 def export(
@@ -35,17 +31,17 @@ def export(
     try:
         settings = reach.settings()
     except ValueError as problem:
-        _fail(EXIT_USAGE, str(problem))
+        fail(PROGRAM, EXIT_USAGE, str(problem))
     try:
         steps = asyncio.run(_read(settings, from_revision))
     except (EtcdError, TimeoutError, ValueError) as error:
-        _fail(EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {str(error) or 'it takes too long'}")
+        fail(PROGRAM, EXIT_UNAVAILABLE, f"etcd at {etcd} cannot be read: {str(error) or 'it takes too long'}")
     if not steps:
-        _fail(EXIT_USAGE, f"etcd at {etcd} holds nothing below {prefix!r}; --prefix is the services' own")
+        fail(PROGRAM, EXIT_USAGE, f"etcd at {etcd} holds nothing below {prefix!r}; --prefix is the services' own")
     try:
         out.write_text("".join(f"{line}\n" for line in encode(steps)))
     except OSError as error:
-        _fail(EXIT_USAGE, f"--out {out}: {error.strerror}")
+        fail(PROGRAM, EXIT_USAGE, f"--out {out}: {error.strerror}")
     sys.stdout.write(f"{len(steps)} revisions in {out}\n")
 
 
@@ -65,34 +61,18 @@ def verify(
     try:
         fold = Fold(Keys(prefix)).replay(decode(_lines(history)))
     except ValueError as error:
-        _fail(EXIT_USAGE, str(error))
+        fail(PROGRAM, EXIT_USAGE, str(error))
     if not fold.has_pool:  # of a history of something else everything would hold
-        _fail(EXIT_USAGE, f"the history holds no pool below {prefix!r}; --prefix is the one that was exported")
-    _report(fold)
+        fail(PROGRAM, EXIT_USAGE, f"the history holds no pool below {prefix!r}; --prefix is the one that was exported")
+    span = f"revisions {fold.first_revision} to {fold.revision}"
+    report(fold.findings, f"{span}, {len(fold.changing)} changes")
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        _fail(EXIT_USAGE, f"cannot read {path}: {error}")
-
-
-def _report(fold: Fold) -> None:
-    findings = fold.findings
-    for finding in findings[:MAX_SHOWN]:
-        sys.stdout.write(printable(f"{finding}") + "\n")
-    if len(findings) > MAX_SHOWN:
-        sys.stdout.write(f"… and {len(findings) - MAX_SHOWN} more\n")
-    span = f"revisions {fold.first_revision} to {fold.revision}"
-    sys.stdout.write(f"{span}, {len(fold.changing)} changes: {len(findings)} findings\n")
-    if findings:
-        raise click.exceptions.Exit(EXIT_FOUND)
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    sys.stderr.write(printable(f"{PROGRAM}: {message}") + "\n")
-    raise click.exceptions.Exit(code)
+        fail(PROGRAM, EXIT_USAGE, f"cannot read {path}: {error}")
 
 
 app = Group(
@@ -106,11 +86,7 @@ app = Group(
 
 def main() -> None:
     """Entry point of the console script."""
-    try:
-        sys.exit(app(standalone_mode=False) or 0)
-    except click.UsageError as error:
-        sys.stderr.write(printable(f"{PROGRAM}: {complaint(error)}; see {PROGRAM} --help") + "\n")
-        sys.exit(EXIT_USAGE)
+    run_program(PROGRAM, app)
 
 
 if __name__ == "__main__":

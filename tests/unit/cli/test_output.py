@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from types import SimpleNamespace
 
 import click
 import pytest
@@ -16,7 +15,8 @@ from registry.cli import main
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.output import Color, Format, Output, OutputView, Printer, output_of, yaml_document
 from registry.cli.views.template import columns_of
-from registry.tools.verify import main as verify_main
+from registry.tools.verify import ends
+from registry.tools.verify.history import Violation
 from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.conftest import Terminal
 
@@ -163,10 +163,9 @@ def test_lines_and_cells_cannot_be_forged(form, capsys):
     Printer(Format.TABLE).fields({"Name": "x", "Status note": HOSTILE, HOSTILE: PLAIN})
     told = capsys.readouterr().out
     assert (is_safe(told, 3), "\\nready: yes" in told, PLAIN in told) == (True, True, True)
-    folded = SimpleNamespace(first_revision=1, revision=1, changing=(), findings=[HOSTILE])
     for report, lines in (
-        (lambda: verify_main._report(folded), 2),
-        (lambda: verify_main._fail(2, HOSTILE), 1),
+        (lambda: ends.report([Violation("W3", 1, HOSTILE, HOSTILE)], "1 revision"), 2),
+        (lambda: ends.fail("loraplane-verify", 2, HOSTILE), 1),
     ):
         with pytest.raises(click.exceptions.Exit):
             report()

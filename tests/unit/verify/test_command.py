@@ -87,7 +87,7 @@ def test_the_command_tells_a_counter_example_and_fails(author, history, capsys):
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"), [(20, 20), (21, 20), (45, 20)], ids=["as many as are shown", "one more", "many more"]
+    ("count", "shown"), [(100, 100), (101, 100), (145, 100)], ids=["as many as are shown", "one more", "many more"]
 )
 def test_of_many_findings_the_first_are_shown_and_the_rest_counted(author, history, capsys, count, shown):
     history.write_text("\n".join(encode(again(author, count))))
