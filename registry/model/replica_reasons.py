@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+# Of a replica that serves an adapter until those that are to serve it do.
+LEAVING = "leaving"
 # No pause before a try is longer, but for what a source asked for.
 LONGEST_PAUSE_SECONDS = 300.0
 # No source has to be waited for longer, whatever it asks for.

@@ -13,10 +13,9 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from registry.client.residency import AdapterResidency, PoolResidency
+from registry.model.replica_reasons import LEAVING
 from registry.model.source_uri import DEFAULT_PORTS
 
-# The reason of a replica that serves an adapter until others do, as residency has it.
-LEAVING = "leaving"
 _SEEN_KEPT = 8
 
 

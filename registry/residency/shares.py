@@ -14,12 +14,19 @@ from dataclasses import dataclass, replace
 
 from registry.model.names import matches
 from registry.model.placement import Assignment, declinable, decline_note, decliners
-from registry.model.replica_state import Expectation, ParsedStatus, ReplicaState, Verdict, answered, evaluate, said
+from registry.model.replica_reasons import LEAVING
+from registry.model.replica_state import (
+    Expectation,
+    ParsedStatus,
+    ReplicaState,
+    Verdict,
+    answered,
+    evaluate,
+    said,
+)
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.pool import LiveReplica, PlacementInputs
 
-# The reason of a replica that serves an adapter until those that are to serve it do.
-LEAVING = "leaving"
 # The reason of a replica that serves another generation than it is to serve.
 EARLIER_GENERATION = "earlier_generation"
 # The note where no replica is to serve an adapter.

@@ -44,9 +44,14 @@ def generation_name(generation: int) -> str:
     return f"generation {generation}" if generation else "an earlier generation"
 
 
-def state_name(replica: pb.RolloutReplica) -> str:
+def state_text(state: pb.RolloutReplica.State) -> str:
     """``pending``, ``serving``, ``failed`` or ``unknown``."""
-    return pb.RolloutReplica.State.Name(replica.state).lower()
+    return pb.RolloutReplica.State.Name(state).lower()
+
+
+def state_name(replica: pb.RolloutReplica | pb.Residence) -> str:
+    """State of a replica, as `state_text` has it."""
+    return state_text(replica.state)
 
 
 def outcome_name(result: pb.AdapterResult) -> str:

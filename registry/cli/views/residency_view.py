@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from registry.cli.views.messages import state_name, state_text
 from registry.cli.views.replica_view import cell, replica_view
 from registry.model.messages import Plain
+from registry.model.replica_reasons import LEAVING
 from registry.v1 import registry_pb2 as pb
 
 TITLES = ("REPLICA", "MODEL", "GENERATION", "STATE", "REASON", "LOADED", "LAST USED", "ENGINE")
@@ -15,8 +17,6 @@ TITLES = ("REPLICA", "MODEL", "GENERATION", "STATE", "REASON", "LOADED", "LAST U
 _BAD = {pb.RolloutReplica.FAILED, pb.RolloutReplica.UNKNOWN}
 # What a replica waits for that nothing but somebody's change brings.
 STUCK = frozenset({"over_capacity"})
-# The reason of who serves an adapter only until others do.
-_LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _part_dict(part: pb.Residence) -> Plain:
         "labels": dict(sorted(part.labels.items())),
         "model": part.model,
         "generation": part.generation,
-        "state": _state(part),
+        "state": state_name(part),
         "reason": part.reason,
         "loaded": part.loaded,
         "last_used": part.last_used,
@@ -109,7 +109,7 @@ def rows(one: pb.AdapterResidency) -> list[Sequence[str]]:
             part.replica,
             part.model,
             str(part.generation or "?"),
-            _state(part),
+            state_name(part),
             _wanted_told(part) or cell(part.reason),
             cell(part.loaded),
             cell(part.last_used),
@@ -135,7 +135,7 @@ def _counts(one: pb.AdapterResidency) -> Sequence[pb.ResidenceCount]:
 
 def serving(one: pb.AdapterResidency) -> tuple[int, int]:
     """Number of replicas that answer to its name, and of those that should serve it."""
-    staying = [count for count in _counts(one) if count.reason != _LEAVING]
+    staying = [count for count in _counts(one) if count.reason != LEAVING]
     answering = sum(count.replicas for count in staying if count.state == pb.RolloutReplica.SERVING)
     return answering, sum(count.replicas for count in staying)
 
@@ -161,7 +161,7 @@ def _state_there(one: pb.AdapterResidency) -> str:
     """The same of the generation that residency speaks of."""
     if one.halted:
         return "Halted"
-    staying = [count for count in _counts(one) if count.reason != _LEAVING]
+    staying = [count for count in _counts(one) if count.reason != LEAVING]
     if any(_is_bad(count) for count in staying):
         return "Degraded"
     is_served = all(count.state == pb.RolloutReplica.SERVING and not count.wanted_state for count in staying)
@@ -230,9 +230,9 @@ def _place(part: pb.Residence, generation: int) -> str:
     if part.wanted_state:
         return f"{place} ({_wanted_told(part)})"
     if part.state != pb.RolloutReplica.SERVING:
-        return f"{place} {_state(part)}: {part.reason}"
-    if part.reason == _LEAVING:
-        return f"{place} {_LEAVING}"
+        return f"{place} {state_name(part)}: {part.reason}"
+    if part.reason == LEAVING:
+        return f"{place} {LEAVING}"
     return f"{place} used {part.last_used}" if part.last_used else place
 
 
@@ -241,12 +241,3 @@ def _wanted_told(part: pb.Residence) -> str:
     if not part.wanted_state:
         return ""
     return f"generation {part.wanted_generation} {state_text(part.wanted_state)}: {part.wanted_reason}"
-
-
-def _state(part: pb.Residence) -> str:
-    return state_text(part.state)
-
-
-def state_text(state: pb.RolloutReplica.State) -> str:
-    """``pending``, ``serving``, ``failed`` or ``unknown``."""
-    return pb.RolloutReplica.State.Name(state).lower()

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from registry.cli.views.messages import state_text
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView
-from registry.cli.views.residency_view import AdapterRow, state_text
+from registry.cli.views.residency_view import AdapterRow
 from registry.model.messages import Plain
 from registry.model.names import label_text
 from registry.model.replica_reasons import told_commands

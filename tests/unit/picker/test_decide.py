@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.client.residency import State
+from registry.model.replica_reasons import LEAVING
 from registry.picker.decide import Chosen, Denied, PickRequest, pick
-from registry.picker.served import LEAVING, SeenGeneration
+from registry.picker.served import SeenGeneration
 from tests.unit.picker.worlds import adapter, place, pool
 
 TWO = pool(adapter(place(1), place(2)))
