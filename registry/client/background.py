@@ -16,7 +16,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from registry.client.channel import check_process, kept_over_forks
+from registry.client.channel import check_process
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -69,7 +69,6 @@ class _ProcessLoop:
 
     def _start(self, loop: asyncio.AbstractEventLoop, outcome: Future[T], step: Step[T]) -> None:
         task = loop.create_task(step())
-        kept_over_forks(task)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(partial(_tell, outcome))
@@ -131,7 +130,6 @@ class BackgroundLoop:
     def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         """The items of an asynchronous generator, which is closed at the end, also where Python collects this."""
         turn = asyncio.Lock()
-        kept_over_forks(items)
         try:
             while (item := self.run(self._next, items, turn)) is not None:
                 yield item

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
-from weakref import WeakSet
 
 import grpc
 
@@ -27,26 +24,6 @@ class _FirstProcess:
     """The process that made a channel of gRPC first; 0: none did."""
 
     number = 0
-
-
-# What uses channels. In a fork none of it may be freed: gRPC would end the process with a segmentation fault.
-_USERS: WeakSet[object] = WeakSet()
-
-
-def kept_over_forks(user: object) -> None:
-    """Lets nothing that uses a channel, and nothing that it holds, be freed in a fork, not even at its end."""
-    _USERS.add(user)
-
-
-def _keep_all() -> None:
-    if _FirstProcess.number:
-        gc.freeze()  # what nobody refers to any more, such as calls that are over, would be collected there
-    for user in [*_USERS]:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(user))
-    _USERS.clear()
-
-
-os.register_at_fork(after_in_child=_keep_all)
 
 
 def is_of_other_process() -> bool:

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from registry.client.background import PROCESS, Step
-from registry.client.channel import kept_over_forks, open_channel
+from registry.client.channel import open_channel
 from registry.etcd3.tls import Pem
 
 T = TypeVar("T")
@@ -93,7 +93,6 @@ class LoopedStream(Generic[T]):
     def __init__(self, answers: AsyncGenerator[T, None]) -> None:
         self._answers = answers
         self._turn = asyncio.Lock()
-        kept_over_forks(answers)
 
     async def __aiter__(self) -> AsyncIterator[T]:
         while (answer := await _there(self._next)) is not None:

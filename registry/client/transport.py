@@ -20,7 +20,7 @@ from registry.client import admin_api as api
 from registry.client.address import Tls, check_address, is_of_this_host
 from registry.client.admin_api import AdminMethod, Reply, Request
 from registry.client.background import PROCESS
-from registry.client.channel import check_process, is_of_other_process, kept_over_forks, open_channel
+from registry.client.channel import check_process, is_of_other_process, open_channel
 from registry.client.credentials import BearerToken, TokenCommand, TokenSource
 from registry.client.errors import CallErrors
 from registry.client.handshake import HandshakeTrouble, admin_service, found_trouble
@@ -111,7 +111,6 @@ class AdminCalls:
         # Whether a call was answered, so that somebody is known to be there.
         self.has_answered = False
         self._process = os.getpid()
-        kept_over_forks(self)
         self._files = tls.files() if tls else None
         self._tls = TlsReader(self._files, partial(_log.warning, _TLS_TROUBLE)) if self._files else None
         self._pem = self._newest_pem()
