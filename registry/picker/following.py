@@ -142,9 +142,8 @@ class PoolWatch:
 
     def _lost(self, error: RegistryError) -> None:
         self.trouble = str(error)
-        if self._away_since is None or self.pool is None:
-            _log.warning("registry_away", pool=self.name, reason=error.reason, error=self.trouble)
         if self._away_since is None:
+            _log.warning("registry_away", pool=self.name, reason=error.reason, error=self.trouble)
             self._away_since = asyncio.get_running_loop().time()
 
 

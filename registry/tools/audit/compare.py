@@ -237,13 +237,13 @@ _Last = tuple[_Told, Document | None]
 
 
 def _subjects(one: _Told) -> Iterator[tuple[Subject, Document | None, Document | None]]:
-    """Keys that a record tells of, below the prefix, with the values before and after."""
+    """Keys that a record tells of, below the prefix, with the values before and after; its own key names the pool."""
+    pool = one.key.split("/")[1]
     for change in objects_of(one.record, "changes"):
         kind, name = text_of(change, "kind"), text_of(change, "name")
         before, after = change.get("before"), change.get("after")
         was = before if isinstance(before, dict) else None
         now = after if isinstance(after, dict) else None
-        pool = text_of(now or was, "pool") or one.key.split("/")[1]
         match kind:
             case "adapter":
                 yield ("adapters", f"{pool}/{name_key(name)}"), was, now

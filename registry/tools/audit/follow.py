@@ -105,9 +105,9 @@ class AuditFollower:
         self._seen = max(self._seen, revision)
 
     def _is_written(self, kv: KeyValue) -> bool:
-        at = kv.mod_revision
+        """True for what the file ends with; nothing earlier is read again."""
         is_known = self._written is None or self._name(kv) in self._written
-        return at < self._revision or (at == self._revision and is_known)
+        return kv.mod_revision == self._revision and is_known
 
     def _line(self, kv: KeyValue) -> RecordLine:
         return RecordLine(kv.mod_revision, self._name(kv), document(kv.value) or {})

@@ -81,6 +81,22 @@ async def test_what_is_being_fetched_was_not_removed(store, sources, monkeypatch
     assert [one for one in logged if one["event"] == "artifact_touched"] == []
 
 
+async def test_what_was_removed_is_told_until_it_is_back_also_while_it_is_fetched(store, sources, monkeypatch):
+    """R9 status-truth: it is leased and not there, as what comes for the first time."""
+    adapter, looks = write_adapter(sources / "s"), list[dict[str, str]]()
+    staged = await store.ensure(pinned(adapter))
+    shutil.rmtree(staged.path)
+    told, place = look(store), Ingest.place
+
+    def placed(ingest: Ingest, *arguments: Any) -> Any:
+        looks.append(look(store))
+        return place(ingest, *arguments)
+
+    monkeypatch.setattr(Ingest, "place", placed)
+    await store.ensure(pinned(adapter))
+    assert looks == [told] != [{}]
+
+
 @pytest.mark.parametrize("deed", REMOVALS.values(), ids=REMOVALS)
 async def test_what_was_removed_is_told_and_comes_back_to_the_same_place(store, sources, deed):
     """R4, R7: an engine that answers from memory may have to read it at any moment."""

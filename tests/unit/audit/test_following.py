@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from unittest.mock import Mock
 
 import pytest
 
-from registry.etcd3.ops import Put, Txn
+from registry.etcd3.ops import Event, KeyValue, Put, Txn
+from registry.etcd3.stream import Changed, ListCause, Listed
 from registry.tools.audit import follow, output
-from registry.tools.audit.follow import StoreWentBack
+from registry.tools.audit.follow import AuditFollower, StoreWentBack
 from registry.tools.audit.lines import BeginLine, LinePosition, SeenLine, encode_line
 from registry.tools.audit.output import LineFile, OutputUnusable, StandardOutput
 from tests.support.admin import change_set, put
@@ -41,6 +43,20 @@ def test_each_record_has_one_line_in_the_order_of_revisions(audited):
         assert world.file.stat().st_mode & 0o777 == 0o600
 
     audited(scene)
+
+
+def test_a_list_amid_the_following_doubles_no_line(tmp_path, monkeypatch):
+    """A5 tamper-evident: where a compaction went past what was followed, all that stands is read anew."""
+    first, second = (KeyValue(KEYS.audits() + name, b"{}", at, at, 1) for name, at in ((b"p/1", 5), (b"p/2", 7)))
+    monkeypatch.setattr(follow, "Reflector", Mock())
+    sink = LineFile(tmp_path / "f", 0)
+    follower = AuditFollower(Mock(), KEYS, sink, Mock())
+    follower._take(Changed(5, (Event(first.key, 5, first),)))
+    follower._take(Listed(7, (first, second), 1, ListCause.COMPACTED))
+    sink.close()
+    told = [json.loads(line) for line in (tmp_path / "f").read_text().splitlines()]
+    assert [line["key"] for line in told if "key" in line] == ["audit/p/1", "audit/p/2"]
+    assert {"hole": {"after": 5, "before": 7}} in told
 
 
 def test_a_restart_loses_no_line_and_doubles_none(audited):

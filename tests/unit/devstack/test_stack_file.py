@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_a_layout_is_read_as_it_was_written_and_what_cannot_be_read_is_no_stack(
     )
     (tmp_path / FILE).write_text(text)
     assert load(tmp_path) is None
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_stack_is_as_secure_as_it_was_made_and_one_of_an_earlier_release_is_not(tmp_path, secure):
+    layout = make_layout(EngineKind.SIM, 1, {}, secure=secure)
+    save(tmp_path, layout)
+    assert load(tmp_path) == layout
+    earlier = json.loads((tmp_path / FILE).read_text())
+    del earlier["secure"]
+    (tmp_path / FILE).write_text(json.dumps(earlier))
+    found = load(tmp_path)
+    assert found is not None
+    assert not found.secure
 
 
 def test_the_admin_service_of_a_stack_that_is_down_is_an_error(tmp_path):
