@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,35 @@ _MAX_SMALL_FILE_BYTES = 1 << 20
 _MAX_FOLDERS = 100_000
 
 
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """Flags that say what the other system's records do not."""
+
+    pool: Annotated[
+        str | None,
+        options.flag(
+            "--pool", metavar="POOL", help="Pool of all adapters (default: the one named as their base model)."
+        ),
+    ] = None
+    pool_of: Annotated[
+        list[str] | None,
+        options.flag("--pool-of", metavar="BASE=POOL", help="Pool of the adapters of a base model (repeatable)."),
+    ] = None
+    source: Annotated[
+        str | None,
+        options.flag("--source", metavar="URI", help="Source of adapters that say none; {name} stands for the name."),
+    ] = None
+    rewrite: Annotated[
+        list[str] | None,
+        options.flag("--rewrite", metavar="FROM=TO", help="Put another beginning to sources (repeatable)."),
+    ] = None
+
+    def choices(self) -> ImportChoices:
+        """Choices out of these flags. Raises CliError: one is not of its form."""
+        pools = options.pairs("--pool-of ", self.pool_of or ())
+        return ImportChoices(self.pool, pools, self.source, options.pairs("--rewrite ", self.rewrite or (), "FROM=TO"))
+
+
 def import_(
     context: click.Context,
     kind: Annotated[str, options.argument(metavar="KIND", help=f"The system: {', '.join(KINDS)}.")],
@@ -33,24 +63,7 @@ def import_(
         str, options.argument(metavar="FILE", help="Its records as YAML or JSON, or its folder; - is stdin.")
     ],
     *,
-    pool: Annotated[
-        str | None,
-        options.flag(
-            "--pool", metavar="POOL", help="Pool of all adapters (default: the one named as their base model)."
-        ),
-    ] = None,
-    pool_of: Annotated[
-        list[str] | None,
-        options.flag("--pool-of", metavar="BASE=POOL", help="Pool of the adapters of a base model (repeatable)."),
-    ] = None,
-    source: Annotated[
-        str | None,
-        options.flag("--source", metavar="URI", help="Source of adapters that say none; {name} stands for the name."),
-    ] = None,
-    rewrite: Annotated[
-        list[str] | None,
-        options.flag("--rewrite", metavar="FROM=TO", help="Put another beginning to sources (repeatable)."),
-    ] = None,
+    given: ImportOptions = ImportOptions(),
     strict: Annotated[bool, options.flag("--strict", help="Exit 1 if anything does not map or is left out.")] = False,
 ) -> None:
     """Print adapters of another system as the manifests that apply takes.
@@ -60,11 +73,8 @@ def import_(
     """
     if kind not in KINDS:
         raise usage(f"import: {kind[:60]!r} is not known; use one of {', '.join(KINDS)}")
-    choices = ImportChoices(
-        pool, options.pairs("--pool-of ", pool_of or ()), source, options.pairs("--rewrite ", rewrite or (), "FROM=TO")
-    )
     try:
-        found = _import(KINDS[kind], file, choices)
+        found = _import(KINDS[kind], file, given.choices())
         for content, place in found.manifests:
             manifest_of(content, place)
     except InvalidArgument as error:
