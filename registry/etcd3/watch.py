@@ -23,6 +23,9 @@ _WRITE_SECONDS = 1.0
 _CALL_SECONDS = 3.0
 # A member that answers within this time while its watch is silent does not hang.
 _ANSWER_SECONDS = 1.0
+# Members before this one tell everybody their version (etcd #14663, #21663): what denies it to a user is no older.
+_FIRST_TO_DENY = "3.5.28"
+_ETCDS_OWN_DENIAL = "etcdserver: permission denied"
 
 
 @asynccontextmanager
@@ -146,8 +149,11 @@ def _deadline() -> float:
 
 
 async def _server_version(connection: MemberConnection, token: str | None, deadline: float) -> str:
+    """Version of the member, or the oldest that it can be; empty where that is unknown."""
     try:
         reply = await connection.call(STATUS, rpc.StatusRequest(), deadline=deadline, token=token)
-    except (EtcdPermissionDenied, EtcdUnauthenticated):
-        return ""  # told to administrators only; then the oldest is assumed
+    except EtcdUnauthenticated:
+        return ""
+    except EtcdPermissionDenied as error:
+        return _FIRST_TO_DENY if _ETCDS_OWN_DENIAL in str(error) else ""
     return reply.version

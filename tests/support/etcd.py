@@ -153,6 +153,7 @@ class Cluster:
 
     members: Sequence[Member]
     tls: TlsFiles | None = None
+    asks_for_user: bool = False
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -177,8 +178,9 @@ class Cluster:
             member.kill()
 
     async def ready(self) -> None:
-        """Waits until every member answers and knows the leader."""
-        client = Client(self.options(call_timeout_seconds=2))
+        """Waits until every member answers and knows the leader, which newer ones tell root alone."""
+        root = {"user": "root", "password": lambda: ROOT_PASSWORD} if self.asks_for_user else {}
+        client = Client(self.options(call_timeout_seconds=2, **root))
         try:
             await eventually(lambda: _all_led(client), timeout_seconds=60)
         finally:
@@ -255,15 +257,17 @@ async def etcdctl(cluster: Cluster, *arguments: str) -> str:
     return output.decode()
 
 
-ROOT = ("--user", "root:root-password")
+ROOT_PASSWORD = "root-password"  # noqa: S105 - of these tests' own etcd
+ROOT = ("--user", f"root:{ROOT_PASSWORD}")
 
 
 async def switch_authentication_on(cluster: Cluster, user: str, password: str, *, prefix: str) -> None:
     """Makes a user who may read and write below `prefix` alone, and requires users from now on."""
-    for name, word in (("root", "root-password"), (user, password)):
+    for name, word in (("root", ROOT_PASSWORD), (user, password)):
         await etcdctl(cluster, "user", "add", f"{name}:{word}")
     await etcdctl(cluster, "user", "grant-role", "root", "root")
     await etcdctl(cluster, "role", "add", user)
     await etcdctl(cluster, "user", "grant-role", user, user)
     await etcdctl(cluster, "role", "grant-permission", user, "--prefix=true", "readwrite", prefix)
     await etcdctl(cluster, "auth", "enable")
+    cluster.asks_for_user = True

@@ -42,7 +42,7 @@ from registry.client.address import Tls
 from registry.client.handshake import etcd_member, found_trouble
 from registry.etcd3.client import Client as EtcdClient
 from registry.etcd3.client import MemberStatus
-from registry.etcd3.errors import Compacted, EtcdError, NoSpace
+from registry.etcd3.errors import Compacted, EtcdError, EtcdPermissionDenied, NoSpace
 from registry.etcd3.ops import Range, prefix_end
 from registry.model.errors import Reason
 from registry.model.keys import Keys, last_part
@@ -243,7 +243,7 @@ async def _look_at_etcd(settings: DaemonSettings, told: EtcdGrowth) -> tuple[lis
     client = EtcdClient(settings.client_options())
     try:
         members = await client.status(timeout_seconds=_CALL_SECONDS)
-        is_up = any(isinstance(one, MemberStatus) for one in members)
+        is_up = any(isinstance(one, MemberStatus) or isinstance(one.error, EtcdPermissionDenied) for one in members)
         findings = etcd_findings(members, is_full=is_up and await _is_full(client))
         findings = [await _with_handshake(one, settings) for one in findings]
         if is_up:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from ssl import cert_time_to_seconds
 
 from registry.etcd3.client import SAFE_RELEASES, UNSAFE_RELEASES, MemberDown, MemberStatus
+from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
 from registry.model.messages import Plain
 
 
@@ -177,6 +178,14 @@ def etcd_findings(members: Sequence[MemberStatus | MemberDown], *, is_full: bool
 
 
 def _down(member: MemberDown) -> DoctorFinding:
+    if isinstance(member.error, EtcdPermissionDenied):
+        remedy = "give --etcd-user root, or a release that tells every user (etcd --version)"
+        finding = "it tells its release, leader and size to root alone: they were not compared"
+        return warning(CheckedPart.ETCD, member.endpoint, "status_denied", finding, remedy)
+    if isinstance(member.error, EtcdUnauthenticated):
+        remedy = "give --etcd-user and --etcd-password-file, or --etcd-tls-cert and --etcd-tls-key"
+        finding = f"it does not know us: {member.error}"
+        return error(CheckedPart.ETCD, member.endpoint, "unauthenticated", finding, remedy)
     finding = f"it does not answer: {member.error}"
     return error(CheckedPart.ETCD, member.endpoint, "member_down", finding, "start it, or correct --etcd")
 

@@ -47,6 +47,8 @@ async def test_a_user_has_what_the_role_allows_and_nobody_else_has(guarded, clie
     assert (await client.list_prefix(PREFIX)).kvs[0].value == b"1"
     assert len((await client.txn(Txn((), (Range(b"/ours/a"), Range(b"/ours/b"))))).responses) == 2
     assert await client.lease_keepalive(await client.lease_grant(30)) > 0
+    async with client.watch(guarded.endpoints[0]) as stream:
+        assert stream.server_version, "known to every user: told, or not older than who denies it"
     with pytest.raises(EtcdPermissionDenied) as caught:
         await client.txn(put((b"/theirs", b"1")))
     assert caught.value.certainly_not_applied

@@ -27,7 +27,7 @@ from registry.cli.doctor.findings import (
 )
 from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
 from registry.etcd3.client import MemberDown, MemberStatus
-from registry.etcd3.errors import NoLeader
+from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated, NoLeader
 from registry.model.status import Failed, Found, Lazy, Pending, ReportedLimits, ReportedStore, Warned
 from registry.v1 import registry_pb2 as pb
 from tests.support.hostile import spoiled
@@ -464,6 +464,8 @@ FIFTH = int(0.7 * 2 * 1024**3)
     [
         *(([], False, ""), ([member(), member("m2")], False, ""), ([member()], True, "E no_space")),
         ([member(), MemberDown("m2", NoLeader("no"))], False, "E member_down"),
+        ([member(), MemberDown("m2", EtcdPermissionDenied("no"))], False, "W status_denied"),
+        ([member(), MemberDown("m2", EtcdUnauthenticated("no"))], False, "E unauthenticated"),
         *(([member(leader_id=0)], False, "E no_leader"), ([member(version="3.5.1")], False, "E etcd_version")),
         *(([member(db_size_bytes=FIFTH)], False, ""), ([member(db_size_bytes=FIFTH + 1)], False, "W space")),
         ([member(), member("m2", cluster_id=2, revision=9000, version="3.6.15")], False, "E other_cluster"),

@@ -222,12 +222,20 @@ class Opened:
 
 @pytest.mark.parametrize(
     ("refusal", "version"),
-    [(None, "3.5.30"), (EtcdPermissionDenied("not you"), ""), (EtcdUnauthenticated("who are you"), "")],
-    ids=["told", "denied", "unknown"],
+    [
+        (None, "3.5.30"),
+        (EtcdPermissionDenied("m0: etcdserver: permission denied"), "3.5.28"),
+        (EtcdPermissionDenied("m0: not through this proxy"), ""),
+        (EtcdUnauthenticated("who are you"), ""),
+    ],
+    ids=["told", "denied by etcd", "denied by others", "unknown"],
 )
 @played
 async def test_a_watch_replaces_what_was_refused_and_waits_for_no_member_for_long(etcd, monkeypatch, refusal, version):
-    """R13: three seconds for each question; a member that tells us no version is taken for an old one."""
+    """R13: three seconds for each question. Old members tell everybody their version, so that who denies it is none.
+
+    A member whose version is unknown is taken for an old one.
+    """
     opened = Opened(refusal)
     monkeypatch.setattr("registry.etcd3.watch.MemberConnection", lambda *_: opened)
     async with open_watch("m0", None, opened, "old") as stream:  # type: ignore[arg-type]
