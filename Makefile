@@ -112,6 +112,7 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/python -m tests.support.guarantees
 	$(BIN)/python -m tests.support.roles_page
 	$(BIN)/python -m tests.support.coming_from_page
+	$(BIN)/python -m tests.support.dashboards
 	$(BIN)/python -m tests.support.cli_page
 	$(BIN)/python -m tests.support.man_page
 	$(BIN)/loraplane schema > docs/manifest.schema.json

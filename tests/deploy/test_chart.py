@@ -120,6 +120,23 @@ def test_alerts_are_those_of_the_compose_file():
     assert yaml.safe_load(told) == yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
 
 
+def test_alerts_lead_to_the_page_that_the_operator_names():
+    made = rendered(SAFE, sets=["alerts.operationsUrl=https://docs.example/operations/"])
+    rules = yaml.safe_load(of_kind(made, "ConfigMap", "alerts")["data"]["alerts.yml"])
+    urls = [rule["annotations"]["runbook_url"] for group in rules["groups"] for rule in group["rules"]]
+    assert [one for one in urls if not one.startswith("https://docs.example/operations/#")] == []
+
+
+def test_dashboards_are_there_for_grafanas_sidecar_until_they_are_switched_off():
+    found = of_kind(examples()["production"], "ConfigMap", "dashboards")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    boards = {name: json.loads(text) for name, text in found["data"].items()}
+    files = {f"loraplane-{path.name}": json.loads(path.read_text()) for path in (CHART / "files/dashboards").iterdir()}
+    assert boards == files != {}
+    without = [one["metadata"]["name"] for one in rendered(SAFE, sets=["dashboards.enabled=false"])]
+    assert [name for name in without if name.endswith("dashboards")] == []
+
+
 @pytest.mark.parametrize("example", OURS)
 def test_every_container_has_the_least_rights_and_no_token_of_the_api_server(example):
     pods = [pod_of(workload) for _, workload in workloads(example)]

@@ -39,7 +39,11 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 def anchors(page: Path) -> set[str]:
     """What GitHub calls the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    return {anchor(one) for one in headings}
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def test_every_relative_link_leads_somewhere():
@@ -135,3 +139,15 @@ def test_each_alert_is_in_the_operations_page_and_the_other_way_round():
     lists = re.findall(r"\[((?:[A-Z]\w+)(?:[ ,\n][^\]]*)?)\](?!\()", (ROOT / "docs/operations.md").read_text())
     told = {name for one in lists for name in re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]*)+\b", one)}
     assert {rule["alert"] for group in rules["groups"] for rule in group["rules"]} == told
+
+
+def test_each_alert_links_to_the_section_that_names_it():
+    """Two alerts of etcd are told in one section by the share that is used."""
+    page = ROOT / "docs/operations.md"
+    sections = re.split(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    told = {anchor(heading): text for heading, text in zip(sections[1::2], sections[2::2], strict=True)}
+    rules = yaml.safe_load((ROOT / "compose/prometheus/alerts.yml").read_text())
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        file, _, heading = rule["annotations"]["runbook_url"].partition("#")
+        assert (file, re.search(rf"\b{rule['alert']}\b", told.get(heading, ""))) != (file, None), rule["alert"]
+        assert file == "docs/operations.md"

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from tests.support.promql import selectors
+
 FOLDER = Path(__file__).parents[3] / "compose"
 _VARIABLE = re.compile(r"\$\{(\w+)(?::[-?]([^}]*))?\}")
 
@@ -91,6 +93,13 @@ def without_gpus() -> dict[str, Service]:
     return {name: Service(name, settings) for name, settings in file["services"].items()}
 
 
+def with_grafana() -> Service:
+    """What compose.grafana.yaml adds."""
+    file = yaml.safe_load(_VARIABLE.sub(lambda match: match[2] or "", (FOLDER / "compose.grafana.yaml").read_text()))
+    ((name, settings),) = file["services"].items()
+    return Service(name, settings)
+
+
 def arguments(file: str) -> dict[str, str]:
     """The build arguments of a Dockerfile, with their defaults."""
     return dict(re.findall(r"^ARG (\w+)=(\S+)$", (FOLDER / file).read_text(), re.MULTILINE))
@@ -144,4 +153,4 @@ def alert_metrics() -> set[str]:
     """Every metric that an alert asks for."""
     rules = yaml.safe_load((FOLDER / "prometheus" / "alerts.yml").read_text())
     expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    return {name for text in expressions for name in re.findall(r"\b(?:loraplane|etcd)_\w+", text)}
+    return {one.name for text in expressions for one in selectors(text)} - {"up"}  # which is Prometheus' own

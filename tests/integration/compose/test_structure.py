@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES
 from sidecar.settings import DRAIN_SECONDS
@@ -18,6 +19,7 @@ from tests.integration.compose.compose_file import (
     prometheus_targets,
     services,
     targets,
+    with_grafana,
     without_gpus,
 )
 
@@ -139,6 +141,24 @@ def test_the_file_for_cpus_changes_what_it_must_and_nothing_else():
         assert service.settings["deploy"] == "reset"
         assert whole.settings["deploy"]["resources"]["reservations"]["devices"]
     assert set(without_gpus()) == {"engine-1", "engine-2"}
+
+
+def test_grafana_has_the_dashboards_and_asks_prometheus_and_nobody_changes_anything_by_it():
+    grafana = with_grafana()
+    part = ("read_only", "cap_drop", "security_opt", "pids_limit", "logging", "restart")
+    alike = SERVICES["prometheus"].settings
+    assert {name: grafana.settings[name] for name in part} == {name: alike[name] for name in part}
+    assert PINNED.match(grafana.settings["image"])
+    assert [port for port in grafana.settings["ports"] if not port.startswith("127.0.0.1:")] == []
+    assert grafana.networks <= SERVICES["prometheus"].networks
+    places = {source: target for target, (source, read_only) in mounts(grafana).items() if read_only}
+    (source,) = yaml.safe_load((FOLDER / "grafana/datasources.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((FOLDER / "grafana/dashboards.yml").read_text())["providers"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    assert provider["options"]["path"] == places["../deploy/helm/loraplane/files/dashboards"]
+    assert [*(FOLDER / "../deploy/helm/loraplane/files/dashboards").glob("*.json")]
+    assert places["./grafana/datasources.yml"].startswith("/etc/grafana/provisioning/datasources/")
+    assert places["./grafana/dashboards.yml"].startswith("/etc/grafana/provisioning/dashboards/")
 
 
 def test_etcd_is_one_cluster_of_three_that_differ_in_their_names_alone():
