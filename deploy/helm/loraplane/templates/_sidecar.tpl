@@ -88,6 +88,9 @@ for the pod, so that routers that look at containers alone agree with Services.
     {{- if $s.signatureKeysSecretName }}
     - --signature-keys=/run/secrets/loraplane/signature-keys/keys.yaml
     {{- end }}
+    {{- if $s.signaturePolicyConfigMapName }}
+    - --signature-policy=/run/loraplane-signature-policy/policy.yaml
+    {{- end }}
     {{- if .Values.engine.apiKeySecretName }}
     - --engine-api-key-file=/run/secrets/loraplane/engine-key/key
     {{- end }}
@@ -145,6 +148,9 @@ for the pod, so that routers that look at containers alone agree with Services.
     {{- if $s.signatureKeysSecretName }}
     - {name: loraplane-signature-keys, mountPath: /run/secrets/loraplane/signature-keys, readOnly: true}
     {{- end }}
+    {{- if $s.signaturePolicyConfigMapName }}
+    - {name: loraplane-signature-policy, mountPath: /run/loraplane-signature-policy, readOnly: true}
+    {{- end }}
     {{- if .Values.engine.apiKeySecretName }}
     - {name: loraplane-engine-key, mountPath: /run/secrets/loraplane/engine-key, readOnly: true}
     {{- end }}
@@ -194,6 +200,10 @@ for the pod, so that routers that look at containers alone agree with Services.
 {{- with $s.signatureKeysSecretName }}
 - name: loraplane-signature-keys
   secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with $s.signaturePolicyConfigMapName }}
+- name: loraplane-signature-policy
+  configMap: {name: {{ . }}, defaultMode: 0444}
 {{- end }}
 {{- with $s.http.tlsSecretName }}
 - name: loraplane-http-tls
