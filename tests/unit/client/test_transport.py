@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import chain, islice, repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,6 +253,7 @@ async def test_with_certificates_a_channel_is_encrypted(monkeypatch):
         told = dict(options)  # type: ignore[call-overload] # pairs
         assert told["grpc.max_receive_message_length"] == told["grpc.max_send_message_length"] == 64 << 20
         assert told["grpc.enable_http_proxy"] == 0
+        assert told["grpc.primary_user_agent"] == f"loraplane/{version('loraplane')}"
 
 
 PUBLISHED = Published("a", "p", 1, "s3://b/a", "", 7, "mine")
