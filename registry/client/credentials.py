@@ -73,6 +73,7 @@ class BearerToken:
         self._wall = wall
         self._asking = asyncio.Lock()
         self._kept: _Printed | None = None
+        self._is_used_again = False
 
     async def header(self) -> tuple[str, str]:
         """The metadata of one call.
@@ -87,13 +88,15 @@ class BearerToken:
                 token = await self._printed(self._source)
         return "authorization", f"Bearer {token}"
 
-    def forget(self) -> None:
-        """Makes the next call take a new token, since this one was refused."""
-        self._kept = None
+    def forget(self) -> bool:
+        """Makes the next call take a new token, since this one was refused. True if it was of an earlier call."""
+        was_used_again, self._kept, self._is_used_again = self._is_used_again, None, False
+        return was_used_again
 
     async def _printed(self, source: TokenCommand) -> str:
         async with self._asking:  # calls that begin together run the program once
-            if self._kept is None or self._kept.keep_until <= self._wall():
+            self._is_used_again = self._kept is not None and self._kept.keep_until > self._wall()
+            if self._kept is None or not self._is_used_again:
                 self._kept = _parsed(source, await _output(source))
             return self._kept.token
 

@@ -181,24 +181,29 @@ class AdminCalls:
         """Answers until the service ends the stream; None: without a deadline.
 
         Raises:
-            Unavailable: the connection broke, or the time is up; the stream may be begun again.
+            Unavailable: the connection broke, the time is up, or the token ended that the service believed until then;
+                the stream may be begun again, with the token that there is then.
             RegistryError: as the admin service refused it.
         """
-        shown = await self._shown()
+        shown, is_believed = await self._shown(), False
         call = self.channel.unary_stream(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
         running = call(request, timeout=timeout_seconds, metadata=shown or None)
         try:
             with self._outcomes():
                 async for answer in running:
-                    self.has_answered = True
+                    self.has_answered, is_believed = True, self._token is not None
                     yield answer
+        except Unauthenticated as error:
+            if not is_believed:
+                raise
+            raise _ended(error) from error
         finally:
             running.cancel()
 
     async def follow(
         self, method: AdminMethod[Request, Reply], request: Request, patience_seconds: float | None = None
     ) -> AsyncGenerator[Reply, None]:
-        """Answers without end: a stream that ends or breaks is begun again, once also where its token ends.
+        """Answers without end: a stream that ends or breaks is begun again, also where its token ends.
 
         Args:
             method: of the admin API.
@@ -209,17 +214,13 @@ class AdminCalls:
             Unavailable: the patience is at an end.
             RegistryError: as the admin service refused it.
         """
-        failures, broken_at, is_token_known = 0, 0.0, False
+        failures, broken_at = 0, 0.0
         while True:
             try:
                 async with aclosing(self.stream(method, request)) as answers:
                     async for answer in answers:
-                        failures, is_token_known = 0, self._token is not None
+                        failures = 0
                         yield answer
-            except Unauthenticated:
-                if not is_token_known:
-                    raise
-                is_token_known = False
             except Unavailable:
                 self._renew()
                 if failures and patience_seconds is not None and time.monotonic() - broken_at >= patience_seconds:
@@ -303,14 +304,17 @@ class AdminCalls:
 
     @contextmanager
     def _outcomes(self, request_id: str = "") -> Iterator[None]:
-        """Translates failures as `CallErrors` does; after a refusal of the token the next call takes a new one."""
+        """Translates failures as `CallErrors` does; after a refusal of the token the next call takes a new one.
+
+        The refusal of a token that was kept from an earlier call becomes Unavailable, so that a new one is tried.
+        """
         try:
             with self.errors.translated(request_id):
                 yield
-        except Unauthenticated:
-            if self._token is not None:
-                self._token.forget()
-            raise
+        except Unauthenticated as error:
+            if self._token is None or not self._token.forget():
+                raise
+            raise _ended(error) from error
 
     def _renew(self) -> None:
         """Connects anew if files of `tls` were replaced, of which a channel never learns; calls that run may end."""
@@ -339,6 +343,11 @@ def _bearer(token: TokenSource | None, *, is_private: bool) -> BearerToken | Non
     if isinstance(token, TokenCommand) and not token.argv:
         raise InvalidArgument(Reason.INVALID_FIELD, "the token command is empty", field="token")
     return BearerToken(token)
+
+
+def _ended(refusal: Unauthenticated) -> Unavailable:
+    """The error of a token that ended, where another may be there by now."""
+    return Unavailable(Reason.ADMIN_UNAVAILABLE, f"the token ended: {refusal.message}")
 
 
 def _serialized(message: Message) -> bytes:

@@ -9,6 +9,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT
 from contextlib import aclosing, asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import grpc
@@ -91,6 +92,26 @@ def with_certificate(ports, ca: bytes, own) -> grpc.aio.Channel:
 
 def stub_of(channel: grpc.aio.Channel):
     return registry_pb2_grpc.AdapterRegistryStub(channel)
+
+
+async def loraplane(*arguments: str) -> tuple[int, str]:
+    """The exit code of one command, and what it writes."""
+    program = (sys.executable, "-m", "registry.cli.main", *arguments)
+    ran = await asyncio.create_subprocess_exec(*program, stdout=PIPE, stderr=STDOUT)
+    told, _ = await ran.communicate()
+    return await ran.wait(), told.decode()
+
+
+@asynccontextmanager
+async def lines_of(*arguments: str):
+    """What `loraplane` writes while it runs."""
+    program = (sys.executable, "-m", "registry.cli.main", *arguments)
+    ran = await asyncio.create_subprocess_exec(*program, stdout=PIPE)
+    try:
+        yield ran.stdout
+    finally:
+        ran.terminate()
+        await ran.wait()
 
 
 async def test_each_way_in_knows_its_callers(etcd, tmp_path, authority):
@@ -206,14 +227,9 @@ async def test_programs_and_the_command_line_show_tokens(etcd, tmp_path, authori
     monkeypatch.setenv("LORAPLANE_TIMEOUT", "60")
     file = tmp_path / "token"
 
-    async def loraplane(*arguments: str) -> tuple[int, str]:
-        program = (sys.executable, "-m", "registry.cli.main", *arguments)
-        ran = await asyncio.create_subprocess_exec(*program, stdout=PIPE, stderr=STDOUT)
-        told, _ = await ran.communicate()
-        return await ran.wait(), told.decode()
-
     async with guarded(etcd, tmp_path, authority) as (ports, _):
         address, tls = f"127.0.0.1:{ports.token_port}", Tls(ca=authority.certificate)
+        known = "--admin", address, "--tls-ca", str(authority.certificate), "--token-file", str(file)
         host = "--admin", f"unix:{tmp_path / 'socket'}"
         assert (await loraplane(*host, "pool", "create", "p", "--base-model", "b"))[0] == 0
         assert (await loraplane(*host, "auth", "can-i", "require", "p", "-v"))[1].startswith("yes: security")
@@ -221,14 +237,19 @@ async def test_programs_and_the_command_line_show_tokens(etcd, tmp_path, authori
         async with AsyncRegistry(address, tls=tls, token=TokenFile(file)) as registry:
             await registry.publish("s3://b/a", "acme/a", "p", digest="sha256:" + "0" * 64, wait=False)
             assert (await registry.get("acme/a", "p")).updated_by == "ci:job"
-            async with aclosing(registry.residency("p")) as states:
+            watched = ("get", "adapters", "--pool", "p", "-w", "-o", "json")
+            async with aclosing(registry.residency("p")) as states, lines_of(*known, *watched) as lines:
                 assert [*(await anext(states)).adapters] == ["acme/a"]
+                assert json.loads(await lines.readline())["item"]["name"] == "acme/a"
                 file.write_text(token("ml-acme"))
                 await asyncio.sleep(5)  # the one that the stream began with ends
                 await registry.publish("s3://b/b", "acme/b", "p", digest="sha256:" + "0" * 64, wait=False)
                 while [*(await anext(states)).adapters] != ["acme/a", "acme/b"]:
                     pass
-        known = "--admin", address, "--tls-ca", str(authority.certificate), "--token-file", str(file)
+                # The next line of a watch that begins anew, too: nothing is told twice.
+                assert json.loads(await lines.readline())["item"]["name"] == "acme/b"
+        agents = {one["user_agent"] for one in json.loads((await loraplane(*host, "audit", "-o", "json"))[1])["items"]}
+        assert {one.partition(" ")[0] for one in agents} == {f"loraplane/{version('loraplane')}"}
         code, out = await loraplane(*known, "auth", "whoami", "-o", "json")
         told = json.loads(out)
         assert (code, told["principal"], told["credential"], told["groups"]) == (0, "ci:job", "token", ["ci:ml-acme"])
@@ -244,11 +265,6 @@ async def test_programs_and_the_command_line_show_tokens(etcd, tmp_path, authori
         )
         code, out = await loraplane(*known, "auth", "can-i", "drain", "--as", "x")
         assert (code, out.startswith("error: PERMISSION_DENIED: ")) == (4, True)
-        begun = time.monotonic()
-        away = "--admin", f"127.0.0.1:{ports.grpc_port}", *known[2:]
-        code, out = await loraplane(*away, "get", "pools")
-        asked = f"ADMIN_UNAVAILABLE: the admin service at {away[1]} asks for a client certificate: give --tls-cert and"
-        assert (code, asked in out, time.monotonic() - begun < 30) == (6, True, True)
         code, out = await loraplane(*known, "delete", "acme/a", "--yes", "--pool", "other")
         assert (code, "`loraplane auth whoami` lists yours" in out) != (0, False)
         file.write_text(token("ml-acme", -60))
@@ -257,3 +273,13 @@ async def test_programs_and_the_command_line_show_tokens(etcd, tmp_path, authori
         async with AsyncRegistry(address, tls=tls, token=TokenFile(file)) as registry:
             with pytest.raises(Unauthenticated):
                 await registry.get("acme/a", "p")
+
+
+async def test_who_shows_no_certificate_is_told_to(etcd, tmp_path, authority, monkeypatch):
+    monkeypatch.setenv("LORAPLANE_CONFIG", str(tmp_path / "none"))
+    async with guarded(etcd, tmp_path, authority) as (ports, _):
+        away = "--admin", f"127.0.0.1:{ports.grpc_port}", "--tls-ca", str(authority.certificate)
+        begun = time.monotonic()
+        code, out = await loraplane(*away, "get", "pools")
+        asked = f"ADMIN_UNAVAILABLE: the admin service at {away[1]} asks for a client certificate: give --tls-cert and"
+        assert (code, asked in out, time.monotonic() - begun < 30) == (6, True, True)

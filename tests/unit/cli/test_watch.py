@@ -29,6 +29,7 @@ from tests.support.fake_admin import Refusal
 from tests.unit.cli.conftest import Time
 
 NO_RECORD = Refusal(grpc.StatusCode.FAILED_PRECONDITION, "UNREADABLE_RECORD", "no")
+EXPIRED = Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "your token has expired; take a new one")
 ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
 
 
@@ -220,6 +221,25 @@ def test_a_watch_comes_back_after_a_pause_where_it_was(cli, admin, time):
     ran = cli("-o", "json", "get", "adapters", "-w", "-l", "team=x")
     told = [("put", "a"), ("put", "b"), ("unmatched", "a"), ("put", "b"), ("deleted", "b")]
     assert changes(ran.out) == told
+
+
+def test_a_watch_goes_on_with_a_new_token_when_its_own_ends(cli, admin, time, tmp_path):
+    """A6 rotates: nothing is lost or told twice. If there is no new one, one line says so."""
+    token = tmp_path / "token"
+    token.write_text("one")
+
+    def replaced(_request: object) -> list[object]:
+        token.write_text("two")
+        return [answer(5, put("a"), snapshot=True), EXPIRED]
+
+    admin.answers["WatchAdapters"] = [replaced, [answer(6, put("b", "6")), EXPIRED], [EXPIRED]]
+    ran = cli("--token-file", str(token), "-o", "json", "get", "adapters", "-w")
+    assert changes(ran.out) == [("put", "a"), ("put", "b")]
+    assert [one.start_revision for one in admin.asked("WatchAdapters")] == [0, 6, 7]
+    shown = [dict(one)["authorization"] for one in admin.channels[0].metadata if one]
+    assert shown[-3:] == ["Bearer one", "Bearer two", "Bearer two"]
+    assert ran.code == 4
+    assert json.loads(ran.err.splitlines()[-1])["error"]["message"] == "your token has expired; take a new one"
 
 
 @pytest.mark.parametrize("first", [[COMPACTED], [answer(5, put("a"), snapshot=True), NO_RECORD]])
