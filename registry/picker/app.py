@@ -27,8 +27,8 @@ from registry.picker.loads import Loads, QueueWatch
 from registry.picker.metrics import PickerMetrics
 from registry.picker.served import PickPool
 from registry.picker.stream import Picker, PickRules
-from registry.runtime.http import HttpServer
-from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals
+from registry.runtime.http import CERTIFICATE, HttpServer
+from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, RefusedFor
 from registry.runtime.supervisor import Supervisor
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -48,6 +48,7 @@ class PickerPorts:
         queue_seconds: between two looks at it.
         drain_seconds: for which health says that it ends, before requests are refused.
         hosts: names under which its pages are asked for.
+        is_asking_scrapers: who reads its metrics has to show a certificate.
     """
 
     connect: Connect
@@ -57,6 +58,7 @@ class PickerPorts:
     queue_seconds: float = 1.0
     drain_seconds: float = 2.0
     hosts: Hosts = NAMELESS
+    is_asking_scrapers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +156,14 @@ def assemble(ports: PickerPorts) -> PickerService:
         picker=Picker(ports.rules, knowledge.pools, knowledge.away_seconds, loads, metrics),
         health=health.aio.HealthServicer(),
         queues=queues,
-        app=_make_app(knowledge, metrics, loads, ports.hosts),
+        app=_make_app(ports, knowledge, metrics, loads),
     )
 
 
-def _make_app(knowledge: PickerKnowledge, metrics: PickerMetrics, loads: Loads, hosts: Hosts) -> Starlette:
+_NO_CERTIFICATE = "this page asks for a certificate of --http-tls-ca: show one; /livez and /readyz are for everybody"
+
+
+def _make_app(ports: PickerPorts, knowledge: PickerKnowledge, metrics: PickerMetrics, loads: Loads) -> Starlette:
     """The application: ``/livez``, ``/readyz``, ``/metrics``."""
 
     async def livez(_: Request) -> Response:
@@ -177,7 +182,9 @@ def _make_app(knowledge: PickerKnowledge, metrics: PickerMetrics, loads: Loads, 
         told = {"ready": not trouble, "reason": trouble, "pools": pools}
         return JSONResponse(told, status_code=503 if trouble else 200)
 
-    async def scrape(_: Request) -> Response:
+    async def scrape(request: Request) -> Response:
+        if ports.is_asking_scrapers and CERTIFICATE not in request.scope.get("extensions", {}):
+            return refusals.refuse(request.scope, 401, RefusedFor.CREDENTIAL, _NO_CERTIFICATE)
         metrics.show(knowledge.watches)
         metrics.in_flight.set(loads.in_flight)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -185,6 +192,6 @@ def _make_app(knowledge: PickerKnowledge, metrics: PickerMetrics, loads: Loads, 
     refusals = Refusals(lambda reason: metrics.http_refused.labels(reason).inc())
     return Starlette(
         routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", scrape)],
-        middleware=[Middleware(PageGuard, hosts, refusals)],
+        middleware=[Middleware(PageGuard, ports.hosts, refusals)],
         exception_handlers={HTTPException: refusals.no_page},
     )

@@ -21,7 +21,7 @@ from registry.picker.app import PickerPorts, assemble
 from registry.picker.settings import PickerSettings
 from registry.runtime.flags import read_settings
 from registry.runtime.grpc_port import bind_port
-from registry.runtime.http import CannotListen, HttpServer, listen_as_told
+from registry.runtime.http import CannotListen, HttpServer, listen_as_told, tls_as_told
 from registry.runtime.page_guard import own_hosts
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
 from registry.runtime.program import most_connections, raise_descriptor_limit, spare_collector
@@ -64,12 +64,13 @@ async def running(settings: PickerSettings) -> AsyncIterator[RunningPicker]:
         queue_seconds=settings.queue_seconds,
         drain_seconds=settings.drain,
         hosts=hosts,
+        is_asking_scrapers=settings.http_tls_ca is not None,
     )
     service = assemble(ports)
     api = grpc.aio.server(options=_options(settings))
     port = bind_port(api, "--listen", settings.listen, settings.tls())
-    listener = listen_as_told("--http", settings.http)
-    pages = HttpServer(service.app, listener, lambda reason: service.metrics.closed.labels(reason).inc())
+    tls, listener = tls_as_told(settings.http_tls()), listen_as_told("--http", settings.http)
+    pages = HttpServer(service.app, listener, lambda reason: service.metrics.closed.labels(reason).inc(), tls)
     async with service.serving(api, pages):
         found = RunningPicker(port, listener.getsockname()[1])
         _log.info("listening", grpc_port=found.grpc_port, http_port=found.http_port)

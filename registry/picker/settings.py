@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from registry.client.address import Tls
-from registry.client.credentials import TokenFile
+from registry.client.contexts import token_of
+from registry.client.credentials import TokenSource
 from registry.etcd3.options import TlsFiles
+from registry.model.errors import InvalidArgument
 from registry.picker.stream import PickRules
 from registry.runtime.flags import Flag
-from registry.runtime.settings import Address, List, Listen, OptionalFile, go_together, is_loopback
+from registry.runtime.settings import Address, List, Listen, OptionalFile, PortSettings, go_together, is_loopback
 
 
-class PickerSettings(BaseModel):
+class PickerSettings(PortSettings):
     """Everything a picker needs to know.
 
     Raises (on construction):
         pydantic.ValidationError: a value is not of the form that its field asks for.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     admin: Annotated[str, Flag("HOST:PORT", "The admin service")] = "127.0.0.1:7600"
     pool: Annotated[
@@ -39,6 +39,9 @@ class PickerSettings(BaseModel):
     admin_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for it")] = None
     admin_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
     token_file: Annotated[OptionalFile, Flag("FILE", "File with the token that is shown to the admin service")] = None
+    token_command: Annotated[
+        str, Flag("COMMAND", "Program, with arguments, that prints that token as kubectl's credential plugins do")
+    ] = ""
     tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of the authority that signs gateways' certificates")] = None
     tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of the certificate of --listen")] = None
     tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
@@ -65,10 +68,6 @@ class PickerSettings(BaseModel):
     drain: Annotated[
         float, Field(ge=0, le=600), Flag("SECONDS", "At its end the picker says so, and answers on for so long")
     ] = 2.0
-    http_names: Annotated[List, Flag("NAME[,…]", "More names by which clients reach --http, such as a proxy's")] = ()
-    insecure: Annotated[bool, Flag("", "Allow unprotected connections; by default they are refused", switch=True)] = (
-        False
-    )
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:
@@ -78,18 +77,34 @@ class PickerSettings(BaseModel):
             raise ValueError("--tls-ca checks gateways' certificates, so it needs --tls-cert and --tls-key as well")
         if self.alias_separators.strip(":|-/@.,;+~#") != "":
             raise ValueError("--alias-separators takes characters of : | / @ . , ; + ~ #, or - for none")
-        if not self.tls_cert and not is_loopback(self.listen.host) and not self.insecure:
-            message = "others could read requests there: give --tls-cert and --tls-key"
-            raise ValueError(f"--listen {self.listen}: {message}, or --insecure where the network may be trusted")
+        try:
+            self.token()
+        except InvalidArgument as error:
+            raise ValueError(str(error)) from error
         return self
+
+    def unprotected(self) -> tuple[str, ...]:
+        """See `PortSettings`."""
+        found = list[str]()
+        if not self.tls_cert and not is_loopback(self.listen.host):
+            remedy = "give --tls-cert and --tls-key"
+            found.append(f"--listen {self.listen}: others could read requests there: {remedy}")
+        if not self.http_tls_cert and not is_loopback(self.http.host):
+            remedy = "give --http-tls-cert, --http-tls-key and --http-tls-ca"
+            found.append(f"--http {self.http}: others could read what is asked for there: {remedy}")
+        return tuple(found)
 
     def admin_tls(self) -> Tls:
         """Files for the connection to the admin service."""
         return Tls(self.admin_tls_ca, self.admin_tls_cert, self.admin_tls_key)
 
-    def token(self) -> TokenFile | None:
-        """Source of the token that is shown to the admin service; None: none is."""
-        return TokenFile(self.token_file) if self.token_file else None
+    def token(self) -> TokenSource | None:
+        """Source of the token that is shown to the admin service; None: none is.
+
+        Raises:
+            InvalidArgument: see `registry.client.contexts.token_of`.
+        """
+        return token_of(str(self.token_file or ""), self.token_command)
 
     def tls(self) -> TlsFiles | None:
         """Files of the service for gateways; None: without TLS."""

@@ -52,8 +52,8 @@ List = Annotated[tuple[str, ...], BeforeValidator(split_list)]
 OptionalFile = Path | None
 
 
-class DaemonSettings(BaseModel):
-    """Settings for reaching etcd. A field is a flag and an environment variable of the same name (`flags`).
+class PortSettings(BaseModel):
+    """Settings of a process with an HTTP port. A field is a flag and an environment variable of its name (`flags`).
 
     Raises (on construction):
         pydantic.ValidationError: a value is not of the form that its field asks for.
@@ -61,13 +61,6 @@ class DaemonSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    etcd: Annotated[List, Field(min_length=1), Flag("HOST:PORT[,…]", "etcd's members")]
-    prefix: Annotated[str, Flag("PATH", "Prefix of all keys in etcd")] = DEFAULT_PREFIX
-    etcd_user: Annotated[str | None, Flag("NAME", "User for etcd")] = None
-    etcd_password_file: Annotated[OptionalFile, Flag("FILE", "File with its password, read at each login")] = None
-    etcd_tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of the authority behind etcd's certificate")] = None
-    etcd_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for etcd")] = None
-    etcd_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
     http_names: Annotated[List, Flag("NAME[,…]", "More names by which clients reach --http, such as a proxy's")] = ()
     http_tls_ca: Annotated[
         OptionalFile, Flag("FILE", "PEM file of the authority behind certificates that clients of --http may show")
@@ -78,15 +71,6 @@ class DaemonSettings(BaseModel):
         False
     )
 
-    @field_validator("etcd")
-    @classmethod
-    def _etcd(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for member in value:
-            if "://" in member:
-                raise ValueError(f"{member!r} is not HOST:PORT: leave the scheme out; --etcd-tls-ca asks for TLS")
-            _split_address(member)
-        return value
-
     @field_validator("http_names")
     @classmethod
     def _http_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,17 +79,8 @@ class DaemonSettings(BaseModel):
                 raise ValueError(f"{name!r} is no host name: leave scheme, port and path out, such as lora.example.com")
         return value
 
-    @field_validator("prefix")
-    @classmethod
-    def _prefix(cls, value: str) -> str:
-        if not value.startswith("/") or value.endswith("/"):
-            raise ValueError("a prefix starts with / and does not end with it, such as /loraplane/v1")
-        return value
-
     @model_validator(mode="after")
-    def _pairs(self) -> Self:
-        go_together("--etcd-tls-cert", self.etcd_tls_cert, "--etcd-tls-key", self.etcd_tls_key)
-        go_together("--etcd-user", self.etcd_user, "--etcd-password-file", self.etcd_password_file)
+    def _http_pairs(self) -> Self:
         go_together("--http-tls-cert", self.http_tls_cert, "--http-tls-key", self.http_tls_key)
         if self.http_tls_ca and not self.http_tls_cert:
             raise ValueError(
@@ -122,16 +97,58 @@ class DaemonSettings(BaseModel):
 
     def unprotected(self) -> tuple[str, ...]:
         """Credentials that leave this host unencrypted, and ports that anybody may use: each with the remedy."""
-        remote = [member for member in self.etcd if not is_loopback(member.rpartition(":")[0])]
-        if not remote or not self.etcd_user or self.etcd_tls_ca or self.etcd_tls_cert:
-            return ()
-        return (f"--etcd-password-file: the password would go unencrypted to {remote[0]}: give --etcd-tls-ca",)
+        return ()
 
     def http_tls(self) -> TlsFiles | None:
         """Files of the certificate of --http, and of the authority of its clients; None: without TLS."""
         if self.http_tls_cert is None:
             return None
         return TlsFiles(self.http_tls_ca, self.http_tls_cert, self.http_tls_key)
+
+
+class DaemonSettings(PortSettings):
+    """Settings for reaching etcd.
+
+    Raises (on construction):
+        pydantic.ValidationError: a value is not of the form that its field asks for.
+    """
+
+    etcd: Annotated[List, Field(min_length=1), Flag("HOST:PORT[,…]", "etcd's members")]
+    prefix: Annotated[str, Flag("PATH", "Prefix of all keys in etcd")] = DEFAULT_PREFIX
+    etcd_user: Annotated[str | None, Flag("NAME", "User for etcd")] = None
+    etcd_password_file: Annotated[OptionalFile, Flag("FILE", "File with its password, read at each login")] = None
+    etcd_tls_ca: Annotated[OptionalFile, Flag("FILE", "PEM file of the authority behind etcd's certificate")] = None
+    etcd_tls_cert: Annotated[OptionalFile, Flag("FILE", "PEM file of our certificate for etcd")] = None
+    etcd_tls_key: Annotated[OptionalFile, Flag("FILE", "PEM file of its key")] = None
+
+    @field_validator("etcd")
+    @classmethod
+    def _etcd(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for member in value:
+            if "://" in member:
+                raise ValueError(f"{member!r} is not HOST:PORT: leave the scheme out; --etcd-tls-ca asks for TLS")
+            _split_address(member)
+        return value
+
+    @field_validator("prefix")
+    @classmethod
+    def _prefix(cls, value: str) -> str:
+        if not value.startswith("/") or value.endswith("/"):
+            raise ValueError("a prefix starts with / and does not end with it, such as /loraplane/v1")
+        return value
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        go_together("--etcd-tls-cert", self.etcd_tls_cert, "--etcd-tls-key", self.etcd_tls_key)
+        go_together("--etcd-user", self.etcd_user, "--etcd-password-file", self.etcd_password_file)
+        return self
+
+    def unprotected(self) -> tuple[str, ...]:
+        """See `PortSettings`."""
+        remote = [member for member in self.etcd if not is_loopback(member.rpartition(":")[0])]
+        if not remote or not self.etcd_user or self.etcd_tls_ca or self.etcd_tls_cert:
+            return ()
+        return (f"--etcd-password-file: the password would go unencrypted to {remote[0]}: give --etcd-tls-ca",)
 
     def client_options(self) -> ClientOptions:
         """Options for reaching etcd. The password is read from its file at each login."""

@@ -13,5 +13,5 @@ CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def http_client(**options: Any) -> httpx.AsyncClient:
-    """A client with these options of httpx's, for addresses with ``http://``."""
-    return httpx.AsyncClient(verify=CONTEXT, **options)
+    """A client with these options of httpx's, for addresses with ``http://`` unless `verify` is given."""
+    return httpx.AsyncClient(**{"verify": CONTEXT, **options})

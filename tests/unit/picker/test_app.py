@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from registry.runtime.http import CannotListen
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Hold, connected
 from tests.support.http_client import http_client
+from tests.support.tls import Authority
 from tests.support.waiting import eventually
 from tests.unit.picker.test_following import replica, state
 from tests.unit.picker.test_stream import body, head
@@ -104,12 +106,35 @@ async def test_a_registry_that_is_away_for_too_long_makes_it_unready(admin, monk
             assert (answer.status_code, answer.json()["reason"]) == (503, "the registry has been away for 6 s")
 
 
+async def test_metrics_over_tls_ask_for_a_certificate_and_probes_for_none(admin, tmp_path):
+    authority = Authority(tmp_path, "ours")
+    files, scraper = authority.issue("picker"), authority.issue("prometheus")
+    tls = {"http_tls_ca": files.ca, "http_tls_cert": files.certificate, "http_tls_key": files.key}
+    known = ssl.create_default_context(cafile=files.ca)
+    known.load_cert_chain(scraper.certificate, scraper.key)
+    with connected(admin) as address:
+        async with (
+            main.running(settings(admin=address, **tls)) as ports,
+            http_client(verify=ssl.create_default_context(cafile=files.ca)) as anybody,
+            http_client(verify=known) as prometheus,
+        ):
+            anybody.base_url = prometheus.base_url = f"https://127.0.0.1:{ports.http_port}"
+            await eventually(lambda: is_ready(anybody))
+            refused = await anybody.get("/metrics")
+            assert (refused.status_code, refused.json()["error"]["reason"]) == (401, "credential")
+            assert "show one" in refused.json()["error"]["message"]
+            assert "loraplane_picker_in_flight" in (await prometheus.get("/metrics")).text
+
+
 async def test_what_cannot_be_used_is_said_at_once(tmp_path):
     with pytest.raises(InvalidArgument, match="not HOST:PORT"):
         async with main.running(settings(admin="nowhere")):
             pass
     with pytest.raises(CannotListen, match="--tls-cert"):
         async with main.running(settings(tls_cert=tmp_path / "none", tls_key=tmp_path / "none")):
+            pass
+    with pytest.raises(CannotListen, match="--http-tls-cert: cannot read"):
+        async with main.running(settings(http_tls_cert=tmp_path / "none", http_tls_key=tmp_path / "none")):
             pass
 
 
