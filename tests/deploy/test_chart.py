@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from registry.access.file import read_access
+from registry.picker.settings import PickerSettings
+from registry.runtime.flags import read_settings
 from tests.support.manifests import (
     CHART,
     DEPLOY,
@@ -26,6 +28,7 @@ from tests.support.manifests import (
 
 SAFE = DEPLOY / "examples/helm/production.yaml"
 OURS = ("production", "statefulset", "trial", "etcd", "chart-around")
+NAMESPACE_LABEL, PEERS = "kubernetes.io/metadata.name", ("gateway", "monitoring")
 CLAIM = ("replicas.kind=StatefulSet", "sidecar.store.claim.size=1Gi")
 PRIVATE = {
     "allowPrivilegeEscalation": False,
@@ -82,6 +85,18 @@ def test_helm_finds_nothing_wrong_with_the_chart():
         (["sidecar.http=null"], "at '/sidecar': missing property 'http'"),
         (["sidecar.store.path=/store"], "at '/sidecar/store/path': '/store' does not match pattern"),
         (["sidecar.store.claim.size=1Gi"], "sidecar.store.claim needs replicas.kind: StatefulSet"),
+        (["picker.admin=https://admin:7600"], "at '/picker/admin': 'https://admin:7600' does not match pattern"),
+        (["picker.replicas=0"], "at '/picker/replicas': minimum: got 0, want 1"),
+        (["picker.pool=main"], "at '/picker': additional properties 'pool' not allowed"),
+        (["picker.queueMetric=a b"], "at '/picker/queueMetric': 'a b' does not match pattern"),
+        (["admin.enabled=false"], "picker.admin is empty, and admin.enabled is false"),
+        (["picker.tokenSecretName=t", "picker.adminTlsSecretName="], "picker.tokenSecretName needs picker.adminTls"),
+        (["picker.tokenSecretName=t", "admin.tokens=false"], "picker.tokenSecretName needs admin.tokens: true"),
+        (["picker.askGateways=true", "picker.tlsSecretName="], "picker.askGateways needs picker.tlsSecretName"),
+        (["picker.tlsSecretName="], "picker.tlsSecretName is empty: others could read requests"),
+        (["picker.http.tlsSecretName="], "picker.http.tlsSecretName is empty"),
+        (["picker.adminTlsSecretName="], "picker.adminTlsSecretName is empty: name a Secret with the admin service's"),
+        (["monitoring.podMonitor.certificateSecretName="], "needs monitoring.podMonitor.certificateSecretName"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(sets, told):
@@ -159,7 +174,45 @@ def test_without_insecure_every_program_has_tls_and_asks_who_calls():
     assert {"etcd-tls-ca", "control-token-file"} <= {*flags(sidecar)}
     assert "insecure" not in {*flags(admin), *flags(sidecar)}
     policy = of_kind(examples()["production"], "Secret", "access")["stringData"]["access.yaml"]
-    assert len(read_access(policy.encode(), "access.yaml").bindings) == 2
+    assert len(read_access(policy.encode(), "access.yaml").bindings) == 3
+
+
+def settings_of_picker(*sets: str) -> PickerSettings:
+    """The picker's settings by the flags that the chart gives it."""
+    container = containers_of(pod_of(of_kind(rendered(SAFE, sets=sets), "Deployment", "picker")))["picker"]
+    assert container["command"] == ["loraplane-picker"]
+    return read_settings(PickerSettings, program="", summary="", arguments=container["args"], environment={})
+
+
+def test_a_picker_is_started_with_flags_that_it_takes_and_nothing_unprotected():
+    told = settings_of_picker()
+    assert (told.admin, told.pool, told.unprotected()) == ("fleet-loraplane-admin:7600", ("qwen-prod",), ())
+    assert (told.token(), told.admin_tls_cert is not None, told.tls_ca, told.insecure) == (None, True, None, False)
+    other = settings_of_picker("picker.tokenSecretName=t", "picker.pools={a,b}", "picker.askGateways=true")
+    assert (other.admin, other.pool, str(other.tls_ca)[-6:]) == ("fleet-loraplane-admin:7603", ("a", "b"), "ca.crt")
+    assert (other.admin_tls_cert, str(other.token())[-5:]) == (None, "token")
+    assert settings_of_picker("picker.admin=elsewhere:1").admin == "elsewhere:1"
+    open_one = settings_of_picker("insecure=true", "picker.tlsSecretName=", "picker.http.tlsSecretName=")
+    assert len(open_one.unprotected()) == 2
+
+
+def test_a_picker_is_asked_by_gateways_and_asks_the_admin_service_and_the_queues_of_engines():
+    production = examples()["production"]
+    service = of_kind(production, "Service", "picker")["spec"]
+    assert [(one["port"], one.get("appProtocol")) for one in service["ports"]] == [(7603, "https"), (7604, None)]
+    policy = of_kind(production, "NetworkPolicy", "picker")["spec"]
+    gateways, monitoring = ([{"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: one}}}] for one in PEERS)
+    asked = [(one["from"], [port["port"] for port in one["ports"]]) for one in policy["ingress"]]
+    assert asked == [(gateways, [7603]), (monitoring, [7604])]
+    assert [port["port"] for one in policy["egress"] for port in one["ports"]] == [53, 53, 7600, 8000]
+    engines = of_kind(production, "NetworkPolicy", "replica")["spec"]["ingress"]
+    assert [one["from"][0]["podSelector"]["matchLabels"] for one in engines if "podSelector" in one["from"][0]] == [
+        policy["podSelector"]["matchLabels"]
+    ]
+    trial = rendered(DEPLOY / "examples/helm/trial.yaml", sets=["picker.enabled=true"])
+    assert of_kind(trial, "Service", "picker")["spec"]["ports"][0]["appProtocol"] == "kubernetes.io/h2c"
+    assert of_kind(trial, "NetworkPolicy", "picker")["spec"].get("ingress") is None
+    assert not [one for one in examples()["trial"] if one["metadata"]["name"].endswith("picker")]
 
 
 def test_the_engine_and_its_sidecar_have_one_store_at_one_path_and_only_the_sidecar_writes():
@@ -237,14 +290,15 @@ def test_nobody_reaches_an_engine_or_etcd_unless_a_value_names_them():
         if one["kind"] == "NetworkPolicy"
     }
     asked = [port["port"] for one in whole["replica"]["ingress"] for port in one["ports"]]
-    assert asked == [8000, 7602, 8000, 7602]
+    assert asked == [8000, 7602, 8000, 8000, 7602]
     assert [port["port"] for one in whole["replica"]["egress"] for port in one["ports"]] == [53, 53, 2379, 443]
 
 
 def test_what_is_removed_on_purpose_is_one_at_a_time():
-    for name, kind in (("production", "Deployment"), ("statefulset", "StatefulSet")):
-        workload = of_kind(examples()[name], kind, "replica")
-        budget = of_kind(examples()[name], "PodDisruptionBudget", "replica")["spec"]
+    kinds = (("production", "Deployment", "replica"), ("statefulset", "StatefulSet", "replica"))
+    for name, kind, part in (*kinds, ("production", "Deployment", "picker")):
+        workload = of_kind(examples()[name], kind, part)
+        budget = of_kind(examples()[name], "PodDisruptionBudget", part)["spec"]
         assert budget["maxUnavailable"] == 1
         assert budget["selector"]["matchLabels"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
     rolling = of_kind(examples()["production"], "Deployment", "replica")["spec"]["strategy"]["rollingUpdate"]

@@ -14,7 +14,11 @@ from tests.support.manifests import BIN, DEPLOY, ROOT, containers_of, examples, 
 
 RELEASES = [f"1.{minor}" for minor in range(29, 38)]
 # Of Prometheus' operator: the API itself has no schema of them.
-OF_OTHERS = {"PodMonitor/fleet-loraplane-replica", "ServiceMonitor/fleet-loraplane-admin"}
+OF_OTHERS = {
+    "PodMonitor/fleet-loraplane-picker",
+    "PodMonitor/fleet-loraplane-replica",
+    "ServiceMonitor/fleet-loraplane-admin",
+}
 BY_COMPONENT = ("plain-vllm", "production-stack", "llm-d")
 # The scanner's findings that stay, and why.
 REASONS = {

@@ -60,3 +60,34 @@
 {{- fail "sidecar.store.claim needs replicas.kind: StatefulSet, whose pods have a claim each" -}}
 {{- end -}}
 {{- end }}
+
+{{- define "loraplane.checkPicker" -}}
+{{- $v := .Values -}}
+{{- $p := $v.picker -}}
+{{- if not (or $p.admin $v.admin.enabled) -}}
+{{- fail "picker.admin is empty, and admin.enabled is false: give HOST:PORT of the admin service" -}}
+{{- end -}}
+{{- if and $p.tokenSecretName (not $p.adminTlsSecretName) -}}
+{{- fail "picker.tokenSecretName needs picker.adminTlsSecretName, since others could read the token" -}}
+{{- end -}}
+{{- if and $p.tokenSecretName (not $p.admin) (not $v.admin.tokens) -}}
+{{- fail "picker.tokenSecretName needs admin.tokens: true, as the release's admin service takes certificates alone at its other port" -}}
+{{- end -}}
+{{- if and $p.askGateways (not $p.tlsSecretName) -}}
+{{- fail "picker.askGateways needs picker.tlsSecretName, a Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if not $v.insecure -}}
+{{- if not $p.tlsSecretName -}}
+{{- fail "picker.tlsSecretName is empty: others could read requests. Name a Secret with tls.crt and tls.key, or give insecure: true" -}}
+{{- end -}}
+{{- if not $p.http.tlsSecretName -}}
+{{- fail "picker.http.tlsSecretName is empty: name a Secret with tls.crt, tls.key and ca.crt, or give insecure: true" -}}
+{{- end -}}
+{{- if not $p.adminTlsSecretName -}}
+{{- fail "picker.adminTlsSecretName is empty: name a Secret with the admin service's ca.crt, and tls.crt with tls.key or picker.tokenSecretName" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.monitoring.podMonitor.enabled $p.http.tlsSecretName (not $v.monitoring.podMonitor.certificateSecretName) -}}
+{{- fail "monitoring.podMonitor needs monitoring.podMonitor.certificateSecretName: pickers' metrics ask for a certificate of the ca.crt of picker.http.tlsSecretName" -}}
+{{- end -}}
+{{- end }}
