@@ -20,12 +20,43 @@ def _address(port: int) -> dict[str, Any]:
     return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
 
+_PREVIOUS = f"{_TYPES}.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+# As docs/picker.md and compose/envoy/envoy.yaml have them.
+_RETRIES = {
+    "retry_on": "connect-failure,refused-stream,reset-before-request,unavailable",
+    "num_retries": 3,
+    "retry_host_predicate": [
+        {"name": "envoy.retry_host_predicates.previous_hosts", "typed_config": {"@type": _PREVIOUS}}
+    ],
+    "host_selection_retry_max_attempts": 3,
+}
+_LOGGED = "%START_TIME% %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %UPSTREAM_HOST%\n"
+
+
+def _log_of_failures() -> dict[str, Any]:
+    """A log of answers from 500 on, on standard output: whose failure it was, and why."""
+    comparison = {"op": "GE", "value": {"default_value": 500, "runtime_key": "log_from"}}
+    return {
+        "name": "log",
+        "filter": {"status_code_filter": {"comparison": comparison}},
+        "typed_config": {
+            "@type": f"{_TYPES}.access_loggers.stream.v3.StdoutAccessLog",
+            "log_format": {"text_format_source": {"inline_string": _LOGGED}},
+        },
+    }
+
+
+def _http_options(**options: Any) -> dict[str, Any]:
+    kind = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {kind: {"@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions", **options}}
+
+
 def _ext_proc(mode: str, *, is_counted: bool) -> dict[str, Any]:
     return {
         "name": "picker",
         "typed_config": {
             "@type": f"{_TYPES}.filters.http.ext_proc.v3.ExternalProcessor",
-            "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "600s"},
+            "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "600s", "retry_policy": _RETRIES},
             "processing_mode": {
                 "request_header_mode": "SEND",
                 "request_body_mode": mode,
@@ -52,22 +83,22 @@ def configuration(
     manager = {
         "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "in",
+        "access_log": [_log_of_failures()],
         "http_filters": [_ext_proc(mode, is_counted=is_counted), router],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
     }
     chain = {"filters": [{"name": "http", "typed_config": manager}]}
-    http2 = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-            "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
-            "explicit_http_config": {"http2_protocol_options": {}},
-        }
-    }
+    http1 = _http_options(
+        common_http_protocol_options={"idle_timeout": "3s"}, explicit_http_config={"http_protocol_options": {}}
+    )
+    http2 = _http_options(explicit_http_config={"http2_protocol_options": {}})
     engines = {
         "name": "engines",
         "type": "ORIGINAL_DST",
         "lb_policy": "CLUSTER_PROVIDED",
         "connect_timeout": "5s",
         "original_dst_lb_config": {"use_http_header": True, "http_header_name": "x-gateway-destination-endpoint"},
+        "typed_extension_protocol_options": http1,
     }
     picker = {
         "name": "picker",

@@ -100,6 +100,11 @@ def with_grafana() -> Service:
     return Service(name, settings)
 
 
+def gateway_file() -> str:
+    """The configuration of Envoy."""
+    return (FOLDER / "envoy/envoy.yaml").read_text()
+
+
 def arguments(file: str) -> dict[str, str]:
     """The build arguments of a Dockerfile, with their defaults."""
     return dict(re.findall(r"^ARG (\w+)=(\S+)$", (FOLDER / file).read_text(), re.MULTILINE))

@@ -21,8 +21,9 @@ import pytest
 
 from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES
 from registry.tools.devstack.processes import free_ports
-from tests.integration.compose.compose_file import Service, alert_metrics, services, targets
+from tests.integration.compose.compose_file import Service, alert_metrics, gateway_file, services, targets
 from tests.support.adapters import write_adapter
+from tests.support.envoy import ENVOY
 from tests.support.etcd import Cluster, make_cluster
 from tests.support.http_client import http_client
 from tests.support.waiting import eventually
@@ -56,7 +57,8 @@ class Machine:
     def translate(self, service: Service, text: str) -> str:
         """The text with the names of containers replaced, and nothing else."""
         text = re.sub(r"etcd-\d:2379", self.etcd.endpoints[0], text)
-        for port in ("7600", "7601", "7602", "8000"):
+        text = text.replace("=admin:7600", "=admin-1:7600")
+        for port in ("7600", "7601", "7602", "7603", "7604", "8000"):
             for address in ("0.0.0.0", "127.0.0.1"):  # noqa: S104 - what stands in the file, replaced here
                 text = text.replace(f"{address}:{port}", f"127.0.0.1:{self.port(service.name, port)}")
             for other in SERVICES:
@@ -67,7 +69,8 @@ class Machine:
 
     def start(self, service: Service) -> None:
         """Starts a service as its container would."""
-        program, *rest = [*targets()[str(service.target)].entrypoint, *service.command]
+        of_image = [] if "entrypoint" in service.settings else targets()[str(service.target)].entrypoint
+        program, *rest = [*of_image, *service.command]
         command = [self.translate(service, word) for word in rest]
         environment = {name: self.translate(service, value) for name, value in service.environment.items()}
         self.spawn(service.name, [str(BIN / program), *command], {"PATH": os.environ["PATH"], **environment})
@@ -79,6 +82,19 @@ class Machine:
         command = [sys.executable, "-m", "sidecar.engines.simulated", *flags]
         environment = {name: self.translate(service, value) for name, value in service.environment.items()}
         self.spawn(service.name, command, {"PATH": os.environ["PATH"], **PLUGIN_VARIABLES, **environment})
+
+    def start_gateway(self, service: Service) -> None:
+        """The real Envoy with the file of the gateway, which it may read from anywhere."""
+        text = gateway_file().replace(
+            "0.0.0.0, port_value: 8080", f"127.0.0.1, port_value: {self.port(service.name, '')}"
+        )
+        for picker in ("picker-1", "picker-2"):
+            here = f"127.0.0.1, port_value: {self.port(picker, '7603')}"
+            text = text.replace(f"{picker}, port_value: 7603", here)
+        file = self.folder / "envoy.yaml"
+        file.write_text(text)
+        flags = [word.replace("/etc/envoy/envoy.yaml", str(file)) for word in service.settings["command"]]
+        self.spawn(service.name, [str(ENVOY), *flags, "--concurrency", "1"], {"PATH": os.environ["PATH"]})
 
     def spawn(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -158,13 +174,34 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
     machine.run(admin, "add", "acme/lazy", "--pool", "main", "--source", "file:///adapters/sql", "--lazy")
     await eventually(lambda: answers(machine, engine, "acme/lazy"), timeout_seconds=60)
     assert alert_metrics() - await exported(machine) - OF_ACCESS == set()
+    await the_gateway_sends_requests_where_they_belong(machine)
 
 
-async def answers(machine: Machine, engine: Service, model: str) -> bool:
-    """True if the engine serves a request for that model."""
-    url = f"http://127.0.0.1:{machine.port(engine.name, '8000')}/v1/completions"
+async def the_gateway_sends_requests_where_they_belong(machine: Machine) -> None:
+    """The profile `picker`: one of two pickers runs; what is no path of clients is not passed on."""
+    picker, gateway = SERVICES["picker-1"], SERVICES["gateway"]
+    machine.start(picker)
+    machine.start_gateway(gateway)
+    await eventually(partial(machine.is_healthy, picker, picker.healthcheck), timeout_seconds=60)
+    await eventually(lambda: answers(machine, gateway, "acme/sql"), timeout_seconds=60)
+    port = machine.port(gateway.name, "")
+    assert await asked(port, "nobody") == 404
+    assert [card["id"] for card in (await fetch(port, "/v1/models")).json()["data"]][:1] == ["base"]
+    others = ["load_lora_adapter", "loraplane/x", "/unload_lora_adapter", "models/../load_lora_adapter", "models/x"]
+    assert {(await fetch(port, f"/v1/{path}")).status_code for path in [*others, "../metrics"]} == {404}
+    assert (await fetch(port, "/v1%2Fload_lora_adapter")).status_code == 400
+
+
+async def answers(machine: Machine, service: Service, model: str) -> bool:
+    """True if the engine, or the gateway, serves a request for that model."""
+    return await asked(machine.port(service.name, "8000" if service.name.startswith("engine") else ""), model) == 200
+
+
+async def asked(port: int, model: str) -> int:
+    """Status of the answer to a request for that model."""
     async with http_client(timeout=60) as client:
-        return (await client.post(url, json={"model": model, "prompt": "x", "max_tokens": 1})).status_code == 200
+        body = {"model": model, "prompt": "x", "max_tokens": 1}
+        return (await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body)).status_code
 
 
 async def exported(machine: Machine) -> set[str]:

@@ -15,6 +15,7 @@ from tests.integration.compose.compose_file import (
     arguments,
     copied,
     engine_file,
+    gateway_file,
     let_through,
     prometheus_targets,
     services,
@@ -26,11 +27,15 @@ from tests.integration.compose.compose_file import (
 SERVICES = services()
 ETCD = [SERVICES[f"etcd-{n}"] for n in (1, 2, 3)]
 REPLICAS = (1, 2)
-SIDECARS_AND_ADMINS = [one for one in SERVICES.values() if one.target is not None and not one.name.startswith("etcd")]
+PICKERS = [SERVICES[f"picker-{n}"] for n in (1, 2)]
+SIDECARS_AND_ADMINS = [SERVICES[f"{part}-{n}"] for part in ("admin", "sidecar") for n in (1, 2)]
 PINNED = re.compile(r".+:v?\d+\.\d+(\.\d+)?(-[a-z0-9-]+)?(@sha256:[0-9a-f]{64})?$")
 each_replica = pytest.mark.parametrize(
     ("engine", "sidecar"), [(SERVICES[f"engine-{n}"], SERVICES[f"sidecar-{n}"]) for n in REPLICAS], ids=REPLICAS
 )
+
+
+GATEWAYS = [*PICKERS, SERVICES["gateway"]]
 
 
 def mounts(service: Service) -> dict[str, tuple[str, bool]]:
@@ -78,7 +83,7 @@ def test_containers_have_no_more_rights_than_they_need(service):
 
 def test_nothing_is_published_beyond_this_host():
     published = [port for service in SERVICES.values() for port in service.settings.get("ports", [])]
-    assert len(published) == len(set(published)) == 5
+    assert len(published) == len(set(published)) == 6
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
@@ -86,7 +91,7 @@ def test_nothing_is_published_beyond_this_host():
 def test_an_engine_reaches_its_sidecar_and_neither_etcd_nor_an_admin_service(engine, sidecar):
     """Whoever reaches those may change everything, and an engine runs code of models."""
     met = {name for name, service in SERVICES.items() if service.networks & engine.networks}
-    assert met == {engine.name, sidecar.name, "prometheus"}
+    assert met == {engine.name, sidecar.name, "prometheus", *(one.name for one in GATEWAYS)}
     assert sidecar.flags["engine"] == f"http://{engine.name}:{engine.flags['port']}"
     assert sidecar.name in engine.settings["depends_on"]
 
@@ -188,13 +193,30 @@ def test_etcd_is_one_cluster_of_three_that_differ_in_their_names_alone():
 
 def test_our_services_are_two_each_and_know_etcd():
     """W2 atomic-set: a limit of operations above etcd's would be refused by etcd, in etcd's words."""
-    assert sorted(one.name for one in SIDECARS_AND_ADMINS) == ["admin-1", "admin-2", "sidecar-1", "sidecar-2"]
+    built = {one.name for one in SERVICES.values() if one.target not in {None, "etcd"}}
+    assert built == {one.name for one in [*SIDECARS_AND_ADMINS, *PICKERS]}
     assert len({SERVICES[f"sidecar-{n}"].environment["LORAPLANE_REPLICA"] for n in REPLICAS}) == 2
     for service in SIDECARS_AND_ADMINS:
         assert set(service.environment["LORAPLANE_ETCD"].split(",")) == {f"{member.name}:2379" for member in ETCD}
         assert targets()[service.target].healthcheck[0] == "python"
     knowing = [*ETCD, SERVICES["admin-1"], SERVICES["admin-2"]]
     assert {one.flags["max-txn-ops"] for one in knowing} == {"1024"}
+
+
+def test_pickers_and_their_gateway_come_only_where_they_are_asked_for():
+    """They ask whichever admin service is there; the gateway asks both of them, and passes on what clients need."""
+    assert [one.name for one in SERVICES.values() if "profiles" in one.settings] == [one.name for one in GATEWAYS]
+    assert {tuple(one.settings["profiles"]) for one in GATEWAYS} == {("picker",)}
+    for picker in PICKERS:
+        assert "admin" in SERVICES["admin-1"].settings["networks"]["control"]["aliases"]
+        assert (picker.flags["admin"], picker.flags["pool"]) == ("admin:7600", SERVICES["sidecar-1"].flags["pool"])
+        assert {*GATEWAYS[-1].networks, "control"} == picker.networks
+    text = gateway_file()
+    assert re.findall(r"address: (picker-\d), port_value: (\d+)", text) == [("picker-1", "7603"), ("picker-2", "7603")]
+    assert mounts(SERVICES["gateway"])["/etc/envoy"] == ("./envoy", True)
+    passed = re.findall(r"match: {(\w+): (\S+)}", text)
+    assert {kind for kind, _ in passed} == {"path"}, "a prefix would let through what nobody looked at"
+    assert [path for _, path in passed if "lora" in path or "adapters" in path or "invocations" in path] == []
 
 
 def test_prometheus_scrapes_every_part():
