@@ -136,7 +136,7 @@ def _store(settings: SidecarSettings) -> LocalStore:
         settings.replica,
         settings.allow_source,
         engine=ReadingEngine(settings.engine, base),
-        remote=RemoteOptions(credentials, settings.hf_endpoint),
+        remote=RemoteOptions(credentials, settings.hf_endpoint, fetchers=settings.fetcher),
         limits=StoreLimits(settings.store_budget, settings.unload_grace),
     )
     if settings.credentials is not None:

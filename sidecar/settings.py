@@ -82,6 +82,10 @@ class SidecarSettings(DaemonSettings):
         OptionalFile, Flag("FILE", "YAML file that says by tenant whose bundles (model.sig) count, and what they bind")
     ] = None
     hf_endpoint: Annotated[str, Flag("URL", "Hub behind hf:// sources", also="HF_ENDPOINT")] = DEFAULT_HUB
+    fetcher: Annotated[
+        tuple[str, ...],
+        Flag("SCHEME=COMMAND", "Program that fetches sources of a scheme with a hyphen; repeatable", repeatable=True),
+    ] = ()
     store_budget: Annotated[
         Annotated[ByteSize, Field(ge=1)] | None,
         Flag("SIZE", "Largest size of all artifacts in the store, e.g. 200GB; without: the disk's"),

@@ -129,6 +129,7 @@ RETRY_RULES: Mapping[str, RetryRule] = MappingProxyType(
             *("source_changed", "source_incomplete", "source_io", "source_is_html", "source_missing"),
             *("source_timeout", "staging_timeout"),
         ),
+        **_later("the command of --fetcher to work; the host's log has its last words", _RETRY, "fetcher_failed"),
         **_later("the end of the pause that the source asked for", _NOTHING, "rate_limited"),
         **_later(
             *("the credential or the certificate to be right", _RETRY),

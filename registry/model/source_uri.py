@@ -13,12 +13,15 @@ from types import MappingProxyType
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-# A folder of one host, a hub's repository, a prefix in a bucket, or a place of a web server.
-SourceKind = Literal["folder", "hub", "bucket", "web"]
+# A folder of one host, a hub's repository, a prefix in a bucket, a place of a web server, or what a command fetches.
+SourceKind = Literal["folder", "hub", "bucket", "web", "fetched"]
 # The one table of schemes, in the order in which they are offered.
 SCHEMES: Mapping[str, SourceKind] = MappingProxyType(
     {"file": "folder", "hf": "hub", "s3": "bucket", "gs": "bucket", "az": "bucket", "https": "web", "http": "web"}
 )
+# Schemes that commands of hosts fetch. None of ours has a hyphen, so that no slip in writing one of ours is such a one.
+_FETCHED = re.compile(r"(?=.{3,40}$)[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+FETCHED_EXAMPLE = "wandb-artifact"
 # Of the schemes of the web.
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
@@ -27,6 +30,7 @@ _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\]")
 _PORT = re.compile(r"[0-9]{1,5}")
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
+_FETCHED_AUTHORITY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._:-]{0,253}[A-Za-z0-9])?)?")
 _REPOSITORY_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # What needs no escape anywhere, so that a key means the same to every client.
 _KEY_SEGMENT = re.compile(r"[A-Za-z0-9._=+@,:~-]+")
@@ -42,8 +46,9 @@ class SourceUri:
     """A source of any scheme but file, whose paths only the host that has them can follow.
 
     Attributes:
-        scheme: one of `SCHEMES`.
-        authority: host and port as ``host[:port]``, a bucket, a container, or a hub's organisation.
+        scheme: one of `SCHEMES`, or one that commands of hosts fetch.
+        authority: host and port as ``host[:port]``, a bucket, a container, or a hub's organisation; may be empty for
+            what is fetched by a command.
         path: the names below it, escapes as they were written.
         commit: of the hub's repository; empty for other schemes.
         is_directory: False if the URI names one archive.
@@ -58,7 +63,7 @@ class SourceUri:
     @property
     def kind(self) -> SourceKind:
         """The kind of source that its scheme names."""
-        return SCHEMES[self.scheme]
+        return kind_of(self.scheme)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,23 @@ def scheme_of(uri: str) -> str:
         SourceUriError: it has none that is known.
     """
     scheme, separator, _ = uri.partition("://")
-    if not separator or scheme not in SCHEMES:
+    if not separator or not (scheme in SCHEMES or is_fetched(scheme)):
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise SourceUriError(f"the scheme {scheme[:40]!r} is not known; use one of {known}")
+        raise SourceUriError(
+            f"the scheme {scheme[:40]!r} is not known; use one of {known}, or one with a hyphen that a --fetcher of "
+            f"sidecars has, as {FETCHED_EXAMPLE}://"
+        )
     return scheme
+
+
+def is_fetched(scheme: str) -> bool:
+    """True for the schemes that commands of hosts may fetch: with a hyphen."""
+    return _FETCHED.fullmatch(scheme) is not None
+
+
+def kind_of(scheme: str) -> SourceKind:
+    """The kind of source of a scheme that `scheme_of` gave."""
+    return SCHEMES.get(scheme, "fetched")
 
 
 def parse_source(uri: str) -> SourceUri:
@@ -97,10 +115,12 @@ def parse_source(uri: str) -> SourceUri:
         SourceUriError: it is none, or one of a file.
     """
     scheme, parts = _remote(uri)
-    kind = SCHEMES[scheme]
+    kind = kind_of(scheme)
     if kind == "hub":
         return _hub_source(scheme, parts)
     path = _path(scheme, parts.path)
+    if kind == "fetched":
+        return SourceUri(scheme, _fetched_authority(parts), _some(path))
     if kind == "bucket":
         return SourceUri(scheme, _bucket(parts), path)
     is_archive = bool(path) and path[-1].endswith(ARCHIVES) and not parts.path.endswith("/")
@@ -116,11 +136,13 @@ def parse_prefix(prefix: str) -> SourcePrefix:
         SourceUriError: it is none.
     """
     scheme, parts = _remote(prefix)
-    kind = SCHEMES[scheme]
+    kind = kind_of(scheme)
     if kind == "hub":
         if "@" in prefix:
             raise SourceUriError("a prefix names no commit; write hf://ORGANISATION or hf://ORGANISATION/REPOSITORY")
         return SourcePrefix(scheme, _repository_part(parts.netloc), _path(scheme, parts.path))
+    if kind == "fetched":
+        return SourcePrefix(scheme, _fetched_authority(parts), _path(scheme, parts.path))
     authority = _bucket(parts) if kind == "bucket" else check_authority(scheme, parts.netloc)
     return SourcePrefix(scheme, authority, _path(scheme, parts.path))
 
@@ -163,7 +185,7 @@ def _remote(uri: str) -> tuple[str, SplitResult]:
         parts = urlsplit(uri)
     except ValueError as error:
         raise SourceUriError("the URI cannot be read; look at its brackets") from error
-    if SCHEMES[scheme] == "folder":
+    if kind_of(scheme) == "folder":
         raise SourceUriError("a file:// URI is a path of one host")
     return scheme, parts
 
@@ -174,11 +196,23 @@ def _bucket(parts: SplitResult) -> str:
     return parts.netloc
 
 
+def _fetched_authority(parts: SplitResult) -> str:
+    if not _FETCHED_AUTHORITY.fullmatch(parts.netloc):
+        raise SourceUriError("what stands before the path is no plain name; a secret belongs into spec.credentials")
+    return parts.netloc
+
+
+def _some(path: tuple[str, ...]) -> tuple[str, ...]:
+    if not path:
+        raise SourceUriError(f"the URI has no path: write {FETCHED_EXAMPLE}:///PATH, as its fetcher takes it")
+    return path
+
+
 def _path(scheme: str, path: str) -> tuple[str, ...]:
     """The names of a path; a slash at the end adds none."""
     names = path.removeprefix("/").removesuffix("/")
     segments = tuple(names.split("/")) if names else ()
-    pattern = _URL_SEGMENT if SCHEMES[scheme] == "web" else _KEY_SEGMENT
+    pattern = _URL_SEGMENT if kind_of(scheme) == "web" else _KEY_SEGMENT
     for segment in segments:
         plain = unquote(segment)
         if not pattern.fullmatch(segment) or plain in {".", ".."} or re.search(r"[/\\\x00-\x1f\x7f]", plain):

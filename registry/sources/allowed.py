@@ -6,7 +6,7 @@ servers take megabytes that a sidecar has no use for whose artifacts lie in a di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.model.source_uri import (
-    SCHEMES,
     SourcePrefix,
     SourceUri,
     SourceUriError,
+    kind_of,
     parse_prefix,
     parse_source,
     scheme_of,
@@ -25,6 +25,7 @@ from registry.model.source_uri import (
 )
 from registry.sources.base import ArtifactError, Source, SourceLimits, StoreError
 from registry.sources.credentials import Credentials, HeldCredential
+from registry.sources.fetcher import Command, FetchedSource, Workspace, parse_fetchers, temporary_folder
 from registry.sources.file import FileSource, path_of
 from registry.sources.urls import WebUrl, parse_url
 
@@ -44,11 +45,13 @@ class RemoteOptions:
         credentials: what records may name.
         hub: base URL of the hub behind hf://.
         limits: how long a source may keep us waiting.
+        fetchers: ``SCHEME=COMMAND``, what fetches sources of further schemes.
     """
 
     credentials: Credentials = field(default_factory=Credentials)
     hub: str = DEFAULT_HUB
     limits: SourceLimits = field(default_factory=SourceLimits)
+    fetchers: tuple[str, ...] = ()
 
 
 class AllowedSources:
@@ -58,9 +61,13 @@ class AllowedSources:
     """
 
     def __init__(
-        self, prefixes: Sequence[str], remote: RemoteOptions | None = None, paused: Path | None = None
+        self,
+        prefixes: Sequence[str],
+        remote: RemoteOptions | None = None,
+        paused: Path | None = None,
+        workspace: Workspace = temporary_folder,
     ) -> None:
-        """Allows what is below these URIs. `paused`: the file of `Origins`; None: none.
+        """Allows what is below these URIs. `paused`: the file of `Origins`; None: none. `workspace`: for fetchers.
 
         Raises:
             StoreError: one of them cannot be followed.
@@ -71,6 +78,8 @@ class AllowedSources:
         self._credentials = remote.credentials
         self._hub = _hub(remote.hub)
         self._limits = remote.limits
+        self._fetchers: Mapping[str, Command] = parse_fetchers(remote.fetchers)
+        self._workspace = workspace
         self._paused = paused
         self._opened = ExitStack()
 
@@ -89,7 +98,7 @@ class AllowedSources:
             scheme = scheme_of(uri)
         except SourceUriError as error:
             raise ArtifactError("unsupported_scheme", str(error)) from None
-        if SCHEMES[scheme] == "folder":
+        if kind_of(scheme) == "folder":
             return FileSource.at(uri, self._roots)
         try:
             parsed = parse_source(uri)
@@ -105,11 +114,20 @@ class AllowedSources:
             raise ArtifactError("source_not_allowed", message)
 
     def _remote(self, source: SourceUri, held: HeldCredential | None) -> Source:
+        if source.kind == "fetched":
+            return FetchedSource(source, self._fetcher(source.scheme), held, self._workspace)
         if source.kind != "bucket":
             return self._on_the_web(source, held)
         from registry.sources.object_stores import object_source  # noqa: PLC0415 - see above
 
         return object_source(self._stores, source, held)
+
+    def _fetcher(self, scheme: str) -> Command:
+        command = self._fetchers.get(scheme)
+        if command is None:
+            message = f"nothing here fetches {scheme}://; give the sidecar --fetcher {scheme}=COMMAND"
+            raise ArtifactError("unsupported_scheme", message)
+        return command
 
     def _on_the_web(self, source: SourceUri, held: HeldCredential | None) -> Source:
         from registry.sources.http import hub_source, web_source  # noqa: PLC0415 - see above

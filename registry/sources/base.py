@@ -26,6 +26,7 @@ SourceReason = Literal[
     "digest_mismatch",
     "disk_full",
     "examination_failed",
+    "fetcher_failed",
     "internal_error",
     "invalid_source",
     "not_a_regular_file",

@@ -12,7 +12,7 @@ from registry.lora.base import vocabulary_of
 from registry.model.engine_kinds import traits_of
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.records import AdapterSpec, Placement, PoolSpec
-from registry.model.source_uri import SCHEMES, SourceUriError, parse_source, scheme_of
+from registry.model.source_uri import SourceUriError, kind_of, parse_source, scheme_of
 
 _FILE_REMEDY = "write file:///absolute/path, without a query or fragment (? is %3F, # is %23)"
 
@@ -28,13 +28,13 @@ def check_source(spec: AdapterSpec, *, field: str) -> None:
         _check_form(scheme, spec.source.uri)
     except SourceUriError as error:
         raise InvalidArgument(Reason.INVALID_FIELD, str(error), field=uri_field) from None
-    if spec.credentials is not None and SCHEMES[scheme] == "folder":
+    if spec.credentials is not None and kind_of(scheme) == "folder":
         message = "a file:// source takes no credential; leave it out"
         raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.credentials")
 
 
 def _check_form(scheme: str, uri: str) -> None:
-    if SCHEMES[scheme] != "folder":
+    if kind_of(scheme) != "folder":
         parse_source(uri)
     elif not uri.startswith("file:///") or "?" in uri or "#" in uri:
         raise SourceUriError(_FILE_REMEDY)

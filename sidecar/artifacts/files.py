@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
 from registry.runtime.local_files import make_way, sync_directory
 from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.layout import StoreLayout
 
 POLL_SECONDS = 0.005
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -53,6 +57,45 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def fresh_folder(layout: StoreLayout, key: str) -> Iterator[Path]:
+    """A new folder in ``tmp/`` for `key`, whose lock the caller holds; gone at the end, unless it was renamed.
+
+    Whatever an earlier holder of the lock left is removed, for the holder of a lock is known to be alone, and the
+    number of a process is not known to be dead.
+    """
+    folder = layout.temporary(key, uuid.uuid4().hex)
+    for left in folder.parent.iterdir():
+        if left.name.startswith(f"{key}."):
+            _remove(left)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        # If it was renamed, nothing is there. One that cannot be removed is left to the next holder of the lock.
+        with suppress(OSError):
+            _remove(folder)
+
+
+@contextmanager
+def fetching_folder(layout: StoreLayout, uri: str, stop: Stop) -> Iterator[Path]:
+    """A new folder for what a command fetches; one after another for one URI.
+
+    Raises:
+        ArtifactError: ``staging_stopped`` while it waited.
+    """
+    key = f"fetched-{hashlib.sha256(uri.encode()).hexdigest()[:32]}"
+    with locked(layout.lock(key), stop), fresh_folder(layout, key) as folder:
+        yield folder
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, content: bytes, *, temporary: Path) -> None:

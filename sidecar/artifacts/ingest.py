@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -23,7 +21,7 @@ from registry.sources.base import ArtifactError, Source, Stop
 from sidecar.artifacts.disk import CHECK_BYTES, Quota, Reservation, SizeIndex
 from sidecar.artifacts.examination import Examination
 from sidecar.artifacts.examiner import Examiner
-from sidecar.artifacts.files import SharedSync
+from sidecar.artifacts.files import SharedSync, fresh_folder
 from sidecar.artifacts.layout import StoreLayout, open_like
 from sidecar.artifacts.preparation import prepare
 from sidecar.artifacts.proof import ProofOutcome, Proofs, hash_file, missing_files
@@ -219,33 +217,11 @@ class Incoming:
 
 @contextmanager
 def incoming(layout: StoreLayout, key: str, max_weights_bytes: int, quota: Quota, stop: Stop) -> Iterator[Incoming]:
-    """A fresh directory for `key`, whose lock the caller holds; gone at the end unless it was placed.
-
-    Whatever an earlier holder of the lock left is removed, for the holder of a lock is known to be alone, and the
-    number of a process is not known to be dead.
-    """
-    directory = layout.temporary(key, uuid.uuid4().hex)
-    for left in directory.parent.iterdir():
-        if left.name.startswith(f"{key}."):
-            _remove(left)
-    directory.mkdir(mode=0o700)
-    # Whatever our umask is: the engine may run as another user.
-    open_like(directory, layout.adapters)
-    with quota.reservation() as reservation:
-        arriving = Incoming(directory, max_weights_bytes, reservation, stop)
-        try:
-            yield arriving
-        finally:
-            # If it was placed, nothing is there. One that cannot be removed is left to the next holder of the lock.
-            with suppress(OSError):
-                _remove(directory)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    """A fresh directory for `key`, whose lock the caller holds; gone at the end unless it was placed."""
+    with quota.reservation() as reservation, fresh_folder(layout, key) as directory:
+        # Whatever our umask is: the engine may run as another user.
+        open_like(directory, layout.adapters)
+        yield Incoming(directory, max_weights_bytes, reservation, stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from registry.lora.digest import FILES, FileEntry, manifest_digest
 from registry.runtime.local_files import Content, FollowedFile
 from registry.sources.allowed import AllowedSources, RemoteOptions
 from registry.sources.base import Source, Stop
+from sidecar.artifacts.files import fetching_folder
 from sidecar.artifacts.layout import StoreLayout
 from sidecar.artifacts.reports import ArtifactReport, Reports
 from sidecar.artifacts.signing.kept_bundles import KeptBundles
@@ -246,9 +248,10 @@ class Trust:
 
     def __init__(self, allow_sources: Sequence[str], remote: RemoteOptions | None, layout: StoreLayout) -> None:
         """Allows what is below these URIs, see `AllowedSources`. Raises StoreError."""
-        self.sources = AllowedSources(allow_sources, remote, layout.paused_origins)
+        self.sources = AllowedSources(allow_sources, remote, layout.paused_origins, partial(fetching_folder, layout))
         self.signatures = Signatures(MappingProxyType({}), KeptBundles(layout))
         self._allow_sources = tuple(allow_sources)
+        self._fetchers = remote.fetchers if remote is not None else ()
         self._followed: list[FollowedFile[Any]] = []
 
     def source(self, ref: ArtifactRef) -> Source:
@@ -276,4 +279,6 @@ class Trust:
     def digest(self) -> str:
         """Differs once any of it does. What is in files is told by their versions: credentials are in some."""
         files = tuple(file.taken for file in self._followed)
-        return hashlib.sha256(f"{self._allow_sources!r} {files!r}".encode()).hexdigest()
+        # Only where there are any, so that it says of all others what earlier releases said.
+        fetchers = f" {self._fetchers!r}" if self._fetchers else ""
+        return hashlib.sha256(f"{self._allow_sources!r} {files!r}{fetchers}".encode()).hexdigest()

@@ -12,7 +12,7 @@ import pytest
 
 from registry.lora.digest import FileEntry, manifest_digest
 from registry.sources.base import ArtifactError, Stop
-from sidecar.artifacts import ingest
+from sidecar.artifacts import files, ingest
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.ingest import Incoming, incoming
 from sidecar.artifacts.layout import StoreLayout, open_layout
@@ -154,17 +154,17 @@ def test_the_disk_is_looked_at_again_for_each_32_mib_that_arrive(arriving, monke
 @pytest.mark.parametrize("error", [OSError(16, "Device or resource busy"), ZeroDivisionError()], ids=["busy", "ours"])
 def test_a_directory_that_resists_is_left_to_the_next_holder_of_the_lock(layout, quota, monkeypatch, error):
     """R8, R12: what was refused is told as it is; only a fault of ours is told instead."""
-    rmtree = ingest.shutil.rmtree
+    rmtree = files.shutil.rmtree
 
     def resisting(_: Path) -> None:
         raise error
 
-    monkeypatch.setattr(ingest.shutil, "rmtree", resisting)
+    monkeypatch.setattr(files.shutil, "rmtree", resisting)
     told = ConnectionError if isinstance(error, OSError) else ZeroDivisionError
     with pytest.raises(told), incoming(layout, "key", 5000, quota, Stop()) as arriving:
         raise ConnectionError("the source is gone")
     assert arriving.directory.is_dir()
-    monkeypatch.setattr(ingest.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(files.shutil, "rmtree", rmtree)
     with incoming(layout, "key", 5000, quota, Stop()) as following:
         assert not arriving.directory.exists()
         assert following.directory.is_dir()

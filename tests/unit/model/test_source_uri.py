@@ -44,16 +44,21 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("https://host/a%20b.tar.gz", SourceUri("https", "host", ("a%20b.tar.gz",), is_directory=False)),
         ("https://host/a.tar", SourceUri("https", "host", ("a.tar",), is_directory=False)),
         ("https://host/a.tar/", SourceUri("https", "host", ("a.tar",))),
+        ("wandb-artifact:///team/run/sql:v7", SourceUri("wandb-artifact", "", ("team", "run", "sql:v7"))),
+        ("mlflow-model://host:5000/sql@best/", SourceUri("mlflow-model", "host:5000", ("sql@best",))),
     ],
 )
 def test_a_uri_is_read_in_its_one_spelling(uri, expected):
     assert parse_source(uri) == expected
-    kinds = {"hf": "hub", "http": "web", "https": "web"}
+    kinds = {"hf": "hub", "http": "web", "https": "web", "wandb-artifact": "fetched", "mlflow-model": "fetched"}
     assert parse_source(uri).kind == kinds.get(expected.scheme, "bucket")
 
 
 NO_SOURCES = {
-    "is not known": "ftp://host/a s3:/bucket/a https",
+    "is not known": "ftp://host/a s3:/bucket/a https wandb://x/y -a://b a-://b A-b://c a--b://c "
+    f"a-{'b' * 40}://c wandb-artifact:/x 1-a://b",
+    "no path": "wandb-artifact:// wandb-artifact:/// wandb-artifact://team",
+    "no plain name": "wandb-artifact://user@team/x wandb-artifact://-x/y wandb-artifact://a%20b/c",
     "one host": "file:///a",
     "40 hexadecimal digits": f"hf://acme/sql hf://acme/sql@main hf://acme/sql@{COMMIT[:-1]} hf:// "
     f"hf://acme/sql@{COMMIT.upper()} hf://acme@{COMMIT} hf://acme/{COMMIT}",
@@ -125,6 +130,9 @@ def test_what_may_be_shown_of_a_uri_is_the_rest():
         ("https://host/a", "http://host/a/b/", False),
         ("https://host/a", "https://host:8443/a/b/", False),
         ("https://host/a", "https://host.evil/a/b/", False),
+        ("wandb-artifact:///team", "wandb-artifact:///team/run/sql:v7", True),
+        ("wandb-artifact:///team", "wandb-artifact:///teams/run/sql:v7", False),
+        ("wandb-artifact:///team", "wandb-artifact://host/team/run", False),
     ],
 )
 def test_below_a_prefix_means_by_whole_names(prefix, uri, expected):
@@ -141,6 +149,8 @@ def test_below_a_prefix_means_by_whole_names(prefix, uri, expected):
         ("https://[::1]:8443", SourcePrefix("https", "[::1]:8443", ())),
         ("http://_host/", SourcePrefix("http", "_host", ())),
         ("hf://Acme/sql/v7", SourcePrefix("hf", "Acme", ("sql", "v7"))),
+        ("wandb-artifact:///team/run/", SourcePrefix("wandb-artifact", "", ("team", "run"))),
+        ("mlflow-model://host:5000", SourcePrefix("mlflow-model", "host:5000", ())),
     ],
 )
 def test_a_prefix_is_read_in_its_one_spelling(prefix, expected):

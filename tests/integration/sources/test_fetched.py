@@ -1,0 +1,79 @@
+"""A store whose artifacts a command of the host fetches."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from registry.sources.base import Stop
+from sidecar.artifacts.layout import StoreLayout
+from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal
+from tests.support.waiting import eventually
+
+URI = "wandb-artifact:///team/run/sql:v7"
+PREFIX = "wandb-artifact:///team"
+
+
+@pytest.fixture
+def fetcher(tmp_path) -> Path:
+    """A program that fetches the adapter, and takes down how often."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "adapter_config.json").write_bytes(CONFIG)
+    (there / "adapter_model.safetensors").write_bytes(WEIGHTS)
+    path = tmp_path / "fetch"
+    path.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\ncp {there}/* "$2"\n')
+    path.chmod(0o755)
+    return path
+
+
+async def test_what_a_command_fetches_is_checked_and_kept_as_any_source(open_store, fetcher, tmp_path):
+    """R4 digest-true: fetched once, and nothing is left of the folder that the command wrote to."""
+    store = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",))
+    staged = await store.ensure(ref(URI))
+    assert content(staged.path) == (CONFIG, WEIGHTS)
+    assert (await store.ensure(ref(URI))).path == staged.path
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert not list((tmp_path / "store" / "tmp").iterdir())
+
+
+async def test_what_it_fetches_wrongly_is_refused_with_the_reason_of_the_files(open_store, fetcher, tmp_path):
+    (tmp_path / "there" / "adapter_config.json").write_bytes(CONFIG.replace(b"LORA", b"IA3"))
+    store = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",))
+    assert (await refusal(store, URI)).reason == "wrong_peft_type"
+
+
+async def test_a_staging_that_nobody_waits_for_ends_the_command(open_store, fetcher, tmp_path):
+    """X3 given-back: the process, and its folder."""
+    fetcher.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    store = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",))
+    task = asyncio.create_task(store.ensure(ref(URI)))
+    pid = await eventually(lambda: _read(tmp_path / "pid"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: not left_behind(store) and not _read(Path(f"/proc/{pid}/cmdline")))
+
+
+async def test_who_gives_a_sidecar_a_fetcher_has_it_try_again(open_store, fetcher):
+    """R8: what was refused for want of it waits for a change, and this is one."""
+    without = open_store(PREFIX)
+    assert (await refusal(without, URI)).reason == "unsupported_scheme"
+    having = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",), replica="r2")
+    assert having.reads != without.reads
+
+
+def test_what_a_killed_sidecar_left_of_it_is_tidied(open_store, fetcher, tmp_path):
+    """R12 crash-only."""
+    store = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",))
+    left = StoreLayout(tmp_path / "store").temporary("fetched-1", "2")
+    left.mkdir()
+    (left / "part").touch()
+    store.maintenance.collector.tidy(Stop())
+    assert left_behind(store) == []
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""

@@ -1,0 +1,253 @@
+"""Sources that a command of the host fetches: what it is given, and what ends it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from registry.model.source_uri import parse_source
+from registry.sources import fetcher
+from registry.sources.allowed import AllowedSources, RemoteOptions
+from registry.sources.base import ArtifactError, Stop, StoreError
+from registry.sources.credentials import Credentials
+from registry.sources.credentials_file import read_credentials
+from registry.sources.fetcher import FetchedSource, FetchLimits, parse_fetchers
+from tests.support.adapters import write_adapter
+
+URI = "wandb-artifact:///team/project/sql:v7"
+CANARY = "tok-CANARY-9"
+
+
+@pytest.fixture
+def adapter(tmp_path) -> Path:
+    return write_adapter(tmp_path / "a").directory
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Makes a program of lines of a shell; $1 is the URI and $2 the folder."""
+
+    def made(lines: str) -> Path:
+        path = tmp_path / "fetch"
+        path.write_text(f"#!/bin/sh\n{lines}\n")
+        path.chmod(0o755)
+        return path
+
+    return made
+
+
+def got(source, stop: Stop | None = None) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+
+    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        files[name] = b"".join(chunks)
+
+    source.fetch(receive, stop or Stop())
+    return files
+
+
+def refusal(source, stop: Stop | None = None) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        got(source, stop)
+    return refused.value
+
+
+def fetched(*command: Path | str, held=None, **limits: float) -> FetchedSource:
+    made = FetchLimits(**limits)  # type: ignore[arg-type]
+    return FetchedSource(parse_source(URI), tuple(map(str, command)), held, limits=made)
+
+
+def test_a_command_gets_uri_and_folder_and_what_it_leaves_is_the_source(program, adapter, tmp_path):
+    said = tmp_path / "said"
+    path = program(
+        f'printf "%s\\n" "$@" "$PWD" "${{{fetcher.CREDENTIALS_VARIABLE}-none}}" > {said}\ncp {adapter}/* "$3"'
+    )
+    allowed = AllowedSources(["wandb-artifact:///team"], RemoteOptions(fetchers=(f"wandb-artifact={path} '-q ;x'",)))
+    assert got(allowed.source(URI)) == {path.name: path.read_bytes() for path in adapter.iterdir()}
+    quiet, uri, folder, here, credentials = said.read_text().splitlines()
+    assert (quiet, uri, credentials) == ("-q ;x", URI, "none"), "no shell looks at them"
+    assert folder == here
+    assert not Path(folder).exists(), "given back"
+
+
+def test_what_no_prefix_names_is_not_fetched(program):
+    """Fail closed: nor what has no command here."""
+    options = RemoteOptions(fetchers=(f"wandb-artifact={program('exit 1')}",))
+    for prefixes, uri, reason in (
+        ([], URI, "source_not_allowed"),
+        (["wandb-artifact:///other"], URI, "source_not_allowed"),
+        (["mlflow-model:///sql"], "mlflow-model:///sql/3", "unsupported_scheme"),
+        (["wandb-artifact:///team"], f"{URI}?x", "invalid_source"),
+    ):
+        with pytest.raises(ArtifactError) as refused:
+            AllowedSources(prefixes, options).source(uri)
+        assert (refused.value.reason, refused.value.permanent) == (reason, True)
+    with pytest.raises(ArtifactError, match="--fetcher mlflow-model=COMMAND"):
+        AllowedSources(["mlflow-model:///sql"], options).source("mlflow-model:///sql/3")
+
+
+def test_a_secret_comes_by_a_descriptor_and_is_not_in_what_is_told(program, adapter, tmp_path, monkeypatch):
+    """X1 secret-free: not in arguments, not in variables, and not in the log if the command prints it."""
+    monkeypatch.setenv("SECRET", f'{{"token": "{CANARY}"}}')
+    file = tmp_path / "credentials.yaml"
+    file.write_text("wb: {kind: env, variable: SECRET, prefixes: ['wandb-artifact:///team']}")
+    credentials = Credentials(read_credentials(file))
+    path = program(f'secret=$(cat /dev/fd/${fetcher.CREDENTIALS_VARIABLE})\necho "denied: $secret"\nexit 3')
+    error = refusal(fetched(path, held=credentials.hold("wb", parse_source(URI))))
+    assert error.reason == "fetcher_failed"
+    assert error.detail.startswith("denied: ")
+    assert CANARY not in error.message + error.detail
+
+    path.write_text(f'#!/bin/sh\ntest "$(cat /dev/fd/${fetcher.CREDENTIALS_VARIABLE})" && cp {adapter}/* "$2"\n')
+    assert got(fetched(path, held=credentials.hold("wb", parse_source(URI))))
+    monkeypatch.setenv("SECRET", "")
+    assert refusal(fetched(path, held=credentials.hold("wb", parse_source(URI)))).reason == "credential_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits", "reason", "words"),
+    [
+        ("sleep 60", {"seconds": 0.3}, "source_timeout", "was not done within 0.3 s"),
+        ("exec >&- 2>&-; sleep 60", {"seconds": 0.5}, "source_timeout", "was not done within"),
+        ("yes", {"output_bytes": 100_000}, "fetcher_failed", "wrote more than 100000 bytes of output"),
+        ("echo no such run; exit 3", {}, "fetcher_failed", "ended with 3; the log of this host has its last words"),
+        ("kill -9 $$", {}, "fetcher_failed", "was ended by signal 9"),
+        ("head -c 3000000 /dev/zero > $2/x; sleep 9", {"folder_bytes": 2_000_000}, "too_large", "more than 2000000"),
+        ("mkdir $2/d; touch $2/d/a $2/d/b; sleep 9", {"files": 2}, "too_large", "or 2 files"),
+        ("true", {}, "source_incomplete", f"{URI} has no adapter_config.json"),
+        ("ln -s /etc/passwd $2/adapter_config.json", {}, "not_a_regular_file", "adapter_config.json"),
+        ("rmdir $2; ln -s / $2", {}, "not_an_adapter", "is not a directory"),
+        ("rmdir $2", {}, "source_missing", "there is no directory"),
+    ],
+)
+def test_what_goes_wrong_has_one_reason(program, lines, limits, reason, words):
+    """R16 bounded: in time, output, size and number of files."""
+    error = refusal(fetched(program(lines), **limits))
+    assert (error.reason, words in error.message) == (reason, True), error.message
+    assert error.message.count(URI.partition(":")[0]) >= 1
+
+
+def test_a_program_that_went_away_is_said(program, tmp_path):
+    path = program("true")
+    path.unlink()
+    error = refusal(fetched(path))
+    assert (error.reason, error.permanent) == ("fetcher_failed", False)
+    assert "cannot be started: No such file or directory; see --fetcher" in error.message
+
+
+def test_what_a_command_leaves_behind_is_ended_and_its_files_are_not_taken(program, adapter, tmp_path, monkeypatch):
+    """X3 given-back: processes too; somebody who still writes has not fetched anything."""
+    monkeypatch.setattr(fetcher, "_GRACE_SECONDS", 0.2)
+    pids = tmp_path / "pids"
+    error = refusal(fetched(program(f"sleep 60 & echo $! > {pids}\ncp {adapter}/* $2")))
+    assert error.reason == "fetcher_failed"
+    assert "left 1 processes behind, which were ended" in error.message
+    assert_ended(int(pids.read_text()))
+
+
+def test_a_child_that_ends_soon_after_is_nobody_left_behind(program, adapter):
+    assert got(fetched(program(f"cp {adapter}/* $2; sleep 0.2 &")))
+
+
+def test_a_staging_that_is_stopped_ends_the_command_with_all_its_processes(program, tmp_path):
+    pids = tmp_path / "pids"
+    path = program(f"sh -c 'echo $$ > {pids}.new; mv {pids}.new {pids}; sleep 60' & sleep 60")
+
+    class StoppedOnceItRuns(Stop):
+        def check(self, wait_seconds: float = 0.0) -> None:
+            if pids.exists():
+                self.set()
+            super().check(wait_seconds)
+
+    assert refusal(fetched(path), StoppedOnceItRuns()).reason == "staging_stopped"
+    assert_ended(int(pids.read_text()))
+
+
+def assert_ended(pid: int) -> None:
+    """No such process; one that nobody has waited for has ended."""
+    until = time.monotonic() + 10
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_a_bundle_beside_the_files_is_read_and_no_version_is_told(program, adapter):
+    (adapter / "model.sig").write_bytes(b"{}")
+    source = fetched(program(f"cp {adapter}/* $2"))
+    assert source.signature(Stop()) == b"{}"
+    assert source.version(Stop()) == ""
+    (adapter / "model.sig").unlink()
+    assert source.signature(Stop()) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["wandb-artifact"], "write SCHEME=COMMAND"),
+        (["wandb=/bin/true"], "a scheme that has a hyphen"),
+        (["Wandb-Artifact=/bin/true"], "a scheme that has a hyphen"),
+        (["s3=/bin/true"], "a scheme that has a hyphen"),
+        (["a-b=/bin/true", "a-b=/bin/false"], "a-b:// has a command already"),
+        (["a-b="], "no program '.'"),
+        (["a-b=true"], "no program 'true'; give the absolute path"),
+        (["a-b=/nowhere/x"], "no program '/nowhere/x'"),
+        (["a-b=/etc/passwd"], "no program '/etc/passwd'"),
+        (["a-b=/bin/true 'x"], "cannot be split into words"),
+    ],
+)
+def test_a_flag_that_names_no_command_is_an_error_at_the_start(values, words):
+    """Fail closed."""
+    with pytest.raises(StoreError, match=words) as refused:
+        parse_fetchers(values)
+    assert str(refused.value).startswith("--fetcher ")
+    with pytest.raises(StoreError, match="--fetcher"):
+        AllowedSources([], RemoteOptions(fetchers=tuple(values)))
+
+
+def test_a_command_has_its_words():
+    assert parse_fetchers(["a-b=/bin/sh -c 'exit 1'"]) == {"a-b": ("/bin/sh", "-c", "exit 1")}
+    assert os.access("/bin/sh", os.X_OK)
+
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+
+
+@pytest.mark.parametrize(
+    ("example", "tool", "uri", "asked", "variable"),
+    [
+        ("fetch-wandb", "wandb", URI, "artifact get team/project/sql:v7 --root", "WANDB_API_KEY"),
+        (
+            *("fetch-mlflow", "mlflow", "mlflow-model:///sql@best"),
+            *("artifacts download --artifact-uri models:/sql@best --dst-path", "MLFLOW_TRACKING_TOKEN"),
+        ),
+    ],
+)
+def test_the_examples_ask_the_tools_for_what_the_uri_names(
+    tmp_path, adapter, monkeypatch, example, tool, uri, asked, variable
+):
+    """With a program in the tool's place, which takes down what it was asked for."""
+    said, tools = tmp_path / "said", tmp_path / "tools"
+    tools.mkdir()
+    (tools / tool).write_text(
+        f'#!/bin/sh\necho "$@" "${variable}" > {said}\nfor folder; do :; done\n'
+        f"mkdir $folder/x; cp {adapter}/* $folder/x\n"
+        f"[ {tool} = mlflow ] || mv $folder/x/* $folder\n"
+    )
+    (tools / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("SECRET", CANARY)
+    scheme = uri.partition(":")[0]
+    file = tmp_path / "credentials.yaml"
+    file.write_text(f"key: {{kind: env, variable: SECRET, prefixes: ['{scheme}:///']}}")
+    held = Credentials(read_credentials(file)).hold("key", parse_source(uri))
+    source = FetchedSource(parse_source(uri), (str(EXAMPLES / example),), held)
+    assert got(source) == {one.name: one.read_bytes() for one in adapter.iterdir()}
+    words = said.read_text().split()
+    assert " ".join(words[:-2]) == asked
+    assert words[-1] == CANARY
