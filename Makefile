@@ -155,9 +155,14 @@ routers: install engine .venv-envoy/.installed ## Play minutes of swaps, drains 
 rotations: install ## Exchange every certificate, key, token and password again and again while calls run (ROUNDS=n)
 	LORAPLANE_TEST_ROTATIONS=$(or $(ROUNDS),20) $(BIN)/pytest -s tests/integration/test_rotation.py
 
+.PHONY: rust-frontend
+rust-frontend: install engine ## Play vLLM's Rust frontend of a newer release before the engine (takes it out of 340 MB; x86-64)
+	$(PYTHON) -m tests.support.engine_install --rust-frontend .loraplane/rust-frontend
+	LORAPLANE_TEST_RUST_FRONTEND=$(CURDIR)/.loraplane/rust-frontend $(BIN)/pytest tests/contract/engine/test_rust_frontend.py
+
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, routers, 10,000 seeds, battery, sessions, pods, rotations, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines routers sim battery sessions pods rotations flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

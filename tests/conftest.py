@@ -33,11 +33,11 @@ settings.load_profile("search" if os.environ.get("LORAPLANE_TEST_SEARCH") else "
 
 # What a shell or a machine may have set, and we or a library of ours would follow: settings of ours, another hub, how
 # wide and how colourful a terminal is, and proxies, which would be asked for 127.0.0.1.
-_KEPT = {"LORAPLANE_ENGINE_PYTHON", "LORAPLANE_TEST_SEARCH"}
+_KEPT = ("LORAPLANE_ENGINE_PYTHON", "LORAPLANE_TEST_")
 _PROXIES = {"ALL_PROXY", "GRPC_PROXY", "HTTP_PROXY", "HTTPS_PROXY"}
 _FOLLOWED = {*_PROXIES, "COLUMNS", "FORCE_COLOR", "HF_ENDPOINT", "NO_COLOR"}
 for _name in [*os.environ]:
-    if _name.upper() in _FOLLOWED or (_name.startswith("LORAPLANE_") and _name not in _KEPT):
+    if _name.upper() in _FOLLOWED or (_name.startswith("LORAPLANE_") and not _name.startswith(_KEPT)):
         del os.environ[_name]
 
 # A run in the background of a shell may start with interrupts ignored, and programs under test would inherit that.

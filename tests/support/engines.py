@@ -27,6 +27,7 @@ from sidecar.engines.driver import Deadlines
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.vllm_plugin.entry import HIDE_VARIABLE, PROVE_ON_CPU_VARIABLE
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, STORE_VARIABLE, TOKEN_VARIABLE, WITHOUT_TOKEN
+from tests.support.engine_install import frontend_environment
 from tests.support.http_client import http_client
 from tests.support.waiting import eventually
 
@@ -56,6 +57,7 @@ class VllmFlags:
     import_path: str | None = None
     proves: bool = False
     hide_seconds: str = "0"  # so that a test sees at once that a name is gone
+    rust_frontend: Path | None = None  # folder of `tests.support.engine_install.install_frontend`
 
 
 def token_of(flags: VllmFlags) -> str:
@@ -174,6 +176,11 @@ class RealVllm:
             HIDE_VARIABLE: flags.hide_seconds,
         }
         environment |= {name: value for name, value in ours.items() if value}
+        if flags.rust_frontend:
+            # Only `vllm serve` hands over to it, and takes the model as a word.
+            serve = [str(find_engine_python().with_name("vllm")), "serve", str(self.model)]
+            command = serve + command[command.index("--served-model-name") :]
+            environment |= frontend_environment(flags.rust_frontend)
         with (self.folder / "vllm.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--max-loras", str(flags.max_loras), *key, *flags.more],

@@ -157,7 +157,10 @@ def _of_no_process(text: str, url: str) -> EngineUnusable:
     if _ANY_VLLM not in text:
         return not_an_engine(url, "its /metrics has no process_start_time_seconds")
     if text.rstrip().endswith(_END_OF_RUSTS):
-        why = "has vLLM's Rust frontend, which lists no files of adapters: start vLLM without VLLM_USE_RUST_FRONTEND"
+        why = (
+            "has vLLM's Rust frontend, which does not say which process it is: start vLLM without "
+            "VLLM_USE_RUST_FRONTEND"
+        )
         return EngineUnusable("rust_frontend", f"{url} {why}")
     why = "has several API servers, of which each knows other adapters: start vLLM with --api-server-count 1"
     return EngineUnusable("several_api_servers", f"{url} {why}")
