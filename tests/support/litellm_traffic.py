@@ -1,7 +1,8 @@
 """Requests through LiteLLM's own Router with our callback, until standard input ends. Runs in LiteLLM's environment.
 
-Arguments as JSON: ``admin``, ``pool``, ``engines`` (URLs), ``models``, ``rate`` (requests a second). A line on standard
-output says that it began; the last one is what came of the requests: how many, and of each that failed, how.
+Arguments as JSON: ``admin``, ``pool``, ``engines`` (URLs), ``models``, ``rate`` (requests a second), ``pauses`` (before
+each repetition of what failed, in seconds), ``prompt``, ``max_tokens``. A line on standard output says that it began;
+the last one is what came of the requests: how many, of each that failed, how, and all of them as `Answer` has them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from itertools import cycle
 from typing import Any
 
@@ -35,13 +37,21 @@ async def traffic(told: dict[str, Any]) -> dict[str, Any]:
     routing = LoraPlaneRouting(told["admin"], [told["pool"]])
     litellm.callbacks = [routing]
     router = Router(model_list=deployments(told["engines"]), num_retries=0)
-    sent, failed, running, models = 0, list[str](), set[asyncio.Task[None]](), cycle(told["models"])
+    answers, running, models = list[dict[str, Any]](), set[asyncio.Task[None]](), cycle(told["models"])
+    asked = {"prompt": told.get("prompt", "x"), "max_tokens": told.get("max_tokens", 2), "temperature": 0}
 
     async def ask(model: str) -> None:
-        try:
-            await router.atext_completion(model=model, prompt="x", max_tokens=2, temperature=0)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
-            failed.append(f"{model}: {type(error).__name__}: {str(error)[:300]}")
+        found: dict[str, Any] = {"name": model, "began": time.monotonic(), "text": "", "error": ""}
+        for tries, pause in enumerate((*told.get("pauses", ()), 0.0), start=1):
+            try:
+                answer = await router.atext_completion(model=model, **asked)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is counted
+                found |= {"error": f"{type(error).__name__}: {str(error)[:300]}", "tries": tries}
+                await asyncio.sleep(pause)
+            else:
+                found |= {"text": answer.choices[0].text, "error": "", "tries": tries, "before": found["error"]}
+                break
+        answers.append(found | {"ended": time.monotonic()})
 
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     await ask(told["models"][0])
@@ -50,11 +60,11 @@ async def traffic(told: dict[str, Any]) -> dict[str, Any]:
         task = asyncio.create_task(ask(next(models)))
         running.add(task)
         task.add_done_callback(running.discard)
-        sent += 1
         await asyncio.sleep(1 / told["rate"])
     await asyncio.gather(*running)
     await routing.aclose()
-    return {"sent": sent, "failed": failed}
+    failed = [f"{one['name']}: {one['error']}" for one in answers if one["error"]]
+    return {"sent": len(answers), "failed": failed, "answers": answers}
 
 
 if __name__ == "__main__":
