@@ -11,7 +11,14 @@
 `Reason` that stays the same over releases.
 """
 
-from registry.client.adapters import AdapterHistory, AdapterListing, Canaries, Published, RegisteredAdapter
+from registry.client.adapters import (
+    AdapterHistory,
+    AdapterListing,
+    AnsweredBy,
+    Canaries,
+    Published,
+    RegisteredAdapter,
+)
 from registry.client.address import Tls
 from registry.client.asynchronous import AsyncRegistry
 from registry.client.audit import AuditDenial, AuditedChange, AuditEntry
@@ -42,6 +49,7 @@ __all__ = [
     "AdapterListing",
     "AdapterResidency",
     "AlreadyExists",
+    "AnsweredBy",
     "AsyncRegistry",
     "AuditDenial",
     "AuditEntry",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -204,6 +205,32 @@ class Published:
     request_id: str
     model: str = ""
     engine_urls: tuple[str, ...] = ()
+
+
+PROOF_HEADER = "x-loraplane-adapter"
+_PROOF = re.compile(r"(?P<name>[^@ ]+)@(?P<generation>[1-9][0-9]{0,17}) (?P<digest>sha256:[0-9a-f]{64})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredBy:
+    """The version whose weights made an engine's answer, as the answer's header says with the plugin in that engine.
+
+    Attributes:
+        name: of the adapter.
+        generation: its number.
+        digest: of its source, ``sha256:`` and 64 hex digits.
+    """
+
+    name: str
+    generation: int
+    digest: str
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> AnsweredBy | None:
+        """What an answer's headers say; None: nothing, as of the base model, or of an engine without the plugin."""
+        told = next((value for name, value in headers.items() if name.lower() == PROOF_HEADER), "")
+        found = _PROOF.fullmatch(told)
+        return cls(found["name"], int(found["generation"]), found["digest"]) if found else None
 
 
 def published_of(response: pb.ApplyAdaptersResponse) -> tuple[Published, ...]:

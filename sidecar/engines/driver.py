@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from registry.model.names import PROOF_PREFIX
 from registry.runtime.engine_drivers import load_driver
-from sidecar.engines.observed import Done, DrainEvidence, EngineActivity, EngineLimits, Observed, Outcome
+from sidecar.engines.observed import Done, DrainEvidence, EngineActivity, EngineLimits, Observed, Outcome, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,18 @@ class HidesNames(Protocol):
         """Leaves all adapters out of that list for so long, then or with 0 lists them again; `observe` sees them.
 
         `Done` also where the engine has nothing that could do it.
+        """
+        ...
+
+
+@runtime_checkable
+class ProvesAnswers(Protocol):
+    """An engine whose answers can say which version made them. Not every kind can do that."""
+
+    async def tell_versions(self, versions: Mapping[Use, str]) -> None:
+        """Tells what proves each name with each path: ``name@generation sha256:…``, before it is loaded.
+
+        Does nothing where the engine has nothing that could do it. What does not arrive is told at the next call.
         """
         ...
 

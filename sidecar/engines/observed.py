@@ -45,6 +45,7 @@ class EngineFacts:
     `hazards`: what it breaks; with `swap` refused the first one says why, unless its release is the reason.
     `base`: what it says of its base model. `base_path`: the folder that it was given; empty: it does not say.
     `max_model_len`: tokens of the longest context; None: it does not say.
+    `proves_answers`: its answers can say which version made them.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class EngineFacts:
     base: EngineBase = UNKNOWN_BASE
     base_path: str = ""
     max_model_len: int | None = None
+    proves_answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from sidecar.artifacts.types import ArtifactStore
 from sidecar.desired.assignment import Assigner, Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.desired.mailbox import Mailbox, Snapshot
-from sidecar.engines.driver import Engine
+from sidecar.engines.driver import Engine, ProvesAnswers
 from sidecar.engines.observed import Done, Observed, Use
 from sidecar.loop.executor import Attempt, Executor
 from sidecar.loop.observer import RESYNC_SECONDS, EngineObserver, EngineProbes
@@ -213,6 +213,8 @@ class Reconciler:
         self._note(made)
         self._memory.propagation.follow(plan, inputs.desired.adapters, self._clock.wall())
         workers.staging.start(plan.stage)
+        if isinstance(self._engine, ProvesAnswers):
+            await self._engine.tell_versions(plan.chosen.versions)
         carried = await workers.executor.carry_out(plan, incarnation, is_serving=self._memory.ready_in == incarnation)
         attempts = carried.attempts
         if not attempts:
@@ -280,7 +282,7 @@ class Reconciler:
         self._remember(plan, inputs)
         # Also what calls that were made may yet come to, and what the engine was told.
         under_way = self._memory.retries.loads() | workers.executor.uses
-        self._links.notice(inputs.observed, plan.chosen.uses | self._demand.uses(inputs.now) | under_way)
+        self._links.notice(inputs.observed, plan.chosen.versions.keys() | self._demand.uses(inputs.now) | under_way)
         return Planned(plan, inputs)
 
     def _remember(self, plan: Plan, inputs: Inputs) -> None:

@@ -147,6 +147,9 @@ def _of_host(known: PlanContext) -> Iterator[WarnedAdapter]:
 def _of_engine(observed: Observed, *, is_versioned: bool) -> Iterator[WarnedAdapter]:
     if observed.paused:
         yield WarnedAdapter("", 0, ENGINE_PAUSED, observed.paused)
+    if observed.facts.swap == "plugin" and not observed.facts.proves_answers:
+        message = "the engine's plugin is of an earlier release: answers do not say which version made them"
+        yield WarnedAdapter("", 0, "answers_unproven", message)
     for hazard in observed.facts.hazards:
         if not is_versioned or hazard.reason not in MENDED_BY_VERSIONS:
             yield WarnedAdapter("", 0, hazard.reason, hazard.message)

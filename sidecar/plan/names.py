@@ -31,6 +31,11 @@ def engine_name(adapter: DesiredAdapter, names: EngineNames) -> str:
     return f"{adapter.name}{SEPARATOR}{adapter.generation}" if names == "versioned" else adapter.name
 
 
+def version_of(adapter: DesiredAdapter, staged: Staged) -> str:
+    """Proof in an answer that an adapter's files made it, with the digest of their source."""
+    return f"{adapter.name}{SEPARATOR}{adapter.generation} {staged.digest}"
+
+
 def key_of(engine_name: str) -> str:
     """The name key of the adapter that an engine calls so, in whichever of the two ways."""
     return name_key(engine_name.partition(SEPARATOR)[0])

@@ -20,7 +20,7 @@ from sidecar.engines.observed import Observed, Use
 from sidecar.plan.backoff import NOT_LISTED
 from sidecar.plan.handoff import Handoff, Taken
 from sidecar.plan.limits import limits_of
-from sidecar.plan.names import SEPARATOR, NameOverlap, engine_name, key_of
+from sidecar.plan.names import SEPARATOR, NameOverlap, engine_name, key_of, version_of
 from sidecar.plan.types import (
     FailedAdapter,
     KeptAdapter,
@@ -91,10 +91,12 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
     refs |= {ref for one in leaving for _, ref in one.versions}
     staged = {ref: found for ref in refs if (found := known.staged.get(ref)) is not None}
     handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
-    adapters = (*chosen.wanted, *good.values(), *(one for one in handing if one is not None))
-    uses = {(engine_name(one, names), staged[one.ref].path) for one in adapters if one.ref in staged}
+    # What is wanted comes last: of two generations with the same files it is the one that is served.
+    adapters = (*(one for one in handing if one is not None), *good.values(), *chosen.wanted)
+    pairs = ((one, staged[one.ref]) for one in adapters if one.ref in staged)
+    versions = {(engine_name(one, names), files.path): version_of(one, files) for one, files in pairs}
     unseen = refs - staged.keys() - known.staging
-    return replace(chosen, good=good, staged=staged, unseen=unseen, uses=frozenset(uses))
+    return replace(chosen, good=good, staged=staged, unseen=unseen, versions=versions)
 
 
 def _leaving(desired: DesiredState, share: Share, names: Iterable[str]) -> Iterator[Handoff]:

@@ -210,7 +210,7 @@ class Selection:
         good: of what it is to hold, and of what it hands over, what is served while that cannot be, by name key.
         staged: what is in the store of all these, by ref.
         unseen: refs of the others, which nobody is bringing in.
-        uses: what a plan made of this may load.
+        versions: what a plan made of this may load, with what proves it in an answer.
     """
 
     limits: ReplicaLimits = ReplicaLimits()
@@ -223,7 +223,7 @@ class Selection:
     good: Mapping[str, DesiredAdapter] = field(default_factory=dict)
     staged: Mapping[ArtifactRef, Staged] = field(default_factory=dict)
     unseen: AbstractSet[ArtifactRef] = frozenset()
-    uses: frozenset[Use] = frozenset()
+    versions: Mapping[Use, str] = field(default_factory=dict)
 
     @property
     def wanted(self) -> tuple[DesiredAdapter, ...]:

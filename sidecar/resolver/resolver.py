@@ -25,7 +25,7 @@ from sidecar.engines.driver import EngineError
 from sidecar.engines.observed import Use
 from sidecar.ownership import Ownership
 from sidecar.plan.backoff import Failure, after_staging
-from sidecar.plan.names import SEPARATOR
+from sidecar.plan.names import SEPARATOR, version_of
 from sidecar.resolver.demand import Answered, ResidentSet
 from sidecar.resolver.policy import Fetch, Reject, Serve, ServingLimits, decide, find
 from sidecar.vllm_plugin.protocol import Answer, NoReason, Resolved, Unresolved
@@ -70,7 +70,8 @@ class _NotYet:
 
 
 def _resolved(adapter: DesiredAdapter, staged: Staged, terms: ServingLimits) -> Resolved:
-    return Resolved(staged.path, terms.rules.proves, adapter.ref.expect if terms.rules.expects else "")
+    expect = adapter.ref.expect if terms.rules.expects else ""
+    return Resolved(staged.path, terms.rules.proves, expect, version_of(adapter, staged))
 
 
 class Resolver:

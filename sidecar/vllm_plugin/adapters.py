@@ -9,6 +9,7 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Any
 
+from .answers import Versions, is_version
 from .coverage import merged
 from .draining import SWEEP_SECONDS, Drain
 from .listing import PublicListing
@@ -55,6 +56,8 @@ class Adapters:
         """`hide_seconds`: see `PublicListing`."""
         self._server = server
         self.listing = PublicListing(server, hide_seconds)
+        self.versions = Versions()
+        server.registered.on_bound = self.versions.note
         self._departures: dict[str, asyncio.TimerHandle] = {}
         self._departing: set[asyncio.Task[None]] = set()
         self._resolver = resolver
@@ -202,6 +205,8 @@ class Adapters:
         found = await self._resolver.find(name, base_model)
         if found is None:
             return None
+        if is_version(found.version):
+            self.versions.tell(name, found.path, found.version)
         if found.prove:
             self._prover.prove_later(found.path, found.expect)
         candidate = self._server.make(name, found.path, None)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .adapters import Adapters, SidecarResolver
+from .answers import AnswerProofs
 from .coverage import install
 from .guard import guard_of_environment
 from .listing import HIDE_SECONDS, hide_seconds_of
@@ -94,6 +95,7 @@ class Endpoints:
         """Called once while the server is made. Without the variable there are no routes."""
         if is_on():
             app.router.routes.extend(routes(self._plugin))
+            app.add_middleware(AnswerProofs)
             self._app = app
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:  # noqa: ANN401, ARG002 - vLLM's form

@@ -37,11 +37,13 @@ class Resolved:
     """The adapter is in the directory `path`, and may be loaded from there. `prove`: then it is proven.
 
     `expect`: what it has to answer, as `write_expected` gives it; empty: anything.
+    `version`: what its answers are proven by, ``name@generation sha256:…``; empty: nothing.
     """
 
     path: str
     prove: bool = False
     expect: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,10 @@ def read_question(line: bytes) -> str | None:
 def write_answer(answer: Answer) -> bytes:
     """The answer as a line."""
     match answer:
-        case Resolved(path, prove, expect):
+        case Resolved(path, prove, expect, version):
             fields: dict[str, object] = {"schema": SCHEMA, "path": path} | ({"prove": True} if prove else {})
             fields |= {"expect": expect} if prove and expect else {}
+            fields |= {"version": version} if version else {}
         case Unresolved(reason):  # pragma: no branch - mypy knows that this is the last case
             fields = {"schema": SCHEMA, "path": None, "reason": reason}
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
@@ -113,8 +116,9 @@ def read_answer(line: bytes) -> Resolved | None:
         case {"schema": 1, "path": None, "reason": str()}:
             return None
         case {"schema": 1, "path": str(path)} if path.startswith("/") and len(path) <= MAX_PATH_LENGTH:
-            expect = answer.get("expect")
-            return Resolved(path, answer.get("prove") is True, expect if isinstance(expect, str) else "")
+            texts = [answer.get(field) for field in ("expect", "version")]
+            expect, version = (one if isinstance(one, str) else "" for one in texts)
+            return Resolved(path, answer.get("prove") is True, expect, version)
         case _:
             raise BadAnswer("it names neither an absolute path nor a reason")
 

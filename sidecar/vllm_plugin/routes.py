@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from .adapters import Adapters
+from .answers import is_version
 from .guard import ANYONE_BESIDE, CONTROL_HEADER, Guard
 from .listing import MAX_HIDE_SECONDS
 from .protocol import MAX_EXPECT_CHARACTERS
@@ -49,6 +50,21 @@ async def read_seconds(stream: AsyncIterator[bytes]) -> float:
         case int() | float() as seconds if not isinstance(seconds, bool) and 0 <= seconds <= MAX_HIDE_SECONDS:
             return float(seconds)
     raise InvalidRequest(f"hide_seconds must be a number from 0 to {MAX_HIDE_SECONDS:g}", field="hide_seconds")
+
+
+async def read_versions(stream: AsyncIterator[bytes]) -> list[tuple[str, str, str]]:
+    """Rows of name, path and version in the JSON object that `stream` brings; raises as `read_fields`."""
+    rows = _object(await _in_time(stream)).get("versions")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InvalidRequest("versions must be a list of objects", field="versions")
+    return [(_text("lora_name", row.get("lora_name")), *_path_and_version(row)) for row in rows]
+
+
+def _path_and_version(row: dict[str, object]) -> tuple[str, str]:
+    version = row.get("version")
+    if not isinstance(version, str) or not is_version(version):
+        raise InvalidRequest("version must be NAME@GENERATION sha256:HEX", field="version")
+    return _text("lora_path", row.get("lora_path")), version
 
 
 async def _in_time(stream: AsyncIterator[bytes]) -> bytes:
@@ -97,7 +113,7 @@ _log = logging.getLogger("vllm.loraplane")
 PREFIX = "/v1/loraplane"
 MODELS_PATH = "/v1/models"
 SCHEMA = 1
-CAPABILITIES = ("swap", "unload", "state", "uses", "changes")
+CAPABILITIES = ("swap", "unload", "state", "uses", "changes", "versions")
 Endpoint = Callable[[Adapters, "Request"], Awaitable[dict[str, object]]]
 
 
@@ -169,6 +185,13 @@ async def _hide(adapters: Adapters, request: Request) -> dict[str, object]:
     return {"hide_seconds": seconds}
 
 
+async def _tell_versions(adapters: Adapters, request: Request) -> dict[str, object]:
+    rows = await read_versions(request.stream())
+    for name, path, version in rows:
+        adapters.versions.tell(name, path, version)
+    return {"schema": SCHEMA, "versions": len(rows)}
+
+
 async def _unload(adapters: Adapters, request: Request) -> dict[str, object]:
     name = (await read_fields(request.stream(), "lora_name"))["lora_name"]
     await adapters.unload(name)
@@ -191,6 +214,7 @@ def routes(plugin: Plugin) -> list[Route]:
         ("POST", "/swap", plugin.swap),
         ("POST", "/unload", _unload),
         ("POST", "/show", _show),
+        ("POST", "/versions", _tell_versions),
         ("POST", "/hide", _hide),
     )
     return [Route(PREFIX + path, _answer(plugin, endpoint), methods=[method]) for method, path, endpoint in served]

@@ -34,6 +34,7 @@ class Usage(dict[str, A]):
 
     Attributes:
         changes: how often a name was registered or unregistered, by whomever.
+        on_bound: is called with what a request is bound to, in the request's context, and must not raise.
     """
 
     def __init__(self, adapters: Mapping[str, A] | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -43,6 +44,7 @@ class Usage(dict[str, A]):
         self._used_at: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self.changes = 0
+        self.on_bound: Callable[[A], None] = lambda _adapter: None
 
     def __getitem__(self, name: str) -> A:
         """Adapter that a request for `name` is bound to; notes that there is one.
@@ -52,6 +54,7 @@ class Usage(dict[str, A]):
         """
         adapter = super().__getitem__(name)
         self._used_at[name] = self._now()
+        self.on_bound(adapter)
         return adapter
 
     def __setitem__(self, name: str, adapter: A) -> None:

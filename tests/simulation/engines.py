@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from sidecar.engines.simulated.engine import Card, Rejection, SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.transport import Reply
+from sidecar.vllm_plugin.answers import answering
 from sidecar.vllm_plugin.usage import Usage
 from tests.simulation.artifacts import SimStore, is_refused, source_of
 from tests.simulation.calls import ask
@@ -46,6 +47,7 @@ class SimEngine(SimulatedVllm):
         left_behind: numbers of what was unloaded without the plugin.
         refuses: whether a load of that name is refused now.
         next_hang: is asked by each load what it is to wait for.
+        on_answer: is told (name, path, what its plugin says of the answer) of each request that was answered.
     """
 
     def __init__(self, store: SimStore, started_at: float, max_loras: int, base: str = BASE) -> None:
@@ -62,6 +64,7 @@ class SimEngine(SimulatedVllm):
         self.refuses: Callable[[str], bool] = _nothing_refused
         self.next_hang: Callable[[], asyncio.Event | None] = lambda: None
         self._on_resolved: Callable[[str, str], None] = lambda _name, _path: None
+        self.on_answer: Callable[[str, str, str], None] = lambda _name, _path, _proof: None
         self._store = store
         self._ticks = count(1)
         self._core: set[asyncio.Task[None]] = set()
@@ -135,7 +138,8 @@ class SimEngine(SimulatedVllm):
         """
         self.unbound += 1
         try:
-            card = await self.card_of(name)
+            with answering() as binding:
+                card = await self.card_of(name)
         finally:
             self.unbound -= 1
         if card is None:
@@ -144,6 +148,7 @@ class SimEngine(SimulatedVllm):
         try:
             await asyncio.sleep(on_its_way_seconds)
             await self.generate(card, ".", tokens)
+            self.on_answer(card.name, card.path, binding.version)
         finally:
             self.coming.remove(card)
 
@@ -197,6 +202,7 @@ class EngineHost:
 
     Attributes:
         on_change: is told (host, what, name, path) of each change of the adapters as it takes effect.
+        on_answer: is told (host, name, path, what its plugin says of the answer) of each request that was answered.
         on_reply: is told (host, name, what was listed before, the answer) of each call of the plugin that has ended.
         hang: the next load waits for this event inside the engine's core.
         stuck: the next load waits for this event before the engine's core hears of it.
@@ -244,6 +250,7 @@ class EngineHost:
     listed_at: float = 0.0
     evidence: deque[float] = field(default_factory=lambda: deque(maxlen=200))
     on_reply: Callable[[EngineHost, str, Mapping[str, str], Reply], None] = lambda _host, _name, _before, _reply: None
+    on_answer: Callable[[EngineHost, str, str, str], None] = lambda _host, _name, _path, _proof: None
     _standing: set[asyncio.Task[None]] = field(default_factory=set)
     _starts: int = 0
 
@@ -257,6 +264,7 @@ class EngineHost:
         self.engine = SimEngine(self.store, 1000.0 + self._starts, self.rng.choice(SLOTS), self.base)
         self.engine.next_hang = self._next_hang
         self.engine.refuses = self._refuses_now
+        self.engine.on_answer = lambda name, path, proof: self.on_answer(self, name, path, proof)
         if self.socket is not None:
             self.engine.ask_by(self.socket, lambda name, path: self.on_change(self, "load", name, path))
         self.refused[self.incarnation] = self.engine.refused

@@ -103,6 +103,10 @@ class PlayedPlugin:
         """True if its name is on its way out, and not listed any more."""
         return self._adapters.listing.is_leaving(card)
 
+    def version_of(self, card: Card) -> str:
+        """What an answer of it says from now on."""
+        return self._adapters.versions.of(card)
+
     async def strangers(self) -> list[str]:
         """The adapters that the list for everybody has."""
         cards = json.loads(await self._adapters.listing.page(whole=False))["data"]

@@ -21,6 +21,7 @@ import structlog
 from registry.client.channel import open_channel
 from registry.etcd3.tls import Pem
 from sidecar.desired.mailbox import Mailbox, Snapshot
+from tests.simulation.answers import Answers, are_proven
 from tests.simulation.checks import OVERSIGHT_SECONDS
 from tests.simulation.command_line import at_the_terminal
 from tests.simulation.cut import ALL, ORDER, Cut
@@ -315,14 +316,17 @@ async def _play(world: World, logs: Logs, faults: Sequence[Fault]) -> float:
 async def _calm(world: World, operator: Operator) -> None:
     """What is asked of a world that has converged, and stayed so."""
     check_listed(world)
+    await are_proven(world)
     await let_go(world)
     await ask_for_lazy(world, operator)
     await warm_up(world)
 
 
 def _start_replicas(world: World, tables: Tables) -> None:
+    answers = Answers(world)
     for replica in world.replicas:
         replica.engine.on_reply = tables.r13_takes_nothing
+        replica.engine.on_answer = answers.r26_answered_by
         replica.engine.start()
         world.start(replica)
 

@@ -96,7 +96,7 @@ async def answer_wrongly(newest: str, told: str, world: World) -> None:
     for source in ("good1", "good2"):
         await stage.served_once(source)
     await stage.publish(newest)
-    answer = Resolved(path_of(stage.host.name, told), prove=False, expect="")
+    answer = Resolved(path_of(stage.host.name, told), prove=False, expect="", version="")
     world.checks.violations.clear()
     stage.restart()
     with mock.patch.object(Resolver, "_settle", mock.AsyncMock(return_value=answer)):

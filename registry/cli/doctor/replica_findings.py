@@ -44,6 +44,7 @@ REMEDIES = {
     "adapter_unproven": "let nobody but its sidecar set adapters in that engine",
     "not_as_expected": "make spec.expect anew with loraplane expect, or serve it on another release of the engine",
     "expect_unproven": "run vLLM with the plugin of this release, and the pool without --prove off",
+    "answers_unproven": "install the plugin of this release in the engine's environment, and start it anew",
     "internal_error": "look for part_failed or staging_broke in the sidecar's log, and report the traceback",
     "engine_paused": "wake the engine: POST /wake_up, or POST /resume; its trainer does so when it is done",
     "kv_connector": "loraplane pool update POOL --engine-names versioned",

@@ -22,6 +22,7 @@ from registry.runtime.http import Server, listen
 from sidecar.engines.simulated import pages
 from sidecar.engines.simulated.engine import Card, EngineDead, Rejection, SimulatedCall, SimulatedVllm
 from sidecar.vllm_plugin.adapters import Adapters
+from sidecar.vllm_plugin.answers import AnswerProofs
 from sidecar.vllm_plugin.base_files import base_files
 from sidecar.vllm_plugin.protocol import Step
 from sidecar.vllm_plugin.resolver import ResolverClient
@@ -57,7 +58,10 @@ def make_app(engine: SimulatedVllm) -> Starlette:
         return JSONResponse(pages.error_body(told, is_flat=engine.manners.flat_errors), told.status)
 
     handlers = {404: _not_found, 405: _not_found, Rejection: rejected, EngineDead: rejected}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    if with_plugin:
+        app.add_middleware(AnswerProofs)
+    return app
 
 
 _OF_THE_DEAD = Rejection(500, "InternalServerError", "EngineCore encountered an issue.")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from registry.runtime.failpoints import Point, hit
 from sidecar.engines.driver import (
@@ -36,6 +35,7 @@ from sidecar.engines.observed import (
     Refused,
     Transient,
     Unknown,
+    Use,
 )
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply
 from sidecar.engines.vllm import plugin_calls as plugin
@@ -52,18 +52,13 @@ from sidecar.engines.vllm.process import (
     with_base,
     with_evidence,
 )
-from sidecar.engines.vllm.swap_risk import LastThere, reload_risk, swap_risk
+from sidecar.engines.vllm.swap_risk import LastThere, Risk, reload_risk, swap_risk
+from sidecar.engines.vllm.versions import ToldVersions
 
 LULL_POLL_SECONDS = 0.1
 ALONE = "other weights are being put behind a name, beside which this vLLM may get no adapter; it is tried again"
 # An engine that made progress so long ago is not asked for a sign of life.
 PROGRESS_SECONDS = 5.0
-
-
-class Risk(Protocol):
-    """Why a name may not get weights while the engine is so; empty: it may."""
-
-    def __call__(self, evidence: DrainEvidence, /, *, listed: int, max_loras: int | None) -> str: ...
 
 
 def make_engine(options: EngineOptions) -> VllmEngine:
@@ -110,6 +105,7 @@ class VllmEngine:
         self._process: VllmProcess | None = None
         self._base_model: str | None = None
         self._there = LastThere()
+        self._versions = ToldVersions()
         self._changes: plugin.ChangeCount | None = None
         # Without our plugin, whether a call might end the engine depends on how many adapters it has. From the decision
         # to the end of such a call nothing else begins that brings it one; what began before is counted.
@@ -418,6 +414,10 @@ class VllmEngine:
     async def hide(self, seconds: float) -> Outcome:
         """See `HidesNames.hide`."""
         return await hide(self._http, self._process, seconds, self._deadlines.probe_seconds)
+
+    async def tell_versions(self, versions: Mapping[Use, str]) -> None:
+        """See `ProvesAnswers.tell_versions`."""
+        await self._versions.tell(self._http, self._process, versions, self._deadlines.probe_seconds)
 
     async def aclose(self) -> None:
         """See `Engine.aclose`. No connection outlives its call."""

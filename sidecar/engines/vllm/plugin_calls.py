@@ -93,6 +93,7 @@ class About:
         tells_base: it knows what the files of the base model said when the engine started.
         kv_connectors: through what the engine shares what it computed; None: the plugin does not tell.
         lists: it makes the engine's list of models, and leaves out what is on its way out.
+        proves_answers: it takes versions, and puts them on answers.
     """
 
     resolves: bool = False
@@ -105,6 +106,7 @@ class About:
     expects: bool = False
     tells_base: bool = False
     lists: bool = False
+    proves_answers: bool = False
 
 
 def read_about(body: bytes) -> About | None:
@@ -122,6 +124,7 @@ def read_about(body: bytes) -> About | None:
                 expects="expect" in can,
                 tells_base="base" in can,
                 lists="listing" in can,
+                proves_answers="versions" in can,
             )
         case _:
             return None

@@ -110,12 +110,18 @@ class VllmProcess:
             base=self.base,
             base_path=listing.base_path,
             max_model_len=listing.max_model_len,
+            proves_answers=about.proves_answers,
         )
 
     @property
     def hides_names(self) -> bool:
         """True if what is unloaded answers on for a while, and its list for strangers can be without adapters."""
         return self.about is not None and self.about.lists
+
+    @property
+    def proves_answers(self) -> bool:
+        """True if its answers can say which version made them."""
+        return self.about is not None and self.about.proves_answers
 
     @property
     def remembers_names(self) -> bool:

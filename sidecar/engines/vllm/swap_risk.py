@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Protocol
 
 from sidecar.engines.observed import DrainEvidence
 
@@ -11,6 +12,12 @@ from sidecar.engines.observed import DrainEvidence
 QUEUE_SECONDS = 120.0
 # Of so many names is remembered when they were there; those that were there last.
 MAX_NAMES = 10_000
+
+
+class Risk(Protocol):
+    """Why a name may not get weights while the engine is so; empty: it may."""
+
+    def __call__(self, evidence: DrainEvidence, /, *, listed: int, max_loras: int | None) -> str: ...
 
 
 class LastThere:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import httpx
 import pytest
@@ -21,6 +24,7 @@ from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from sidecar.engines.vllm.driver import VllmEngine
 from sidecar.engines.vllm.http import VllmHttp
+from sidecar.vllm_plugin.answers import HEADER
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, Guard
 from sidecar.vllm_plugin.routes import Plugin
 from tests.support.engines import BASE_MODEL, PATIENT, Asker, while_it_runs
@@ -211,6 +215,73 @@ async def test_a_request_in_flight_ends_on_its_version_and_shows_until_then(engi
         await asker.unload(name)
     await while_it_runs(shows_after_an_unload)
     assert (await asker.client.get("/health")).status_code == 200
+
+
+@dataclass
+class Sampling:
+    """Asks for x until it is told to stop; keeps each answer with what it says made it."""
+
+    asker: Asker
+    is_over: bool = False
+    samples: list[tuple[str | None, str]] = dataclasses.field(default_factory=list)
+
+    def has_more_than(self, count: int) -> bool:
+        return len(self.samples) > count
+
+    async def run(self) -> None:
+        while not self.is_over:
+            reply = await self.asker.complete("x", PROMPT)
+            assert reply.status_code == 200, reply.text
+            self.samples.append((reply.headers.get(HEADER), reply.json()["choices"][0]["text"]))
+
+
+async def test_answers_prove_the_version_that_made_them_while_it_is_swapped(engine, asker, tiny):
+    """R26 answered-by: under load no answer says of another version that it made it, and none says nothing."""
+    paths = {f"x@{number} sha256:{number:064x}": tiny.adapter(letter) for number, letter in ((1, "a"), (2, "b"))}
+    texts = {}
+    for proof, path in paths.items():
+        await asker.load("reference", path)
+        texts[proof] = await asker.text("reference", PROMPT)
+        await asker.unload("reference")
+    first, second = paths
+    await engine.tell_versions({("x", paths[first]): first})
+    await asker.load("x", paths[first])
+    sampling = Sampling(asker)
+    running = [asyncio.create_task(sampling.run()) for _ in range(3)]
+    for old, new in ((first, second), (second, first)) * 4:
+        await eventually(partial(sampling.has_more_than, len(sampling.samples) + 3))
+        await engine.tell_versions({("x", paths[new]): new})
+        assert await engine.swap("x", paths[old], paths[new], request_id="r") == Done()
+    sampling.is_over = True
+    await asyncio.gather(*running)
+    assert {proof for proof, _ in sampling.samples} == {first, second}
+    assert [one for one in sampling.samples if texts.get(one[0] or "") != one[1]] == []
+    assert HEADER not in (await asker.complete(BASE_MODEL, PROMPT)).headers
+    await asker.load("theirs", paths[second])
+    assert HEADER not in (await asker.complete("theirs", PROMPT)).headers
+
+
+@pytest.mark.engine
+async def test_real_vllm_proves_chats_and_streams_as_well(real, flags, tiny):
+    """R26 answered-by: a stream that began before a swap says what it is made by."""
+    engine, a, b = real.driver(), tiny.adapter("a"), tiny.adapter("b")
+    await engine.observe()
+    old, new = (f"x@{number} sha256:{number:064x}" for number in (1, 2))
+    await engine.tell_versions({("x", a): old, ("x", b): new})
+    assert await engine.load("x", a, request_id="r") == Done()
+    chat = {"model": "x", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    text = {"model": "x", "prompt": PROMPT, "max_tokens": LONG, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(base_url=real.url, timeout=60, trust_env=False) as client:
+        async with client.stream("POST", "/v1/completions", json=text) as answer:
+            assert (answer.status_code, answer.headers.get(HEADER)) == (200, old)
+            assert await engine.swap("x", a, b, request_id="r") == Done()
+            await answer.aread()
+        for body in (chat, chat | {"stream": True}, text):
+            answer = await client.post(f"/v1/{'chat/' * ('messages' in body)}completions", json=body)
+            assert (answer.status_code, answer.headers.get(HEADER)) == (200, new), answer.text
+        base = await client.post("/v1/chat/completions", json=chat | {"model": BASE_MODEL})
+        assert (base.status_code, HEADER in base.headers) == (200, False)
+    await engine.aclose()
 
 
 async def test_swap_to_bad_files_leaves_the_old_version_serving(engine, asker, tiny):

@@ -13,6 +13,7 @@ from loraplane import AsyncRegistry, Registry, RegistryError
 from registry.client.adapters import (
     AdapterHistory,
     AdapterListing,
+    AnsweredBy,
     Canaries,
     FoldedAdapters,
     RegisteredAdapter,
@@ -246,3 +247,21 @@ def test_fleets_are_told_with_each_of_their_fields():
     change = {"at": "t", "principal": "a", "request_id": "q", "method": "m", "kind": "adapter", "name": "n"}
     event = event_of(pb.RecordedChange(**change, action="updated", generation=2, fields=["load"], note="why"))
     assert event == RecordedEvent(**change, action="updated", generation=2, fields=("load",), note="why")
+
+
+DIGEST = "sha256:" + "d" * 64
+
+
+@pytest.mark.parametrize("name", ["x-loraplane-adapter", "X-Loraplane-Adapter"])
+def test_an_answer_says_which_version_made_it(name):
+    """R26 answered-by: as clients of HTTP spell headers."""
+    headers = {"content-type": "text/plain", name: f"acme/sql@12 {DIGEST}"}
+    assert AnsweredBy.of(headers) == AnsweredBy("acme/sql", 12, DIGEST)
+
+
+@pytest.mark.parametrize(
+    "told", ["", "acme/sql", f"acme/sql@0 {DIGEST}", "acme/sql@1 sha256:0", f"a@{'9' * 30} {DIGEST}"]
+)
+def test_what_is_no_proof_proves_nothing(told):
+    assert AnsweredBy.of({"x-loraplane-adapter": told}) is None
+    assert AnsweredBy.of({}) is None

@@ -149,7 +149,7 @@ def test_what_the_engine_loses_before_others_serve_it_is_loaded_again():
 
     def calls(handed: Mapping[Handoff, HandoffVerdict], **limits: int) -> list[str]:
         made = make_plan(ONE_EACH, pool(**limits), observed(listed), replace(facts, handed=handed), now=0.0)
-        assert {(name, path_of("v1")) for name in lost} <= made.chosen.uses
+        assert {(name, path_of("v1")) for name in lost} <= made.chosen.versions.keys()
         return [call.name for call in made.calls if call.name in lost]
 
     leaving = make_plan(ONE_EACH, pool(), observed(listed), facts, now=0.0).leaving
@@ -177,7 +177,7 @@ def test_what_is_loaded_again_is_no_canarys(names, lost, version):
     plan = make_plan(state, spec, engine, replace(facts, handed={leaving: Waiting()}), now=0.0)
     loads = [call for call in plan.calls if isinstance(call, Load)]
     assert [(call.name, call.path) for call in loads] == ([(lost, path_of(version))] if version else [])
-    assert plan.chosen.uses == {(call.name, call.path) for call in loads}
+    assert plan.chosen.versions.keys() == {(call.name, call.path) for call in loads}
 
 
 def test_a_replica_whose_engine_is_away_serves_only_what_there_are_too_few_others_for():

@@ -346,6 +346,32 @@ async def test_who_keeps_the_files_knows_what_a_plan_will_load_before_it_is_made
     assert engine.were_known == [True, True]
 
 
+class Proving(Loading):
+    """Its answers can prove what made them. Notes whether it was told of a version before it got it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions: Mapping[Use, str] = {}
+        self.were_told: list[str] = []
+
+    async def tell_versions(self, versions: Mapping[Use, str]) -> None:
+        await asyncio.sleep(0)
+        self.versions = versions
+
+    async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+        self.were_told.append(self.versions.get((name, path), "").partition(" ")[0])
+        return await super().load(name, path, request_id=request_id)
+
+
+async def test_an_engine_is_told_what_proves_a_version_before_it_has_it(tmp_path):
+    """R26 answered-by: no answer of it goes without, nor with what proved the one before."""
+    engine, mailbox = Proving(), Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "good-a", "good-b", load="eager")))
+    async with running(engine, mailbox, lease_file=tmp_path / "leases"):
+        await eventually(lambda: len(engine.were_told) == 2)
+    assert sorted(engine.were_told) == ["good-a@1", "good-b@1"]
+
+
 BUSY_SECONDS = 1.5
 
 

@@ -40,6 +40,16 @@ def facts_of(**changes: Any):
     return replace(seen, facts=replace(seen.facts, **changes))
 
 
+@pytest.mark.parametrize(
+    ("swap", "proves", "expected"),
+    [("plugin", False, ["answers_unproven"]), ("plugin", True, []), ("pipelined", False, [])],
+)
+def test_a_plugin_that_proves_no_answers_is_told(swap, proves, expected):
+    """R26 answered-by: an engine without a plugin is another matter."""
+    made = plan(wants({"a": "v1"}), facts_of(swap=swap, proves_answers=proves), known(wants({"a": "v1"}), "v1"))
+    assert [one.reason for one in made.warnings] == expected
+
+
 def test_all_that_holds_for_every_adapter_is_said_of_none_by_name_in_one_order():
     """R9: a status has room for few warnings, and what concerns all comes first."""
     state = wants({"a": "v1"})
@@ -209,4 +219,4 @@ def test_what_was_found_where_the_record_has_no_digest_is_told_as_found():
     state = desired(kv("a", 1, pinned=False), kv("b", 2, source="v2"))
     (served, pinned) = plan(state, observed({"a": "v1", "b": "v2"}), known(state, "v1", "v2")).served
     assert (served.name, served.is_pinned, pinned.name, pinned.is_pinned) == ("a", False, "b", True)
-    assert path_of("v1") in {path for _, path in plan(state, observed(), known(state, "v1")).chosen.uses}
+    assert path_of("v1") in {path for _, path in plan(state, observed(), known(state, "v1")).chosen.versions}

@@ -76,14 +76,36 @@ def test_an_engine_that_lost_it_gets_the_last_good_generation(names, name):
     made = plan(state, observed(), facts, names)
     assert made.calls == (Load(name, path_of("v1"), good_ref(state), "req-a-2", key="a@1"),)
     assert (made.stage, made.kept) == ((), ())
-    assert (name, path_of("v1")) in made.chosen.uses, "R7 files-pinned"
+    assert (name, path_of("v1")) in made.chosen.versions, "R7 files-pinned"
     assert [(one.name, one.generation, one.reason) for one in made.failed] == [("a", 2, NOT_FINITE)]
     assert not made.is_settled, "a replica is ready once it is there"
     after = plan(state, observed({name: "v1"}), facts, names)
     assert (after.calls, after.stage) == ((), ())
-    assert (name, path_of("v1")) in after.chosen.uses
+    assert (name, path_of("v1")) in after.chosen.versions
     assert after.kept == (KeptAdapter("a", 1),)
     assert after.is_settled
+
+
+@pytest.mark.parametrize("names", ["plain", "versioned"])
+def test_each_version_that_an_engine_may_have_has_what_proves_it(names):
+    """R26 answered-by: that of the generation with those files, also while another one is to come."""
+    state = second()
+    made = plan(state, observed(), context(state, "v1", "v2"), names)
+    name = "a@{}" if names == "versioned" else "a"
+    proofs = {(name.format(number), path_of(f"v{number}")): f"a@{number} " for number in (1, 2)}
+    assert {use: proof.partition("sha256:")[0] for use, proof in made.chosen.versions.items()} == proofs
+
+
+def test_of_two_generations_with_the_same_files_the_one_that_is_desired_is_named():
+    """R26 answered-by: as the status says."""
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1)])
+    informer.note_served([("a", 1)])
+    informer.apply(2, [put("a", 2, generation=2, source="v1")])
+    state = informer.state
+    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
+    assert [(one.name, one.generation) for one in made.served] == [("a", 2)]
+    assert [proof.partition(" ")[0] for proof in made.chosen.versions.values()] == ["a@2"]
 
 
 def test_files_that_are_gone_are_fetched_again_under_a_name_of_their_own():
@@ -217,7 +239,7 @@ def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generatio
     (leaving,) = listed.leaving
     made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}), names)
     assert made.calls == (Load(name, path_of("v1"), good_ref(state), "req-a-2", key="a@1"),)
-    assert (name, path_of("v1")) in made.chosen.uses
+    assert (name, path_of("v1")) in made.chosen.versions
     away = replace(facts, handed={leaving: Waiting()}, staged={})
     assert plan(state, observed(), away, names).calls == ()
 

@@ -284,9 +284,11 @@ def test_a_plan_itself_chooses_the_lazy_adapters_that_stay_and_says_what_it_may_
     made = plan(state, observed({"a": "v1", "b": "v1"}), facts, pool(max_adapters=2))
     assert made.calls[0] == Unload("a", path_of("v1"))
     assert (made.chosen.room, [one.name for one in made.chosen.lazy.residents]) == (1, ["b"])
-    assert made.chosen.uses == {("e", path_of("v1")), ("b", path_of("v1"))}
+    assert made.chosen.versions.keys() == {("e", path_of("v1")), ("b", path_of("v1"))}
     blocked = plan(state, observed({"a": "v1"}), replace(facts, base_problem="no base"), pool(max_adapters=2))
-    assert (blocked.calls, ("e", path_of("v1")) in blocked.chosen.uses) == ((), True), "its files are kept meanwhile"
+    assert (blocked.calls, ("e", path_of("v1")) in blocked.chosen.versions) == ((), True), (
+        "its files are kept meanwhile"
+    )
 
 
 def test_what_an_earlier_call_is_under_way_for_is_left_alone_and_waited_for():

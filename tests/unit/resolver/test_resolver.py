@@ -26,6 +26,13 @@ from tests.support.records import POOL, deletion, kv, put
 from tests.support.waiting import eventually
 from tests.support.worlds import known, observed, path_of, pool, review
 
+DIGEST = "sha256:" + "d" * 64
+
+
+def told(name: str, generation: int = 1, *, source: str = "", prove: bool = False) -> Resolved:
+    """Where the files of a generation are, and what proves it in an answer (R26)."""
+    return Resolved(path_of(source or f"of-{name}"), prove, version=f"{name}@{generation} {DIGEST}")
+
 
 class Store:
     """Stages what `gate` lets through; `errors` befall refs by their source, as often as there are some."""
@@ -59,7 +66,7 @@ class Store:
             await self.gates[source].wait()
         if self.errors.get(source):
             raise self.errors[source].pop(0)
-        self.staged[ref] = Staged(source, path_of(source), "", 8)
+        self.staged[ref] = Staged(source, path_of(source), DIGEST, 8)
         return self.staged[ref]
 
 
@@ -122,19 +129,19 @@ class Scene:
 
 async def test_what_is_not_there_is_staged_and_told_once_its_files_are_held(scene):
     """R7 files-pinned: they are held before the answer is given."""
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     assert scene.told == [("a", path_of("of-a"))]
     assert scene.demand.uses(0.0) == set(scene.told)
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     assert scene.store.asked == 1
 
 
 async def test_what_an_earlier_process_staged_is_looked_for_before_it_is_judged(scene):
     """R12, X2: beside the event loop, once for each question; in the step of the answer memory alone is asked."""
-    scene.store.left = {scene.ref("a"): Staged("of-a", path_of("of-a"), "", 8)}
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    scene.store.left = {scene.ref("a"): Staged("of-a", path_of("of-a"), DIGEST, 8)}
+    assert await scene.resolver.ask("a") == told("a")
     assert (scene.store.recalled, scene.store.asked) == ([list(scene.store.left)], 0)
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     assert len(scene.store.recalled) == 1
 
 
@@ -159,14 +166,14 @@ async def test_whether_to_prove_is_told_and_what_has_no_effect_is_refused():
 
     async with scene.open():
         look(frozenset())
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"), prove=True)
+        assert await scene.resolver.ask("a") == told("a", prove=True)
         look(frozenset({path_of("of-a")}))
         assert await scene.resolver.ask("a") == Unresolved("refused")
         failure = scene.demand.troubles.of("a")
         assert failure is not None
         assert failure.reason == "no_effect"
         look(frozenset({path_of("of-a")}), prove="off")
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert await scene.resolver.ask("a") == told("a")
 
 
 @pytest.mark.parametrize("can", [True, False])
@@ -212,7 +219,7 @@ async def test_unknown_eager_and_unready_are_told_at_once():
 
 async def test_a_process_that_was_not_looked_at_is_not_answered_by_what_the_one_before_was(scene):
     """R23 same-base: it may have another base; the question waits for the look, and is never answered without one."""
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     scene.process, scene.resolver._answer_seconds = "e2", 0.05
     assert await scene.resolver.ask("a") == Unresolved("not_ready")
     assert await scene.resolver.ask("nobody") == Unresolved("unknown_adapter"), "whoever asks"
@@ -220,7 +227,7 @@ async def test_a_process_that_was_not_looked_at_is_not_answered_by_what_the_one_
     asking = asyncio.create_task(scene.resolver.ask("a"))
     await eventually(lambda: scene.demand.is_asked("a"))
     scene.look(incarnation="e2")
-    assert await asking == Resolved(path_of("of-a"))
+    assert await asking == told("a")
 
 
 async def test_an_engine_that_does_not_say_who_it_is_is_asked_again(scene):
@@ -229,7 +236,7 @@ async def test_an_engine_that_does_not_say_who_it_is_is_asked_again(scene):
     asking = asyncio.create_task(scene.resolver.ask("a"))
     await eventually(lambda: scene.demand.is_asked("a"))
     scene.process = "e1"
-    assert await asking == Resolved(path_of("of-a"))
+    assert await asking == told("a")
 
 
 async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
@@ -243,7 +250,7 @@ async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
         await eventually(lambda: scene.store.staged)
         scene.resolver._answer_seconds = 60.0
         await eventually(scene.was_woken)
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert await scene.resolver.ask("a") == told("a")
         assert scene.store.asked == 1
 
 
@@ -265,7 +272,7 @@ async def test_one_that_hangs_delays_no_other(scene):
     """R8 isolation."""
     scene.store.gates["of-a"] = asyncio.Event()
     slow = asyncio.create_task(scene.resolver.ask("a"))
-    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    assert await scene.resolver.ask("b") == told("b")
     assert scene.demand.is_asked("a")
     slow.cancel()
     await asyncio.gather(slow, return_exceptions=True)
@@ -284,7 +291,7 @@ async def test_what_is_deleted_or_replaced_while_it_is_brought_in_is_not_told(sc
     assert not gone.done(), "the record has moved on, and what is followed not yet"
     scene.post()
     assert await gone == Unresolved("unknown_adapter")
-    assert await changed == Resolved(path_of("of-c"))
+    assert await changed == told("b", 2, source="of-c")
 
 
 async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_tried_again(scene):
@@ -295,7 +302,7 @@ async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_t
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert scene.demand.troubles.of("a").reason == "not_an_adapter"
-    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    assert await scene.resolver.ask("b") == told("b")
     assert scene.store.asked == 3
     assert scene.demand.troubles.of("b") is None
 
@@ -317,7 +324,7 @@ async def test_who_finds_no_place_has_one_made_at_once(scene, monkeypatch):
     monkeypatch.setattr("sidecar.resolver.demand.MAX_ABOVE_ROOM", 0)
     monkeypatch.setattr("sidecar.resolver.demand.EXPECT_SECONDS", 0.0)
     scene.look(room=1)
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     await scene.store.ensure(scene.demand.catalogue.whole(scene.informer.state, "b").ref)
     seen, now = observed({"a": "of-a"}), scene.resolver._clock.monotonic()
     review(scene.demand, scene.informer.state, seen, now=now, spec=pool(max_adapters=2))
@@ -333,12 +340,12 @@ async def test_who_finds_no_place_has_one_made_at_once(scene, monkeypatch):
 async def test_what_the_engine_does_not_load_is_refused_at_once(scene):
     """R8, R19: nobody waits for it, and no more loads are asked for; the status names it."""
     for _ in range(2):
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert await scene.resolver.ask("a") == told("a")
         scene.look()
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert scene.demand.troubles.of("a").reason == "engine_refused"
-    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    assert await scene.resolver.ask("b") == told("b")
 
 
 class Refusing(Scene):
@@ -359,20 +366,20 @@ class Refusing(Scene):
 
 async def test_a_lazy_name_whose_newest_generation_is_refused_is_answered_with_the_last_good_one(refusing, monkeypatch):
     """R13, R21: its files are proven by this process first, and held; and it goes on as refused."""
-    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await refusing.resolver.ask("a") == told("a")
     assert refusing.told == [("a", path_of("of-a"))]
     assert refusing.store.asked == 2
-    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await refusing.resolver.ask("a") == told("a")
     assert refusing.store.asked == 2
     loaded = observed({"a": "of-a"})
     ((adapter, failure),) = refusing.demand.candidates(refusing.informer.state, loaded, now=0.0).troubles
     assert (adapter.generation, failure.reason) == (2, "not_finite")
     damaged = iter([False])
     monkeypatch.setattr(refusing.store, "is_intact", lambda _path: next(damaged, True))
-    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await refusing.resolver.ask("a") == told("a")
     assert refusing.store.asked == 3, "what is damaged is proven anew"
     refusing.publish(3, "right")
-    assert await refusing.resolver.ask("a") == Resolved(path_of("right"))
+    assert await refusing.resolver.ask("a") == told("a", 3, source="right")
 
 
 async def test_the_newest_is_waited_for_until_it_is_known_to_fail():
@@ -384,18 +391,18 @@ async def test_the_newest_is_waited_for_until_it_is_known_to_fail():
         await eventually(lambda: scene.store.asked)
         assert not asking.done()
         scene.store.gates["bad"].set()
-        assert await asking == Resolved(path_of("of-a"))
+        assert await asking == told("a")
 
 
 async def test_a_newest_that_cannot_be_had_now_has_the_last_good_one_told_meanwhile():
     scene = Refusing()
     scene.store.errors["bad"] = [ArtifactError("source_io", "not now")]
     async with scene.open():
-        assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+        assert await scene.resolver.ask("a") == told("a")
         await eventually(lambda: scene.resolver._clock.monotonic() > (scene.demand.troubles.of("a").retry_at or 0.0))
         await scene.resolver.ask("a")
         await eventually(lambda: any(ref.uri.endswith("bad") for ref in scene.store.staged))
-        assert await scene.resolver.ask("a") == Resolved(path_of("bad"))
+        assert await scene.resolver.ask("a") == told("a", 2, source="bad")
         assert scene.demand.troubles.of("a") is None
 
 
@@ -431,12 +438,12 @@ async def test_that_there_was_no_room_is_no_failure_of_the_newest():
     scene.store.errors["bad"] = []
     async with scene.open():
         scene.resolver._note_crowded("a")
-        assert await scene.resolver.ask("a") == Resolved(path_of("bad"))
+        assert await scene.resolver.ask("a") == told("a", 2, source="bad")
 
 
 async def test_a_refusal_is_over_once_the_newest_is_served(refusing):
     """R9: though it was not asked for again."""
-    assert await refusing.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await refusing.resolver.ask("a") == told("a")
     state, engine = refusing.informer.state, observed({"a": "bad"})
     newest = refusing.demand.catalogue.whole(state, "a")
     found = {newest.ref: Staged("bad", path_of("bad"), "", 8)}

@@ -14,11 +14,11 @@ from registry.runtime.clock import Clock
 from registry.sources.base import ArtifactError
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.resolver.resolver import CROWDED
-from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
+from sidecar.vllm_plugin.protocol import Answer, Unresolved
 from tests.simulation.loop import virtual
 from tests.support.waiting import eventually
 from tests.support.worlds import observed, path_of, pool, review
-from tests.unit.resolver.test_resolver import Scene
+from tests.unit.resolver.test_resolver import Scene, told
 
 PASSING = ArtifactError("source_io", "not now")
 
@@ -65,7 +65,7 @@ async def test_what_was_brought_in_is_told_at_once():
     async with Scene().open() as scene:
         hold(scene, "of-a")
         after(0.1, scene.store.gates["of-a"].set)
-        assert await timed(scene.resolver.ask("a")) == (Resolved(path_of("of-a")), 0.1)
+        assert await timed(scene.resolver.ask("a")) == (told("a"), 0.1)
 
 
 @virtual
@@ -75,7 +75,7 @@ async def test_what_nobody_tells_of_is_seen_a_quarter_of_a_second_later():
         await staged(scene, "a")
         busy(scene, 0.0)
         after(0.3, lambda: scene.look(room=2))
-        assert await timed(scene.resolver.ask("a")) == (Resolved(path_of("of-a")), 0.5)
+        assert await timed(scene.resolver.ask("a")) == (told("a"), 0.5)
 
 
 @virtual
@@ -162,7 +162,7 @@ async def test_64_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_
     second = asyncio.create_task(scene.resolver.ask("a"))
     await eventually(lambda: scene.demand._open["a"] == 2)
     scene.store.gates["of-a"].set()
-    assert await asyncio.gather(first, second) == [Resolved(path_of("of-a"))] * 2
+    assert await asyncio.gather(first, second) == [told("a")] * 2
 
 
 async def test_what_somebody_touched_in_the_store_is_proven_again_before_it_is_told(scene):
@@ -178,18 +178,18 @@ async def test_what_somebody_touched_in_the_store_is_proven_again_before_it_is_t
         return await ensure(ref)
 
     scene.store.ensure = proving  # type: ignore[method-assign]
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     assert scene.store.asked == 2
 
 
 async def test_the_loop_hears_of_the_first_answer_and_of_each_refusal(scene):
     """R9, R19: from then on it looks often by itself."""
     await staged(scene, "a", "b")
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     assert await scene.was_woken()
-    assert await scene.resolver.ask("b") == Resolved(path_of("of-b"))
+    assert await scene.resolver.ask("b") == told("b")
     assert not await scene.was_woken()
-    assert await scene.resolver.ask("a") == Resolved(path_of("of-a"))
+    assert await scene.resolver.ask("a") == told("a")
     assert not await scene.was_woken()
     assert await scene.resolver.ask("a") == Unresolved("refused")
     assert await scene.was_woken()

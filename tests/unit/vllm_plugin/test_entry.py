@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from sidecar.vllm_plugin.adapters import SidecarResolver
+from sidecar.vllm_plugin.answers import AnswerProofs
 from sidecar.vllm_plugin.coverage import coverage
 from sidecar.vllm_plugin.entry import Endpoints, prepare_process
 from tests.unit.vllm_plugin.test_inside import Engine, Models, RequestState, models, request_class
@@ -59,6 +60,13 @@ def registry(monkeypatch) -> Registry:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("LORAPLANE_RESOLVER", "/run/loraplane.sock")
     return registry
+
+
+def application(routes: list[object]) -> SimpleNamespace:
+    """Like fastapi's, as far as the plugin touches it."""
+    middlewares: list[object] = []
+    router = SimpleNamespace(routes=routes)
+    return SimpleNamespace(router=router, middlewares=middlewares, add_middleware=middlewares.append)
 
 
 async def init(
@@ -168,8 +176,10 @@ def test_the_routes_are_there_where_they_are_wanted(registry, monkeypatch, is_wa
     if not is_wanted:
         monkeypatch.setenv("LORAPLANE_PLUGIN", "0")
     routes: list[object] = []
-    Endpoints().attach_router(SimpleNamespace(router=SimpleNamespace(routes=routes)))
-    assert len(routes) == (11 if is_wanted else 0)
+    app = application(routes)
+    Endpoints().attach_router(app)
+    assert len(routes) == (12 if is_wanted else 0)
+    assert app.middlewares == ([AnswerProofs] if is_wanted else [])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +188,7 @@ def test_the_routes_are_there_where_they_are_wanted(registry, monkeypatch, is_wa
 async def test_the_list_of_models_is_ours_before_the_servers(registry, monkeypatch, caplog, told, seconds, complaints):
     """Its own stays behind: a plugin that declines has none."""
     monkeypatch.setenv("LORAPLANE_HIDE_SECONDS", told)
-    app = SimpleNamespace(router=SimpleNamespace(routes=["vLLM's own"]))
+    app = application(["vLLM's own"])
     prepare_process()
     endpoints, _ = await init(registry, app=app)
     assert [getattr(route, "path", route) for route in app.router.routes[:2]] == ["/v1/models", "vLLM's own"]
@@ -187,7 +197,7 @@ async def test_the_list_of_models_is_ours_before_the_servers(registry, monkeypat
 
 
 async def test_a_server_that_lists_otherwise_keeps_its_list(registry, caplog):
-    app = SimpleNamespace(router=SimpleNamespace(routes=[]))
+    app = application([])
     prepare_process()
     endpoints, _ = await init(registry, app=app, kind=SimpleNamespace)
     assert "lists its models otherwise" in caplog.text

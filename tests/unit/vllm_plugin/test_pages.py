@@ -43,6 +43,7 @@ ALL = [
     ("POST", "unload"),
     ("POST", "show"),
     ("POST", "hide"),
+    ("POST", "versions"),
 ]
 
 
@@ -81,7 +82,7 @@ async def test_it_says_what_it_can_do_in_this_vllm(server, changes, resolver, mo
     ask = Asking(Adapters(server, resolver))
     status, told = await ask("GET", "plugin")
     assert (status, told["schema"], told["incarnation"]) == (200, 1, ask.plugin.incarnation)
-    assert told["capabilities"] == ["swap", "unload", "state", "uses", "changes", *more]
+    assert told["capabilities"] == ["swap", "unload", "state", "uses", "changes", "versions", *more]
     assert (told["limits"], told["kv_connectors"]) == ({"max_loras": 4}, ["C"])
     assert Plugin().incarnation != Plugin().incarnation
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from registry.model.names import MAX_NAME_LENGTH as MAX_RECORD_NAME
 from registry.model.records import AdapterSpec
 from sidecar.desired.placement import ref_of
+from sidecar.vllm_plugin.answers import MAX_VERSION_LENGTH
 from sidecar.vllm_plugin.protocol import (
     MAX_ANSWER_BYTES,
     MAX_EXPECT_CHARACTERS,
@@ -42,7 +43,12 @@ def test_a_question_of_the_plugin_is_understood_and_so_is_its_answer():
     assert line.endswith(b"\n")
     assert json.loads(line) == {"schema": 1, "name": "acme/sql", "base_model": "/models/base"}
     assert read_question(line.rstrip()) == "acme/sql"
-    for told in (Resolved("/store/a"), Resolved("/store/a", prove=True), Resolved("/a", prove=True, expect="{}")):
+    for told in (
+        Resolved("/store/a"),
+        Resolved("/store/a", prove=True),
+        Resolved("/a", prove=True, expect="{}"),
+        Resolved("/a", version="a@1 sha256:0"),
+    ):
         assert read_answer(write_answer(told)) == told
     assert read_answer(write_answer(Unresolved("no_room"))) is None
     assert json.loads(write_answer(Unresolved("no_room"))) == {"schema": 1, "path": None, "reason": "no_room"}
@@ -193,7 +199,8 @@ def test_the_most_that_a_record_may_expect_fits_into_a_question_and_an_answer():
     text = ref_of("p", "a", 1, spec).expect
     assert len(text) <= MAX_EXPECT_CHARACTERS
     assert read_expected(text) is not None
-    assert len(write_answer(Resolved("/" + "p" * (MAX_PATH_LENGTH - 1), prove=True, expect=text))) <= MAX_ANSWER_BYTES
+    most = Resolved("/" + "p" * (MAX_PATH_LENGTH - 1), prove=True, expect=text, version="v" * MAX_VERSION_LENGTH)
+    assert len(write_answer(most)) <= MAX_ANSWER_BYTES
 
 
 def test_what_a_later_record_says_beside_it_changes_nothing():

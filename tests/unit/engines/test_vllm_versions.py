@@ -1,0 +1,86 @@
+"""What a driver tells our plugin of versions, and when it tells it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sidecar.engines.driver import ProvesAnswers
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.transport import Reply
+from sidecar.engines.vllm.versions import MOST_BYTES, VERSIONS_PATH, parts
+from sidecar.vllm_plugin.routes import MAX_BODY_BYTES
+from tests.simulation.loop import virtual
+from tests.support.engine_in_memory import WITH_PLUGIN, InMemory, driver_of
+
+ONE, TWO = ({("x", "/s/x"): f"x@{number} sha256:{'0' * 64}"} for number in (1, 2))
+MORE = {("y", "/s/y"): f"y@1 sha256:{'1' * 64}"}
+
+
+def told(way: InMemory) -> list[list[str]]:
+    """The names and generations in each call."""
+    bodies = [body["versions"] for _, path, body in way.asked if path == VERSIONS_PATH]
+    return [[row["version"].partition(" ")[0] for row in rows] for rows in bodies]  # type: ignore[attr-defined]
+
+
+@virtual
+async def test_only_what_is_new_is_told():
+    """R26 answered-by: what came back after it was gone, too, since its generation is another."""
+    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    assert isinstance(driver, ProvesAnswers)
+    await driver.tell_versions(ONE)
+    assert told(way) == [], "it was not looked at yet"
+    assert (await driver.observe()).facts.proves_answers
+    for versions in (ONE, ONE, ONE | MORE, TWO | MORE, MORE, TWO | MORE):
+        await driver.tell_versions(versions)
+    assert told(way) == [["x@1"], ["y@1"], ["x@2"], ["x@2"]]
+
+
+@virtual
+async def test_what_did_not_arrive_is_told_again():
+    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    await driver.observe()
+    way.instead[VERSIONS_PATH].append(Reply(503, b""))
+    await driver.tell_versions(ONE)
+    await driver.tell_versions(ONE)
+    await driver.tell_versions(ONE)
+    assert told(way) == [["x@1"], ["x@1"]]
+
+
+@virtual
+async def test_another_process_is_told_everything():
+    engine = SimulatedVllm(WITH_PLUGIN)
+    driver, way = driver_of(engine)
+    await driver.observe()
+    await driver.tell_versions(ONE)
+    engine.started_at += 1
+    await driver.observe()
+    await driver.tell_versions(ONE)
+    assert told(way) == [["x@1"], ["x@1"]]
+
+
+@virtual
+async def test_a_plugin_of_an_earlier_release_is_told_nothing():
+    driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))
+    about = b'{"schema": 1, "incarnation": "i", "capabilities": ["swap", "unload", "state"]}'
+    way.instead["/v1/loraplane/plugin"].append(Reply(200, about))
+    assert not (await driver.observe()).facts.proves_answers
+    await driver.tell_versions(ONE)
+    assert told(way) == []
+
+
+@virtual
+async def test_without_our_plugin_nothing_is_told():
+    driver, way = driver_of(SimulatedVllm(replace(WITH_PLUGIN, plugin=False)))
+    await driver.observe()
+    await driver.tell_versions(ONE)
+    assert told(way) == []
+
+
+def test_many_are_told_in_portions_that_the_plugin_takes():
+    """R16 bounded."""
+    many = {(f"n{number}", "/" + "p" * 4000): f"n{number}@1 sha256:{'0' * 64}" for number in range(40)}
+    found = list(parts(many))
+    assert {use: version for part in found for use, version in part.items()} == many
+    assert 4 < len(found) < 10
+    assert list(parts({})) == []
+    assert MOST_BYTES + 8192 < MAX_BODY_BYTES
