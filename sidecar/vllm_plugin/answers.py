@@ -38,7 +38,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
-class Binding:
+class BoundVersion:
     """The version that a request was bound to; empty: to none that is known."""
 
     __slots__ = ("version",)
@@ -47,13 +47,13 @@ class Binding:
         self.version = ""
 
 
-_binding: ContextVar[Binding | None] = ContextVar("loraplane_binding", default=None)
+_binding: ContextVar[BoundVersion | None] = ContextVar("loraplane_binding", default=None)
 
 
 @contextmanager
-def answering() -> Iterator[Binding]:
+def answering() -> Iterator[BoundVersion]:
     """A request within the body: what it is bound to there, or in tasks that begin there, is noted."""
-    binding = Binding()
+    binding = BoundVersion()
     token = _binding.set(binding)
     try:
         yield binding

@@ -1,4 +1,4 @@
-"""Tells our plugin in an engine which version each name and path has, so that answers can prove it.
+"""Versions that our plugin in an engine was told, so that answers can prove them.
 
 What was told is remembered for each process of the engine, and only what is new is told. The plugin keeps it while it
 lives. After a restart of the sidecar all is told again, which changes nothing.
@@ -20,7 +20,7 @@ MOST_BYTES = 32 * 1024
 
 
 class ToldVersions:
-    """What one engine process was told."""
+    """Versions that one engine process was told, by name and path."""
 
     def __init__(self) -> None:
         self._incarnation = ""
