@@ -227,7 +227,7 @@ class AnsweredBy:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> AnsweredBy | None:
-        """The version in an answer's headers; None: there is none, as of the base model, or of an engine without the plugin."""
+        """The version in an answer's headers; None: none, as of the base model, or an engine without the plugin."""
         told = next((value for name, value in headers.items() if name.lower() == PROOF_HEADER), "")
         found = _PROOF.fullmatch(told)
         return cls(found["name"], int(found["generation"]), found["digest"]) if found else None

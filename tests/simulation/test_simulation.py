@@ -102,7 +102,10 @@ COMPARED_OF_ADMINS = (
 
 @pytest.mark.parametrize("what", [*COMPARED, *COMPARED_OF_ADMINS])
 def test_it_is_compared(what, outcomes):
-    """R2, R7, R8, R9, R12, R13, R15, R20, R21, R23, R24, R26: nothing given, nothing found. W2, W4, W6, W7, W8, W9, X3."""
+    """R2, R7, R8, R9, R12, R13, R15, R20, R21, R23, R24, R26, X3: nothing given, nothing found.
+
+    W2, W4, W6, W7, W8, W9.
+    """
     assert sum(outcome.compared[what] for outcome in outcomes) > 0
 
 
