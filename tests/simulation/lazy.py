@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from registry.transactions.changes import ApplyAdapters, Remove
 from sidecar.engines.simulated.engine import Rejection
+from sidecar.vllm_plugin.answers import answering
 from sidecar.vllm_plugin.listing import HIDE_SECONDS
 from tests.simulation.artifacts import is_good, is_refused, path_of
 from tests.simulation.engines import SimEngine
@@ -99,9 +100,13 @@ async def served(replica: ReplicaHost, name: str) -> str | None:
 
 
 async def _answered(engine: SimEngine, name: str) -> str | None:
-    card = await engine.card_of(name)
+    with answering() as binding:
+        card = await engine.card_of(name)
     await engine.generate(card, ".", 1)
-    return None if card is None else card.path
+    if card is None:
+        return None
+    engine.on_answer(card.name, card.path, binding.version)
+    return card.path
 
 
 async def _delete(world: World, operator: Operator, name: str) -> None:
