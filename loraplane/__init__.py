@@ -25,7 +25,7 @@ from registry.client.audit import AuditDenial, AuditedChange, AuditEntry
 from registry.client.channel import UsedAfterFork
 from registry.client.credentials import TokenCommand, TokenFile
 from registry.client.fleet.values import FleetReplica, RecordedEvent, RegisteredPool, ReplicaListing, TenantQuota
-from registry.client.publication import KEEP, Keep, Publication, Withdrawal
+from registry.client.publication import KEEP, Keep, Publication, Upload, Withdrawal
 from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
 from registry.client.synchronous import Registry
 from registry.model.errors import (
@@ -82,6 +82,7 @@ __all__ = [
     "TokenFile",
     "Unauthenticated",
     "Unavailable",
+    "Upload",
     "UsedAfterFork",
     "Withdrawal",
 ]

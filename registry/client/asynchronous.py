@@ -25,7 +25,7 @@ from registry.client.audit import AuditAccess
 from registry.client.credentials import TokenSource
 from registry.client.fleet.methods import FleetCalls
 from registry.client.fleet.rolling import CALL_SECONDS, waiting_of
-from registry.client.publication import KEEP, Keep, Publication, Withdrawal, change_of, fitting, wire_of
+from registry.client.publication import KEEP, Keep, Publication, Upload, Withdrawal, change_of, fitting, wire_of
 from registry.client.residency import Follower, PoolResidency
 from registry.v1 import registry_pb2 as pb
 
@@ -63,6 +63,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         name: str,
         pool: str,
         *,
+        upload: str | os.PathLike[str] | Upload | None = None,
         digest: str = "",
         signature: str = "",
         expect: Mapping[str, Any] | None = None,
@@ -93,6 +94,9 @@ class AsyncRegistry(AuditAccess, FleetCalls):
                 its own.
             name: of the adapter; the part before a slash is the tenant.
             pool: its replicas serve it.
+            upload: where the files of a directory are copied first: another folder, ``s3://BUCKET/KEY`` (gs, az), or an
+                `Upload` with a credential. Each version needs a place of its own, which nothing rotates; None: the
+                directory itself is the source.
             digest: manifest digest, ``sha256:`` and 64 hex digits; empty: not pinned where `source` is a URI.
             signature: over the digest, as ``loraplane sign`` prints it; empty: none.
             expect: what these weights have to answer, as ``loraplane expect -o json`` prints it; None: anything.
@@ -114,6 +118,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
 
         Raises:
             InvalidArgument: the directory is not there or holds no adapter, or the registry refuses a field.
+            AlreadyExists: with reason DESTINATION_TAKEN, `upload` names a place with other files; nothing is published.
             NotFound: there is no such pool.
             FailedPrecondition: with reason ROLLOUT_FAILED, replicas refuse it, or its rollout was halted; `metadata`
                 names the replicas and their reasons.
@@ -126,6 +131,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         publication = Publication(
             name=name,
             source=source,
+            upload=upload,
             digest=digest,
             signature=signature,
             expect=expect,

@@ -29,6 +29,21 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A place of their own for a folder's files, to which they are copied before they are published.
+
+    Attributes:
+        to: a folder that the replicas see at the same path, or ``s3://``, ``gs://`` or ``az://BUCKET/KEY``.
+        credentials: the file with credentials, as ``loraplane publish --credentials`` takes it; empty: none.
+        credential: name of the one to write with; empty: none is shown.
+    """
+
+    to: str | os.PathLike[str]
+    credentials: str | os.PathLike[str] = ""
+    credential: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
     """An adapter as it is to be from now on, for a change set. What is `KEEP` stays as it is.
@@ -36,6 +51,8 @@ class Publication:
     Attributes:
         name: of the adapter; the part before a slash is the tenant.
         source: a directory that the replicas see at the same path, whose digest is computed and pinned; or a URI.
+        upload: where the files of a directory are copied first, each version to a place of its own, which is then the
+            source; None: the directory itself is.
         digest: manifest digest, ``sha256:`` and 64 hex digits; empty: not pinned where `source` is a URI.
         signature: over the digest, as ``loraplane sign`` prints it; empty: none.
         expect: what these weights have to answer, as ``loraplane expect -o json`` prints it; None: anything.
@@ -55,6 +72,7 @@ class Publication:
 
     name: str
     source: str | os.PathLike[str]
+    upload: str | os.PathLike[str] | Upload | None = None
     digest: str = ""
     signature: str = ""
     expect: Mapping[str, Any] | None = None
@@ -95,12 +113,15 @@ _KEEPABLE = [one.name for one in fields(Publication) if one.default is KEEP]
 
 
 def change_of(publication: Publication) -> pb.AdapterChange:
-    """The change that a publication is; reads a directory, and may take long.
+    """The change that a publication is; reads a directory, copies it if wanted, and may take long.
 
     Raises:
         InvalidArgument: the directory holds no adapter, or a field cannot have such a value.
+        RegistryError: see `registry.client.upload.uploading.uploaded`.
     """
     uri, pinned = _located(publication.source, publication.digest)
+    if publication.upload is not None:
+        uri = _uploaded(publication.source, publication.upload)
     with fitting("signature"):
         spec = pb.AdapterSpec(source=pb.Source(uri=uri, digest=pinned, signature=publication.signature))
     with fitting("expect"):
@@ -172,6 +193,15 @@ def _located(source: str | os.PathLike[str], digest: str) -> tuple[str, str]:
     if digest and digest != found:
         raise InvalidArgument(Reason.INVALID_FIELD, f"{folder} has the digest {found}, not {digest}", field="digest")
     return folder.as_uri(), found
+
+
+def _uploaded(source: str | os.PathLike[str], upload: str | os.PathLike[str] | Upload) -> str:
+    if isinstance(source, str) and "://" in source:
+        raise InvalidArgument(Reason.INVALID_FIELD, "a folder can be uploaded; source is a URI", field="upload")
+    # Only who uploads needs clients of object stores.
+    from registry.client.upload.uploading import uploaded  # noqa: PLC0415
+
+    return uploaded(Path(source).absolute(), upload if isinstance(upload, Upload) else Upload(upload))
 
 
 def _digest(folder: Path) -> str:

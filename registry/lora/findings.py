@@ -95,6 +95,10 @@ class AdapterWarning:
     message: str
 
 
+class CannotPublish(Exception):
+    """An adapter cannot be published as is wanted; the message says why and what to do."""
+
+
 class UnfitAdapter(Exception):
     """An adapter that cannot be served as it is; `findings` says why, at least once."""
 

@@ -26,7 +26,8 @@ from registry.cli.session import Session, pool_or_only, session_of
 from registry.cli.source_reader import SourceReader, known_credentials, unreadable
 from registry.cli.views.output import Printer, yaml_document
 from registry.client.publication import Publication, change_of
-from registry.lora.findings import UnfitAdapter
+from registry.client.upload.destination import WRITABLE, Destination, DestinationTaken, Unfinished, destination
+from registry.lora.findings import CannotPublish, UnfitAdapter
 from registry.lora.policy import policy_of
 from registry.model.errors import Reason
 from registry.model.messages import Plain
@@ -38,8 +39,7 @@ from registry.model.records import (
 )
 from registry.sources.base import ArtifactError
 from registry.sources.credentials import HeldCredential
-from registry.tools.convert.destination import WRITABLE, Destination, DestinationTaken, Unfinished, destination
-from registry.tools.convert.options import DEFAULT_MAX_ERROR, CannotPublish, ConversionOptions, Dtype
+from registry.tools.convert.options import DEFAULT_MAX_ERROR, ConversionOptions, Dtype
 from registry.tools.convert.publishing import Compared, PublishedFiles, torch_or_remedy
 from registry.tools.convert.publishing import publish as publish_folder
 

@@ -13,11 +13,12 @@ import torch
 from registry.lora.config import AdapterConfig
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, canonical_json
 from registry.lora.directory import Opened
+from registry.lora.findings import CannotPublish
 from registry.lora.json_files import json_object
 from registry.lora.modules import Patterns
 from registry.lora.tensor_names import TensorName, TensorPart, entry_of
 from registry.tools.convert.arithmetic import First, Pair, Parts, dora_delta, parts_of, parts_of_pair, relative_error
-from registry.tools.convert.options import CannotPublish, ConversionOptions, ModuleOutcome, Task, check_errors
+from registry.tools.convert.options import ConversionOptions, ModuleOutcome, Task, check_errors
 from registry.tools.convert.stored import DTYPES, Place, places_in, write_tensors
 
 _UPS, _DOWNS = (TensorPart.B, TensorPart.EMBEDDING_B), (TensorPart.A, TensorPart.EMBEDDING_A)

@@ -12,14 +12,10 @@ from registry.lora.base import BaseModules, model_name
 from registry.lora.check import AdapterVerdict, examine
 from registry.lora.config import AdapterConfig
 from registry.lora.directory import Opened
-from registry.lora.findings import AdapterWarning, Finding, shown
+from registry.lora.findings import AdapterWarning, CannotPublish, Finding, shown
 from registry.lora.modules import DTYPES
 from registry.lora.policy import AdapterLimits, Policy
 from registry.lora.tensor_names import TensorPart, entry_of
-
-
-class CannotPublish(Exception):
-    """An adapter cannot be published as is wanted; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from registry.client.upload.destination import Destination, put
 from registry.lora.base import BaseModules
 from registry.lora.base_directory import names_of
 from registry.lora.digest import FILES, WEIGHTS_FILE
 from registry.lora.directory import Opened, check_files, digest_of, entries_of, examine_directory, open_directory
-from registry.lora.findings import AdapterWarning, UnfitAdapter
+from registry.lora.findings import AdapterWarning, CannotPublish, UnfitAdapter
 from registry.lora.policy import AdapterLimits
 from registry.lora.safetensors import not_finite
 from registry.lora.signing.folder import bundle_in, statement_in
 from registry.lora.signing.forms import BadBundle
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.sources.credentials import HeldCredential
-from registry.tools.convert.destination import Destination, put
 from registry.tools.convert.options import (
-    CannotPublish,
     ConversionOptions,
     ModuleOutcome,
     Task,

@@ -14,10 +14,10 @@ from registry.cli.commands import check, publish
 from registry.cli.local_adapters import Looked, base_message, base_of_pool
 from registry.cli.main import run
 from registry.cli.source_reader import SourceReader
+from registry.client.upload.destination import Destination
 from registry.lora.base_directory import read_base
 from registry.lora.findings import AdapterWarning, Finding
 from registry.sources.credentials import Credentials
-from registry.tools.convert.destination import Destination
 from registry.tools.convert.options import DEFAULT_MAX_ERROR, ModuleOutcome
 from registry.tools.convert.publishing import PublishedFiles
 from registry.v1 import registry_pb2 as pb

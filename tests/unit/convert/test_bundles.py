@@ -8,12 +8,12 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
+from registry.client.upload import destination as destinations
+from registry.client.upload.destination import destination, put
 from registry.lora.policy import AdapterLimits
 from registry.lora.signing.folder import bundle_in, folder_sha256
 from registry.lora.signing.keys import sign_statement
 from registry.lora.signing.statement import SignedFiles, write_statement
-from registry.tools.convert import destination as destinations
-from registry.tools.convert.destination import destination, put
 from registry.tools.convert.options import ConversionOptions
 from registry.tools.convert.publishing import Compared, PublishedFiles, publish
 from tests.corpus.drafts import LLAMA

@@ -14,8 +14,9 @@ import pytest
 from registry.lora.base import BaseModules
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import examine_directory, open_directory
+from registry.lora.findings import CannotPublish
 from registry.lora.policy import AdapterLimits, Policy
-from registry.tools.convert.options import CannotPublish, ConversionOptions, ModuleOutcome, task_of
+from registry.tools.convert.options import ConversionOptions, ModuleOutcome, task_of
 from tests.corpus.drafts import CONFIG_FIELDS, Draft, Values, safetensors
 from tests.support.played_torch import first_halves
 

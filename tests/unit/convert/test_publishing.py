@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import registry.tools.convert
+from registry.client.upload.destination import destination
 from registry.lora.base_directory import read_base
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE
 from registry.lora.directory import digest_of
-from registry.lora.findings import Finding, UnfitAdapter
+from registry.lora.findings import CannotPublish, Finding, UnfitAdapter
 from registry.lora.policy import AdapterLimits, Policy
 from registry.tools.convert import publishing
-from registry.tools.convert.destination import destination
-from registry.tools.convert.options import CannotPublish, ConversionOptions, ModuleOutcome
+from registry.tools.convert.options import ConversionOptions, ModuleOutcome
 from registry.tools.convert.publishing import Compared, PublishedFiles, publish
 from tests.corpus.drafts import LLAMA, Draft, Values
 from tests.unit.convert.test_options import with_magnitude

@@ -13,12 +13,12 @@ import pytest
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import MemoryStore
 
+from registry.client.upload import destination as destinations
+from registry.client.upload.destination import DestinationTaken, Unfinished, destination, put
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.findings import CannotPublish
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import NoSecret
-from registry.tools.convert import destination as destinations
-from registry.tools.convert.destination import DestinationTaken, Unfinished, destination, put
-from registry.tools.convert.options import CannotPublish
 from tests.corpus.drafts import LLAMA
 
 OURS, OTHERS = LLAMA.draft().files(), LLAMA.draft(seed=1).files()

@@ -18,14 +18,13 @@ from obstore.store import ObjectStore
 
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import check_files, digest_of
-from registry.lora.findings import UnfitAdapter
+from registry.lora.findings import CannotPublish, UnfitAdapter
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.model.source_uri import SCHEMES, SourceUri, parse_source, without_secrets
 from registry.runtime.local_files import sync_directory
 from registry.sources.credentials import HeldCredential
 from registry.sources.file import path_of
 from registry.sources.object_stores import open_store
-from registry.tools.convert.options import CannotPublish
 
 # One request may carry several gigabytes.
 UPLOAD_TIMEOUT = "3600s"

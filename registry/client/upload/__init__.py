@@ -1,0 +1,1 @@
+"""Files that are put where replicas can read them before they are published."""
