@@ -51,6 +51,7 @@ WarningReason = Literal[
     "engine_coverage_unknown",
     "modules_dropped",
     "modules_missing",
+    "source_gone",
     "unknown_field",
     "vision_dropped",
     "without_effect",

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
+from registry.lora.digest import FILES
+from registry.lora.findings import AdapterWarning
+from registry.model.source_uri import SCHEMES
 from registry.model.status import ReportedStore
 from registry.runtime.failpoints import Point, hit
 from registry.sources.base import Stop
+from registry.sources.file import path_of
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.files import locked, locked_at_once
 from sidecar.artifacts.gc import GarbageCollector
@@ -25,6 +30,7 @@ from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.proof import BACKGROUND_BYTES_PER_SECOND, ProofOutcome
 from sidecar.artifacts.requests import StageRequest, stage_request_of
 from sidecar.artifacts.stored import KnownArtifacts
+from sidecar.artifacts.types import ArtifactRef, Staged
 
 _log = structlog.get_logger()
 BYTES_PER_SECOND = 10 << 20
@@ -32,6 +38,9 @@ BYTES_PER_SECOND = 10 << 20
 PERIOD_SECONDS = 24 * 3600.0
 # If all was looked at of late, the next search for what was not is after this time.
 IDLE_SECONDS = 60.0
+# Each folder is looked at so often, and so many at once.
+SOURCE_PERIOD_SECONDS = 60.0
+MOST_SOURCES = 64
 
 
 class Scrub:
@@ -203,6 +212,64 @@ class ReadFiles:
         return str(self._layout.adapter(artifact))
 
 
+class RotatedSources:
+    """Folders that are gone while the store has their files, as where a trainer rotates its checkpoints.
+
+    This host needs them no more, and another one does: a new replica, or one that lost its disk, could not serve the
+    generation, and nobody could roll back to it. Folders alone are looked at, by two stats each: buckets and web
+    servers would be asked over the network for what changes nothing here. Only a path that is certainly not there
+    counts: a mount that may not be read says nothing.
+    """
+
+    def __init__(self, seen: Callable[[], Iterable[ArtifactRef]], now: Callable[[], float] = time.monotonic) -> None:
+        """`seen`: what stands in the store; `now`: seconds of a clock that never goes back."""
+        self._seen = seen
+        self._now = now
+        self._due_at: dict[ArtifactRef, float] = {}
+        self._gone: Mapping[ArtifactRef, AdapterWarning] = {}
+
+    def look(self) -> None:
+        """Looks at the folders that are due, those first that are due for the longest. Used in a worker thread."""
+        now = self._now()
+        self._due_at = {ref: self._due_at.get(ref, now) for ref in self._seen() if _is_folder(ref.uri)}
+        gone = {ref: warning for ref, warning in self._gone.items() if ref in self._due_at}
+        due = sorted((ref for ref, at in self._due_at.items() if at <= now), key=self._due_at.__getitem__)
+        for ref in due[:MOST_SOURCES]:
+            gone.pop(ref, None)
+            if why := _missing(ref.uri):
+                gone[ref] = AdapterWarning("source_gone", why)
+            self._due_at[ref] = now + SOURCE_PERIOD_SECONDS
+        self._gone = gone
+
+    def marked(self, staged: Mapping[ArtifactRef, Staged]) -> Mapping[ArtifactRef, Staged]:
+        """Artifacts with a warning where their folders are gone."""
+        gone = {ref: warning for ref, warning in self._gone.items() if ref in staged}
+        if not gone:
+            return staged
+        warned = {ref: replace(staged[ref], warnings=(*staged[ref].warnings, why)) for ref, why in gone.items()}
+        return MappingProxyType({**staged, **warned})
+
+
+def _is_folder(uri: str) -> bool:
+    return SCHEMES.get(uri.partition("://")[0]) == "folder"
+
+
+def _missing(uri: str) -> str:
+    """Sentence on a source whose files are gone; empty: they are there, or nobody can tell."""
+    try:
+        folder = path_of(uri)
+        for name in FILES:
+            (folder / name).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return (
+            f"{folder} has not the files any more that it is served from; stores still have them: put them back, or "
+            "publish them from a place that stays, before another replica needs them or somebody rolls back to them"
+        )
+    except (OSError, ValueError):
+        return ""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """Contents of a store: bytes and number of artifacts, how many this replica leases, how many are damaged.
@@ -228,6 +295,7 @@ class Maintenance:
     collector: GarbageCollector
     scrubbing: Scrub
     files: ReadFiles
+    rotated: RotatedSources
     before: Callable[[], None]
 
     def look(self, stop: Stop) -> Mapping[str, str]:
@@ -268,12 +336,13 @@ class Maintenance:
             return None
 
     def scrub(self, stop: Stop) -> None:
-        """Reads something again, slowly; see `Scrub.step`.
+        """Looks for sources that are gone, and reads something again, slowly; see `RotatedSources`, `Scrub.step`.
 
         Raises:
             ArtifactError: ``staging_stopped``.
             OSError: the store failed.
         """
+        self.rotated.look()
         self.scrubbing.step(stop)
 
     def write_leases(self, stop: Stop) -> None:

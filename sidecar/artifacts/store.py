@@ -33,7 +33,7 @@ from sidecar.artifacts.gc import GarbageCollector, mark_used
 from sidecar.artifacts.ingest import Ingest
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.leases import ArtifactLeases, warn_of_strays
-from sidecar.artifacts.maintenance import Maintenance, ReadFiles, Scrub
+from sidecar.artifacts.maintenance import Maintenance, ReadFiles, RotatedSources, Scrub
 from sidecar.artifacts.obtain import Obtainer
 from sidecar.artifacts.preparation import Bases
 from sidecar.artifacts.proof import Proofs, Trust
@@ -109,7 +109,10 @@ class LocalStore:
         self._obtainer = Obtainer(layout, trust, leases, self._pins, known, ingest, stored)
         self._files = ReadFiles(layout, known)
         scrub = Scrub(layout, collector, known, ingest, self._bases)
-        self.maintenance = Maintenance(layout, leases, index, quota, collector, scrub, self._files, trust.refresh)
+        self._rotated = RotatedSources(known.seen.refs)
+        self.maintenance = Maintenance(
+            layout, leases, index, quota, collector, scrub, self._files, self._rotated, trust.refresh
+        )
 
     def owns(self, path: str) -> str | None:
         """See `ArtifactStore.owns`."""
@@ -186,7 +189,7 @@ class LocalStore:
     @property
     def seen(self) -> Mapping[ArtifactRef, Staged]:
         """See `ArtifactStore.seen`."""
-        return self._known.all_of(self._bases.current)
+        return self._rotated.marked(self._known.all_of(self._bases.current))
 
     async def recall(self, refs: Collection[ArtifactRef]) -> bool:
         """See `ArtifactStore.recall`."""

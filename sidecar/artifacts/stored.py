@@ -44,6 +44,10 @@ class Remembered:
         """A copy of all that was seen as it is prepared for a base."""
         return self._seen[base].copy()
 
+    def refs(self) -> set[ArtifactRef]:
+        """References of all that was seen, for whatever base."""
+        return {ref for (ref, _), _ in self._all()}
+
     def get(self, key: Key) -> Staged | None:
         """The last look, if it is remembered."""
         return self._seen[key[1]].get(key[0])

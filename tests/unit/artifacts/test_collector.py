@@ -243,7 +243,7 @@ class Scrubbed(Store):
         return [one for one, *_ in self.read[before:]]
 
     def maintenance(self, leases: ArtifactLeases, quota: Quota | None, before: Callable[[], None]) -> Maintenance:
-        parts = (self.layout, leases, self.index, quota, self.collector, self.scrub, None)
+        parts = (self.layout, leases, self.index, quota, self.collector, self.scrub, None, None)
         return Maintenance(*parts, before=before)  # type: ignore[arg-type]
 
 

@@ -440,7 +440,8 @@ def test_what_is_found_is_told_with_what_helps(seen, words, remedy):
 
 def test_what_replicas_warn_of_and_what_is_wrong_with_a_source_has_a_remedy():
     """And what service and program do not both know is told."""
-    for reason in ("files_touched", "file_not_taken", "without_effect", "modules_missing", "unknown_field"):
+    of_files = ("files_touched", "source_gone", "file_not_taken", "without_effect", "modules_missing", "unknown_field")
+    for reason in of_files:
         (finding,) = diagnose(pool(replica(warnings=[Warned(name="a", generation=1, reason=reason, message="")])), NOW)
         assert (checked(finding).reason, finding.severity, "says why" in finding.remedy) == (reason, W, False)
     for of_source in ("other_format", "weights_not_safetensors", "rate_limited"):
