@@ -205,10 +205,10 @@ class Adapters:
         found = await self._resolver.find(name, base_model)
         if found is None:
             return None
-        if is_version(found.version):
-            self.versions.tell(name, found.path, found.version)
         if found.prove:
             self._prover.prove_later(found.path, found.expect)
+        if is_version(found.version):
+            self.versions.tell(name, found.path, found.version)
         candidate = self._server.make(name, found.path, None)
         # Not at once: vLLM gives it another number as soon as it has it, before anything else can run.
         asyncio.get_running_loop().call_soon(self._drain.add, candidate)
