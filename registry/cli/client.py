@@ -220,7 +220,11 @@ class AdminClient(BlockingClient[AdminCalls]):
         self, pool: str, name: str = "", detail: pb.WatchResidencyRequest.Detail = pb.WatchResidencyRequest.REPLICAS
     ) -> list[pb.AdapterResidency]:
         """Places of a pool's adapters now; or of one of them."""
-        request = pb.WatchResidencyRequest(pool=pool, name=name, detail=detail)
+        found = self.residency_told(pb.WatchResidencyRequest(pool=pool, name=name, detail=detail))
+        return [one for response in found for one in response.adapters]
+
+    def residency_told(self, request: pb.WatchResidencyRequest) -> list[pb.WatchResidencyResponse]:
+        """Residency now, as it is sent."""
         return self._run(partial(self._client.residency_now, request))
 
     def watch_pool(

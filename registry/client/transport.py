@@ -229,19 +229,19 @@ class AdminCalls:
             failures += 1
             await asyncio.sleep(REPEAT.delay(failures, random.uniform))
 
-    async def residency_now(self, request: pb.WatchResidencyRequest) -> list[pb.AdapterResidency]:
-        """Places of adapters at this moment: the first whole state of the stream.
+    async def residency_now(self, request: pb.WatchResidencyRequest) -> list[pb.WatchResidencyResponse]:
+        """Residency at this moment: the first whole state of the stream, in its parts.
 
         Raises:
             RegistryError: as the admin service refused it, or Unavailable.
         """
 
-        async def attempt(seconds: float) -> list[pb.AdapterResidency]:
-            found: list[pb.AdapterResidency] = []
+        async def attempt(seconds: float) -> list[pb.WatchResidencyResponse]:
+            found: list[pb.WatchResidencyResponse] = []
             responses = self.stream(api.WATCH_RESIDENCY, request, seconds)
             async with aclosing(responses):
                 async for response in responses:
-                    found.extend(response.adapters)
+                    found.append(response)
                     if not response.more:
                         break
             return found

@@ -138,11 +138,58 @@ def counted(view: PoolView, keys: Iterable[str]) -> Iterator[tuple[str, CountedR
 
 def _counted(view: PoolView, adapter: AdapterView) -> CountedResidency:
     found = residency_of(view, adapter)
-    counts = Counter(_standing(one) for one in found.replicas)
+    counts = Counter(_standing(one) for one in _reckoned(view, found))
     if missing := _missing(view, adapter):
         counts[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] = missing
     size = _pool_size(view, adapter)
     return CountedResidency(found.name, found.generation, found.lazy, counts, found.note, found.halted, size)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedReplica:
+    """One replica, and how many adapters stand to it how; `loaded`: so many of these its engine has loaded."""
+
+    replica: str
+    counts: Mapping[ReplicaStanding, int]
+    loaded: int
+
+
+def by_replica(view: PoolView, keys: Iterable[str]) -> list[CountedReplica]:
+    """The replicas to which any of these adapters stands, sorted; those that are missing and have a name, too.
+
+    It is the same as `counted`, by replicas: each part is counted once here and once there. Only what replicas without
+    a name lack is counted there alone.
+    """
+    found: dict[str, Counter[ReplicaStanding]] = {}
+    loaded = Counter[str]()
+    for adapter, times in _kinds(view, keys):
+        for part in _reckoned(view, residency_of(view, adapter)):
+            found.setdefault(part.replica, Counter())[_standing(part)] += times
+            loaded[part.replica] += times * part.loaded
+        for name in _missing_names(view, adapter):
+            found.setdefault(name, Counter())[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] += times
+    return [CountedReplica(name, found[name], loaded[name]) for name in sorted(found)]
+
+
+def _kinds(view: PoolView, keys: Iterable[str]) -> Iterable[tuple[AdapterView, int]]:
+    """Adapters of which each stands for so many that stand alike everywhere."""
+    adapters = [adapter for key in keys if (adapter := view.adapter(key)) is not None]
+    alike = [view.alike(adapter) or adapter for adapter in adapters]
+    first, times = {one.key: one for one in alike}, Counter(one.key for one in alike)
+    return [(first[key], count) for key, count in times.items()]
+
+
+def _reckoned(view: PoolView, found: DerivedResidency) -> Iterator[DerivedResidence]:
+    """The parts that count: one that drains, and is not known to serve it, is waited for by nobody."""
+    return (one for one in found.replicas if one.replica in view.replicas or one.state is ReplicaState.SERVING)
+
+
+def _missing_names(view: PoolView, adapter: AdapterView) -> Sequence[str]:
+    """The names of those that `_missing` counts, as far as they have any."""
+    selector = adapter.spec.placement.selector
+    return (
+        [] if adapter.is_chosen else [one.name for one in view.snapshot.lacking.named if matches(selector, one.labels)]
+    )
 
 
 def _pool_size(view: PoolView, adapter: AdapterView) -> int:
@@ -331,8 +378,15 @@ def _differs(old: PoolView, new: PoolView, key: str, causes: Iterable[str]) -> b
         return True
     if before is now and old.records[key] is new.records[key] and _stands_alone(new.records[key]):
         names = {*causes, *old.answering.get(key, ()), *new.answering.get(key, ())}
-        return any(residence_on(old, now, name) != residence_on(new, now, name) for name in names)
-    return residency(old, key) != residency(new, key)
+        return any(_stands(old, now, name) != _stands(new, now, name) for name in names)
+    told, tells = residency_of(old, before), residency_of(new, now)
+    return told != tells or list(_reckoned(old, told)) != list(_reckoned(new, tells))
+
+
+def _stands(view: PoolView, adapter: AdapterView, name: str) -> tuple[DerivedResidence | None, bool]:
+    """One replica's part, and whether it counts."""
+    part = residence_on(view, adapter, name)
+    return part, part is not None and (name in view.replicas or part.state is ReplicaState.SERVING)
 
 
 def _lacks_differ(old: PoolView, new: PoolView, key: str) -> bool:

@@ -46,7 +46,7 @@ class ReplicaRollout:
     """One replica, and why it does not serve yet.
 
     `generation` is the one that it is to serve; `canary`: it takes new weights first, and they are not for all yet.
-    `kept` is the generation that it answers with meanwhile, as in `Verdict`.
+    `kept` is the generation that it answers with meanwhile, as in `Verdict`. `count`: it stands for so many.
     """
 
     replica: str
@@ -56,6 +56,7 @@ class ReplicaRollout:
     canary: bool = False
     generation: int = 0
     kept: int | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ def _nameless(one: NamelessReplicas, record: AdapterRecord) -> ReplicaRollout:
         labels = label_text(one.labels)
         name, those = f"{NAMELESS} of {labels}", f"replicas of {labels}"
     message = f"{one.count} more of the {one.expected} {those} that its pool expects do not live"
-    return ReplicaRollout(name, ReplicaState.UNKNOWN, NOT_ALIVE, message, generation=record.generation)
+    return ReplicaRollout(name, ReplicaState.UNKNOWN, NOT_ALIVE, message, generation=record.generation, count=one.count)
 
 
 def _is_for_all(record: AdapterRecord) -> bool:
@@ -225,11 +226,13 @@ def _note(record: AdapterRecord, assigned: Assignment, pool: PoolSnapshot) -> st
 
 
 def _for_all(rollout: Rollout, pool: PoolSnapshot) -> Rollout:
-    behind = [one for one in rollout.replicas if one.state in _BEHIND]
+    behind = sum(one.count for one in rollout.replicas if one.state in _BEHIND)
+    failed = sum(one.state is ReplicaState.FAILED for one in rollout.replicas)
     waiting = _nobody(rollout.replicas, pool)
     if behind:
-        waiting = f"{len(behind)} of {len(rollout.replicas)} replicas do not serve it yet"
-    failed = any(one.state is ReplicaState.FAILED for one in rollout.replicas)
+        refused = f", and {failed} failed" if failed else ""
+        of_all = sum(one.count for one in rollout.replicas)
+        waiting = f"{behind} of {of_all} replicas do not serve it yet{refused}"
     failure = ReplicaFailure.REPLICAS_FAILED if failed and not waiting else None
     return replace(rollout, done=not waiting, failure=failure, waiting=waiting)
 

@@ -419,9 +419,11 @@ class WatchResidencyRequest(_message.Message):
         REPLICAS: _ClassVar[WatchResidencyRequest.Detail]
         COUNTS: _ClassVar[WatchResidencyRequest.Detail]
         REPLICAS_AND_COUNTS: _ClassVar[WatchResidencyRequest.Detail]
+        COUNTS_BY_REPLICA: _ClassVar[WatchResidencyRequest.Detail]
     REPLICAS: WatchResidencyRequest.Detail
     COUNTS: WatchResidencyRequest.Detail
     REPLICAS_AND_COUNTS: WatchResidencyRequest.Detail
+    COUNTS_BY_REPLICA: WatchResidencyRequest.Detail
     POOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +445,30 @@ class ResidenceCount(_message.Message):
     wanted_state: RolloutReplica.State
     wanted_reason: str
     def __init__(self, replicas: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
+
+class AdapterCount(_message.Message):
+    __slots__ = ("adapters", "state", "reason", "wanted_state", "wanted_reason")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WANTED_STATE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_REASON_FIELD_NUMBER: _ClassVar[int]
+    adapters: int
+    state: RolloutReplica.State
+    reason: str
+    wanted_state: RolloutReplica.State
+    wanted_reason: str
+    def __init__(self, adapters: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
+
+class ReplicaResidency(_message.Message):
+    __slots__ = ("replica", "counts", "loaded")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    counts: _containers.RepeatedCompositeFieldContainer[AdapterCount]
+    loaded: int
+    def __init__(self, replica: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[AdapterCount, _Mapping]]] = ..., loaded: _Optional[int] = ...) -> None: ...
 
 class Residence(_message.Message):
     __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used", "wanted_generation", "wanted_state", "wanted_reason")
@@ -500,18 +526,20 @@ class AdapterResidency(_message.Message):
     def __init__(self, name: _Optional[str] = ..., generation: _Optional[int] = ..., load: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Residence, _Mapping]]] = ..., note: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[ResidenceCount, _Mapping]]] = ..., halted: _Optional[str] = ..., pool_replicas: _Optional[int] = ...) -> None: ...
 
 class WatchResidencyResponse(_message.Message):
-    __slots__ = ("revision", "adapters", "gone", "snapshot", "more")
+    __slots__ = ("revision", "adapters", "gone", "snapshot", "more", "replicas")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterResidency]
     gone: _containers.RepeatedScalarFieldContainer[str]
     snapshot: bool
     more: bool
-    def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterResidency, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., snapshot: bool = ..., more: bool = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaResidency]
+    def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterResidency, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., snapshot: bool = ..., more: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaResidency, _Mapping]]] = ...) -> None: ...
 
 class PoolLimits(_message.Message):
     __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest", "engine_hosts", "expected_replicas", "expected_groups", "prove")

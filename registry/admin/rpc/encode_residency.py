@@ -9,10 +9,12 @@ from typing import Any
 from registry.model.names import name_of_key
 from registry.model.replica_state import ReplicaState
 from registry.residency.derive import (
+    CountedReplica,
     CountedResidency,
     DerivedResidence,
     DerivedResidency,
     ReplicaStanding,
+    by_replica,
     counted,
     models_by_model,
     residency_of,
@@ -39,6 +41,8 @@ STATES = {
 
 def starts(update: ResidencyUpdate, detail: Detail) -> range:
     """Starts of the parts in which it is sent; an empty snapshot has one as well."""
+    if detail == _Request.COUNTS_BY_REPLICA:
+        return range(1)
     return range(0, max(1, len(update.keys)), _size(update.view, detail))
 
 
@@ -47,6 +51,9 @@ def starts(update: ResidencyUpdate, detail: Detail) -> range:
 def response(update: ResidencyUpdate, start: int, detail: Detail) -> pb.WatchResidencyResponse:
     """The part of a message that begins there."""
     view = update.view
+    if detail == _Request.COUNTS_BY_REPLICA:
+        replicas = [_counted_replica(one) for one in by_replica(view, update.keys)]
+        return pb.WatchResidencyResponse(revision=view.revision, replicas=replicas, snapshot=True)
     end = start + _size(view, detail)
     keys = update.keys[start:end]
     is_counted = detail in {_Request.COUNTS, _Request.REPLICAS_AND_COUNTS}
@@ -125,14 +132,23 @@ def _counted_adapter(one: CountedResidency) -> pb.AdapterResidency:
 
 
 def _count(one: ReplicaStanding, replicas: int) -> pb.ResidenceCount:
+    return pb.ResidenceCount(replicas=replicas, **_standing(one))
+
+
+def _standing(one: ReplicaStanding) -> dict[str, Any]:
+    """The fields that both kinds of counts have."""
     state, reason = one.wanted or (None, "")
-    return pb.ResidenceCount(
-        replicas=replicas,
-        state=STATES[one.state],
-        reason=one.reason,
-        wanted_state=STATES[state] if state else pb.RolloutReplica.STATE_UNSPECIFIED,
-        wanted_reason=reason,
-    )
+    return {
+        "state": STATES[one.state],
+        "reason": one.reason,
+        "wanted_state": STATES[state] if state else pb.RolloutReplica.STATE_UNSPECIFIED,
+        "wanted_reason": reason,
+    }
+
+
+def _counted_replica(one: CountedReplica) -> pb.ReplicaResidency:
+    counts = [pb.AdapterCount(adapters=adapters, **_standing(standing)) for standing, adapters in one.counts.items()]
+    return pb.ReplicaResidency(replica=one.replica, counts=counts, loaded=one.loaded)
 
 
 def _load(one: DerivedResidency | CountedResidency) -> str:

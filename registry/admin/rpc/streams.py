@@ -137,6 +137,8 @@ class Residency:
         is_seen = seen_adapters(call, request.pool)
         async with self._hub.look(request.pool) as subscription, aclosing(subscription.follow()) as updates:
             async for update in updates:
+                if request.detail == pb.WatchResidencyRequest.COUNTS_BY_REPLICA:
+                    update = _all_of(update)  # noqa: PLW2901 - each answer is whole
                 wanted = _only(update, name_key(request.name)) if request.name else _seen(update, is_seen)
                 for start in wire.starts(wanted, request.detail) if wanted.keys or wanted.snapshot else ():
                     yield await asyncio.to_thread(wire.response, wanted, start, request.detail)
@@ -166,6 +168,11 @@ class Residency:
 def _only(update: ResidencyUpdate, key: str) -> ResidencyUpdate:
     """The update of one adapter alone."""
     return replace(update, keys=(key,) if key in update.keys else ())
+
+
+def _all_of(update: ResidencyUpdate) -> ResidencyUpdate:
+    """The update of all adapters there are."""
+    return update if update.snapshot else replace(update, keys=tuple(sorted(update.view.records)), snapshot=True)
 
 
 def _seen(update: ResidencyUpdate, is_seen: Callable[[str], bool]) -> ResidencyUpdate:

@@ -251,7 +251,8 @@ def _missing(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
     lacking = max(len(pool.missing), pool.expected - len(pool.replicas), pool.lacking)
     if lacking:
         told = "; ".join(filter(None, [names, groups_told(pool.groups, lacking=True)]))
-        finding = f"{lacking} of {lacking + len(pool.replicas)} replicas do not live" + (f": {told}" if told else "")
+        staying = sum(not one.leaving for one in pool.replicas)  # as `get pools` counts them
+        finding = f"{lacking} of {lacking + staying} replicas do not live" + (f": {told}" if told else "")
         yield error(CheckedPart.POOL, pool.name, "replicas_missing", finding, _start(pool))
 
 

@@ -124,7 +124,9 @@ def _urgent(replica: ReplicaView) -> object:
 
 
 def _served(replica: ReplicaView) -> str:
-    """Number of names that the engine answers to, and of those with other weights than it should."""
+    """E.g. ``12/13``; while residency is not known, the names that its status says that the engine answers to."""
+    if replica.counts is not None:
+        return replica.counts.share
     kept = sum(not one.get("counted") for one in replica.items("kept"))
     count = replica.text("served", "count")
     return f"{int(count) + kept} ({kept} not as desired)" if kept and count.isdecimal() else count
@@ -143,14 +145,15 @@ REPLICAS: OutputView[ReplicaView] = OutputView(
     columns={
         "NAME": lambda one: one.name,
         "POOL": lambda one: one.pool,
-        "READY": lambda one: "no" if one.missing else one.text("ready"),
+        "READY": lambda one: "yes" if one.is_ready else "no",
         "SERVED": _served,
-        "PENDING": lambda one: one.total("pending"),
-        "FAILED": lambda one: one.total("failed"),
+        "PENDING": lambda one: str(one.counts.pending) if one.counts is not None else one.total("pending"),
+        "FAILED": lambda one: str(one.counts.failed) if one.counts is not None else one.total("failed"),
         "URL": lambda one: one.router_url,
         "NOTE": _note,
     },
     more={
+        "UNKNOWN": lambda one: cell(one.counts and one.counts.unknown),
         "STALE": lambda one: one.text("stale"),
         "REVISION": lambda one: one.text("observed_revision"),
         "ENGINE": lambda one: f"{one.text('engine', 'kind')} {one.text('engine', 'version')}",

@@ -11,20 +11,30 @@ from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
 from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age, restored_cell
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
-from registry.cli.views.get import Note, note
+from registry.cli.views.get import Note, counted, note
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
-from registry.cli.views.replica_view import ReplicaView, cell, disagreements, groups_told, replica_view, replica_views
+from registry.cli.views.replica_view import (
+    ReplicaView,
+    cell,
+    counted_views,
+    disagreements,
+    groups_told,
+    replica_view,
+    replica_views,
+)
 from registry.cli.views.residency_view import (
     TITLES,
     AdapterRow,
     PoolRow,
+    behind_told,
     pool_status,
     residency_dict,
     rows,
     serving_cell,
     state,
 )
+from registry.cli.views.standing import counts_by_replica
 from registry.cli.views.why import not_placed
 from registry.client import admin_api as api
 from registry.model.messages import Plain, restored_dict, spec_dict
@@ -107,7 +117,9 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
     printer.fields(
         {
             "Name": f"{adapter.name} of pool {adapter.pool}, tenant {cell(adapter.tenant)}",
-            "State": f"{cell(state(row))}, {serving_cell(row)} replicas serve it",
+            "State": ", ".join(
+                filter(None, [cell(state(row)), f"{serving_cell(row)} replicas serve it", behind_told(row)])
+            ),
             "Generation": f"{adapter.generation}, {age(row)} old, {made}",
             **({"Not placed on": elsewhere} if elsewhere else {}),
             "Etag": adapter.etag,
@@ -261,19 +273,21 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
     if printer.form is Format.NAME:
         printer.item(REPLICAS, replica)
         return
-    serves = _served_there(client, pool, replica.name)
+    where = client.residency_told(pb.WatchResidencyRequest(pool=pool))
+    [replica] = counted_views([replica], counts_by_replica(where))
+    loaded = _loaded_there(where, replica.name)
     started = [one for one in replica_events(replica, with_pending=False) if not one.current]
     unread: list[str] = []
     events = _last_events(client, pool, lambda one: one.is_about(None, replica.name), unread.append, started)
     if not printer.is_table:
-        _plain(printer, {**replica.as_dict(), "serves": serves}, events, unread)
+        _plain(printer, {**replica.as_dict(), "serves": loaded}, events, unread)
         return
     _replica_fields(printer, replica)
     for title in ("pending", "failed"):
         _table(printer, title.capitalize(), _EXCEPTION_KEYS, replica.items(title))
     _table(printer, "Answered with another generation", ("name", "generation"), replica.items("kept"))
     _table(printer, "Warnings", _EXCEPTION_KEYS[:4], replica.items("warnings"))
-    _table(printer, f"Serves {len(serves)}", ("name", "generation", "model", "last_used"), serves)
+    _table(printer, f"Loaded {len(loaded)}", ("name", "generation", "model", "last_used"), loaded)
     _table(printer, "Lazy, asked for and loaded", ("name", "generation", "last_used"), replica.resident())
     _table(printer, "Found, where records have no digest", ("name", "generation", "digest"), replica.items("found"))
     _event_table(printer, events, unread)
@@ -283,14 +297,15 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
 def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
     """Identity and state of a replica."""
     engine = f"{replica.text('engine', 'kind')} {replica.text('engine', 'version')} at {replica.router_url}"
-    served, behind = REPLICAS.columns["SERVED"](replica), (replica.total("pending"), replica.total("failed"))
+    titles = ("SERVED", "PENDING", "FAILED", "UNKNOWN")
+    numbers = [REPLICAS.all_columns[title](replica) for title in titles]
     leaving = [str(one.get("name")) for one in replica.items("leaving")]
     printer.fields(
         {
             "Name": f"{replica.name} of pool {replica.pool}",
-            "Ready": replica.text("ready") + (", it drains" if replica.leaving else ""),
+            "Ready": REPLICAS.columns["READY"](replica) + (", it drains" if replica.leaving else ""),
             "Note": REPLICAS.columns["NOTE"](replica),
-            "Served": "{}, pending {}, failed {}".format(served, *behind),
+            "Served": "{}, pending {}, failed {}, unknown {}".format(*numbers),
             "Leaving": cell(leaving),
             "Engine": engine,
             "Labels": _pairs(replica.labels),
@@ -309,9 +324,9 @@ def _rest_of_status(printer: Printer, replica: ReplicaView) -> None:
         printer.fields({f"Status {path}": value for path, value in rest.items()})
 
 
-def _served_there(client: AdminClient, pool: str, replica: str) -> list[Plain]:
-    """Names that an engine answers to, as residency tells them to routers."""
-    found = sorted(client.residency(pool), key=lambda one: one.name)
+def _loaded_there(where: Iterable[pb.WatchResidencyResponse], replica: str) -> list[Plain]:
+    """Names that an engine has loaded, as residency tells them to routers."""
+    found = sorted((one for response in where for one in response.adapters), key=lambda one: one.name)
     return [
         {"name": one.name, "generation": part.generation, "model": part.model, "last_used": part.last_used or None}
         for one in found
@@ -333,7 +348,7 @@ def describe_pool(client: AdminClient, printer: Printer, name: str) -> None:
     found = client.all_replicas(pool.name)
     adapters = client.residency(pool.name, "", pb.WatchResidencyRequest.COUNTS)
     row = PoolRow(pool, pool_status(found, adapters))
-    replicas = replica_views(pool.name, found)
+    replicas = counted(client, pool.name, replica_views(pool.name, found))
     if not printer.is_table:
         replica_dicts = [replica.as_dict() for replica in replicas]
         differing = [one.as_dict() for one in disagreements(replicas)]

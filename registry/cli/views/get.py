@@ -14,8 +14,16 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found, usage
 from registry.cli.views.columns import ADAPTERS, POOL_ROWS, REPLICAS, TENANTS
 from registry.cli.views.output import OutputView
-from registry.cli.views.replica_view import ReplicaView, groups_told, missing_view, replica_view, replica_views
+from registry.cli.views.replica_view import (
+    ReplicaView,
+    counted_views,
+    groups_told,
+    missing_view,
+    replica_view,
+    replica_views,
+)
 from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus, pool_status
+from registry.cli.views.standing import counts_by_replica
 from registry.client import admin_api as api
 from registry.lora.text import printable
 from registry.model.errors import Reason
@@ -223,10 +231,27 @@ def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView
     pools = _pools(client, query, note)
     name = query.name
     if name is None:
-        return [replica for pool in pools for replica in _replicas_of(client, pool, note)]
-    return _in_some_pool(
-        pools, lambda pool: _replica(client, pool, name), Reason.REPLICA_NOT_FOUND, f"replica {name!r}"
-    )
+        found = {pool: _replicas_of(client, pool, note) for pool in pools}
+    else:
+        named = _in_some_pool(
+            pools, lambda pool: _replica(client, pool, name), Reason.REPLICA_NOT_FOUND, f"replica {name!r}"
+        )
+        found = {one.pool: [one] for one in named}
+    is_counted = query.detail is not None
+    return [one for pool, those in found.items() for one in (counted(client, pool, those) if is_counted else those)]
+
+
+def counted(client: AdminClient, pool: str, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
+    """The replicas with how many adapters they serve by residency; without where the caller may not see any."""
+    request = pb.WatchResidencyRequest(pool=pool, detail=pb.WatchResidencyRequest.COUNTS_BY_REPLICA)
+    if not replicas:
+        return replicas
+    try:
+        return counted_views(replicas, counts_by_replica(client.residency_told(request)))
+    except CliError as error:
+        if error.failure.exit is not Exit.REFUSED:
+            raise
+        return replicas
 
 
 def replicas_of(client: AdminClient, pool: str) -> list[ReplicaView]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
+from registry.cli.views.standing import NOTHING_STANDS, StandingCounts
 from registry.model.messages import Plain
 from registry.model.names import label_text
 from registry.v1 import registry_pb2 as pb
@@ -35,6 +36,7 @@ class ReplicaView:
     `leaving`: it drains. `engine_url`: for routers, empty if it is that of the status. `host`: empty: it is not known.
     `withheld_engine_url` is told to no router, since the pool does not allow it.
     `missing`: it is expected and does not live; `last_seen` (RFC 3339) is when it was found gone, empty: a moment ago.
+    `counts`: how many adapters it serves by residency; None: that is not known, or was not asked for.
     """
 
     name: str
@@ -50,11 +52,17 @@ class ReplicaView:
     withheld_engine_url: str = ""
     missing: bool = False
     last_seen: str = ""
+    counts: StandingCounts | None = None
 
     @property
     def router_url(self) -> str:
         """The engine's address as residency tells it to routers; "-": it is not known."""
         return self.engine_url or self.text("engine", "url")
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it lives, and says so."""
+        return self.status.get("ready") is True and not self.missing
 
     def text(self, *path: str) -> str:
         """The value at `path` of the status as text; "-" where there is none."""
@@ -103,6 +111,7 @@ class ReplicaView:
             "engine_url": None if self.router_url == "-" else self.router_url,
             "withheld_engine_url": self.withheld_engine_url or None,
             "status": self.status or None,
+            **({"adapters": self.counts.as_dict()} if self.counts is not None else {}),
             **({"missing": True, "last_seen": self.last_seen or None} if self.missing else {}),
         }
 
@@ -143,6 +152,11 @@ def missing_view(pool: str, one: pb.MissingReplica) -> ReplicaView:
 def replica_views(pool: str, found: pb.ListReplicasResponse) -> list[ReplicaView]:
     """The live replicas of a pool, and after them those that are expected and do not live."""
     return [*map(replica_view, found.replicas), *(missing_view(pool, one) for one in found.missing)]
+
+
+def counted_views(views: Iterable[ReplicaView], counts: Mapping[str, StandingCounts]) -> list[ReplicaView]:
+    """The same, each with its numbers: of one that no adapter stands to, none."""
+    return [replace(one, counts=counts.get(one.name, NOTHING_STANDS)) for one in views]
 
 
 def groups_told(groups: Iterable[pb.GroupPresence], *, lacking: bool) -> str:

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 
 from registry.cli.views.messages import state_name, state_text
 from registry.cli.views.replica_view import cell, replica_view
+from registry.cli.views.standing import (
+    NOTHING_STANDS,
+    PartStanding,
+    StandingCounts,
+    counts_of,
+    standing_of,
+    standing_of_part,
+)
 from registry.model.messages import Plain
 from registry.model.replica_reasons import LEAVING
 from registry.v1 import registry_pb2 as pb
@@ -59,12 +67,12 @@ def pool_status(found: pb.ListReplicasResponse, adapters: Sequence[pb.AdapterRes
     """State of a pool of these replicas and adapters; `adapters` with their replicas counted."""
     staying = [one for one in map(replica_view, found.replicas) if not one.leaving]
     states = Counter(map(_state_there, adapters))
-    ready = sum(one.status.get("ready") is True for one in staying)
+    ready = sum(one.is_ready for one in staying)
     if states["Degraded"] or states["Halted"] or found.lacking:
         state = "Degraded"
     else:
         state = "Progressing" if states["Progressing"] or ready < len(staying) else "Healthy"
-    served = sum(serving(one)[0] > 0 for one in adapters)
+    served = sum(counts(one).serving > 0 for one in adapters)
     return PoolStatus(state, ready, len(staying) + found.lacking, served, len(adapters))
 
 
@@ -119,25 +127,14 @@ def rows(one: pb.AdapterResidency) -> list[Sequence[str]]:
     ]
 
 
-def _counts(one: pb.AdapterResidency) -> Sequence[pb.ResidenceCount]:
-    """Numbers of replicas by how they stand to it; of an admin service that does not count, those that live."""
-    return one.counts or [
-        pb.ResidenceCount(
-            replicas=1,
-            state=part.state,
-            reason=part.reason,
-            wanted_state=part.wanted_state,
-            wanted_reason=part.wanted_reason,
-        )
-        for part in one.replicas
-    ]
+def _standings(one: pb.AdapterResidency) -> list[PartStanding]:
+    """Replicas by how they stand to it; of an admin service that does not count, those that live."""
+    return list(map(standing_of, one.counts) if one.counts else map(standing_of_part, one.replicas))
 
 
-def serving(one: pb.AdapterResidency) -> tuple[int, int]:
-    """Number of replicas that answer to its name, and of those that should serve it."""
-    staying = [count for count in _counts(one) if count.reason != LEAVING]
-    answering = sum(count.replicas for count in staying if count.state == pb.RolloutReplica.SERVING)
-    return answering, sum(count.replicas for count in staying)
+def counts(one: pb.AdapterResidency) -> StandingCounts:
+    """Numbers of replicas that are to serve it, and that do."""
+    return counts_of(_standings(one))
 
 
 def state(row: AdapterRow) -> str:
@@ -161,23 +158,23 @@ def _state_there(one: pb.AdapterResidency) -> str:
     """The same of the generation that residency speaks of."""
     if one.halted:
         return "Halted"
-    staying = [count for count in _counts(one) if count.reason != LEAVING]
-    if any(_is_bad(count) for count in staying):
+    staying = [standing for standing in _standings(one) if standing.is_staying]
+    if any(_is_bad(standing) for standing in staying):
         return "Degraded"
-    is_served = all(count.state == pb.RolloutReplica.SERVING and not count.wanted_state for count in staying)
+    is_served = all(standing.outcome == pb.RolloutReplica.SERVING for standing in staying)
     return "Healthy" if staying and is_served else "Progressing"
 
 
-def _is_bad(count: pb.ResidenceCount) -> bool:
-    return bool({count.state, count.wanted_state} & _BAD or {count.reason, count.wanted_reason} & STUCK)
+def _is_bad(one: PartStanding) -> bool:
+    return bool({one.state, one.wanted_state} & _BAD or {one.reason, one.wanted_reason} & STUCK)
 
 
 def reasons(one: pb.AdapterResidency) -> dict[str, int]:
     """Why replicas do not serve what they are to serve, and how many of them for each reason; the most first."""
     found = Counter[str]()
-    for count in _counts(one):
-        if count.wanted_state or count.state != pb.RolloutReplica.SERVING:
-            found[count.wanted_reason or count.reason or state_text(count.state)] += count.replicas
+    for standing in _standings(one):
+        if standing.outcome != pb.RolloutReplica.SERVING or standing.wanted_state:
+            found[standing.wanted_reason or standing.reason or state_text(standing.state)] += standing.number
     return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
 
 
@@ -185,11 +182,11 @@ def status_dict(row: AdapterRow) -> Plain | None:
     """State of an adapter, for programs; None: it is not known."""
     if row.residency is None:
         return None
-    answering, wanted = serving(row.residency)
+    found = counts(row.residency)
     return {
         "state": state(row),
-        "serving": answering,
-        "replicas": wanted,
+        "serving": found.serving,
+        "replicas": found.wanted,
         "reasons": reasons(row.residency),
         "note": row.residency.note,
     }
@@ -199,15 +196,21 @@ def serving_cell(row: AdapterRow) -> str:
     """E.g. ``2/2``, and where the placement chooses among more that live, ``6/6 of 8``."""
     if row.residency is None:
         return "-"
-    answering, wanted = serving(row.residency)
-    pool = row.residency.pool_replicas
-    return f"{answering}/{wanted} of {pool}" if pool > wanted else f"{answering}/{wanted}"
+    found, pool = counts(row.residency), row.residency.pool_replicas
+    share = f"{found.serving}/{found.wanted}"
+    return f"{share} of {pool}" if pool > found.wanted else share
+
+
+def behind_told(row: AdapterRow) -> str:
+    """Number of replicas that answer with an earlier generation; empty: none is known of."""
+    behind = counts(row.residency).behind if row.residency is not None else 0
+    return f"{behind} of them an earlier generation" if behind else ""
 
 
 def served_share(row: AdapterRow) -> str:
     """Sort key of SERVING: per thousand, 0 where nobody is to serve it."""
-    answering, wanted = (0, 0) if row.residency is None else serving(row.residency)
-    return str(1000 * answering // max(1, wanted))
+    found = NOTHING_STANDS if row.residency is None else counts(row.residency)
+    return str(1000 * found.serving // max(1, found.wanted))
 
 
 def reasons_cell(row: AdapterRow) -> str:

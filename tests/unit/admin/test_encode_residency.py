@@ -86,6 +86,22 @@ def test_what_was_asked_for_is_told_and_nothing_else(world, detail, each, counts
     assert (one.name, one.generation, one.load, said.revision) == ("a", 2, "eager", world.revision)
 
 
+def test_replicas_are_counted_in_one_message_and_no_adapter_is_told_of(world):
+    """R9 status-truth; after a change, too, all of them."""
+    world.put("b")
+    world.look()
+    update = streams._all_of(ResidencyUpdate(2, world.view, ("a",), snapshot=False))
+    assert streams._all_of(update) is update
+    assert list(starts(update, REQUEST.COUNTS_BY_REPLICA)) == [0]
+    said = response(update, 0, REQUEST.COUNTS_BY_REPLICA)
+    assert (list(said.adapters), list(said.gone), said.snapshot, said.more) == ([], [], True, False)
+    found = {one.replica: (one.loaded, sum(count.adapters for count in one.counts)) for one in said.replicas}
+    assert found == {"r1": (1, 2), "r2": (1, 2), "r3": (0, 2)}
+    [kept] = [one for one in said.replicas[1].counts if one.wanted_state]
+    assert (kept.adapters, kept.state, kept.reason) == (1, STATE.SERVING, "earlier_generation")
+    assert (kept.wanted_state, kept.wanted_reason) == (STATE.FAILED, "BAD")
+
+
 def test_what_is_gone_is_named_where_it_was_known(world):
     assert list(told(world, REQUEST.REPLICAS, "a", "b", snapshot=False).gone) == ["b"]
     assert list(told(world, REQUEST.COUNTS, "a", "b").gone) == []

@@ -92,7 +92,7 @@ REPLICA = """\
 Name: r1 of pool dev
 Ready: yes, it drains
 Note: well
-Served: 4 (1 not as desired), pending 1, failed 1
+Served: 2/3, pending 0, failed 0, unknown 1
 Leaving: gone
 Engine: vllm 1 at http://out
 Labels: gpu=h,zone=a
@@ -112,7 +112,7 @@ NAME GENERATION
 law 7
 k 8
 
-Serves 2:
+Loaded 2:
 NAME GENERATION MODEL LAST USED
 law 1 law -
 sql 4 sql now
@@ -361,8 +361,8 @@ def test_a_pool_whole(cli, store):
         *("Expected: 3, zone=a: 2, zone=b: 2", "Engines: vllm", "Engine names: plain", "Max rank: 16"),
         *("Max adapters: 8", "Living: zone=a: 1 of 2, zone=b: 2 of 2", "Etag: 4", ""),
         "NAME POOL READY SERVED PENDING FAILED URL NOTE",
-        "r1 dev yes 4 (1 not as desired) 1 1 http://out well",
-        "r2 dev no - - - - just gone",
+        "r1 dev yes 2/3 0 0 http://out well",
+        "r2 dev no 1/1 0 0 - just gone",
     ]
     value = cli("-o", "json", "describe", "pool", "dev").json
     assert (value["adapters"], value["lacking"], value["disagreements"]) == (2, 2, [])

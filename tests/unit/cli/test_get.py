@@ -218,6 +218,29 @@ def found(client) -> Any:
     return look
 
 
+def test_replicas_are_counted_by_residency_unless_the_caller_sees_no_adapter(cli, admin):
+    """An admin service of an earlier release tells each part instead, which is counted here."""
+    status = '{"ready": true, "served": {"count": 13}}'
+    admin.answers["ListReplicas"] = [pb.ListReplicasResponse(replicas=[pb.Replica(name="r1", status_json=status)])]
+    count = pb.AdapterCount(adapters=13, state=pb.RolloutReplica.UNKNOWN, reason="engine_unreachable")
+    counted = pb.WatchResidencyResponse(replicas=[pb.ReplicaResidency(replica="r1", counts=[count])])
+    admin.answers["WatchResidency"] = [[counted]]
+    assert "r1 yes 0/13 0 0" in " ".join(cli("get", "replicas", "--pool", "dev").lines[1].split())
+    adapters = [pb.AdapterResidency(name="a", replicas=[pb.Residence(replica="r1", state=SERVED, loaded=True)])] * 2
+    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(adapters=adapters)]]
+    [one] = cli("-o", "json", "get", "replicas", "--pool", "dev").json["items"]
+    assert one["adapters"] == {
+        **dict.fromkeys(("wanted", "serving", "loaded"), 2),
+        **dict.fromkeys(("behind", "pending", "failed", "unknown"), 0),
+    }
+    admin.answers["WatchResidency"] = [REFUSED]
+    [one] = cli("-o", "json", "get", "replicas", "--pool", "dev").json["items"]
+    assert "adapters" not in one
+    assert "13" in cli("get", "replicas", "--pool", "dev").lines[1]
+    admin.answers["WatchResidency"] = [Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "none")]
+    assert cli("get", "replicas", "--pool", "dev").code == Exit.NOT_FOUND
+
+
 def test_what_cannot_be_read_is_counted_and_a_replica_that_does_not_live_is_found_by_its_name(found, admin, cli):
     """The first ten are named. A sidecar that dies does not vanish; whoever may not see one is told so."""
     names = [f"n{number}" for number in range(11)]
@@ -239,7 +262,7 @@ def test_what_cannot_be_read_is_counted_and_a_replica_that_does_not_live_is_foun
     admin.answers["ListReplicas"] = [lambda asked: gone if asked.page_token else first]
     [one], _ = found(Kind.REPLICAS, "r2")
     assert (one.name, one.pool, one.missing) == ("r2", "dev", True)
-    assert "r2 dev no - - - - just gone" in cli("get", "replica", "r2").lines[1]
+    assert "r2 dev no 0/0 0 0 - just gone" in cli("get", "replica", "r2").lines[1]
     assert [one["name"] for one in cli("-o", "json", "get", "replicas").json["items"]] == ["r1", "r2"]
     ran = cli("get", "replica", "r3")
     assert (ran.code, ran.err) == (3, "error: REPLICA_NOT_FOUND: none\n")

@@ -21,12 +21,12 @@ from registry.cli.views.replica_view import (
 from registry.cli.views.residency_view import (
     AdapterRow,
     PoolStatus,
+    counts,
     pool_status,
     reasons,
     reasons_cell,
     residency_dict,
     rows,
-    serving,
     state,
     status_dict,
     where_cell,
@@ -262,7 +262,7 @@ def test_how_an_adapter_and_its_replicas_are_for_programs():
     labels = {"b": "2", "a": "1"}
     plain = pb.Residence(replica="r2", model="a@3", generation=3, state=FAILED, reason="bad", labels=labels)
     one = pb.AdapterResidency(name="a", generation=3, load="lazy", note="n", replicas=[behind, plain])
-    assert (serving(one), reasons(one)) == ((1, 2), {"bad": 1, "staging": 1})
+    assert ((counts(one).serving, counts(one).wanted), reasons(one)) == ((1, 2), {"bad": 1, "staging": 1})
     assert rows(one) == [
         ("r1", "a", "?", "serving", "generation 3 pending: staging", "yes", "now", "http://r1"),
         ("r2", "a@3", "3", "failed", "bad", "no", "-", "-"),

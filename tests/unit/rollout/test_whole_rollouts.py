@@ -81,7 +81,7 @@ def test_of_each_replica_all_is_told():
             ReplicaRollout("r2", PENDING, "staging", generation=2, kept=1),
             ReplicaRollout("r3", PENDING, "not_seen", behind, generation=2),
         ),
-        waiting="2 of 4 replicas do not serve it yet",
+        waiting="2 of 4 replicas do not serve it yet, and 1 failed",
     )
 
 
