@@ -12,14 +12,13 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.cli.rollout import REMEDY, FollowedRollout, RolloutTarget, check_served
 from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, WRITE_SECONDS, Session, pool_or_only, request_id_or_new
-from registry.cli.views.describe import flat
+from registry.cli.views.differences import changed_fields
 from registry.cli.views.get import Note, note
 from registry.cli.views.output import Printer
 from registry.cli.views.replica_view import ReplicaView, replica_view
 from registry.cli.views.report import check_applied, follow_shown, print_plain, print_table
 from registry.client import admin_api as api
 from registry.client.admin_api import AdminMethod
-from registry.model.messages import spec_dict
 from registry.v1 import registry_pb2 as pb
 
 OneChange = TypeVar("OneChange", pb.RollbackAdapterRequest, pb.PromoteRolloutRequest, pb.AbortRolloutRequest)
@@ -103,7 +102,7 @@ def _changed_fields(client: AdminClient, outcomes: Sequence[Outcome], *, dry_run
         except CliError:
             continue  # what was asked for is done, and this is no reason to say otherwise
         name = f"{after.name}: " if len(results) > 1 else ""
-        lines += [f"{name}{line}" for line in _before_after(before, after)] if before else []
+        lines += [f"{name}{line}" for line in changed_fields(before, after)] if before else []
     return lines
 
 
@@ -113,15 +112,6 @@ def earlier(client: AdminClient, after: pb.Adapter, *, dry_run: bool) -> pb.Adap
         return client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=after.pool, name=after.name))
     generations = client.history(after.pool, after.name).generations
     return next((one for one in generations if one.generation == after.generation - 1), None)
-
-
-def _before_after(before: pb.Adapter, after: pb.Adapter) -> list[str]:
-    old, new = flat(spec_dict(before.spec)), flat(spec_dict(after.spec))
-    return [
-        f"{path}: {old.get(path, '-')} → {new.get(path, '-')}"
-        for path in sorted({*old, *new})
-        if old.get(path) != new.get(path)
-    ]
 
 
 def apply_change(

@@ -20,6 +20,8 @@ _AT_ONCE = 16
 # Even after the deadline each rollout is looked at once, so that all that is pending can be named.
 _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 0.2
+# Of many that are not served, so many are told of; each may name many replicas.
+_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,12 @@ def check_served(followed: Iterable[FollowedRollout]) -> None:
 
 
 def _told(followed: Sequence[FollowedRollout]) -> str:
-    return "; ".join(part for one in followed for part in (describe(one), _commands(one)) if part)
+    """The first of them, each with what helps, and where the others are found."""
+    told = "; ".join(part for one in followed[:_TOLD] for part in (describe(one), _commands(one)) if part)
+    if len(followed) <= _TOLD:
+        return told
+    pools = " ".join(f"--pool {pool}" for pool in dict.fromkeys(one.target.pool for one in followed))
+    return f"{told}; and {len(followed) - _TOLD} more: loraplane get adapters {pools} --sort-by STATE"
 
 
 def _commands(followed: FollowedRollout) -> str:

@@ -76,13 +76,8 @@ def apply_atomic(
     Raises:
         CliError: they are for several pools, or the admin service refused them.
     """
+    check_one_transaction(changes)
     batches = by_pool(changes, request_id)
-    if len(batches) != 1:
-        pools = ", ".join(batch.pool for batch in batches)
-        raise refused(
-            Reason.UNSUPPORTED,
-            f"one transaction changes one pool, and these documents are for {pools}; split them, or give --no-atomic",
-        )
     try:
         return _send(client, batches[0], dry_run=dry_run, retry=retry)
     except CliError as error:
@@ -90,6 +85,27 @@ def apply_atomic(
             remedy = "split the documents, or give --no-atomic to use several transactions"
             raise CliError(with_remedy(error.failure, remedy)) from error
         raise
+
+
+def check_one_transaction(changes: Sequence[Change]) -> None:
+    """Refuses, before any source is read, what can certainly not be one transaction.
+
+    Raises:
+        CliError: the changes are for several pools, or for none, or are more than one message takes.
+    """
+    pools = list(dict.fromkeys(change.pool for change in changes))
+    if len(pools) != 1:
+        raise refused(
+            Reason.UNSUPPORTED,
+            f"one transaction changes one pool, and these documents are for {', '.join(pools)}; split them, or give "
+            "--no-atomic",
+        )
+    if len(changes) > _MAX_SENT:
+        raise refused(
+            Reason.TOO_MANY_CHANGES,
+            f"{len(changes)} changes are more than one transaction takes; give --no-atomic to use several, or split "
+            "the documents",
+        )
 
 
 def apply_split(

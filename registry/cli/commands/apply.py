@@ -17,12 +17,12 @@ from registry.cli.apply import ApplyOrder, OrderOptions, apply_change, apply_cha
 from registry.cli.change.addresses import is_uri, source_uri
 from registry.cli.change.documents import upsert_of, upserts
 from registry.cli.change.manifest import API_VERSION
-from registry.cli.change.sets import Applied, Change, Outcome
+from registry.cli.change.sets import Applied, Change, Outcome, check_one_transaction
 from registry.cli.client import AdminClient
-from registry.cli.failure import CliError, usage
+from registry.cli.failure import CliError, not_found, usage
 from registry.cli.preflight import LOOK_SECONDS, Looking, preflight
 from registry.cli.removal import DELETE_LIMIT, ask, to_prune
-from registry.cli.session import pool_or_only, request_id_or_new, session_of
+from registry.cli.session import Session, pool_or_only, request_id_or_new, session_of
 from registry.cli.views.get import Kind, Query, find, note
 from registry.cli.views.messages import outcome_name
 from registry.cli.views.output import Format, Printer
@@ -47,6 +47,8 @@ def _lines(adapter: pb.Adapter | None) -> list[str]:
 
 
 _UNCONDITIONAL = ""
+# Words of `diff NAME OLD NEW`.
+_COMPARED = 3
 # The etag of what does not exist.
 _ABSENT = "0"
 SourceUri = Annotated[str, options.flag("--source", metavar="URI", help="Where its files are: a URI or a folder.")]
@@ -127,12 +129,20 @@ def apply(
     """
     session = session_of(context)
     order = replace_fields(given.order, no_atomic=no_atomic, retry="" if retry else None)
-    wanted = upserts(file, recursive=recursive)
+    wanted = _documents(file, recursive=recursive, no_atomic=no_atomic)
     removals = to_prune(session, wanted, selector, delete_limit, order.read_seconds, prune=prune)
     changes = preflight(session, wanted, given.looking)
     if not given.dry_run:
         ask(session, removals, yes=yes)
     apply_changes(session, changes, order, removals)
+
+
+def _documents(files: Sequence[str], *, recursive: bool, no_atomic: bool) -> list[Change]:
+    """The changes of manifests. Raises CliError: unless several transactions are allowed, they cannot be one."""
+    found = upserts(files, recursive=recursive)
+    if not no_atomic:
+        check_one_transaction(found)
+    return found
 
 
 def add(
@@ -296,9 +306,14 @@ def rollback(
 
 def diff(
     context: click.Context,
+    words: Annotated[
+        list[str] | None,
+        options.naming(metavar="[NAME OLD NEW]", help="Compare these two generations of this adapter instead."),
+    ] = None,
     *,
-    file: options.Files,
+    file: options.OptionalFiles = None,
     recursive: options.Recursive = False,
+    pool: options.Pool = None,
     prune: Prune = False,
     selector: options.Selector = None,
     delete_limit: options.DeleteLimit = DELETE_LIMIT,
@@ -306,16 +321,50 @@ def diff(
     credentials: options.Credentials = None,
     hf_endpoint: options.HfEndpoint = None,
     look_seconds: options.LookSeconds = LOOK_SECONDS,
+    no_atomic: options.NoAtomic = False,
 ) -> None:
-    """Show what apply would change, checked as apply would check it."""
-    session, order = session_of(context), ApplyOrder(None, timeout, dry_run=True, no_atomic=True)
-    wanted = upserts(file, recursive=recursive)
+    """Show what apply would change, checked as apply would check it.
+
+    With a name and two generations in place of manifests: show how these differ, as the adapter's history has them.
+    """
+    session, order = session_of(context), ApplyOrder(None, timeout, dry_run=True, no_atomic=no_atomic)
+    if words:
+        if file:
+            raise usage("compare two generations of an adapter, or a manifest with what is there: leave out one")
+        _compare(session, words, pool, order.read_seconds)
+        return
+    wanted = _documents(file or [], recursive=recursive, no_atomic=no_atomic)
     removals = to_prune(session, wanted, selector, delete_limit, order.read_seconds, prune=prune)
     changes = preflight(session, wanted, Looking(credentials, hf_endpoint, look_seconds, order.read_seconds))
     with session.client(order.write_seconds) as client:
         outcomes = send(client, [*changes, *removals], request_id_or_new(None), order)
         check_applied(outcomes)
         _print_differences(client, session.printer(), outcomes)
+
+
+def _compare(session: Session, words: Sequence[str], pool: str | None, seconds: float) -> None:
+    """Prints how two generations of an adapter differ. Raises CliError: there is none of that number."""
+    if len(words) != _COMPARED or not all(one.isdecimal() for one in words[1:]):
+        raise usage(
+            "write loraplane diff NAME OLD NEW, with the numbers of two generations; see loraplane history NAME"
+        )
+    name, *numbers = words
+    with session.client(seconds) as client:
+        where = pool_or_only(client, pool)
+        known = {str(one.generation): one for one in client.history(where, name).generations}
+    missing = [one for one in numbers if one not in known]
+    if missing:
+        kept = ", ".join(known)
+        message = (
+            f"adapter {name!r} of pool {where!r} has no generation {', '.join(missing)} any more, or yet; it has {kept}"
+        )
+        raise not_found(Reason.GENERATION_NOT_FOUND, message)
+    before, after = (known[one] for one in numbers)
+    printer = session.printer()
+    if printer.is_table:
+        printer.lines(differences(before, after) or ["The two are the same."])
+        return
+    printer.plain({"before": adapter_dict(before), "after": adapter_dict(after)})
 
 
 def _print_differences(client: AdminClient, printer: Printer, outcomes: Sequence[Outcome]) -> None:

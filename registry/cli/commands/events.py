@@ -17,7 +17,7 @@ from registry.cli.failure import CliError, Exit, not_found
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
 from registry.cli.views.audit import AUDIT, rows_of
-from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events, ring_events
+from registry.cli.views.events import EVENTS, ShownEvent, change_event, folded, replica_events, ring_events
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
 from registry.client import admin_api as api
@@ -47,6 +47,12 @@ def events(
         ),
     ] = None,
     sidecar_token_file: options.SidecarToken = None,
+    every: Annotated[
+        bool, options.flag("--all", help="A row for each adapter, also where one request changed many alike.")
+    ] = False,
+    request: Annotated[
+        str | None, options.flag("--request", metavar="ID", help="Only what this request did, a row for each.")
+    ] = None,
     watch: options.Watch = False,
     timeout: options.Timeout = None,
 ) -> None:
@@ -54,10 +60,12 @@ def events(
 
     Changes come from the audit trail, which goes back 30 days. What replicas cannot serve now is always shown, with
     the time at which they last said so. Loads, swaps, evictions and restarts of an engine are in the ring of its
-    sidecar, which --sidecar reads.
+    sidecar, which --sidecar reads. What one request did alike to many adapters is one row of a table; loraplane audit
+    and loraplane history tell old and new values.
     """
     session, start = session_of(context), datetime.now(UTC) - options.span_of(since)
-    seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica)
+    is_folded = session.printer().is_table and not (every or name or request)
+    seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica, request, is_folded=is_folded)
     if sidecar is not None:
         where, shown = sidecar_address(sidecar), SidecarAccess(session.shown_tls, sidecar_token_file)
 
@@ -74,14 +82,23 @@ def events(
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Of which adapter, and on which replica; None: of any."""
+    """Of which adapter, on which replica, and by which request; None: of any. `is_folded`: see `folded`."""
 
     name: str | None
     replica: str | None
+    request: str | None = None
+    is_folded: bool = False
 
     def of(self, found: Iterable[ShownEvent], start: datetime) -> Iterator[ShownEvent]:
         """Those of them that are no older than that."""
-        return (one for one in found if one.is_about(self.name, self.replica) and _is_since(one, start))
+        chosen = (
+            one
+            for one in found
+            if one.is_about(self.name, self.replica)
+            and self.request in {None, one.request_id}
+            and _is_since(one, start)
+        )
+        return folded(chosen) if self.is_folded else chosen
 
     def check(self, client: AdminClient, pool: str) -> None:
         """Raises CliError if there is no such replica, or never was such an adapter."""

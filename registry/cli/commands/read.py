@@ -14,6 +14,7 @@ from registry.cli.failure import not_found, usage
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.views.columns import GENERATIONS
 from registry.cli.views.describe import describe_adapter, describe_pool, describe_replica
+from registry.cli.views.differences import generation_rows
 from registry.cli.views.get import (
     VIEWS,
     Kind,
@@ -164,10 +165,14 @@ def history(
     pool: options.Pool = None,
     timeout: options.Timeout = None,
 ) -> None:
-    """List an adapter's generations, the newest first."""
+    """List an adapter's generations, the newest first.
+
+    Of each it tells what it changed from old to new value, who made it, and by which request; with -o wide also source
+    and digest. To compare any two: loraplane diff NAME OLD NEW.
+    """
     session = session_of(context)
     with session.client(timeout or READ_SECONDS) as client:
         found = client.history(pool_or_only(client, pool), name)
-    session.printer().items(GENERATIONS, found.generations)
+    session.printer().items(GENERATIONS, generation_rows([*found.generations]))
     if found.unreadable:
         note(f"generations that cannot be read, and are left out: {', '.join(map(str, found.unreadable))}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from registry.cli.views.differences import GenerationRow
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, cell, short_span
 from registry.cli.views.residency_view import (
@@ -102,18 +103,21 @@ ADAPTERS: OutputView[AdapterRow] = OutputView(
 )
 
 
-GENERATIONS: OutputView[pb.Adapter] = OutputView(
-    name=lambda one: str(one.generation),
-    plain=adapter_dict,
+GENERATIONS: OutputView[GenerationRow] = OutputView(
+    name=lambda one: str(one.record.generation),
+    plain=lambda one: adapter_dict(one.record),
     columns={
-        "GENERATION": lambda one: str(one.generation),
-        "FOR": _for,
-        "SOURCE": lambda one: one.spec.source.uri,
-        "DIGEST": lambda one: one.spec.source.digest or "-",
-        "UPDATED": lambda one: one.updated_at,
-        "BY": lambda one: one.updated_by,
-        "REQUEST": lambda one: one.request_id,
-        "RESTORED BY": restored_cell,
+        "GENERATION": lambda one: str(one.record.generation),
+        "FOR": lambda one: _for(one.record),
+        "CHANGED": GenerationRow.changed,
+        "UPDATED": lambda one: one.record.updated_at,
+        "BY": lambda one: one.record.updated_by,
+        "REQUEST": lambda one: one.record.request_id,
+        "RESTORED BY": lambda one: restored_cell(one.record),
+    },
+    more={
+        "SOURCE": lambda one: one.record.spec.source.uri,
+        "DIGEST": lambda one: one.record.spec.source.digest or "-",
     },
 )
 

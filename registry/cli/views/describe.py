@@ -10,6 +10,7 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
 from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age, restored_cell
+from registry.cli.views.differences import flat
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
 from registry.cli.views.get import Note, counted, note
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
@@ -254,17 +255,6 @@ def _event_table(printer: Printer, events: Sequence[ShownEvent] | None, unread: 
         printer.lines(["", "Last events: none within a day"])
     for text in unread:
         printer.lines(["", text])
-
-
-def flat(value: Plain, prefix: str = "") -> dict[str, str]:
-    """Nested values by their path: ``source.uri``."""
-    found: dict[str, str] = {}
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            found.update(flat(inner, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = cell(inner)
-    return found
 
 
 def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str) -> None:

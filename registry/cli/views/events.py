@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from registry.cli.views.output import OutputView
@@ -62,7 +62,27 @@ EVENTS: OutputView[ShownEvent] = OutputView(
         "BY": lambda one: one.by or "-",
         "WHY": ShownEvent.why,
     },
+    more={"REQUEST": lambda one: one.request_id or "-"},
 )
+
+
+def folded(found: Iterable[ShownEvent]) -> Iterator[ShownEvent]:
+    """The same for people: what one request did alike to several adapters is one event, which says what opens it."""
+    kinds: dict[tuple[str, ...], list[ShownEvent]] = {}
+    for one in found:
+        is_alike = one.kind == "adapter" and one.request_id and not one.current
+        key = (one.request_id, one.event, one.by) if is_alike else (str(len(kinds)),)
+        kinds.setdefault(key, []).append(one)
+    for same in kinds.values():
+        yield same[0] if len(same) == 1 else _of_several(same)
+
+
+def _of_several(same: Sequence[ShownEvent]) -> ShownEvent:
+    first = same[0]
+    others = "" if all(one.message == first.message for one in same) else " and more"
+    opens = f"loraplane events --request {first.request_id} names them"
+    message = f"{first.message}{others}; {opens}"
+    return dataclasses.replace(first, name=f"{len(same)} adapters", generation=0, message=message)
 
 
 def change_event(one: pb.RecordedChange) -> ShownEvent:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 # Columns of words for people, cut before a row runs on; all of it stands in `-o wide` on a pipe, and in `describe`.
-PROSE = frozenset({"REASONS", "REASON", "NOTE", "WHY", "MESSAGE", "BASE MODELS", "REPLICAS"})
+PROSE = frozenset({"CHANGED", "REASONS", "REASON", "NOTE", "WHY", "MESSAGE", "BASE MODELS", "REPLICAS"})
 # The least that is left of a cell that is cut, in columns of the terminal.
 _LEAST = 12
 _GAP = "  "

@@ -8,11 +8,13 @@ import os
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
 from registry.cli.change import sets
+from registry.cli.commands import apply as apply_commands
 from registry.cli.views.residency_view import AdapterRow, state
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal, applied, updated
@@ -168,6 +170,41 @@ def test_each_part_is_as_large_as_it_may_be_and_none_is_empty(cli, admin, manife
     monkeypatch.setattr(sets, name, bound)
     assert cli("apply", "-f", manifest(*"abcde"), "--no-atomic").code == 0
     assert [names for _, names, _ in sent(admin)] == parts
+
+
+def test_what_cannot_be_one_transaction_is_refused_before_any_source_is_read(cli, admin, manifest, monkeypatch):
+    """And `diff` refuses what `apply` refuses, unless it is asked of several transactions, too."""
+    many, pools = manifest(*"abc"), manifest("dev:a", "ops:b", file="pools.yaml")
+    monkeypatch.setattr(sets, "_MAX_SENT", 2)
+    monkeypatch.setattr(apply_commands, "preflight", Mock(side_effect=AssertionError))
+    for line in ("apply", "apply --dry-run", "diff"):
+        ran = cli(*line.split(), "-f", many)
+        assert (ran.code, "3 changes are more than one transaction takes; give --no-atomic" in ran.err) == (4, True)
+        assert "these documents are for dev, ops" in cli(*line.split(), "-f", pools).err
+    assert admin.requests == []
+    monkeypatch.undo()
+    admin.answers["ApplyAdapters"] = [limited]
+    for line in ("apply --dry-run", "diff"):
+        ran = cli(*line.split(), "-f", many)
+        assert (ran.code, "TOO_MANY_CHANGES" in ran.err, "--no-atomic" in ran.err) == (4, True, True)
+        assert cli(*line.split(), "-f", many, "--no-atomic").code == 0
+    assert all(one.validate_only for one in admin.asked("ApplyAdapters"))
+
+
+def test_two_generations_of_an_adapter_are_compared(cli, admin):
+    specs = [pb.AdapterSpec(source=pb.Source(uri=f"s3://b/{number}"), priority=1) for number in (1, 2, 2)]
+    three = [pb.Adapter(name="a", pool="dev", generation=at, spec=spec) for at, spec in enumerate(specs, 1)]
+    admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=reversed(three))]
+    told = [line for line in cli("diff", "a", "1", "3").out.splitlines() if line[:1] in "+-"]
+    assert told == ["--- dev/a generation 1", "+++ dev/a generation 3", "-  uri: s3://b/1", "+  uri: s3://b/2"]
+    assert cli("diff", "a", "3", "2").out == "The two are the same.\n"
+    found = cli("-o", "json", "diff", "a", "1", "2").json
+    assert (found["before"]["generation"], found["after"]["generation"]) == (1, 2)
+    ran = cli("diff", "a", "1", "9")
+    assert (ran.code, "has no generation 9 any more, or yet; it has 3, 2, 1" in ran.err) == (3, True)
+    for line in ("a", "a 1", "a 1 2 3", "a 1 x"):
+        assert (cli("diff", *line.split()).code, admin.asked("ApplyAdapters")) == (2, [])
+    assert cli("diff", "a", "1", "2", "-f", "x.yaml").code == 2
 
 
 def test_diff_shows_changed_lines_and_what_is_new_and_is_refused_as_a_change_is(cli, admin, manifest):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS
+from registry.cli.views.differences import GenerationRow
 from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import replica_view
@@ -222,9 +223,12 @@ def test_an_adapter_that_only_canaries_have(cli, store, reason, told):
     begun = found.index("What is awaited:") + 1
     assert found[begun : begun + 4] == [*awaited, "r1 no 0 pending staging -"]
     for_whom = "canaries, halted" if reason else "canaries"
-    assert (cells(GENERATIONS, halted(reason))["FOR"], cells(GENERATIONS, SQL)["FOR"]) == (for_whom, "all")
+    assert (
+        cells(GENERATIONS, GenerationRow(halted(reason)))["FOR"],
+        cells(GENERATIONS, GenerationRow(SQL))["FOR"],
+    ) == (for_whom, "all")
     pinned = pb.Adapter(spec=pb.AdapterSpec(source=pb.Source(digest="sha256:1")))
-    assert [cells(GENERATIONS, one)["DIGEST"] for one in (SQL, pinned)] == ["-", "sha256:1"]
+    assert [cells(GENERATIONS, GenerationRow(one))["DIGEST"] for one in (SQL, pinned)] == ["-", "sha256:1"]
 
 
 def test_what_replicas_warn_of_is_told_of_the_adapter_and_of_the_replica(cli, store, monkeypatch):

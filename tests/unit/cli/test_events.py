@@ -36,6 +36,23 @@ def status(**parts: Any) -> str:
     return json.dumps({"updated_at": ago(3), "ready": True, **parts})
 
 
+def test_what_one_request_did_to_many_is_one_row_that_opens(cli, admin):
+    same = [change("updated", f"a{number}", request_id="q1", fields=["labels"]) for number in range(500)]
+    others = [change("created", "b", request_id="q1"), change("updated", "c", request_id="q2")]
+    admin.answers["ListChanges"] = [pb.ListChangesResponse(changes=[*same, *others])]
+    ran = cli("events", "--pool", "dev")
+    assert len(ran.lines) == 1 + 3
+    [row] = [line for line in ran.lines if "500 adapters" in line]
+    assert "ApplyAdapters: labels; loraplane events --request q1 names them" in row
+    assert len(cli("events", "--pool", "dev", "--request", "q1").lines) == 1 + 501
+    assert len(cli("events", "--pool", "dev", "--all").lines) == 1 + 502
+    assert len(cli("-o", "json", "events", "--pool", "dev").json["items"]) == 502
+    assert "q2" in cli("-o", "wide", "events", "--pool", "dev").out
+    same[0].fields.append("priority")
+    admin.answers["ListChanges"] = [pb.ListChangesResponse(changes=[*same, *others])]
+    assert "ApplyAdapters: labels, priority and more;" in cli("events", "--pool", "dev").out
+
+
 FAILED = {"name": "Law", "generation": 2, "reason": "rank_too_high", "message": "64 > 16", "request_id": "q"}
 PENDING = {"name": "sql", "generation": "?", "reason": "staging", "message": None}
 

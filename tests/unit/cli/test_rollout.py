@@ -41,6 +41,15 @@ def target(min_ready: int = 0, name: str = "sql") -> RolloutTarget:
     return RolloutTarget("dev", name, 4, min_ready)
 
 
+def test_of_many_that_are_not_served_a_few_are_told_and_where_the_rest_is():
+    """A failed wait for 500 adapters is no page of text."""
+    with pytest.raises(CliError) as raised:
+        check_served([FollowedRollout(target(name=f"a{number}"), None) for number in range(500)])
+    told = raised.value.failure.message
+    assert (told.count("no report on it"), len(told) < 2000) == (5, True)
+    assert told.endswith("; and 495 more: loraplane get adapters --pool dev --sort-by STATE")
+
+
 DONE = rollout(SERVING, done=True)
 BAD = rollout(FAILED, done=True, failure="replicas_failed")
 HALF_BAD = rollout(SERVING, FAILED, done=True, failure="replicas_failed")

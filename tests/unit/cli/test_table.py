@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS
+from registry.cli.views.differences import GenerationRow
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import replica_view
 from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus
@@ -59,12 +60,14 @@ SEEN = {
     "history": (
         GENERATIONS,
         [
-            pb.Adapter(
-                generation=2,
-                spec=pb.AdapterSpec(source=pb.Source(uri="s3://adapters/acme/sql/step-2", digest=DIGEST)),
-                updated_at="2026-11-27T17:36:36Z",
-                updated_by="team:ann",
-                request_id="2874d30e-b354-4d17-a2ca-879bbb02c74c",
+            GenerationRow(
+                pb.Adapter(
+                    generation=2,
+                    spec=pb.AdapterSpec(source=pb.Source(uri="s3://adapters/acme/sql/step-2", digest=DIGEST)),
+                    updated_at="2026-11-27T17:36:36Z",
+                    updated_by="team:ann",
+                    request_id="2874d30e-b354-4d17-a2ca-879bbb02c74c",
+                )
             )
         ],
     ),
