@@ -50,7 +50,13 @@ def up(
     *,
     replicas: Annotated[
         int | None,
-        options.flag("--replicas", metavar="N", min=1, max=64, help="Number of replicas (2 in a new stack)."),
+        options.flag(
+            "--replicas",
+            metavar="N",
+            min=1,
+            max=64,
+            help="Number of replicas (2 in a new stack); a stack that runs gets more, not fewer.",
+        ),
     ] = None,
     engine: Annotated[
         Literal["vllm", "sim"] | None, options.flag("--engine", help="Engine to run (vllm in a new stack).")

@@ -17,7 +17,7 @@ from registry.tools.devstack.engine_environment import MAX_LORA_RANK
 from registry.tools.devstack.processes import find_etcd
 from registry.tools.devstack.secure import operator_flags, root_flags, wanted_certificates
 from registry.tools.devstack.stack import Stack
-from registry.tools.devstack.stack_file import EngineKind, StackError, check_own, load, make_layout, save
+from registry.tools.devstack.stack_file import EngineKind, StackError, StackLayout, check_own, load, make_layout, save
 from registry.tools.devstack.stack_parts import BASE_MODEL, POOL, Folder, Role, our_environment
 from registry.tools.devstack.tiny_adapters import write_adapter
 from registry.tools.devstack.tiny_model import write_model
@@ -130,7 +130,7 @@ def set_up(root: Path, replicas: int | None, engine: EngineKind | None, *, secur
     if known is not None and known.secure != wanted.secure:
         form = "with" if known.secure else "without"
         raise StackError(f"the stack in {root} was made {form} --secure; remove it with: loraplane dev down --purge")
-    if known is not None and (known.engine, known.replicas) != (wanted.engine, wanted.replicas):
+    if known is not None and not _grows(known, wanted):
         _check_stopped(Stack(Folder(root.absolute()), known))
     stack = Stack(Folder(root.absolute()), wanted)
     if wanted.secure:
@@ -140,6 +140,11 @@ def set_up(root: Path, replicas: int | None, engine: EngineKind | None, *, secur
     save(root, wanted)
     _make_files(stack.folder)
     return stack
+
+
+def _grows(known: StackLayout, wanted: StackLayout) -> bool:
+    """True if a stack that runs stays what it is, but for replicas that come to it."""
+    return known.engine == wanted.engine and known.replicas == wanted.replicas[: len(known.replicas)]
 
 
 def _check_stopped(stack: Stack) -> None:

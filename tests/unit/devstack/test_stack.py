@@ -85,7 +85,7 @@ def test_a_stack_is_set_up_as_it_was_unless_somebody_says_otherwise(tmp_path, fi
 
 @pytest.mark.parametrize("runs", ["", "etcd", "sidecar-r2"])
 def test_what_runs_keeps_its_form(tmp_path, files, runs):
-    """Its processes would be nobody's."""
+    """Its processes would be nobody's; replicas may come to it."""
     stack = set_up(tmp_path / "s", 2, EngineKind.SIM)
     if runs:
         remember(pid_file(tmp_path / "s", runs), spawned_by_us())
@@ -96,8 +96,11 @@ def test_what_runs_keeps_its_form(tmp_path, files, runs):
         if runs
         else nullcontext()
     ):
-        set_up(tmp_path / "s", 3, None)
+        set_up(tmp_path / "s", 1, None)
     assert (load(tmp_path / "s") == stack.layout) is bool(runs)
+    grown = set_up(tmp_path / "s", 10, None).layout
+    assert grown.replicas == tuple(f"r{number}" for number in range(1, 11))
+    assert grown.ports["engine-r1"] == stack.layout.ports["engine-r1"], "what runs is found where it was"
 
 
 def spawned_by_us() -> Process:
