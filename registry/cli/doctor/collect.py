@@ -209,8 +209,22 @@ async def _methods(channel: grpc.aio.Channel) -> list[str] | None:
 
 
 def look_at_certificates(address: str, tls: Tls, now: datetime) -> list[DoctorFinding]:
-    """Certificates of the connection to the admin service that end soon: that of the service, and its authorities."""
-    return expiry_findings(address, _certificates(address, tls), now)
+    """Certificates of the connection to the admin service that end soon: that of the service, its authorities, ours."""
+    return expiry_findings(address, _certificates(address, tls) | _own_certificate(tls), now)
+
+
+def _own_certificate(tls: Tls) -> dict[str, Mapping[str, object]]:
+    """The certificate that the caller shows, by what it is; none where its file has none, which the call says."""
+    from cryptography import x509  # noqa: PLC0415 - for those alone who show one
+
+    try:
+        found = x509.load_pem_x509_certificate(tls.cert.read_bytes()) if tls.cert is not None else None
+    except (OSError, ValueError):
+        return {}
+    if found is None:
+        return {}
+    ends = {"notBefore": found.not_valid_before_utc, "notAfter": found.not_valid_after_utc}
+    return {f"your certificate {tls.cert}": {name: f"{at:%b %d %H:%M:%S %Y} GMT" for name, at in ends.items()}}
 
 
 def _certificates(address: str, tls: Tls) -> dict[str, Mapping[str, object]]:

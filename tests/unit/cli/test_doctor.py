@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
@@ -23,6 +25,7 @@ from registry.etcd3.errors import EtcdUnavailable, NoSpace
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import SERVICE, Refusal
 from tests.support.ran import Ran
+from tests.support.tls import Authority
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.test_diagnosis import NOW
 
@@ -94,6 +97,18 @@ def test_that_the_admin_service_is_spoken_to_in_plain_text_is_told(address, tls,
     assert [(one.reason, one.subject) for one in found] == ([("plain_text", address)] if is_told else [])
     for nowhere in ("127.0.0.1:1", "unix:/nowhere", "dns:///a.invalid:1"):
         assert look_at_certificates(nowhere, Tls(), NOW) == []
+
+
+@pytest.mark.parametrize(("days", "reason"), [(0, ""), (1.8, "certificate_expires"), (2.1, "certificate_expired")])
+def test_the_callers_own_certificate_is_told_of_before_it_ends(tmp_path, days, reason):
+    """A file that is none is told by the call itself."""
+    own = Authority(tmp_path, "ca").issue("me", days=2)
+    before, at = Tls(cert=own.certificate, key=own.key), datetime.now(UTC) + timedelta(days=days)
+    found = look_at_certificates("127.0.0.1:1", before, at)
+    assert [one.reason for one in found] == ([reason] if reason else [])
+    assert all(f"your certificate {own.certificate} end" in one.finding for one in found)
+    Path(own.certificate).write_text("none")
+    assert look_at_certificates("127.0.0.1:1", before, at) == []
 
 
 class Interrupted(Exception):
