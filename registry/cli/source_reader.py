@@ -24,7 +24,14 @@ from registry.lora.policy import Policy, policy_of
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.lora.text import printable
 from registry.model.errors import Reason
-from registry.model.source_uri import SourceUri, SourceUriError, parse_source, without_secrets
+from registry.model.source_uri import (
+    SourceUri,
+    SourceUriError,
+    is_movable,
+    parse_source,
+    settled_uri,
+    without_secrets,
+)
 from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
 from registry.sources.base import ArtifactError, Source, SourceLimits, Stop, StoreError
 from registry.sources.credentials import Credentials
@@ -109,6 +116,18 @@ class SourceReader:
                 write_bundle_of(source, folder, stop)
         return arrival.digest
 
+    def settled(self, uri: str, credential: str | None, stop: Stop) -> str:
+        """The URI itself; where a tag of a registry is what it names, that of the artifact that the tag names now.
+
+        Raises:
+            ArtifactError: it cannot be had.
+        """
+        with closing(self._allowed(uri)) as allowed:
+            parsed = parse_source(uri)  # as `_allowed` could
+            if not is_movable(parsed):
+                return uri
+            return settled_uri(parsed, allowed.source(uri, credential).version(stop))
+
     @contextmanager
     def fetched(self, uri: str, credential: str | None, seconds: float) -> Iterator[Path]:
         """A source in a folder of this machine, for as long as it is looked at.
@@ -169,7 +188,7 @@ def _prefix(uri: str) -> str:
 
 def _check_address(parsed: SourceUri) -> None:
     """A sidecar's operator may allow any address; a manifest that somebody sent in must not lead to any."""
-    host = f"//{parsed.authority}" if parsed.kind == "web" else ""
+    host = f"//{parsed.authority}" if parsed.kind in {"web", "registry"} else ""
     name = urlsplit(host).hostname or ""
     if is_literal(name) and not (Reach.NAMED.allows(name) or Reach.LOCALHOST.allows(name)):
         message = f"{name} is an address that only this machine itself should ask; name another host"
@@ -279,12 +298,13 @@ def _seen_there(change: Change, pool: pb.Pool, reader: SourceReader, stop: Stop)
     spec = change.wire.upsert.spec
     with TemporaryDirectory(prefix="loraplane-look-") as folder:
         try:
-            digest = reader.fetch(spec.source.uri, spec.credentials or None, Path(folder), stop)
+            uri = reader.settled(spec.source.uri, spec.credentials or None, stop)
+            digest = reader.fetch(uri, spec.credentials or None, Path(folder), stop)
         except ArtifactError as error:
             return _unseen(change, error)
         except OSError as error:
             return _unpinned(change, f"it cannot be kept here: {error.strerror}; see TMPDIR")
-        return _pinned(change, digest) if _is_whole(change, Path(folder), pool) else change
+        return _pinned(change, digest, uri) if _is_whole(change, Path(folder), pool) else change
 
 
 def _unseen(change: Change, error: ArtifactError) -> Change:
@@ -321,10 +341,12 @@ def _is_whole(change: Change, folder: Path, pool: pb.Pool) -> bool:
     return not looked.findings
 
 
-def _pinned(change: Change, digest: str) -> Change:
+def _pinned(change: Change, digest: str, uri: str | None = None) -> Change:
     wire = pb.AdapterChange()
     wire.CopyFrom(change.wire)
     wire.upsert.spec.source.digest = digest
+    if uri is not None:
+        wire.upsert.spec.source.uri = uri
     return replace(change, wire=wire)
 
 

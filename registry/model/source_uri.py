@@ -13,11 +13,21 @@ from types import MappingProxyType
 from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
-# A folder of one host, a hub's repository, a prefix in a bucket, a place of a web server, or what a command fetches.
-SourceKind = Literal["folder", "hub", "bucket", "web", "fetched"]
+# A folder of one host, a hub's repository, a prefix in a bucket, a place of a web server, an artifact of a registry of
+# containers, or what a command fetches.
+SourceKind = Literal["folder", "hub", "bucket", "web", "registry", "fetched"]
 # The one table of schemes, in the order in which they are offered.
 SCHEMES: Mapping[str, SourceKind] = MappingProxyType(
-    {"file": "folder", "hf": "hub", "s3": "bucket", "gs": "bucket", "az": "bucket", "https": "web", "http": "web"}
+    {
+        "file": "folder",
+        "hf": "hub",
+        "s3": "bucket",
+        "gs": "bucket",
+        "az": "bucket",
+        "https": "web",
+        "http": "web",
+        "oci": "registry",
+    }
 )
 # Schemes that commands of hosts fetch. None of ours has a hyphen, so that no slip in writing one of ours is such a one.
 _FETCHED = re.compile(r"(?=.{3,40}$)[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
@@ -31,6 +41,12 @@ _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[[0-9a-f:.]+\]")
 _PORT = re.compile(r"[0-9]{1,5}")
 _BUCKET = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,253}[a-z0-9])?")
 _FETCHED_AUTHORITY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._:-]{0,253}[A-Za-z0-9])?)?")
+# As the distribution API has them.
+_IMAGE_PART = re.compile(r"(?=.{1,128}$)[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_IMAGE_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_USUAL_TAG = "latest"
+_IMAGE_FORM = "write oci://HOST/REPOSITORY[:TAG] or oci://HOST/REPOSITORY@sha256:DIGEST"
 _REPOSITORY_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # What needs no escape anywhere, so that a key means the same to every client.
 _KEY_SEGMENT = re.compile(r"[A-Za-z0-9._=+@,:~-]+")
@@ -50,7 +66,7 @@ class SourceUri:
         authority: host and port as ``host[:port]``, a bucket, a container, or a hub's organisation; may be empty for
             what is fetched by a command.
         path: the names below it, escapes as they were written.
-        commit: of the hub's repository; empty for other schemes.
+        commit: of the hub's repository, or the tag or the digest of a registry's artifact; else empty.
         is_directory: False if the URI names one archive.
     """
 
@@ -118,6 +134,8 @@ def parse_source(uri: str) -> SourceUri:
     kind = kind_of(scheme)
     if kind == "hub":
         return _hub_source(scheme, parts)
+    if kind == "registry":
+        return _image_source(scheme, parts)
     path = _path(scheme, parts.path)
     if kind == "fetched":
         return SourceUri(scheme, _fetched_authority(parts), _some(path))
@@ -141,6 +159,10 @@ def parse_prefix(prefix: str) -> SourcePrefix:
         if "@" in prefix:
             raise SourceUriError("a prefix names no commit; write hf://ORGANISATION or hf://ORGANISATION/REPOSITORY")
         return SourcePrefix(scheme, _repository_part(parts.netloc), _path(scheme, parts.path))
+    if kind == "registry":
+        if "@" in prefix or ":" in parts.path:
+            raise SourceUriError("a prefix names no tag or digest; write oci://HOST or oci://HOST/REPOSITORY")
+        return SourcePrefix(scheme, check_authority("https", parts.netloc), _image_path(parts.path.removesuffix("/")))
     if kind == "fetched":
         return SourcePrefix(scheme, _fetched_authority(parts), _path(scheme, parts.path))
     authority = _bucket(parts) if kind == "bucket" else check_authority(scheme, parts.netloc)
@@ -224,6 +246,37 @@ def _repository_part(name: str) -> str:
     if not _REPOSITORY_PART.fullmatch(name) or ".." in name:
         raise SourceUriError("write hf://ORGANISATION/REPOSITORY[/DIRECTORY]@COMMIT")
     return name
+
+
+def is_movable(source: SourceUri) -> bool:
+    """True for an artifact of a registry that is named by a tag, which may name another one tomorrow."""
+    return source.kind == "registry" and not _IMAGE_DIGEST.fullmatch(source.commit)
+
+
+def settled_uri(source: SourceUri, digest: str) -> str:
+    """The URI of a registry's artifact by the digest that its tag has now."""
+    return f"{SourcePrefix(source.scheme, source.authority, source.path)}@{digest}"
+
+
+def _image_source(scheme: str, parts: SplitResult) -> SourceUri:
+    if "@" in parts.path:
+        path, _, reference = parts.path.partition("@")
+        is_named = _IMAGE_DIGEST.fullmatch(reference) is not None
+    else:
+        path, colon, tag = parts.path.partition(":")
+        reference = tag if colon else _USUAL_TAG
+        is_named = _TAG.fullmatch(reference) is not None
+    names = _image_path(path)
+    if not is_named or not names:
+        raise SourceUriError(_IMAGE_FORM)
+    return SourceUri(scheme, check_authority("https", parts.netloc), names, reference)
+
+
+def _image_path(path: str) -> tuple[str, ...]:
+    names = tuple(path.removeprefix("/").split("/")) if path.strip("/") else ()
+    if not all(map(_IMAGE_PART.fullmatch, names)):
+        raise SourceUriError(f"a repository's name has lower case, digits and . _ - between them; {_IMAGE_FORM}")
+    return names
 
 
 def _hub_source(scheme: str, parts: SplitResult) -> SourceUri:

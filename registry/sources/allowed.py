@@ -134,6 +134,10 @@ class AllowedSources:
 
         if source.kind == "hub":
             return hub_source(self._web, self._hub, source, self._named, held)
+        if source.kind == "registry":
+            from registry.sources.oci import registry_source  # noqa: PLC0415 - see above
+
+            return registry_source(self._web, source, self._named, held)
         return web_source(self._web, source, self._named, held)
 
     @cached_property

@@ -184,7 +184,7 @@ def receive_archive(
         member = next_member(reader)
         if member is None:
             raise _absent(missing, others)
-        parent, name = _place(member)
+        parent, name = place_of(member)
         if name in missing and folder in {None, parent}:
             folder = parent
             missing.remove(name)
@@ -193,6 +193,38 @@ def receive_archive(
             others.add(name)
             reader.skip(member.size_bytes)
         reader.skip(-member.size_bytes % BLOCK_BYTES)
+
+
+class GatheredFiles:
+    """The files of an adapter as they come, from one archive or from several: all of one folder."""
+
+    def __init__(self) -> None:
+        """None has come."""
+        self.missing = set(FILES)
+        self._folder: str | None = None
+
+    def takes(self, parent: str, name: str) -> bool:
+        """True if this is one of them, which then has come. Raises ArtifactError: it has come before."""
+        if name not in FILES or self._folder not in {None, parent}:
+            return False
+        if name not in self.missing:
+            raise bad_archive(f"it has {name} twice, and which is meant nobody can say")
+        self._folder = parent
+        self.missing.remove(name)
+        return True
+
+
+def gather_from(chunks: Iterator[bytes], files: GatheredFiles, receive: Receive, *, is_gzipped: bool) -> None:
+    """Hands over those files of an adapter that are in an archive, which is read to its end. Raises as above."""
+    reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, MAX_UNPACKED_BYTES)
+    while (member := next_member(reader)) is not None:
+        if files.takes(*place_of(member, FILES)):
+            receive(place_of(member)[1], member.size_bytes, reader.chunks(member.size_bytes))
+        else:
+            reader.skip(member.size_bytes)
+        reader.skip(-member.size_bytes % BLOCK_BYTES)
+    for _ in chunks:  # what comes behind the end belongs to it too
+        pass
 
 
 # Folders of an archive in which one may stand: more are nobody's.
@@ -213,7 +245,7 @@ def bundle_in_archive(
         member = next_member(reader)
         if member is None:
             break
-        parent, name = _place(member, {*FILES, SIGNATURE_FILE})
+        parent, name = place_of(member, {*FILES, SIGNATURE_FILE})
         left_bytes = member.size_bytes + -member.size_bytes % BLOCK_BYTES
         if name == SIGNATURE_FILE and parent not in bundles:
             if len(bundles) == MAX_BUNDLES:
@@ -229,7 +261,7 @@ def bundle_in_archive(
 _NAMES = frozenset({*FILES, *OTHER_FILES})
 
 
-def _place(member: ArchiveMember, names: Collection[str] = _NAMES) -> tuple[str, str]:
+def place_of(member: ArchiveMember, names: Collection[str] = _NAMES) -> tuple[str, str]:
     """The directory and the name of a member that may be ours; both empty for what lies deeper."""
     parts = [part for part in member.name.split("/") if part not in {"", "."}]
     if member.name.startswith("/") or ".." in parts:

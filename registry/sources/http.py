@@ -72,7 +72,8 @@ class SourceResponse:
 
     def header(self, name: str) -> str:
         """A header's value, empty if it is not there."""
-        return _header(self.response, name)
+        wanted = name.encode()
+        return next((value.decode("latin-1") for key, value in self.response.headers if key.lower() == wanted), "")
 
     def chunks(self) -> Iterator[bytes]:
         """The body.
@@ -110,7 +111,7 @@ class Getter:
         may_see: Sequence[SourcePrefix],
         visits: OriginVisits,
     ) -> None:
-        """Takes the URLs that the operator named, and a credential with the URLs that may see it."""
+        """Takes the URLs that the operator named, and a credential with those that may see it."""
         self._visits = visits
         self._requests = requests
         self._named = named
@@ -124,15 +125,18 @@ class Getter:
             ArtifactError: it could not be had.
         """
         answer = self._follow(url, headers)
-        if answer.status in DENIED_STATUSES and self._held is not None and self._held.renew():
+        if answer.status in DENIED_STATUSES and self._is_let_in(answer):
             answer.close()
             answer = self._follow(url, headers)
         return answer
 
+    def _is_let_in(self, _denied: SourceResponse) -> bool:  # True: there is something else to show
+        return self._held is not None and self._held.renew()
+
     def _follow(self, start: WebUrl, headers: Headers) -> SourceResponse:
         url = start
         for _ in range(MAX_REDIRECTS + 1):
-            answer = self._send(url, start, headers)
+            answer = self.send(url, (*headers, *self._authorization(url, start)))
             location = answer.header("location")
             if answer.status not in _REDIRECTS or not location:
                 return answer
@@ -142,8 +146,9 @@ class Getter:
         message = f"{start.place} redirects more than {MAX_REDIRECTS} times"
         raise ArtifactError("redirect_not_allowed", message)
 
-    def _send(self, url: WebUrl, start: WebUrl, headers: Headers) -> SourceResponse:
-        fields = (("Host", url.authority), *_PLAIN, *headers, *self._authorization(url, start))
+    def send(self, url: WebUrl, headers: Headers) -> SourceResponse:
+        """The answer to one request; no redirect is followed. Raises as `get`."""
+        fields = (("Host", url.authority), *_PLAIN, *headers)
         with self._visits.visiting(url.place):
             with connecting(url.place):
                 answer = SourceResponse(url, self._requests.get(str(url), url.reach(self._named), fields))
@@ -156,13 +161,11 @@ class Getter:
     def _authorization(self, url: WebUrl, start: WebUrl) -> Headers:
         """The credential, if this is where the source is, and not where a redirect leads."""
         is_seen = url.is_same_origin(start) and any(url.is_below(prefix) for prefix in self._may_see)
-        value = self._held.authorization() if self._held is not None and is_seen else None
-        return (("Authorization", value),) if value is not None else ()
+        value = self._shown() if is_seen else None
+        return () if value is None else (("Authorization", value),)
 
-
-def _header(response: httpcore.Response, name: str) -> str:
-    wanted = name.encode()
-    return next((value.decode("latin-1") for key, value in response.headers if key.lower() == wanted), "")
+    def _shown(self) -> str | None:
+        return self._held.authorization() if self._held is not None else None
 
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")

@@ -17,8 +17,9 @@ from registry.lora.directory import digest_of
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
 from tests.integration.sources.conftest import PATIENT
+from tests.support.container_registry import IMAGE_TAR_GZIP, ContainerRegistry, PushedLayer
 from tests.support.fake_admin import FakeAdmin, applied, connected
-from tests.support.web import Exchange, Site
+from tests.support.web import Exchange, Site, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FOLDER = f"/acme/sql/resolve/{COMMIT}/v7/"
@@ -150,7 +151,7 @@ def test_a_commit_is_published_with_a_credential_of_its_own(hub, told, base, tok
         ("https://169.254.169.254/latest/", "SOURCE_REFUSED", "address_not_allowed"),
         ("https://[fe80::1]/a/", "SOURCE_REFUSED", "address_not_allowed"),
         ("https://h/a/?token=CANARY", "SOURCE_REFUSED", "invalid_source"),
-        ("oci://h/a", "SOURCE_REFUSED", "invalid_source"),
+        ("oci://h/A", "SOURCE_REFUSED", "invalid_source"),
         ("file://elsewhere/a", "SOURCE_REFUSED", None),
     ],
 )
@@ -173,7 +174,13 @@ def test_a_credential_of_the_desk_is_sent(told, web, token):
 
 
 @pytest.fixture
-def apply(base, capsys, tmp_path):
+def sent_uris() -> list[str]:
+    """The URIs of sources that `apply` sent."""
+    return []
+
+
+@pytest.fixture
+def apply(base, capsys, tmp_path, sent_uris):
     """Applies one adapter; gives the exit code, the digest that was sent, and standard error."""
     admin = FakeAdmin()
     pool = pb.Pool(name="dev", base_models=["tiny"], base=base_message(base_here(base)))
@@ -189,10 +196,26 @@ def apply(base, capsys, tmp_path):
         (tmp_path / "m.yaml").write_text(json.dumps(document))
         with connected(admin) as address:
             code = run(["--admin", address, "apply", "-f", str(tmp_path / "m.yaml"), *more])
-        sent = [change.upsert.spec.source.digest for one in admin.asked("ApplyAdapters") for change in one.changes]
-        return int(code), sent[-1] if sent else None, capsys.readouterr().err
+        sources = [change.upsert.spec.source for one in admin.asked("ApplyAdapters") for change in one.changes]
+        if sources:
+            sent_uris.append(sources[-1].uri)
+        return int(code), sources[-1].digest if sources else None, capsys.readouterr().err
 
     return call
+
+
+def test_a_tag_is_sent_as_the_digest_that_it_has_now(apply, sent_uris):
+    """R4: the record names what was looked at, whatever the tag names when a sidecar reads it."""
+    with serving(ContainerRegistry()) as registry:
+        assert isinstance(registry, ContainerRegistry)
+        digest = registry.push("acme/sql", "v1", [PushedLayer(IMAGE_TAR_GZIP, packed(LLAMA.draft()))])
+        there = f"oci://{registry.url.partition('://')[2]}/acme/sql"
+        assert apply(f"{there}:v1")[0] == 0
+        assert apply(f"{there}@{digest}")[0] == 0
+        assert sent_uris == [f"{there}@{digest}"] * 2
+        code, pinned, said = apply(f"{there}:v2")
+    assert (code, pinned, sent_uris[-1]) == (0, "", f"{there}:v2")
+    assert "source_missing" in said
 
 
 def test_what_is_wrong_for_good_is_not_sent_and_what_is_right_is_pinned(apply, web, tmp_path):

@@ -229,7 +229,7 @@ def test_what_an_adapter_is_worth_is_told_in_each_form(cli, looked, here):
     ("arguments", "code"),
     [
         *(("check {adapter} --base-model {base} --pool p", 2), ("pool create p --base-model m --base-name n", 2)),
-        *((f"check {what} --base-model {{base}}", 4) for what in ("oci://bucket/a", "{base}")),
+        *((f"check {what} --base-model {{base}}", 4) for what in ("oci://bucket/A", "{base}")),
         *(("check {adapter} --base-model {adapter}/..", 4), ("digest {base}", 4)),
         ("sign {base}/gone --key {base}/no.pem", 3),
         *((f"sign {{adapter}} --key {{base}}{file}", 2) for file in ("", "/gone.pem", "/no.pem")),

@@ -10,12 +10,15 @@ from registry.model.source_uri import (
     SourcePrefix,
     SourceUri,
     SourceUriError,
+    is_movable,
     parse_prefix,
     parse_source,
+    settled_uri,
     without_secrets,
 )
 from registry.transactions.supported import check_supported
 
+DIGEST = "sha256:" + "ab" * 32
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -44,19 +47,27 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("https://host/a%20b.tar.gz", SourceUri("https", "host", ("a%20b.tar.gz",), is_directory=False)),
         ("https://host/a.tar", SourceUri("https", "host", ("a.tar",), is_directory=False)),
         ("https://host/a.tar/", SourceUri("https", "host", ("a.tar",))),
+        ("oci://GHCR.io/acme/sql", SourceUri("oci", "ghcr.io", ("acme", "sql"), "latest")),
+        ("oci://ghcr.io:443/a-1.b__c/sql:v1.2_X-", SourceUri("oci", "ghcr.io", ("a-1.b__c", "sql"), "v1.2_X-")),
+        (f"oci://[::1]:5000/sql@{DIGEST}", SourceUri("oci", "[::1]:5000", ("sql",), DIGEST)),
         ("wandb-artifact:///team/run/sql:v7", SourceUri("wandb-artifact", "", ("team", "run", "sql:v7"))),
         ("mlflow-model://host:5000/sql@best/", SourceUri("mlflow-model", "host:5000", ("sql@best",))),
     ],
 )
 def test_a_uri_is_read_in_its_one_spelling(uri, expected):
     assert parse_source(uri) == expected
-    kinds = {"hf": "hub", "http": "web", "https": "web", "wandb-artifact": "fetched", "mlflow-model": "fetched"}
+    kinds = {"hf": "hub", "http": "web", "https": "web", "oci": "registry"}
+    kinds |= {"wandb-artifact": "fetched", "mlflow-model": "fetched"}
     assert parse_source(uri).kind == kinds.get(expected.scheme, "bucket")
 
 
 NO_SOURCES = {
     "is not known": "ftp://host/a s3:/bucket/a https wandb://x/y -a://b a-://b A-b://c a--b://c "
     f"a-{'b' * 40}://c wandb-artifact:/x 1-a://b",
+    "write oci://HOST/REPOSITORY": f"oci://h oci://h/ oci://h/a: oci://h/a@ oci://h/a@sha256:ab oci://h/a:v@{DIGEST} "
+    f"oci://h/a:v1/b oci://h/a:-x oci://h/a:{'t' * 129} oci://h/a@{DIGEST}x",
+    "lower case": "oci://h/A oci://h/a//b oci://h/a/ oci://h/a..b oci://h/-a oci://h/../a oci://h/a%2fb oci://h/"
+    + "a" * 129,
     "no path": "wandb-artifact:// wandb-artifact:/// wandb-artifact://team",
     "no plain name": "wandb-artifact://user@team/x wandb-artifact://-x/y wandb-artifact://a%20b/c",
     "one host": "file:///a",
@@ -115,6 +126,14 @@ def test_what_may_be_shown_of_a_uri_is_the_rest():
     assert len(without_secrets("s3://b/" + "a" * 2000)) == 300
 
 
+def test_what_a_tag_names_may_be_another_tomorrow_and_is_named_by_its_digest():
+    assert is_movable(parse_source("oci://h/acme/sql:v1"))
+    settled = settled_uri(parse_source("oci://h/acme/sql:v1"), DIGEST)
+    assert settled == f"oci://h/acme/sql@{DIGEST}"
+    assert not is_movable(parse_source(settled))
+    assert not is_movable(parse_source("s3://acme/sql"))
+
+
 @pytest.mark.parametrize(
     ("prefix", "uri", "expected"),
     [
@@ -130,6 +149,9 @@ def test_what_may_be_shown_of_a_uri_is_the_rest():
         ("https://host/a", "http://host/a/b/", False),
         ("https://host/a", "https://host:8443/a/b/", False),
         ("https://host/a", "https://host.evil/a/b/", False),
+        ("oci://h/acme", "oci://h/acme/sql:v1", True),
+        ("oci://h/acme", "oci://h/acme-evil/sql:v1", False),
+        ("oci://h/acme/sql", f"oci://h/acme/sql@{DIGEST}", True),
         ("wandb-artifact:///team", "wandb-artifact:///team/run/sql:v7", True),
         ("wandb-artifact:///team", "wandb-artifact:///teams/run/sql:v7", False),
         ("wandb-artifact:///team", "wandb-artifact://host/team/run", False),
@@ -149,6 +171,8 @@ def test_below_a_prefix_means_by_whole_names(prefix, uri, expected):
         ("https://[::1]:8443", SourcePrefix("https", "[::1]:8443", ())),
         ("http://_host/", SourcePrefix("http", "_host", ())),
         ("hf://Acme/sql/v7", SourcePrefix("hf", "Acme", ("sql", "v7"))),
+        ("oci://GHCR.io:443/acme/", SourcePrefix("oci", "ghcr.io", ("acme",))),
+        ("oci://h:5000", SourcePrefix("oci", "h:5000", ())),
         ("wandb-artifact:///team/run/", SourcePrefix("wandb-artifact", "", ("team", "run"))),
         ("mlflow-model://host:5000", SourcePrefix("mlflow-model", "host:5000", ())),
     ],
@@ -168,6 +192,10 @@ def test_a_prefix_is_read_in_its_one_spelling(prefix, expected):
         ("s3://host:80/a", "no bucket"),
         ("hf://", "ORGANISATION/REPOSITORY"),
         (f"hf://acme/sql@{COMMIT}", "names no commit"),
+        ("oci://h/a:v1", "names no tag"),
+        (f"oci://h/a@{DIGEST}", "names no tag"),
+        ("oci://h/A", "lower case"),
+        ("oci:///a", "no host"),
         ("https://h/?x", "query or a fragment"),
         ("https://user@h/", "spec.credentials"),
         ("https:///a", "no host"),

@@ -12,6 +12,7 @@ from registry.sources.credentials_file import NoSecret
 from registry.sources.file import FileSource
 from registry.sources.http import WebSource
 from registry.sources.object_stores import ObjectSource
+from registry.sources.oci import RegistrySource
 
 COMMIT = "a" * 40
 LIMITS = SourceLimits(connect_seconds=3.0)
@@ -95,6 +96,13 @@ def test_web_servers_and_the_hub_share_connections_and_the_limits_of_the_host(al
     assert len(hub.named) == len(web.named) + 1 == len(EVERYTHING) + 1
     assert hub.may_see == hub.named[-1:]
     assert (hub.may_see[0].scheme, hub.may_see[0].authority, web.may_see) == ("http", "hub.test", ())
+
+
+def test_a_registry_of_containers_shares_them_too(allowed):
+    source = AllowedSources(["oci://reg.test/acme", "https://blobs.test/"]).source("oci://reg.test/acme/sql:v1")
+    assert isinstance(source, RegistrySource)
+    assert [str(one) for one in source.named] == ["oci://reg.test/acme", "https://blobs.test", "https://reg.test"]
+    assert refusal(allowed, "oci://reg.test/acme/sql:v1") == "source_not_allowed"
 
 
 def test_the_usual_hub_is_reached_over_tls():

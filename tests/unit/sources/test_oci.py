@@ -1,0 +1,405 @@
+"""Adapters in a registry of containers: which layers are read, what is shown to whom, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import pytest
+
+from registry.model.source_uri import SourcePrefix, parse_prefix, parse_source
+from registry.sources import oci
+from registry.sources.base import ArtifactError, SourceLimits, Stop
+from registry.sources.credentials import Credentials, HeldCredential
+from registry.sources.credentials_file import read_credentials
+from registry.sources.http import Web
+from registry.sources.oci import registry_source, repository_prefix
+from registry.sources.registry_login import read_challenge
+from tests.support.container_registry import (
+    FILE_PATH,
+    IMAGE_TAR,
+    IMAGE_TAR_GZIP,
+    IS_FOLDER,
+    MODEL_CONFIG_RAW,
+    MODEL_RAW,
+    MODEL_TAR,
+    PASSWORD,
+    TITLE,
+    TOKEN,
+    USER,
+    ContainerRegistry,
+    PushedLayer,
+    basic,
+    manifest_of,
+    packed,
+    sha256,
+)
+from tests.support.web import Exchange, serving
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FILES = {CONFIG: b'{"peft_type": "LORA"}', WEIGHTS: b"weights" * 5000}
+LIMITS = SourceLimits(connect_seconds=20, idle_seconds=20)
+
+
+@pytest.fixture
+def there() -> Iterator[ContainerRegistry]:
+    with serving(ContainerRegistry()) as registry:
+        yield registry  # type: ignore[misc]
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with closing(Web(LIMITS)) as web:
+        yield web
+
+
+def uri_of(there: ContainerRegistry, reference: str = ":v1") -> str:
+    return f"oci://{there.url.partition('://')[2]}/acme/sql{reference}"
+
+
+def source(web: Web, there: ContainerRegistry, reference: str = ":v1", held: HeldCredential | None = None):
+    uri = parse_source(uri_of(there, reference))
+    return registry_source(web, uri, [parse_prefix(f"oci://{uri.authority}/acme")], held)
+
+
+def got(source, stop: Stop | None = None) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+
+    def receive(name: str, size_bytes: int, chunks: Iterator[bytes]) -> None:
+        files[name] = b"".join(chunks)
+        assert len(files[name]) == size_bytes
+
+    source.fetch(receive, stop or Stop())
+    return files
+
+
+def refusal(source) -> ArtifactError:
+    with pytest.raises(ArtifactError) as refused:
+        got(source)
+    return refused.value
+
+
+def raw(name: str, media_type: str, key: str) -> PushedLayer:
+    return PushedLayer(media_type, FILES[name.rpartition("/")[2]], {key: name})
+
+
+ORAS = [raw(CONFIG, IMAGE_TAR, TITLE), raw(WEIGHTS, IMAGE_TAR, TITLE)]
+README = PushedLayer("application/vnd.cncf.model.doc.v1.raw", b"# It", {FILE_PATH: "README.md"})
+FORMS: dict[str, Sequence[PushedLayer]] = {
+    "ModelPack, files": [README, raw(CONFIG, MODEL_CONFIG_RAW, FILE_PATH), raw(WEIGHTS, MODEL_RAW, FILE_PATH)],
+    "ModelPack, files in a folder": [
+        raw(f"sql/{CONFIG}", MODEL_CONFIG_RAW, FILE_PATH),
+        raw(f"sql/{WEIGHTS}", MODEL_RAW, FILE_PATH),
+    ],
+    "ModelPack, an archive for each": [
+        PushedLayer(MODEL_TAR, packed({CONFIG: FILES[CONFIG]}), {FILE_PATH: CONFIG}),
+        PushedLayer(f"{MODEL_TAR}+gzip", packed({WEIGHTS: FILES[WEIGHTS]}, is_gzipped=True), {FILE_PATH: WEIGHTS}),
+    ],
+    "image": [
+        PushedLayer(IMAGE_TAR_GZIP, packed({"bin/sh": b"#!"}, is_gzipped=True)),
+        PushedLayer(IMAGE_TAR_GZIP, packed({f"models/{name}": FILES[name] for name in FILES}, is_gzipped=True)),
+    ],
+    "archive with the padding of tar": [PushedLayer(IMAGE_TAR, packed(FILES) + bytes(10240))],
+    "oras, files": ORAS,
+    "oras, files of types of their own": [
+        raw(CONFIG, "application/json", TITLE),
+        raw(WEIGHTS, "application/x.safetensors", TITLE),
+    ],
+    "oras, a folder": [
+        PushedLayer(IMAGE_TAR_GZIP, packed(FILES, is_gzipped=True), {TITLE: "adapter", IS_FOLDER: "true"}),
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_two_files_are_read_from_layers_of_every_form(web, there, form):
+    digest = there.push("acme/sql", "v1", FORMS[form])
+    assert got(source(web, there)) == FILES
+    assert got(source(web, there, f"@{digest}")) == FILES
+
+
+def test_a_tag_has_the_digest_that_it_names_now(web, there):
+    """Which is how `apply` pins it; what is named by a digest needs no look."""
+    one = there.push("acme/sql", "v1", ORAS)
+    assert source(web, there).version(Stop()) == one
+    two = there.push("acme/sql", "v1", FORMS["image"])
+    assert source(web, there).version(Stop()) == two != one
+    there.seen.clear()
+    assert source(web, there, f"@{one}").version(Stop()) == one
+    assert there.seen == []
+    there.push("acme/sql", "latest", ORAS)
+    assert got(source(web, there, "")) == FILES
+
+
+def test_a_body_that_breaks_off_goes_on_and_is_still_compared(web, there):
+    there.push("acme/sql", "v1", ORAS)
+    there.cut_once(f"/v2/acme/sql/blobs/{sha256(FILES[WEIGHTS])}", 1000)
+    assert got(source(web, there)) == FILES
+
+
+def wrong_layers() -> dict[str, tuple[Sequence[PushedLayer], str, str]]:
+    config, weights = ORAS
+    return {
+        "the same layer twice": ([config, weights, weights], "not_an_adapter", "twice; push each file once"),
+        "two layers with one file": (
+            [config, weights, PushedLayer(IMAGE_TAR, b"other", {TITLE: WEIGHTS})],
+            *("bad_archive", f"it has {WEIGHTS} twice"),
+        ),
+        "an archive with what another layer has": (
+            [config, weights, PushedLayer(IMAGE_TAR_GZIP, packed({WEIGHTS: b"x"}, is_gzipped=True))],
+            *("bad_archive", f"it has {WEIGHTS} twice"),
+        ),
+        "foreign types": (
+            [PushedLayer("application/vnd.foreign.thing", b"x"), PushedLayer(f"{MODEL_TAR}+zstd", b"y")],
+            *("not_an_adapter", "are not read: application/vnd.cncf.model.weight.v1.tar+zstd, application/vnd.foreign"),
+        ),
+        "no weights": ([config], "not_an_adapter", f"has no layer with {WEIGHTS}"),
+        "a path that leads out": (
+            [PushedLayer(MODEL_RAW, b"x", {FILE_PATH: f"../{CONFIG}"})],
+            *("bad_archive", "leads out of it"),
+        ),
+        "an archive that is none": ([PushedLayer(IMAGE_TAR, b"x" * 2048)], "bad_archive", "no tar archive"),
+        "a link": ([PushedLayer(IMAGE_TAR_GZIP, b"no gzip")], "bad_archive", "not a gzip stream"),
+    }
+
+
+@pytest.mark.parametrize("case", wrong_layers())
+def test_layers_that_are_no_adapter_are_refused_for_good(web, there, case):
+    layers, reason, words = wrong_layers()[case]
+    there.push("acme/sql", "v1", layers)
+    error = refusal(source(web, there))
+    assert (error.reason, error.permanent) == (reason, True)
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "words"),
+    [
+        (b"[]", "not_an_adapter", "has a manifest that cannot be used"),
+        (b"{", "not_an_adapter", "no JSON"),
+        (b"[" * 100_000, "not_an_adapter", "no JSON"),
+        (b'{"layers": []}', "not_an_adapter", "cannot be used: layers"),
+        (b'{"layers": [{"mediaType": "x", "digest": "sha256:../..", "size": 1}]}', "not_an_adapter", "digest"),
+        (
+            b'{"layers": [{"mediaType": "x", "digest": "%s", "size": -1}]}' % sha256(b"").encode(),
+            "not_an_adapter",
+            "size",
+        ),
+        (b'{"manifests": []}', "not_an_adapter", "an index of several artifacts; name one of them by its digest"),
+        (manifest_of([PushedLayer("x", b"%d" % at) for at in range(201)]), "not_an_adapter", "layers"),
+        (b" " * ((1 << 20) + 1), "too_large", "more than 1048576 bytes"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(web, there, content, reason, words):
+    """X2 unbreakable."""
+    there.push_manifest("acme/sql", "v1", content)
+    error = refusal(source(web, there))
+    assert (error.reason, error.permanent, words in error.message) == (reason, True, True), error.message
+
+
+def test_a_manifest_without_an_end_is_not_read_on(web, there):
+    """R16 bounded: without a length, too."""
+    sent: list[int] = []
+
+    def endless(exchange: Exchange) -> None:
+        exchange.start(200)
+        while True:
+            exchange.wfile.write(b" " * 65536)
+            sent.append(65536)
+
+    there.answers["/v2/acme/sql/manifests/v1"] = endless
+    assert refusal(source(web, there)).reason == "too_large"
+    assert sum(sent) < 50 << 20
+
+
+def test_bytes_that_are_not_those_of_their_digest_are_not_taken(web, there, monkeypatch):
+    """R4 digest-true: of the manifest, of a file, of an archive, behind an archive's end, and of another length."""
+    digest = there.push("acme/sql", "v1", ORAS)
+    there.files[f"/v2/acme/sql/manifests/{digest}"] = manifest_of(ORAS, annotations={"a": "b"})
+    assert "for the manifest" in refusal(source(web, there, f"@{digest}")).message
+    for layers in (ORAS, FORMS["image"], FORMS["archive with the padding of tar"]):
+        content = layers[-1].content
+        there.push("acme/sql", "v1", layers)
+        for changed in (content[:-1] + bytes([content[-1] ^ 1]), content + b"\0", content[:-1]):
+            there.files[f"/v2/acme/sql/blobs/{sha256(content)}"] = changed
+            error = refusal(source(web, there))
+            assert error.reason in {"digest_mismatch", "bad_archive", "source_incomplete"}, error.message
+    there.push("acme/sql", "v1", ORAS)
+    monkeypatch.setattr(oci, "MAX_UNPACKED_BYTES", 10)
+    assert refusal(source(web, there)).reason == "too_large"
+
+
+@pytest.mark.parametrize("status", [404, 500, 418])
+def test_what_the_registry_answers_is_told_as_of_any_server(web, there, status):
+    there.answers["/v2/acme/sql/manifests/v1"] = lambda exchange: exchange.send(status)
+    error = refusal(source(web, there))
+    assert error.reason == {404: "source_missing"}.get(status, "source_io")
+    assert not error.permanent
+
+
+@pytest.fixture
+def hold(tmp_path, monkeypatch):
+    """Holds a credential with this secret, bound to the registry and to these prefixes."""
+
+    def held(there: ContainerRegistry, secret: object, *prefixes: str) -> HeldCredential:
+        monkeypatch.setenv("SECRET", secret if isinstance(secret, str) else json.dumps(secret))
+        uri = uri_of(there)
+        bound = [uri.rpartition(":")[0], *prefixes]
+        file = tmp_path / "credentials.yaml"
+        file.write_text(f"team: {{kind: env, variable: SECRET, prefixes: {json.dumps(bound)}}}")
+        found = Credentials(read_credentials(file)).hold("team", parse_source(uri))
+        assert found is not None
+        return found
+
+    return held
+
+
+LOGIN = {"username": USER, "password": PASSWORD}
+
+
+def test_a_token_is_had_for_the_user_and_shown_to_the_registry_alone(web, there, hold):
+    """X1 secret-free: the password goes to the place of tokens, with the one scope that is needed, and nowhere else."""
+    there.asks = "token"
+    there.push("acme/sql", "v1", ORAS)
+    assert got(source(web, there, held=hold(there, LOGIN))) == FILES
+    shown = [headers.get("Authorization") for path, headers in there.seen if not path.startswith("/token")]
+    assert shown == [None, *[f"Bearer {TOKEN}"] * 3]
+    [path] = [path for path in there.paths if path.startswith("/token")]
+    assert path == "/token?service=it&scope=repository%3Aacme%2Fsql%3Apull"
+    assert there.headers(path)[0]["Authorization"] == basic()
+
+
+def test_a_token_that_ends_amid_the_layers_is_had_anew(web, there, hold):
+    there.asks = "token"
+    there.push("acme/sql", "v1", ORAS)
+    blob = f"/v2/acme/sql/blobs/{sha256(FILES[CONFIG])}"
+
+    def ended(exchange: Exchange) -> None:
+        del there.answers[blob]
+        there.tokens[:] = ["next"]
+        there.answer(exchange)
+
+    there.answers[blob] = ended
+    assert got(source(web, there, held=hold(there, LOGIN))) == FILES
+
+
+def test_whoever_needs_no_password_gets_a_token_without(web, there):
+    there.asks, there.is_anonymous = "token", True
+    there.push("acme/sql", "v1", ORAS)
+    assert got(source(web, there)) == FILES
+
+
+@pytest.mark.parametrize(("asks", "secret"), [("basic", LOGIN), ("token", TOKEN), ("token", {"token": TOKEN})])
+def test_user_and_password_or_a_token_of_ones_own_are_shown_as_they_are(web, there, hold, asks, secret):
+    there.asks = asks
+    there.push("acme/sql", "v1", ORAS)
+    assert got(source(web, there, held=hold(there, secret))) == FILES
+    assert not [path for path in there.paths if path.startswith("/token")]
+
+
+@pytest.mark.parametrize(
+    ("asks", "secret"),
+    [
+        ("basic", {"username": USER, "password": "wrong"}),
+        ("basic", None),
+        ("token", {"username": USER, "password": "wrong"}),
+        ("token", "wrong"),
+        ("token", None),
+    ],
+)
+def test_who_may_not_read_it_is_told_so_without_the_secret(web, there, hold, asks, secret):
+    """X1, R8: tried again, since the credential may be mended; and not over and over at once."""
+    there.asks = asks
+    there.push("acme/sql", "v1", ORAS)
+    error = refusal(source(web, there, held=hold(there, secret) if secret else None))
+    assert (error.reason, error.permanent) == ("source_denied", False)
+    assert "wrong" not in error.message
+    assert len(there.seen) <= 4
+
+
+def test_a_password_goes_only_where_the_credential_is_bound_to(web, there, hold):
+    """X1: whoever runs a registry could name any place for its tokens."""
+    there.asks = "token"
+    there.push("acme/sql", "v1", ORAS)
+    with serving(ContainerRegistry()) as tokens:
+        there.realm = f"{tokens.url}/token"
+        uri = parse_source(uri_of(there))
+        named = [parse_prefix(f"oci://{uri.authority}/acme"), parse_prefix(f"{tokens.url}/token")]
+        error = refusal(registry_source(web, uri, named, hold(there, LOGIN)))
+        assert error.reason == "credential_not_bound"
+        assert f"add {tokens.url} to its prefixes" in error.message
+        assert tokens.seen == []
+        assert got(registry_source(web, uri, named, hold(there, LOGIN, f"{tokens.url}/token"))) == FILES
+        unnamed = refusal(source(web, there, held=hold(there, LOGIN, f"{tokens.url}/token")))
+        assert unnamed.reason == "redirect_not_allowed"
+        assert f"wants a token of {tokens.url}, expected https at port 443" in unnamed.message
+
+
+@pytest.mark.parametrize("realm", ["", "nowhere", "ftp://x/", "file:///etc/passwd", "https://u:p@host/"])
+def test_a_place_of_tokens_that_is_none_is_said(web, there, realm):
+    there.answers["/v2/acme/sql/manifests/v1"] = lambda exchange: exchange.send(
+        401, WWW_Authenticate=f'Bearer realm="{realm}"'
+    )
+    error = refusal(source(web, there))
+    assert (error.reason, "names no URL where it can be had" in error.message) == ("source_io", True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"token": 5}',
+        b'{"token": ""}',
+        b'{"token": "a b"}',
+        b'{"token": "CANARY\\r\\nX: y"}',
+        b"x" * 70000,
+    ],
+)
+def test_an_answer_without_a_token_is_said_and_not_shown(web, there, answer):
+    there.asks = "token"
+    path = "/token?service=it&scope=repository%3Aacme%2Fsql%3Apull"
+    there.answers[path] = lambda exchange: exchange.send(200, answer)
+    error = refusal(source(web, there))
+    assert (error.reason, "answers with no token" in error.message) == ("source_io", True)
+    assert "CANARY" not in error.message
+    there.answers[path] = lambda exchange: exchange.send(307, Location="http://127.0.0.1:1/")
+    assert "answered 307" in refusal(source(web, there)).message
+
+
+@pytest.mark.parametrize("form", ["oras, files", "image", "archive with the padding of tar"])
+def test_a_bundle_is_read_beside_the_files(web, there, form):
+    there.push("acme/sql", "v1", FORMS[form])
+    assert source(web, there).signature(Stop()) is None
+    more = [PushedLayer(IMAGE_TAR, packed(FILES | {"model.sig": b"{}"}))]
+    there.push("acme/sql", "v2", [*ORAS, PushedLayer("application/json", b"{}", {TITLE: "model.sig"})])
+    there.push("acme/sql", "v3", more)
+    assert [source(web, there, tag).signature(Stop()) for tag in (":v2", ":v3")] == [b"{}", b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("oci://ghcr.io/acme/sql", "https://ghcr.io/v2/acme/sql"),
+        ("oci://localhost:5000/sql", "http://localhost:5000/v2/sql"),
+        ("oci://127.0.0.1:5000/sql", "http://127.0.0.1:5000/v2/sql"),
+        ("oci://[::1]:5000/sql", "http://[::1]:5000/v2/sql"),
+        ("oci://10.0.0.1:5000/sql", "https://10.0.0.1:5000/v2/sql"),
+        ("oci://169.254.169.254/sql", "https://169.254.169.254/v2/sql"),
+    ],
+)
+def test_only_a_registry_of_the_machine_itself_is_asked_without_tls(uri, expected):
+    assert str(repository_prefix(parse_source(uri))) == expected
+    assert repository_prefix(parse_prefix("oci://h")) == SourcePrefix("https", "h", ("v2",))
+
+
+def test_a_challenge_is_read_as_far_as_it_goes():
+    assert read_challenge('Bearer realm="https://a/t",Service="b c"') == (
+        "bearer",
+        {"realm": "https://a/t", "service": "b c"},
+    )
+    assert read_challenge("") == ("", {})
+    assert read_challenge("Negotiate") == ("negotiate", {})
+    assert len(read_challenge('Bearer a="' + "b" * 9000)[1]) == 0
