@@ -1,0 +1,322 @@
+"""Callback with which transformers' Trainer publishes the LoRA adapter of a run.
+
+    from loraplane.integrations.transformers import LoraPlaneCallback
+
+    trainer = Trainer(model=peft_model, args=args, callbacks=[LoraPlaneCallback("acme/policy", "qwen-prod")])
+
+Versions are published beside the run, in a thread of their own: a registry that is slow or away holds no step up, and
+ends no run. Only the newest version waits meanwhile, for nobody wants the ones before it any more. Each is copied
+to ``OUTPUT_DIR/loraplane/step-N`` first, since the Trainer removes its checkpoints by a count of its own and a version
+whose files are gone can neither be fetched by a new replica nor be gone back to.
+
+This module imports the client and transformers, and nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Condition, Thread
+from time import monotonic
+from typing import Any, Literal
+
+from transformers import TrainerCallback
+
+from loraplane import AsyncRegistry, NotFound, Published, Registry
+
+_log = logging.getLogger(__name__)
+_CONFIG = "adapter_config.json"
+# What the callback says itself of each version.
+_OWN = frozenset({"self", "source", "name", "pool", "labels", "wait", "replace", "request_id"})
+_MOST_METRICS = 12
+_RESIDENCY_SECONDS = 10.0
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """Files of a step that are to be published."""
+
+    step: int
+    folder: Path
+    labels: Mapping[str, str]
+
+
+class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package that is not here
+    """A callback of transformers' Trainer. Only the process of rank 0 does anything.
+
+    Attributes:
+        last_error: why the newest thing that was tried failed; None: it did not.
+        published: the newest version that is registered; None: none is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pool: str,
+        *,
+        every: Literal["save"] | int = "save",
+        keep_last_n: int = 3,
+        wait: bool = False,
+        on_error: Literal["warn", "raise"] = "warn",
+        promote: Callable[[Metrics], bool] | None = None,
+        withdraw_at_end: bool = False,
+        labels: Mapping[str, str] | None = None,
+        run: str = "",
+        registry: Registry | str = "",
+        end_seconds: float = 60.0,
+        **publish: Any,  # noqa: ANN401 - as `Registry.publish` has them
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            name: of the adapter.
+            pool: its replicas serve it.
+            every: publish whenever the Trainer saves a checkpoint, or the adapter alone after so many steps.
+            keep_last_n: folders of so many newest versions stay; an older one's goes once no replica serves it.
+            wait: hold the run up until each version is served, for at most `timeout_seconds` of `publish`.
+            on_error: ``raise`` ends the run at its next step after something failed.
+            promote: True if canaries have what they serve promoted, by the metrics of an evaluation at its step.
+            withdraw_at_end: delete the adapter at the end of the run.
+            labels: of each version, beside step, run, metrics, and those that the adapter has.
+            run: name of the run; empty: the Trainer's ``run_name``, or a number of its own.
+            registry: a client, or the address of the admin service; empty: that of the environment or context.
+            end_seconds: how long the end of the run waits for what is under way.
+            publish: more for `Registry.publish`, such as ``load="lazy"`` or ``canaries=Canaries(1)``.
+
+        Raises:
+            ValueError: a value is none of these.
+            TypeError: `publish` has something that `Registry.publish` does not take.
+        """
+        _check(every, keep_last_n, on_error, publish)
+        self.last_error: Exception | None = None
+        self.published: Published | None = None
+        self._name, self._pool, self._every, self._keep, self._wait = name, pool, every, keep_last_n, wait
+        self._raises, self._promote, self._withdraws = on_error == "raise", promote, withdraw_at_end
+        self._labels, self._run, self._end_seconds, self._options = dict(labels or {}), run, end_seconds, publish
+        self._registry = None if isinstance(registry, str) else registry
+        self._address = registry if isinstance(registry, str) else ""
+        self._kept_labels: Mapping[str, str] | None = None
+        self._folders: dict[int, Path] = {}
+        self._evaluated: tuple[int, Metrics] = (-1, {})
+        self._next: _Version | None = None
+        self._published_step, self._good_step, self._promoted_step = -1, -2, -3
+        self._is_at_work = self._is_ended = False
+        self._changed = Condition()
+        self._thread: Thread | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ANN401, ARG002
+        """Refuses a run that has nothing to publish. In every process, so that none waits for another.
+
+        Raises:
+            ValueError: its model has no LoRA adapter.
+        """
+        configs = getattr(model, "peft_config", None) or {}
+        kinds = {str(getattr(one, "peft_type", "")).rpartition(".")[2].upper() for one in configs.values()}
+        if kinds != {"LORA"}:
+            found = f"adapters of the kind {', '.join(sorted(kinds))}" if kinds else "no adapter"
+            raise ValueError(
+                f"LoraPlaneCallback publishes a LoRA adapter, and the model of this run has {found}: give the Trainer "
+                "the model of peft.get_peft_model(model, LoraConfig(…)), or leave the callback out"
+            )
+        self._is_ended = False
+        self._run = self._run or str(getattr(args, "run_name", None) or uuid.uuid4().hex[:8])
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
+        """Publishes the checkpoint that was saved."""
+        if self._every == "save" and state.is_world_process_zero:
+            there = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            self._offer(args, state, lambda folder: _copy(_adapter_in(there), folder))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ANN401, ARG002
+        """Publishes after so many steps; says what failed, if that is to end the run."""
+        if not state.is_world_process_zero:
+            return
+        if self._raises and self.last_error is not None:
+            raise self.last_error
+        if isinstance(self._every, int) and state.global_step % self._every == 0:
+            self._offer(args, state, lambda folder: _save(model, folder))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Metrics | None = None, **_: Any) -> None:  # noqa: ANN401, ARG002
+        """Has the version of this step promoted, once it is there, if the metrics say so."""
+        if not state.is_world_process_zero:
+            return
+        self._evaluated = state.global_step, dict(metrics or {})
+        if self._promote is not None and self._promote(self._evaluated[1]):
+            with self._changed:
+                self._good_step = state.global_step
+                self._start()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
+        """Waits for what is under way, and deletes the adapter if that was asked for."""
+        if not state.is_world_process_zero:
+            return
+        self._settle(self._end_seconds)
+        if self._withdraws:
+            self._try("withdraw", lambda registry: registry.withdraw(self._name, self._pool))
+        with self._changed:
+            self._is_ended, self._thread = True, None
+            self._changed.notify_all()
+        if self._raises and self.last_error is not None:
+            raise self.last_error
+
+    def _offer(self, args: Any, state: Any, fill: Callable[[Path], None]) -> None:  # noqa: ANN401 - the Trainer's
+        """Has a version published soon, in place of one that waits; its files are written first."""
+        folder = Path(args.output_dir).absolute() / "loraplane" / f"step-{state.global_step}"
+        try:
+            _fill_whole(folder, fill)
+        except (OSError, ValueError) as error:
+            self._failed("write", error)
+            return
+        with self._changed:
+            self._next = _Version(state.global_step, folder, self._labels_of(state))
+            self._start()
+        if self._wait:
+            self._settle(None)
+
+    def _labels_of(self, state: Any) -> Mapping[str, str]:  # noqa: ANN401 - the Trainer's
+        """Step, run and the newest metrics; those of an evaluation only if it was at this step."""
+        newest: dict[str, Any] = {}
+        for entry in state.log_history[-2:]:
+            newest |= {name: value for name, value in entry.items() if name not in {"step", "epoch"}}
+        if self._evaluated[0] == state.global_step:
+            newest |= self._evaluated[1]
+        numbers = [(name, value) for name, value in newest.items() if isinstance(value, int | float)]
+        numbers = [one for one in numbers if not one[0].endswith(("_runtime", "_per_second"))]
+        metrics = {re.sub(r"[^A-Za-z0-9._-]", "_", name): f"{value:.6g}" for name, value in numbers[-_MOST_METRICS:]}
+        return {**metrics, **self._labels, "step": str(state.global_step), "run": self._run}
+
+    def _start(self) -> None:
+        """Wakes the thread, which is made when there is something for it to do."""
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name="loraplane", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _is_promotion_due(self) -> bool:
+        return self._good_step == self._published_step != self._promoted_step
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._is_at_work = False
+                self._changed.notify_all()
+                while not (self._next or self._is_promotion_due()):
+                    if self._is_ended:
+                        return
+                    self._changed.wait()
+                version, self._next, self._is_at_work = self._next, None, True
+            if version is not None:
+                self._try("publish", partial(self._publish, version))
+                if self._published_step == version.step:
+                    self._try("remove old versions of", self._remove_old)
+            if self._is_promotion_due():
+                self._promoted_step = self._good_step
+                self._try("promote", self._promote_published)
+
+    def _settle(self, seconds: float | None) -> None:
+        """Waits until nothing is under way, for at most so long."""
+        until = None if seconds is None else monotonic() + seconds
+        with self._changed:
+            while self._next or self._is_at_work or self._is_promotion_due():
+                left = None if until is None else until - monotonic()
+                if left is not None and left <= 0:
+                    self._failed("wait", TimeoutError(f"not published within {seconds:g} s of the run's end"))
+                    return
+                self._changed.wait(left)
+
+    def _try(self, what: str, do: Callable[[Any], None]) -> None:
+        """Does it; whatever it fails with ends no run but one that asked for that."""
+        try:
+            if self._registry is None:
+                self._registry = Registry(self._address)
+            do(self._registry)
+        except Exception as error:  # noqa: BLE001 - a run of days must not end by what stands beside it
+            self._failed(what, error)
+        else:
+            self.last_error = None
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.last_error = error
+        _log.warning("LoraPlane: cannot %s %s in %s: %s", what, self._name, self._pool, error)
+
+    def _publish(self, version: _Version, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one
+        if self._kept_labels is None:
+            try:
+                self._kept_labels = dict(registry.get(self._name, self._pool).labels)
+            except NotFound:
+                self._kept_labels = {}
+        labels = {**self._kept_labels, **version.labels}
+        made = registry.publish(version.folder, self._name, self._pool, labels=labels, wait=self._wait, **self._options)
+        self.published, self._published_step = made, version.step
+        self._folders[made.generation] = version.folder
+
+    def _promote_published(self, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one
+        assert self.published is not None  # noqa: S101 - a step was published
+        registry.promote(self._name, self._pool, generation=self.published.generation, wait=self._wait)
+
+    def _remove_old(self, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one
+        """Removes folders of older versions of this run, but for those that a replica serves, or is to serve."""
+        old = sorted(self._folders)[: -self._keep]
+        if not old:
+            return
+        with closing(registry.residency(self._pool, timeout_seconds=_RESIDENCY_SECONDS)) as states:
+            found = next(states).adapters.get(self._name.lower())
+        served = {found.generation, *(one.generation for one in found.replicas)} if found is not None else set()
+        for generation in [one for one in old if one not in served]:
+            shutil.rmtree(self._folders.pop(generation), ignore_errors=True)
+
+
+def _check(every: object, keep_last_n: int, on_error: str, publish: Mapping[str, object]) -> None:
+    if every != "save" and not (isinstance(every, int) and not isinstance(every, bool) and every >= 1):
+        raise ValueError(f'every={every!r}: write "save", or a number of steps of at least 1')
+    if keep_last_n < 1:
+        raise ValueError(f"keep_last_n={keep_last_n!r}: at least 1 is kept, since replicas fetch it")
+    if on_error not in {"warn", "raise"}:
+        raise ValueError(f'on_error={on_error!r}: write "warn" or "raise"')
+    known = set(inspect.signature(AsyncRegistry.publish).parameters) - _OWN
+    if unknown := set(publish) - known:
+        raise TypeError(f"LoraPlaneCallback takes no {min(unknown)!r}; of publish it takes {', '.join(sorted(known))}")
+
+
+def _adapter_in(checkpoint: Path) -> Path:
+    """The folder of an adapter in a checkpoint: itself, or the one that has the adapter's name."""
+    found = [one.parent for one in (checkpoint / _CONFIG, *sorted(checkpoint.glob(f"*/{_CONFIG}"))) if one.is_file()]
+    if not found:
+        raise ValueError(f"there is no {_CONFIG} in {checkpoint}, nor in a folder there")
+    return found[0]
+
+
+def _copy(adapter: Path, folder: Path) -> None:
+    for file in adapter.glob("adapter_*"):
+        shutil.copyfile(file, folder / file.name)
+
+
+def _save(model: Any, folder: Path) -> None:  # noqa: ANN401 - a model of peft
+    model.save_pretrained(folder)
+    if not (folder / _CONFIG).is_file():
+        adapter = _adapter_in(folder)
+        for file in adapter.iterdir():
+            file.rename(folder / file.name)
+
+
+def _fill_whole(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Fills a folder that is there as a whole, or not at all. Raises what `fill` raises."""
+    new = folder.with_name(f"{folder.name}.{os.getpid()}")
+    new.mkdir(parents=True)
+    try:
+        fill(new)
+        if folder.exists():  # of an earlier run, which ended and went on from a checkpoint before
+            shutil.rmtree(folder)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

@@ -1,0 +1,291 @@
+"""The callback of transformers, with a Trainer and a client that are played."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from threading import Event
+from types import MappingProxyType, ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loraplane import AdapterResidency, NotFound, PoolResidency, Published, Reason, Residence, State, Unavailable
+
+LORA = SimpleNamespace(peft_config={"default": SimpleNamespace(peft_type="PeftType.LORA")})
+
+
+@pytest.fixture
+def module(monkeypatch) -> ModuleType:
+    """The integration, beside what it needs of transformers."""
+    made = ModuleType("transformers")
+    made.TrainerCallback = type("TrainerCallback", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", made)
+    monkeypatch.delitem(sys.modules, "loraplane.integrations.transformers", raising=False)
+    return import_module("loraplane.integrations.transformers")
+
+
+class PlayedClient:
+    """A registry that takes what is published, or fails with `failure`. `served`: generations that a replica serves."""
+
+    def __init__(self) -> None:
+        self.versions: list[tuple[Path, dict[str, str], dict[str, Any]]] = []
+        self.promoted: list[int] = []
+        self.withdrawn: list[str] = []
+        self.served: set[int] = set()
+        self.failure: Exception | None = None
+        self.labels: dict[str, str] | None = None
+        self.goes_on = Event()
+        self.goes_on.set()
+
+    def get(self, name: str, pool: str) -> Any:
+        if self.labels is None:
+            raise NotFound(Reason.ADAPTER_NOT_FOUND, "none")
+        return SimpleNamespace(labels=self.labels)
+
+    def publish(self, source: Path, name: str, pool: str, *, labels: dict[str, str], **more: Any) -> Published:
+        assert self.goes_on.wait(60)
+        if self.failure is not None:
+            raise self.failure
+        assert (source / "adapter_config.json").is_file(), "its files are there when it is published"
+        self.versions.append((source, labels, more))
+        return Published(name, pool, len(self.versions), source.as_uri(), "", 1, "r")
+
+    def promote(self, name: str, pool: str, *, generation: int, wait: bool) -> None:
+        self.promoted.append(generation)
+
+    def withdraw(self, name: str, pool: str) -> None:
+        self.withdrawn.append(name)
+
+    def residency(self, pool: str, timeout_seconds: float) -> Iterator[PoolResidency]:
+        parts = [Residence(f"r{g}", "", {}, "", g, State.SERVING, "", loaded=True, last_used="") for g in self.served]
+        adapter = AdapterResidency("acme/p", len(self.versions), "eager", tuple(parts), "")
+        yield PoolResidency(1, MappingProxyType({"acme/p": adapter}))
+
+
+class PlayedTrainer:
+    """Calls a callback as the Trainer does: an evaluation comes before the checkpoint of its step."""
+
+    def __init__(self, callback: Any, folder: Path, *, rank: int = 0, adapter: str = "") -> None:
+        self.callback, self.adapter = callback, adapter
+        self.args = SimpleNamespace(output_dir=str(folder), run_name="run-7")
+        self.state = SimpleNamespace(is_world_process_zero=rank == 0, global_step=0, log_history=[])
+        self.model = SimpleNamespace(peft_config=LORA.peft_config, save_pretrained=self.write)
+
+    def write(self, folder: Path) -> None:
+        there = folder / self.adapter
+        there.mkdir(parents=True, exist_ok=True)
+        (there / "adapter_config.json").write_text("{}")
+        (there / "adapter_model.safetensors").write_text(str(self.state.global_step))
+
+    def begin(self, model: Any = None) -> PlayedTrainer:
+        self.callback.on_train_begin(self.args, self.state, None, model=model or self.model)
+        return self
+
+    def step(self, *, saves: bool = True, metrics: dict[str, float] | None = None) -> None:
+        self.state.global_step += 1
+        self.state.log_history.append({"step": self.state.global_step, "loss": 0.5, "epoch": 0.1})
+        self.callback.on_step_end(self.args, self.state, None, model=self.model)
+        if metrics is not None:
+            self.callback.on_evaluate(self.args, self.state, None, metrics=metrics)
+        if saves:
+            self.write(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+            self.callback.on_save(self.args, self.state, None)
+
+    def end(self) -> None:
+        self.callback.on_train_end(self.args, self.state, None)
+
+
+@pytest.fixture
+def client() -> PlayedClient:
+    return PlayedClient()
+
+
+@pytest.fixture
+def make(module, client):
+    def made(**more: Any) -> Any:
+        return module.LoraPlaneCallback("acme/p", "qwen", registry=client, **({"wait": True} | more))
+
+    return made
+
+
+@pytest.mark.parametrize("adapter", ["", "policy"])
+def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tmp_path, adapter):
+    """From a folder that the Trainer's own count of checkpoints does not touch; labels of the adapter stay."""
+    client.labels = {"team": "bi", "step": "old"}
+    trainer = PlayedTrainer(make(labels={"by": "me"}, load="lazy"), tmp_path, adapter=adapter).begin()
+    trainer.step(metrics={"eval_loss": 0.25})
+    trainer.step()
+    trainer.end()
+    (folder, labels, more), (other, later, _) = client.versions
+    assert folder == tmp_path / "loraplane" / "step-1"
+    assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert labels == {
+        "team": "bi",
+        "by": "me",
+        "step": "1",
+        "run": "run-7",
+        "loss": "0.5",
+        "eval_loss": "0.25",
+    }
+    assert more == {"wait": True, "load": "lazy"}
+    assert (other.name, later["step"], "eval_loss" in later) == ("step-2", "2", False)
+    assert trainer.callback.published.generation == 2
+    assert not list((tmp_path / "loraplane").glob("*.*")), "nothing half-written"
+
+
+def test_every_n_steps_the_adapter_alone_is_written_and_published(make, client, tmp_path):
+    trainer = PlayedTrainer(make(every=2), tmp_path, adapter="policy").begin()
+    for _ in range(5):
+        trainer.step(saves=False)
+    assert [folder.name for folder, _, _ in client.versions] == ["step-2", "step-4"]
+    assert [(folder / "adapter_model.safetensors").read_text() for folder, _, _ in client.versions] == ["2", "4"]
+
+
+def test_only_rank_0_does_anything(make, client, tmp_path):
+    trainer = PlayedTrainer(make(every=1, promote=lambda _: True, withdraw_at_end=True), tmp_path, rank=1).begin()
+    trainer.step(metrics={"eval_loss": 1.0})
+    trainer.end()
+    assert (client.versions, client.promoted, client.withdrawn) == ([], [], [])
+    assert not (tmp_path / "loraplane").exists()
+
+
+def test_a_registry_that_is_away_stops_no_run_and_the_error_can_be_read(make, client, tmp_path, caplog):
+    client.failure = Unavailable(Reason.DEADLINE_EXCEEDED, "no answer of admin:7600")
+    trainer = PlayedTrainer(make(), tmp_path).begin()
+    trainer.step()
+    assert trainer.callback.last_error is client.failure
+    assert "cannot publish acme/p in qwen: no answer of admin:7600" in caplog.text
+    client.failure = None
+    trainer.step()
+    trainer.end()
+    assert (trainer.callback.last_error, len(client.versions)) == (None, 1)
+
+
+def test_who_wants_a_run_to_end_by_it_says_so(make, client, tmp_path):
+    client.failure = Unavailable(Reason.DEADLINE_EXCEEDED, "no answer")
+    trainer = PlayedTrainer(make(on_error="raise"), tmp_path).begin()
+    trainer.step()
+    with pytest.raises(Unavailable):
+        trainer.step()
+    with pytest.raises(Unavailable):
+        trainer.end()
+
+
+def test_a_slow_registry_holds_no_step_up_and_gets_the_newest_version_next(make, client, tmp_path):
+    client.goes_on.clear()
+    trainer = PlayedTrainer(make(wait=False), tmp_path).begin()
+    for _ in range(5):
+        trainer.step()
+    assert client.versions == []
+    client.goes_on.set()
+    trainer.end()
+    names = [folder.name for folder, _, _ in client.versions]
+    assert names[-1] == "step-5"
+    assert len(names) <= 2, "what nobody wants any more is left out"
+
+
+def test_the_end_waits_for_so_long_and_no_longer(make, client, tmp_path):
+    client.goes_on.clear()
+    trainer = PlayedTrainer(make(wait=False, end_seconds=0.05), tmp_path).begin()
+    trainer.step()
+    trainer.end()
+    assert "not published within 0.05 s" in str(trainer.callback.last_error)
+    client.goes_on.set()
+
+
+def test_folders_of_old_versions_go_but_not_while_a_replica_serves_them(make, client, tmp_path):
+    """R7 files-pinned: the source of what is served stays, whatever the count says."""
+    client.served = {1}
+    trainer = PlayedTrainer(make(keep_last_n=2), tmp_path).begin()
+    for _ in range(4):
+        trainer.step()
+    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-1", "step-3", "step-4"]
+    client.served = {5}
+    trainer.step()
+    assert sorted(one.name for one in (tmp_path / "loraplane").iterdir()) == ["step-4", "step-5"]
+
+
+def test_nothing_is_removed_while_nobody_can_say_what_is_served(make, client, tmp_path, monkeypatch):
+    def away(*_: object, **__: object) -> Iterator[PoolResidency]:
+        raise Unavailable(Reason.DEADLINE_EXCEEDED, "no answer")
+        yield
+
+    monkeypatch.setattr(client, "residency", away)
+    trainer = PlayedTrainer(make(keep_last_n=1), tmp_path).begin()
+    for _ in range(3):
+        trainer.step()
+    assert len(list((tmp_path / "loraplane").iterdir())) == 3
+
+
+@pytest.mark.parametrize(("loss", "promoted"), [(0.1, [1]), (0.9, [])])
+def test_a_version_is_promoted_after_an_evaluation_that_allows_it(make, client, tmp_path, loss, promoted):
+    trainer = PlayedTrainer(make(promote=lambda metrics: metrics["eval_loss"] < 0.5), tmp_path).begin()
+    trainer.step(metrics={"eval_loss": loss})
+    trainer.step()
+    trainer.end()
+    assert client.promoted == promoted
+
+
+def test_an_evaluation_after_the_version_is_there_promotes_it_too(make, client, tmp_path):
+    trainer = PlayedTrainer(make(every=1, promote=lambda _: True), tmp_path).begin()
+    trainer.step(saves=False, metrics={"eval_loss": 0.1})
+    trainer.end()
+    assert client.promoted == [1]
+
+
+def test_the_end_of_the_run_deletes_the_adapter_if_that_is_wanted(make, client, tmp_path):
+    trainer = PlayedTrainer(make(withdraw_at_end=True), tmp_path).begin()
+    trainer.step()
+    trainer.end()
+    assert client.withdrawn == ["acme/p"]
+
+
+def test_a_checkpoint_without_an_adapter_is_said_and_leaves_nothing(make, client, tmp_path):
+    trainer = PlayedTrainer(make(), tmp_path).begin()
+    trainer.state.global_step = 1
+    trainer.callback.on_save(trainer.args, trainer.state, None)
+    assert "there is no adapter_config.json in" in str(trainer.callback.last_error)
+    assert list((tmp_path / "loraplane").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (SimpleNamespace(), "no adapter"),
+        (SimpleNamespace(peft_config={"default": SimpleNamespace(peft_type="IA3")}), "adapters of the kind IA3"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_without_lora_ends_at_its_begin_in_every_process(make, tmp_path, model, found, rank):
+    with pytest.raises(ValueError, match=f"has {found}: give the Trainer the model of peft.get_peft_model"):
+        PlayedTrainer(make(), tmp_path, rank=rank).begin(model)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"every": 0}, ValueError, "every=0: write"),
+        ({"every": "step"}, ValueError, "every='step'"),
+        ({"every": True}, ValueError, "every=True"),
+        ({"keep_last_n": 0}, ValueError, "at least 1 is kept"),
+        ({"on_error": "ignore"}, ValueError, 'write "warn" or "raise"'),
+        ({"lod": "lazy"}, TypeError, "takes no 'lod'; of publish it takes .*load"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once(make, wrong, error, words):
+    with pytest.raises(error, match=words):
+        make(**wrong)
+
+
+def test_a_registry_is_named_by_its_address_and_made_when_it_is_needed(module, monkeypatch, client, tmp_path):
+    asked: list[str] = []
+    monkeypatch.setattr(module, "Registry", lambda address: asked.append(address) or client)
+    callback = module.LoraPlaneCallback("acme/p", "qwen", registry="admin:7600", wait=True)
+    trainer = PlayedTrainer(callback, tmp_path).begin()
+    assert asked == []
+    trainer.step()
+    trainer.step()
+    assert (asked, len(client.versions)) == (["admin:7600"], 2)
