@@ -11,6 +11,7 @@ import sys
 
 import structlog
 
+from registry.runtime import tracing
 from registry.runtime.engine_drivers import NoDriver
 from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
@@ -53,7 +54,17 @@ def main() -> None:
     spare_collector()
     raise_descriptor_limit()
     configure_logging()
-    supervise(PROGRAM, _until_signalled(settings), EXITS)
+    tracing.start(
+        PROGRAM,
+        os.environ,
+        lambda why: _log.warning("tracing_unavailable", message=why),
+        pool=settings.pool,
+        replica=settings.replica,
+    )
+    try:
+        supervise(PROGRAM, _until_signalled(settings), EXITS)
+    finally:
+        tracing.stop()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import structlog
 from registry.admin.server import running
 from registry.admin.settings import AdminSettings
 from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
+from registry.runtime import tracing
 from registry.runtime.flags import read_settings
 from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
@@ -42,7 +43,11 @@ def main() -> None:
     spare_collector()
     raise_descriptor_limit()
     configure_logging()
-    supervise(PROGRAM, _serve(settings), EXITS)
+    tracing.start(PROGRAM, os.environ, lambda why: _log.warning("tracing_unavailable", message=why))
+    try:
+        supervise(PROGRAM, _serve(settings), EXITS)
+    finally:
+        tracing.stop()
 
 
 if __name__ == "__main__":

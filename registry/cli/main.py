@@ -20,6 +20,7 @@ from registry.cli.options import form_asked, global_options_first
 from registry.cli.views.output import OUTPUTS, Color, Format, output_of
 from registry.lora.text import escaped
 from registry.model.errors import Reason
+from registry.runtime import tracing
 from registry.runtime.commands import called, complaint, parameters, version_flag
 from registry.runtime.program import spare_collector
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER
@@ -159,11 +160,13 @@ def _report(failure: CommandFailure, first: Sequence[str]) -> int:
 def main() -> None:
     """Entry point of the console script."""
     spare_collector()  # before the commands are imported: most of a short run is that
+    tracing.start("loraplane", os.environ, lambda why: sys.stderr.write(f"loraplane: no traces: {why}\n"))
     try:
         code = run(sys.argv[1:])
     except Exception as error:  # noqa: BLE001 - the supervisor: what nobody foresaw is told in one line, too
         code = _report(_unforeseen(error), global_options_first(sys.argv[1:])[0])
     sys.stdout.flush()
+    tracing.stop()
     sys.exit(code)
 
 

@@ -32,11 +32,13 @@ from registry.model.errors import (
     RETRY_AFTER,
     InvalidArgument,
     Reason,
+    RegistryError,
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
 )
 from registry.model.names import REPEATED_METADATA
+from registry.runtime import tracing
 from registry.v1 import registry_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -140,19 +142,28 @@ class AdminCalls:
         Raises:
             RegistryError: as the admin service refused it, or Unavailable.
         """
-        sent = repeats
+        sent, change = repeats, _change_of(request)
 
         async def attempt(seconds: float) -> Reply:
             nonlocal sent
             shown = await self._shown()
-            metadata, sent = (*shown, REPEATED_METADATA) if sent else shown, True
+            traced = tracing.headers(change)
+            metadata, sent = (*shown, *traced, REPEATED_METADATA) if sent else (*shown, *traced), True
             call = self.channel.unary_unary(f"{_SERVICE}/{method.name}", _serialized, method.reply.FromString)
             with self._outcomes(request_id):
                 answer = await call(request, timeout=seconds, metadata=metadata or None)
             self.has_answered = True
             return answer
 
-        return await self.repeated(attempt, timeout_seconds)
+        begun, failed = time.monotonic(), ""
+        try:
+            return await self.repeated(attempt, timeout_seconds)
+        except RegistryError as error:
+            failed = error.reason
+            raise
+        finally:
+            seconds = time.monotonic() - begun
+            tracing.record("request", change, {"method": method.name}, seconds=seconds, failed=failed)
 
     async def pages(
         self, method: AdminMethod[Listing, Page], request: Listing, timeout_seconds: float | None = None
@@ -348,6 +359,13 @@ def _bearer(token: TokenSource | None, *, is_private: bool) -> BearerToken | Non
 def _ended(refusal: Unauthenticated) -> Unavailable:
     """The error of a token that ended, where another may be there by now."""
     return Unavailable(Reason.ADMIN_UNAVAILABLE, f"the token ended: {refusal.message}")
+
+
+def _change_of(request: Message) -> str:
+    """The request id of what changes something, for its trace; empty: nothing is changed."""
+    if getattr(request, "validate_only", False):
+        return ""
+    return str(getattr(request, "request_id", ""))
 
 
 def _serialized(message: Message) -> bytes:

@@ -15,6 +15,7 @@ import structlog
 
 from registry.lora.config import MAX_CONFIG_BYTES
 from registry.lora.digest import CONFIG_FILE, WEIGHTS_FILE, FileEntry, manifest_digest
+from registry.runtime import tracing
 from registry.runtime.failpoints import Point, hit
 from registry.runtime.local_files import sync_directory
 from registry.sources.base import ArtifactError, Source, Stop
@@ -266,7 +267,8 @@ class Ingest:
         if expected not in {None, found}:
             raise mismatch(order.ref, found, str(expected))
         self.signatures.take(order.ref, found, arriving.entries, bundle)
-        examination = self.examiner.examine(arriving.directory, order.base, order.policy, stop)
+        with tracing.part("checked"):
+            examination = self.examiner.examine(arriving.directory, order.base, order.policy, stop)
         hit(Point.VERIFIED)
         return Ingested(found, examination)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 
 from registry.runtime.failpoints import Point, hit
@@ -94,7 +95,8 @@ class Obtainer:
         stop, loop = Stop(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(STAGING_TIMEOUT_SECONDS):
-                return await loop.run_in_executor(self.workers, self._stage, order, stop, refused)
+                run = copy_context().run  # of which change it is
+                return await loop.run_in_executor(self.workers, run, self._stage, order, stop, refused)
         except TimeoutError as error:
             message = f"it was not staged within {STAGING_TIMEOUT_SECONDS:g} s; it is tried again"
             raise ArtifactError("staging_timeout", message) from error

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from registry.model.names import tenant_of
+from registry.runtime import tracing
 from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef, ArtifactStore, Stage
 from sidecar.metrics import STAGE_SECONDS
@@ -230,28 +231,35 @@ class Staging:
 
     async def _run(self, turn: Turn) -> None:
         stage = turn.stage
+        failed = ""
         try:
-            staged = await self._store.ensure(stage.ref, stage.refused)
+            with tracing.about(stage.request_id, {"adapter": stage.name}):
+                staged = await self._store.ensure(stage.ref, stage.refused)
             about = {"name": stage.name, "artifact": staged.id, "digest": staged.digest}
             _log.info("artifact_staged", **about, request_id=stage.request_id)
             self._on_success(stage)
         except SourceUnchanged as error:
+            failed = "source_unchanged"
             self._on_failure(stage, error)
         except ArtifactError as error:
+            failed = error.reason
             self._on_failure(stage, error)
             about = {"name": stage.name, "reason": error.reason, "message": error.message, "detail": error.detail}
             _log.warning("artifact_failed", **about, request_id=stage.request_id)
         except Exception:  # noqa: BLE001 - the supervisor of one staging: what somebody's files made us do ends no other
+            failed = "internal_error"
             self._on_failure(stage, ArtifactError("internal_error", _BROKEN))
             _log.exception("staging_broke", name=stage.name, request_id=stage.request_id)
-        self._end(turn)
+        self._end(turn, failed)
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: Turn, failed: str) -> None:
         task = self._working.pop(turn, None)
         if task is None or task.cancelling():
             return  # its end came with that of its turn, and the next one will find what is there; or with the group's
         self._slots.end(turn)
-        STAGE_SECONDS.observe(_now() - turn.entered)
+        seconds, stage = _now() - turn.entered, turn.stage
+        STAGE_SECONDS.observe(seconds)
+        tracing.record("staged", stage.request_id, {"adapter": stage.name}, seconds=seconds, failed=failed)
         self.in_progress.discard(turn.stage.ref)
         self._rearrange()
         self._on_end()

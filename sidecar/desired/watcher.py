@@ -47,6 +47,7 @@ from registry.etcd3.reflector import (
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, Meta
+from registry.runtime import tracing
 from registry.runtime.clock import Clock
 from registry.runtime.supervisor import Keep, keep_once
 from sidecar.desired.mailbox import Snapshot
@@ -258,12 +259,21 @@ class Watcher:
                 await self._judge(candidate, None)
             case Booting() | Following() | Relisting():
                 self._journal.append(AdaptersChanged(revision, events))
-                self._informer.apply(revision, events)
+                changed = self._informer.apply(revision, events)
                 self._post(replace(self._mailbox.snapshot, last_request_id=request_of(events)))
+                self._trace(changed)
                 if self._journal.wants_base:
                     await self._cache.rewrite()
             case _:
                 assert_never(self._cache.state)
+
+    def _trace(self, changed: Iterable[str]) -> None:
+        """Tells that these adapters were seen to change, whether this replica is to serve them or not."""
+        if tracing.is_on():
+            adapters = self._informer.state.adapters
+            for adapter in (adapters[key] for key in changed if key in adapters):
+                about: tracing.Attributes = {"adapter": adapter.name, "generation": adapter.generation}
+                tracing.record_since("seen", adapter.request_id, adapter.updated_at, about)
 
     async def _take_progress(self, revision: int) -> None:
         match self._cache.state:

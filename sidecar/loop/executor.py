@@ -10,13 +10,14 @@ from typing import Any, assert_never
 import structlog
 
 from registry.model.names import PROOF_PREFIX, name_key
+from registry.runtime import tracing
 from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.driver import Engine, check_name
 from sidecar.engines.observed import AlreadyThere, Done, EngineGone, EnginePaused, Observed, Outcome, Unknown, Use
 from sidecar.metrics import ENGINE_CALL_SECONDS
-from sidecar.plan.names import key_of
+from sidecar.plan.names import SEPARATOR, key_of
 from sidecar.plan.types import Call, InProgress, Load, Plan, Swap, Unload
 
 _log = structlog.get_logger()
@@ -37,6 +38,10 @@ MAX_REST_SECONDS = 10.0
 # An engine that had no requests is not asked again for so long, in which many small adapters are loaded. A request that
 # comes meanwhile finds no rest between loads, but for no longer.
 IDLE_SECONDS = 0.05
+
+
+# What a trace calls the end of each kind of call.
+_STAGES = {"load": "loaded", "swap": "swapped", "unload": "unloaded"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +244,9 @@ class Executor:
         if not isinstance(call, Unload):
             self._rest_until = started + seconds + min(seconds * REST_FACTOR, MAX_REST_SECONDS)
         kind = type(call).__name__.lower()
+        failed = "" if isinstance(outcome, Done | AlreadyThere) else type(outcome).__name__.lower()
+        about = {"adapter": call.name.partition(SEPARATOR)[0], "engine_name": call.name}
+        tracing.record(_STAGES[kind], call.request_id, about, seconds=seconds, failed=failed)
         ENGINE_CALL_SECONDS.labels(kind, type(outcome).__name__.lower()).observe(seconds)
         _log.info("engine_call", call=kind, name=call.name, request_id=call.request_id, outcome=repr(outcome))
         return _attempt(call, incarnation, outcome)

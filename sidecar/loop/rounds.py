@@ -10,6 +10,7 @@ from datetime import datetime
 
 from registry.model.names import name_key
 from registry.model.records import BaseShapes
+from registry.runtime import tracing
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.desired.mailbox import Snapshot
@@ -91,6 +92,8 @@ class Propagation:
                 adapter = adapters.get(key)
                 if adapter is not None and served.get(adapter.name) == generation:
                     self._observe(adapter.updated_at, now)
+                    about: tracing.Attributes = {"adapter": adapter.name, "generation": generation}
+                    tracing.record_since("served", adapter.request_id, adapter.updated_at, about)
         self._pending = {name_key(entry.name): entry.generation for entry in plan.pending if not entry.is_settled}
 
     def _observe(self, updated_at: str, now: datetime) -> None:

@@ -35,7 +35,13 @@ def asked(name: str) -> list[str]:
     groups, extras = PROJECT["dependency-groups"], PROJECT["project"]["optional-dependencies"]
     lines = {
         "control-plane": PROJECT["project"]["dependencies"],
-        "dev": [*PROJECT["project"]["dependencies"], *extras["embedded"], *extras["dev"][1:], *groups["build"]],
+        "dev": [
+            *PROJECT["project"]["dependencies"],
+            *extras["embedded"],
+            *extras["otel"],
+            *extras["dev"][1:],
+            *groups["build"],
+        ],
     }.get(name) or groups[name]
     return [one for line in lines for one in (groups[line["include-group"]] if isinstance(line, dict) else [line])]
 

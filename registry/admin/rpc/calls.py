@@ -20,6 +20,7 @@ class CallContext:
     `origin` is whom limits count it to: the principal that a certificate names, or else the address. `connection` is
     as gRPC names it. `repeats`: its client says that it may be a repetition. `grant`: all that the principal may do;
     None: everything. `expires`: until when its credential counts, in seconds since 1970; None: as long as it takes.
+    `traceparent`: the span that it is of, as its client says; empty: not known, or nobody traces.
     """
 
     method: str
@@ -31,6 +32,7 @@ class CallContext:
     grant: Grant | None = None
     expires: float | None = None
     trace: CallTrace = NO_TRACE
+    traceparent: str = ""
 
     def caller(self, request_id: str) -> Caller:
         """The caller of a change; an empty id is replaced by one of ours."""

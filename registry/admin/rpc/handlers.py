@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,10 +24,11 @@ from registry.admin.rpc.visible import (
     seen_status,
     seen_tenants,
 )
-from registry.model.errors import FailedPrecondition
+from registry.model.errors import FailedPrecondition, RegistryError
 from registry.model.keys import last_part
 from registry.model.messages import pool_message, tenant_message
 from registry.rollout.expected import expectation_of, labels_of
+from registry.runtime import tracing
 from registry.runtime.clock import Deadline
 from registry.runtime.program import release_version
 from registry.store.pages import check_page_size, decode_token, parse_filter
@@ -229,8 +231,19 @@ class Writes:
         return pb.ForgetReplicaResponse()
 
     async def _change(self, change: Change, request: Request, caller: Caller, call: CallContext) -> Settled:
-        """Carries a change out and logs it. Raises RegistryError."""
-        settled = await self._writer.change(change, caller, call.deadline, validate_only=request.validate_only)
+        """Carries a change out, logs it, and tells of it to whoever traces. Raises RegistryError."""
+        begun, failed, revision = time.monotonic(), "", 0
+        try:
+            settled = await self._writer.change(change, caller, call.deadline, validate_only=request.validate_only)
+            revision = settled.revision
+        except RegistryError as error:
+            failed = error.reason
+            raise
+        finally:
+            if not request.validate_only:
+                about = {"method": call.method, "pool": getattr(change, "pool", ""), "revision": revision}
+                took = time.monotonic() - begun
+                tracing.record("change", caller.request_id, about, seconds=took, failed=failed, caller=call.traceparent)
         if not request.validate_only:
             _log.info(
                 "change_settled",

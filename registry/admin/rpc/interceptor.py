@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -44,6 +44,7 @@ from registry.model.errors import (
     Unavailable,
 )
 from registry.model.names import REPEATED_METADATA
+from registry.runtime import tracing
 from registry.runtime.clock import Deadline
 from registry.runtime.process import Repeats
 from registry.store.failures import outcome_unknown
@@ -389,7 +390,10 @@ async def _call(method: str, context: Context, shown: Shown, access: AccessContr
     seconds = MAX_UNARY_SECONDS if remaining is None else min(MAX_UNARY_SECONDS, remaining * (1 - _FOR_THE_ANSWER))
     metadata = context.invocation_metadata() or ()
     repeats = REPEATED_METADATA in metadata and METHODS[method][0] not in READING
-    return await call_of(method, shown, seconds, repeats=repeats, access=access)
+    call = await call_of(method, shown, seconds, repeats=repeats, access=access)
+    if not tracing.is_on():
+        return call
+    return replace(call, traceparent=next((str(value) for name, value in metadata if name == "traceparent"), ""))
 
 
 def _shown(context: Context) -> Shown:
