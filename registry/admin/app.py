@@ -35,6 +35,7 @@ from registry.etcd3.informer import SharedInformerFactory
 from registry.model.keys import Keys
 from registry.residency.hub import ResidencyHub
 from registry.rollout.controller import RolloutController, Shared
+from registry.rollout.expiry import ExpiryController
 from registry.rollout.members import MembersKeeper, forget
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.clock import Clock
@@ -103,6 +104,7 @@ class AdminService:
     hub: ResidencyHub
     probe: Probe
     controller: RolloutController
+    expiry: ExpiryController
     members: MembersKeeper
     calls: CallLimits
     denials: DenialRecorder
@@ -123,6 +125,7 @@ class AdminService:
                 ours = [
                     tasks.create_task(keep("probe", self.probe.run), name="probe"),
                     tasks.create_task(keep("rollouts", self.controller.run), name="conductor"),
+                    tasks.create_task(keep("expiry", self.expiry.run), name="expiry"),
                     tasks.create_task(keep("members", self.members.run), name="members"),
                 ]
                 if self.ports.access is not None:
@@ -163,6 +166,7 @@ def assemble(ports: AdminPorts) -> AdminService:
     hub = ResidencyHub(client, keys, informers, keep=supervisor.keep)
     probe = Probe(client, keys, gate, ports.health, metrics, SERVICE)
     shared = Shared(client, keys, writer, informers, metrics.count_conducted, rng, supervisor.keep)
+    expiry = ExpiryController(shared, metrics.expired.inc)
     reads, writes = Reads(reader, ports.insecure), Writes(writer, reader, partial(forget, client, keys))
     streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
     audit = AuditHandlers(AuditReader(client, keys, reader, rng=rng), keys)
@@ -175,7 +179,8 @@ def assemble(ports: AdminPorts) -> AdminService:
         informers=informers,
         hub=hub,
         probe=probe,
-        controller=RolloutController(shared),
+        controller=RolloutController(shared, expiry),
+        expiry=expiry,
         members=MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall),
         calls=calls,
         denials=denials,

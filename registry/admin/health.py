@@ -127,6 +127,8 @@ class AdminMetrics:
         self.no_space = counter("loraplane_admin_no_space", "Changes that etcd refused for want of space.")
         told = "Rollouts that were promoted or halted by this service, or found so."
         self.conducted = counter("loraplane_admin_rollouts", told, ["verb"])
+        told = "Adapters whose ttl was over that this service deleted, or found deleted so."
+        self.expired = counter("loraplane_admin_expired_adapters", told)
         told = "Failures of a part of this service that nobody foresaw; it is run again."
         self.internal_errors = counter("loraplane_admin_internal_errors", told, ["part"])
         told = "Connections to the HTTP port that this service ended by itself, by why."

@@ -6,7 +6,6 @@ variable that was set for a daemon would end up in records. Global options may s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
@@ -17,6 +16,7 @@ import click
 
 from registry.cli.failure import usage
 from registry.runtime import commands
+from registry.runtime.durations import seconds_of
 from registry.runtime.program import variable_of
 
 if TYPE_CHECKING:  # protobuf is not imported for a help or a version
@@ -217,10 +217,9 @@ LookSeconds = Annotated[
     float,
     flag("--look-seconds", metavar="S", min=0, help="Seconds for reading sources of other hosts before; 0: not."),
 ]
-_SPAN = re.compile(r"([0-9]{1,6})([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 # Longer than anything is kept.
 _LONGEST = timedelta(days=366)
+_LONGEST_WORD = 7
 
 
 def span_of(since: str) -> timedelta:
@@ -229,7 +228,7 @@ def span_of(since: str) -> timedelta:
     Raises:
         CliError: it means none.
     """
-    match = _SPAN.fullmatch(since)
-    if match is None:
-        raise usage(f"--since {since}: write a number and s, m, h or d, such as 30m")
-    return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)
+    try:
+        return min(timedelta(seconds=seconds_of(since if len(since) <= _LONGEST_WORD else "")), _LONGEST)
+    except ValueError as error:
+        raise usage(f"--since {since}: {error}") from error

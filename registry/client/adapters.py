@@ -39,6 +39,8 @@ class RegisteredAdapter:
             had it itself. Of one that was restored everything else is what that principal said.
         restored_at: when, RFC 3339; empty: it was not restored.
         enabled: False: it is served nowhere.
+        ttl_seconds: so long after its last change it is deleted; None: never.
+        expires_at: about when, RFC 3339; empty: never.
     """
 
     name: str
@@ -60,6 +62,8 @@ class RegisteredAdapter:
     restored_by: str = ""
     restored_at: str = ""
     enabled: bool = True
+    ttl_seconds: int | None = None
+    expires_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,8 @@ def adapter_of(wire: pb.Adapter) -> RegisteredAdapter:
         restored_by=wire.restored_by.principal,
         restored_at=wire.restored_by.at,
         enabled=spec.enabled or not spec.HasField("enabled"),
+        ttl_seconds=spec.ttl_seconds if spec.HasField("ttl_seconds") else None,
+        expires_at=wire.expires_at,
     )
 
 

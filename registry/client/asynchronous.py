@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any, Literal
 
 from registry.client import admin_api as api
@@ -77,6 +78,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         canaries: Canaries | Keep | None = KEEP,
         description: str | Keep = KEEP,
         enabled: bool | Keep = KEEP,
+        ttl: str | float | timedelta | Keep | None = KEEP,
         replace: bool = False,
         wait: float | bool = True,
         timeout_seconds: float | None = None,
@@ -110,6 +112,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             canaries: replicas that take new weights first; None: all take them at once.
             description: for people; empty: none.
             enabled: False: it is served nowhere, and all else of it is kept.
+            ttl: so long after its last change it is deleted: ``"7d"``, seconds or a timedelta; None: never.
             replace: what is not given gets its default, as by a manifest that does not say it.
             wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
             timeout_seconds: for the change and for the replicas together, from when the files are digested; None: 300,
@@ -145,6 +148,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             canaries=canaries,
             description=description,
             enabled=enabled,
+            ttl=ttl,
             replace=replace,
         )
         change = await asyncio.to_thread(change_of, publication)

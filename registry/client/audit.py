@@ -70,6 +70,7 @@ class AuditEntry:
         method: of the API, as ``ApplyAdapters``, or the page.
         changes: what was done; empty: it was refused.
         denial: None: it was done.
+        reason: why the admin service did it by itself, as ``ttl``; empty: somebody asked for it.
     """
 
     id: str
@@ -87,6 +88,7 @@ class AuditEntry:
     method: str
     changes: tuple[AuditedChange, ...]
     denial: AuditDenial | None
+    reason: str = ""
 
 
 def entry_of(wire: pb.AuditEntry) -> AuditEntry:
@@ -113,6 +115,7 @@ def entry_of(wire: pb.AuditEntry) -> AuditEntry:
         denial=AuditDenial(denial.reason, denial.message, denial.tenant, denial.times)
         if wire.HasField("denial")
         else None,
+        reason=wire.reason,
     )
 
 

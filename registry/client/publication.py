@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,6 +15,7 @@ from typing import Any, Final, Literal
 from registry.client.adapters import Canaries, strategy_of
 from registry.lora.findings import UnfitAdapter, summary
 from registry.model.errors import InvalidArgument, Reason
+from registry.runtime.durations import seconds_of
 from registry.v1 import registry_pb2 as pb
 
 
@@ -66,6 +69,7 @@ class Publication:
         canaries: replicas that take new weights first; None: all take them at once.
         description: for people; empty: none.
         enabled: False: it is served nowhere, and all else of it is kept.
+        ttl: so long after its last change it is deleted: ``"7d"``, seconds or a timedelta; None: never.
         replace: what is `KEEP` gets its default instead.
         etag: refuse unless the adapter has it; empty: no condition.
     """
@@ -86,6 +90,7 @@ class Publication:
     canaries: Canaries | Keep | None = KEEP
     description: str | Keep = KEEP
     enabled: bool | Keep = KEEP
+    ttl: str | float | timedelta | Keep | None = KEEP
     replace: bool = False
     etag: str = ""
 
@@ -108,7 +113,7 @@ def wire_of(change: Publication | Withdrawal) -> pb.AdapterChange:
 
 # Fields of a spec that belong to the weights: what is said of earlier ones does not hold for others.
 _OF_WEIGHTS = ("source", "expect")
-_FIELD_OF = {"canaries": "strategy"}
+_FIELD_OF = {"canaries": "strategy", "ttl": "ttl_seconds"}
 _KEEPABLE = [one.name for one in fields(Publication) if one.default is KEEP]
 
 
@@ -153,8 +158,22 @@ def _put(spec: pb.AdapterSpec, name: str, value: Any) -> None:  # noqa: ANN401 -
                 spec.placement.MergeFrom(_placement(**value))
             case "prepare":
                 spec.prepare.MergeFrom(pb.Prepare(**value))
+            case "ttl":
+                spec.MergeFrom(pb.AdapterSpec(ttl_seconds=_seconds(value)))
             case _:
                 setattr(spec, name, value)
+
+
+def _seconds(ttl: str | float | timedelta | None) -> int | None:
+    """The ttl in whole seconds, rounded up. Raises ValueError: it is no time."""
+    if ttl is None:
+        return None
+    if isinstance(ttl, str):
+        return seconds_of(ttl)
+    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    if isinstance(seconds, bool) or not math.isfinite(seconds):
+        raise ValueError(f'{ttl!r} is no time: write "7d", a number of seconds, a timedelta, or None')
+    return math.ceil(seconds)
 
 
 def _placement(*, replicas: int | str = "all", selector: Mapping[str, str] | None = None) -> pb.Placement:

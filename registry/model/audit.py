@@ -28,6 +28,7 @@ class AuditRecord(Stored):
         fingerprint: of the certificate or the token, ``sha256:`` and 64 hex digits; empty: neither was shown.
         peer: address that it came from, as gRPC names it.
         user_agent: as the client says.
+        reason: why the admin service did it by itself, as ``ttl``; empty: somebody asked for it.
     """
 
     max_bytes = MAX_TRANSACTION_BYTES
@@ -42,6 +43,7 @@ class AuditRecord(Stored):
     request_id: str
     method: str
     changes: list[AuditChange]
+    reason: str = ""
 
 
 class DenialRecord(Stored):

@@ -53,7 +53,7 @@ class Keys:
 
     def written_by_admin(self) -> tuple[bytes, ...]:
         """Prefixes of all that admin services write, but for the key `meta`."""
-        kinds = ("adapters", "audit", "drains", "history", "left", "members", "pools", "requests", "tenants")
+        kinds = ("adapters", "audit", "clock", "drains", "history", "left", "members", "pools", "requests", "tenants")
         return tuple(self._key(kind, "") for kind in kinds)
 
     def backed_up(self) -> tuple[bytes, ...]:
@@ -124,6 +124,10 @@ class Keys:
 
     def drain(self, pool: str, replica: str) -> bytes:
         return self._key("drains", pool, replica)
+
+    def expiry_clock(self) -> bytes:
+        """Key of the clock by which adapters end."""
+        return self._key("clock", "expiry")
 
     def meta(self) -> bytes:
         return self._key("meta")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from registry.v1 import registry_pb2 as pb
 
 if TYPE_CHECKING:
+    from registry.model.expected_answers import Expect
     from registry.model.records import (
         AdapterRecord,
         AdapterSpec,
         BaseShapes,
         CanaryRollout,
-        Expect,
         PoolLimits,
         PoolSpec,
         RetiredRecord,
@@ -53,6 +53,8 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
     )
     if not spec.enabled:
         message.enabled = False
+    if spec.ttl_seconds is not None:
+        message.ttl_seconds = spec.ttl_seconds
     return message
 
 
@@ -81,6 +83,7 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "description": spec.description or None,
         "expect": _expect_dict(spec.expect) if spec.HasField("expect") else None,
         "enabled": spec.enabled or not spec.HasField("enabled"),
+        "ttl_seconds": spec.ttl_seconds if spec.HasField("ttl_seconds") else None,
     }
 
 
@@ -130,6 +133,7 @@ def adapter_message(record: AdapterRecord, revision: int) -> pb.Adapter:
         updated_by=record.updated_by,
         request_id=record.request_id,
         rollout=canary_message(record.rollout) if record.rollout else None,
+        expires_at=record.expires_at,
     )
 
 
@@ -155,6 +159,7 @@ def adapter_dict(adapter: pb.Adapter) -> Plain:
         "request_id": adapter.request_id,
         "canaries": canary_dict(adapter.rollout) if adapter.HasField("rollout") else None,
         "restored_by": restored_dict(adapter.restored_by) if adapter.HasField("restored_by") else None,
+        "expires_at": adapter.expires_at or None,
     }
 
 

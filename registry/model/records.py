@@ -6,12 +6,13 @@ The `title` of a field says what it means; its `description` what to write there
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints
 
 from registry.lora.base import check_patterns
 from registry.lora.signatures import SIGNATURE_PATTERN
+from registry.model.expected_answers import Expect
 from registry.model.names import check_engine_host, label_text
 from registry.model.status import ReportedEvidence
 from registry.model.stored import MAX_TRANSACTION_BYTES, Number, Part, Stored
@@ -41,11 +42,8 @@ Labels = Annotated[
         "characters",
     ),
 ]
-TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-Logprob = Annotated[float, Field(ge=-1000, le=0, allow_inf_nan=False)]
-MAX_EXPECTED_PROMPTS, MAX_EXPECTED_PROMPT_TOKENS, MAX_EXPECTED_TOKENS = 4, 64, 16
-# By measurement, see docs/decisions/0043-expected-answers.md.
-EXPECT_TOLERANCE = 0.2
+# The shortest that the controller can keep to: it looks every few seconds at what has ended. The longest: ten years.
+MIN_TTL_SECONDS, MAX_TTL_SECONDS = 10, 315_360_000
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 # How far a restored generation may be above the one before it; and the first, as of one a second for 30 years.
 MAX_RESTORED_STEP, MAX_RESTORED_FIRST = 1000, 1_000_000_000
@@ -139,53 +137,11 @@ class Prepare(Part):
     )
 
 
-class ExpectedAnswer(Part):
-    """Answer of an engine to one prompt with the adapter: the likeliest tokens, one by one, by their numbers.
-
-    `logprobs` are natural logarithms, one of each token; empty: only the tokens are compared.
-    """
-
-    prompt: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EXPECTED_PROMPT_TOKENS)] = Field(
-        title="Prompt, as numbers of tokens", description="write 1 to 64 numbers of tokens, e.g. [1, 450, 4996]"
-    )
-    tokens: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EXPECTED_TOKENS)] = Field(
-        title="Likeliest next tokens, one by one", description="write 1 to 16 numbers of tokens, e.g. [263, 29871]"
-    )
-    logprobs: Annotated[list[Logprob], Field(max_length=MAX_EXPECTED_TOKENS)] = Field(
-        title="Logarithm of the probability of each; none: only tokens are compared",
-        default=[],
-        description="write one number from -1000 to 0 for each of the tokens, or leave them out",
-    )
-
-    @model_validator(mode="after")
-    def _logprobs_go_with_tokens(self) -> Self:
-        if self.logprobs and len(self.logprobs) != len(self.tokens):
-            raise ValueError(f"{len(self.logprobs)} logprobs of {len(self.tokens)} tokens")
-        return self
-
-
-class Expect(Part):
-    """Answers that engines have to give with an adapter before its name is bound, as its trainer saw it answer.
-
-    `tolerance`: how far a logprob may be from the expected one, and below the likeliest token's.
-    """
-
-    answers: Annotated[list[ExpectedAnswer], Field(min_length=1, max_length=MAX_EXPECTED_PROMPTS)] = Field(
-        title="Prompts with their answers",
-        description="give 1 to 4 answers, each with a prompt, its tokens, and one logprob of each token or none",
-    )
-    tolerance: float = Field(
-        title="Distance that a logprob may have from it",
-        default=EXPECT_TOLERANCE,
-        ge=0.0001,
-        le=10,
-        allow_inf_nan=False,
-        description="use a number from 0.0001 to 10",
-    )
-
-
 class AdapterSpec(Part):
-    """Desired state of an adapter. Its change, and nothing else, makes a new generation."""
+    """Desired state of an adapter. Its change, and nothing else, makes a new generation, but for that of `ttl_seconds`.
+
+    `ttl_seconds`: so long after its record was last written the adapter is deleted; None: never.
+    """
 
     source: SourceSpec = Field(
         title="Place of its files", description="an adapter needs a source with a uri, e.g. file:///adapters/sql"
@@ -227,6 +183,17 @@ class AdapterSpec(Part):
     enabled: bool = Field(
         title="False: served nowhere", default=True, description="use true, or false to have it served nowhere"
     )
+    ttl_seconds: Annotated[int, Field(ge=MIN_TTL_SECONDS, le=MAX_TTL_SECONDS)] | None = Field(
+        title="Time after its last change until it is deleted; without one it stays",
+        default=None,
+        description=f"use a whole number of seconds from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, which is ten years; "
+        "without one it never ends",
+    )
+
+    @property
+    def weights_and_serving(self) -> AdapterSpec:
+        """Everything but how long it lives: what makes a generation."""
+        return self.model_copy(update={"ttl_seconds": None}) if self.ttl_seconds is not None else self
 
 
 class CanaryRollout(Part):
@@ -252,6 +219,8 @@ class AdapterRecord(Stored):
     """One adapter at one generation. `request_id` is that of the change which made the generation.
 
     `rollout` None: the generation is for all replicas that serve the adapter. `retry` None: nobody asked for one.
+    `expires_at`: when its time to live is over by the clock of who wrote this, RFC 3339, for people: the controller of
+    rollouts goes by no wall clock (`registry.rollout.expiry`). None: never.
     """
 
     name: str
@@ -264,6 +233,7 @@ class AdapterRecord(Stored):
     request_id: str = ""
     rollout: CanaryRollout | None = None
     retry: AskedRetry | None = None
+    expires_at: str | None = None
 
 
 class Restoration(Part):

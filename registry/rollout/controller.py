@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import structlog
 
@@ -18,7 +19,7 @@ from registry.access.principal import Credential, Principal
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.client import Client
 from registry.etcd3.informer import SharedInformerFactory
-from registry.etcd3.ops import KeyValue, prefix_end
+from registry.etcd3.ops import Event, KeyValue, prefix_end
 from registry.etcd3.reflector import Reflector
 from registry.etcd3.stream import Changed, Listed
 from registry.model.errors import Reason, RegistryError, Unavailable
@@ -47,10 +48,10 @@ from registry.transactions.context import Caller
 from registry.transactions.decode import read_adapter
 
 PRINCIPAL = Principal("loraplane-admin", Credential.SERVICE)
-_ACT_SECONDS = 10.0
+ACT_SECONDS = 10.0
 # Between two looks at a pool, however fast its replicas report, give or take a half.
 _PAUSE_SECONDS = 0.2
-_RETRY = Backoff(base_seconds=0.5, cap_seconds=15.0)
+RETRY = Backoff(base_seconds=0.5, cap_seconds=15.0)
 _log = structlog.get_logger()
 
 
@@ -124,7 +125,7 @@ class PoolController:
                 case _:
                     pass
         if due and not await self._act(due, pool, reader):
-            again_at.append(_now() + _RETRY.delay(self._failures, self._shared.rng.uniform))
+            again_at.append(_now() + RETRY.delay(self._failures, self._shared.rng.uniform))
         return min(again_at, default=None)
 
     async def _find_due(self, kv: KeyValue, pool: PoolSnapshot, reader: PoolReader) -> Due | LookAgain | Leave:
@@ -153,7 +154,7 @@ class PoolController:
 
     async def _act(self, due: list[Due], pool: PoolSnapshot, reader: PoolReader) -> bool:
         """Does what is due, if it still is at one revision; False: not all could be done."""
-        deadline = Deadline.of(_ACT_SECONDS)
+        deadline = Deadline.of(ACT_SECONDS)
         try:
             _, now = await read_pool(self._shared.client, self._shared.keys, due[0].record.name, pool, deadline)
             done = [await self._carry_out(one, now, reader.losses) for one in due]
@@ -184,7 +185,7 @@ class PoolController:
         caller = Caller(PRINCIPAL, request_id, request_id_given=True)
         about = {"pool": change.pool, "name": change.name, "generation": change.generation, "request_id": request_id}
         try:
-            settled = await self._shared.writer.change(change, caller, Deadline.of(_ACT_SECONDS), validate_only=False)
+            settled = await self._shared.writer.change(change, caller, Deadline.of(ACT_SECONDS), validate_only=False)
         except Unavailable:
             raise
         except RegistryError as error:
@@ -205,11 +206,22 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class RolloutController:
-    """Watches the adapters of all pools, and controls the pools that have rollouts."""
+class AdapterFollower(Protocol):
+    """Somebody else who is to hear of the adapters of all pools, without a watch of its own."""
 
-    def __init__(self, shared: Shared) -> None:
+    def listed(self, kvs: Iterable[KeyValue]) -> None:
+        """Takes a whole list."""
+
+    def changed(self, events: Iterable[Event]) -> None:
+        """Takes all changes of one revision."""
+
+
+class RolloutController:
+    """Watches the adapters of all pools, and controls the pools that have rollouts; `beside` hears the same."""
+
+    def __init__(self, shared: Shared, beside: AdapterFollower | None = None) -> None:
         self._shared = shared
+        self._beside = beside
         self._prefix = shared.keys.all_adapters()
         self._running = OpenRollouts(self._prefix)
         self._pools: dict[str, PoolController] = {}
@@ -222,11 +234,21 @@ class RolloutController:
             async for reflection in reflections:
                 match reflection:
                     case Listed():
-                        self._wake(self._running.listed(reflection.kvs), tasks)
+                        self._listed(reflection.kvs, tasks)
                     case Changed():
-                        self._wake(self._running.changed(reflection.events), tasks)
+                        self._changed(reflection.events, tasks)
                     case _:
                         pass
+
+    def _listed(self, kvs: Sequence[KeyValue], tasks: asyncio.TaskGroup) -> None:
+        if self._beside is not None:
+            self._beside.listed(kvs)
+        self._wake(self._running.listed(kvs), tasks)
+
+    def _changed(self, events: Sequence[Event], tasks: asyncio.TaskGroup) -> None:
+        if self._beside is not None:
+            self._beside.changed(events)
+        self._wake(self._running.changed(events), tasks)
 
     def _wake(self, pools: Iterable[str], tasks: asyncio.TaskGroup) -> None:
         for pool in pools:

@@ -89,9 +89,18 @@ def conductor_request_id(verb: str, record: AdapterRecord, attempt: int) -> str:
 
     `attempt` counts the ids that are used up: one whose request was refused can never be settled otherwise.
     """
-    name = hashlib.sha256(f"{record.pool}\0{name_key(record.name)}".encode()).hexdigest()[:16]
+    return _request_id(verb, record.pool, record.name, record.generation, attempt)
+
+
+def expiry_request_id(pool: str, name: str, etag: int, attempt: int) -> str:
+    """The request id of an adapter's end, likewise: with the etag of the record whose time is over."""
+    return _request_id("expire", pool, name, etag, attempt)
+
+
+def _request_id(verb: str, pool: str, name: str, number: int, attempt: int) -> str:
+    digest = hashlib.sha256(f"{pool}\0{name_key(name)}".encode()).hexdigest()[:16]
     again = f"-{attempt}" if attempt else ""
-    return f"{verb}-{record.pool[:_LONGEST_POOL]}-{name}-{record.generation}{again}"
+    return f"{verb}-{pool[:_LONGEST_POOL]}-{digest}-{number}{again}"
 
 
 # A record without it has no rollout; one with it is read as a whole by those who look.

@@ -215,8 +215,9 @@ def draft_of(
     counts: Mapping[str, Count],
     context: Context,
     compare: Sequence[Compare] = (),
+    reason: str = "",
 ) -> TxnBuilder:
-    """The draft of a change of a pool's adapters; `compare`: besides what the steps do."""
+    """The draft of a change of a pool's adapters; `compare`: besides what the steps do; `reason`: as in the draft."""
     tenants = dict.fromkeys(step.tenant for step in steps)
     counted = [counts[tenant] for tenant in tenants if tenant in counts]
     return TxnBuilder(
@@ -231,6 +232,7 @@ def draft_of(
         success=(*(op for step in steps for op in step.success), *(count.put for count in counted)),
         audit=tuple(step.audit for step in steps if step.audit),
         reply=ChangeReply(adapters=[step.outcome for step in steps]),
+        reason=reason,
     )
 
 

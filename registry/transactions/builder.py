@@ -28,7 +28,10 @@ _OVERHEAD_BYTES = 32  # of one compare or operation on the wire, generously
 
 @dataclass(frozen=True, slots=True)
 class TxnBuilder:
-    """Comparisons and operations of a change, before its bookkeeping. No `success`: nothing changes."""
+    """Comparisons and operations of a change, before its bookkeeping. No `success`: nothing changes.
+
+    `reason`: why the admin service does it by itself; empty: somebody asked for it.
+    """
 
     scope: str
     method: str
@@ -36,6 +39,7 @@ class TxnBuilder:
     success: tuple[Op, ...]
     audit: tuple[AuditChange, ...]
     reply: ChangeReply
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ def _audit_put(draft: TxnBuilder, context: Context, allowed_by: tuple[HeldRole, 
         request_id=context.caller.request_id,
         method=draft.method,
         changes=list(draft.audit),
+        reason=draft.reason,
     )
     return Put(context.keys.audit(draft.scope, context.audit_id), record.to_bytes(), context.leases.audit)
 

@@ -111,6 +111,16 @@ class HaltRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpireAdapter:
+    """Delete an adapter whose time to live is over. Only the admin service asks for it."""
+
+    pool: str
+    name: str
+    generation: int
+    etag: int
+
+
+@dataclass(frozen=True, slots=True)
 class CreatePool:
     """A new pool."""
 
@@ -217,6 +227,7 @@ Change = (
     ApplyAdapters
     | RollbackAdapter
     | RolloutChange
+    | ExpireAdapter
     | CreatePool
     | UpdatePool
     | ConfirmRemovals
@@ -244,7 +255,7 @@ def tenants_of(change: Change) -> tuple[str, ...]:
     match change:
         case ApplyAdapters():
             return tuple(sorted({tenant_of(one.name) for one in change.changes}))
-        case RollbackAdapter() | RestoreHistory():
+        case RollbackAdapter() | RestoreHistory() | ExpireAdapter():
             return (tenant_of(change.name),)
         case SetTenant() | RepairTenant():
             return (change.name,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, canaries, pools, repair, rollouts, tenants
+from registry.transactions import adapters, canaries, expiry, pools, repair, rollouts, tenants
 from registry.transactions.builder import Planned, request_reads
 from registry.transactions.changes import (
     AbortRollout,
@@ -15,6 +15,7 @@ from registry.transactions.changes import (
     CreatePool,
     DeletePool,
     DrainReplica,
+    ExpireAdapter,
     HaltRollout,
     PromoteRollout,
     RepairTenant,
@@ -46,14 +47,24 @@ def _own_reads(change: Change, context: Context) -> tuple[Range, ...]:
             return adapters.rollback_reads(change, keys)
         case PromoteRollout() | AbortRollout() | HaltRollout():
             return rollouts.rollout_reads(change, keys)
+        case ExpireAdapter():
+            return expiry.expiry_reads(change, keys)
         case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
             return pools.pool_reads(change, keys)
+        case SetTenant() | RepairTenant() | RestoreHistory():
+            return _kept_reads(change, context)
+    assert_never(change)
+
+
+def _kept_reads(change: SetTenant | RepairTenant | RestoreHistory, context: Context) -> tuple[Range, ...]:
+    """Of tenants and of histories."""
+    match change:
         case SetTenant():
-            return tenants.tenant_reads(change, keys)
+            return tenants.tenant_reads(change, context.keys)
         case RepairTenant():
             return repair.repair_reads(change, context)
         case RestoreHistory():
-            return repair.restore_reads(change, keys)
+            return repair.restore_reads(change, context.keys)
     assert_never(change)
 
 
@@ -90,8 +101,18 @@ def plan_change(change: Change, view: ReadSet, context: Context) -> Planned:
             return adapters.plan_rollback(change, view, context)
         case PromoteRollout() | AbortRollout() | HaltRollout():
             return rollouts.plan_rollout(change, view, context)
+        case ExpireAdapter():
+            return expiry.plan_expiry(change, view, context)
         case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
             return pools.plan_pool(change, view, context)
+        case SetTenant() | RepairTenant() | RestoreHistory():
+            return _plan_kept(change, view, context)
+    assert_never(change)
+
+
+def _plan_kept(change: SetTenant | RepairTenant | RestoreHistory, view: ReadSet, context: Context) -> Planned:
+    """Of tenants and of histories."""
+    match change:
         case SetTenant():
             return tenants.plan_set_tenant(change, view, context)
         case RepairTenant():

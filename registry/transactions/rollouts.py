@@ -34,7 +34,7 @@ def plan_rollout(change: RolloutChange, view: ReadSet, context: Context) -> Plan
     present = present_adapter(view, context.keys, change.pool, change.name)
     check_etag(change.etag, present, field="etag")
     _check_generation(change, present.record)
-    target = _target(change, pool.record, present, view)
+    target = present_target(pool.record, present, change.etag, view)
     step = _step(change, _running(present.record), target, present, context)
     return finish(draft_of(type(change).__name__, pool, [step], {}, context), view, context)
 
@@ -73,11 +73,12 @@ def _step(
     assert_never(change)
 
 
-def _target(change: RolloutChange, pool: PoolSpec, present: Present[AdapterRecord], view: ReadSet) -> StepTarget:
+def present_target(pool: PoolSpec, present: Present[AdapterRecord], etag: int | None, view: ReadSet) -> StepTarget:
+    """An adapter that is there, as target of a change that names nothing but it."""
     return StepTarget(
         pool=pool,
         name=present.record.name,
-        etag=change.etag,
+        etag=etag,
         state=present,
         read_revision=view.revision,
         name_field="name",

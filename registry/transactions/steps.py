@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TypeVar, assert_never
 
 from registry.etcd3.ops import Compare, Delete, Op, Put
@@ -139,7 +140,7 @@ def _removed(target: StepTarget, context: Context) -> tuple[AdapterOutcome, tupl
 
 
 def _create(target: StepTarget, gone: Absent, spec: AdapterSpec, context: Context) -> AdapterStep:
-    record = _new_record(target, spec, gone.last_generation + 1, context)
+    record = _dated(_new_record(target, spec, gone.last_generation + 1, context), context)
     return AdapterStep(
         tenant=record.tenant,
         count=1,
@@ -161,9 +162,12 @@ def _replace(
 ) -> AdapterStep:
     record = present.record
     _check_case(target, record)
-    wanted = carry_unknown(record.spec, spec) if goes_on else spec
+    # How long an adapter lives is none of a generation's: going back to one of them does not change it.
+    wanted = carry_unknown(record.spec, spec) if goes_on else spec.model_copy(update=_life_of(record.spec))
     if wanted == record.spec:
         return keep_step(target, present, context) if goes_on else rollout_step(target, present, None, context)
+    if wanted.weights_and_serving == record.spec.weights_and_serving:
+        return _update(target, record.model_copy(update={"spec": wanted}), (), context)
     changed = record.model_copy(
         update={
             "generation": _checked(record.generation + 1),
@@ -176,6 +180,10 @@ def _replace(
         }
     )
     return _update(target, changed, retire_record(record, context, deleted=False), context)
+
+
+def _life_of(spec: AdapterSpec) -> dict[str, int | None]:
+    return {"ttl_seconds": spec.ttl_seconds}
 
 
 def rollout_step(
@@ -204,7 +212,8 @@ def keep_step(target: StepTarget, present: Present[AdapterRecord], context: Cont
     )
 
 
-def _update(target: StepTarget, record: AdapterRecord, retire: tuple[Op, ...], context: Context) -> AdapterStep:
+def _update(target: StepTarget, written: AdapterRecord, retire: tuple[Op, ...], context: Context) -> AdapterStep:
+    record = _dated(written, context)
     return AdapterStep(
         tenant=tenant_of(target.name),
         count=0,
@@ -213,6 +222,19 @@ def _update(target: StepTarget, record: AdapterRecord, retire: tuple[Op, ...], c
         outcome=AdapterOutcome(outcome="updated", name=record.name, record=record, etag=None),
         audit=_audit(target, record),
     )
+
+
+def _dated(record: AdapterRecord, context: Context) -> AdapterRecord:
+    """The record with when its time to live is over, which starts anew whenever it is written."""
+    ttl = record.spec.ttl_seconds
+    expires_at = None if ttl is None else later(context.at, ttl)
+    return record if expires_at == record.expires_at else record.model_copy(update={"expires_at": expires_at})
+
+
+def later(at: str, seconds: int) -> str:
+    """The RFC 3339 time so long after another."""
+    then = datetime.fromisoformat(at) + timedelta(seconds=seconds)
+    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _new_record(target: StepTarget, spec: AdapterSpec, generation: int, context: Context) -> AdapterRecord:

@@ -214,9 +214,7 @@ def _check_told(record: AdapterRecord, *, field: str) -> None:
     if record.tenant != tenant_of(record.name):
         message = f"the tenant of {record.name!r} is {tenant_of(record.name)!r}"
         raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.tenant")
-    if not _TIME.fullmatch(record.updated_at):
-        message = "write a time such as 2026-01-31T12:00:00Z"
-        raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.updated_at")
+    _check_times({"updated_at": record.updated_at, "expires_at": record.expires_at}, field=field)
     told = {"updated_by": record.updated_by, "rollout.halted": record.rollout.halted if record.rollout else ""}
     for name, text in told.items():
         if len(text) > MAX_TOLD_CHARACTERS:
@@ -228,6 +226,13 @@ def _check_told(record: AdapterRecord, *, field: str) -> None:
     for name, request_id in requests.items():
         if request_id:  # there was none before releases gave each change one
             check_request_id(request_id, field=f"{field}.{name}")
+
+
+def _check_times(times: Mapping[str, str | None], *, field: str) -> None:
+    for name, time in times.items():
+        if time is not None and not _TIME.fullmatch(time):
+            message = "write a time such as 2026-01-31T12:00:00Z"
+            raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.{name}")
 
 
 def _pool(values: Mapping[str, object], fingerprint_of: Fingerprinter) -> PoolSpec:

@@ -68,7 +68,7 @@ class Prepare(_message.Message):
     def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ..., drop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdapterSpec(_message.Message):
-    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description", "expect", "enabled")
+    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description", "expect", "enabled", "ttl_seconds")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class AdapterSpec(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     EXPECT_FIELD_NUMBER: _ClassVar[int]
     ENABLED_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     source: Source
     base_model: str
     load: str
@@ -100,7 +101,8 @@ class AdapterSpec(_message.Message):
     description: str
     expect: Expect
     enabled: bool
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., enabled: bool = ...) -> None: ...
+    ttl_seconds: int
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., enabled: bool = ..., ttl_seconds: _Optional[int] = ...) -> None: ...
 
 class ExpectedAnswer(_message.Message):
     __slots__ = ("prompt", "tokens", "logprobs")
@@ -139,7 +141,7 @@ class Restoration(_message.Message):
     def __init__(self, principal: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout", "restored_by")
+    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout", "restored_by", "expires_at")
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +153,7 @@ class Adapter(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     RESTORED_BY_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     tenant: str
@@ -162,7 +165,8 @@ class Adapter(_message.Message):
     request_id: str
     rollout: CanaryRollout
     restored_by: Restoration
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ...) -> None: ...
+    expires_at: str
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ..., expires_at: _Optional[str] = ...) -> None: ...
 
 class AdapterChange(_message.Message):
     __slots__ = ("upsert", "delete", "update", "etag", "update_mask")
@@ -1095,7 +1099,7 @@ class WatchAuditResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., revision: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AuditEntry(_message.Message):
-    __slots__ = ("id", "revision", "at", "pool", "principal", "credential", "fingerprint", "peer", "user_agent", "role", "bindings", "request_id", "method", "changes", "denial")
+    __slots__ = ("id", "revision", "at", "pool", "principal", "credential", "fingerprint", "peer", "user_agent", "role", "bindings", "request_id", "method", "changes", "denial", "reason")
     ID_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
@@ -1111,6 +1115,7 @@ class AuditEntry(_message.Message):
     METHOD_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     DENIAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     id: str
     revision: int
     at: str
@@ -1126,7 +1131,8 @@ class AuditEntry(_message.Message):
     method: str
     changes: _containers.RepeatedCompositeFieldContainer[AuditedChange]
     denial: AuditDenial
-    def __init__(self, id: _Optional[str] = ..., revision: _Optional[int] = ..., at: _Optional[str] = ..., pool: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., fingerprint: _Optional[str] = ..., peer: _Optional[str] = ..., user_agent: _Optional[str] = ..., role: _Optional[str] = ..., bindings: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., method: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AuditedChange, _Mapping]]] = ..., denial: _Optional[_Union[AuditDenial, _Mapping]] = ...) -> None: ...
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., revision: _Optional[int] = ..., at: _Optional[str] = ..., pool: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., fingerprint: _Optional[str] = ..., peer: _Optional[str] = ..., user_agent: _Optional[str] = ..., role: _Optional[str] = ..., bindings: _Optional[_Iterable[int]] = ..., request_id: _Optional[str] = ..., method: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AuditedChange, _Mapping]]] = ..., denial: _Optional[_Union[AuditDenial, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AuditedChange(_message.Message):
     __slots__ = ("kind", "name", "action", "before_json", "after_json")

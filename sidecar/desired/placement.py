@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from immutables import Map
 
+from registry.model.expected_answers import Expect
 from registry.model.names import name_of_key
 from registry.model.placement import (
     Candidate,
@@ -29,7 +30,7 @@ from registry.model.placement import (
     takers,
     weights_digest,
 )
-from registry.model.records import AdapterRecord, AdapterSpec, Canary, Expect, Placement, Prepare
+from registry.model.records import AdapterRecord, AdapterSpec, Canary, Placement, Prepare
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, write_expected
 

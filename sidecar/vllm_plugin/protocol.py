@@ -21,7 +21,7 @@ MAX_PATH_LENGTH = 4096
 # What the kernel takes as the address of a socket, without the byte that ends it.
 MAX_SOCKET_PATH_BYTES = 107
 
-# As the record has them: `registry.model.records.Expect`.
+# As the record has them: `registry.model.expected_answers.Expect`.
 MAX_EXPECT_CHARACTERS = 8192
 MAX_PROMPTS, MAX_PROMPT_TOKENS, MAX_TOKENS, MAX_TOLERANCE, MAX_TOKEN = 4, 64, 16, 10.0, (1 << 31) - 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from registry.lora.base_directory import read_base
 from registry.lora.coverage.table import Coverage
-from registry.model.records import EXPECT_TOLERANCE
+from registry.model.expected_answers import EXPECT_TOLERANCE
 from sidecar.vllm_plugin.proof import compared
 from sidecar.vllm_plugin.protocol import PromptedAnswer, Step, deviation
 from sidecar.vllm_plugin.vllm_internals import LIKELY

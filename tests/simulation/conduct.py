@@ -1,4 +1,4 @@
-"""R9: what conductors may do with a rollout, and when, told by nothing but what stands in etcd."""
+"""R9, R25: what conductors may do with a rollout, what they may end, and when, told by what stands in etcd alone."""
 
 from __future__ import annotations
 
@@ -64,13 +64,19 @@ class Conduct:
         self._pool = pool
         self._violated = violated
         self._rolled: dict[bytes, Rolled] = {}
+        self._lives: dict[bytes, tuple[float, int | None]] = {}
+        self.ended: list[str] = []
 
     def on_commit(self, revision: int, events: tuple[Event, ...]) -> None:
         """Each revision of etcd."""
-        roles = {_role(event) for event in events if event.key.startswith(self._keys.audits())}
+        roles = {_told(event, "role") for event in events if event.key.startswith(self._keys.audits())}
+        reasons = {_told(event, "reason") for event in events if event.key.startswith(self._keys.audits())}
         for event in events:
             if event.key.startswith(self._adapters):
-                self._check(event, is_conducted="conductor" in roles)
+                if "ttl" in reasons:
+                    self._check_end(event)
+                else:
+                    self._check(event, is_conducted="conductor" in roles)
                 self._note(event.key)
         self._look()
 
@@ -95,13 +101,30 @@ class Conduct:
         elif why := _too_soon(before, is_halted=is_halted):
             self._violated(f"R9 {name} is {'halted' if is_halted else 'promoted'} at {event.mod_revision}, and {why}")
 
+    def _check_end(self, event: Event) -> None:
+        """R25: it is gone, its time was over, and it had one."""
+        name, (written, ttl) = last_part(event.key), self._lives.get(event.key, (math.inf, None))
+        age = asyncio.get_running_loop().time() - written
+        if event.kv is not None or ttl is None or age < ttl:
+            self._violated(f"R25 {name} has ended at {event.mod_revision}, {age:.3f} s after it was written: ttl {ttl}")
+        self.ended.append(name)
+
     def _note(self, key: bytes) -> None:
         """A record has changed: what was known of its rollout, if there was one, is of the past."""
         self._rolled.pop(key, None)
         kv = self._store.kvs.get(key)
+        self._note_life(key, kv)
         wanted = None if kv is None else read_wanted(kv.value)
         if kv is not None and wanted is not None and wanted.stable is not None:
             self._rolled[key] = Rolled(kv, json.loads(kv.value), wanted)
+
+    def _note_life(self, key: bytes, kv: KeyValue | None) -> None:
+        if kv is None:
+            self._lives.pop(key, None)
+            return
+        spec = (_document(kv) or {}).get("spec")
+        ttl = spec.get("ttl_seconds") if isinstance(spec, dict) else None
+        self._lives[key] = asyncio.get_running_loop().time(), ttl if isinstance(ttl, int) else None
 
     def _look(self) -> None:
         """Notes how the canaries of each rollout stand now."""
@@ -167,8 +190,8 @@ def _too_soon(rolled: Rolled, *, is_halted: bool) -> str:
     return "" if soaked >= strategy["soak_seconds"] else f"its canaries serve it for {soaked:.3f} s only"
 
 
-def _role(event: Event) -> str:
-    return str((_document(event.kv) or {}).get("role", ""))
+def _told(event: Event, field: str) -> str:
+    return str((_document(event.kv) or {}).get(field, ""))
 
 
 def _document(kv: KeyValue | None) -> Document | None:

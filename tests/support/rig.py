@@ -15,7 +15,8 @@ import httpx
 from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue
 from registry.etcd3.options import ClientOptions
-from registry.model.records import AdapterRecord, AdapterSpec, Expect, Load, PoolSpec, SourceSpec
+from registry.model.expected_answers import Expect
+from registry.model.records import AdapterRecord, AdapterSpec, Load, PoolSpec, SourceSpec
 from registry.model.status import Presence, ReplicaStatus
 from registry.runtime.clock import Clock, rfc3339
 from registry.sources.base import Stop

@@ -10,12 +10,13 @@ from registry.etcd3.ops import KeyValue
 from registry.model.audit import AuditChange, AuditRecord, DenialRecord
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.keys import last_part
+from registry.transactions.expiry import TTL_REASON
 from registry.v1 import registry_pb2 as pb
 
 _MOST_INT64, _MOST_UINT32 = 2**63 - 1, 2**32 - 1
 # Told by the columns of a change; what else changes is a field of it.
 _BOOKKEEPING = frozenset(
-    {"schema", "name", "pool", "tenant", "generation", "updated_at", "updated_by", "request_id", "rollout", "spec"}
+    "schema name pool tenant generation updated_at updated_by request_id rollout spec expires_at".split()
 )
 Value = Mapping[str, object]
 
@@ -56,7 +57,7 @@ def recorded_changes(value: bytes) -> Iterator[pb.RecordedChange]:
             action=action,
             generation=_generation(after or before),
             fields=_fields(before, after) if before and after else [],
-            note=note,
+            note=note or _why(audit, before),
         )
 
 
@@ -78,6 +79,7 @@ def done_entry(kv: KeyValue, pool: str) -> pb.AuditEntry:
         request_id=audit.request_id,
         method=audit.method,
         changes=map(_audited, audit.changes),
+        reason=audit.reason,
     )
 
 
@@ -122,6 +124,12 @@ def _action(one: AuditChange) -> tuple[str, str]:
         return "halted", halted
     is_promoted = was and not now and _generation(before) == _generation(after)
     return ("promoted" if is_promoted else "updated"), ""
+
+
+def _why(audit: AuditRecord, before: Value) -> str:
+    """Reason for which the admin service did it by itself; empty: it did not."""
+    ttl = _part(before, "spec").get("ttl_seconds")
+    return f"{audit.reason}: {ttl} s without a change" if audit.reason == TTL_REASON else audit.reason
 
 
 def _fields(before: Value, after: Value) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -20,8 +20,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from registry.formats.documents import read_documents
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.messages import Plain, spec_dict, spec_message
-from registry.model.records import AdapterSpec, Labels
+from registry.model.records import MAX_TTL_SECONDS, MIN_TTL_SECONDS, AdapterSpec, Labels
 from registry.model.stored import Part, fields_at, model_in
+from registry.runtime.durations import SPAN_PATTERN, seconds_of, span_text
 from registry.v1 import registry_pb2 as pb
 
 API_VERSION = "loraplane/v1"
@@ -38,10 +39,28 @@ def _not_in_spec(_labels: object) -> object:
     raise PydanticCustomError("elsewhere", "labels stand in metadata; move them there")
 
 
+def _as_seconds(ttl: object) -> object:
+    return seconds_of(ttl) if isinstance(ttl, str) else ttl
+
+
+_TTL = Annotated[int, Field(ge=MIN_TTL_SECONDS, le=MAX_TTL_SECONDS)]
+_SECONDS = {"type": "integer", "minimum": MIN_TTL_SECONDS, "maximum": MAX_TTL_SECONDS}
+
+
 class ManifestSpec(AdapterSpec, defer_build=True):
-    """Desired state of an adapter; its labels stand in the metadata."""
+    """Desired state of an adapter; its labels stand in the metadata, and its time to live is a span."""
 
     labels: Annotated[Labels, BeforeValidator(_not_in_spec)] = Field(default={}, exclude=True)
+    ttl_seconds: Annotated[
+        _TTL | None,
+        BeforeValidator(_as_seconds),
+        WithJsonSchema({"anyOf": [{"type": "string", "pattern": SPAN_PATTERN}, _SECONDS, {"type": "null"}]}),
+    ] = Field(
+        title="Time after its last change until it is deleted; without one it stays",
+        default=None,
+        description=f"write a number and s, m, h or d, such as 7d, from {MIN_TTL_SECONDS}s to "
+        f"{span_text(MAX_TTL_SECONDS)}, or leave it out: then it never ends",
+    )
 
 
 class Metadata(Part, defer_build=True):
@@ -99,6 +118,8 @@ def manifest_dict(adapter: pb.Adapter) -> Plain:
     """The manifest that makes this adapter what it is; what has its default is left out."""
     spec = spec_dict(adapter.spec)
     labels = spec.pop("labels")
+    if adapter.spec.HasField("ttl_seconds") and adapter.spec.ttl_seconds > 0:
+        spec["ttl_seconds"] = span_text(adapter.spec.ttl_seconds)
     metadata = {"name": adapter.name, "pool": adapter.pool, **({"labels": labels} if labels else {})}
     return {"apiVersion": API_VERSION, "kind": "Adapter", "metadata": metadata, "spec": _said(ManifestSpec, spec)}
 

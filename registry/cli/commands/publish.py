@@ -30,13 +30,13 @@ from registry.client.upload.destination import WRITABLE, Destination, Destinatio
 from registry.lora.findings import CannotPublish, UnfitAdapter
 from registry.lora.policy import policy_of
 from registry.model.errors import Reason
-from registry.model.messages import Plain
-from registry.model.records import (
+from registry.model.expected_answers import (
     EXPECT_TOLERANCE,
     MAX_EXPECTED_PROMPT_TOKENS,
     MAX_EXPECTED_PROMPTS,
     MAX_EXPECTED_TOKENS,
 )
+from registry.model.messages import Plain
 from registry.sources.base import ArtifactError
 from registry.sources.credentials import HeldCredential
 from registry.tools.convert.options import DEFAULT_MAX_ERROR, ConversionOptions, Dtype

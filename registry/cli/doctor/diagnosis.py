@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, named, warning
 from registry.cli.doctor.replica_findings import insecure, replica_findings
-from registry.cli.views.replica_view import ReplicaView, disagreements, groups_told
+from registry.cli.views.replica_view import ReplicaView, disagreements, groups_told, short_span
 from registry.model.names import label_text, matches, tenant_of
 from registry.runtime.settings import is_loopback
 from registry.v1 import registry_pb2 as pb
@@ -23,6 +23,7 @@ from registry.v1 import registry_pb2 as pb
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _FAR_ABOVE = 4
 _MOST_DIGITS = 9
+_SOON_SECONDS = 86_400
 
 # As sidecars of all releases write it.
 _CONFIRM = re.compile(r"--revision ([0-9]{1,19})\b")
@@ -200,6 +201,7 @@ def _pool(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
     yield from _ranks(pool)
     yield from _too_small(pool)
     yield from _loopback(pool)
+    yield from _ending(pool, now)
     for one in disagreements(pool.replicas):
         found = "; ".join(f"{digest} on {', '.join(names)}" for digest, names in sorted(one.digests.items()))
         finding = f"replicas found different files of {one.name}: {found}"
@@ -211,6 +213,25 @@ def _pool(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
         yield warning(
             CheckedPart.POOL, pool.name, "engine_versions_differ", finding, "upgrade the engines: pip install vllm"
         )
+
+
+def _ending(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
+    """Adapters that are deleted soon: within the last tenth of their ttl, and a day at most."""
+    left = {one.name: seconds for one in pool.adapters if (seconds := _soon(one, now)) is not None}
+    if left:
+        told = named([f"{name} in {short_span(left[name])}" for name in sorted(left, key=lambda name: left[name])])
+        finding = f"{len(left)} adapters are deleted soon, since their ttl ends: {told}"
+        remedy = f"if they are still needed: loraplane set NAME --pool {pool.name} --ttl with a longer span, or none"
+        yield warning(CheckedPart.POOL, pool.name, "adapters_expire", finding, remedy)
+
+
+def _soon(adapter: pb.Adapter, now: datetime) -> int | None:
+    """Seconds until an adapter is deleted; None: that is not soon, never, or nobody can tell."""
+    try:
+        left = (datetime.fromisoformat(adapter.expires_at) - now).total_seconds()
+    except (ValueError, TypeError):
+        return None
+    return max(0, int(left)) if left < min(_SOON_SECONDS, adapter.spec.ttl_seconds / 10) else None
 
 
 def _nobody(pool: PoolSeen) -> DoctorFinding:

@@ -83,5 +83,6 @@ AUDIT: OutputView[AuditEntry] = OutputView(
         "USER AGENT": lambda one: one.user_agent or "-",
         "BINDINGS": lambda one: ", ".join(map(str, one.bindings)) or "-",
         "REQUEST": lambda one: one.request_id or "-",
+        "REASON": lambda one: one.reason or "-",
     },
 )

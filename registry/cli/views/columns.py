@@ -71,6 +71,15 @@ def age(one: AdapterRow) -> str:
     return "-" if seconds is None else short_span(seconds)
 
 
+def expires(one: pb.Adapter, now: datetime) -> str:
+    """Time until it is deleted, in one word; ``-``: it never is, or nobody can tell."""
+    try:
+        left = datetime.fromisoformat(one.expires_at) - now
+    except (ValueError, TypeError):
+        return "-"
+    return f"in {short_span(max(0, int(left.total_seconds())))}"
+
+
 def _plain(one: AdapterRow) -> Plain:
     """An adapter for programs, with how it is where that was asked for."""
     status = status_dict(one)
@@ -97,6 +106,7 @@ ADAPTERS: OutputView[AdapterRow] = OutputView(
         "SOURCE": lambda one: one.record.spec.source.uri,
         "UPDATED": lambda one: one.record.updated_at,
         "BY": lambda one: one.record.updated_by,
+        "EXPIRES": lambda one: expires(one.record, datetime.now(UTC)),
     },
     order={"AGE": lambda one: str(_age_seconds(one) or 0), "SERVING": served_share},
     manifest=_manifest,

@@ -9,7 +9,7 @@ from typing import TypeVar
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
 from registry.cli.rollout import RolloutTarget, look
-from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age, restored_cell
+from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age, expires, restored_cell
 from registry.cli.views.differences import flat
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
 from registry.cli.views.get import Note, counted, note
@@ -39,6 +39,7 @@ from registry.cli.views.standing import counts_by_replica
 from registry.cli.views.why import not_placed
 from registry.client import admin_api as api
 from registry.model.messages import Plain, restored_dict, spec_dict
+from registry.runtime.durations import span_text
 from registry.v1 import registry_pb2 as pb
 
 Read = TypeVar("Read")
@@ -123,6 +124,7 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
             ),
             "Generation": f"{adapter.generation}, {age(row)} old, {made}",
             **({"Not placed on": elsewhere} if elsewhere else {}),
+            **_end(adapter),
             "Etag": adapter.etag,
             **_canaries(adapter),
             **_restored(restored),
@@ -172,6 +174,14 @@ def _standings(printer: Printer, rollout: pb.Rollout | None, *, is_well: bool) -
         title = "Its canaries:"
     printer.lines(["", title, *told])
     _replica_table(printer, rollout)
+
+
+def _end(adapter: pb.Adapter) -> dict[str, str]:
+    """Time of its deletion, if nobody writes it before."""
+    if not adapter.expires_at:
+        return {}
+    when = f"{cell(adapter.expires_at)}, {expires(adapter, datetime.now(UTC))}"
+    return {"Expires": f"{when}, unless it is changed before: ttl {span_text(max(1, adapter.spec.ttl_seconds))}"}
 
 
 def _canaries(adapter: pb.Adapter) -> dict[str, str]:

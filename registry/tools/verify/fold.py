@@ -48,23 +48,33 @@ def generation_faults(before: int, old: Document | None, new: Document) -> Itera
         return
     if now != before + 1:
         yield f"generation {now} follows {before}"
-    if old is not None and old.get("spec") == new.get("spec"):
+    if old is not None and _of_generation(old) == _of_generation(new):
         yield f"generation {now} has the same spec as the one before"
     if new.get("rollout") and _stable(new) != _served_by_all(old or {}):
         yield f"generation {now} says that others serve {_stable(new)!r:.200}, and they serve another"
 
 
 def _rewritten(old: Document, new: Document) -> Iterator[str]:
-    """A generation stays what it is but for its rollout, which may be halted or come to its end, and a retry."""
+    """A generation stays what it is but for its rollout, which may be halted or end, a retry, and its ttl."""
     now = new.get("generation")
     others = old.keys() | new.keys()
-    if any(old.get(key) != new.get(key) for key in others - {"rollout", "retry"}):
+    is_same = _of_generation(old) == _of_generation(new)
+    if not is_same or any(old.get(key) != new.get(key) for key in others - {"rollout", "retry", "spec", "expires_at"}):
         yield f"generation {now} follows {now}, and is not the same"
     if old.get("rollout") == new.get("rollout"):
-        if old.get("retry") == new.get("retry"):
+        if (old.get("retry"), _ttl(old)) == (new.get("retry"), _ttl(new)):
             yield f"generation {now} was written twice"
     elif not old.get("rollout") or (new.get("rollout") and _stable(new) != _stable(old)):
         yield f"generation {now} was for all replicas, or for others than its canaries to serve another"
+
+
+def _of_generation(record: Document) -> Document:
+    """Spec of a generation, without how long the adapter lives, which is none of it."""
+    return {key: value for key, value in part_of(record, "spec").items() if key != "ttl_seconds"}
+
+
+def _ttl(record: Document) -> object:
+    return part_of(record, "spec").get("ttl_seconds")
 
 
 def _stable(record: Document) -> tuple[object, object]:

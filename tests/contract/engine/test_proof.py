@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.model.records import AdapterSpec, Expect
+from registry.model.expected_answers import Expect
+from registry.model.records import AdapterSpec
 from sidecar.desired.placement import ref_of
 from sidecar.engines.observed import Done, NoEffect, NotAsExpected
 from sidecar.vllm_plugin.protocol import ExpectedAnswers, PromptedAnswer, expected_key, write_expected

@@ -53,7 +53,7 @@ def test_each_role_has_what_its_processes_need():
         *("read /p/pools/q", "read /p/meta", "read /p/adapters/q/*", "read /p/replicas/q/*", "read /p/status/q/*"),
         "read /p/history/q/*",
     }
-    written = "adapters audit drains history left members pools requests tenants".split()
+    written = "adapters audit clock drains history left members pools requests tenants".split()
     assert told(ADMIN) == {"read /p/*", "write /p/meta", *(f"write /p/{kind}/*" for kind in written)}
     assert told(AUDITOR) == {f"read /p/{kind}/*" for kind in "audit adapters drains history pools tenants".split()}
     assert wanted(KEYS, ()).users == {ADMIN: frozenset({ADMIN}), AUDITOR: frozenset({AUDITOR})}

@@ -126,6 +126,7 @@ def test_what_is_measured_has_names_that_dashboards_rely_on():
         f'{seconds}_sum{{method="GetPool"}}': 0.03,
         'loraplane_admin_streams{method="WatchAdapters"}': 1,
         "loraplane_admin_no_space_total": 1,
+        "loraplane_admin_expired_adapters_total": 0,
         'loraplane_admin_rollouts_total{verb="promoted"}': 1,
         'loraplane_admin_internal_errors_total{part="rollouts"}': 1,
         'loraplane_admin_internal_errors_total{part="probe"}': 1,

@@ -266,6 +266,26 @@ def test_add_is_for_new_names_and_set_changes_what_it_names_and_shows_it(cli, ad
     assert (other.upsert.spec.HasField("expect"), other.upsert.spec.source.digest) == (False, "")
 
 
+def test_set_gives_an_adapter_a_time_to_live_and_takes_it_away(cli, admin):
+    """It is told in the words of a manifest, and a word that is none with what to write."""
+    for has, word, wanted in ((None, "7d", 604_800), (600, "none", None)):
+        before = there()
+        if has is not None:
+            before.spec.ttl_seconds = has
+        admin.requests.clear()
+        admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
+        admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[before])]
+        assert cli("set", "sql", "--ttl", word).code == 0
+        (asked,) = admin.asked("ApplyAdapters")
+        spec = asked.changes[0].upsert.spec
+        assert (spec.ttl_seconds if spec.HasField("ttl_seconds") else None) == wanted
+    ran = cli("set", "sql", "--ttl", "soon")
+    assert (ran.code, ran.err.strip()) == (
+        2,
+        "error: USAGE: --ttl soon: write a number and s, m, h or d, such as 30m; or none",
+    )
+
+
 def history_of(*earlier: pb.Adapter) -> object:
     """The history of each adapter: its present generation, and the one before where it is among these."""
 

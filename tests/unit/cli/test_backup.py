@@ -22,16 +22,8 @@ from registry.cli.backup import (
     state_of,
 )
 from registry.cli.failure import CliError
-from registry.model.records import (
-    AdapterRecord,
-    AdapterSpec,
-    CanaryRollout,
-    Expect,
-    ExpectedAnswer,
-    PoolSpec,
-    SourceSpec,
-    TenantRecord,
-)
+from registry.model.expected_answers import Expect, ExpectedAnswer
+from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, PoolSpec, SourceSpec, TenantRecord
 from registry.model.stored import Stored
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal

@@ -10,7 +10,8 @@ import grpc
 import pytest
 import yaml
 
-from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS
+from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS, expires
+from registry.cli.views.describe import _end
 from registry.cli.views.differences import GenerationRow
 from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import OutputView
@@ -375,3 +376,16 @@ def test_a_pool_whole(cli, store):
     ]
     assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
     assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
+
+
+def test_when_an_adapter_is_deleted_is_told_where_it_is(monkeypatch):
+    """R25: a time that nobody can read is told as none."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    one = pb.Adapter(spec=pb.AdapterSpec(ttl_seconds=604_800), expires_at="2026-01-03T12:00:00Z")
+    assert (expires(one, now), expires(one, now + timedelta(days=9))) == ("in 2d12h", "in 0s")
+    assert [expires(pb.Adapter(expires_at=odd), now) for odd in ("", "soon", "2026-01-01")] == ["-"] * 3
+    told = _end(one)["Expires"]
+    assert (told.startswith("2026-01-03T12:00:00Z, in "), told.endswith("unless it is changed before: ttl 7d")) == (
+        *(True, True),
+    )
+    assert _end(pb.Adapter()) == {}

@@ -100,6 +100,10 @@ def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadab
     return Survey([PoolSeen("p", adapters, unreadable, replicas)], (), (), ())
 
 
+def ends(ttl_seconds: int, expires_at: str) -> pb.Adapter:
+    return pb.Adapter(name="ends", spec=pb.AdapterSpec(ttl_seconds=ttl_seconds), expires_at=expires_at)
+
+
 def failed(reason: str, *names: str) -> list[Failed]:
     return [Failed(name=name, generation=1, reason=reason, message="", attempts=1, retry_at=None) for name in names]
 
@@ -211,6 +215,8 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (pool(replica(), replica("r2", engine=engine_status(url="http://r2", version="2"))), "W engine_versions_differ"),
     (pool(replace(replica(), withheld_engine_url="http://evil.test")), "E engine_url_not_allowed"),
     (pool(replica(), replica("r2"), adapters=(adapter(), adapter(replicas=2), adapter(selector={}))), ""),
+    (pool(replica(), adapters=(ends(60, at(61)), ends(600, at(61)), ends(10**7, at(86_401)), ends(0, "soon"))), ""),
+    (pool(replica(), adapters=(ends(600, at(59)), ends(10**7, at(86_399)), ends(60, at(-9)))), "W adapters_expire"),
     (pool(replica(updated_at=at(60))), ""),
     (pool(replica(updated_at=at(61))), "W clock_skew"),
     (pool(replica(updated_at=at(-259_200))), ""),

@@ -11,7 +11,7 @@ import yaml
 
 from registry.cli.change.manifest import read_manifests
 from registry.cli.main import run
-from registry.model.records import EXPECT_TOLERANCE, Expect
+from registry.model.expected_answers import EXPECT_TOLERANCE, Expect
 from tests.support.adapters import write_adapter
 
 MODULE = "registry.tools.devstack.reference"

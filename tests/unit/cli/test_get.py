@@ -129,8 +129,8 @@ def test_wide_says_where_each_adapter_is(cli, admin):
     halves = [pb.WatchResidencyResponse(snapshot=True, more=not at, adapters=[where[at]]) for at in (0, 1)]
     admin.answers |= {"ListAdapters": [pb.ListAdaptersResponse(adapters=[SQL])], "WatchResidency": [halves]}
     header, sql = cli("get", "adapters", "-o", "wide").lines
-    titles = "NAME POOL STATE SERVING GENERATION LOAD AGE REASONS REPLICAS NOTE PLACED SOURCE UPDATED BY"
-    row = "sql dev Progressing 1/2 2 eager - 1 × staging r1, r3 pending: staging placed on 4 all"
+    titles = "NAME POOL STATE SERVING GENERATION LOAD AGE REASONS REPLICAS NOTE PLACED SOURCE UPDATED BY EXPIRES"
+    row = "sql dev Progressing 1/2 2 eager - 1 × staging r1, r3 pending: staging placed on 4 all -"
     assert (header, sql) == (titles, row)
     admin.answers["ListPools"] = [TWO_POOLS]
     of_b = pb.Adapter(name="sql", pool="b", generation=2)

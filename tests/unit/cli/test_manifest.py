@@ -27,8 +27,9 @@ from registry.cli.change.manifest import (
 from registry.cli.views.output import yaml_document
 from registry.formats.documents import read_documents
 from registry.model.errors import InvalidArgument, Reason
+from registry.model.expected_answers import Expect, ExpectedAnswer
 from registry.model.messages import spec_message
-from registry.model.records import AdapterSpec, Canary, Expect, ExpectedAnswer, Placement, Prepare, SourceSpec, Strategy
+from registry.model.records import AdapterSpec, Canary, Placement, Prepare, SourceSpec, Strategy
 from registry.v1 import registry_pb2 as pb
 
 HEAD = "apiVersion: loraplane/v1\nkind: Adapter\n"
@@ -188,6 +189,28 @@ def test_a_manifest_is_as_strict_at_every_depth(form):
             form.model_validate(wrong)
 
 
+TTLS = {"7d": 604_800, "10m": 600, "10s": 10, "3650d": 315_360_000, "90": 90, "null": None}
+WRONG_TTLS = ["0", "-1", "0s", "9s", "-10m", "9", "1w", "1.5h", "true", "[]", "3651d", "''", "soon", "999999999999999d"]
+
+
+@pytest.mark.parametrize("ttl", TTLS)
+def test_a_time_to_live_is_a_span_or_seconds(ttl):
+    """And written back as the shortest span."""
+    message = read_manifests(GOOD.replace("{source", f"{{ttl: {ttl}, source"), "a.yaml")[0].manifest.message()
+    assert (message.spec.ttl_seconds if message.spec.HasField("ttl_seconds") else None) == TTLS[ttl]
+    said = manifest_dict(message)["spec"]
+    assert (said.get("ttl") or "null") == ("90s" if ttl == "90" else ttl)
+
+
+@pytest.mark.parametrize("ttl", WRONG_TTLS)
+def test_a_ttl_that_nobody_can_keep_is_refused_with_what_to_write(ttl):
+    """R14 nack: in one line that names the field."""
+    error = complaint(GOOD.replace("{source", f"{{ttl: {ttl}, source"))
+    assert error.field is not None
+    assert error.field.endswith("spec.ttl")
+    assert "write a number and s, m, h or d, such as 7d, from 10s to 3650d, or leave it out" in error.message
+
+
 STRATEGIES = {
     "{}": "canary: is missing; add it",
     "{canary: {}}": "canary.replicas: is missing; add it",
@@ -281,6 +304,7 @@ FIELDS[AdapterSpec] = {
     "description": st.none() | PRINTABLE,
     "expect": st.none() | st.builds(Expect, **FIELDS[Expect]),
     "enabled": st.booleans(),
+    "ttl_seconds": st.none() | st.integers(10, 315_360_000),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import timedelta
 from itertools import islice
 
 import grpc
@@ -135,6 +136,25 @@ def test_an_adapter_is_switched_off_and_on_and_keeps_all_else(registry, admin):
     assert (change.update.spec.enabled, change.update_mask.paths) == (False, ["enabled", "expect", "source"])
     with pytest.raises(InvalidArgument):
         registry.disable("\ud800", "p")
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"), [("7d", 604_800), (90, 90), (89.2, 90), (timedelta(minutes=10), 600), (None, None)]
+)
+def test_a_ttl_is_a_span_seconds_or_a_timedelta(registry, admin, ttl, seconds):
+    """None: it never ends, though all else is kept."""
+    registry.publish("s3://b/a", "a", "p", ttl=ttl, wait=False)
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    spec = change.update.spec
+    assert (spec.ttl_seconds if spec.HasField("ttl_seconds") else None) == seconds
+    assert change.update_mask.paths == ["expect", "source", "ttl_seconds"]
+
+
+@pytest.mark.parametrize("ttl", ["soon", "", True, float("nan"), float("inf"), [1], 1e30])
+def test_a_ttl_that_is_no_time_is_refused_by_its_name(registry, ttl):
+    with pytest.raises(InvalidArgument) as error:
+        registry.publish("s3://b/a", "a", "p", ttl=ttl, wait=False)
+    assert error.value.field == "ttl"
 
 
 SERVING, PENDING = pb.RolloutReplica.SERVING, pb.RolloutReplica.PENDING

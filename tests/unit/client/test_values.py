@@ -100,6 +100,8 @@ def test_an_adapter_has_each_of_its_fields():
     assert (adapter_of(WIRE), adapter_of(pb.Adapter())) == (ADAPTER, BARE)
     restored = adapter_of(pb.Adapter(restored_by=pb.Restoration(principal="mallory", at="then")))
     assert (restored.restored_by, restored.restored_at) == ("mallory", "then")
+    ends = adapter_of(pb.Adapter(spec=pb.AdapterSpec(ttl_seconds=60), expires_at="then"))
+    assert (ends.ttl_seconds, ends.expires_at) == (60, "then")
     with pytest.raises(TypeError):
         adapter_of(WIRE).labels["x"] = "y"  # type: ignore[index] # which is what is tried
     history = pb.ListAdapterHistoryResponse(generations=[WIRE, pb.Adapter()], unreadable=[2, 1])

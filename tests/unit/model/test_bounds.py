@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from registry.model.records import (
-    AdapterSpec,
-    BaseShapes,
-    CanaryRollout,
-    Expect,
-    PoolLimits,
-    PoolSpec,
-    SourceSpec,
-    Strategy,
-)
+from registry.model.expected_answers import Expect
+from registry.model.records import AdapterSpec, BaseShapes, CanaryRollout, PoolLimits, PoolSpec, SourceSpec, Strategy
 from registry.model.status import Presence, ReportedEvidence, presence_of
 
 SPEC = AdapterSpec(source=SourceSpec(uri="file:///a"))
@@ -91,6 +83,7 @@ BOUNDS = {
         [0, 10_001, "0%", "101%", "1", "%"],
     ),
     "failures": of_strategy(lambda count: {"max_failures": count}, [0, 10_000], [-1, 10_001]),
+    "ttl": of_spec(lambda seconds: {"ttl_seconds": seconds}, [10, 315_360_000], [-1, 0, 9, 315_360_001]),
     "soak": of_strategy(lambda seconds: {"soak_seconds": seconds}, [0, 604_800], [-1, 604_801]),
     "generation": Bounded(
         CanaryRollout,

@@ -31,6 +31,7 @@ EXPECTED = {
     KEYS.drain("p", "r"): "drains/p/r",
     KEYS.status("p", "r"): "status/p/r",
     KEYS.statuses("p"): "status/p/",
+    KEYS.expiry_clock(): "clock/expiry",
     KEYS.meta(): "meta",
 }
 

@@ -93,6 +93,7 @@ WHOLE_SPEC = {
     "description": "d",
     "expect": {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.75},
     "enabled": False,
+    "ttl_seconds": 604_800,
 }
 SPEC_MESSAGE = pb.AdapterSpec(
     source=pb.Source(uri="s3://a", digest=DIGEST, signature=SIGNATURE),
@@ -107,6 +108,7 @@ SPEC_MESSAGE = pb.AdapterSpec(
     description="d",
     expect=pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1, 2], tokens=[3], logprobs=[-0.5])], tolerance=0.75),
     enabled=False,
+    ttl_seconds=604_800,
 )
 WHOLE_LIMITS = {
     "max_rank": 8,
@@ -156,6 +158,7 @@ def test_an_adapter_with_its_canaries_in_both_forms():
         updated_by="u",
         request_id="r",
         rollout=CanaryRollout(stable_generation=2, stable_spec=stable, halted="why"),
+        expires_at="then",
     )
     told = adapter_dict(adapter_message(record, 12))
     canaries = {"stable_generation": 2, "stable_spec": stable.model_dump(), "halted": "why"}
@@ -200,6 +203,7 @@ SHORT: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"prepare": pb.Prepare(remap="off")}, {"prepare": {"remap": "off"}}),
     ({"expect": pb.Expect(answers=[pb.ExpectedAnswer(**ANSWER)])}, {"expect": {"answers": [ANSWER]}}),
     ({"enabled": True}, {}),
+    ({"ttl_seconds": 10}, {"ttl_seconds": 10}),
 ]
 
 

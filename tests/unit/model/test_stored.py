@@ -129,7 +129,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "schema": 1,
         "spec": {
             "source": {"digest": None, "signature": None},
-            **dict.fromkeys(("base_model", "credentials", "description"), None),
+            **dict.fromkeys(("base_model", "credentials", "description", "ttl_seconds"), None),
             "load": "eager",
             "priority": 0,
             "labels": {},
@@ -142,6 +142,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "request_id": "",
         "rollout": None,
         "retry": None,
+        "expires_at": None,
     },
     "pool": {
         "schema": 1,

@@ -9,7 +9,8 @@ import pytest
 from registry.etcd3.ops import Put, Txn
 from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason
-from registry.model.records import Canary, Expect, ExpectedAnswer, Placement, Prepare, RetiredRecord, Strategy
+from registry.model.expected_answers import Expect, ExpectedAnswer
+from registry.model.records import Canary, Placement, Prepare, RetiredRecord, Strategy
 from registry.model.status import Presence
 from registry.transactions.changes import (
     AbortRollout,

@@ -8,16 +8,8 @@ import pytest
 
 from registry.lora.base import fingerprint
 from registry.model.errors import Conflict, FailedPrecondition, InvalidArgument, Reason
-from registry.model.records import (
-    AdapterSpec,
-    Canary,
-    Expect,
-    ExpectedAnswer,
-    Placement,
-    PoolLimits,
-    SourceSpec,
-    Strategy,
-)
+from registry.model.expected_answers import Expect, ExpectedAnswer
+from registry.model.records import AdapterSpec, Canary, Placement, PoolLimits, SourceSpec, Strategy
 from registry.transactions import validate
 from registry.transactions.builder import Commit
 from registry.transactions.changes import (

@@ -8,7 +8,8 @@ import pytest
 
 from registry.etcd3.ops import Put, Txn
 from registry.model.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
-from registry.model.records import Canary, Expect, ExpectedAnswer, Placement, Prepare, Strategy
+from registry.model.expected_answers import Expect, ExpectedAnswer
+from registry.model.records import Canary, Placement, Prepare, Strategy
 from registry.model.status import Presence
 from registry.transactions.changes import ApplyAdapters, Upsert
 from registry.transactions.plan import may_be_guessed
@@ -29,6 +30,7 @@ ALL_ELSE: dict[str, Any] = {
     "strategy": TWO,
     "description": "what it is for",
     "enabled": False,
+    "ttl_seconds": 600,
     "expect": Expect(answers=[ExpectedAnswer(prompt=[1], tokens=[2])]),
 }
 

@@ -17,6 +17,7 @@ THIRD = {"uri": "3"}
 OTHERS = "was for all replicas, or for others than its canaries to serve another"
 SAYS = "generation {} says that others serve {!r}, and they serve another"
 NOT_THE_SAME_GENERATION = "generation 1 follows 1, and is not the same"
+TTL = {"ttl_seconds": 60}
 AGAIN = {"retry": {"request_id": "q"}}
 # The newest generation of history, what stood, what is written, and what is found.
 GENERATIONS: dict[str, tuple[int, object, object, list[str]]] = {
@@ -44,6 +45,12 @@ GENERATIONS: dict[str, tuple[int, object, object, list[str]]] = {
     "a retry": (1, adapter(), adapter(**AGAIN), []),
     "a retry that changes more": (1, adapter(), adapter(**AGAIN, labels={}), [NOT_THE_SAME_GENERATION]),
     "a retry that leaves out": (1, adapter(labels={}), adapter(**AGAIN), [NOT_THE_SAME_GENERATION]),
+    "another ttl": (1, adapter(), adapter(spec=ONE | TTL, expires_at="soon"), []),
+    "only another time of its end": (1, adapter(), adapter(expires_at="soon"), ["generation 1 was written twice"]),
+    "a new generation with nothing but another ttl": (
+        *(1, adapter(), adapter(generation=2, spec=ONE | TTL)),
+        ["generation 2 has the same spec as the one before"],
+    ),
     "another spec": (1, adapter(), adapter(spec=TWO), [NOT_THE_SAME_GENERATION, "generation 1 was written twice"]),
     "halted": (2, CANARY, CANARY | rollout(1, ONE, halted="why"), []),
     "promoted": (2, CANARY, adapter(generation=2, spec=TWO, rollout=None), []),

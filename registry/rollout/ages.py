@@ -1,0 +1,188 @@
+"""Ages of records, of which none is ever taken for older than it is. Pure.
+
+A wall clock may be set, and the one of whoever wrote a record is not that of whoever reads it; so none is asked. A
+record is at least as old as
+
+- the time for which this process has known it as it stands, on its own monotonic clock; and
+- what the clock of expiry tells, which outlives processes: one small record in etcd, that admin services move on.
+
+Invariant: between two readings the clock of expiry moves by no more than has passed. Whoever moves it on adds the time
+since it first saw the reading that it replaces, on the condition that this still stands; that reading was written
+before it was seen. With the new reading it writes down the revision of the old one: all records up to that revision
+had been written when the clock stood there. The condition also keeps apart what was before and after etcd was restored
+from a backup: a reading has its revision in both, or the write fails.
+
+Hence an adapter may end late: by the time in which no admin service ran, and after all of them were restarted by a
+share of its age, since of earlier readings the older are kept the more thinly. It never ends early.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field
+
+from registry.etcd3.ops import Event, KeyValue
+from registry.model.errors import Reason, RegistryError
+from registry.model.stored import Number, Part, Stored
+from registry.transactions.decode import read_adapter
+
+# The clock is moved on as often as it says much about the shortest life, within bounds.
+_TICKS_OF_A_LIFE, _SHORTEST_TICK_SECONDS, _LONGEST_TICK_SECONDS = 16, 30.0, 300.0
+# A reading is left out if those beside it are closer to each other than this part of their age.
+_THINNED_BY = 16
+# A record without it never ends; one with it is read as a whole.
+_MARK = re.compile(rb'"ttl_seconds":[1-9]')
+
+
+class ClockMark(Part):
+    """Time on the clock of expiry at which all records up to a revision had been written."""
+
+    revision: Number
+    at_ms: Number
+
+
+class ExpiryClock(Stored):
+    """Clock of expiry: milliseconds that some admin service ran, which never are more than have passed.
+
+    `marks`: earlier readings, the oldest first; the older, the fewer.
+    """
+
+    now_ms: Number = 0
+    marks: Annotated[list[ClockMark], Field(max_length=1000)] = []
+
+
+@dataclass(frozen=True, slots=True)
+class EndingRecord:
+    """A record with a time to live; `kv` as it stands, and since when it is known so, on the monotonic clock."""
+
+    kv: KeyValue
+    pool: str
+    name: str
+    generation: int
+    ttl_seconds: int
+    seen_at: float
+
+
+class EndingAdapters:
+    """Records with a time to live; of all other records nothing is kept.
+
+    Args:
+        prefix: of the adapters of all pools.
+    """
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._records: dict[bytes, EndingRecord] = {}
+
+    @property
+    def records(self) -> Mapping[bytes, EndingRecord]:
+        """By their keys."""
+        return self._records
+
+    def listed(self, kvs: Iterable[KeyValue], now: float) -> None:
+        """Takes a whole list. What stands as it stood is known as long as before."""
+        before, self._records = self._records, {}
+        for kv in kvs:
+            self._put(kv, before.get(kv.key), now)
+
+    def changed(self, events: Iterable[Event], now: float) -> bool:
+        """Takes all changes of one revision; returns whether any of it was about what ends."""
+        befores = [self._records.pop(event.key, None) for event in events]
+        for event in events:
+            if event.kv is not None:
+                self._put(event.kv, None, now)
+        return any(befores) or any(event.key in self._records for event in events)
+
+    def ended(self, key: bytes) -> None:
+        """Forgets what was deleted."""
+        self._records.pop(key, None)
+
+    def _put(self, kv: KeyValue, before: EndingRecord | None, now: float) -> None:
+        if before is not None and before.kv == kv:
+            self._records[kv.key] = before
+        elif _MARK.search(kv.value) and (one := self._read(kv, now)) is not None:
+            self._records[kv.key] = one
+
+    def _read(self, kv: KeyValue, now: float) -> EndingRecord | None:
+        pool = kv.key.removeprefix(self._prefix).partition(b"/")[0].decode(errors="backslashreplace")
+        try:
+            record = read_adapter(pool, kv)
+        except RegistryError:
+            return None
+        ttl = record.spec.ttl_seconds
+        return None if ttl is None else EndingRecord(kv, pool, record.name, record.generation, ttl, now)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """The clock of expiry as it stands, and since when it is known so, on the monotonic clock.
+
+    `clock` None: a later release wrote it. `kv` None: there is none yet.
+    """
+
+    kv: KeyValue | None
+    clock: ExpiryClock | None
+    seen_at: float
+
+    def now_ms(self, now: float) -> int:
+        """Time on it; `now` on the monotonic clock."""
+        return (self.clock.now_ms if self.clock else 0) + int((now - self.seen_at) * 1000)
+
+    def known_ms(self, revision: int) -> int | None:
+        """Time on it when a record of that revision had been written; None: it tells nothing of it."""
+        if self.kv is None or self.clock is None:
+            return None
+        marks = [*self.clock.marks, ClockMark(revision=self.kv.mod_revision, at_ms=self.clock.now_ms)]
+        at = bisect_left(marks, revision, key=lambda mark: mark.revision)
+        return marks[at].at_ms if at < len(marks) else None
+
+
+def read_clock(before: ClockReading | None, kv: KeyValue | None, now: float) -> ClockReading:
+    """The reading that stands now; one that cannot be read tells nothing, and the next replaces it."""
+    if before is not None and before.kv == kv:
+        return before
+    try:
+        return ClockReading(kv, ExpiryClock.parse(kv.value) if kv is not None else ExpiryClock(), now)
+    except RegistryError as error:
+        return ClockReading(kv, None if error.reason is Reason.FUTURE_SCHEMA else ExpiryClock(), now)
+
+
+def age_seconds(one: EndingRecord, reading: ClockReading, now: float) -> float:
+    """Least age of a record."""
+    written_ms = reading.known_ms(one.kv.mod_revision)
+    told = 0.0 if written_ms is None else (reading.now_ms(now) - written_ms) / 1000
+    return max(now - one.seen_at, told)
+
+
+def tick_seconds(shortest_seconds: int) -> float:
+    """Time after which the clock is to be moved on, by the shortest life of any adapter."""
+    return min(_LONGEST_TICK_SECONDS, max(_SHORTEST_TICK_SECONDS, shortest_seconds / _TICKS_OF_A_LIFE))
+
+
+def advanced(reading: ClockReading, longest_seconds: int, now: float) -> ExpiryClock:
+    """The next reading, on the condition that this one still stands; `longest_seconds`: the longest ttl of any."""
+    if reading.kv is None or reading.clock is None:
+        return ExpiryClock()
+    now_ms = reading.now_ms(now)
+    known = [*reading.clock.marks, ClockMark(revision=reading.kv.mod_revision, at_ms=reading.clock.now_ms)]
+    kept = list(_thinned(known, now_ms, longest_seconds * 1000))
+    return ExpiryClock(now_ms=now_ms, marks=kept[::-1])
+
+
+def _thinned(marks: list[ClockMark], now_ms: int, longest_ms: int) -> Iterator[ClockMark]:
+    """The newest first; the first that is older than anything lives is the last that is needed."""
+    newer_ms, newest_first = now_ms, marks[::-1]
+    for mark, older in pairwise(newest_first):
+        if now_ms - mark.at_ms > longest_ms:
+            yield mark
+            return
+        if newer_ms - older.at_ms > (now_ms - older.at_ms) / _THINNED_BY:
+            yield mark
+            newer_ms = mark.at_ms
+    yield newest_first[-1]

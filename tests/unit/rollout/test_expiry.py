@@ -1,0 +1,240 @@
+"""Controllers of expiry of several admin services, on virtual time with an etcd, whatever wall clocks say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from registry.access.principal import Credential, Principal
+from registry.etcd3.informer import SharedInformerFactory
+from registry.model.errors import InvalidArgument, Reason, Unavailable
+from registry.model.records import AdapterRecord, Meta, PoolSpec, TenantRecord
+from registry.rollout.controller import RolloutController, Shared
+from registry.rollout.expiry import ExpiryController
+from registry.runtime.clock import Deadline
+from registry.store.writer import WriteGate, Writer
+from registry.transactions.changes import ApplyAdapters, Upsert
+from registry.transactions.context import Caller, TxnLimits
+from tests.support.changes import spec
+from tests.support.played_etcd import PlayedEtcd, now, played
+from tests.support.records import KEYS, POOL, record
+
+NAME = "acme/a"
+KEY = KEYS.adapter(POOL, NAME)
+TTL = 600
+# After its time is over it is gone within this, if an admin service runs.
+SOON_SECONDS = 5.0
+SOMEBODY = Principal("test", Credential.CERTIFICATE)
+
+
+class Service:
+    """The part of an admin service that ends adapters; `wall_ahead`: its wall clock."""
+
+    def __init__(self, etcd: PlayedEtcd, seed: int = 0, wall_ahead: timedelta = timedelta()) -> None:
+        self.etcd, self.wall_ahead, self.count = etcd, wall_ahead, Counter[str]()
+        rng, gate = random.Random(seed), WriteGate()
+        gate.open()
+        self.client = etcd.client(seed)
+        informers = SharedInformerFactory(self.client, rng=rng)
+        self.writer = Writer(self.client, KEYS, TxnLimits(), gate, rng=rng, now=self.wall)
+        shared = Shared(self.client, KEYS, self.writer, informers, lambda verb: self.count.update([verb]), rng)
+        self.expiry = ExpiryController(shared, lambda: self.count.update(["expired"]))
+        self.controller = RolloutController(shared, self.expiry)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def wall(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=now()) + self.wall_ahead
+
+    def start(self) -> Service:
+        self.tasks = [asyncio.create_task(work.run()) for work in (self.controller, self.expiry)]
+        return self
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.wait(self.tasks)
+
+    async def apply(self, source: str = "v1", name: str = NAME, **more: Any) -> None:
+        change = ApplyAdapters(POOL, (Upsert(name, spec(source, **more)),))
+        caller = Caller(SOMEBODY, f"q{random.random()}", request_id_given=True)
+        await self.writer.change(change, caller, Deadline.of(10), validate_only=False)
+
+
+def begin(etcd: PlayedEtcd, services: int = 1, **more: Any) -> list[Service]:
+    etcd.store.put(KEYS.meta(), Meta(epoch="e", created_at="2026-01-01T00:00:00Z").to_bytes())
+    etcd.store.put(KEYS.pool(POOL), PoolSpec(name=POOL, base_models=["base"]).to_bytes())
+    return [Service(etcd, seed, **more).start() for seed in range(services)]
+
+
+def stands(etcd: PlayedEtcd, key: bytes = KEY) -> bool:
+    return key in etcd.store.kvs
+
+
+async def ended(etcd: PlayedEtcd, key: bytes = KEY) -> float:
+    """When it is gone."""
+    while stands(etcd, key):  # noqa: ASYNC110 - what plays etcd tells nobody
+        await asyncio.sleep(0.25)
+    return now()
+
+
+def audits(etcd: PlayedEtcd) -> list[dict[str, Any]]:
+    found = [json.loads(kv.value) for key, kv in etcd.store.kvs.items() if key.startswith(KEYS.audits())]
+    return [one for one in found if one["method"] == "ExpireAdapter"]
+
+
+@pytest.mark.parametrize("ahead", [timedelta(), timedelta(days=400), timedelta(days=-400)])
+@played
+async def test_it_ends_once_by_its_own_time_with_two_services_and_any_wall_clock(etcd: PlayedEtcd, ahead: timedelta):
+    """R25 ends-once: not a moment early, though all wall clocks jump."""
+    first, second = begin(etcd, 2)
+    await asyncio.sleep(3)
+    await first.apply(ttl_seconds=TTL)
+    await first.apply(name="acme/stays")
+    begun = now()
+    await asyncio.sleep(TTL / 2)
+    first.wall_ahead = second.wall_ahead = ahead
+    at = await ended(etcd)
+    assert TTL <= at - begun <= TTL + SOON_SECONDS
+    await asyncio.sleep(60)
+    (told,) = audits(etcd)
+    assert (told["principal"], told["role"], told["reason"]) == ("loraplane-admin", "conductor", "ttl")
+    assert [one["name"] for one in told["changes"]] == [NAME]
+    assert stands(etcd, KEYS.adapter(POOL, "acme/stays"))
+    assert TenantRecord.parse(etcd.store.kvs[KEYS.tenant("acme")].value).adapters == 1
+    assert 1 <= first.count["expired"] + second.count["expired"] <= 2
+
+
+@played
+async def test_whatever_is_written_begins_its_time_anew(etcd: PlayedEtcd):
+    """R25: another version, another ttl; and without one it stays."""
+    (one,) = begin(etcd)
+    await one.apply(ttl_seconds=TTL)
+    await asyncio.sleep(TTL - 20)
+    await one.apply("v2", ttl_seconds=TTL)
+    await asyncio.sleep(TTL - 20)
+    await one.apply("v2", ttl_seconds=TTL + 100)
+    begun = now()
+    assert TTL + 100 <= await ended(etcd) - begun <= TTL + 100 + SOON_SECONDS
+    await one.apply("v3", ttl_seconds=60)
+    await asyncio.sleep(40)
+    await one.apply("v3")
+    await asyncio.sleep(4 * TTL)
+    assert AdapterRecord.parse(etcd.store.kvs[KEY].value).generation == 3
+    assert len(audits(etcd)) == 1
+
+
+@pytest.mark.parametrize("pause", [0.0, 200.0])
+@played
+async def test_services_that_are_restarted_all_the_time_end_it_late_by_a_share(etcd: PlayedEtcd, pause: float):
+    """R25: what passes while none runs does not count, so it is later by that, and never earlier."""
+    ttl, run, tick = 1600, 400.0, 100.0
+    (one,) = begin(etcd)
+    await one.apply(ttl_seconds=ttl)
+    begun, restarts = now(), 0
+    while stands(etcd):
+        late = ttl / 16 + restarts * (pause + tick + SOON_SECONDS)
+        assert now() - begun < ttl + late + run
+        await asyncio.sleep(run)
+        await one.stop()
+        await asyncio.sleep(pause)
+        restarts += 1
+        one = Service(etcd, restarts, timedelta(days=99)).start()
+    assert (now() - begun >= ttl, restarts > 3) == (True, True)
+    assert len(audits(etcd)) == 1
+
+
+@played
+async def test_a_service_that_hears_of_it_late_reckons_from_when_it_heard(etcd: PlayedEtcd):
+    """R25: it was written by hand, and no reading of the clock was there before it."""
+    etcd.store.put(KEY, record(NAME, ttl_seconds=60).to_bytes())
+    await asyncio.sleep(500)
+    begin(etcd)
+    begun = now()
+    assert 60 <= await ended(etcd) - begun <= 60 + SOON_SECONDS
+
+
+@played
+async def test_many_end_together_and_what_is_refused_keeps_none_of_the_others(etcd: PlayedEtcd):
+    """R8 isolation, R25: of one tenant the counter cannot be read."""
+    one, _ = begin(etcd, 2)
+    for number in range(20):
+        await one.apply(name=f"t{number % 2}/n{number}", ttl_seconds=30)
+    etcd.store.put(KEYS.tenant("t1"), b"?")
+    begun = now()
+    await asyncio.sleep(45)
+    left = [key for key in etcd.store.kvs if key.startswith(KEYS.adapters(POOL))]
+    assert sorted(left) == sorted(KEYS.adapter(POOL, f"t1/n{number}") for number in range(1, 20, 2))
+    etcd.store.put(KEYS.tenant("t1"), TenantRecord(name="t1", adapters=10).to_bytes())
+    await ended(etcd, KEYS.adapter(POOL, "t1/n19"))
+    assert now() - begun < 45 + 60
+    await asyncio.sleep(30)
+    assert sorted(told["changes"][0]["name"] for told in audits(etcd)) == sorted(f"t{n % 2}/n{n}" for n in range(20))
+
+
+@played
+async def test_an_outcome_that_is_not_known_is_asked_for_again_by_the_same_id(etcd: PlayedEtcd):
+    """W3 idempotent, R25: one that is used up by another."""
+    (one,) = begin(etcd)
+    asked: list[str] = []
+    errors: list[Exception] = [
+        Unavailable(Reason.ETCD_UNAVAILABLE, "away"),
+        InvalidArgument(Reason.REQUEST_ID_REUSED, "it was refused", field="request_id"),
+    ]
+    change: Callable[..., Any] = one.writer.change
+
+    async def noted(what: Any, caller: Caller, *rest: Any, **more: Any) -> Any:
+        if caller.principal != SOMEBODY:
+            asked.append(caller.request_id)
+            if errors:
+                raise errors.pop(0)
+        return await change(what, caller, *rest, **more)
+
+    one.writer.change = noted  # type: ignore[method-assign]
+    await one.apply(ttl_seconds=10)
+    etag = etcd.store.kvs[KEY].mod_revision
+    await ended(etcd)
+    assert [asked[0] == asked[1], asked[2] == f"{asked[1]}-1", asked[0].endswith(f"-{etag}")] == [True] * 3
+    assert (len(asked), one.count["expired"]) == (3, 1)
+
+
+@played
+async def test_a_clock_that_cannot_be_written_keeps_nothing_from_ending(etcd: PlayedEtcd):
+    """R14 nack: a later release wrote it; what is damaged is replaced; and nothing is written where nothing ends."""
+    (one,) = begin(etcd)
+    await one.apply(name="acme/stays")
+    await asyncio.sleep(600)
+    assert not stands(etcd, KEYS.expiry_clock())
+    etcd.store.put(KEYS.expiry_clock(), b'{"schema":99}')
+    await one.apply(ttl_seconds=100)
+    begun = now()
+    assert 100 <= await ended(etcd) - begun <= 100 + SOON_SECONDS
+    assert etcd.store.kvs[KEYS.expiry_clock()].value == b'{"schema":99}'
+    etcd.store.put(KEYS.expiry_clock(), b"?")
+    await one.apply(ttl_seconds=100)
+    await asyncio.sleep(50)
+    assert b'"marks":' in etcd.store.kvs[KEYS.expiry_clock()].value
+    await ended(etcd)
+    revision = etcd.store.revision
+    await asyncio.sleep(3600)
+    assert etcd.store.revision == revision
+
+
+@played
+async def test_an_etcd_that_is_away_is_asked_with_pauses_and_it_ends_once_it_is_back(etcd: PlayedEtcd):
+    """R3 converge, R25."""
+    (one,) = begin(etcd)
+    await one.apply(ttl_seconds=60)
+    begun = now()
+    await asyncio.sleep(30)
+    (link,) = etcd.links.values()
+    link.cut()
+    await asyncio.sleep(1)
+    assert 60 <= await ended(etcd) - begun <= 60 + 60
+    assert len(audits(etcd)) == 1
