@@ -42,5 +42,9 @@ PAGES: Mapping[str, Action] = MappingProxyType(
         "/metrics": (Verb.GET, Resource.METRICS),
         "/v1/models": (Verb.GET, Resource.RESIDENCY),
         "/v1/residency": (Verb.GET, Resource.RESIDENCY),
+        "/": (Verb.WATCH, Resource.RESIDENCY),
+        "/page/stream": (Verb.WATCH, Resource.RESIDENCY),
+        "/page/adapter": (Verb.GET, Resource.ADAPTERS),
+        "/page/replica": (Verb.GET, Resource.REPLICAS),
     }
 )

@@ -20,7 +20,10 @@ from starlette.applications import Starlette
 
 from registry.access.control import AccessControl
 from registry.admin.health import AdminMetrics, Probe
-from registry.admin.pages import make_app
+from registry.admin.page.details import DetailPages
+from registry.admin.page.front import FrontPage
+from registry.admin.page.stream import FleetParts, FleetStream
+from registry.admin.pages import PageParts, make_app
 from registry.admin.rpc.audited import AuditHandlers
 from registry.admin.rpc.denials import DenialRecorder
 from registry.admin.rpc.handlers import Reads, Writes
@@ -170,6 +173,8 @@ def assemble(ports: AdminPorts) -> AdminService:
     reads, writes = Reads(reader, ports.insecure), Writes(writer, reader, partial(forget, client, keys))
     streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
     audit = AuditHandlers(AuditReader(client, keys, reader, rng=rng), keys)
+    fleet = FleetParts(hub, reader, probe, ports.access, calls.stopping)
+    details = DetailPages({**reads.by_method(), **audit.by_method()}, hook, clock.wall)
     return AdminService(
         ports=ports,
         metrics=metrics,
@@ -189,12 +194,20 @@ def assemble(ports: AdminPorts) -> AdminService:
             probe,
             supervisor,
             metrics,
-            streams.residency.page,
-            FleetModels(hub, reader).page,
-            ports.insecure,
-            hook,
-            ports.hosts,
-            ports.access,
-            denials,
+            PageParts(
+                pages={
+                    "/v1/models": FleetModels(hub, reader).page,
+                    "/v1/residency": streams.residency.page,
+                    "/page/stream": FleetStream(fleet).page,
+                    "/page/adapter": details.adapter,
+                    "/page/replica": details.replica,
+                },
+                front=FrontPage(fleet, clock),
+                insecure=ports.insecure,
+                hook=hook,
+                hosts=ports.hosts,
+                access=ports.access,
+                denials=denials,
+            ),
         ),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -21,8 +22,11 @@ from starlette.routing import Route
 
 from registry.access.control import AccessControl, Shown
 from registry.access.methods import PAGES
+from registry.access.principal import Credential
 from registry.access.questions import Resource
 from registry.admin.health import AdminMetrics, Probe
+from registry.admin.page.browsers import FRONT, BrowserGuard
+from registry.admin.page.front import FrontPage, static_routes
 from registry.admin.rpc.calls import CallContext, call_of, is_local
 from registry.admin.rpc.denials import DenialRecorder, denials_noted
 from registry.admin.rpc.hook import Hook, page_asked
@@ -53,30 +57,41 @@ _STATUSES: Mapping[type[RegistryError], int] = {
 Page = Callable[[Request, CallContext], Awaitable[Response]]
 
 
-def make_app(
-    probe: Probe,
-    supervisor: Supervisor,
-    metrics: AdminMetrics,
-    residency: Page,
-    models: Page,
-    insecure: Sequence[str],
-    hook: Hook,
-    hosts: Hosts,
-    access: AccessControl | None,
-    denials: DenialRecorder | None,
-) -> Starlette:
-    """The application: ``/livez``, ``/readyz``, ``/metrics``, ``/v1/models``, ``/v1/residency``.
+@dataclass(frozen=True, slots=True)
+class PageParts:
+    """Parts that the pages stand on.
 
-    ``/readyz`` tells what is `insecure`, and which access file counts; `hook` is called before each page. See
-    `PageGuard` for `hosts`, and `CallLimits` for `access` and `denials`.
+    Attributes:
+        pages: those that others made, by path.
+        front: the page ``/`` for a browser.
+        insecure: what this service bears unprotected on the network.
+        hook: is called before each page.
+        hosts: see `PageGuard`.
+        access: see `CallLimits`, as `denials`.
     """
+
+    pages: Mapping[str, Page]
+    front: FrontPage
+    insecure: Sequence[str]
+    hook: Hook
+    hosts: Hosts
+    access: AccessControl | None
+    denials: DenialRecorder | None
+
+
+def make_app(probe: Probe, supervisor: Supervisor, metrics: AdminMetrics, parts: PageParts) -> Starlette:
+    """The application: pages for machines, and the one for a browser.
+
+    ``/readyz`` tells what is insecure, and which access file counts.
+    """
+    access = parts.access
 
     async def livez(_: Request, _call: CallContext) -> Response:
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request, _call: CallContext) -> Response:
         now, failing = probe.readiness, sorted(supervisor.troubles)
-        told = {"ready": now.ready, "reason": now.reason, "insecure": insecure, "failing": failing}
+        told = {"ready": now.ready, "reason": now.reason, "insecure": parts.insecure, "failing": failing}
         if access is not None:
             loaded, failed = rfc3339(access.loaded_at), access.failed_reloads
             told["access"] = {"digest": access.digest, "trouble": access.trouble, "loaded_at": loaded, "failed": failed}
@@ -85,17 +100,16 @@ def make_app(
     async def scrape(_: Request, _call: CallContext) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    pages: Mapping[str, Page] = {
-        "/livez": livez,
-        "/readyz": readyz,
-        "/metrics": scrape,
-        "/v1/models": models,
-        "/v1/residency": residency,
-    }
+    machines: Mapping[str, Page] = {"/livez": livez, "/readyz": readyz, "/metrics": scrape, **parts.pages}
+    front = endpoint(FRONT, parts.front.page, parts.hook, access, parts.denials, parts.front)
     refusals = Refusals(metrics.count_refused_page)
     return Starlette(
-        routes=[Route(path, endpoint(path, page, hook, access, denials)) for path, page in pages.items()],
-        middleware=[Middleware(PageGuard, hosts, refusals)],
+        routes=[
+            *(Route(path, endpoint(path, page, parts.hook, access, parts.denials)) for path, page in machines.items()),
+            Route(FRONT, front, methods=["GET", "POST"]),
+            *static_routes(),
+        ],
+        middleware=[Middleware(PageGuard, parts.hosts, refusals), Middleware(BrowserGuard, refusals)],
         exception_handlers={HTTPException: refusals.no_page},
     )
 
@@ -106,15 +120,19 @@ def endpoint(
     hook: Hook,
     access: AccessControl | None = None,
     denials: DenialRecorder | None = None,
+    front: FrontPage | None = None,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A page as it is routed to: its caller, the hook, and how it is refused. Of health everybody may hear."""
+    """A page as it is routed to: its caller, the hook, and how it is refused. Of health everybody may hear.
+
+    `front`: says how a browser shows a token, and is refused; None: it is a page for machines.
+    """
     asks = None if PAGES[path][1] is Resource.HEALTH else access
 
     async def serve(request: Request) -> Response:
-        peer, agent = _peer(request), request.headers.get("user-agent", "")
-        is_private = request.scope.get("scheme") == "https" or is_local(peer)
-        token = request.headers.get("authorization", "")
-        shown = Shown(peer, _facts(request), token, is_private=is_private, user_agent=agent)
+        said = await front.authorization(request) if front else request.headers.get("authorization", "")
+        shown = _shown(request, said)
+        if front and asks and shown.credential is Credential.NONE:
+            return front.stranger()
         try:
             with denials_noted(denials, path, shown) as by:
                 call = by.of(await call_of(path, shown, PAGE_SECONDS, access=asks))
@@ -122,12 +140,23 @@ def endpoint(
                     hook(page_asked(path, request.query_params, call.principal, call.grant))
                     return await page(request, call)
         except RegistryError as error:
-            problem = error_body(error.reason.value, error.message, error.field)
+            status = _STATUSES.get(type(error), 500)
             wait = error.metadata.get(RETRY_AFTER)
-            headers = {"Retry-After": f"{math.ceil(float(wait))}"} if wait else None
-            return JSONResponse(problem, _STATUSES.get(type(error), 500), headers)
+            if front:
+                refused = front.refused(request, error, status)
+            else:
+                refused = JSONResponse(error_body(error.reason.value, error.message, error.field), status)
+            if wait:
+                refused.headers["Retry-After"] = f"{math.ceil(float(wait))}"
+            return refused
 
     return serve
+
+
+def _shown(request: Request, authorization: str) -> Shown:
+    peer, agent = _peer(request), request.headers.get("user-agent", "")
+    is_private = request.scope.get("scheme") == "https" or is_local(peer)
+    return Shown(peer, _facts(request), authorization, is_private=is_private, user_agent=agent)
 
 
 # Of a certificate's names, by the names that gRPC's facts have for them.

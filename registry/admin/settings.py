@@ -23,7 +23,7 @@ class AdminSettings(DaemonSettings):
     """
 
     listen: Annotated[Listen, Flag("HOST:PORT", "Address of the gRPC API")] = Address(host="127.0.0.1", port=7600)
-    http: Annotated[Listen, Flag("HOST:PORT", "Address of /livez, /readyz and /metrics")] = Address(
+    http: Annotated[Listen, Flag("HOST:PORT", "Address of the page and of /livez, /readyz and /metrics")] = Address(
         host="127.0.0.1", port=7601
     )
     max_txn_ops: Annotated[

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.messages import meanwhile, state_name
-from registry.cli.views.residency_view import STUCK
 from registry.client import admin_api as api
 from registry.client.adapters import commands_of
 from registry.model.errors import Reason
+from registry.residency.health import STUCK
 from registry.v1 import registry_pb2 as pb
 
 _AT_ONCE = 16

@@ -13,8 +13,8 @@ from registry.cli.failure import CliError, Exit
 from registry.cli.session import pool_or_only
 from registry.cli.views.get import VIEWS, Kind, Query, cell_filter, find, label_filter
 from registry.cli.views.output import OutputView, Printer
-from registry.cli.views.residency_view import AdapterRow
 from registry.model.errors import Reason
+from registry.residency.health import AdapterRow
 from registry.v1 import registry_pb2 as pb
 
 

@@ -132,12 +132,12 @@ def counted(view: PoolView, keys: Iterable[str]) -> Iterator[tuple[str, CountedR
             yield key, None
             continue
         like = view.alike(adapter) or adapter
-        found = alike[like.key] = alike.get(like.key) or _counted(view, like)
+        found = alike[like.key] = alike.get(like.key) or counted_of(view, like, residency_of(view, like))
         yield key, replace(found, name=adapter.name, generation=adapter.generation)
 
 
-def _counted(view: PoolView, adapter: AdapterView) -> CountedResidency:
-    found = residency_of(view, adapter)
+def counted_of(view: PoolView, adapter: AdapterView, found: DerivedResidency) -> CountedResidency:
+    """An adapter counted, by its residency."""
     counts = Counter(_standing(one) for one in _reckoned(view, found))
     if missing := _missing(view, adapter):
         counts[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] = missing

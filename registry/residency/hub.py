@@ -55,6 +55,11 @@ class Subscription:
         self._changed = asyncio.Event()
         self._ended = False
 
+    @property
+    def has_ended(self) -> bool:
+        """True once nothing follows."""
+        return self._ended
+
     def post(self, view: PoolView, keys: frozenset[str]) -> None:
         """Takes over a view in which the adapters of these keys are elsewhere than before."""
         self.view = view

@@ -45,6 +45,7 @@ class RefusedFor(StrEnum):
     PATH = "path"
     METHOD = "method"
     HOST = "host"
+    ORIGIN = "origin"
     BODY = "body"
     NOT_OWN_HOST = "not_own_host"
     CREDENTIAL = "credential"

@@ -86,7 +86,7 @@ def _readable(view: PoolView, keys: Sequence[str]) -> list[AdapterView]:
 
 def _counted(view: PoolView, keys: Sequence[str]) -> dict[str, pb.AdapterResidency]:
     """The same, with their replicas counted."""
-    return {key: _counted_adapter(one) for key, one in counted(view, keys) if one is not None}
+    return {key: counted_adapter(one) for key, one in counted(view, keys) if one is not None}
 
 
 def _adapter(view: PoolView, adapter: AdapterView) -> pb.AdapterResidency:
@@ -118,7 +118,7 @@ def _derived_adapter(one: DerivedResidency) -> pb.AdapterResidency:
     )
 
 
-def _counted_adapter(one: CountedResidency) -> pb.AdapterResidency:
+def counted_adapter(one: CountedResidency) -> pb.AdapterResidency:
     counts = [_count(standing, replicas) for standing, replicas in one.counts.items()]
     return pb.AdapterResidency(
         name=one.name,

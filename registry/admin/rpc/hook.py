@@ -58,7 +58,7 @@ def asked_of(action: Action, request: Message, principal: Principal, grant: Gran
 def page_asked(path: str, query: Mapping[str, str], principal: Principal, grant: Grant | None = None) -> Asked:
     """Question of a page; those that are about nothing of a pool do not look at the query."""
     verb, resource = PAGES[path]
-    about = query if resource is Resource.RESIDENCY else {}
+    about = query if resource in BY_ADAPTER or resource is Resource.REPLICAS else {}
     names = {"name": about["name"]} if "name" in about else {}
     return Asked(principal, verb, resource, about.get("pool") or None, names, query, grant)
 

@@ -10,18 +10,17 @@ from registry.cli.views.differences import GenerationRow
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, cell, short_span
 from registry.cli.views.residency_view import (
-    AdapterRow,
     PoolRow,
     PoolStatus,
     reasons_cell,
     served_share,
     serving_cell,
-    state,
     status_dict,
     where_cell,
 )
 from registry.model.messages import Plain, adapter_dict, pool_dict, tenant_dict
 from registry.model.names import label_text
+from registry.residency.health import AdapterRow, state
 from registry.v1 import registry_pb2 as pb
 
 

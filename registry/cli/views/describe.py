@@ -26,19 +26,18 @@ from registry.cli.views.replica_view import (
 )
 from registry.cli.views.residency_view import (
     TITLES,
-    AdapterRow,
     PoolRow,
     behind_told,
     pool_status,
     residency_dict,
     rows,
     serving_cell,
-    state,
 )
-from registry.cli.views.standing import counts_by_replica
 from registry.cli.views.why import not_placed
 from registry.client import admin_api as api
 from registry.model.messages import Plain, restored_dict, spec_dict
+from registry.residency.health import AdapterRow, state
+from registry.residency.standing import counts_by_replica
 from registry.runtime.durations import span_text
 from registry.v1 import registry_pb2 as pb
 

@@ -22,12 +22,13 @@ from registry.cli.views.replica_view import (
     replica_view,
     replica_views,
 )
-from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus, pool_status
-from registry.cli.views.standing import counts_by_replica
+from registry.cli.views.residency_view import PoolRow, PoolStatus, pool_status
 from registry.client import admin_api as api
 from registry.lora.text import printable
 from registry.model.errors import Reason
 from registry.model.names import matches
+from registry.residency.health import AdapterRow
+from registry.residency.standing import counts_by_replica
 from registry.v1 import registry_pb2 as pb
 
 Item = TypeVar("Item")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from registry.cli.views.standing import NOTHING_STANDS, StandingCounts
 from registry.model.messages import Plain
 from registry.model.names import label_text
+from registry.residency.standing import NOTHING_STANDS, StandingCounts
 from registry.v1 import registry_pb2 as pb
 
 _MAX_DEPTH = 32

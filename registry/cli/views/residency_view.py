@@ -8,31 +8,13 @@ from dataclasses import dataclass
 
 from registry.cli.views.messages import state_name, state_text
 from registry.cli.views.replica_view import cell, replica_view
-from registry.cli.views.standing import (
-    NOTHING_STANDS,
-    PartStanding,
-    StandingCounts,
-    counts_of,
-    standing_of,
-    standing_of_part,
-)
 from registry.model.messages import Plain
 from registry.model.replica_reasons import LEAVING
+from registry.residency.health import AdapterRow, counts, pool_state, reasons, state, state_there
+from registry.residency.standing import NOTHING_STANDS
 from registry.v1 import registry_pb2 as pb
 
 TITLES = ("REPLICA", "MODEL", "GENERATION", "STATE", "REASON", "LOADED", "LAST USED", "ENGINE")
-
-_BAD = {pb.RolloutReplica.FAILED, pb.RolloutReplica.UNKNOWN}
-# What a replica waits for that nothing but somebody's change brings.
-STUCK = frozenset({"over_capacity"})
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRow:
-    """An adapter, and where it is; `residency` None: that is not known, or was not asked for."""
-
-    record: pb.Adapter
-    residency: pb.AdapterResidency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +48,10 @@ class PoolRow:
 def pool_status(found: pb.ListReplicasResponse, adapters: Sequence[pb.AdapterResidency]) -> PoolStatus:
     """State of a pool of these replicas and adapters; `adapters` with their replicas counted."""
     staying = [one for one in map(replica_view, found.replicas) if not one.leaving]
-    states = Counter(map(_state_there, adapters))
+    states = Counter(map(state_there, adapters))
     ready = sum(one.is_ready for one in staying)
-    if states["Degraded"] or states["Halted"] or found.lacking:
-        state = "Degraded"
-    else:
-        state = "Progressing" if states["Progressing"] or ready < len(staying) else "Healthy"
     served = sum(counts(one).serving > 0 for one in adapters)
+    state = pool_state(states, ready, len(staying), found.lacking)
     return PoolStatus(state, ready, len(staying) + found.lacking, served, len(adapters))
 
 
@@ -125,57 +104,6 @@ def rows(one: pb.AdapterResidency) -> list[Sequence[str]]:
         )
         for part in one.replicas
     ]
-
-
-def _standings(one: pb.AdapterResidency) -> list[PartStanding]:
-    """Replicas by how they stand to it; of an admin service that does not count, those that live."""
-    return list(map(standing_of, one.counts) if one.counts else map(standing_of_part, one.replicas))
-
-
-def counts(one: pb.AdapterResidency) -> StandingCounts:
-    """Numbers of replicas that are to serve it, and that do."""
-    return counts_of(_standings(one))
-
-
-def state(row: AdapterRow) -> str:
-    """``Disabled``, ``Halted``, ``Degraded``, ``Progressing`` or ``Healthy``; empty: it is not known.
-
-    Disabled: it is to be served nowhere. Halted: its rollout is. Degraded: a replica failed, is out of reach, does not
-    live, or waits for what nothing but somebody's change brings. Progressing: one is still to serve it. Else Healthy.
-    """
-    if row.record.spec.HasField("enabled") and not row.record.spec.enabled:
-        return "Disabled"
-    if row.record.rollout.halted:
-        return "Halted"
-    if row.residency is None:
-        return ""
-    found = _state_there(row.residency)
-    is_of_it = row.residency.generation == row.record.generation  # else it was looked at just before a change
-    return "Progressing" if found == "Healthy" and not is_of_it else found
-
-
-def _state_there(one: pb.AdapterResidency) -> str:
-    """The same of the generation that residency speaks of."""
-    if one.halted:
-        return "Halted"
-    staying = [standing for standing in _standings(one) if standing.is_staying]
-    if any(_is_bad(standing) for standing in staying):
-        return "Degraded"
-    is_served = all(standing.outcome == pb.RolloutReplica.SERVING for standing in staying)
-    return "Healthy" if staying and is_served else "Progressing"
-
-
-def _is_bad(one: PartStanding) -> bool:
-    return bool({one.state, one.wanted_state} & _BAD or {one.reason, one.wanted_reason} & STUCK)
-
-
-def reasons(one: pb.AdapterResidency) -> dict[str, int]:
-    """Why replicas do not serve what they are to serve, and how many of them for each reason; the most first."""
-    found = Counter[str]()
-    for standing in _standings(one):
-        if standing.outcome != pb.RolloutReplica.SERVING or standing.wanted_state:
-            found[standing.wanted_reason or standing.reason or state_text(standing.state)] += standing.number
-    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
 
 
 def status_dict(row: AdapterRow) -> Plain | None:

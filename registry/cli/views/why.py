@@ -13,10 +13,10 @@ from datetime import datetime
 from registry.cli.views.messages import state_text
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView
-from registry.cli.views.residency_view import AdapterRow
 from registry.model.messages import Plain
 from registry.model.names import label_text
 from registry.model.replica_reasons import told_commands
+from registry.residency.health import AdapterRow
 from registry.v1 import registry_pb2 as pb
 
 # So many names of replicas stand in a line.

@@ -173,7 +173,7 @@ async def test_pages_for_machines(served, reason, status):
     assert (alive.status_code, alive.json()) == (200, {"alive": True})
     told = {"ready": not reason, "reason": reason, "insecure": ["--listen"], "failing": ["members"]}
     assert (ready.status_code, ready.json()) == (status, told)
-    assert (await served.page("/")).status_code == 404
+    assert (await served.page("/none")).status_code == 404
     assert (await served.page("/v1/residency", "evil.example")).status_code == 421
     metrics = (await served.page("/metrics")).text
     assert "loraplane_admin_etcd_up 0.0" in metrics

@@ -15,7 +15,7 @@ import pytest
 
 from registry.cli.change import sets
 from registry.cli.commands import apply as apply_commands
-from registry.cli.views.residency_view import AdapterRow, state
+from registry.residency.health import AdapterRow, state
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal, applied, updated
 

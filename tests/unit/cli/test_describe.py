@@ -16,7 +16,8 @@ from registry.cli.views.differences import GenerationRow
 from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import replica_view
-from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus
+from registry.cli.views.residency_view import PoolRow, PoolStatus
+from registry.residency.health import AdapterRow
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
 from tests.unit.cli.test_rollout import LATE, SERVING, rollout

@@ -13,8 +13,9 @@ from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICA
 from registry.cli.views.differences import GenerationRow
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import replica_view
-from registry.cli.views.residency_view import AdapterRow, PoolRow, PoolStatus
+from registry.cli.views.residency_view import PoolRow, PoolStatus
 from registry.cli.views.table import Paper, table_lines, width_of
+from registry.residency.health import AdapterRow
 from registry.v1 import registry_pb2 as pb
 
 URL = "http://engine-7.qwen-prod.svc.cluster.local:8000"

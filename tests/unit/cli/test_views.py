@@ -19,18 +19,15 @@ from registry.cli.views.replica_view import (
     span,
 )
 from registry.cli.views.residency_view import (
-    AdapterRow,
     PoolStatus,
-    counts,
     pool_status,
-    reasons,
     reasons_cell,
     residency_dict,
     rows,
-    state,
     status_dict,
     where_cell,
 )
+from registry.residency.health import AdapterRow, counts, reasons, state
 from registry.v1 import registry_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,7 +13,6 @@ from registry.cli.client import WatchAnswer
 from registry.cli.views.columns import ADAPTERS, TENANTS
 from registry.cli.views.get import Kind, Query
 from registry.cli.views.output import Format, Printer
-from registry.cli.views.residency_view import AdapterRow, state
 from registry.cli.watching import (
     AdapterFeed,
     AdapterGone,
@@ -24,6 +23,7 @@ from registry.cli.watching import (
     RowFeed,
     SelectedFeed,
 )
+from registry.residency.health import AdapterRow, state
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Refusal
 from tests.unit.cli.conftest import Time

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from registry.cli.views.replica_view import missing_view, replica_view
-from registry.cli.views.residency_view import AdapterRow, serving_cell
+from registry.cli.views.residency_view import serving_cell
 from registry.cli.views.why import explanations, not_placed
+from registry.residency.health import AdapterRow
 from registry.v1 import registry_pb2 as pb
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,0 +1,186 @@
+"""Rows of the page: adapters and replicas of a pool's view, as JSON values. Pure.
+
+They follow from what residency, the command line's tables and routers follow from, so that they cannot disagree.
+Replicas that stand alike to an adapter are one group, and adapters whose groups are of the same replicas share the list
+of their names: of a thousand adapters on a hundred replicas it stands once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from registry.admin.rpc.encode_residency import Document, counted_adapter
+from registry.model.errors import RegistryError
+from registry.model.messages import adapter_message
+from registry.model.names import name_of_key
+from registry.model.replica_state import ParsedStatus
+from registry.model.status import Presence, ReplicaStatus, host_of, presence_of
+from registry.residency.derive import DerivedResidence, DerivedResidency, counted_of, residency_of
+from registry.residency.health import AdapterRow, counts, reasons, state
+from registry.residency.view import AdapterView, PoolView
+from registry.rollout.pool import LiveReplica
+from registry.transactions.decode import read_adapter
+from registry.v1 import registry_pb2 as pb
+
+# Of what may be long: a label, a note, a URL. Records that others wrote may have any.
+MAX_TEXT = 300
+MAX_LABELS = 20
+
+
+@dataclass(slots=True)
+class AdapterRows:
+    """Rows of some adapters.
+
+    Attributes:
+        rows: one for each that can be read.
+        sets: lists of replicas, to which the groups of rows point.
+        gone: names of those that are not there any more, or cannot be read.
+    """
+
+    rows: list[Document] = field(default_factory=list)
+    sets: list[tuple[str, ...]] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    _numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def number(self, names: tuple[str, ...]) -> int:
+        """The number of a list of replicas; a new one is added."""
+        if names not in self._numbers:
+            self._numbers[names] = len(self.sets)
+            self.sets.append(names)
+        return self._numbers[names]
+
+
+def cut(text: str) -> str:
+    """A text of at most `MAX_TEXT` characters."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+
+
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return {cut(key): cut(labels[key]) for key in sorted(labels)[:MAX_LABELS]}
+
+
+def adapter_rows(view: PoolView, keys: Iterable[str], *, with_groups: bool = True) -> AdapterRows:
+    """Rows of the adapters of these name keys; `with_groups`: with their replicas by how they stand."""
+    found, derived = AdapterRows(), dict[str, DerivedResidency]()
+    for key in keys:
+        adapter, record = view.adapter(key), _record(view, key)
+        if adapter is None or record is None:
+            found.gone.append(name_of_key(key))
+            continue
+        where = _alike(view, adapter, derived)
+        row = _row(record, counted_adapter(counted_of(view, adapter, where)))
+        if with_groups:
+            row["groups"] = _groups(where, found)
+        found.rows.append(row)
+    return found
+
+
+def _record(view: PoolView, key: str) -> pb.Adapter | None:
+    kv = view.records[key].kv if key in view.records else None
+    try:
+        return adapter_message(read_adapter(view.snapshot.pool, kv), kv.mod_revision) if kv is not None else None
+    except RegistryError:
+        return None
+
+
+def _alike(view: PoolView, adapter: AdapterView, derived: dict[str, DerivedResidency]) -> DerivedResidency:
+    """The residency of an adapter, or of one that stands alike."""
+    like = view.alike(adapter) or adapter
+    if like.key not in derived:
+        derived[like.key] = residency_of(view, like)
+    return derived[like.key]
+
+
+def _row(record: pb.Adapter, found: pb.AdapterResidency) -> Document:
+    numbers = counts(found)
+    return {
+        "name": record.name,
+        "generation": record.generation,
+        "load": found.load,
+        "state": state(AdapterRow(record, found)),
+        "serving": numbers.serving,
+        "replicas": numbers.wanted,
+        "of": found.pool_replicas,
+        "reasons": {cut(reason): count for reason, count in reasons(found).items()},
+        "note": cut(found.note),
+        "halted": cut(record.rollout.halted),
+        "stable": record.rollout.stable_generation,
+        "labels": _labels(record.spec.labels),
+        "updated_at": record.updated_at,
+    }
+
+
+def _groups(found: DerivedResidency, rows: AdapterRows) -> list[Document]:
+    """Its replicas, by how they stand; a generation is that of the row where nothing is said of it."""
+    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    first: dict[tuple[object, ...], DerivedResidence] = {}
+    for one in found.replicas:
+        by = one.state, one.reason, one.generation, one.wanted, one.loaded
+        groups[by].append(one.replica)
+        first.setdefault(by, one)
+    return [_group(first[by], found.generation, rows.number(tuple(names))) for by, names in groups.items()]
+
+
+def _group(one: DerivedResidence, newest: int, names: int) -> Document:
+    told: Document = {"state": one.state.name.lower(), "in": names}
+    if one.reason:
+        told["reason"] = cut(one.reason)
+    if one.generation != newest:
+        told["generation"] = one.generation
+    if not one.loaded and told["state"] == "serving":
+        told["loaded"] = False
+    if one.wanted is not None:
+        wanted = one.wanted
+        told["wanted"] = [wanted.generation, wanted.state.name.lower(), cut(wanted.reason)]
+    return told
+
+
+def replica_row(view: PoolView, name: str, *, is_whole: bool) -> Document:
+    """A live replica; `is_whole`: its sentences too, which may name anybody's adapters."""
+    replica = view.everybody[name]
+    status = replica.reading.status if isinstance(replica.reading, ParsedStatus) else None
+    presence = presence_of(replica.presence.value)
+    told = _presence_told(view, replica, presence) if presence else {"name": name, "labels": {}, "leaving": False}
+    return told | (_status_told(status, is_whole=is_whole) if status else {"ready": False})
+
+
+def _presence_told(view: PoolView, replica: LiveReplica, presence: Presence) -> Document:
+    name = presence.replica
+    return {
+        "name": name,
+        "labels": _labels(presence.labels),
+        "leaving": presence.leaving,
+        "url": "" if name in view.withheld else cut(replica.router_url),
+        "withheld": name in view.withheld,
+        "version": cut(presence.version),
+        "started_at": cut(presence.started_at),
+        "host": cut(host_of(presence.owner)),
+    }
+
+
+def _status_told(status: ReplicaStatus, *, is_whole: bool) -> Document:
+    engine, store = status.engine, status.store
+    told: Document = {
+        "ready": status.ready and not status.stale,
+        "stale": status.stale,
+        "engine": cut(f"{engine.kind} {engine.version}".strip()),
+        "served": status.answered,
+        "pending": len(status.pending) if status.pending_count is None else status.pending_count,
+        "failed": len(status.failed) if status.failed_count is None else status.failed_count,
+        "warnings": len(status.warnings),
+        "room": engine.limits.max_cpu_loras,
+        "insecure": len(status.insecure),
+        "updated_at": cut(status.updated_at),
+        "store": store.model_dump() if store else None,
+    }
+    if is_whole:
+        told |= {"note": cut(status.note), "held": cut(status.held), "degraded": cut(status.degraded)}
+    return told
+
+
+def absent_rows(view: PoolView) -> list[Document]:
+    """Replicas that are expected and do not live, as far as their names are known."""
+    named = view.snapshot.lacking.named
+    return [{"name": one.name, "labels": _labels(one.labels), "last_seen": one.last_seen} for one in named]
