@@ -16,7 +16,7 @@ import click
 
 from registry.cli.failure import usage
 from registry.runtime import commands
-from registry.runtime.durations import seconds_of
+from registry.runtime.clock import seconds_of
 from registry.runtime.program import variable_of
 
 if TYPE_CHECKING:  # protobuf is not imported for a help or a version

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from registry.client.adapters import Canaries, strategy_of
 from registry.lora.findings import UnfitAdapter, summary
 from registry.model.errors import InvalidArgument, Reason
-from registry.runtime.durations import seconds_of
+from registry.runtime.clock import seconds_of
 from registry.v1 import registry_pb2 as pb
 
 

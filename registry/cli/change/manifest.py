@@ -22,7 +22,7 @@ from registry.model.errors import InvalidArgument, Reason
 from registry.model.messages import Plain, spec_dict, spec_message
 from registry.model.records import MAX_TTL_SECONDS, MIN_TTL_SECONDS, AdapterSpec, Labels
 from registry.model.stored import Part, fields_at, model_in
-from registry.runtime.durations import SPAN_PATTERN, seconds_of, span_text
+from registry.runtime.clock import SPAN_PATTERN, seconds_of, span_text
 from registry.v1 import registry_pb2 as pb
 
 API_VERSION = "loraplane/v1"

@@ -32,7 +32,7 @@ from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.messages import Plain, adapter_dict, spec_dict
 from registry.model.names import name_key
-from registry.runtime.durations import seconds_of
+from registry.runtime.clock import seconds_of
 from registry.v1 import registry_pb2 as pb
 
 

@@ -38,7 +38,7 @@ from registry.client import admin_api as api
 from registry.model.messages import Plain, restored_dict, spec_dict
 from registry.residency.health import AdapterRow, state
 from registry.residency.standing import counts_by_replica
-from registry.runtime.durations import span_text
+from registry.runtime.clock import span_text
 from registry.v1 import registry_pb2 as pb
 
 Read = TypeVar("Read")

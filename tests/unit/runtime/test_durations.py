@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from registry.runtime.durations import SPAN_PATTERN, seconds_of, span_text
+from registry.runtime.clock import SPAN_PATTERN, seconds_of, span_text
 
 SPANS = {"90s": 90, "10m": 600, "36h": 129_600, "7d": 604_800, "0s": 0, "999999999d": 86_399_999_913_600}
 
