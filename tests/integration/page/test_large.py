@@ -1,0 +1,65 @@
+"""The page with a thousand adapters on a hundred replicas, and twenty changes a second."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from registry.model.keys import Keys
+from registry.model.status import Failed
+from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
+from tests.support.browser import IS_THERE, LACKING, browser
+from tests.support.residency_world import Replicas
+
+pytestmark = [
+    pytest.mark.skipif(not IS_THERE, reason=LACKING),
+    pytest.mark.skipif(not os.environ.get("PICTURES"), reason="make page"),
+    pytest.mark.timeout(600),
+]
+ADAPTERS, REPLICAS, CHANGES, PER_SECOND = 1000, 100, 200, 20
+MOST_SECONDS = 1.0
+
+
+def names(count: int, form: str) -> Sequence[str]:
+    return [form.format(number) for number in range(count)]
+
+
+async def test_a_thousand_by_a_hundred_is_drawn_within_a_second_and_no_change_is_lost(etcd, etcd_client):
+    """Drawn: from the request to rows, cells and counts of all; then each of 200 generations ends up on the screen."""
+    adapters, replicas = names(ADAPTERS, "team-{0:03}/adapter"), names(REPLICAS, "replica-{0:03}")
+    async with admin_inside(etcd.endpoints, etcd.prefix) as admin, browser() as page:
+        await wait_ready(admin)
+        await make_pool(admin)
+        for start in range(0, ADAPTERS, 40):
+            changes = map(put, adapters[start : start + 40])
+            revision = (await admin.stub.ApplyAdapters(change_set(*changes))).revision
+        said = Replicas(etcd_client, Keys(etcd.prefix))
+        for name in replicas:
+            await said.alive(name)
+        for number, name in enumerate(replicas):
+            failed = [Failed(name=adapters[number], generation=1, reason="BAD", message="m", attempts=1, retry_at=None)]
+            await said.says(name, revision, failed=failed, failed_count=1)
+        await page.do("renew", viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+        seconds = []
+        for _ in range(3):
+            await page.do("goto", url="about:blank")
+            await page.do("goto", url=f"{admin.http}/")
+            await page.sees("100 Degraded")
+            await page.sees("900 Healthy")
+            seconds.append(await page.do("eval", script="performance.now() / 1000"))
+        cells = await page.do("eval", script="document.querySelectorAll('.matrix tbody tr .cells')[0].children.length")
+        elements = await page.do("eval", script="document.querySelectorAll('*').length")
+        print(f"drawn after {', '.join(f'{one:.2f}' for one in seconds)} s; {cells} cells a row, {elements} elements")
+        assert cells == REPLICAS
+        assert elements < 10_000, "only what is in sight is there"
+        assert min(seconds) < MOST_SECONDS
+        for number in range(CHANGES):
+            await admin.stub.ApplyAdapters(change_set(put(adapters[number % 50], f"file:///v{number}")))
+            await asyncio.sleep(1 / PER_SECOND)
+        drawn = "[...document.querySelectorAll('.matrix .cells')].map((one) => one.getAttribute('aria-label'))"
+        newest = f"serve generation {1 + CHANGES // 50}"
+        await page.do("fill", selector="#search", text="team-00")
+        await page.do("wait", script=f"(({drawn}).length >= 10 && ({drawn}).every((one) => one.endsWith('{newest}')))")
