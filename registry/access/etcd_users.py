@@ -122,7 +122,27 @@ class SetPassword:
         return f"set a new password of {self.user}"
 
 
-AccessStep = AddRole | GrantKeys | RevokeKeys | AddUser | GiveRole | SetPassword
+@dataclass(frozen=True, slots=True)
+class RemoveUser:
+    """A user whose replica is gone."""
+
+    user: str
+
+    def __str__(self) -> str:
+        return f"remove user {self.user}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRole:
+    """The role of a user who is removed."""
+
+    role: str
+
+    def __str__(self) -> str:
+        return f"remove role {self.role}"
+
+
+AccessStep = AddRole | GrantKeys | RevokeKeys | AddUser | GiveRole | SetPassword | RemoveUser | RemoveRole
 
 
 def access_steps(present: EtcdAccess, want: EtcdAccess, renewed: Collection[str] = ()) -> tuple[AccessStep, ...]:
@@ -131,6 +151,22 @@ def access_steps(present: EtcdAccess, want: EtcdAccess, renewed: Collection[str]
     `renewed`: users who get a new password if they are there.
     """
     return (*_granted(present, want), *_given(present, want, renewed), *_revoked(present, want))
+
+
+def removing_steps(
+    present: EtcdAccess, keys: Keys, replicas: Collection[tuple[str, str]]
+) -> tuple[RemoveUser | RemoveRole, ...]:
+    """Changes that take users and roles away from replicas below this prefix that are none of these."""
+    gone = [replica_user(*one) for one in replicas_in(present) if one not in replicas]
+    gone += [one for one in present.roles if one.startswith(_REPLICA) and one not in {*gone, *present.users}]
+    ours = [one for one in gone if _is_below(keys, present.roles.get(one, frozenset()))]
+    users = [RemoveUser(one) for one in ours if one in present.users]
+    return (*users, *(RemoveRole(one) for one in ours if one in present.roles))
+
+
+def _is_below(keys: Keys, permissions: Iterable[KeyPermission]) -> bool:
+    """True if a role is of this prefix: one etcd may have several, each with replicas of the same names."""
+    return all(one.key.startswith(f"{keys.prefix}/".encode()) for one in permissions)
 
 
 def enabling_steps(present: EtcdAccess) -> tuple[AccessStep, ...]:

@@ -70,10 +70,12 @@ def _change(name: str, request: type[Req]) -> Method[Req, rpc.AuthChangeResponse
 
 
 USER_ADD = _change("UserAdd", rpc.AuthUserAddRequest)
+USER_DELETE = _change("UserDelete", rpc.AuthUserDeleteRequest)
 USER_CHANGE_PASSWORD = _change("UserChangePassword", rpc.AuthUserChangePasswordRequest)
 USER_GRANT_ROLE = _change("UserGrantRole", rpc.AuthUserGrantRoleRequest)
 ENABLE = _change("AuthEnable", rpc.AuthEnableRequest)
 ROLE_ADD = _change("RoleAdd", rpc.AuthRoleAddRequest)
+ROLE_DELETE = _change("RoleDelete", rpc.AuthRoleDeleteRequest)
 ROLE_GRANT_PERMISSION = _change("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest)
 ROLE_REVOKE_PERMISSION = _change("RoleRevokePermission", rpc.AuthRoleRevokePermissionRequest)
 

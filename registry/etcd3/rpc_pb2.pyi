@@ -438,6 +438,12 @@ class AuthUserGetResponse(_message.Message):
     roles: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., roles: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class AuthUserDeleteRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
 class AuthUserListRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -487,6 +493,12 @@ class AuthRoleGetResponse(_message.Message):
     header: ResponseHeader
     perm: _containers.RepeatedCompositeFieldContainer[Permission]
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., perm: _Optional[_Iterable[_Union[Permission, _Mapping]]] = ...) -> None: ...
+
+class AuthRoleDeleteRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    def __init__(self, role: _Optional[str] = ...) -> None: ...
 
 class AuthRoleListRequest(_message.Message):
     __slots__ = ()

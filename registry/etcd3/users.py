@@ -49,6 +49,10 @@ class EtcdUsers:
         options = rpc.UserAddOptions(no_password=password is None)
         await self._change(codec.USER_ADD, rpc.AuthUserAddRequest(name=name, password=password, options=options))
 
+    async def remove_user(self, name: str) -> None:
+        """Removes a user, whose tokens end with that."""
+        await self._change(codec.USER_DELETE, rpc.AuthUserDeleteRequest(name=name))
+
     async def set_password(self, name: str, password: str) -> None:
         """Changes the password of a user, whose tokens end with that."""
         request = rpc.AuthUserChangePasswordRequest(name=name, password=password)
@@ -75,6 +79,10 @@ class EtcdUsers:
     async def add_role(self, name: str) -> None:
         """Adds a role, which permits nothing yet."""
         await self._change(codec.ROLE_ADD, rpc.AuthRoleAddRequest(name=name))
+
+    async def remove_role(self, name: str) -> None:
+        """Removes a role, from users who have it as well."""
+        await self._change(codec.ROLE_DELETE, rpc.AuthRoleDeleteRequest(role=name))
 
     async def grant(self, role: str, one: KeyPermission) -> None:
         """Grants a role a permission; it replaces that of the same keys."""

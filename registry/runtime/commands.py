@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -81,11 +81,18 @@ def command(name: str, function: Callable[..., None], **more: Any) -> click.Comm
 
 def parameters(function: Callable[..., Any]) -> Iterator[click.Parameter]:
     """Options and arguments for the parameters of a function, or for the fields of a dataclass."""
-    for one in inspect.signature(function, eval_str=True).parameters.values():
+    for one in _parameters_of(function):
         if isinstance(one.annotation, type) and is_dataclass(one.annotation):
             yield from parameters(one.annotation)
         elif get_origin(one.annotation) is Annotated:
             yield _parameter(one)
+
+
+def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Parameters of a function or a dataclass. A field's type is read in the module of the class that has the field."""
+    kinds = get_type_hints(function, include_extras=True)
+    given = inspect.signature(function).parameters.values()
+    return [one.replace(annotation=kinds.get(one.name, one.annotation)) for one in given]
 
 
 def _parameter(one: inspect.Parameter) -> click.Parameter:
@@ -118,7 +125,7 @@ def _type(kind: Any, declared: _Declared) -> click.ParamType[Any] | type:  # noq
 
 def called(function: Callable[..., None]) -> Callable[..., None]:
     """The same function, called with what its parameters as a command were given."""
-    own = inspect.signature(function, eval_str=True).parameters.values()
+    own = _parameters_of(function)
 
     def call(**values: Any) -> None:  # noqa: ANN401 - whatever the parameters hold
         for one in own:

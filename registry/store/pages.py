@@ -80,6 +80,7 @@ def _test(field: str, value: str) -> Callable[[AdapterRecord], bool]:
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
+PLACES_AT_MOST = 10_000
 
 
 def check_page_size(size: int) -> int:
@@ -95,14 +96,18 @@ def check_page_size(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageToken:
-    """Token of the next page: after `after`, at `revision`."""
+    """Token of the next page: after `after`, at `revision`.
+
+    `place`: the number of a later place at which to go on, if this process still knows it; see `UnseenPlaces`. 0: none.
+    """
 
     revision: int
     after: bytes
+    place: int = 0
 
     def encode(self, listing: str) -> str:
         """The token as text; `listing` says what is listed, and must be the same when it comes back."""
-        document = [self.revision, self.after.hex(), _digest(listing)]
+        document = [self.revision, self.after.hex(), _digest(listing), *([self.place] if self.place else ())]
         return base64.urlsafe_b64encode(json.dumps(document).encode()).decode()
 
 
@@ -115,8 +120,8 @@ def decode_token(text: str, listing: str) -> PageToken | None:
     if not text:
         return None
     try:
-        revision, after, digest = read_json(base64.b64decode(text, altchars=b"-_", validate=True))
-        token = PageToken(_positive(revision), bytes.fromhex(after))
+        revision, after, digest, *place = read_json(base64.b64decode(text, altchars=b"-_", validate=True))
+        token = PageToken(_positive(revision), bytes.fromhex(after), *map(_positive, place))  # TypeError: one too many
     except (ValueError, TypeError) as error:
         raise _refused("that is no page token of this service; start again without one") from error
     if digest != _digest(listing):
@@ -124,10 +129,10 @@ def decode_token(text: str, listing: str) -> PageToken | None:
     return token
 
 
-def _positive(revision: object) -> int:
-    if type(revision) is not int or not 0 < revision < 2**63:
-        raise ValueError("not a revision")
-    return revision
+def _positive(number: object) -> int:
+    if type(number) is not int or not 0 < number < 2**63:
+        raise ValueError("neither a revision nor a place")
+    return number
 
 
 def _refused(message: str) -> InvalidArgument:
@@ -136,6 +141,28 @@ def _refused(message: str) -> InvalidArgument:
 
 def _digest(listing: str) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+class UnseenPlaces:
+    """Places at which pages ended amid what their readers do not see, which no token may name.
+
+    A token has the last name that its reader saw, and the number of the place. Whoever does not know the number, as
+    another admin service, reads from that name on: the same records, only later.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, bytes] = {}
+
+    def keep(self, place: PageToken, seen: bytes, number: int) -> PageToken:
+        """The token for a place, which names a key that was seen instead; `number`: a random one, above 0."""
+        self._kept[number] = place.after
+        if len(self._kept) > PLACES_AT_MOST:
+            del self._kept[next(iter(self._kept))]
+        return PageToken(place.revision, seen, number)
+
+    def found(self, token: PageToken) -> PageToken:
+        """The token of where to go on."""
+        return PageToken(token.revision, self._kept.get(token.place, token.after))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +194,8 @@ class Sieve(Generic[RecordT]):
     """Takes readable and wanted records out of pages, until it has `size` of them.
 
     `sees`: tells by its name, as the key has it, whether a record is its reader's to know of. `ended_seen`: whether
-    the one that was looked at last is; a token names that one, so only then it may be handed out.
+    the one that was looked at last is; a token names that one, so only then it may be handed out. `last_seen`: the key
+    of the last one that is.
     """
 
     read: Callable[[KeyValue], RecordT]
@@ -175,6 +203,7 @@ class Sieve(Generic[RecordT]):
     size: int
     sees: Callable[[str], bool] = everything
     ended_seen: bool = True
+    last_seen: bytes = b""
     records: list[Present[RecordT]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
@@ -196,6 +225,7 @@ class Sieve(Generic[RecordT]):
         self.ended_seen = self.sees(name)
         if not self.ended_seen:
             return
+        self.last_seen = kv.key
         try:
             record = self.read(kv)
         except RegistryError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
@@ -10,12 +11,13 @@ from registry.etcd3.errors import EtcdError, ResponseTooLarge
 from registry.etcd3.ops import KeyValue, Range, RangeResult, prefix_end
 from registry.model.errors import FailedPrecondition, NotFound, Reason
 from registry.model.keys import Keys, last_part
+from registry.model.names import name_of_key
 from registry.model.records import AdapterRecord, PoolSpec, RetiredRecord, TenantRecord
 from registry.model.replica_state import status_of
 from registry.model.stored import Stored
 from registry.runtime.clock import Deadline
 from registry.store.failures import refusal
-from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve, everything
+from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve, UnseenPlaces, everything
 from registry.transactions.context import AdapterState
 from registry.transactions.decode import (
     Damaged,
@@ -36,6 +38,8 @@ from registry.transactions.repair import AuditTrail, is_of_tenant
 
 _SCANNED_AT_MOST = 5000
 _SCAN_PAGE = 500
+# Keys alone, of records that the caller does not see. Each may be of a tenant of its own, about which to decide.
+_PASSED_AT_MOST, _PASSED_AT_ONCE = 20_000, 1000
 _SMALL_PAGE = 50  # of pools and tenants
 _SHRINK = 16
 # Of a backup: so little that no other call waits long while a page is made. Its values may have 64 KiB, and those that
@@ -89,6 +93,7 @@ class Reader:
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
         self._keys = keys
+        self._places = UnseenPlaces()
 
     @property
     def prefix(self) -> str:
@@ -171,7 +176,9 @@ class Reader:
         self, prefix: bytes, sieve: Sieve[RecordT], limit: int, token: PageToken | None, deadline: Deadline
     ) -> RecordPage[RecordT]:
         """A page of what a sieve takes. Its token names no key that the reader does not see."""
-        scanned = 0
+        scanned = passed = 0
+        known = token.after if token else prefix
+        token = self._places.found(token) if token else None
         while True:
             page = await self._page(prefix, limit, token, deadline)
             scanned += len(page.kvs)
@@ -180,6 +187,37 @@ class Reader:
             token = sieved.token
             if token is None or sieve.is_full() or (scanned >= _SCANNED_AT_MOST and sieve.ended_seen):
                 return sieved
+            if not sieve.ended_seen:
+                token, count = await self._next_seen(prefix, token, sieve.sees, deadline)
+                passed += count
+                if token is None:
+                    return replace(sieved, token=None)
+                if passed >= _PASSED_AT_MOST or scanned >= _SCANNED_AT_MOST:
+                    number = secrets.randbits(62) + 1
+                    return replace(sieved, token=self._places.keep(token, sieve.last_seen or known, number))
+
+    async def _next_seen(
+        self, prefix: bytes, token: PageToken, sees: Callable[[str], bool], deadline: Deadline
+    ) -> tuple[PageToken | None, int]:
+        """The place before the next key that is seen, and how many were passed by; None: there is none.
+
+        It is a place before that where very many were passed by. Who does not see an adapter sees none of its tenant.
+        """
+        passed, last = 0, token.after
+        while passed < _PASSED_AT_MOST:
+            read = Range(
+                last + b"\0", prefix_end(prefix), limit=_PASSED_AT_ONCE, revision=token.revision, keys_only=True
+            )
+            found = await self._in_one_message(read, deadline)
+            for kv in found.kvs:
+                if sees(name_of_key(last_part(kv.key))):
+                    return replace(token, after=last), passed
+                passed, last = passed + 1, kv.key
+            if not found.more:
+                return None, passed
+            tenant, slash, _ = last.partition(b"%2F")
+            last = tenant + slash + b"\xff" if slash else last
+        return replace(token, after=last), passed
 
     async def stored(self, size: int, token: PageToken | None, deadline: Deadline) -> Page:
         """A page of desired state as it is stored, all at one revision; it ends early where its values are large.

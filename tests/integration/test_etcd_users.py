@@ -20,6 +20,7 @@ from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
 from registry.etcd3.ops import Delete, Put, Range, Txn, prefix_end
 from registry.model.keys import Keys
+from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, wait_ready
@@ -250,6 +251,20 @@ async def test_apply_is_idempotent_mends_and_renews_and_check_tells_what_is_too_
     doctor = await guarded.doctor()
     told = [(one["reason"], one["subject"]) for one in doctor.json["findings"] if one["part"] == "etcd"]
     assert ("excess_permission", AUDITOR) in told
+    kept = (*folder, "--replica", f"{POOL}/r2")
+    gone = [f"remove user {user}", f"remove role {user}"]
+    planned = await guarded.cli("plan", *kept)
+    assert (planned.json["steps"], all(one in planned.err for one in gone)) == ([], True)
+    async with aclosing(guarded.client(ADMIN)) as client:
+        members = RememberedReplicas(members={"r1": RememberedReplica()})
+        await client.txn(Txn((), (Put(KEYS.members(POOL), members.to_bytes()),)))
+        assert (await guarded.cli("apply", *kept, "--prune")).json["steps"] == []  # it may come back
+        await client.txn(Txn((), (Put(KEYS.members(POOL), b"{"),)))
+        assert (await guarded.cli("apply", *kept, "--prune")).code == 4
+        await client.txn(Txn((), (Delete(KEYS.members(POOL)),)))
+    assert (await guarded.cli("plan", *kept, "--prune")).json["steps"] == gone
+    assert (await guarded.cli("apply", *kept, "--prune")).json["steps"] == gone
+    assert (await guarded.cli("apply", *kept, "--prune")).json["steps"] == []
     (guarded.folder / "root").write_text(before)
     refused = await guarded.cli("check")
     assert (refused.code, refused.error["reason"]) == (4, "ETCD_PERMISSION")

@@ -46,7 +46,7 @@ class Streams:
         start, is_seen = _not_negative(request.start_revision, "start_revision"), seen_adapters(call, request.pool)
         async with aclosing(self._watcher.adapters(request.pool, start, call.deadline)) as batches:
             async for batch in batches:
-                responses = _responses(request.pool, batch, is_seen)
+                responses = _responses(request.pool, await _seen_of_batch(batch, is_seen))
                 del batch  # the next may not come for days, and it may be a whole pool
                 for response in responses:
                     yield response
@@ -66,18 +66,26 @@ def _not_negative(number: int, field: str) -> int:
     return number
 
 
-def _responses(
-    pool: str, batch: WatchBatch, is_seen: Callable[[str], bool] = everything
-) -> Iterator[pb.WatchAdaptersResponse]:
-    """A batch in messages that are small enough; one that is empty, or of which nothing is seen, too."""
-    seen = [event for event in batch.events if is_seen(name_of_key(last_part(event.key)))]
-    for start in range(0, max(1, len(seen)), _EVENTS_AT_ONCE):
-        events = seen[start : start + _EVENTS_AT_ONCE]
+async def _seen_of_batch(batch: WatchBatch, is_seen: Callable[[str], bool]) -> WatchBatch:
+    """The events of adapters that are seen. It may be a whole pool, so it holds up no other call."""
+    if is_seen is everything:
+        return batch
+
+    def seen() -> tuple[Event, ...]:
+        return tuple(event for event in batch.events if is_seen(name_of_key(last_part(event.key))))
+
+    return replace(batch, events=await asyncio.to_thread(seen))
+
+
+def _responses(pool: str, batch: WatchBatch) -> Iterator[pb.WatchAdaptersResponse]:
+    """A batch in messages that are small enough; one that is empty, too."""
+    for start in range(0, max(1, len(batch.events)), _EVENTS_AT_ONCE):
+        events = batch.events[start : start + _EVENTS_AT_ONCE]
         yield pb.WatchAdaptersResponse(
             revision=batch.revision,
             events=[_event(pool, event) for event in events],
             snapshot=batch.snapshot,
-            more=start + _EVENTS_AT_ONCE < len(seen),
+            more=start + _EVENTS_AT_ONCE < len(batch.events),
         )
 
 
@@ -139,7 +147,7 @@ class Residency:
             async for update in updates:
                 if request.detail == pb.WatchResidencyRequest.COUNTS_BY_REPLICA:
                     update = _all_of(update)  # noqa: PLW2901 - each answer is whole
-                wanted = _only(update, name_key(request.name)) if request.name else _seen(update, is_seen)
+                wanted = _only(update, name_key(request.name)) if request.name else await _seen(update, is_seen)
                 for start in wire.starts(wanted, request.detail) if wanted.keys or wanted.snapshot else ():
                     yield await asyncio.to_thread(wire.response, wanted, start, request.detail)
 
@@ -155,7 +163,9 @@ class Residency:
         headers = {"ETag": f'"{subscription.epoch}.{update.version}{sight}"', "Cache-Control": "no-cache"}
         if headers["ETag"] in etags(request):
             return Response(status_code=304, headers=headers)
-        keys = _seen(update, seen_adapters(call, pool, PAGES[call.method])).keys if name is None else (name_key(name),)
+        keys: Sequence[str] = () if name is None else (name_key(name),)
+        if name is None:
+            keys = (await _seen(update, seen_adapters(call, pool, PAGES[call.method]))).keys
         if name is not None and update.view.adapter(keys[0]) is None:
             raise NotFound(
                 Reason.ADAPTER_NOT_FOUND,
@@ -175,11 +185,15 @@ def _all_of(update: ResidencyUpdate) -> ResidencyUpdate:
     return update if update.snapshot else replace(update, keys=tuple(sorted(update.view.records)), snapshot=True)
 
 
-def _seen(update: ResidencyUpdate, is_seen: Callable[[str], bool]) -> ResidencyUpdate:
-    """The update of the adapters that are seen."""
+async def _seen(update: ResidencyUpdate, is_seen: Callable[[str], bool]) -> ResidencyUpdate:
+    """The update of the adapters that are seen. It may be of a whole pool, so it holds up no other call."""
     if is_seen is everything:
         return update
-    return replace(update, keys=tuple(key for key in update.keys if is_seen(name_of_key(key))))
+
+    def seen() -> tuple[str, ...]:
+        return tuple(key for key in update.keys if is_seen(name_of_key(key)))
+
+    return replace(update, keys=await asyncio.to_thread(seen))
 
 
 def etags(request: Request) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,24 +23,28 @@ from registry.access.etcd_users import (
     Excess,
     GiveRole,
     GrantKeys,
+    RemoveRole,
+    RemoveUser,
     RevokeKeys,
     SetPassword,
     access_steps,
     enabling_steps,
     excess,
+    removing_steps,
     replicas_in,
     wanted,
 )
 from registry.cli import options
-from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
+from registry.cli.failure import CliError, CommandFailure, Exit, failure_of, refused, usage
 from registry.cli.session import session_of
 from registry.cli.views.get import note
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, EtcdPermissionDenied, EtcdUnauthenticated
 from registry.etcd3.ops import EtcdAccess
 from registry.etcd3.users import EtcdUsers
-from registry.model.errors import Reason
+from registry.model.errors import Reason, RegistryError
 from registry.model.keys import DEFAULT_PREFIX, Keys, last_part
+from registry.model.status import RememberedReplicas
 from registry.runtime.flags import complaint_of
 from registry.runtime.local_files import MAX_SECRET_BYTES, read_followed
 from registry.runtime.settings import DaemonSettings
@@ -53,26 +57,47 @@ _PASSWORD_BYTES = 32
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdTarget:
-    """Options for reaching etcd as somebody who may change its users."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdLogin:
+    """Options by which etcd knows us, and we it."""
 
-    etcd: Annotated[str, options.flag("--etcd", metavar="HOST:PORT[,…]", help="Members of etcd.")]
-    prefix: Annotated[str, options.flag("--prefix", metavar="PATH", help="Prefix of all keys in etcd.")] = (
-        DEFAULT_PREFIX
-    )
     etcd_tls_ca: Annotated[Path | None, options.flag("--etcd-tls-ca", metavar="FILE", help="CA of etcd.")] = None
     etcd_tls_cert: Annotated[Path | None, options.flag("--etcd-tls-cert", metavar="FILE", help="Our certificate.")] = (
         None
     )
     etcd_tls_key: Annotated[Path | None, options.flag("--etcd-tls-key", metavar="FILE", help="Its key.")] = None
     etcd_user: Annotated[
-        str | None, options.flag("--etcd-user", metavar="NAME", help="User of etcd with the role root.")
+        str | None,
+        options.flag(
+            "--etcd-user", metavar="NAME", help="User of etcd; to see or change users it needs the role root."
+        ),
     ] = None
     etcd_password_file: Annotated[
         Path | None, options.flag("--etcd-password-file", metavar="FILE", help="Its password.")
     ] = None
     insecure: Annotated[bool, options.flag("--insecure", help="Send passwords unencrypted over the network.")] = False
+
+
+def etcd_settings(given: Mapping[str, object]) -> DaemonSettings:
+    """Settings of these names, checked; those that are None are not given.
+
+    Raises:
+        CliError: they do not fit together.
+    """
+    try:
+        return DaemonSettings.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as problem:
+        raise usage(complaint_of(problem)) from problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdTarget(EtcdLogin):
+    """Options for reaching etcd as somebody who may change its users."""
+
+    etcd: Annotated[str, options.flag("--etcd", metavar="HOST:PORT[,…]", help="Members of etcd.")]
+    prefix: Annotated[str, options.flag("--prefix", metavar="PATH", help="Prefix of all keys in etcd.")] = (
+        DEFAULT_PREFIX
+    )
 
     def settings(self, *, sends_passwords: bool = False) -> DaemonSettings:
         """The same, checked.
@@ -80,13 +105,10 @@ class EtcdTarget:
         Raises:
             CliError: the options do not fit together, or passwords would go unencrypted over the network.
         """
-        named = {name: value for name, value in asdict(self).items() if value is not None}
-        try:
-            found = DaemonSettings.model_validate(named)
-            if sends_passwords:  # a user stands for those whose passwords are sent
-                DaemonSettings.model_validate({"etcd_user": "root", "etcd_password_file": Path(), **named})
-        except ValidationError as problem:
-            raise usage(complaint_of(problem)) from problem
+        found = etcd_settings(asdict(self))
+        if sends_passwords:  # a user stands for those whose passwords are sent
+            given = {name: value for name, value in asdict(self).items() if value is not None}
+            etcd_settings({"etcd_user": "root", "etcd_password_file": Path(), **given})
         return found
 
 
@@ -96,6 +118,14 @@ Replicas = Annotated[
 ]
 Pool = Annotated[
     str | None, options.flag("--pool", metavar="POOL", help="The replicas that live in this pool get users.")
+]
+Prune = Annotated[
+    bool,
+    options.flag(
+        "--prune",
+        help="Remove users and roles of replicas that are gone: that neither live, nor are expected, nor are named by "
+        "--replica.",
+    ),
 ]
 PasswordDir = Annotated[
     Path | None,
@@ -115,10 +145,11 @@ def plan(
     replica: Replicas = None,
     pool: Pool = None,
     password_dir: PasswordDir = None,
+    prune: Prune = False,
 ) -> None:
     """Print the changes of etcd's users and roles that apply would make."""
-    settings = target.settings()
-    found, is_on = _run(lambda: _planned(settings, replica, pool, _Passwords(password_dir)))
+    wanted = _Wanted(target.settings(), replica, pool, _Passwords(password_dir), prune)
+    found, is_on = _run(lambda: _planned(wanted))
     _tell(context, "steps", found, none="users and roles are as they should be", is_on=is_on)
 
 
@@ -129,13 +160,15 @@ def apply(
     replica: Replicas = None,
     pool: Pool = None,
     password_dir: PasswordDir = None,
+    prune: Prune = False,
 ) -> None:
     """Give etcd a user and a role for each replica, for admin services and for readers of the audit.
 
     A repetition changes nothing more. It never makes etcd ask for users: it says how to, once all have one.
     """
     settings = target.settings(sends_passwords=password_dir is not None)
-    found, is_on = _run(lambda: _applied(settings, replica, pool, _Passwords(password_dir)))
+    wanted = _Wanted(settings, replica, pool, _Passwords(password_dir), prune)
+    found, is_on = _run(lambda: _applied(wanted))
     _tell(context, "steps", found, none="users and roles are as they should be", is_on=is_on)
 
 
@@ -182,6 +215,8 @@ def _run(work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """
     try:
         return asyncio.run(work())
+    except RegistryError as error:
+        raise CliError(failure_of(error)) from error
     except (EtcdPermissionDenied, EtcdUnauthenticated) as error:
         remedy = "give --etcd-user and --etcd-password-file of a user with the role root"
         raise refused(Reason.ETCD_PERMISSION, f"{error}; {remedy}") from error
@@ -235,23 +270,35 @@ def _file(folder: Path, user: str) -> Path:
 Planned = tuple[tuple[AccessStep, ...], bool]
 
 
-async def _planned(
-    settings: DaemonSettings, replicas: Sequence[str] | None, pool: str | None, folder: _Passwords
-) -> Planned:
-    keys = Keys(settings.prefix)
-    named = [*map(_pool_and_name, replicas or ()), *await _living(settings, keys, pool)]
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Replicas that get users, and what becomes of users whose replicas are gone."""
+
+    settings: DaemonSettings
+    replicas: Sequence[str] | None
+    pool: str | None
+    folder: _Passwords
+    prune: bool
+
+
+async def _planned(asked: _Wanted) -> Planned:
+    keys = Keys(asked.settings.prefix)
+    named = [*map(_pool_and_name, asked.replicas or ()), *await _living(asked.settings, keys, asked.pool)]
     want = wanted(keys, dict.fromkeys(named))
-    async with aclosing(EtcdUsers(settings.client_options())) as users:
-        return access_steps(await users.read(), want, folder.missing(want)), await users.is_enabled()
+    async with aclosing(EtcdUsers(asked.settings.client_options())) as users:
+        present, is_on = await users.read(), await users.is_enabled()
+    steps = access_steps(present, want, asked.folder.missing(want))
+    gone = removing_steps(present, keys, {*named, *await _known(asked.settings, keys)})
+    if gone and not asked.prune:
+        note(f"of replicas that are gone there is still: {'; '.join(map(str, gone))} (--prune does it)")
+    return (*steps, *(gone if asked.prune else ())), is_on
 
 
-async def _applied(
-    settings: DaemonSettings, replicas: Sequence[str] | None, pool: str | None, folder: _Passwords
-) -> Planned:
-    steps, is_on = await _planned(settings, replicas, pool, folder)
-    async with aclosing(EtcdUsers(settings.client_options())) as users:
+async def _applied(asked: _Wanted) -> Planned:
+    steps, is_on = await _planned(asked)
+    async with aclosing(EtcdUsers(asked.settings.client_options())) as users:
         for one in steps:
-            await _take(users, one, folder)
+            await _take(users, one, asked.folder)
     return steps, is_on
 
 
@@ -290,6 +337,19 @@ async def _living(settings: DaemonSettings, keys: Keys, pool: str | None) -> lis
         return [(pool, last_part(kv.key)) for kv in (await client.list_prefix(keys.replicas(pool))).kvs]
 
 
+async def _known(settings: DaemonSettings, keys: Keys) -> set[tuple[str, str]]:
+    """Replicas that live, and those that pools remember: they may come back.
+
+    Raises:
+        FailedPrecondition: what a pool remembers cannot be read.
+    """
+    async with aclosing(Client(settings.client_options())) as client:
+        living = (await client.list_prefix(keys.all_replicas())).kvs
+        expected = (await client.list_prefix(keys.all_members())).kvs
+    found = {(last_part(kv.key.rpartition(b"/")[0]), last_part(kv.key)) for kv in living}
+    return found | {(last_part(kv.key), one) for kv in expected for one in RememberedReplicas.parse(kv.value).members}
+
+
 async def _take(users: EtcdUsers, step: AccessStep, folder: _Passwords) -> None:
     match step:
         case AddRole(role):
@@ -306,6 +366,8 @@ async def _take(users: EtcdUsers, step: AccessStep, folder: _Passwords) -> None:
                 await _renew(users, user, password or "")
         case GiveRole(user, role):
             await users.give(user, role)
+        case RemoveUser(name) | RemoveRole(name):
+            await (users.remove_user if isinstance(step, RemoveUser) else users.remove_role)(name)
         case _:
             assert_never(step)
 

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import click
-from pydantic import ValidationError
 
 from registry.cli import options
 from registry.cli.change.documents import read_text
 from registry.cli.client import AdminClient
+from registry.cli.commands.etcd_access import EtcdLogin, etcd_settings
 from registry.cli.doctor.collect import (
     access_of,
     collect,
@@ -33,29 +32,19 @@ from registry.cli.views.output import Printer
 from registry.client.handshake import admin_service, handshake_trouble
 from registry.formats.documents import read_documents
 from registry.model.errors import InvalidArgument, Reason
-from registry.runtime.flags import complaint_of
 from registry.runtime.settings import DaemonSettings, is_loopback
 
 _WATCH_SECONDS = 5.0
 _COLUMNS = ("severity", "part", "subject", "finding", "remedy")
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdOptions(EtcdLogin):
     """Options for reaching etcd, if it is to be looked at."""
 
     etcd: Annotated[
         str | None,
         options.flag("--etcd", metavar="HOST:PORT[,…]", help="Check these members of etcd too."),
-    ] = None
-    etcd_tls_ca: Annotated[Path | None, options.flag("--etcd-tls-ca", metavar="FILE", help="CA of etcd.")] = None
-    etcd_tls_cert: Annotated[Path | None, options.flag("--etcd-tls-cert", metavar="FILE", help="Our certificate.")] = (
-        None
-    )
-    etcd_tls_key: Annotated[Path | None, options.flag("--etcd-tls-key", metavar="FILE", help="Its key.")] = None
-    etcd_user: Annotated[str | None, options.flag("--etcd-user", metavar="NAME", help="User of etcd.")] = None
-    etcd_password_file: Annotated[
-        Path | None, options.flag("--etcd-password-file", metavar="FILE", help="Its password.")
     ] = None
     etcd_quota: Annotated[
         int | None,
@@ -70,9 +59,6 @@ class EtcdOptions:
             help="--audit-retention of loraplane-admin (default: 30 days).",
         ),
     ] = None
-    insecure: Annotated[bool, options.flag("--insecure", help="Send etcd's password unencrypted over the network.")] = (
-        False
-    )
 
     def settings(self) -> DaemonSettings | None:
         """The same, checked; None: it is not to be looked at.
@@ -81,13 +67,7 @@ class EtcdOptions:
             CliError: the options do not fit together.
         """
         given = {**asdict(self), "insecure": self.insecure or None, "etcd_quota": None, "audit_retention": None}
-        named = {name: value for name, value in given.items() if value is not None}
-        if not named:
-            return None
-        try:
-            return DaemonSettings.model_validate(named)
-        except ValidationError as problem:
-            raise usage(complaint_of(problem)) from problem
+        return None if all(value is None for value in given.values()) else etcd_settings(given)
 
     def growth(self) -> EtcdGrowth:
         """Quota and retention as these flags give them."""

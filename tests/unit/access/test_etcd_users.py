@@ -12,11 +12,14 @@ from registry.access.etcd_users import (
     Excess,
     GiveRole,
     GrantKeys,
+    RemoveRole,
+    RemoveUser,
     RevokeKeys,
     SetPassword,
     access_steps,
     enabling_steps,
     excess,
+    removing_steps,
     replica_user,
     replicas_in,
     wanted,
@@ -128,3 +131,22 @@ def test_before_etcd_asks_for_users_somebody_is_root():
     assert list(map(str, enabling_steps(EtcdAccess()))) == ["add user root", "give root the role root"]
     assert list(map(str, enabling_steps(EtcdAccess({"root": frozenset()}, {})))) == ["give root the role root"]
     assert enabling_steps(EtcdAccess({"root": frozenset({"root"})}, {})) == ()
+
+
+def test_users_of_replicas_that_are_gone_are_removed_with_their_roles():
+    """A4 own-keys: of this prefix alone, and nobody who is not a replica. A role that outlived its user goes, too."""
+    r2, r3, other, odd = (
+        replica_user("q", "r2"),
+        replica_user("q", "r3"),
+        replica_user("q", "r4"),
+        replica_user("q", "r5"),
+    )
+    there = wanted(KEYS, [("q", name) for name in ("r1", "r2", "r3")])
+    elsewhere = wanted(Keys("/other"), [("q", "r4")])
+    users = {**there.users, other: frozenset({other}), odd: frozenset(), "root": frozenset({"root"})}
+    roles = {**there.roles, other: elsewhere.roles[other]}
+    del users[r3]
+    steps = removing_steps(EtcdAccess(users, roles), KEYS, {("q", "r1")})
+    assert steps == (RemoveUser(r2), RemoveUser(odd), RemoveRole(r2), RemoveRole(r3))
+    assert [str(one) for one in steps[1:3]] == [f"remove user {odd}", f"remove role {r2}"]
+    assert removing_steps(there, KEYS, {("q", "r1"), ("q", "r2"), ("q", "r3")}) == ()

@@ -125,13 +125,12 @@ def test_each_target_and_relation_goes_under_its_own_name(target, relation):
 def test_what_a_broken_call_of_each_method_may_have_done():
     """W8 no-false-fail: a transaction that writes, changes of users; a lease that nobody knows of expires by itself."""
     methods = [one for one in vars(codec).values() if isinstance(one, codec.Method)]
-    users = (
-        "UserAdd UserChangePassword UserGrantRole AuthEnable RoleAdd RoleGrantPermission RoleRevokePermission".split()
-    )
+    users = "UserAdd UserDelete UserChangePassword UserGrantRole AuthEnable".split()
+    users += "RoleAdd RoleDelete RoleGrantPermission RoleRevokePermission".split()
     expected = [codec.TXN.path, *(f"/etcdserverpb.Auth/{name}" for name in users)]
     assert [one.path for one in methods if one.writes] == expected
     assert [one.path for one in methods if one.streams] == [codec.LEASE_KEEPALIVE.path]
-    assert len(methods) == 21
+    assert len(methods) == 23
     assert codec.READ_TXN.path == codec.TXN.path
 
 

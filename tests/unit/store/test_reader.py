@@ -9,8 +9,9 @@ from registry.etcd3.ops import Put, Range, RangeResult, Txn
 from registry.model.errors import FailedPrecondition, Internal, NotFound, Reason, Unavailable
 from registry.model.records import PoolLimits, RetiredRecord
 from registry.runtime.clock import Deadline
+from registry.store import pages
 from registry.store import reader as reader_module
-from registry.store.pages import Page, PageToken, parse_filter
+from registry.store.pages import Page, PageToken, UnseenPlaces, parse_filter
 from registry.store.reader import Reader
 from registry.transactions.changes import DeletePool, Remove, UpdatePool
 from registry.transactions.decode import last_part
@@ -318,10 +319,61 @@ async def test_a_page_ends_at_no_record_that_its_reader_does_not_see(store, read
     names = [f"n{number:04}" for number in range(5_600)]
     store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
     page = await reader.adapters(POOL, parse_filter(""), 7, None, soon(), lambda name: name in {"n0000", "n5499"})
-    assert page.unreadable == ("n0000", "n5499")
-    assert page.token == PageToken(store.etcd.revision, KEYS.adapter(POOL, "n5499"))
+    assert (page.unreadable, page.token) == (("n0000", "n5499"), None)
     page = await reader.adapters(POOL, parse_filter(""), 7, None, soon(), lambda name: name == "n0000")
     assert (page.unreadable, page.token) == (("n0000",), None)
+    even = await reader.adapters(POOL, parse_filter("tenant=x"), 7, None, soon(), lambda name: name in {*names[::2]})
+    assert (even.unreadable, even.token.after) == ((*names[:5000:2],), KEYS.adapter(POOL, "n4998"))
+
+
+async def test_of_what_is_not_seen_keys_alone_are_read_and_not_without_end(store, reader, monkeypatch):
+    """R16 bounded, A2 deny-by-default: a page ends after so many, and its token names none of them.
+
+    Each goes on where the one before it ended; an admin service that does not know where that was reads them again.
+    """
+    monkeypatch.setattr(reader_module, "_SCAN_PAGE", 2)
+    monkeypatch.setattr(reader_module, "_PASSED_AT_MOST", 4)
+    monkeypatch.setattr(reader_module, "_PASSED_AT_ONCE", 2)
+    names = [f"n{number:02}" for number in range(20)]
+    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in names)))
+    store.asked.clear()
+    found: list[str] = []
+    tokens: list[PageToken | None] = [None]
+    while len(tokens) == 1 or tokens[-1] is not None:
+        page = await reader.adapters(POOL, parse_filter(""), 2, tokens[-1], soon(), lambda name: name in {"n12", "n13"})
+        found += page.unreadable
+        tokens.append(page.token)
+    assert found == ["n12", "n13"]
+    after = [one.after for one in tokens if one is not None]
+    assert after == [KEYS.adapters(POOL)] * 2
+    assert len({one.place for one in tokens if one is not None}) == 2
+    # The pool; two records each time, and two after those that are seen.
+    assert len([one for one in store.asked if not one.keys_only]) == 1 + 3 + 1
+    other = Reader(store, KEYS)
+    page = await other.adapters(POOL, parse_filter(""), 2, tokens[2], soon(), lambda name: name in {"n12", "n13"})
+    assert (page.unreadable, page.token.after) == ((), KEYS.adapters(POOL))
+
+
+async def test_a_tenant_that_is_not_seen_is_passed_by_at_once(store, reader, monkeypatch):
+    """R16 bounded: however many adapters it has."""
+    monkeypatch.setattr(reader_module, "_SCAN_PAGE", 2)
+    monkeypatch.setattr(reader_module, "_PASSED_AT_ONCE", 2)
+    names = [f"{tenant}/n{number:02}" for tenant in ("b", "c-d", "c") for number in range(20)]
+    store.etcd.txn(Txn((), tuple(Put(KEYS.adapter(POOL, name), b"{") for name in ("a/x", *names, "c0", "d/x"))))
+    store.asked.clear()
+    listing = reader.adapters(POOL, parse_filter(""), 2, None, soon(), lambda name: name[0] == "d" or name == "c0")
+    page = await listing
+    assert (page.unreadable, page.token) == (("c0", "d/x"), None)
+    assert len([one for one in store.asked if one.keys_only]) <= 5
+
+
+def test_of_places_the_last_ones_are_kept(monkeypatch):
+    """R16 bounded: whose place is forgotten goes on from what it saw."""
+    monkeypatch.setattr(pages, "PLACES_AT_MOST", 2)
+    places = UnseenPlaces()
+    kept = [places.keep(PageToken(7, b"hidden%d" % number), b"seen", number) for number in (1, 2, 3)]
+    assert kept == [PageToken(7, b"seen", number) for number in (1, 2, 3)]
+    assert [places.found(one).after for one in kept] == [b"seen", b"hidden2", b"hidden3"]
 
 
 @pytest.mark.parametrize(("most", "limits"), [(499, [500, 31]), (30, [500, 31, 1]), (0, [500, 31, 1])])

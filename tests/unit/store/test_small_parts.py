@@ -23,10 +23,10 @@ from tests.support.flaky_etcd import FlakyEtcd
 from tests.support.records import record
 
 
-@given(st.integers(1, 2**63 - 1), st.binary(max_size=50), st.text(max_size=20))
-def test_tokens(revision, after, listing):
+@given(st.integers(1, 2**63 - 1), st.binary(max_size=50), st.text(max_size=20), st.integers(0, 2**62))
+def test_tokens(revision, after, listing, place):
     """A token comes back as it went, and only for its own listing."""
-    token = PageToken(revision, after)
+    token = PageToken(revision, after, place)
     assert decode_token(token.encode(listing), listing) == token
     with pytest.raises(InvalidArgument):
         decode_token(token.encode(listing), listing + "x")
@@ -46,7 +46,8 @@ REVISIONS = [0, -1, 2**63, True, 1.0]
 
 @pytest.mark.parametrize(
     "document",
-    [7, None, [], [1, 2, "d"], ["1", "ff", "d"], [1, "no hex", "d"], {"revision": 1}]
+    [7, None, [], [1, 2, "d"], ["1", "ff", "d"], [1, "no hex", "d"], {"revision": 1}, [1, "ff", "92", 1, 1]]
+    + [[1, "ff", hashlib.sha256(b"l").hexdigest()[:16], *more] for more in ([0], [1.5], ["1"], [1, 1])]
     + [[one, "ff", hashlib.sha256(b"l").hexdigest()[:16]] for one in REVISIONS],
 )
 def test_what_is_json_and_no_token_is_refused(document):
