@@ -27,6 +27,7 @@ from bench.one_change import one_change_20000_vs_100
 from bench.picker import picker
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
 from bench.residency import residency_100000
+from bench.secured import secured_propagation, secured_writes
 from bench.small import small_1000, small_1000_10ms
 from bench.store import store_1000, store_first_sight, store_present
 from bench.swap import swap
@@ -62,6 +63,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     picker,
     decision,
     token_es256,
+    secured_writes,
+    secured_propagation,
 )
 MAX_SECONDS = 600.0
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cedarpy
 
 from registry.access.principal import Principal
 from registry.access.questions import AccessQuestion
-from registry.access.roles import ROLES
+from registry.access.roles import ROLES, AccessRole, Action
 
 EVERYBODY = "loraplane:authenticated"
 _TENANT = r"([A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9._-]{0,94}[A-Za-z0-9])"
@@ -31,14 +31,19 @@ class Cedar:
         bindings: of the access file.
         principals: whoever may ask.
         spelled: source as it is asked for to the one spelling of the same, with ``/`` at its end; None: it is none.
+        roles: actions of each.
     """
 
     def __init__(
-        self, bindings: Sequence[Written], principals: Sequence[Principal], spelled: Mapping[str, str | None]
+        self,
+        bindings: Sequence[Written],
+        principals: Sequence[Principal],
+        spelled: Mapping[str, str | None],
+        roles: Mapping[AccessRole, Collection[Action]] = ROLES,
     ) -> None:
         policies = [text for number, one in enumerate(bindings, 1) for text in _policies(number, one, principals)]
         self._policies = cedarpy.PolicySet.from_str("\n".join(policies))
-        self._entities = cedarpy.Entities.from_json_str(json.dumps([*_ACTIONS, *_users(principals)]))
+        self._entities = cedarpy.Entities.from_json_str(json.dumps([*_actions(roles), *_users(principals)]))
         self._spelled = spelled
 
     def allowing(self, asked: Iterable[tuple[Principal, AccessQuestion]]) -> list[set[int]]:
@@ -121,7 +126,7 @@ def _users(principals: Iterable[Principal]) -> Iterator[dict[str, Any]]:
         yield _entity("User", one.name, [("Group", group) for group in {*one.groups, EVERYBODY}])
 
 
-_ACTIONS = [
-    _entity("Action", f"{verb} {resource}", [("Action", role) for role in ROLES if (verb, resource) in ROLES[role]])
-    for verb, resource in {action for actions in ROLES.values() for action in actions}
-]
+def _actions(roles: Mapping[AccessRole, Collection[Action]]) -> Iterator[dict[str, Any]]:
+    for verb, resource in {action for actions in roles.values() for action in actions}:
+        may = [("Action", role) for role in roles if (verb, resource) in roles[role]]
+        yield _entity("Action", f"{verb} {resource}", may)
