@@ -21,7 +21,7 @@ help: ## Show this help
 .PHONY: install
 install: .venv/.installed ## Install the control plane's environment (.venv)
 
-.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed .venv-page/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
+.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed .venv-page/.installed .venv-plots/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/$(LOCKED) $<
 	touch $@
@@ -50,7 +50,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in build containers envoy kubernetes litellm litellm-proxy oldest page proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in build containers envoy kubernetes litellm litellm-proxy oldest page plots proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -208,3 +208,8 @@ architectures: install engine ## Load PEFT's adapters of each architecture into 
 .PHONY: bench
 bench: install .venv-envoy/.installed ## Measure what is promised, each beside its floor (ONLY=name for one); last line: all figures
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
+
+.PHONY: bench-report
+bench-report: install .venv-plots/.installed ## Measure how work grows with replicas and records, write docs/performance.md with its figures (ONLY=name for one)
+	$(BIN)/python -m bench.report $(if $(ONLY),--only $(ONLY))
+	.venv-plots/bin/python -m bench.plots docs/performance
