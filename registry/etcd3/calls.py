@@ -19,6 +19,7 @@ from registry.etcd3.errors import (
     EtcdUnavailable,
     NoLeader,
     Timeout,
+    TlsFailed,
     TooManyRequests,
 )
 from registry.etcd3.options import ClientOptions
@@ -76,12 +77,28 @@ class Connections:
             self._open[endpoint] = MemberConnection(endpoint, self.tls)
         return self._open[endpoint]
 
+    async def renewed(self, connection: MemberConnection) -> MemberConnection:
+        """The connection, or a new one in its place if it would be made anew with files that were replaced since.
+
+        Raises:
+            TlsFailed: see `registry.etcd3.channel.MemberConnection`.
+            Unavailable: the client is closed.
+        """
+        if not connection.has_old_files():
+            return connection
+        await self._replace(connection)
+        return self.to(connection.endpoint)
+
     async def failed(self, connection: MemberConnection, error: EtcdError) -> None:
         """Draws the consequences of an error: another member next time, and a fresh connection."""
         if isinstance(error, EtcdUnavailable | Timeout | NoLeader | TooManyRequests):
             self._rotation.leave(connection.endpoint)
-        broken = isinstance(error, EtcdUnavailable | Timeout)
-        if broken and self._open.get(connection.endpoint) is connection:
+        if isinstance(error, EtcdUnavailable | Timeout):
+            await self._replace(connection)
+
+    async def _replace(self, connection: MemberConnection) -> None:
+        """Lets the next one who asks open a new one."""
+        if self._open.get(connection.endpoint) is connection:
             del self._open[connection.endpoint]
             await connection.retire()
 
@@ -207,11 +224,15 @@ class MemberCalls:
     async def _on(
         self, connection: MemberConnection, method: Method[Req, Res], request: Req, timeout_seconds: float
     ) -> Res:
-        async with connection:
+        used = await self.connections.renewed(connection)
+        async with used:
             try:
-                return await self._with_token(connection, method, request, timeout_seconds)
+                return await self._with_token(used, method, request, timeout_seconds)
             except EtcdError as error:
-                await self.connections.failed(connection, error)
+                await self.connections.failed(used, error)
+                if isinstance(error, TlsFailed) and error.certainly_not_applied and used.has_old_files():
+                    # It was made while they were replaced; the next one has the new ones.
+                    raise EtcdUnavailable(str(error), maybe_applied=False) from error
                 raise
 
     async def _with_token(

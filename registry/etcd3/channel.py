@@ -16,7 +16,7 @@ from registry.etcd3.classify import classify
 from registry.etcd3.codec import Method, Req, Res
 from registry.etcd3.errors import EtcdUnavailable, Timeout, TlsFailed
 from registry.etcd3.options import TlsFiles
-from registry.etcd3.tls import TlsReader, TlsUnusable
+from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
 
 _log = logging.getLogger(__name__)
 _TLS_TROUBLE = "etcd's TLS files: %s; those that were read last are used, and these tried again"
@@ -45,14 +45,17 @@ def tls_reader(files: TlsFiles) -> TlsReader:
     return TlsReader(files, partial(_log.warning, _TLS_TROUBLE))
 
 
-def _open(endpoint: str, tls: TlsReader | None) -> grpc.aio.Channel:
-    if tls is None:
+def _open(endpoint: str, pem: Pem | None) -> grpc.aio.Channel:
+    if pem is None:
         return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    return grpc.aio.secure_channel(endpoint, grpc.ssl_channel_credentials(*pem), options=_OPTIONS)
+
+
+def _newest(endpoint: str, tls: TlsReader) -> Pem:
     try:
-        credentials = grpc.ssl_channel_credentials(*tls.newest())
+        return tls.newest()
     except TlsUnusable as error:
         raise TlsFailed(f"{endpoint}: {error}", maybe_applied=False) from error
-    return grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
 
 
 def _cancelled_by_us() -> bool:
@@ -94,7 +97,8 @@ class MemberConnection:
 
     def __init__(self, endpoint: str, tls: TlsReader | None) -> None:
         self.endpoint = endpoint
-        self.channel = _open(endpoint, tls)
+        self._tls, self._pem = tls, _newest(endpoint, tls) if tls else None
+        self.channel = _open(endpoint, self._pem)
         self._now = asyncio.get_running_loop().time  # to ask for the loop each time is a system call in Python 3.11
         self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[Any, Any]] = {}
         self._users = 0
@@ -109,6 +113,12 @@ class MemberConnection:
     ) -> None:
         self._users -= 1
         await self._close_if_done()
+
+    def has_old_files(self) -> bool:
+        """True if it does not stand, and gRPC would make it anew with TLS files that were replaced since."""
+        if self._tls is None or self.channel.get_state() is grpc.ChannelConnectivity.READY:
+            return False
+        return _newest(self.endpoint, self._tls) != self._pem
 
     async def retire(self) -> None:
         """Takes no new calls; those that run end by their own deadlines."""

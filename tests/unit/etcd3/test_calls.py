@@ -159,6 +159,16 @@ class Opened:
     def __init__(self, endpoint: str, tls: TlsReader | None) -> None:
         self.endpoint, self.tls = endpoint, tls
         self.ended: list[str] = []
+        self.is_old = False
+
+    async def __aenter__(self) -> None:
+        self.ended.append("used")
+
+    async def __aexit__(self, *_: object) -> None:
+        self.ended.append("left")
+
+    def has_old_files(self) -> bool:
+        return self.is_old
 
     async def retire(self) -> None:
         self.ended.append("retired")
@@ -196,6 +206,46 @@ async def test_what_an_error_says_of_a_member_and_of_the_way_to_it(connections, 
     assert (connections.current().endpoint != first.endpoint) is is_left
     assert (connections.to(first.endpoint) is not first) is is_replaced
     assert first.ended == (["retired"] if is_replaced else [])
+
+
+async def test_a_connection_that_would_be_made_with_files_of_before_is_not_used_again(connections):
+    """A6 rotates: gRPC makes a channel anew with the files that it was opened with."""
+    first = connections.current()
+    assert await connections.renewed(first) is first
+    first.is_old = True
+    second = await connections.renewed(first)
+    assert (second is connections.current(), first.ended) == (True, ["retired"])
+    assert await connections.renewed(first) is second
+    assert (first.ended, second.ended) == (["retired"], [])
+
+
+@pytest.mark.parametrize(("is_old", "maybe_applied", "tries"), [(True, False, 2), (True, True, 1), (False, False, 1)])
+@virtual
+async def test_a_handshake_that_failed_by_files_of_before_is_tried_with_the_new_ones(
+    monkeypatch, is_old, maybe_applied, tries
+):
+    """A6 rotates: with the newest ones it is told at once, and so is what may have been applied."""
+    opened: list[Opened] = []
+
+    class Refused(Opened):
+        def __init__(self, endpoint: str, tls: TlsReader | None) -> None:
+            super().__init__(endpoint, tls)
+            opened.append(self)
+
+        async def call(self, _method: object, _request: object, **_: object) -> rpc.RangeResponse:
+            if len(opened) > 1:
+                return rpc.RangeResponse(count=7)
+            self.is_old = is_old
+            raise TlsFailed("unknown authority", maybe_applied=maybe_applied)
+
+    monkeypatch.setattr("registry.etcd3.calls.MemberConnection", Refused)
+    calls = MemberCalls(ClientOptions(("a:1",)), random.Random(1))
+    if tries == 1:
+        with pytest.raises(TlsFailed):
+            await calls.call(RANGE, rpc.RangeRequest(), 5.0)
+    else:
+        assert (await calls.call(RANGE, rpc.RangeRequest(), 5.0)).count == 7
+    assert len(opened) == tries
 
 
 async def test_calls_that_fail_late_on_a_replaced_connection_leave_the_new_one_alone(connections):
@@ -338,6 +388,9 @@ class Held:
 
     async def __aexit__(self, *_: object) -> None:
         self.inside -= 1
+
+    def has_old_files(self) -> bool:
+        return False
 
     async def call(self, *_: object, deadline: float, token: str | None) -> rpc.RangeResponse:
         assert (deadline > 0, self.inside) == (True, 1), "who retires it meanwhile would cut the call"

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
 
 from registry.etcd3 import tls
@@ -124,6 +125,22 @@ async def test_etcd_s_files_are_named_with_the_endpoint(tmp_path, caplog):
         await MemberConnection("etcd:2379", reader).close()
     (told,) = caplog.messages
     assert f"cannot read {file}" in told
+
+
+async def test_a_connection_that_does_not_stand_knows_that_its_files_were_replaced(authority, files, reader):
+    """A6 rotates, R13 static-stable: files that cannot be used are no reason to make it anew."""
+    install(authority.issue("old"), files)
+    plain, secret = MemberConnection("127.0.0.1:1", None), MemberConnection("127.0.0.1:1", reader)
+    assert (plain.has_old_files(), secret.has_old_files()) == (False, False)
+    new = authority.issue("new")
+    install(new, files, "certificate")
+    assert not secret.has_old_files()
+    install(new, files, "key")
+    assert secret.has_old_files()
+    secret.channel.get_state = lambda: grpc.ChannelConnectivity.READY  # type: ignore[method-assign]
+    assert not secret.has_old_files(), "what stands is used on"
+    for one in (plain, secret):
+        await one.close()
 
 
 class Defect(Exception):
