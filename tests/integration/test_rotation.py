@@ -1,4 +1,8 @@
-"""Every certificate, key, token and password is exchanged while calls run: none fails, and no change is missed."""
+"""Every certificate, key, token and password is exchanged while calls run: none fails, and no change is missed.
+
+One etcd asks everybody for a certificate, and knows some by their password and others by the name in it: of two admin
+services and of two sidecars one each. Connections to it are cut after each exchange, so that all are made anew.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,17 @@ import asyncio
 import io
 import json
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    redirect_stderr,
+    redirect_stdout,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,22 +28,43 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from loraplane import AsyncRegistry, Tls, TokenFile
+from loraplane import AsyncRegistry, AuditEntry, Published, Tls, TokenFile
 from registry.access import keysets
-from registry.access.etcd_users import ADMIN
+from registry.access.etcd_users import ADMIN, replica_user
 from registry.admin import server
-from registry.admin.server import running
+from registry.admin.server import RunningServer, running
 from registry.admin.settings import AdminSettings
 from registry.cli.main import run
 from registry.etcd3.options import TlsFiles
 from registry.model.errors import RegistryError
+from registry.model.keys import Keys
+from sidecar.engines.simulated.app import serving
+from sidecar.engines.simulated.engine import SimulatedVllm
+from sidecar.engines.simulated.options import Options
+from tests.support.adapters import write_adapter
 from tests.support.etcd import Cluster, make_cluster
+from tests.support.fleet import BASE, POOL, Sidecar
+from tests.support.proxy import Proxy
 from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
 
 # Of all exchanges; the nightly run plays more.
 ROUNDS = int(os.environ.get("LORAPLANE_TEST_ROTATIONS", "1"))
-POOL, DIGEST = "p", "sha256:" + "0" * 64
+# Of the calls that run all the time; the other pool has replicas.
+ALICE, JOB, LAST = "spiffe://ops.example/alice", "ci:job", "alice/last"
+BUSY, DIGEST = "busy", "sha256:" + "0" * 64
+# Common name and host of each certificate, by its owner. The first are of the authority that is exchanged.
+SERVERS = {
+    "api": ("api", "IP:127.0.0.1"),
+    "alice": ("alice", f"URI:{ALICE}"),
+    "etcd": ("etcd", "IP:127.0.0.1"),
+}
+ETCD_CLIENTS = {
+    "root": ("root", "DNS:root"),
+    "unnamed": ("unnamed", "DNS:unnamed"),  # of those who have a password
+    "admin": (ADMIN, "DNS:admin"),
+    "r2": (replica_user(POOL, "r2"), "DNS:r2"),
+}
 ACCESS = """apiVersion: loraplane/v1
 kind: Access
 authentication:
@@ -43,6 +74,7 @@ bindings:
   - {{role: security, users: [spiffe://ops.example/alice]}}
   - {{role: pool-operator, users: [spiffe://ops.example/alice]}}
   - {{role: publisher, users: [spiffe://ops.example/alice, "ci:job"], tenants: ["*"]}}
+  - {{role: auditor, users: [spiffe://ops.example/alice, "ci:job"], tenants: ["*"]}}
 """
 pytestmark = pytest.mark.timeout(300 + 60 * ROUNDS)
 
@@ -63,15 +95,13 @@ class Secrets:
     keys: list[tuple[str, ec.EllipticCurvePrivateKey]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for end in ("api", "alice", "etcd"):
-            (self.root / end).mkdir()
+        self.root.mkdir()
+        # etcd reads the authority of its clients at its start alone.
+        self.of_clients = Authority(self.root / "clients", "clients of etcd")
         self.new_authority()
-        for owner, host in (
-            ("api", "IP:127.0.0.1"),
-            ("alice", "URI:spiffe://ops.example/alice"),
-            ("etcd", "IP:127.0.0.1"),
-        ):
-            self.new_certificate(owner, host)
+        for owner in (*SERVERS, *ETCD_CLIENTS):
+            (self.root / owner).mkdir()
+            self.new_certificate(owner)
         self.new_key()
         self.new_token()
         (self.root / "access.yaml").write_text(ACCESS.format(jwks=self.root / "jwks"))
@@ -90,9 +120,11 @@ class Secrets:
         self.authorities = [*authorities]
         replace(self.root / "ca", *(one.certificate for one in authorities))
 
-    def new_certificate(self, owner: str, host: str) -> None:
-        """A new one with its key, of the newest authority: as two files, one after the other."""
-        made, files = self.authorities[-1].issue(owner, host=host), self.files(owner)
+    def new_certificate(self, owner: str) -> None:
+        """A new one with its key: as two files, one after the other."""
+        authority = self.authorities[-1] if owner in SERVERS else self.of_clients
+        name, host = (SERVERS | ETCD_CLIENTS)[owner]
+        made, files = authority.issue(name, host=host), self.files(owner)
         for target, source in ((files.certificate, made.certificate), (files.key, made.key)):
             assert target is not None
             assert source is not None
@@ -117,21 +149,28 @@ class Secrets:
 
 @dataclass
 class Load:
-    """Calls that run all the time, and what went wrong."""
+    """Calls that run all the time, what they changed (principal, name, kind of change), and what went wrong."""
 
     calls: int = 0
+    changes: list[tuple[str, str, str]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     is_over: bool = False
 
-    async def keep(self, registry: AsyncRegistry, name: str) -> None:
+    async def keep(self, registry: AsyncRegistry, principal: str, tenant: str) -> None:
         """Publishes, reads and withdraws one adapter after another; the last one stays."""
         number = 0
         while not self.is_over:
-            await self._call(registry.publish("s3://b/x", f"{name}/a{number}", POOL, digest=DIGEST, wait=False))
-            await self._call(registry.get(f"{name}/a{number}", POOL))
+            name = f"{tenant}/a{number}"
+            await self.publish(registry, principal, name)
+            await self._call(registry.get(name, BUSY))
             if number:
-                await self._call(registry.withdraw(f"{name}/a{number - 1}", POOL))
+                await self._call(registry.withdraw(f"{tenant}/a{number - 1}", BUSY))
+                self.changes.append((principal, f"{tenant}/a{number - 1}", "deleted"))
             number += 1
+
+    async def publish(self, registry: AsyncRegistry, principal: str, name: str) -> None:
+        await self._call(registry.publish("s3://b/x", name, BUSY, digest=DIGEST, wait=False))
+        self.changes.append((principal, name, "created"))
 
     async def _call(self, call: Awaitable[object]) -> None:
         self.calls += 1
@@ -150,111 +189,246 @@ class Load:
         await eventually(made)
 
 
-async def etcd_access(cluster: Cluster, secrets: Secrets, *words: str, root: bool = False) -> None:
-    """Runs a command of `loraplane etcd-access`; as root once etcd asks for users."""
-    passwords = secrets.root / "passwords"
-    login = ("--etcd-user", "root", "--etcd-password-file", str(passwords / "root")) if root else ()
-    target = ("--etcd", ",".join(cluster.endpoints), "--etcd-tls-ca", str(secrets.root / "ca"))
-    line = ["etcd-access", *words, *target, *login, "--password-dir", str(passwords)]
-    out = io.StringIO()
+def etcd_flags(files: TlsFiles) -> tuple[str, ...]:
+    """Flags of TLS to etcd, of all our programs."""
+    return "--etcd-tls-ca", str(files.ca), "--etcd-tls-cert", str(files.certificate), "--etcd-tls-key", str(files.key)
 
-    def ran() -> int:
-        with redirect_stdout(out), redirect_stderr(out):
-            return run(line)
 
-    assert await asyncio.to_thread(ran) == 0, out.getvalue()
+@dataclass
+class World:
+    """An etcd as everybody is told it, behind `proxy`, and who works on it."""
+
+    secrets: Secrets
+    cluster: Cluster
+    proxy: Proxy
+    folder: Path
+
+    def password(self, user: str) -> Path:
+        return self.secrets.root / "passwords" / user.replace("/", "%2F")
+
+    async def etcd_access(self, *words: str) -> None:
+        """Runs a command of `loraplane etcd-access` as root, who has a certificate."""
+        target = ("--etcd", ",".join(self.cluster.endpoints), *etcd_flags(self.secrets.files("root")))
+        line = ["etcd-access", *words, *target, "--password-dir", str(self.secrets.root / "passwords")]
+        out = io.StringIO()
+
+        def ran() -> int:
+            with redirect_stdout(out), redirect_stderr(out):
+                return run(line)
+
+        assert await asyncio.to_thread(ran) == 0, out.getvalue()
+
+    async def apply(self) -> None:
+        """Gives whoever has no password file a new one."""
+        await self.etcd_access("apply", *(word for name in ("r1", "r2") for word in ("--replica", f"{POOL}/{name}")))
+
+    def admin(self, **who: object) -> AbstractAsyncContextManager[RunningServer]:
+        """An admin service with TLS and tokens, which etcd knows so."""
+        api, free = self.secrets.files("api"), "127.0.0.1:0"
+        settings = {
+            "etcd": self.proxy.endpoint,
+            "listen": free,
+            "http": free,
+            "tls_ca": api.ca,
+            "tls_cert": api.certificate,
+            "tls_key": api.key,
+            "token_listen": free,
+            "access": self.secrets.root / "access.yaml",
+        }
+        return running(AdminSettings.model_validate(settings | who), drain_seconds=0)
+
+    def sidecar(self, replica: str, engine: str, *who: str) -> Sidecar:
+        """A sidecar that etcd knows so."""
+        etcd, sources = (self.proxy.endpoint,), self.folder / "sources"
+        return Sidecar(self.folder / replica, etcd, Keys().prefix, engine, replica=replica, sources=sources, extra=who)
 
 
 @asynccontextmanager
-async def secure_service(secrets: Secrets, folder: Path) -> AsyncIterator[tuple[Cluster, int, int]]:
-    """An admin service with TLS and tokens on an etcd with TLS and passwords, and its ports."""
-    flags = {"unsafe-no-fsync": "true", **server_flags(secrets.files("etcd"), client_certificates=False)}
-    cluster = make_cluster(folder / "etcd-data", flags=flags, tls=TlsFiles(ca=secrets.root / "ca"))
+async def secure_etcd(folder: Path) -> AsyncIterator[World]:
+    """An etcd with TLS that asks for certificates and users."""
+    secrets = Secrets(folder / "secrets")
+    server = secrets.files("etcd")
+    server = TlsFiles(secrets.of_clients.certificate, server.certificate, server.key)
+    flags = {"unsafe-no-fsync": "true", **server_flags(server, client_certificates=True)}
+    cluster = make_cluster(folder / "etcd-data", flags=flags, tls=secrets.files("root"))
     cluster.start()
     try:
         await cluster.ready()
-        await etcd_access(cluster, secrets, "apply")
-        await etcd_access(cluster, secrets, "enable")
-        api, free = secrets.files("api"), "127.0.0.1:0"
-        settings = AdminSettings.model_validate(
-            {
-                "etcd": ",".join(cluster.endpoints),
-                "etcd_tls_ca": secrets.root / "ca",
-                "etcd_user": ADMIN,
-                "etcd_password_file": secrets.root / "passwords" / ADMIN,
-                "listen": free,
-                "http": free,
-                "tls_ca": api.ca,
-                "tls_cert": api.certificate,
-                "tls_key": api.key,
-                "token_listen": free,
-                "access": secrets.root / "access.yaml",
-            }
-        )
-        async with running(settings, drain_seconds=0) as ports:
-            yield cluster, ports.grpc_port, ports.token_port
+        async with Proxy(cluster.members[0].client_port) as proxy:
+            world = World(secrets, cluster, proxy, folder)
+            await world.apply()
+            await world.etcd_access("enable")
+            yield world
     finally:
         cluster.stop()
 
 
+@dataclass
+class Fleet:
+    """Two admin services, the clients of each, and two replicas: etcd knows the second ones by certificates."""
+
+    alice: AsyncRegistry
+    job: AsyncRegistry
+    engines: dict[str, SimulatedVllm]
+
+    async def is_known(self) -> bool:
+        return len((await self.alice.replicas(POOL)).replicas) == len(self.engines)
+
+
+@asynccontextmanager
+async def fleet_of(world: World) -> AsyncIterator[Fleet]:
+    """All that works on an etcd."""
+    unnamed, admin, r2 = map(world.secrets.files, ("unnamed", "admin", "r2"))
+    own, token = world.secrets.files("alice"), TokenFile(world.secrets.root / "token")
+    user = replica_user(POOL, "r1")
+    replicas = {
+        "r1": (*etcd_flags(unnamed), "--etcd-user", user, "--etcd-password-file", str(world.password(user))),
+        "r2": etcd_flags(r2),
+    }
+    engines = {name: SimulatedVllm(Options(served_model_name=BASE)) for name in replicas}
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        for name, who in replicas.items():
+            sidecar = world.sidecar(name, await enter(serving(engines[name])), *who)
+            # In a thread, so that the engines here see their connections end.
+            stack.push_async_callback(asyncio.to_thread, sidecar.program.kill)
+            sidecar.program.start()
+        login = {"etcd_user": ADMIN, "etcd_password_file": world.password(ADMIN)}
+        first = await enter(world.admin(**login, **_settings(unnamed)))
+        second = await enter(world.admin(**_settings(admin)))
+        tls = Tls(own.ca, own.certificate, own.key)
+        alice = await enter(AsyncRegistry(f"127.0.0.1:{first.grpc_port}", tls=tls))
+        job = await enter(AsyncRegistry(f"127.0.0.1:{second.token_port}", tls=Tls(own.ca), token=token))
+        yield Fleet(alice, job, engines)
+
+
+def _settings(files: TlsFiles) -> dict[str, object]:
+    return {"etcd_tls_ca": files.ca, "etcd_tls_cert": files.certificate, "etcd_tls_key": files.key}
+
+
+@dataclass
+class Versions:
+    """One adapter, published again and again; each time each replica has to take it."""
+
+    world: World
+    fleet: Fleet
+    load: Load
+    published: list[Published] = field(default_factory=list)
+
+    async def next(self) -> None:
+        """Publishes one more, and waits until both replicas serve it."""
+        folder = self.world.folder / "sources" / str(len(self.published))
+        write_adapter(folder, seed=len(self.published))
+        made = await self.fleet.alice.publish(folder, "alice/v", POOL, timeout_seconds=60)
+        assert made.generation == len(self.published) + 1
+        assert len(made.engine_urls) == len(self.fleet.engines)
+        kind = "updated" if self.published else "created"
+        self.load.changes.append((ALICE, "alice/v", kind))
+        self.published.append(made)
+
+    def taken(self, replica: str) -> list[str]:
+        """Changes for which an engine was told to load it, in turn."""
+        calls = self.fleet.engines[replica].calls
+        return [one.request_id for one in calls if (one.kind, one.name) == ("load", "alice/v")]
+
+
 async def test_all_is_exchanged_under_load(tmp_path, monkeypatch):
-    """A6 rotates: connections are made anew all the time, so that each meets what was exchanged."""
+    """A6 rotates: no call fails, each change is told once, and each replica takes each generation once."""
     monkeypatch.setattr(server, "CONNECTION_AGE_SECONDS", 0.5)
     monkeypatch.setattr(keysets, "PAUSE_SECONDS", 0.1)  # between two looks for a key that is not known
-    secrets, load = Secrets(tmp_path), Load()
-    async with secure_service(secrets, tmp_path) as (cluster, port, token_port):
-        own = secrets.files("alice")
-        tls = Tls(own.ca, own.certificate, own.key)
-        async with (
-            AsyncRegistry(f"127.0.0.1:{port}", tls=tls) as alice,
-            AsyncRegistry(f"127.0.0.1:{token_port}", tls=Tls(own.ca), token=TokenFile(secrets.root / "token")) as job,
-        ):
-            await alice.create_pool(POOL, ["b"])
-            async with asyncio.TaskGroup() as tasks:
-                seen = tasks.create_task(_followed(job, load))
-                for registry, name in ((alice, "alice"), (job, "job")):
-                    tasks.create_task(load.keep(registry, name))
-                await load.until_more()
-                for _ in range(ROUNDS):
-                    await _exchange_all(secrets, cluster, load)
-                load.is_over = True
-            assert Counter(load.failures) == {}
-            assert load.calls > 100 * ROUNDS
-            listing = await alice.list(POOL)
-            assert sorted(one.name for one in seen.result()) == sorted(one.name for one in listing.adapters)
+    load = Load()
+    async with secure_etcd(tmp_path) as world, fleet_of(world) as fleet:
+        versions = Versions(world, fleet, load)
+        for pool in (BUSY, POOL):
+            await fleet.alice.create_pool(pool, [BASE])
+        await eventually(fleet.is_known)
+        async with asyncio.TaskGroup() as tasks:
+            known = tasks.create_task(_followed(fleet.job))
+            told = [tasks.create_task(_audited(registry)) for registry in (fleet.alice, fleet.job)]
+            await _exchange_under_load(world, fleet, load, versions)
+        assert Counter(load.failures) == {}
+        assert load.calls > 100 * ROUNDS
+        listing = await fleet.alice.list(BUSY)
+        assert known.result() == sorted(one.name for one in listing.adapters)
+        for each in told:
+            _check_told(each.result(), load.changes)
+        wanted = [one.request_id for one in versions.published]
+        assert {name: versions.taken(name) for name in fleet.engines} == dict.fromkeys(fleet.engines, wanted)
 
 
-async def _followed(registry: AsyncRegistry, load: Load) -> list[object]:
-    """What one who watches all the time knows at the end, once nothing is changed any more."""
-    known: list[object] = []
-    async with aclosing(registry.watch(POOL)) as listings:
-        while True:
-            try:
-                async with asyncio.timeout(5 if load.is_over else 60):
-                    known = [*(await anext(listings)).adapters]
-            except TimeoutError:
-                return known
+async def _exchange_under_load(world: World, fleet: Fleet, load: Load, versions: Versions) -> None:
+    await versions.next()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.keep(fleet.alice, ALICE, "alice"))
+        tasks.create_task(load.keep(fleet.job, JOB, "job"))
+        await load.until_more()
+        for _ in range(ROUNDS):
+            await _exchange_all(world, load, versions)
+        load.is_over = True
+    await load.publish(fleet.alice, ALICE, LAST)
 
 
-async def _exchange_all(secrets: Secrets, cluster: Cluster, load: Load) -> None:
+def _check_told(entries: list[AuditEntry], changes: list[tuple[str, str, str]]) -> None:
+    """All that was changed was told, and once; nothing was refused."""
+    revisions = [one.revision for one in entries]
+    assert revisions == sorted(set(revisions))
+    assert [one for one in entries if one.denial] == []
+    told = [(entry.principal, one.name, one.action) for entry in entries for one in entry.changes]
+    assert Counter(one for one in told if "/" in one[1]) == Counter(changes)
+
+
+async def _audited(registry: AsyncRegistry) -> list[AuditEntry]:
+    """What the audit tells one who watches from the first change to the last."""
+    entries: list[AuditEntry] = []
+    async with aclosing(registry.watch_audit(start_revision=1)) as told:
+        async for entry in told:
+            entries.append(entry)
+            if any(one.name == LAST for one in entry.changes):
+                break
+    return entries
+
+
+async def _followed(registry: AsyncRegistry) -> list[str]:
+    """What one who watches adapters all the time knows after the last change."""
+    async with aclosing(registry.watch(BUSY)) as listings:
+        async for listing in listings:
+            names = sorted(one.name for one in listing.adapters)
+            if LAST in names:
+                return names
+    raise AssertionError("the watch has ended")
+
+
+async def _exchange_all(world: World, load: Load, versions: Versions) -> None:
     """Each secret for a new one, and some calls after each."""
+    secrets = world.secrets
+
+    def new(*owners: str) -> Callable[[], object]:
+        return lambda: [secrets.new_certificate(one) for one in owners]
+
     steps: list[Callable[[], object]] = [
-        lambda: secrets.new_certificate("api", "IP:127.0.0.1"),
-        lambda: secrets.new_certificate("alice", "URI:spiffe://ops.example/alice"),
-        lambda: secrets.new_certificate("etcd", "IP:127.0.0.1"),
+        new("api", "alice"),
+        new("etcd", "unnamed", "admin", "r2"),
         secrets.new_key,
         secrets.new_token,
         secrets.new_token,
         secrets.new_authority,
-        lambda: secrets.new_certificate("api", "IP:127.0.0.1"),
-        lambda: secrets.new_certificate("alice", "URI:spiffe://ops.example/alice"),
-        lambda: secrets.new_certificate("etcd", "IP:127.0.0.1"),
+        new("api", "alice", "etcd"),
         lambda: secrets.believe(secrets.authorities[-1]),
     ]
     for step in steps:
         await asyncio.to_thread(step)
-        await load.until_more()
-        await asyncio.sleep(0.7)  # longer than a connection lives
-    shutil.move(secrets.root / "passwords" / ADMIN, secrets.root / "old")
-    await etcd_access(cluster, secrets, "apply", root=True)
-    await load.until_more()
+        await _work(world, load)
+    await versions.next()
+    for user in (ADMIN, replica_user(POOL, "r1")):
+        await asyncio.to_thread(world.password(user).unlink)
+    await world.apply()
+    await _work(world, load)
+    await versions.next()
+
+
+async def _work(world: World, load: Load) -> None:
+    """Some calls, for longer than a connection lives; those to etcd are cut."""
+    world.proxy.cut()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.until_more())
+        tasks.create_task(asyncio.sleep(0.7))

@@ -12,7 +12,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 DOCUMENT = TESTS.parent / "docs" / "guarantees.md"
 PAGE = TESTS.parent / "docs" / "guarantees-tests.md"
-_NUMBER = re.compile(r"\b(?:W[1-9]|R(?:[1-9]|1[0-9]|2[0-6])|X[123]|A[1-5])\b")
+_NUMBER = re.compile(r"\b(?:W[1-9]|R(?:[1-9]|1[0-9]|2[0-6])|X[123]|A[1-6])\b")
 _ROW = re.compile(r"^\| ((?:W|R|X|A)\d+ [a-z-]+) \|", re.MULTILINE)
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
