@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from registry.admin.rpc.encode_residency import Document, counted_adapter
 from registry.model.errors import RegistryError
@@ -70,7 +70,8 @@ def adapter_rows(view: PoolView, keys: Iterable[str], *, with_groups: bool = Tru
             found.gone.append(name_of_key(key))
             continue
         where = _alike(view, adapter, derived)
-        row = _row(record, counted_adapter(counted_of(view, adapter, where)))
+        numbers = replace(counted_of(view, adapter, where), generation=adapter.generation)
+        row = _row(record, counted_adapter(numbers))
         if with_groups:
             row["groups"] = _groups(where, found)
         found.rows.append(row)

@@ -61,6 +61,19 @@ def test_replicas_that_stand_alike_are_one_group_and_their_names_are_told_once()
     }
 
 
+def test_adapters_that_stand_alike_are_as_healthy_in_whatever_generation_each_is():
+    world = fleet()
+    world.look()
+    world.update("b", 2)
+    for name in ("r1", "r2", "r3"):
+        world.says(name)
+    rows = named(world, "a", "b")
+    assert {name: (row["generation"], row["state"]) for name, row in rows.items()} == {
+        "a": (1, "Healthy"),
+        "b": (2, "Healthy"),
+    }
+
+
 def test_what_is_not_served_says_so_and_why():
     world = fleet()
     failed = Failed(name="a", generation=1, reason="BAD", message="m", attempts=1, retry_at=None)
