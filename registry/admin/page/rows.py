@@ -3,13 +3,19 @@
 They follow from what residency, the command line's tables and routers follow from, so that they cannot disagree.
 Replicas that stand alike to an adapter are one group, and adapters whose groups are of the same replicas share the list
 of their names: of a thousand adapters on a hundred replicas it stands once.
+
+A row is the same for whoever sees its adapter. So it is derived once for all readers of a view, and what adapters that
+stand alike have in common once for these.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import cast
+from weakref import ReferenceType, ref
 
 from registry.admin.rpc.encode_residency import Document, counted_adapter
 from registry.model.errors import RegistryError
@@ -18,7 +24,7 @@ from registry.model.names import name_of_key
 from registry.model.replica_state import ParsedStatus
 from registry.model.status import Presence, ReplicaStatus, host_of, presence_of
 from registry.residency.derive import DerivedResidence, DerivedResidency, counted_of, residency_of
-from registry.residency.health import AdapterRow, counts, reasons, state
+from registry.residency.health import AdapterRow, counts, reasons, state, state_there
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.pool import LiveReplica
 from registry.transactions.decode import read_adapter
@@ -27,6 +33,8 @@ from registry.v1 import registry_pb2 as pb
 # Of what may be long: a label, a note, a URL. Records that others wrote may have any.
 MAX_TEXT = 300
 MAX_LABELS = 20
+# So many rows are remembered, of all pools; each has about 2 KB. And so many kinds of adapters that stand alike.
+_ROWS, _KINDS = 10_000, 32
 
 
 @dataclass(slots=True)
@@ -61,21 +69,55 @@ def _labels(labels: Mapping[str, str]) -> dict[str, str]:
     return {cut(key): cut(labels[key]) for key in sorted(labels)[:MAX_LABELS]}
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What the rows of adapters that stand alike have in common.
+
+    Attributes:
+        state: of an adapter that is enabled, and whose rollout is not halted.
+        numbers: fields of a row.
+        groups: each with the names of its replicas.
+    """
+
+    state: str
+    numbers: Document
+    groups: Sequence[tuple[Document, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row, and its groups."""
+
+    fields: Document
+    groups: Sequence[tuple[Document, tuple[str, ...]]]
+
+
 def adapter_rows(view: PoolView, keys: Iterable[str], *, with_groups: bool = True) -> AdapterRows:
     """Rows of the adapters of these name keys; `with_groups`: with their replicas by how they stand."""
-    found, derived = AdapterRows(), dict[str, DerivedResidency]()
+    found, looked = AdapterRows(), ref(view)
     for key in keys:
-        adapter, record = view.adapter(key), _record(view, key)
-        if adapter is None or record is None:
+        row = _row(looked, key)
+        if row is None:
             found.gone.append(name_of_key(key))
-            continue
-        where = _alike(view, adapter, derived)
-        numbers = replace(counted_of(view, adapter, where), generation=adapter.generation)
-        row = _row(record, counted_adapter(numbers))
-        if with_groups:
-            row["groups"] = _groups(where, found)
-        found.rows.append(row)
+        elif with_groups:
+            groups = [told | {"in": found.number(names)} for told, names in row.groups]
+            found.rows.append(row.fields | {"groups": groups})
+        else:
+            found.rows.append(row.fields)
     return found
+
+
+# A view that nobody holds any more is not kept by its rows.
+@lru_cache(maxsize=_ROWS)
+def _row(looked: ReferenceType[PoolView], key: str) -> _Row | None:
+    """The row of an adapter, of a view that the caller holds; None: it cannot be read."""
+    view = cast("PoolView", looked())
+    adapter, record = view.adapter(key), _record(view, key)
+    if adapter is None or record is None:
+        return None
+    like = view.alike(adapter)
+    standing = _standing_of(view, adapter) if like is None else _shared_standing(looked, like.key)
+    return _Row(_fields(record, standing), standing.groups)
 
 
 def _record(view: PoolView, key: str) -> pb.Adapter | None:
@@ -86,26 +128,32 @@ def _record(view: PoolView, key: str) -> pb.Adapter | None:
         return None
 
 
-def _alike(view: PoolView, adapter: AdapterView, derived: dict[str, DerivedResidency]) -> DerivedResidency:
-    """The residency of an adapter, or of one that stands alike."""
-    like = view.alike(adapter) or adapter
-    if like.key not in derived:
-        derived[like.key] = residency_of(view, like)
-    return derived[like.key]
+@lru_cache(maxsize=_KINDS)
+def _shared_standing(looked: ReferenceType[PoolView], key: str) -> _Standing:
+    view = cast("PoolView", looked())
+    return _standing_of(view, cast("AdapterView", view.adapter(key)))
 
 
-def _row(record: pb.Adapter, found: pb.AdapterResidency) -> Document:
-    numbers = counts(found)
-    return {
-        "name": record.name,
-        "generation": record.generation,
+def _standing_of(view: PoolView, adapter: AdapterView) -> _Standing:
+    where = residency_of(view, adapter)
+    found = counted_adapter(counted_of(view, adapter, where))
+    share = counts(found)
+    numbers = {
         "load": found.load,
-        "state": state(AdapterRow(record, found)),
-        "serving": numbers.serving,
-        "replicas": numbers.wanted,
+        "serving": share.serving,
+        "replicas": share.wanted,
         "of": found.pool_replicas,
         "reasons": {cut(reason): count for reason, count in reasons(found).items()},
         "note": cut(found.note),
+    }
+    return _Standing(state_there(found), numbers, _groups(where))
+
+
+def _fields(record: pb.Adapter, standing: _Standing) -> Document:
+    return standing.numbers | {
+        "name": record.name,
+        "generation": record.generation,
+        "state": state(AdapterRow(record)) or standing.state,
         "halted": cut(record.rollout.halted),
         "stable": record.rollout.stable_generation,
         "labels": _labels(record.spec.labels),
@@ -113,7 +161,7 @@ def _row(record: pb.Adapter, found: pb.AdapterResidency) -> Document:
     }
 
 
-def _groups(found: DerivedResidency, rows: AdapterRows) -> list[Document]:
+def _groups(found: DerivedResidency) -> Sequence[tuple[Document, tuple[str, ...]]]:
     """Its replicas, by how they stand; a generation is that of the row where nothing is said of it."""
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     first: dict[tuple[object, ...], DerivedResidence] = {}
@@ -121,11 +169,11 @@ def _groups(found: DerivedResidency, rows: AdapterRows) -> list[Document]:
         by = one.state, one.reason, one.generation, one.wanted, one.loaded
         groups[by].append(one.replica)
         first.setdefault(by, one)
-    return [_group(first[by], found.generation, rows.number(tuple(names))) for by, names in groups.items()]
+    return [(_group(first[by], found.generation), tuple(names)) for by, names in groups.items()]
 
 
-def _group(one: DerivedResidence, newest: int, names: int) -> Document:
-    told: Document = {"state": one.state.name.lower(), "in": names}
+def _group(one: DerivedResidence, newest: int) -> Document:
+    told: Document = {"state": one.state.name.lower()}
     if one.reason:
         told["reason"] = cut(one.reason)
     if one.generation != newest:

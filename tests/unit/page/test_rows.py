@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+from weakref import ref
 
 import pytest
 
+from registry.admin.page import rows
 from registry.admin.page.rows import MAX_LABELS, MAX_TEXT, absent_rows, adapter_rows, replica_row
 from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Failed, Pending, ReportedStore
-from registry.residency.derive import residency
-from registry.residency.view import PoolView
+from registry.residency.derive import DerivedResidency, residency, residency_of
+from registry.residency.view import AdapterView, PoolView
 from tests.support.records import record
 from tests.support.residency_world import World, engine_status
 
@@ -72,6 +75,39 @@ def test_adapters_that_stand_alike_are_as_healthy_in_whatever_generation_each_is
         "a": (1, "Healthy"),
         "b": (2, "Healthy"),
     }
+
+
+def test_readers_of_a_view_share_its_rows_which_are_derived_once_for_all_that_stand_alike(monkeypatch):
+    """R16 bounded: a thousand adapters cost what one costs, and the second reader nearly nothing."""
+    derived = []
+
+    def counting(view: PoolView, adapter: AdapterView) -> DerivedResidency:
+        derived.append(adapter.name)
+        return residency_of(view, adapter)
+
+    monkeypatch.setattr(rows, "residency_of", counting)
+    world = fleet()
+    world.says("r2", failed=[Failed(name="c", generation=1, reason="BAD", message="m", attempts=1, retry_at=None)])
+    world.put("c")
+    world.look()
+    first = adapter_rows(world.view, ["a", "b", "c"])
+    second = adapter_rows(world.view, ["c", "b", "a"])
+    assert sorted(derived) in (["a", "c"], ["b", "c"])
+    assert {row["name"]: row["state"] for row in first.rows} == {row["name"]: row["state"] for row in second.rows}
+    world.update("a", 2)
+    world.look()
+    assert adapter_rows(world.view, ["a"]).rows[0]["generation"] == 2
+
+
+def test_rows_do_not_keep_a_view_that_nobody_looks_at_any_more():
+    world = fleet()
+    world.look()
+    adapter_rows(world.view, ["a", "b"])
+    before = ref(world.view)
+    world.put("c")
+    world.look()
+    gc.collect()
+    assert before() is None
 
 
 def test_what_is_not_served_says_so_and_why():
