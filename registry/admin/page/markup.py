@@ -18,6 +18,9 @@ MAX_ROWS = 500
 _ORDER = {"Halted": 0, "Degraded": 1, "Progressing": 2, "": 3, "Healthy": 4, "Disabled": 5}
 _OF_ADAPTERS = ("Adapter", "Generation", "State", "Serving", "Why", "Labels")
 _OF_REPLICAS = ("Replica", "Ready", "Engine", "Served", "Pending", "Failed", "Labels")
+# What app.js takes: a browser need not have read it to ask for them.
+_MODULES = ("adapter.js", "dom.js", "fleet.js", "now.js", "replica.js", "stream.js")
+_PRELOADS = "\n".join(f'<link rel="modulepreload" href="{BELOW}{name}">' for name in _MODULES)
 _HEAD = f"""<!doctype html>
 <html lang="en">
 <head>
@@ -27,6 +30,7 @@ _HEAD = f"""<!doctype html>
 <title>LoraPlane</title>
 <link rel="icon" href="{BELOW}icon.svg">
 <link rel="stylesheet" href="{BELOW}page.css">
+{_PRELOADS}
 <script type="module" src="{BELOW}app.js"></script>
 </head>
 """

@@ -18,7 +18,6 @@ from typing import cast
 from weakref import ReferenceType, ref
 
 from registry.admin.rpc.encode_residency import Document, counted_adapter
-from registry.model.errors import RegistryError
 from registry.model.messages import adapter_message
 from registry.model.names import name_of_key
 from registry.model.replica_state import ParsedStatus
@@ -71,7 +70,7 @@ def _labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What the rows of adapters that stand alike have in common.
+    """Fields and groups that the rows of adapters which stand alike share.
 
     Attributes:
         state: of an adapter that is enabled, and whose rollout is not halted.
@@ -85,7 +84,7 @@ class _Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _KeptRow:
     """A row, and its groups."""
 
     fields: Document
@@ -109,23 +108,16 @@ def adapter_rows(view: PoolView, keys: Iterable[str], *, with_groups: bool = Tru
 
 # A view that nobody holds any more is not kept by its rows.
 @lru_cache(maxsize=_ROWS)
-def _row(looked: ReferenceType[PoolView], key: str) -> _Row | None:
+def _row(looked: ReferenceType[PoolView], key: str) -> _KeptRow | None:
     """The row of an adapter, of a view that the caller holds; None: it cannot be read."""
     view = cast("PoolView", looked())
-    adapter, record = view.adapter(key), _record(view, key)
-    if adapter is None or record is None:
+    adapter = view.adapter(key)
+    if adapter is None:
         return None
-    like = view.alike(adapter)
+    kv, like = view.records[key].kv, view.alike(adapter)
+    record = adapter_message(read_adapter(view.snapshot.pool, kv), kv.mod_revision)
     standing = _standing_of(view, adapter) if like is None else _shared_standing(looked, like.key)
-    return _Row(_fields(record, standing), standing.groups)
-
-
-def _record(view: PoolView, key: str) -> pb.Adapter | None:
-    kv = view.records[key].kv if key in view.records else None
-    try:
-        return adapter_message(read_adapter(view.snapshot.pool, kv), kv.mod_revision) if kv is not None else None
-    except RegistryError:
-        return None
+    return _KeptRow(_fields(record, standing), standing.groups)
 
 
 @lru_cache(maxsize=_KINDS)

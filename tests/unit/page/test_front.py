@@ -134,6 +134,8 @@ async def test_the_page_has_its_files_and_a_browser_keeps_them(served):
         again = await served.page(path, **{"if-none-match": reply.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
     known = set(static_files())
+    modules = {name for name in known if name.endswith(".js")} - {"app.js"}
+    assert set(re.findall(r'modulepreload" href="/page/([^"]+)"', sign_in())) == modules
     for name, one in static_files().items():
         text = one.body.decode()
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)

@@ -11,10 +11,10 @@ import pytest
 from registry.admin.page import rows
 from registry.admin.page.rows import MAX_LABELS, MAX_TEXT, absent_rows, adapter_rows, replica_row
 from registry.model.records import Canary, CanaryRollout, Strategy
-from registry.model.status import Failed, Pending, ReportedStore
+from registry.model.status import Failed, Lazy, Pending, ReportedStore
 from registry.residency.derive import DerivedResidency, residency, residency_of
 from registry.residency.view import AdapterView, PoolView
-from tests.support.records import record
+from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import World, engine_status
 
 
@@ -146,6 +146,10 @@ def test_who_still_serves_an_earlier_generation_and_who_would_load_it_at_once():
         },
     ]
     assert row["state"] == "Progressing"
+    for name in ("r1", "r2", "r3"):
+        world.says(name, lazy=Lazy(servable=True))
+    [lazily] = named(world, "late")["late"]["groups"]
+    assert lazily == {"state": "serving", "reason": "lazy", "loaded": False, "in": ["r1", "r2", "r3"]}
 
 
 def test_a_rollout_says_what_all_others_serve_and_why_it_stopped():
@@ -159,8 +163,10 @@ def test_a_rollout_says_what_all_others_serve_and_why_it_stopped():
 def test_what_cannot_be_read_is_gone_and_without_groups_none_are_derived():
     world = fleet()
     world.look()
-    found = adapter_rows(world.view, ["a", "none"], with_groups=False)
-    assert (found.gone, found.sets, "groups" in found.rows[0]) == (["none"], [], False)
+    world.records[KEYS.adapter(POOL, "b")] = kv("b", world.revision, b"?")
+    world.look()
+    found = adapter_rows(world.view, ["a", "b", "none"], with_groups=False)
+    assert (found.gone, found.sets, "groups" in found.rows[0]) == (["b", "none"], [], False)
 
 
 def test_a_text_of_a_megabyte_is_cut_and_markup_stays_text():
