@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -95,6 +96,15 @@ async def test_what_changes_is_shown_while_the_page_is_open(troubled, page):
     await troubled.replicas.gone("replica-2")
     await page.do("press", key="f")
     await page.do("wait", script="!document.querySelector('main').innerText.includes('replica-2')")
+
+
+async def test_times_go_on_while_nothing_is_heard(troubled, page):
+    await page.do("goto", url=f"{troubled.admin.http}/#/replica/replica-1")
+    await page.sees("s ago")
+    times = "[...document.querySelectorAll('time')].map((one) => one.textContent).join()"
+    before = await page.do("eval", script=times)
+    await page.do("wait", script=f"{times} !== {json.dumps(before)}")
+    assert "s ago" in await page.text()
 
 
 async def test_without_a_script_it_is_a_table(troubled, page):

@@ -1,6 +1,6 @@
 // Adapter: its state, where it serves, its rollout, its generations as old → new, and its audit.
 
-import { ago, badge, el, facts, labelText, link, table } from "./dom.js";
+import { badge, el, facts, labelText, link, since, table } from "./dom.js";
 import { share, standing, why } from "./fleet.js";
 import { ask } from "./stream.js";
 
@@ -68,7 +68,7 @@ function historyOf(told) {
     ["Generation", "When", "By", "Request", "Old → new"],
     all.map((one, at) => [
       String(one.generation),
-      el("time", { datetime: one.updated_at, title: one.updated_at, text: ago(one.updated_at) }),
+      since(one.updated_at),
       one.updated_by || "",
       el("code", { text: one.request_id || "" }),
       at + 1 < all.length
@@ -85,7 +85,7 @@ function auditOf(told) {
     "Audit, the newest first",
     ["When", "By", "From", "What", "Request"],
     told.entries.map((one) => [
-      el("time", { datetime: one.at, title: one.at, text: ago(one.at) }),
+      since(one.at),
       one.principal || "unknown",
       one.peer || "",
       one.denial ? `refused: ${one.denial.message}` : `${one.method}: ${(one.changes ?? []).map((each) => each.action).join(", ")}`,
@@ -148,7 +148,8 @@ export function adapterView({ fleet, name, query, again }) {
           ["Digest", spec?.source.digest ? el("code", { text: spec.source.digest }) : null],
           ["Expected answers", spec?.expect ? `${spec.expect.answers?.length ?? 0}, asked before the name is bound` : null],
           ["Labels", labelText(row.labels)],
-          ["Changed", details?.adapter ? `${ago(details.adapter.updated_at)} by ${details.adapter.updated_by || "?"}, request ${details.adapter.request_id}` : null],
+          ["Changed", details?.adapter ? el("span", {}, since(details.adapter.updated_at),
+            ` by ${details.adapter.updated_by || "?"}, request ${details.adapter.request_id}`) : null],
         ]),
         el("h2", { text: "Where" }),
         table("Replicas by how they stand to it", ["State", "Generation", "Why", "Replicas"], places(pool.name, row),

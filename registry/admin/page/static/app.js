@@ -1,7 +1,7 @@
 // The page: which view the address names, when it is drawn again, and who is signed in.
 
 import { adapterView } from "./adapter.js";
-import { el } from "./dom.js";
+import { el, tick } from "./dom.js";
 import { fleetView } from "./fleet.js";
 import { nowView } from "./now.js";
 import { replicaView } from "./replica.js";
@@ -38,6 +38,7 @@ const links = ["fleet", "now"].map((kind) => el("a", { href: `#/${kind}`, text: 
 const who = el("span", { id: "who", class: "quiet" });
 const out = el("button", { type: "button", text: "Sign out", hidden: true, on: { click: () => leave("") } });
 const view = el("div", { id: "view" });
+const TICK_MILLISECONDS = 1000;
 const keys = el("p", { class: "quiet keys", text: "Keys: / search, ↑ ↓ rows, Enter open, f fleet, n now" });
 
 function frameOfPage() {
@@ -129,6 +130,7 @@ async function run() {
   if (message !== null) leave(token() ? message : "");
 }
 
+setInterval(() => tick(view), TICK_MILLISECONDS);
 addEventListener("hashchange", again);
 search.addEventListener("input", again);
 addEventListener("keydown", (event) => {

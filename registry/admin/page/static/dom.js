@@ -41,12 +41,24 @@ export function labelText(labels) {
   return Object.entries(labels ?? {}).map(([key, value]) => `${key}=${value}`).join(", ");
 }
 
-export function ago(text) {
+function ago(text) {
   const seconds = Math.round((Date.now() - Date.parse(text)) / 1000);
   if (!Number.isFinite(seconds)) return text ?? "";
   for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
     if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit} ago`;
   return `${Math.max(0, seconds)} s ago`;
+}
+
+// A time, as how long ago it is; `tick` keeps all of them right while nothing is heard.
+export function since(text) {
+  return text ? el("time", { datetime: text, title: text, text: ago(text) }) : "";
+}
+
+export function tick(root) {
+  for (const one of root.querySelectorAll("time")) {
+    const text = ago(one.getAttribute("datetime"));
+    if (one.textContent !== text) one.textContent = text;
+  }
 }
 
 export function link(kind, pool, name, text = name) {

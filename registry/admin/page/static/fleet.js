@@ -10,6 +10,7 @@ const WORST = ["failed", "unknown", "pending", "old", "serving", "none"];
 
 export function matcher(text) {
   const terms = text.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!terms.length) return () => true;
   return (row) => {
     const said = [row.name, ...Object.entries(row.labels ?? {}).map(([key, value]) => `${key}=${value}`)];
     const lower = said.map((one) => one.toLowerCase());
@@ -163,6 +164,16 @@ class Matrix {
   }
 }
 
+// The replicas of a pool; where they are not told, those of its adapters, whose groups share lists of names.
+function namesOf(pool) {
+  const names = new Set(pool.replicas.keys());
+  const lists = new Set();
+  if (!pool.told?.shows_replicas)
+    for (const row of pool.adapters.values()) for (const group of row.groups) lists.add(group.names);
+  for (const list of lists) for (const one of list) names.add(one);
+  return [...names];
+}
+
 class PoolSection {
   constructor(name, only, again) {
     this.matrix = new Matrix(name);
@@ -180,10 +191,7 @@ class PoolSection {
       ? `${told.served}/${told.adapters} adapters served, ${told.ready}/${told.replicas} replicas ready`
       : "…";
     this.title.replaceChildren(pool.name, " ", badge(told?.state ?? ""), el("small", { text: title }));
-    const names = new Set(pool.replicas.keys());
-    if (!told?.shows_replicas) for (const row of pool.adapters.values())
-      for (const group of row.groups) for (const one of group.names) names.add(one);
-    const columns = [...names].sort();
+    const columns = namesOf(pool).sort();
     if (columns.join("\n") !== this.columns?.join("\n")) this.columns = columns;
     this.drawReplicas(pool, matches);
     const held = pool.adapters.size ? pool.adapters : pool.coming ?? pool.adapters;

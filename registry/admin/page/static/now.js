@@ -1,6 +1,6 @@
 // Now: rollouts under way or halted, replicas that drain or are gone, and removals that are held.
 
-import { ago, badge, el, link } from "./dom.js";
+import { badge, el, link, since } from "./dom.js";
 import { progress } from "./adapter.js";
 import { sorted, why } from "./fleet.js";
 
@@ -38,7 +38,7 @@ export function nowView({ fleet }) {
         link("replica", pool, row.name), ` of ${pool}: ${row.held}`,
       ]);
       const gone = pools.flatMap((pool) => (pool.told?.absent ?? []).map((one) => [
-        link("replica", pool.name, one.name), ` of ${pool.name} does not live`, one.last_seen ? `, last seen ${ago(one.last_seen)}` : "",
+        link("replica", pool.name, one.name), ` of ${pool.name} does not live`, one.last_seen ? ", last seen " : "", since(one.last_seen),
       ]));
       const sick = replicas.filter(({ row }) => !row.ready && !row.leaving).map(({ pool, row }) => [
         link("replica", pool, row.name), ` of ${pool} is not ready`, row.note ? `: ${row.note}` : "",

@@ -1,6 +1,6 @@
 // Replica: its engine, room and store, what it fails or waits for, and what the newest status warns of.
 
-import { ago, badge, el, facts, labelText, link, table } from "./dom.js";
+import { badge, el, facts, labelText, link, since, table } from "./dom.js";
 import { found } from "./adapter.js";
 import { ask } from "./stream.js";
 
@@ -66,7 +66,7 @@ export function replicaView({ fleet, name, query, again }) {
         const gone = holder?.told.absent.find((one) => one.name === name);
         head.replaceChildren(
           gone
-            ? el("p", { class: "headline" }, badge("Degraded"), ` It is expected and does not live${gone.last_seen ? `; last seen ${ago(gone.last_seen)}` : ""}.`)
+            ? el("p", { class: "headline" }, badge("Degraded"), " It is expected and does not live", gone.last_seen ? "; last seen " : "", since(gone.last_seen), ".")
             : el("p", { text: fleet.health ? "There is no replica of this name, or none that you may see." : "Loading…" }),
         );
         return;
@@ -94,8 +94,8 @@ export function replicaView({ fleet, name, query, again }) {
           ["Labels", labelText(row.labels)],
           ["Host", row.host],
           ["Sidecar", row.version],
-          ["Started", row.started_at ? ago(row.started_at) : null],
-          ["Status", row.updated_at ? ago(row.updated_at) : null],
+          ["Started", since(row.started_at)],
+          ["Status", since(row.updated_at)],
         ]),
       );
     },
