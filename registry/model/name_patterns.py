@@ -33,7 +33,10 @@ class NamePatterns:
         """True for a name that one stands for."""
         if self.any_case:
             name = name.lower()
-        return name in self.exact or name.startswith(self.begin) or any(_fits(one, name) for one in self.parts)
+        if name in self.exact or name.startswith(self.begin):
+            return True
+        # Most have none, and a generator that yields nothing takes as long as all of the above.
+        return bool(self.parts) and any(_fits(one, name) for one in self.parts)
 
 
 def _fits(pattern: tuple[str, ...], name: str) -> bool:
