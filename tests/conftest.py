@@ -47,7 +47,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The coverage that is asked of the pure rooms rests on their unit tests alone: what is measured takes twice as long.
 _PURE_AND_BESIDE = (
-    *("access", "audit", "formats", "lora", "model", "picker", "transactions", "etcd3", "residency", "rollout"),
+    *("access", "audit", "formats", "lora", "model", "page", "picker", "transactions", "etcd3", "residency", "rollout"),
     "verify",
     *("desired", "engines", "loop", "plan", "report", "resolver", "vllm_plugin"),
 )
