@@ -5,9 +5,11 @@ The authorities' keys stay in the folder, beside what they signed: whoever reads
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -163,3 +165,12 @@ def make_secrets(folder: SecretFolder, certificates: Sequence[WantedCertificate]
         write_whole(folder.access, access_file().encode())
         made.append(folder.access.name)
     return made
+
+
+def make_token(file: Path) -> bool:
+    """Makes a file with a new token, where there is none. True: it was made. Raises OSError: it cannot be written."""
+    if file.exists():
+        return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, f"{secrets.token_urlsafe()}\n".encode())
+    return True

@@ -59,6 +59,10 @@ class SecretFolder:
     def access(self) -> Path:
         return self.root / "access.yaml"
 
+    def control_token(self, replica: str) -> Path:
+        """Token that a replica's sidecar shows to the plugin in its engine."""
+        return self.root / f"control-token-{replica}"
+
 
 def authority_file(name: AuthorityName) -> str:
     """File of an authority without its ending."""
@@ -67,10 +71,14 @@ def authority_file(name: AuthorityName) -> str:
 
 OPERATOR = "spiffe://loraplane.dev/operator"
 SCRAPER = "spiffe://loraplane.dev/prometheus"
+ROUTER = "spiffe://loraplane.dev/router"
+# A name of every member of etcd and of nobody else: members take no other certificate of their authority for a peer.
+ETCD_PEERS = "etcd-member"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Of a file's name and a certificate's owner.
 ETCD_ROOT, ETCD_ADMIN = "etcd-root", "etcd-admin"
-OPERATOR_FILE = "operator"
+OPERATOR_FILE, SCRAPER_FILE, ROUTER_FILE = "operator", "prometheus", "router"
+ADMIN_SERVICE, PICKER_SERVICE = "admin", "picker"
 _ROLES = "security pool-operator publisher releaser operator tenant-admin restorer backup auditor router".split()
 _OF_TENANTS = frozenset({"publisher", "releaser", "tenant-admin", "auditor"})
 
@@ -95,22 +103,23 @@ def wanted_certificates(
 ) -> list[WantedCertificate]:
     """Certificates of all processes and of the operator, on hosts of their names and on the loopback. Pure.
 
-    `members`: of etcd. `services`: admin services and sidecars.
+    `members`: of etcd. `services`: admin services, sidecars and pickers.
     """
     etcd, own = AuthorityName.ETCD, AuthorityName.SERVICES
     return [
-        *(WantedCertificate(etcd_member(one), etcd, one, (one, *LOOPBACK)) for one in members),
+        *(WantedCertificate(etcd_member(one), etcd, one, (one, ETCD_PEERS, *LOOPBACK)) for one in members),
         WantedCertificate(ETCD_ROOT, etcd, "root"),
         WantedCertificate(ETCD_ADMIN, etcd, ADMIN),
         *(WantedCertificate(etcd_file(one), etcd, replica_user(pool, one)) for one in replicas),
         *(WantedCertificate(service_file(one), own, one, (one, *LOOPBACK)) for one in services),
         WantedCertificate(OPERATOR_FILE, AuthorityName.OPERATORS, "operator", (OPERATOR,)),
-        WantedCertificate("prometheus", AuthorityName.OPERATORS, "prometheus", (SCRAPER,)),
+        WantedCertificate(SCRAPER_FILE, AuthorityName.OPERATORS, "prometheus", (SCRAPER,)),
+        WantedCertificate(ROUTER_FILE, AuthorityName.OPERATORS, "router", (ROUTER,)),
     ]
 
 
 def access_file() -> str:
-    """The access file: the operator may do everything, who scrapes metrics may read. Pure."""
+    """The access file: the operator may do everything, who scrapes metrics and pickers may read. Pure."""
     lines = [
         "# The operator, whose certificate is operator.pem, may do everything. Give others roles of their own:",
         "# docs/security.md. It is read anew when it changes, and never written again once it is here.",
@@ -123,6 +132,7 @@ def access_file() -> str:
         scope = _scope(role)
         lines.append(f'  - {{role: {role}, users: ["{OPERATOR}"]{scope}}}')
     lines.append(f'  - {{role: viewer, users: ["{SCRAPER}"], tenants: ["*"]}}')
+    lines.append(f'  - {{role: router, users: ["{ROUTER}"]}}')
     return "\n".join(lines) + "\n"
 
 
@@ -142,6 +152,18 @@ def etcd_flags(folder: SecretFolder, member: str) -> dict[str, str]:
     }
 
 
+def etcd_peer_flags(folder: SecretFolder, member: str) -> dict[str, str]:
+    """Flags of a member of etcd that takes nobody but members for its peers. Pure."""
+    file = etcd_member(member)
+    return {
+        "peer-cert-file": f"{folder.certificate(file)}",
+        "peer-key-file": f"{folder.key(file)}",
+        "peer-trusted-ca-file": f"{folder.authority(AuthorityName.ETCD)}",
+        "peer-client-cert-auth": "true",
+        "peer-cert-allowed-hostname": ETCD_PEERS,
+    }
+
+
 def _for_etcd(folder: SecretFolder, file: str) -> list[str]:
     authority = f"{folder.authority(AuthorityName.ETCD)}"
     own = ("--etcd-tls-cert", f"{folder.certificate(file)}", "--etcd-tls-key", f"{folder.key(file)}")
@@ -156,13 +178,20 @@ def _for_clients(folder: SecretFolder, service: str, prefix: str) -> list[str]:
 
 def admin_flags(folder: SecretFolder) -> list[str]:
     """Flags by which an admin service asks who calls, and is known to etcd. Pure."""
-    api, pages = _for_clients(folder, "admin", "--tls"), _for_clients(folder, "admin", "--http-tls")
+    api, pages = _for_clients(folder, ADMIN_SERVICE, "--tls"), _for_clients(folder, ADMIN_SERVICE, "--http-tls")
     return [*_for_etcd(folder, ETCD_ADMIN), *api, *pages, "--access", f"{folder.access}"]
 
 
 def sidecar_flags(folder: SecretFolder, replica: str) -> list[str]:
     """Flags by which a sidecar asks who reads its pages, and is known to etcd. Pure."""
     return [*_for_etcd(folder, etcd_file(replica)), *_for_clients(folder, replica, "--http-tls")]
+
+
+def picker_flags(folder: SecretFolder) -> list[str]:
+    """Flags by which a picker asks who reads its pages, and is known to admin services. Pure."""
+    own = ("--admin-tls-cert", f"{folder.certificate(ROUTER_FILE)}", "--admin-tls-key", f"{folder.key(ROUTER_FILE)}")
+    authority = f"{folder.authority(AuthorityName.SERVICES)}"
+    return ["--admin-tls-ca", authority, *own, *_for_clients(folder, PICKER_SERVICE, "--http-tls")]
 
 
 def operator_flags(folder: SecretFolder) -> list[str]:

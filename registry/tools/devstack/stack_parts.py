@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from registry.tools.devstack import secure
+from registry.tools.devstack.certificates import make_token
 from registry.tools.devstack.engine_environment import (
     PLUGIN_VARIABLES,
     RESOLVER_VARIABLE,
@@ -215,12 +215,8 @@ def _sidecar(folder: Folder, layout: StackLayout, part: StackPart) -> Command:
 
 def _control_token(folder: Folder) -> Path:
     """The file with the token that the stack's engines and sidecars share; it is made when it is first needed."""
-    file = folder.control_token
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-            opened.write(secrets.token_urlsafe() + "\n")
-    return file
+    make_token(folder.control_token)
+    return folder.control_token
 
 
 def our_environment() -> dict[str, str]:

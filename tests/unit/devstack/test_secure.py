@@ -20,6 +20,7 @@ from registry.tools.devstack import stack_verbs
 from registry.tools.devstack.certificates import CertificateMaker, make_secrets
 from registry.tools.devstack.secure import (
     OPERATOR,
+    ROUTER,
     SCRAPER,
     AuthorityName,
     SecretFolder,
@@ -98,6 +99,9 @@ def test_the_access_file_lets_the_operator_do_everything_and_prometheus_read():
     scraper = grant_of(access, Principal(SCRAPER, Credential.CERTIFICATE))
     assert scraper.by(AccessQuestion(Verb.GET, Resource.METRICS))
     assert not scraper.by(AccessQuestion(Verb.APPLY, Resource.ADAPTERS, "p", "acme"))
+    router = grant_of(access, Principal(ROUTER, Credential.CERTIFICATE))
+    assert all(router.by(AccessQuestion(*action, "p")) for action in ROLES[AccessRole.ROUTER])
+    assert not router.by(AccessQuestion(Verb.GET, Resource.METRICS))
 
 
 def test_flags_are_those_of_the_daemons(secrets):
