@@ -1,7 +1,7 @@
 """Secrets of an installation in containers, of which each part is given its own.
 
-All are made in one folder, and each part has a folder with what it needs and nothing else. A part that is taken over so tells nothing of the others: only this program's folder has the keys of the authorities, of
-etcd's user root, and of everybody.
+All are made in one folder, and each part has a folder with what it needs and nothing else. A part that is taken over so
+tells nothing of the others: only the one folder has the keys of the authorities, of etcd's user root, and of everybody.
 """
 
 from __future__ import annotations

@@ -93,6 +93,44 @@ def without_gpus() -> dict[str, Service]:
     return {name: Service(name, settings) for name, settings in file["services"].items()}
 
 
+def secured() -> dict[str, Service]:
+    """All services of compose.yaml with compose.secure.yaml after it, as a container engine puts the two together."""
+    text = (FOLDER / "compose.secure.yaml").read_text().replace("$$", "$").replace(" !override", "")
+    file = yaml.safe_load(_VARIABLE.sub(lambda match: match[2] or "", text))
+    whole = services()
+    for name, more in file["services"].items():
+        known = whole[name].settings if name in whole else {}
+        whole[name] = Service(name, _merged(known, more))
+    return whole
+
+
+def _merged(known: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(known)
+    for name, value in more.items():
+        before = known.get(name)
+        if name == "depends_on" and isinstance(before, list):
+            before = {one: {"condition": "service_started"} for one in before}
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[name] = _merged(before, value)
+        elif name in {"volumes", "group_add"}:
+            merged[name] = [*(before or []), *value]
+        else:
+            merged[name] = value
+    return merged
+
+
+def mounts(service: Service) -> dict[str, tuple[str, bool]]:
+    """Source and whether it is read-only, by the path in the container."""
+    found: dict[str, tuple[str, bool]] = {}
+    for volume in service.settings.get("volumes", []):
+        if isinstance(volume, str):
+            source, path, *mode = volume.split(":")
+            found[path] = (source, mode == ["ro"])
+        else:
+            found[volume["target"]] = (volume["source"], volume.get("read_only", False))
+    return found
+
+
 def with_grafana() -> Service:
     """What compose.grafana.yaml adds."""
     file = yaml.safe_load(_VARIABLE.sub(lambda match: match[2] or "", (FOLDER / "compose.grafana.yaml").read_text()))
@@ -147,11 +185,14 @@ def _instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
-def prometheus_targets() -> set[str]:
+def scrape_jobs(file: str = "prometheus.yml") -> list[dict[str, Any]]:
+    """What Prometheus scrapes, and how."""
+    return list(yaml.safe_load((FOLDER / "prometheus" / file).read_text())["scrape_configs"])
+
+
+def prometheus_targets(file: str = "prometheus.yml") -> set[str]:
     """Every HOST:PORT that Prometheus scrapes."""
-    configuration = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())
-    jobs = configuration["scrape_configs"]
-    return {target for job in jobs for static in job["static_configs"] for target in static["targets"]}
+    return {target for job in scrape_jobs(file) for static in job["static_configs"] for target in static["targets"]}
 
 
 def alert_metrics() -> set[str]:

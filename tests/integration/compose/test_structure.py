@@ -11,12 +11,12 @@ from registry.tools.devstack.engine_environment import PLUGIN_VARIABLES
 from sidecar.settings import DRAIN_SECONDS
 from tests.integration.compose.compose_file import (
     FOLDER,
-    Service,
     arguments,
     copied,
     engine_file,
     gateway_file,
     let_through,
+    mounts,
     prometheus_targets,
     services,
     targets,
@@ -36,18 +36,6 @@ each_replica = pytest.mark.parametrize(
 
 
 GATEWAYS = [*PICKERS, SERVICES["gateway"]]
-
-
-def mounts(service: Service) -> dict[str, tuple[str, bool]]:
-    """Source and whether it is read-only, by the path in the container."""
-    found: dict[str, tuple[str, bool]] = {}
-    for volume in service.settings.get("volumes", []):
-        if isinstance(volume, str):
-            source, path, *mode = volume.split(":")
-            found[path] = (source, mode == ["ro"])
-        else:
-            found[volume["target"]] = (volume["source"], volume.get("read_only", False))
-    return found
 
 
 def test_images_are_pinned_and_built_of_what_they_name():
