@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -102,6 +102,10 @@ class AccessControl:
     def digest(self) -> str:
         """Digest of the file that counts."""
         return self._state.access.digest
+
+    def named(self) -> Iterator[tuple[int, str, str]]:
+        """See `Access.named`, of the file that counts."""
+        return self._state.access.named()
 
     @property
     def trouble(self) -> str:

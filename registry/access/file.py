@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Annotated, Literal, Self
@@ -214,6 +215,12 @@ class Access:
     bindings: tuple[Binding, ...]
     digest: str
     limits: RequestLimits = NO_LIMITS
+
+    def named(self) -> Iterator[tuple[int, str, str]]:
+        """Number of the binding, ``pool`` or ``tenant``, and name, for each name that stands for one thing alone."""
+        for number, binding in enumerate(self.bindings, 1):
+            for kind, words in (("pool", binding.pools), ("tenant", binding.tenants)):
+                yield from ((number, kind, word) for word in words if "*" not in word and PLACEHOLDER not in word)
 
 
 def read_access(content: bytes, place: str) -> Access:

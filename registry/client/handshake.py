@@ -11,9 +11,12 @@ import re
 import socket
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 from registry.etcd3.options import TlsFiles
 
+_SHOWN_LENGTH = 200
 # Of connecting, and of each step of the handshake.
 _STEP_SECONDS = 1.0
 # OpenSSL's numbers of what it finds wrong with a certificate.
@@ -125,11 +128,31 @@ def _refused(tls: TlsFiles, party: Party, alert: str) -> HandshakeTrouble:
     if tls.certificate is None:
         remedy = f"give {flags} (cert and key of Tls){party.instead}"
         return HandshakeTrouble(f"{party.name} asks for a client certificate", remedy)
+    if ended := _ended(tls.certificate):
+        return HandshakeTrouble(f"the certificate {tls.certificate} {ended}", f"give {flags} of a new one")
     told = f" ({alert})" if alert else ""
     return HandshakeTrouble(
         f"{party.name} refuses the certificate {tls.certificate}{told}",
         f"give {flags} of an authority that it knows, and that have not expired",
     )
+
+
+def _ended(certificate: Path) -> str:
+    """Name in a certificate of ours and when it ended; empty: it has not, or the file has none that can be read."""
+    from cryptography import x509  # noqa: PLC0415 - for those alone who are refused
+
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (OSError, ValueError):
+        return ""
+    if (end := found.not_valid_after_utc) > datetime.now(UTC):
+        return ""
+    try:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        who = ", ".join(str(one.value) for one in names)
+    except (x509.ExtensionNotFound, ValueError):
+        who = found.subject.rfc4514_string()
+    return f"of {who[:_SHOWN_LENGTH]!r} expired on {end:%Y-%m-%d at %H:%M} UTC"
 
 
 def _of_certificate(error: ssl.SSLCertVerificationError, host: str, tls: TlsFiles, party: Party) -> HandshakeTrouble:

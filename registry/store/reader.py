@@ -172,6 +172,11 @@ class Reader:
         sieve = Sieve(read_tenant, _anything, size, sees)
         return await self._sieved(self._keys.tenants(), sieve, max(size, _SMALL_PAGE), token, deadline)
 
+    async def is_named(self, kind: str, name: str, deadline: Deadline) -> bool:
+        """True if there is such a ``pool`` or ``tenant``, whether or not its record can be read."""
+        key = self._keys.pool(name) if kind == "pool" else self._keys.tenant(name.lower())
+        return bool((await self._range(Range(key, keys_only=True), deadline)).kvs)
+
     async def _sieved(
         self, prefix: bytes, sieve: Sieve[RecordT], limit: int, token: PageToken | None, deadline: Deadline
     ) -> RecordPage[RecordT]:

@@ -1165,20 +1165,32 @@ class WhoAmIRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WhoAmIResponse(_message.Message):
-    __slots__ = ("access_digest", "principal", "credential", "groups", "roles", "access_trouble")
+    __slots__ = ("access_digest", "principal", "credential", "groups", "roles", "access_trouble", "access_unknown")
     ACCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     ACCESS_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     access_digest: str
     principal: str
     credential: str
     groups: _containers.RepeatedScalarFieldContainer[str]
     roles: _containers.RepeatedCompositeFieldContainer[HeldRole]
     access_trouble: str
-    def __init__(self, access_digest: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., roles: _Optional[_Iterable[_Union[HeldRole, _Mapping]]] = ..., access_trouble: _Optional[str] = ...) -> None: ...
+    access_unknown: _containers.RepeatedCompositeFieldContainer[UnknownBound]
+    def __init__(self, access_digest: _Optional[str] = ..., principal: _Optional[str] = ..., credential: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., roles: _Optional[_Iterable[_Union[HeldRole, _Mapping]]] = ..., access_trouble: _Optional[str] = ..., access_unknown: _Optional[_Iterable[_Union[UnknownBound, _Mapping]]] = ...) -> None: ...
+
+class UnknownBound(_message.Message):
+    __slots__ = ("binding", "kind", "name")
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    binding: int
+    kind: str
+    name: str
+    def __init__(self, binding: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class HeldRole(_message.Message):
     __slots__ = ("role", "binding", "tenants", "pools", "sources", "credentials")

@@ -49,7 +49,7 @@ class Reads:
 
     def __init__(self, reader: Reader, insecure: Sequence[str] = ()) -> None:
         """`insecure`: what this service bears unprotected on the network."""
-        self._reader = reader
+        self.reader = reader
         self._insecure = insecure
 
     def by_method(self) -> Mapping[str, Unary[Any, Any]]:
@@ -68,14 +68,14 @@ class Reads:
         }
 
     async def get_adapter(self, request: pb.GetAdapterRequest, call: CallContext) -> pb.Adapter:
-        return encode.present_adapter(await self._reader.adapter(request.pool, request.name, call.deadline))
+        return encode.present_adapter(await self.reader.adapter(request.pool, request.name, call.deadline))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest, call: CallContext) -> pb.ListAdaptersResponse:
         sees, wanted = seen_adapters(call, request.pool), parse_filter(request.filter)
         size = check_page_size(request.page_size)
         listing = f"adapters\0{request.pool}\0{request.filter}"
         token = decode_token(request.page_token, listing)
-        page = await self._reader.adapters(request.pool, wanted, size, token, call.deadline, sees)
+        page = await self.reader.adapters(request.pool, wanted, size, token, call.deadline, sees)
         return pb.ListAdaptersResponse(
             adapters=[encode.present_adapter(one) for one in page.records],
             next_page_token=encode.token(page.token, listing),
@@ -86,19 +86,19 @@ class Reads:
     async def list_adapter_history(
         self, request: pb.ListAdapterHistoryRequest, call: CallContext
     ) -> pb.ListAdapterHistoryResponse:
-        return encode.history(await self._reader.history(request.pool, request.name, call.deadline))
+        return encode.history(await self.reader.history(request.pool, request.name, call.deadline))
 
     async def get_pool(self, request: pb.GetPoolRequest, call: CallContext) -> pb.Pool:
-        found = await self._reader.pool(request.name, call.deadline, field="name")
+        found = await self.reader.pool(request.name, call.deadline, field="name")
         return pool_message(found.record, found.revision)
 
     async def list_pools(self, request: pb.ListPoolsRequest, call: CallContext) -> pb.ListPoolsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "pools")
         is_seen = seen_pools(call)
-        page = await self._reader.pools(size, token, call.deadline, is_seen)
+        page = await self.reader.pools(size, token, call.deadline, is_seen)
         unknown: dict[str, list[str]] = {}
         if request.show_unknown and page.token is None:
-            unknown = await self._reader.replicas_without_pool(page.revision, call.deadline)
+            unknown = await self.reader.replicas_without_pool(page.revision, call.deadline)
         return pb.ListPoolsResponse(
             unknown=encode.unknown_pools({pool: names for pool, names in unknown.items() if is_seen(pool)}),
             pools=[pool_message(one.record, one.revision) for one in page.records],
@@ -110,7 +110,7 @@ class Reads:
 
     async def list_tenants(self, request: pb.ListTenantsRequest, call: CallContext) -> pb.ListTenantsResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "tenants")
-        page = await self._reader.tenants(size, token, call.deadline, seen_tenants(call))
+        page = await self.reader.tenants(size, token, call.deadline, seen_tenants(call))
         return pb.ListTenantsResponse(
             tenants=[tenant_message(one.record, one.revision) for one in page.records],
             next_page_token=encode.token(page.token, "tenants"),
@@ -119,13 +119,13 @@ class Reads:
 
     async def read_backup(self, request: pb.ReadBackupRequest, call: CallContext) -> pb.ReadBackupResponse:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, "backup")
-        page = await self._reader.stored(size, token, call.deadline)
-        return encode.backup(page, self._reader.prefix, encode.token(page.token, "backup"))
+        page = await self.reader.stored(size, token, call.deadline)
+        return encode.backup(page, self.reader.prefix, encode.token(page.token, "backup"))
 
     async def list_changes(self, request: pb.ListChangesRequest, call: CallContext) -> pb.ListChangesResponse:
         listing, since = f"changes\0{request.pool}\0{request.since}", first_id(request.since)
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
-        page = await self._reader.audit(request.pool, since, size, token, call.deadline)
+        page = await self.reader.audit(request.pool, since, size, token, call.deadline)
         reply = pb.ListChangesResponse(next_page_token=encode.token(page.token, listing))
         is_seen = seen_changes(call, request.pool)
         for kv in page.kvs:
@@ -137,19 +137,19 @@ class Reads:
         return reply
 
     async def get_replica(self, request: pb.GetReplicaRequest, call: CallContext) -> pb.Replica:
-        found = await self._reader.replica(request.pool, request.name, call.deadline)
+        found = await self.reader.replica(request.pool, request.name, call.deadline)
         return seen_status(call, encode.replica(request.pool, found))
 
     async def list_replicas(self, request: pb.ListReplicasRequest, call: CallContext) -> pb.ListReplicasResponse:
         listing = f"replicas\0{request.pool}"
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
-        page, found = await self._reader.replicas(request.pool, size, token, call.deadline)
+        page, found = await self.reader.replicas(request.pool, size, token, call.deadline)
         reply = pb.ListReplicasResponse(
             replicas=[seen_status(call, encode.replica(request.pool, one)) for one in found],
             next_page_token=encode.token(page.token, listing),
         )
         if page.token is None:
-            said = await self._reader.expected(request.pool, page.revision, call.deadline)
+            said = await self.reader.expected(request.pool, page.revision, call.deadline)
             expected = expectation_of(said.members, said.pool)
             live = labels_of(said.presences, said.statuses, expected.remembered.keys())
             reply.MergeFrom(encode.lacking(expected.lacking(live)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from registry.access.control import AccessControl
@@ -12,16 +13,21 @@ from registry.access.questions import BY_ADAPTER, AccessQuestion, Resource, Verb
 from registry.access.roles import roles_for
 from registry.admin.rpc.calls import CallContext
 from registry.admin.rpc.interceptor import Unary
-from registry.model.errors import InvalidArgument, Reason
+from registry.model.errors import InvalidArgument, Reason, Unavailable
 from registry.model.names import tenant_of
+from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
+
+# Of names in bindings so many are looked up.
+_MOST_NAMES = 200
 
 
 class Identity:
     """Handlers: each takes a request and its call. `access` None: everybody may do everything."""
 
-    def __init__(self, access: AccessControl | None) -> None:
+    def __init__(self, access: AccessControl | None, reader: Reader) -> None:
         self._access = access
+        self._reader = reader
 
     def by_method(self) -> Mapping[str, Unary[Any, Any]]:
         """Each handler by the name of its method."""
@@ -36,7 +42,22 @@ class Identity:
             credential=CREDENTIAL_KINDS[call.principal.credential],
             groups=sorted(call.principal.groups),
             roles=[_held(one) for one in held],
+            access_unknown=await self._unknown(call),
         )
+
+    async def _unknown(self, call: CallContext) -> list[pb.UnknownBound]:
+        """Names in bindings of what is not there; none where etcd does not tell, or the caller may not know."""
+        may_know = call.grant is not None and call.grant.by(AccessQuestion(Verb.CHECK, Resource.ACCESS)) is not None
+        if self._access is None or not may_know:
+            return []
+        found = []
+        try:
+            for number, kind, name in islice(self._access.named(), _MOST_NAMES):
+                if not await self._reader.is_named(kind, name, call.deadline):
+                    found.append(pb.UnknownBound(binding=number, kind=kind, name=name))
+        except Unavailable:
+            return []
+        return found
 
     async def _check_access(self, request: pb.CheckAccessRequest, call: CallContext) -> pb.CheckAccessResponse:
         """Raises PermissionDenied: the caller may not ask about somebody else."""

@@ -64,7 +64,8 @@ def make_handlers(
     Raises:
         KeyError: a method of the .proto has no handler, or no verb.
     """
-    unary = {**reads.by_method(), **writes.by_method(), **audit.by_method(), **Identity(shared.access).by_method()}
+    identity = Identity(shared.access, reads.reader)
+    unary = {**reads.by_method(), **writes.by_method(), **audit.by_method(), **identity.by_method()}
     stream: Mapping[str, Stream[Any, Any]] = {
         "WatchAdapters": streams.watch_adapters,
         "WatchRollout": streams.watch_rollout,

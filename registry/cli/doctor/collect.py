@@ -162,7 +162,8 @@ def access_of(client: AdminClient, admin: str) -> AccessSeen | None:
         if problem.failure.reason == Reason.UNSUPPORTED:
             return None
         raise
-    return AccessSeen(admin, told.access_digest, told.access_trouble)
+    unknown = [f"binding {one.binding} names the {one.kind} {one.name!r}" for one in told.access_unknown]
+    return AccessSeen(admin, told.access_digest, told.access_trouble, unknown)
 
 
 async def _look_at_admin(channel: grpc.aio.Channel, address: str) -> list[DoctorFinding]:

@@ -127,15 +127,22 @@ def methods_differ(address: str, here: Iterable[str], there: Iterable[str]) -> l
 
 @dataclass(frozen=True, slots=True)
 class AccessSeen:
-    """Access file of an admin service: its digest, empty: none; and why a newer one is not taken, empty: it is."""
+    """Access file of an admin service.
+
+    Attributes:
+        digest: empty: it has none.
+        trouble: why a newer one is not taken; empty: it is.
+        unknown: sentences on bindings that name what is not there.
+    """
 
     admin: str
     digest: str
     trouble: str
+    unknown: Sequence[str] = ()
 
 
 def access_findings(seen: Sequence[AccessSeen]) -> list[DoctorFinding]:
-    """Findings on access files that are not taken, or not the same everywhere."""
+    """Findings on access files that are not taken, name what is not there, or are not the same everywhere."""
     findings = [
         error(
             CheckedPart.ADMIN,
@@ -147,6 +154,10 @@ def access_findings(seen: Sequence[AccessSeen]) -> list[DoctorFinding]:
         for one in seen
         if one.trouble
     ]
+    if seen and seen[0].unknown:
+        told = f"in its access file {named(seen[0].unknown)}, and there is none of that name"
+        remedy = "correct the name, unless it is to come: loraplane pool create, or the tenant's first adapter"
+        findings.append(warning(CheckedPart.ADMIN, seen[0].admin, "access_unknown", told, remedy))
     for one in seen[1:]:
         if one.digest != seen[0].digest:
             told = (

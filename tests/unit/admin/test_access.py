@@ -550,3 +550,20 @@ def test_what_is_no_verb_or_resource_is_refused(tmp_path, field):
         assert refused.told == (StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", field)
 
     secured(tmp_path, binding(AccessRole.VIEWER, "ann"), scene)
+
+
+def test_names_in_bindings_of_what_is_not_there_are_told_to_who_looks_after_access(tmp_path):
+    """A2 deny-by-default: nobody else learns from it which pools and tenants there are."""
+
+    async def scene(served: Served) -> None:
+        told = await served.call("WhoAmI", pb.WhoAmIRequest(), who("root"))
+        first = len(AccessRole) + 1
+        assert [(one.binding - first, one.kind, one.name) for one in told.access_unknown] == [
+            (0, "pool", "gone"),
+            (0, "tenant", "nobody"),
+            (1, "tenant", "Lost"),
+        ]
+        assert not (await served.call("WhoAmI", pb.WhoAmIRequest(), ANN)).access_unknown
+
+    bound = binding(AccessRole.VIEWER, "ann", ", tenants: [acme, ACME, nobody, 'ac*'], pools: [p, gone, 'x*']")
+    secured(tmp_path, bound + binding(AccessRole.AUDITOR, "ann", ", tenants: [Lost]"), scene)

@@ -348,6 +348,8 @@ def test_admin_services_with_other_access_files_or_an_earlier_one_are_told(docto
     monkeypatch.setattr("registry.client.transport._open", admin.open)
     one, two = pb.WhoAmIResponse(access_digest="sha256:1"), pb.WhoAmIResponse(access_digest="sha256:2")
     old = pb.WhoAmIResponse(access_digest="sha256:1", access_trouble="line 3: role: no such role")
+    lost = pb.UnknownBound(binding=3, kind="pool", name="gone")
+    bound = pb.WhoAmIResponse(access_digest="sha256:1", access_unknown=[lost])
     refused = Refusal(grpc.StatusCode.UNIMPLEMENTED)
     away = Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
     here, other = "127.0.0.1:1", "127.0.0.1:2"
@@ -356,6 +358,7 @@ def test_admin_services_with_other_access_files_or_an_earlier_one_are_told(docto
         ([one, two], [(other, "access_differs")]),
         ([old, one], [(here, "access_not_taken")]),
         ([one, old], [(other, "access_not_taken")]),
+        ([bound, one], [(here, "access_unknown")]),
         ([pb.WhoAmIResponse(), one], [(other, "access_differs")]),
         ([refused, one], []),
         ([one, away], [(other, "unreachable")]),

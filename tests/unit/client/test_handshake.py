@@ -102,7 +102,7 @@ def service(server: TlsFiles | None, *, asks: bool = False) -> Iterator[str]:
             "without",
             "S asks for a client certificate: give --tls-cert and --tls-key (cert and key of Tls)",
         ),
-        ("ours", True, "expired", "expired): give --tls-cert and --tls-key"),
+        ("ours", True, "expired", "expired.pem of '127.0.0.1' expired on 20"),
         ("ours", True, "foreign client", "foreign.pem (unknown ca): give --tls-cert and --tls-key of an authority"),
         ("expired", False, "without", "the certificate of S has expired: put a new one in its place (--own)"),
         ("theirs", False, "without", "the certificate of S is of none of the authorities in "),
