@@ -48,7 +48,11 @@ def test_mutual_tls(etcd, tmp_path, monkeypatch):
         ends = sorted(
             one["finding"].partition(" ends at")[0] for one in findings if one["reason"] == "certificate_expires"
         )
-        assert ends == [f"certificate 1 of {ours.certificate}", "the certificate of the admin service"]
+        assert ends == [
+            f"certificate 1 of {ours.certificate}",
+            "the certificate of the admin service",
+            f"your certificate {alice.certificate}",
+        ]
         monkeypatch.undo()
         ca, stranger = ["--tls-ca", str(ours.certificate)], ["--tls-cert", str(mallory.certificate)]
         stranger += ["--tls-key", str(mallory.key)]

@@ -93,7 +93,7 @@ def test_up_is_safe_to_run_twice_and_data_survives_down_but_not_purge(dev):
     os.kill(pids["sidecar-r1"], signal.SIGKILL)
     os.kill(pids["engine-r2"], signal.SIGKILL)
     assert dev("dev", "status").returncode == 6
-    other = dev("dev", "up", "--replicas", "3")
+    other = dev("dev", "up", "--replicas", "1")
     assert (other.returncode, "loraplane dev down" in other.stderr) == (6, True)
     assert dev("dev", "up").returncode == 0
     after = dev.pids()

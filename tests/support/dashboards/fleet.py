@@ -135,6 +135,12 @@ _ADMIN = Section(
             unit="ops",
         ),
         Plot(
+            "Adapters that expired",
+            (Query("sum(rate(loraplane_admin_expired_adapters_total[$__rate_interval]))", "deleted"),),
+            "Their time to live was over.",
+            unit="ops",
+        ),
+        Plot(
             "Access file",
             (
                 Query("sum(loraplane_admin_access_stale)", "services that cannot use theirs"),
