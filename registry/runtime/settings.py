@@ -80,20 +80,20 @@ class PortSettings(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _http_pairs(self) -> Self:
+    def _fits(self) -> Self:
+        self.check_pairs()
+        found = self.unprotected()
+        if found and not self.insecure:
+            raise ValueError(f"{found[0]}, or --insecure where the network may be trusted")
+        return self
+
+    def check_pairs(self) -> None:
+        """Raises ValueError: of flags that go together one is missing."""
         go_together("--http-tls-cert", self.http_tls_cert, "--http-tls-key", self.http_tls_key)
         if self.http_tls_ca and not self.http_tls_cert:
             raise ValueError(
                 "--http-tls-ca checks clients' certificates, so it needs --http-tls-cert and --http-tls-key as well"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _protected(self) -> Self:
-        found = self.unprotected()
-        if found and not self.insecure:
-            raise ValueError(f"{found[0]}, or --insecure where the network may be trusted")
-        return self
 
     def unprotected(self) -> tuple[str, ...]:
         """Credentials that leave this host unencrypted, and ports that anybody may use: each with the remedy."""
@@ -137,11 +137,11 @@ class DaemonSettings(PortSettings):
             raise ValueError("a prefix starts with / and does not end with it, such as /loraplane/v1")
         return value
 
-    @model_validator(mode="after")
-    def _pairs(self) -> Self:
+    def check_pairs(self) -> None:
+        """See `PortSettings`."""
+        super().check_pairs()
         go_together("--etcd-tls-cert", self.etcd_tls_cert, "--etcd-tls-key", self.etcd_tls_key)
         go_together("--etcd-user", self.etcd_user, "--etcd-password-file", self.etcd_password_file)
-        return self
 
     def unprotected(self) -> tuple[str, ...]:
         """See `PortSettings`."""
