@@ -25,7 +25,7 @@ class SimChannel:
         self._closed = False
         link.channels.add(self)
 
-    def get_state(self, try_to_connect: bool) -> grpc.ChannelConnectivity:
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         return self._state
 
     async def wait_for_state_change(self, _last: grpc.ChannelConnectivity) -> None:
