@@ -18,7 +18,7 @@ from registry.etcd3.options import TlsFiles
 
 _SHOWN_LENGTH = 200
 # Of connecting, and of each step of the handshake.
-_STEP_SECONDS = 1.0
+_STEP_SECONDS, _STEPS = 1.0, 3
 # OpenSSL's numbers of what it finds wrong with a certificate.
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _NO_AUTHORITY = frozenset({2, 18, 19, 20, 21})
@@ -65,8 +65,12 @@ def etcd_member(endpoint: str) -> Party:
 
 
 async def found_trouble(address: str, tls: TlsFiles | None, party: Party) -> HandshakeTrouble | None:
-    """The same as `handshake_trouble`, while the event loop goes on."""
-    return await asyncio.to_thread(handshake_trouble, address, tls, party)
+    """The same as `handshake_trouble`, while the event loop goes on; None also if names resolve too slowly."""
+    try:
+        async with asyncio.timeout(_STEPS * _STEP_SECONDS):
+            return await asyncio.to_thread(handshake_trouble, address, tls, party)
+    except TimeoutError:
+        return None
 
 
 def handshake_trouble(address: str, tls: TlsFiles | None, party: Party) -> HandshakeTrouble | None:

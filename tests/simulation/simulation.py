@@ -195,6 +195,7 @@ def _patched(world: World, logs: Logs) -> Iterator[None]:
             mock.patch("grpc.aio.secure_channel", world.open_secure),
             mock.patch("grpc.ssl_channel_credentials", Pem),
             mock.patch("registry.client.transport._open", open_channel),  # on the world's own loop
+            mock.patch("registry.client.transport.found_trouble", _no_trouble),  # of TCP, which the world does not play
             world.rotation.played(),
             mock.patch("registry.client.transport.random", random.Random(f"sdk {world.seed}")),
             mock.patch("registry.client.transport.time", SimpleNamespace(monotonic=world.monotonic)),
@@ -232,6 +233,10 @@ def _without_nets() -> Iterator[None]:
         mock.patch("sidecar.app.watch_changes", _watch_nothing),
     ):
         yield
+
+
+async def _no_trouble(*_: object) -> None:
+    """Nothing is wrong with TLS."""
 
 
 async def _watch_nothing(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import ssl
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from registry.client import admin_api as api
-from registry.client import transport
+from registry.client import handshake, transport
 from registry.client.address import Tls
 from registry.client.handshake import (
     HandshakeTrouble,
@@ -124,6 +125,16 @@ async def test_what_keeps_a_client_out_is_told(files, server, asks, client, told
     assert (trouble is None) == (told is None)
     assert told is None or told in str(trouble)
     assert "\n" not in str(trouble)
+
+
+async def test_names_that_resolve_slowly_hold_nobody_up(files, monkeypatch):
+    """R19 not-held-up: the system's resolver may take a minute, and takes no time limit."""
+    resolved = threading.Event()
+    monkeypatch.setattr(handshake, "_STEP_SECONDS", 0.01)
+    monkeypatch.setattr(socket, "create_connection", lambda *_: resolved.wait(60))
+    assert await found_trouble("slow.example:7600", files.ours, PARTY) is None
+    assert not resolved.is_set()
+    resolved.set()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "unix:/nowhere", "dns:///127.0.0.1:1", "nobody.invalid:7600"])
