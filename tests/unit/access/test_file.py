@@ -134,3 +134,16 @@ def test_issuers_with_names_and_prefixes_of_their_own_are_believed_together():
     one = '    - {{issuer: "{}", audiences: [a], prefix: "{}", algorithms: [RS256], jwks: /k}}\n'
     text = f"{HEAD}authentication:\n  issuers:\n{one.format('i', 'p:')}{one.format('j', 'q:')}bindings:\n{SECURITY}"
     assert [issuer.prefix for issuer in read(text).authentication.issuers] == ["p:", "q:"]
+
+
+def test_names_that_stand_for_one_thing_alone_are_told_with_their_binding():
+    """Patterns and placeholders may stand for what is to come."""
+    bound = "{role: viewer, users: [ann], tenants: [acme, 'b*'], pools: [p, '*']}"
+    filled = "{role: viewer, groups: ['ml-{tenant}'], tenants: ['{tenant}'], pools: [q]}"
+    head = "apiVersion: loraplane/v1\nkind: Access\nbindings:\n- {role: security, users: [root]}\n"
+    text = f"{head}- {bound}\n- {filled}\n"
+    assert [*read_access(text.encode(), "access.yaml").named()] == [
+        (2, "pool", "p"),
+        (2, "tenant", "acme"),
+        (3, "pool", "q"),
+    ]
