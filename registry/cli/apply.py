@@ -85,20 +85,29 @@ def apply_changes(
         if order.no_atomic and all(isinstance(one, Applied) for one in outcomes):
             outcomes = [*outcomes, *send(client, removals, step_of_changes(request_id, "prune", removals), order)]
         if printer.is_table and order.retry is None:
-            printer.lines(_changed_fields(client, outcomes, dry_run=order.dry_run))
+            known = [one.before for one in changes if one.before is not None]
+            printer.lines(_changed_fields(client, outcomes, known, dry_run=order.dry_run))
         tell(client, printer, outcomes, order)
 
 
-def _changed_fields(client: AdminClient, outcomes: Sequence[Outcome], *, dry_run: bool) -> list[str]:
-    """A line for each field that differs from the generation before; none where very many adapters changed."""
-    results = [result for one in outcomes if isinstance(one, Applied) for result in one.response.results]
+def _changed_fields(
+    client: AdminClient, outcomes: Sequence[Outcome], known: Sequence[pb.Adapter], *, dry_run: bool
+) -> list[str]:
+    """A line for each field that differs from before; none where very many adapters changed. `known`: some before."""
+    applied = [one.response for one in outcomes if isinstance(one, Applied)]
+    results = [result for one in applied for result in one.results]
     updated = [one.adapter for one in results if one.outcome == pb.AdapterResult.UPDATED]
     if len(updated) > _FIELDS_TOLD:
         return []
+    read = {(one.pool, one.name): one for one in known}
+    made = {one.request_id for one in applied}
     lines = []
     for after in updated:
+        before = read.get((after.pool, after.name))
+        if before is None and after.request_id not in made and not dry_run:
+            continue  # it is the generation that it was, of which history does not tell how it stood before
         try:
-            before = earlier(client, after, dry_run=dry_run)
+            before = before or earlier(client, after, dry_run=dry_run)
         except CliError:
             continue  # what was asked for is done, and this is no reason to say otherwise
         name = f"{after.name}: " if len(results) > 1 else ""

@@ -112,6 +112,7 @@ def updated(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
     reply = applied(request)
     for result in reply.results:
         result.outcome, result.adapter.generation = pb.AdapterResult.UPDATED, 4
+        result.adapter.request_id = request.request_id
     return reply
 
 

@@ -31,13 +31,14 @@ _MANIFEST_FIELDS = {"name": "metadata.name", "pool": "metadata.pool", "spec.labe
 class Change:
     """One change of one adapter, and where the user wrote it.
 
-    `is_local`: its source was given as a path of this machine.
+    `is_local`: its source was given as a path of this machine. `before`: the adapter until then, if it was read.
     """
 
     pool: str
     wire: pb.AdapterChange
     place: str
     is_local: bool = False
+    before: pb.Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

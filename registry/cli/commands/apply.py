@@ -250,9 +250,8 @@ def set_(
     _set_ttl(spec, ttl)
     if spec == before.spec:
         raise usage(_NOTHING_TO_SET)
-    change = Change(
-        before.pool, pb.AdapterChange(upsert=after, etag=before.etag), name, bool(source and not is_uri(source))
-    )
+    wire = pb.AdapterChange(upsert=after, etag=before.etag)
+    change = Change(before.pool, wire, name, bool(source and not is_uri(source)), before)
     apply_changes(session, preflight(session, [change], given.looking), order)
 
 

@@ -274,8 +274,8 @@ def test_set_gives_an_adapter_a_time_to_live_and_takes_it_away(cli, admin):
             before.spec.ttl_seconds = has
         admin.requests.clear()
         admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-        admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=[before])]
-        assert cli("set", "sql", "--ttl", word).code == 0
+        told = cli("set", "sql", "--ttl", word)
+        assert (told.code, told.out.splitlines()[0]) == (0, f"ttl_seconds: {has or '-'} → {wanted or '-'}")
         (asked,) = admin.asked("ApplyAdapters")
         spec = asked.changes[0].upsert.spec
         assert (spec.ttl_seconds if spec.HasField("ttl_seconds") else None) == wanted
@@ -320,6 +320,15 @@ def test_what_changes_of_an_adapter_is_told(cli, admin, manifest):
         admin.answers["ListAdapterHistory"] = [unknown]
         ran = cli("apply", "-f", manifest("a"))
         assert (ran.code, "→" in ran.out) == (0, False)
+    admin.answers |= {"ApplyAdapters": [same_generation], "ListAdapterHistory": [history_of(earlier("a"))]}
+    assert "→" not in cli("apply", "-f", manifest("a")).out, "which is another generation's change"
+
+
+def same_generation(request: pb.ApplyAdaptersRequest) -> pb.ApplyAdaptersResponse:
+    """The answer where a change makes no generation, such as of a time to live."""
+    reply = updated(request)
+    reply.results[0].adapter.request_id = "that-of-its-generation"
+    return reply
 
 
 def there(**spec: object) -> pb.Adapter:
