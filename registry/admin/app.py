@@ -175,6 +175,7 @@ def assemble(ports: AdminPorts) -> AdminService:
     audit = AuditHandlers(AuditReader(client, keys, reader, rng=rng), keys)
     fleet = FleetParts(hub, reader, probe, ports.access, calls.stopping)
     details = DetailPages({**reads.by_method(), **audit.by_method()}, hook, clock.wall)
+    pages = _pages(ports, fleet, details, streams.residency, hook, denials)
     return AdminService(
         ports=ports,
         metrics=metrics,
@@ -190,24 +191,30 @@ def assemble(ports: AdminPorts) -> AdminService:
         calls=calls,
         denials=denials,
         handlers=make_handlers(writes, reads, streams, audit, metrics, calls, ports.limits, hook),
-        app=make_app(
-            probe,
-            supervisor,
-            metrics,
-            PageParts(
-                pages={
-                    "/v1/models": FleetModels(hub, reader).page,
-                    "/v1/residency": streams.residency.page,
-                    "/page/stream": FleetStream(fleet).page,
-                    "/page/adapter": details.adapter,
-                    "/page/replica": details.replica,
-                },
-                front=FrontPage(fleet, clock),
-                insecure=ports.insecure,
-                hook=hook,
-                hosts=ports.hosts,
-                access=ports.access,
-                denials=denials,
-            ),
-        ),
+        app=make_app(probe, supervisor, metrics, pages),
+    )
+
+
+def _pages(
+    ports: AdminPorts,
+    fleet: FleetParts,
+    details: DetailPages,
+    residency: Residency,
+    hook: Hook,
+    denials: DenialRecorder,
+) -> PageParts:
+    return PageParts(
+        pages={
+            "/v1/models": FleetModels(fleet.hub, fleet.reader).page,
+            "/v1/residency": residency.page,
+            "/page/stream": FleetStream(fleet).page,
+            "/page/adapter": details.adapter,
+            "/page/replica": details.replica,
+        },
+        front=FrontPage(fleet, ports.clock),
+        insecure=ports.insecure,
+        hook=hook,
+        hosts=ports.hosts,
+        access=ports.access,
+        denials=denials,
     )

@@ -32,7 +32,6 @@ from registry.model.errors import (
     RETRY_AFTER,
     InvalidArgument,
     Reason,
-    RegistryError,
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
@@ -155,15 +154,8 @@ class AdminCalls:
             self.has_answered = True
             return answer
 
-        begun, failed = time.monotonic(), ""
-        try:
+        with tracing.stage("request", change, {"method": method.name}):
             return await self.repeated(attempt, timeout_seconds)
-        except RegistryError as error:
-            failed = error.reason
-            raise
-        finally:
-            seconds = time.monotonic() - begun
-            tracing.record("request", change, {"method": method.name}, seconds=seconds, failed=failed)
 
     async def pages(
         self, method: AdminMethod[Listing, Page], request: Listing, timeout_seconds: float | None = None

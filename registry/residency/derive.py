@@ -11,7 +11,7 @@ part of one replica; this module puts the parts together.
 - Where no replica that stays serves an adapter, those that drain are named too if they serve it, and as unknown those
   that may serve it though nothing proves it. Where others serve it, these are left out (R20).
 - No URL is given that the pool does not allow: a presence must not lead requests away. The replica is named as failed.
-- `changed` names just the adapters whose residency or counts differ between two views. A pool may have 20,000 adapters
+- `changed` names just the adapters of which something differs between two views. A pool may have 20,000 adapters
   on 100 replicas, and each status makes a new view: what cannot have changed is not derived again. A property holds it
   against deriving all anew.
 - `counted` derives what stands alike everywhere once, for the same reason. It counts replicas that are missing, too,
@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from registry.etcd3.ops import KeyValue
 from registry.model.names import matches
 from registry.model.replica_state import BLOCKED, ParsedStatus, ReplicaState, compare_digests
 from registry.model.status import ReplicaStatus, Resident
@@ -181,7 +182,11 @@ def _kinds(view: PoolView, keys: Iterable[str]) -> Iterable[tuple[AdapterView, i
 
 def _reckoned(view: PoolView, found: DerivedResidency) -> Iterator[DerivedResidence]:
     """The parts that count: one that drains, and is not known to serve it, is waited for by nobody."""
-    return (one for one in found.replicas if one.replica in view.replicas or one.state is ReplicaState.SERVING)
+    return (one for one in found.replicas if _counts(view, one))
+
+
+def _counts(view: PoolView, part: DerivedResidence) -> bool:
+    return part.replica in view.replicas or part.state is ReplicaState.SERVING
 
 
 def _missing_names(view: PoolView, adapter: AdapterView) -> Sequence[str]:
@@ -204,11 +209,9 @@ def _missing(view: PoolView, adapter: AdapterView) -> int:
     """Number of replicas that would have to serve it too, if they lived; what is placed by number goes to others."""
     if adapter.is_chosen:
         return 0
-    lacking, selector = view.snapshot.lacking, adapter.spec.placement.selector
-    if not selector:
-        return lacking.count
-    nameless = sum(one.count for one in lacking.nameless if matches(selector, one.labels))
-    return nameless + sum(matches(selector, one.labels) for one in lacking.named)
+    selector = adapter.spec.placement.selector
+    nameless = sum(one.count for one in view.snapshot.lacking.nameless if matches(selector, one.labels))
+    return nameless + len(_missing_names(view, adapter))
 
 
 def residence_on(view: PoolView, adapter: AdapterView, name: str) -> DerivedResidence | None:
@@ -279,7 +282,11 @@ def _residence(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> Deriv
 
 
 def changed(old: PoolView, new: PoolView) -> frozenset[str]:
-    """The name keys whose `residency` or counts differ, also of adapters that came or are gone."""
+    """The name keys whose `residency` or counts differ, also of adapters that came or are gone.
+
+    And those that stand nowhere before and after, as what is disabled, and have another record: who shows records
+    beside their residency hears of these as well.
+    """
     names = {*old.everybody, *new.everybody}
     if old.snapshot.lacking != new.snapshot.lacking:
         keys = {*old.records, *new.records}
@@ -373,7 +380,7 @@ def _named(before: ParsedStatus, now: ParsedStatus) -> set[str]:
 def _differs(old: PoolView, new: PoolView, key: str, causes: Iterable[str]) -> bool:
     before, now = old.adapter(key), new.adapter(key)
     if before is None or now is None:
-        return before is not now
+        return before is not now or _stored(old, key) != _stored(new, key)
     if _pool_size(old, before) != _pool_size(new, now):
         return True
     if before is now and old.records[key] is new.records[key] and _stands_alone(new.records[key]):
@@ -383,10 +390,16 @@ def _differs(old: PoolView, new: PoolView, key: str, causes: Iterable[str]) -> b
     return told != tells or list(_reckoned(old, told)) != list(_reckoned(new, tells))
 
 
+def _stored(view: PoolView, key: str) -> KeyValue | None:
+    """The record of an adapter that stands nowhere: it is disabled, cannot be read, or is not there."""
+    entry = view.records.get(key)
+    return entry.kv if entry else None
+
+
 def _stands(view: PoolView, adapter: AdapterView, name: str) -> tuple[DerivedResidence | None, bool]:
     """One replica's part, and whether it counts."""
     part = residence_on(view, adapter, name)
-    return part, part is not None and (name in view.replicas or part.state is ReplicaState.SERVING)
+    return part, part is not None and _counts(view, part)
 
 
 def _lacks_differ(old: PoolView, new: PoolView, key: str) -> bool:

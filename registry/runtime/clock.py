@@ -90,9 +90,7 @@ class Deadline:
 
 
 # Spans of time as people write them.
-SPAN_FORM = "a number and s, m, h or d, such as 30m"
 SPAN_PATTERN = r"^[0-9]{1,9}[smhd]$"
-_SPAN = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
 _UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -102,10 +100,9 @@ def seconds_of(span: str) -> int:
     Raises:
         ValueError: it is none.
     """
-    match = _SPAN.fullmatch(span)
-    if match is None:
-        raise ValueError(f"write {SPAN_FORM}")
-    return int(match[1]) * _UNITS[match[2]]
+    if not re.fullmatch(SPAN_PATTERN, span):
+        raise ValueError("write a number and s, m, h or d, such as 30m")
+    return int(span[:-1]) * _UNITS[span[-1]]
 
 
 def span_text(seconds: int) -> str:

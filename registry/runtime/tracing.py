@@ -127,21 +127,23 @@ def about(request_id: str, attributes: Attributes) -> Iterator[None]:
 
 
 @contextmanager
-def part(name: str) -> Iterator[None]:
-    """The body is a stage of the change that `about` says; elsewhere it is none."""
-    known = _about.get() if _Switch.sink is not None else None
-    if known is None:
-        yield
-        return
+def stage(name: str, request_id: str, attributes: Attributes, *, caller: str = "") -> Iterator[None]:
+    """The body is a stage, which failed if it raises, or is cancelled; `attributes` may be added to until its end."""
     begun, failed = time.monotonic(), ""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         failed = str(getattr(error, "reason", type(error).__name__))
         raise
     finally:
-        request_id, attributes = known
-        record(name, request_id, attributes, seconds=time.monotonic() - begun, failed=failed)
+        record(name, request_id, attributes, seconds=time.monotonic() - begun, failed=failed, caller=caller)
+
+
+@contextmanager
+def part(name: str) -> Iterator[None]:
+    """The body is a stage of the change that `about` says; elsewhere it is none."""
+    with stage(name, *(_about.get() or ("", NOTHING))):
+        yield
 
 
 def headers(request_id: str) -> tuple[tuple[str, str], ...]:

@@ -44,8 +44,9 @@ LEASE_SECONDS = 3600
 
 
 def _told(view: PoolView, key: str) -> object:
-    """All that watchers hear of an adapter."""
-    return residency(view, key), list(counted(view, [key]))
+    """All that watchers hear of an adapter; of one that stands nowhere they hear if its record is another."""
+    found, entry = residency(view, key), view.records.get(key)
+    return found, list(counted(view, [key])), entry and found is None and entry.kv
 
 
 class World:

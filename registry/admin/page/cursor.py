@@ -125,8 +125,7 @@ class PoolCursor:
             "ready": ready,
             "replicas": len(view.replicas) + lacking,
             "served": sum(is_served for _, is_served in self._states.values()),
-            "adapters": len(self._states),
-            "draining": len(view.snapshot.draining),
+            "adapters": states.total() - states["Disabled"],
             "absent": absent_rows(view) if self._sight.shows_replicas else [],
             "shows_replicas": self._sight.shows_replicas,
         }

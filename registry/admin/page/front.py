@@ -86,7 +86,7 @@ def _tables(reading: CallerSight, view: PoolView) -> PoolTables:
     rows = adapter_rows(view, keys, with_groups=False).rows
     if not sight.shows_replicas:
         return PoolTables(view.snapshot.pool, rows)
-    replicas = [replica_row(view, name, is_whole=sight.is_whole) for name in view.everybody]
+    replicas = [replica_row(view, name, is_whole=False) for name in view.everybody]
     return PoolTables(view.snapshot.pool, rows, replicas, absent_rows(view))
 
 

@@ -18,6 +18,7 @@ from typing import cast
 from weakref import ReferenceType, ref
 
 from registry.admin.rpc.encode_residency import Document, counted_adapter
+from registry.model.errors import RegistryError
 from registry.model.messages import adapter_message
 from registry.model.names import name_of_key
 from registry.model.replica_state import ParsedStatus
@@ -26,6 +27,7 @@ from registry.residency.derive import DerivedResidence, DerivedResidency, counte
 from registry.residency.health import AdapterRow, counts, reasons, state, state_there
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.pool import LiveReplica
+from registry.rollout.status import DISABLED
 from registry.transactions.decode import read_adapter
 from registry.v1 import registry_pb2 as pb
 
@@ -83,6 +85,9 @@ class _Standing:
     groups: Sequence[tuple[Document, tuple[str, ...]]]
 
 
+_NOWHERE = _Standing("", {"serving": 0, "replicas": 0, "of": 0, "reasons": {}, "note": DISABLED}, ())
+
+
 @dataclass(frozen=True, slots=True)
 class _KeptRow:
     """A row, and its groups."""
@@ -111,12 +116,18 @@ def adapter_rows(view: PoolView, keys: Iterable[str], *, with_groups: bool = Tru
 def _row(looked: ReferenceType[PoolView], key: str) -> _KeptRow | None:
     """The row of an adapter, of a view that the caller holds; None: it cannot be read."""
     view = cast("PoolView", looked())
-    adapter = view.adapter(key)
-    if adapter is None:
+    entry = view.records.get(key)
+    if entry is None:
         return None
-    kv, like = view.records[key].kv, view.alike(adapter)
-    record = adapter_message(read_adapter(view.snapshot.pool, kv), kv.mod_revision)
-    standing = _standing_of(view, adapter) if like is None else _shared_standing(looked, like.key)
+    try:
+        record = adapter_message(read_adapter(view.snapshot.pool, entry.kv), entry.kv.mod_revision)
+    except RegistryError:
+        return None
+    if entry.adapter is None:
+        standing = _NOWHERE
+    else:
+        like = view.alike(entry.adapter)
+        standing = _standing_of(view, entry.adapter) if like is None else _shared_standing(looked, like.key)
     return _KeptRow(_fields(record, standing), standing.groups)
 
 
@@ -131,7 +142,6 @@ def _standing_of(view: PoolView, adapter: AdapterView) -> _Standing:
     found = counted_adapter(counted_of(view, adapter, where))
     share = counts(found)
     numbers = {
-        "load": found.load,
         "serving": share.serving,
         "replicas": share.wanted,
         "of": found.pool_replicas,
@@ -145,11 +155,11 @@ def _fields(record: pb.Adapter, standing: _Standing) -> Document:
     return standing.numbers | {
         "name": record.name,
         "generation": record.generation,
+        "load": record.spec.load,
         "state": state(AdapterRow(record)) or standing.state,
         "halted": cut(record.rollout.halted),
         "stable": record.rollout.stable_generation,
         "labels": _labels(record.spec.labels),
-        "updated_at": record.updated_at,
     }
 
 
@@ -210,9 +220,7 @@ def _status_told(status: ReplicaStatus, *, is_whole: bool) -> Document:
         "served": status.answered,
         "pending": len(status.pending) if status.pending_count is None else status.pending_count,
         "failed": len(status.failed) if status.failed_count is None else status.failed_count,
-        "warnings": len(status.warnings),
         "room": engine.limits.max_cpu_loras,
-        "insecure": len(status.insecure),
         "updated_at": cut(status.updated_at),
         "store": store.model_dump() if store else None,
     }

@@ -37,8 +37,6 @@ LOOK_SECONDS = 0.2
 POOLS_SECONDS, BEAT_SECONDS = 5.0, 10.0
 MOST_POOLS = 100
 _READ_SECONDS = 3.0
-# Whoever comes again does so after this time at most.
-RETRY_MILLISECONDS = 2000
 
 
 class ReaderPlaces:
@@ -133,7 +131,6 @@ class FleetStream:
             async with AsyncExitStack() as stack:
                 following = _Following(self._parts, call, stack)
                 stack.callback(following.revoked.cancel)
-                yield f"retry: {RETRY_MILLISECONDS}\n\n"
                 try:
                     async for one in following.events():
                         yield one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from registry.admin.rpc.visible import (
     seen_status,
     seen_tenants,
 )
-from registry.model.errors import FailedPrecondition, RegistryError
+from registry.model.errors import FailedPrecondition
 from registry.model.keys import last_part
 from registry.model.messages import pool_message, tenant_message
 from registry.rollout.expected import expectation_of, labels_of
@@ -232,18 +231,11 @@ class Writes:
 
     async def _change(self, change: Change, request: Request, caller: Caller, call: CallContext) -> Settled:
         """Carries a change out, logs it, and tells of it to whoever traces. Raises RegistryError."""
-        begun, failed, revision = time.monotonic(), "", 0
-        try:
+        about = {"method": call.method, "pool": getattr(change, "pool", ""), "revision": 0}
+        traced = "" if request.validate_only else caller.request_id
+        with tracing.stage("change", traced, about, caller=call.traceparent):
             settled = await self._writer.change(change, caller, call.deadline, validate_only=request.validate_only)
-            revision = settled.revision
-        except RegistryError as error:
-            failed = error.reason
-            raise
-        finally:
-            if not request.validate_only:
-                about = {"method": call.method, "pool": getattr(change, "pool", ""), "revision": revision}
-                took = time.monotonic() - begun
-                tracing.record("change", caller.request_id, about, seconds=took, failed=failed, caller=call.traceparent)
+            about["revision"] = settled.revision
         if not request.validate_only:
             _log.info(
                 "change_settled",

@@ -188,7 +188,8 @@ def test_what_changed_is_what_is_derived_otherwise(history: list[PoolValues]) ->
 
 
 def _all_told(view: PoolView, key: str) -> tuple[object, ...]:
-    return residency(view, key), *counted(view, [key])
+    found, entry = residency(view, key), view.records.get(key)
+    return found, *counted(view, [key]), entry and found is None and entry.kv
 
 
 @settings(max_examples=100, deadline=None)

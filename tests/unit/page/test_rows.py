@@ -14,6 +14,7 @@ from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Failed, Lazy, Pending, ReportedStore
 from registry.residency.derive import DerivedResidency, residency, residency_of
 from registry.residency.view import AdapterView, PoolView
+from registry.rollout.status import DISABLED
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import World, engine_status
 
@@ -60,7 +61,6 @@ def test_replicas_that_stand_alike_are_one_group_and_their_names_are_told_once()
         "halted": "",
         "stable": 0,
         "labels": {"team": "x"},
-        "updated_at": row["updated_at"],
     }
 
 
@@ -158,6 +158,29 @@ def test_a_rollout_says_what_all_others_serve_and_why_it_stopped():
     world.put("a", 2, rollout, strategy=Strategy(canary=Canary(replicas=1), promote="manual"))
     row = named(world, "a")["a"]
     assert (row["stable"], row["halted"], row["state"]) == (1, "r1: BAD", "Halted")
+
+
+def test_what_is_disabled_is_a_row_that_says_so_as_long_as_it_is_there():
+    """R9: no replica is to serve it, and none counts; it is not gone."""
+    world = fleet()
+    world.put("off", 2, enabled=False, load="lazy", labels={"team": "x"})
+    assert named(world, "off", "none") == {
+        "off": {
+            "name": "off",
+            "generation": 2,
+            "load": "lazy",
+            "state": "Disabled",
+            "serving": 0,
+            "replicas": 0,
+            "of": 0,
+            "reasons": {},
+            "note": DISABLED,
+            "halted": "",
+            "stable": 0,
+            "labels": {"team": "x"},
+            "groups": [],
+        }
+    }
 
 
 def test_what_cannot_be_read_is_gone_and_without_groups_none_are_derived():

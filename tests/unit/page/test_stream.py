@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,10 +19,12 @@ from registry.access.control import AccessControl
 from registry.access.principal import operator
 from registry.admin.health import Readiness
 from registry.admin.page import stream
+from registry.admin.page.front import FrontPage
 from registry.admin.page.stream import FleetParts, FleetStream
 from registry.admin.rpc.calls import CallContext
 from registry.model.errors import ResourceExhausted
-from registry.runtime.clock import Deadline
+from registry.model.status import RememberedReplica, RememberedReplicas
+from registry.runtime.clock import Clock, Deadline
 from registry.store.reader import Reader
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
@@ -80,16 +84,21 @@ class Screen:
         return {pool: {name: row["state"] for name, row in rows.items()} for pool, rows in self.adapters.items()}
 
 
-def fleet_of(served: Served, access: AccessControl | None = None) -> FleetStream:
+def parts_of(served: Served, access: AccessControl | None = None) -> FleetParts:
     service = served.service
-    parts = FleetParts(service.hub, Reader(served.client, KEYS), service.probe, access, service.calls.stopping)
-    return FleetStream(parts)
+    return FleetParts(service.hub, Reader(served.client, KEYS), service.probe, access, service.calls.stopping)
 
 
-def call_by(name: str = "ann", access: AccessControl | None = None, expires: float | None = None) -> CallContext:
+def fleet_of(served: Served, access: AccessControl | None = None) -> FleetStream:
+    return FleetStream(parts_of(served, access))
+
+
+def call_by(
+    name: str = "ann", access: AccessControl | None = None, expires: float | None = None, path: str = "/page/stream"
+) -> CallContext:
     who = operator(name)
     grant = access.grant(who) if access else None
-    return CallContext("/page/stream", who, Deadline.of(5), name, "c", grant=grant, expires=expires)
+    return CallContext(path, who, Deadline.of(5), name, "c", grant=grant, expires=expires)
 
 
 async def opened(page: FleetStream, call: CallContext) -> AsyncIterator[str]:
@@ -131,7 +140,6 @@ async def test_a_page_hears_the_whole_and_then_each_change(served):
             "replicas": 1,
             "served": 2,
             "adapters": 2,
-            "draining": 0,
             "absent": [],
             "shows_replicas": True,
         }
@@ -150,6 +158,21 @@ async def test_a_page_hears_the_whole_and_then_each_change(served):
         heard = len(screen.told)
         await asyncio.sleep(60)
         assert len(screen.told) == heard, "nothing is told while nothing changes"
+
+
+@served
+async def test_what_is_disabled_is_shown_until_it_is_deleted_and_counts_as_no_adapter(served):
+    """R9: as `get adapters` shows it, and `get pools` counts."""
+    await fleet(served, "p")
+    async with watched(fleet_of(served), call_by()) as screen:
+        await asyncio.sleep(1)
+        await served.call("ApplyAdapters", change_set(put("off", enabled=False), pool="p"))
+        await asyncio.sleep(1)
+        assert screen.states["p"]["off"] == "Disabled"
+        assert (screen.pools["p"]["adapters"], screen.pools["p"]["state"]) == (2, "Healthy")
+        await served.call("ApplyAdapters", change_set(drop("off"), pool="p"))
+        await asyncio.sleep(1)
+        assert "off" not in screen.states["p"]
 
 
 @served
@@ -246,6 +269,13 @@ async def test_a_caller_has_so_many_places_and_gets_them_back(served, monkeypatc
         assert "health" in screen.kinds()
 
 
+def lost(served: Served, *pools: str) -> None:
+    """A replica of each pool that lived and does not any more."""
+    members = RememberedReplicas(members={name: RememberedReplica() for name in ("r1", "lost")})
+    for pool in pools:
+        served.etcd.store.put(KEYS.members(pool), members.to_bytes())
+
+
 Scene = Callable[[Served, AccessControl], Awaitable[None]]
 
 
@@ -271,18 +301,42 @@ def test_who_asks_sees_what_their_role_may_see(tmp_path):
 
     async def scene(served: Served, access: AccessControl) -> None:
         seen = {}
+        lost(served, "p", "q")
         for name in ("acme", "ops", "router", "nobody"):
             async with watched(fleet_of(served, access), call_by(name, access)) as screen:
                 await asyncio.sleep(1)
                 names = {pool: sorted(rows) for pool, rows in screen.adapters.items()}
                 sentences = {"note" in row for rows in screen.replicas.values() for row in rows.values()}
-                seen[name] = names, sentences
+                seen[name] = names, sentences, {one["name"] for told in screen.pools.values() for one in told["absent"]}
         both = ["acme/a", "other/b"]
         assert seen == {
-            "acme": ({"p": ["acme/a"], "q": ["acme/a"]}, {False}),
-            "ops": ({"q": both}, {True}),
-            "router": ({"p": both, "q": both}, set()),
-            "nobody": ({}, set()),
+            "acme": ({"p": ["acme/a"], "q": ["acme/a"]}, {False}, {"lost"}),
+            "ops": ({"q": both}, {True}, {"lost"}),
+            "router": ({"p": both, "q": both}, set(), set()),
+            "nobody": ({}, set(), set()),
+        }
+
+    secured(tmp_path, scene)
+
+
+def test_the_table_without_a_script_shows_no_more(tmp_path):
+    """A2 deny-by-default: the same pools, adapters and replicas as the stream, and no sentence at all."""
+
+    async def scene(served: Served, access: AccessControl) -> None:
+        seen = {}
+        lost(served, "p", "q")
+        page = FrontPage(parts_of(served, access), Clock(random.Random(0)))
+        for name in ("acme", "ops", "router", "nobody"):
+            reply = await page.page(Request({"type": "http"}), call_by(name, access, path="/"))
+            text = bytes(reply.body).decode()
+            cells = re.findall(r"<td>(acme/A|other/b|r1|lost)</td>", text)
+            seen[name] = re.findall(r"<h2>Pool (\w+)</h2>", text), cells
+        both = ["acme/A", "other/b"]
+        assert seen == {
+            "acme": (["p", "q"], ["acme/A", "r1", "lost"] * 2),
+            "ops": (["q"], [*both, "r1", "lost"]),
+            "router": (["p", "q"], both * 2),
+            "nobody": ([], []),
         }
 
     secured(tmp_path, scene)

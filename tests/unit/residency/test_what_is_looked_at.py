@@ -339,6 +339,10 @@ def test_what_is_disabled_is_nowhere_to_be_asked_for(world):
     world.put("a", 2, enabled=False)
     world.look()
     assert residency(world.view, "a") is None
+    world.put("off", enabled=False)
+    assert world.look() == {"off"}, "whoever shows records, too, hears of it"
+    world.drop("off")
+    assert world.look() == {"off"}
     revision = world.put("a", 3)
     says(world, "r1", revision)
     assert world.states("a")["r1"] == (ReplicaState.SERVING, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import subprocess
 import sys
@@ -87,6 +88,19 @@ def test_what_failed_says_why_and_another_try_of_it_does_not_take_its_place(span
     tracing.record("change", "req-1")
     assert (failed.status.is_ok, failed.status.description) == (False, "CONFLICT")
     assert spans()["change"].context.span_id != failed.context.span_id
+
+
+async def test_a_stage_that_is_cancelled_did_not_succeed_and_tells_what_it_was_about(spans):
+    async def work() -> None:
+        about: dict[str, str | int] = {"revision": 0}
+        with tracing.stage("change", "req-1", about):
+            about["revision"] = 7
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(work(), 0.01)
+    change = spans()["change"]
+    assert (change.status.description, change.attributes["loraplane.revision"]) == ("CancelledError", 7)
 
 
 def test_a_stage_that_counts_from_the_commit_begins_there_and_never_ends_before_it_begins(spans):

@@ -24,7 +24,7 @@ function clip(text) {
   return text.length > MOST ? `${text.slice(0, MOST)}…` : text;
 }
 
-export function changes(before, after) {
+function changes(before, after) {
   const [old, now] = [flat(before), flat(after)];
   return [...new Set([...Object.keys(old), ...Object.keys(now)])]
     .filter((key) => (old[key] ?? "") !== (now[key] ?? ""))
@@ -63,7 +63,8 @@ function historyOf(told) {
   if (!told) return el("p", { class: "quiet", text: "Loading…" });
   if (told.refused) return el("p", { class: "quiet", text: told.refused });
   const all = told.entries;
-  return table(
+  const damaged = told.unreadable.length ? el("p", { class: "error", text: `Cannot be read: generation ${told.unreadable.join(", ")}` }) : "";
+  return el("div", {}, damaged, table(
     "Generations, the newest first",
     ["Generation", "When", "By", "Request", "Old → new"],
     all.map((one, at) => [
@@ -75,13 +76,14 @@ function historyOf(told) {
         ? el("div", {}, changes(all[at + 1].spec, one.spec))
         : el("span", { class: "quiet", text: one.generation === 1 ? "created" : "the oldest that is kept" }),
     ]),
-  );
+  ));
 }
 
 function auditOf(told) {
   if (!told) return el("p", { class: "quiet", text: "Loading…" });
   if (told.refused) return el("p", { class: "quiet", text: told.refused });
-  return table(
+  const partial = told.partial ? el("p", { class: "quiet", text: "There are too many entries to read: newer ones are missing here." }) : "";
+  return el("div", {}, partial, table(
     "Audit, the newest first",
     ["When", "By", "From", "What", "Request"],
     told.entries.map((one) => [
@@ -91,8 +93,8 @@ function auditOf(told) {
       one.denial ? `refused: ${one.denial.message}` : `${one.method}: ${(one.changes ?? []).map((each) => each.action).join(", ")}`,
       el("code", { text: one.request_id || "" }),
     ]),
-    "Nothing in the last days.",
-  );
+    `Nothing in the last ${told.days} days.`,
+  ));
 }
 
 export function adapterView({ fleet, name, query, again }) {

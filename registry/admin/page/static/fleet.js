@@ -8,7 +8,7 @@ const MOST_CELLS = 120;
 const ORDER = { Halted: 0, Degraded: 1, Progressing: 2, "": 3, Healthy: 4, Disabled: 5 };
 const WORST = ["failed", "unknown", "pending", "old", "serving", "none"];
 
-export function matcher(text) {
+function matcher(text) {
   const terms = text.toLowerCase().split(/\s+/).filter(Boolean);
   if (!terms.length) return () => true;
   return (row) => {
