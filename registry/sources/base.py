@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -191,6 +191,14 @@ class Source(Protocol):
             ArtifactError: the source cannot be asked.
         """
         ...
+
+    def opened(self, stop: Stop) -> AbstractContextManager[Source]:  # noqa: ARG002 - of those that begin with something
+        """The same source for several looks, where each would begin anew with what can be done once.
+
+        Raises:
+            ArtifactError: it cannot be had.
+        """
+        return nullcontext(self)
 
     def version(self, stop: Stop) -> str:
         """Mark that changes when one of the files does, without reading them; empty: the source does not tell.

@@ -28,15 +28,15 @@ from typing import IO, cast
 
 from registry.lora.text import printable
 from registry.model.source_uri import FETCHED_EXAMPLE, SourcePrefix, SourceUri, is_fetched
-from registry.sources.base import ArtifactError, Receive, Stop, StoreError
+from registry.sources.base import ArtifactError, Receive, Source, Stop, StoreError
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import Secret
 from registry.sources.file import FileSource
 
 CREDENTIALS_VARIABLE = "LORAPLANE_CREDENTIALS_FD"
 Command = tuple[str, ...]
-# Gives an empty folder that is gone at the end, for a URI; it may have to wait for others who fetch the same.
-Workspace = Callable[[str, Stop], AbstractContextManager[Path]]
+# Gives an empty folder that is gone at the end.
+Workspace = Callable[[], AbstractContextManager[Path]]
 _LOOK_SECONDS = 0.1
 # Processes that end just after the command that began them have left nothing behind.
 _GRACE_SECONDS = 1.0
@@ -94,14 +94,14 @@ def _command(scheme: str, line: str) -> Command:
 
 
 @contextmanager
-def temporary_folder(_uri: str, _stop: Stop) -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """A `Workspace` where no store has one."""
     with TemporaryDirectory(prefix="loraplane-fetch-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedSource:
+class FetchedSource(Source):
     """Source that a command fetches.
 
     Attributes:
@@ -120,12 +120,12 @@ class FetchedSource:
 
     def fetch(self, receive: Receive, stop: Stop) -> None:
         """See `Source.fetch`."""
-        with self._fetched(stop) as files:
+        with self.opened(stop) as files:
             files.fetch(receive, stop)
 
     def signature(self, stop: Stop) -> bytes | None:
         """See `Source.signature`. All is fetched for it."""
-        with self._fetched(stop) as files:
+        with self.opened(stop) as files:
             return files.signature(stop)
 
     def version(self, stop: Stop) -> str:
@@ -134,10 +134,11 @@ class FetchedSource:
         return ""
 
     @contextmanager
-    def _fetched(self, stop: Stop) -> Iterator[FileSource]:
+    def opened(self, stop: Stop) -> Iterator[FileSource]:
+        """See `Source.opened`: what one run left."""
         told = str(SourcePrefix(self.uri.scheme, self.uri.authority, self.uri.path))
         secret = self.held.secret() if self.held is not None else None
-        with self.workspace(told, stop) as folder:
+        with self.workspace() as folder:
             with _readable(secret) as descriptor:
                 run = _Run((*self.command, told, str(folder)), folder, self.uri.scheme, secret, self.limits)
                 run.finish(descriptor, stop)

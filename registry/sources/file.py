@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from registry.lora.digest import CONFIG_FILE, FILES, OTHER_FILES, instead_of_weights
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.model.source_uri import without_secrets
-from registry.sources.base import ArtifactError, Receive, Stop, beginning, other_format
+from registry.sources.base import ArtifactError, Receive, Source, Stop, beginning, other_format
 
 CHUNK_BYTES = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +45,7 @@ def path_of(uri: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class FileSource:
+class FileSource(Source):
     """A directory: an allowed root with all symlinks resolved, and the names that lead from there.
 
     `uri` is as it was written, which is all that is told of it but in the log of this host.

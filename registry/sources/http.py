@@ -25,6 +25,7 @@ from registry.sources.archive import bundle_in_archive, receive_archive
 from registry.sources.base import (
     ArtifactError,
     Receive,
+    Source,
     SourceLimits,
     Stop,
     TrustedAuthorities,
@@ -349,7 +350,7 @@ def _make_context() -> ssl.SSLContext:
 
 
 @dataclass(frozen=True, slots=True)
-class WebSource:
+class WebSource(Source):
     """File that a URL names.
 
     Attributes:

@@ -31,7 +31,16 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from registry.lora.digest import FILES
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.model.source_uri import SourceUri
-from registry.sources.base import BUNDLE_BYTES, ArtifactError, Receive, SourceLimits, Stop, explained, joined_versions
+from registry.sources.base import (
+    BUNDLE_BYTES,
+    ArtifactError,
+    Receive,
+    Source,
+    SourceLimits,
+    Stop,
+    explained,
+    joined_versions,
+)
 from registry.sources.connections import Forwarder, check_leads
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import Secret, SecretError, StoreOptions, as_header
@@ -257,7 +266,7 @@ def _key(uri: SourceUri, held: HeldCredential | None) -> _Key:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectSource:
+class ObjectSource(Source):
     """A prefix in a bucket."""
 
     stores: Stores

@@ -27,7 +27,7 @@ from registry.sources.archive import (
     gather_from,
     place_of,
 )
-from registry.sources.base import ArtifactError, Receive, Stop, beginning
+from registry.sources.base import ArtifactError, Receive, Source, Stop, beginning
 from registry.sources.connections import SourceRequests
 from registry.sources.credentials import HeldCredential
 from registry.sources.failures import retries, retries_from_start, status_error
@@ -84,7 +84,7 @@ class OciManifest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class RegistrySource:
+class RegistrySource(Source):
     """Artifact of a registry of containers.
 
     Attributes:

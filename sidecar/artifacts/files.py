@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
@@ -80,15 +80,14 @@ def fresh_folder(layout: StoreLayout, key: str) -> Iterator[Path]:
 
 
 @contextmanager
-def fetching_folder(layout: StoreLayout, uri: str, stop: Stop) -> Iterator[Path]:
-    """A new folder for what a command fetches; one after another for one URI.
-
-    Raises:
-        ArtifactError: ``staging_stopped`` while it waited.
-    """
-    key = f"fetched-{hashlib.sha256(uri.encode()).hexdigest()[:32]}"
-    with locked(layout.lock(key), stop), fresh_folder(layout, key) as folder:
-        yield folder
+def fetching_folder(layout: StoreLayout) -> Iterator[Path]:
+    """A new folder for what a command fetches; as many locks stay as were ever held at once."""
+    for key in (f"fetched-{number}" for number in count()):
+        with locked_at_once(layout.lock(key)) as is_locked:
+            if is_locked:
+                with fresh_folder(layout, key) as folder:
+                    yield folder
+                return
 
 
 def _remove(path: Path) -> None:

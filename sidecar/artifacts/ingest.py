@@ -260,8 +260,9 @@ class Ingest:
             OSError: the store failed.
         """
         self.examiner.warm()
-        bundle = self.signatures.ask(source, order.ref, stop)
-        source.fetch(arriving.take, stop)
+        with source.opened(stop) as opened:
+            bundle = self.signatures.ask(opened, order.ref, stop)
+            opened.fetch(arriving.take, stop)
         hit(Point.RECEIVED)
         found = arriving.digest()
         if expected not in {None, found}:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from registry.sources.base import Stop
-from sidecar.artifacts.layout import StoreLayout
+from sidecar.artifacts.files import fetching_folder
+from sidecar.artifacts.layout import StoreLayout, open_layout
+from sidecar.artifacts.types import ArtifactRef
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, left_behind, ref, refusal
 from tests.support.waiting import eventually
+from tests.unit.artifacts.test_signature_policies import policy, sign
 
 URI = "wandb-artifact:///team/run/sql:v7"
 PREFIX = "wandb-artifact:///team"
@@ -37,6 +40,28 @@ async def test_what_a_command_fetches_is_checked_and_kept_as_any_source(open_sto
     assert (await store.ensure(ref(URI))).path == staged.path
     assert (tmp_path / "runs").read_text() == "run\n"
     assert not list((tmp_path / "store" / "tmp").iterdir())
+
+
+async def test_one_run_brings_the_files_and_the_bundle_that_a_policy_asks_for(open_store, fetcher, tmp_path):
+    """R21 proven-here."""
+    sign(tmp_path / "there")
+    store = open_store(PREFIX, fetchers=(f"wandb-artifact={fetcher}",))
+    store.trust.signatures.enforce(policy(), "p")
+    staged = await store.ensure(ArtifactRef(URI, None, pin_key="p/acme/sql@1", name="acme/sql"))
+    assert staged.is_proven
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
+def test_no_more_locks_stay_than_folders_were_had_at_once(tmp_path):
+    """R16 bounded: however many sources there are."""
+    layout = open_layout(tmp_path / "store", "r1")
+    with fetching_folder(layout) as one, fetching_folder(layout) as other:
+        assert one.is_dir()
+        assert other.is_dir()
+    for _ in range(3):
+        with fetching_folder(layout):
+            pass
+    assert sorted(path.name for path in (layout.root / "locks").iterdir()) == ["fetched-0", "fetched-1"]
 
 
 async def test_what_it_fetches_wrongly_is_refused_with_the_reason_of_the_files(open_store, fetcher, tmp_path):

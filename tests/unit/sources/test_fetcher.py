@@ -177,10 +177,14 @@ def assert_ended(pid: int) -> None:
             time.sleep(0.01)
 
 
-def test_a_bundle_beside_the_files_is_read_and_no_version_is_told(program, adapter):
+def test_a_bundle_beside_the_files_is_read_and_no_version_is_told(program, adapter, tmp_path):
     (adapter / "model.sig").write_bytes(b"{}")
-    source = fetched(program(f"cp {adapter}/* $2"))
+    source = fetched(program(f"cp {adapter}/* $2; echo run >> {tmp_path}/runs"))
     assert source.signature(Stop()) == b"{}"
+    with source.opened(Stop()) as opened:
+        assert opened.signature(Stop()) == b"{}"
+        assert "adapter_config.json" in got(opened)
+    assert (tmp_path / "runs").read_text() == "run\n" * 2, "once for all that is asked of what is open"
     assert source.version(Stop()) == ""
     (adapter / "model.sig").unlink()
     assert source.signature(Stop()) is None
