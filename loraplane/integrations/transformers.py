@@ -35,8 +35,9 @@ from loraplane import AsyncRegistry, NotFound, Published, Registry
 
 _log = logging.getLogger(__name__)
 _CONFIG = "adapter_config.json"
-# What the callback says itself of each version.
+# What the callback says itself of each version, and what can only be said of one.
 _OWN = frozenset({"self", "source", "name", "pool", "labels", "wait", "replace", "request_id"})
+_OF_ONE_VERSION = frozenset({"upload", "digest", "signature", "expect"})
 _MOST_METRICS = 12
 _RESIDENCY_SECONDS = 10.0
 Metrics = Mapping[str, float]
@@ -103,8 +104,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self._name, self._pool, self._every, self._keep, self._wait = name, pool, every, keep_last_n, wait
         self._raises, self._promote, self._withdraws = on_error == "raise", promote, withdraw_at_end
         self._labels, self._run, self._end_seconds, self._options = dict(labels or {}), run, end_seconds, publish
-        self._registry = None if isinstance(registry, str) else registry
-        self._address = registry if isinstance(registry, str) else ""
+        self._registry = registry
         self._kept_labels: Mapping[str, str] | None = None
         self._folders: dict[int, Path] = {}
         self._evaluated: tuple[int, Metrics] = (-1, {})
@@ -237,8 +237,8 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
     def _try(self, what: str, do: Callable[[Any], None]) -> None:
         """Does it; whatever it fails with ends no run but one that asked for that."""
         try:
-            if self._registry is None:
-                self._registry = Registry(self._address)
+            if isinstance(self._registry, str):
+                self._registry = Registry(self._registry)
             do(self._registry)
         except Exception as error:  # noqa: BLE001 - a run of days must not end by what stands beside it
             self._failed(what, error)
@@ -283,7 +283,7 @@ def _check(every: object, keep_last_n: int, on_error: str, publish: Mapping[str,
         raise ValueError(f"keep_last_n={keep_last_n!r}: at least 1 is kept, since replicas fetch it")
     if on_error not in {"warn", "raise"}:
         raise ValueError(f'on_error={on_error!r}: write "warn" or "raise"')
-    known = set(inspect.signature(AsyncRegistry.publish).parameters) - _OWN
+    known = set(inspect.signature(AsyncRegistry.publish).parameters) - _OWN - _OF_ONE_VERSION
     if unknown := set(publish) - known:
         raise TypeError(f"LoraPlaneCallback takes no {min(unknown)!r}; of publish it takes {', '.join(sorted(known))}")
 

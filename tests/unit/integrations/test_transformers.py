@@ -115,7 +115,7 @@ def make(module, client):
 def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tmp_path, adapter):
     """From a folder that the Trainer's own count of checkpoints does not touch; labels of the adapter stay."""
     client.labels = {"team": "bi", "step": "old"}
-    trainer = PlayedTrainer(make(labels={"by": "me"}, load="lazy"), tmp_path, adapter=adapter).begin()
+    trainer = PlayedTrainer(make(labels={"by": "me"}, load="lazy", ttl="7d"), tmp_path, adapter=adapter).begin()
     trainer.step(metrics={"eval_loss": 0.25})
     trainer.step()
     trainer.end()
@@ -130,7 +130,7 @@ def test_each_checkpoint_is_published_with_step_run_and_metrics(make, client, tm
         "loss": "0.5",
         "eval_loss": "0.25",
     }
-    assert more == {"wait": True, "load": "lazy"}
+    assert more == {"wait": True, "load": "lazy", "ttl": "7d"}
     assert (other.name, later["step"], "eval_loss" in later) == ("step-2", "2", False)
     assert trainer.callback.published.generation == 2
     assert not list((tmp_path / "loraplane").glob("*.*")), "nothing half-written"
@@ -273,6 +273,7 @@ def test_a_run_without_lora_ends_at_its_begin_in_every_process(make, tmp_path, m
         ({"keep_last_n": 0}, ValueError, "at least 1 is kept"),
         ({"on_error": "ignore"}, ValueError, 'write "warn" or "raise"'),
         ({"lod": "lazy"}, TypeError, "takes no 'lod'; of publish it takes .*load"),
+        ({"upload": "s3://b/step"}, TypeError, "takes no 'upload'; of publish it takes"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(make, wrong, error, words):
