@@ -179,15 +179,13 @@ def receive_archive(
             `chunks` or `receive` raise.
     """
     reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, max_bytes)
-    missing, folder, others = set(FILES), None, set[str]()
-    while missing:
+    files, others = GatheredFiles(), set[str]()
+    while files.missing:
         member = next_member(reader)
         if member is None:
-            raise _absent(missing, others)
+            raise _absent(files.missing, others)
         parent, name = place_of(member)
-        if name in missing and folder in {None, parent}:
-            folder = parent
-            missing.remove(name)
+        if name in files.missing and files.takes(parent, name):
             receive(name, member.size_bytes, reader.chunks(member.size_bytes))
         else:
             others.add(name)
@@ -218,8 +216,9 @@ def gather_from(chunks: Iterator[bytes], files: GatheredFiles, receive: Receive,
     """Hands over those files of an adapter that are in an archive, which is read to its end. Raises as above."""
     reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, MAX_UNPACKED_BYTES)
     while (member := next_member(reader)) is not None:
-        if files.takes(*place_of(member, FILES)):
-            receive(place_of(member)[1], member.size_bytes, reader.chunks(member.size_bytes))
+        parent, name = place_of(member, FILES)
+        if files.takes(parent, name):
+            receive(name, member.size_bytes, reader.chunks(member.size_bytes))
         else:
             reader.skip(member.size_bytes)
         reader.skip(-member.size_bytes % BLOCK_BYTES)
