@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -140,11 +141,17 @@ def test_a_program_that_went_away_is_said(program, tmp_path):
     assert "cannot be started: No such file or directory; see --fetcher" in error.message
 
 
-def test_what_a_command_leaves_behind_is_ended_and_its_files_are_not_taken(program, adapter, tmp_path, monkeypatch):
+OF_ITS_OWN_GROUP = f"""{sys.executable} -c 'import os; os.setpgrp(); os.execlp("sleep", "sleep", "60")'"""
+
+
+@pytest.mark.parametrize("command", ["sleep 60", OF_ITS_OWN_GROUP])
+def test_what_a_command_leaves_behind_is_ended_and_its_files_are_not_taken(
+    program, adapter, tmp_path, monkeypatch, command
+):
     """X3 given-back: processes too; somebody who still writes has not fetched anything."""
-    monkeypatch.setattr(fetcher, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(fetcher, "_GRACE_SECONDS", 0.4)
     pids = tmp_path / "pids"
-    error = refusal(fetched(program(f"sleep 60 & echo $! > {pids}\ncp {adapter}/* $2")))
+    error = refusal(fetched(program(f"{command} & echo $! > {pids}\ncp {adapter}/* $2")))
     assert error.reason == "fetcher_failed"
     assert "left 1 processes behind, which were ended" in error.message
     assert_ended(int(pids.read_text()))

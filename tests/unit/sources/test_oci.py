@@ -225,6 +225,11 @@ def test_bytes_that_are_not_those_of_their_digest_are_not_taken(web, there, monk
             there.files[f"/v2/acme/sql/blobs/{sha256(content)}"] = changed
             error = refusal(source(web, there))
             assert error.reason in {"digest_mismatch", "bad_archive", "source_incomplete"}, error.message
+    longer = json.loads(manifest_of(ORAS))
+    longer["layers"][-1]["size"] += 1
+    there.push("acme/sql", "v1", ORAS, json.dumps(longer).encode())
+    error = refusal(source(web, there))
+    assert (error.reason, f"of {longer['layers'][-1]['size']} bytes" in error.message) == ("digest_mismatch", True)
     there.push("acme/sql", "v1", ORAS)
     monkeypatch.setattr(oci, "MAX_UNPACKED_BYTES", 10)
     assert refusal(source(web, there)).reason == "too_large"
