@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +113,9 @@ class Arriving(Incoming):
 class Source:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
+
+    def opened(self, _stop: Stop) -> AbstractContextManager[Source]:
+        return nullcontext(self)
 
     def fetch(self, _receive: object, _stop: Stop) -> None:
         self.parts._do("fetched")
