@@ -262,6 +262,10 @@ async def test_apply_is_idempotent_mends_and_renews_and_check_tells_what_is_too_
         await client.txn(Txn((), (Put(KEYS.members(POOL), b"{"),)))
         assert (await guarded.cli("apply", *kept, "--prune")).code == 4
         await client.txn(Txn((), (Delete(KEYS.members(POOL)),)))
+    async with aclosing(guarded.client(user)) as client:
+        await client.txn(Txn((), (Put(KEYS.replica(POOL, "r1"), b"{}"),)))
+        assert (await guarded.cli("apply", *kept, "--prune")).json["steps"] == []  # it lives
+        await client.txn(Txn((), (Delete(KEYS.replica(POOL, "r1")),)))
     assert (await guarded.cli("plan", *kept, "--prune")).json["steps"] == gone
     assert (await guarded.cli("apply", *kept, "--prune")).json["steps"] == gone
     assert (await guarded.cli("apply", *kept, "--prune")).json["steps"] == []

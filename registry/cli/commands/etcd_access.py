@@ -268,6 +268,7 @@ def _file(folder: Path, user: str) -> Path:
 
 
 Planned = tuple[tuple[AccessStep, ...], bool]
+_PoolsAndNames = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +284,14 @@ class _Wanted:
 
 async def _planned(asked: _Wanted) -> Planned:
     keys = Keys(asked.settings.prefix)
-    named = [*map(_pool_and_name, asked.replicas or ()), *await _living(asked.settings, keys, asked.pool)]
+    named = [*map(_pool_and_name, asked.replicas or ())]
+    living, remembered = await _replicas(asked.settings, keys)
+    named += [one for one in living if one[0] == asked.pool]
     want = wanted(keys, dict.fromkeys(named))
     async with aclosing(EtcdUsers(asked.settings.client_options())) as users:
         present, is_on = await users.read(), await users.is_enabled()
     steps = access_steps(present, want, asked.folder.missing(want))
-    gone = removing_steps(present, keys, {*named, *await _known(asked.settings, keys)})
+    gone = removing_steps(present, keys, {*named, *living, *remembered})
     if gone and not asked.prune:
         note(f"of replicas that are gone there is still: {'; '.join(map(str, gone))} (--prune does it)")
     return (*steps, *(gone if asked.prune else ())), is_on
@@ -330,14 +333,7 @@ def _pool_and_name(word: str) -> tuple[str, str]:
     return pool, name
 
 
-async def _living(settings: DaemonSettings, keys: Keys, pool: str | None) -> list[tuple[str, str]]:
-    if pool is None:
-        return []
-    async with aclosing(Client(settings.client_options())) as client:
-        return [(pool, last_part(kv.key)) for kv in (await client.list_prefix(keys.replicas(pool))).kvs]
-
-
-async def _known(settings: DaemonSettings, keys: Keys) -> set[tuple[str, str]]:
+async def _replicas(settings: DaemonSettings, keys: Keys) -> tuple[_PoolsAndNames, _PoolsAndNames]:
     """Replicas that live, and those that pools remember: they may come back.
 
     Raises:
@@ -345,9 +341,9 @@ async def _known(settings: DaemonSettings, keys: Keys) -> set[tuple[str, str]]:
     """
     async with aclosing(Client(settings.client_options())) as client:
         living = (await client.list_prefix(keys.all_replicas())).kvs
-        expected = (await client.list_prefix(keys.all_members())).kvs
-    found = {(last_part(kv.key.rpartition(b"/")[0]), last_part(kv.key)) for kv in living}
-    return found | {(last_part(kv.key), one) for kv in expected for one in RememberedReplicas.parse(kv.value).members}
+        pools = (await client.list_prefix(keys.all_members())).kvs
+    remembered = [(last_part(kv.key), one) for kv in pools for one in RememberedReplicas.parse(kv.value).members]
+    return [(last_part(kv.key.rpartition(b"/")[0]), last_part(kv.key)) for kv in living], remembered
 
 
 async def _take(users: EtcdUsers, step: AccessStep, folder: _Passwords) -> None:
