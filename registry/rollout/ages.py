@@ -134,11 +134,16 @@ class ClockReading:
         """Time on it; `now` on the monotonic clock."""
         return (self.clock.now_ms if self.clock else 0) + int((now - self.seen_at) * 1000)
 
+    @property
+    def marks(self) -> list[ClockMark]:
+        """Earlier readings and this one, the oldest first; none: it tells nothing."""
+        if self.kv is None or self.clock is None:
+            return []
+        return [*self.clock.marks, ClockMark(revision=self.kv.mod_revision, at_ms=self.clock.now_ms)]
+
     def known_ms(self, revision: int) -> int | None:
         """Time on it when a record of that revision had been written; None: it tells nothing of it."""
-        if self.kv is None or self.clock is None:
-            return None
-        marks = [*self.clock.marks, ClockMark(revision=self.kv.mod_revision, at_ms=self.clock.now_ms)]
+        marks = self.marks
         at = bisect_left(marks, revision, key=lambda mark: mark.revision)
         return marks[at].at_ms if at < len(marks) else None
 
@@ -167,11 +172,10 @@ def tick_seconds(shortest_seconds: int) -> float:
 
 def advanced(reading: ClockReading, longest_seconds: int, now: float) -> ExpiryClock:
     """The next reading, on the condition that this one still stands; `longest_seconds`: the longest ttl of any."""
-    if reading.kv is None or reading.clock is None:
+    if not reading.marks:
         return ExpiryClock()
     now_ms = reading.now_ms(now)
-    known = [*reading.clock.marks, ClockMark(revision=reading.kv.mod_revision, at_ms=reading.clock.now_ms)]
-    kept = list(_thinned(known, now_ms, longest_seconds * 1000))
+    kept = list(_thinned(reading.marks, now_ms, longest_seconds * 1000))
     return ExpiryClock(now_ms=now_ms, marks=kept[::-1])
 
 

@@ -121,7 +121,7 @@ class ExpiryController:
         etag, attempt = one.kv.mod_revision, self._attempts.get(one.kv.key, 0)
         request_id = expiry_request_id(one.pool, one.name, etag, attempt)
         about = {"pool": one.pool, "name": one.name, "generation": one.generation, "request_id": request_id}
-        change = ExpireAdapter(one.pool, one.name, one.generation, etag)
+        change = ExpireAdapter(one.pool, one.name, etag)
         caller = Caller(PRINCIPAL, request_id, request_id_given=True)
         try:
             settled = await self._shared.writer.change(change, caller, Deadline.of(ACT_SECONDS), validate_only=False)

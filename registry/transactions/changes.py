@@ -116,7 +116,6 @@ class ExpireAdapter:
 
     pool: str
     name: str
-    generation: int
     etag: int
 
 

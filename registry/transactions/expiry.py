@@ -12,7 +12,7 @@ from registry.model.keys import Keys
 from registry.transactions.adapters import draft_of
 from registry.transactions.builder import Planned, finish
 from registry.transactions.changes import ExpireAdapter, tenants_of
-from registry.transactions.context import Context, check_etag
+from registry.transactions.context import Context
 from registry.transactions.decode import ReadSet, present_adapter, present_pool
 from registry.transactions.rollouts import present_target
 from registry.transactions.steps import remove_step
@@ -38,7 +38,6 @@ def plan_expiry(change: ExpireAdapter, view: ReadSet, context: Context) -> Plann
     """
     pool = present_pool(view, context.keys, change.pool)
     present = present_adapter(view, context.keys, change.pool, change.name)
-    check_etag(change.etag, present, field="etag")
     if present.record.spec.ttl_seconds is None:
         raise Conflict(Reason.ETAG_MISMATCH, f"{present.record.name!r} has no ttl, so it does not end", field="name")
     target = present_target(pool.record, present, change.etag, view)

@@ -163,7 +163,8 @@ def _replace(
     record = present.record
     _check_case(target, record)
     # How long an adapter lives is none of a generation's: going back to one of them does not change it.
-    wanted = carry_unknown(record.spec, spec) if goes_on else spec.model_copy(update=_life_of(record.spec))
+    life = {"ttl_seconds": record.spec.ttl_seconds}
+    wanted = carry_unknown(record.spec, spec) if goes_on else spec.model_copy(update=life)
     if wanted == record.spec:
         return keep_step(target, present, context) if goes_on else rollout_step(target, present, None, context)
     if wanted.weights_and_serving == record.spec.weights_and_serving:
@@ -180,10 +181,6 @@ def _replace(
         }
     )
     return _update(target, changed, retire_record(record, context, deleted=False), context)
-
-
-def _life_of(spec: AdapterSpec) -> dict[str, int | None]:
-    return {"ttl_seconds": spec.ttl_seconds}
 
 
 def rollout_step(

@@ -24,8 +24,8 @@ def put(source: str = "v1", **spec: Any):
     return applying(upsert(NAME, source, **spec))
 
 
-def ending(author: Author, **changed: Any) -> ExpireAdapter:
-    return ExpireAdapter(**{"pool": POOL, "name": NAME, "generation": 1, "etag": etag(author), **changed})
+def ending(author: Author) -> ExpireAdapter:
+    return ExpireAdapter(POOL, NAME, etag(author))
 
 
 def test_what_has_ended_is_deleted_with_history_counter_and_a_reason_in_the_audit(author: Author):
@@ -54,7 +54,7 @@ def test_what_was_written_meanwhile_does_not_end(author: Author):
     author.change(put("v2", ttl_seconds=TTL))
     assert refused(author, before).reason is Reason.ETAG_MISMATCH
     author.change(put("v2"))
-    forever = refused(author, ending(author, generation=2))
+    forever = refused(author, ending(author))
     assert (type(forever), forever.message) == (Conflict, "'acme/a' has no ttl, so it does not end")
     author.change(applying(Remove(NAME)))
     assert isinstance(refused(author, before), NotFound)
