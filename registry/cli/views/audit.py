@@ -6,11 +6,10 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
+from registry.cli.views.differences import short
 from registry.cli.views.output import OutputView
 from registry.client.audit import AuditedChange, AuditEntry
 
-# Of a value in a cell.
-_SHOWN_CHARACTERS = 60
 # Told by other columns, or by the service itself.
 _BOOKKEEPING = frozenset({"schema", "name", "pool", "tenant", "updated_at", "updated_by", "request_id", "at", "by"})
 
@@ -61,7 +60,7 @@ def _leaves(value: Mapping[str, object], path: str = "") -> Iterator[tuple[str, 
             yield from _leaves(part, f"{path}{field}.")
         elif part is not None:
             text = part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
-            yield f"{path}{field}", text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+            yield f"{path}{field}", short(text)
 
 
 AUDIT: OutputView[AuditEntry] = OutputView(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from registry.cli.views.replica_view import cell
 from registry.model.messages import Plain, spec_dict
 from registry.v1 import registry_pb2 as pb
 
-# Of a value in a cell: a digest is told from another one by its beginning.
-_SHOWN_CHARACTERS = 60
+# Of a value in a cell. A digest is told from another one by its beginning.
+_SHOWN_CHARACTERS, _SHOWN_OF_DIGEST = 60, len("sha256:") + 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class GenerationRow:
         """Old and new value of each field that differs."""
         if self.before is None:
             return "-"
-        return "; ".join(changed_fields(self.before, self.record, _SHOWN_CHARACTERS)) or "-"
+        return "; ".join(changed_fields(self.before, self.record, short)) or "-"
 
 
 def generation_rows(generations: list[pb.Adapter]) -> list[GenerationRow]:
@@ -32,18 +33,20 @@ def generation_rows(generations: list[pb.Adapter]) -> list[GenerationRow]:
     return [GenerationRow(one, by_number.get(one.generation - 1)) for one in generations]
 
 
-def changed_fields(before: pb.Adapter, after: pb.Adapter, most: int = 0) -> list[str]:
-    """A line for each field that differs, e.g. ``priority: 0 → 3``; `most` characters of a value, 0: all."""
+def changed_fields(before: pb.Adapter, after: pb.Adapter, shown: Callable[[str], str] = str) -> list[str]:
+    """A line for each field that differs, e.g. ``priority: 0 → 3``, with its values as they are `shown`."""
     old, new = flat(spec_dict(before.spec)), flat(spec_dict(after.spec))
     return [
-        f"{path}: {_cut(old.get(path, '-'), most)} → {_cut(new.get(path, '-'), most)}"
+        f"{path}: {shown(old.get(path, '-'))} → {shown(new.get(path, '-'))}"
         for path in sorted({*old, *new})
         if old.get(path) != new.get(path)
     ]
 
 
-def _cut(text: str, most: int) -> str:
-    return f"{text[:most]}…" if 0 < most < len(text) else text
+def short(text: str) -> str:
+    """A value as a cell of a table has it."""
+    most = _SHOWN_OF_DIGEST if text.startswith("sha256:") else _SHOWN_CHARACTERS
+    return f"{text[:most]}…" if most < len(text) else text
 
 
 def flat(value: Plain, prefix: str = "") -> dict[str, str]:

@@ -273,13 +273,17 @@ def test_what_cannot_be_read_is_counted_and_a_replica_that_does_not_live_is_foun
 
 def test_history_tells_what_each_generation_changed(cli, admin):
     """From old to new value, by whom, and by which request; where the one before is gone, that it is not known."""
-    specs = [pb.AdapterSpec(source=pb.Source(uri="s3://b/x"), priority=at, labels={"long": "x" * at}) for at in (3, 99)]
+    specs = [
+        pb.AdapterSpec(source=pb.Source(uri="s3://b/x", digest=f"sha256:{at:064}"), priority=at, labels={"l": "x" * at})
+        for at in (3, 99)
+    ]
     about = {"updated_by": "ann", "request_id": "q7"}
     found = [pb.Adapter(generation=at, spec=spec, **about) for at, spec in zip((8, 7), reversed(specs), strict=True)]
     found.append(pb.Adapter(generation=5, spec=specs[0]))
     admin.answers["ListAdapterHistory"] = [pb.ListAdapterHistoryResponse(generations=found)]
     first, second, third = (line.split("  ") for line in cli("history", "sql").lines[1:])
-    assert f"labels.long: xxx → {'x' * 60}…; priority: 3 → 99" in "  ".join(first)
+    digests = f"source.digest: sha256:{'0' * 12}… → sha256:{'0' * 12}…"
+    assert f"labels.l: xxx → {'x' * 60}…; priority: 3 → 99; {digests}" in "  ".join(first)
     assert ("ann" in "  ".join(first), "q7" in "  ".join(second)) == (True, True)
     assert "→" not in "  ".join([*second, *third])
     assert "s3://b/x" in cli("-o", "wide", "history", "sql").out
