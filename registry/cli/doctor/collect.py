@@ -218,11 +218,11 @@ def _own_certificate(tls: Tls) -> dict[str, Mapping[str, object]]:
     """The certificate that the caller shows, by what it is; none where its file has none, which the call says."""
     from cryptography import x509  # noqa: PLC0415 - for those alone who show one
 
-    try:
-        found = x509.load_pem_x509_certificate(tls.cert.read_bytes()) if tls.cert is not None else None
-    except (OSError, ValueError):
+    if tls.cert is None:
         return {}
-    if found is None:
+    try:
+        found = x509.load_pem_x509_certificate(tls.cert.read_bytes())
+    except (OSError, ValueError):
         return {}
     ends = {"notBefore": found.not_valid_before_utc, "notAfter": found.not_valid_after_utc}
     return {f"your certificate {tls.cert}": {name: f"{at:%b %d %H:%M:%S %Y} GMT" for name, at in ends.items()}}

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, named, warning
 from registry.cli.doctor.replica_findings import insecure, replica_findings
+from registry.cli.views.columns import seconds_left
 from registry.cli.views.replica_view import ReplicaView, disagreements, groups_told, short_span
 from registry.model.names import label_text, matches, tenant_of
 from registry.runtime.settings import is_loopback
@@ -238,11 +239,8 @@ def _ending(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
 
 def _soon(adapter: pb.Adapter, now: datetime) -> int | None:
     """Seconds until an adapter is deleted; None: that is not soon, never, or nobody can tell."""
-    try:
-        left = (datetime.fromisoformat(adapter.expires_at) - now).total_seconds()
-    except (ValueError, TypeError):
-        return None
-    return max(0, int(left)) if left < min(_SOON_SECONDS, adapter.spec.ttl_seconds / 10) else None
+    left = seconds_left(adapter, now)
+    return left if left is not None and left < min(_SOON_SECONDS, adapter.spec.ttl_seconds / 10) else None
 
 
 def _nobody(pool: PoolSeen) -> DoctorFinding:

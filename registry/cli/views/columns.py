@@ -70,13 +70,19 @@ def age(one: AdapterRow) -> str:
     return "-" if seconds is None else short_span(seconds)
 
 
-def expires(one: pb.Adapter, now: datetime) -> str:
-    """Time until it is deleted, in one word; ``-``: it never is, or nobody can tell."""
+def seconds_left(one: pb.Adapter, now: datetime) -> int | None:
+    """Time until it is deleted; None: it never is, or nobody can tell."""
     try:
         left = datetime.fromisoformat(one.expires_at) - now
     except (ValueError, TypeError):
-        return "-"
-    return f"in {short_span(max(0, int(left.total_seconds())))}"
+        return None
+    return max(0, int(left.total_seconds()))
+
+
+def expires(one: pb.Adapter, now: datetime) -> str:
+    """Time until it is deleted, in one word; ``-``: see `seconds_left`."""
+    left = seconds_left(one, now)
+    return "-" if left is None else f"in {short_span(left)}"
 
 
 def _plain(one: AdapterRow) -> Plain:
