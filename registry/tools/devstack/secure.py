@@ -154,14 +154,8 @@ def etcd_flags(folder: SecretFolder, member: str) -> dict[str, str]:
 
 def etcd_peer_flags(folder: SecretFolder, member: str) -> dict[str, str]:
     """Flags of a member of etcd that takes nobody but members for its peers. Pure."""
-    file = etcd_member(member)
-    return {
-        "peer-cert-file": f"{folder.certificate(file)}",
-        "peer-key-file": f"{folder.key(file)}",
-        "peer-trusted-ca-file": f"{folder.authority(AuthorityName.ETCD)}",
-        "peer-client-cert-auth": "true",
-        "peer-cert-allowed-hostname": ETCD_PEERS,
-    }
+    own = {f"peer-{flag}": value for flag, value in etcd_flags(folder, member).items()}
+    return {**own, "peer-cert-allowed-hostname": ETCD_PEERS}
 
 
 def _for_etcd(folder: SecretFolder, file: str) -> list[str]:

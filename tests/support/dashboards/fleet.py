@@ -21,6 +21,19 @@ def rate(metric: str, *by: str) -> str:
     return f"sum by ({', '.join(by)}) (rate({metric}[$__rate_interval]))"
 
 
+def _ports(process: str, told: str) -> Plot:
+    return Plot(
+        "What ports closed and refused, and parts that failed",
+        (
+            Query(rate(f"{process}_connections_closed_total", "reason"), "closed: {{reason}}"),
+            Query(rate(f"{process}_http_refused_total", "reason"), "refused: {{reason}}"),
+            Query(rate(f"{process}_internal_errors_total", "part"), "failed: {{part}}"),
+        ),
+        told,
+        unit="ops",
+    )
+
+
 _NOW = Section(
     "Now",
     stats=(
@@ -152,16 +165,7 @@ _ADMIN = Section(
             ),
             "One file everywhere: more than one gives a caller other rights at another service.",
         ),
-        Plot(
-            "What ports closed and refused, and parts that failed",
-            (
-                Query(rate("loraplane_admin_connections_closed_total", "reason"), "closed: {{reason}}"),
-                Query(rate("loraplane_admin_http_refused_total", "reason"), "refused: {{reason}}"),
-                Query(rate("loraplane_admin_internal_errors_total", "part"), "failed: {{part}}"),
-            ),
-            "A part that fails is a fault of ours; the log has the traceback.",
-            unit="ops",
-        ),
+        _ports("loraplane_admin", "A part that fails is a fault of ours; the log has the traceback."),
     ),
 )
 _PICKERS = Section(
@@ -198,16 +202,7 @@ _PICKERS = Section(
             (Query("max(loraplane_picker_revision) - min by (instance) (loraplane_picker_revision)", "{{instance}}"),),
             "A picker that stays behind does not know the newest changes.",
         ),
-        Plot(
-            "What ports closed and refused, and parts that failed",
-            (
-                Query(rate("loraplane_picker_connections_closed_total", "reason"), "closed: {{reason}}"),
-                Query(rate("loraplane_picker_http_refused_total", "reason"), "refused: {{reason}}"),
-                Query(rate("loraplane_picker_internal_errors_total", "part"), "failed: {{part}}"),
-            ),
-            "",
-            unit="ops",
-        ),
+        _ports("loraplane_picker", ""),
     ),
 )
 FLEET = Page(
