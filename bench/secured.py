@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -27,20 +29,9 @@ from bench.etcd import NO_FSYNC, etcd
 from bench.figures import Figure, of_times
 from bench.propagation import SMALL_BYTES, WARM_UP
 from bench.weights import write_large_adapter
-from registry.access.etcd_users import (
-    ADMIN,
-    AddRole,
-    AddUser,
-    GiveRole,
-    GrantKeys,
-    access_steps,
-    enabling_steps,
-    replica_user,
-    wanted,
-)
+from registry.access.etcd_users import ADMIN, replica_user
 from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import TlsReader
-from registry.etcd3.users import EtcdUsers
 from registry.model.keys import Keys
 from registry.tools.devstack.processes import free_ports
 from tests.support.etcd import Cluster, make_cluster
@@ -178,36 +169,25 @@ async def _fleet(folder: Path, sources: Path, authority: Authority | None) -> As
 
 @asynccontextmanager
 async def _etcd(folder: Path, authority: Authority | None) -> AsyncIterator[Cluster]:
-    if authority is None:
-        cluster = make_cluster(folder, flags=NO_FSYNC)
-    else:
-        server = server_flags(authority.issue("etcd"), client_certificates=True)
-        cluster = make_cluster(folder, flags={**NO_FSYNC, **server}, tls=authority.issue("root"))
+    root = authority.issue("root") if authority else None
+    server = server_flags(authority.issue("etcd"), client_certificates=True) if authority else {}
+    cluster = make_cluster(folder, flags={**NO_FSYNC, **server}, tls=root)
     cluster.start()
     try:
         await cluster.ready()
-        if authority is not None:
-            await _give_users(cluster)
+        if root is not None:
+            await _give_users(cluster, root)
         yield cluster
     finally:
         cluster.stop()
 
 
-async def _give_users(cluster: Cluster) -> None:
-    async with aclosing(EtcdUsers(cluster.options())) as users:
-        present = await users.read()
-        want = wanted(Keys(), [(POOL, name) for name in REPLICAS])
-        for step in (*access_steps(present, want), *enabling_steps(present)):
-            match step:
-                case AddRole(role):
-                    await users.add_role(role)
-                case GrantKeys(role, permission):
-                    await users.grant(role, permission)
-                case AddUser(user):
-                    await users.add_user(user, None)
-                case GiveRole(user, role):
-                    await users.give(user, role)
-        await users.enable()
+async def _give_users(cluster: Cluster, root: TlsFiles) -> None:
+    reach = ["--etcd", ",".join(cluster.endpoints), *_flags(root)]
+    replicas = [word for name in REPLICAS for word in ("--replica", f"{POOL}/{name}")]
+    for words in (["apply", *replicas], ["enable"]):
+        line = [sys.executable, "-m", "registry.cli.main", "etcd-access", *words, *reach]
+        await asyncio.to_thread(subprocess.run, line, check=True, capture_output=True)
 
 
 def _flags(files: TlsFiles) -> Sequence[str]:
