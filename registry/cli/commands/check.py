@@ -47,15 +47,28 @@ Remap = Annotated[Literal["auto", "off"], options.flag("--remap", help="As prepa
 Vision = Annotated[Literal["reject", "drop", "keep"], options.flag("--vision", help="As prepare.vision of a manifest.")]
 
 
-def digest_of_source(source: str, reader: SourceReader, credential: str | None, timeout_seconds: float | None) -> str:
-    """The manifest digest of an adapter in a folder of this machine or at a URI.
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """Flags for reading a source of another host."""
 
-    Raises:
-        CliError: it cannot be had.
-    """
-    if (folder := folder_of(source)) is not None:
-        return digest_here(checked_folder(folder))
-    return reader.digest(source, credential, timeout_seconds or FETCH_SECONDS)
+    credentials: options.Credentials = None
+    credential: options.Credential = None
+    hf_endpoint: options.HfEndpoint = None
+    timeout: options.Timeout = None
+
+    def reader(self) -> SourceReader:
+        """What reads it."""
+        return SourceReader(self.credentials, self.hf_endpoint)
+
+    def digest(self, source: str) -> str:
+        """The manifest digest of an adapter in a folder of this machine or at a URI.
+
+        Raises:
+            CliError: it cannot be had.
+        """
+        if (folder := folder_of(source)) is not None:
+            return digest_here(checked_folder(folder))
+        return self.reader().digest(source, self.credential, self.timeout or FETCH_SECONDS)
 
 
 def folder_at(
@@ -75,14 +88,11 @@ def digest(
     context: click.Context,
     source: Source,
     *,
-    credentials: options.Credentials = None,
-    credential: options.Credential = None,
-    hf_endpoint: options.HfEndpoint = None,
-    timeout: options.Timeout = None,
+    reading: ReadingOptions,
 ) -> None:
     """Print the manifest digest of an adapter, to pin in a record."""
     printer = session_of(context).printer()
-    found = digest_of_source(source, SourceReader(credentials, hf_endpoint), credential, timeout)
+    found = reading.digest(source)
     if printer.is_plain:
         printer.plain({"source": source, "digest": found})
     else:
@@ -154,19 +164,16 @@ def check(
         options.flag("--explain", help="List each matrix: applied, renamed, reordered, dropped or refused."),
     ] = False,
     signed: SignedAs = SignedAs(),
-    credentials: options.Credentials = None,
-    credential: options.Credential = None,
-    hf_endpoint: options.HfEndpoint = None,
-    timeout: options.Timeout = None,
+    reading: ReadingOptions,
 ) -> None:
     """Check an adapter against a base model: exit 0 if it fits, 4 with all findings if not.
 
     With --signature-policy also its bundle (model.sig), as a sidecar with that policy would.
     """
     asked = signed.asked()
-    base, limits = compared_with(context, pool, base_model, max_rank, timeout or READ_SECONDS)
+    base, limits = compared_with(context, pool, base_model, max_rank, reading.timeout or READ_SECONDS)
     policy = policy_of({"remap": remap, "vision": vision, "dora": dora, "drop": drop})
-    with folder_at(source, SourceReader(credentials, hf_endpoint), credential, timeout) as folder:
+    with folder_at(source, reading.reader(), reading.credential, reading.timeout) as folder:
         looked = look(folder, base, limits, policy)
         fates = explain(folder, base, limits, policy) if is_explained else None
         findings, notes = _look_at_bundle(folder, asked, pool or "", base)

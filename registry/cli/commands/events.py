@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 import click
@@ -33,12 +34,43 @@ _OVERLAP = timedelta(seconds=60)
 Look = Callable[[datetime], Iterable[ShownEvent]]
 
 
+@dataclass(frozen=True, slots=True)
+class EventChoice:
+    """Flags that choose events; None: of any."""
+
+    name: Annotated[str | None, options.naming(metavar="[NAME]", help="Only of the adapter of this name.")] = None
+    replica: Annotated[str | None, options.flag("--replica", metavar="NAME", help="Only on this replica.")] = None
+    every: Annotated[
+        bool, options.flag("--all", help="A row for each adapter, also where one request changed many alike.")
+    ] = False
+    request: Annotated[
+        str | None, options.flag("--request", metavar="ID", help="Only what this request did, a row for each.")
+    ] = None
+
+    def of(self, found: Iterable[ShownEvent], start: datetime, *, for_people: bool) -> Iterator[ShownEvent]:
+        """Those of them that are no older than that; `for_people`: folded, unless each was asked for."""
+        chosen = (
+            one
+            for one in found
+            if one.is_about(self.name, self.replica)
+            and self.request in {None, one.request_id}
+            and _is_since(one, start)
+        )
+        return folded(chosen) if for_people and not (self.every or self.name or self.request) else chosen
+
+    def check(self, client: AdminClient, pool: str) -> None:
+        """Raises CliError if there is no such replica, or never was such an adapter."""
+        if self.replica is not None and all(one.name != self.replica for one in replicas_of(client, pool)):
+            raise not_found(Reason.REPLICA_NOT_FOUND, f"there is no replica {self.replica!r} in pool {pool!r}")
+        if self.name is not None:
+            client.history(pool, self.name)
+
+
 def events(
     context: click.Context,
-    name: Annotated[str | None, options.naming(metavar="[NAME]", help="Only of the adapter of this name.")] = None,
     *,
+    chosen: EventChoice,
     pool: options.Pool = None,
-    replica: Annotated[str | None, options.flag("--replica", metavar="NAME", help="Only on this replica.")] = None,
     since: Annotated[str, options.flag("--since", metavar="SPAN", help="No older than this: 90s, 30m, 1h, 7d.")] = "1h",
     sidecar: Annotated[
         str | None,
@@ -47,12 +79,6 @@ def events(
         ),
     ] = None,
     sidecar_token_file: options.SidecarToken = None,
-    every: Annotated[
-        bool, options.flag("--all", help="A row for each adapter, also where one request changed many alike.")
-    ] = False,
-    request: Annotated[
-        str | None, options.flag("--request", metavar="ID", help="Only what this request did, a row for each.")
-    ] = None,
     watch: options.Watch = False,
     timeout: options.Timeout = None,
 ) -> None:
@@ -64,48 +90,20 @@ def events(
     and loraplane history tell old and new values.
     """
     session, start = session_of(context), datetime.now(UTC) - options.span_of(since)
-    is_folded = session.printer().is_table and not (every or name or request)
-    seconds, chosen = timeout or READ_SECONDS, _Chosen(name, replica, request, is_folded=is_folded)
+    seconds, printer = timeout or READ_SECONDS, session.printer()
+    choose = partial(chosen.of, for_people=printer.is_table)
     if sidecar is not None:
         where, shown = sidecar_address(sidecar), SidecarAccess(session.shown_tls, sidecar_token_file)
 
         def ring(at: datetime) -> Iterator[ShownEvent]:
-            return chosen.of(ring_events(ask_sidecar(where, "/events", seconds, shown)), at)
+            return choose(ring_events(ask_sidecar(where, "/events", seconds, shown)), at)
 
-        _show(session.printer(), ring, start, watch=watch)
+        _show(printer, ring, start, watch=watch)
         return
     with session.client(seconds) as client:
         known = pool_or_only(client, pool)
         chosen.check(client, known)
-        _show(session.printer(), lambda at: chosen.of(_of_pool(client, known, at, chosen), at), start, watch=watch)
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Of which adapter, on which replica, and by which request; None: of any. `is_folded`: see `folded`."""
-
-    name: str | None
-    replica: str | None
-    request: str | None = None
-    is_folded: bool = False
-
-    def of(self, found: Iterable[ShownEvent], start: datetime) -> Iterator[ShownEvent]:
-        """Those of them that are no older than that."""
-        chosen = (
-            one
-            for one in found
-            if one.is_about(self.name, self.replica)
-            and self.request in {None, one.request_id}
-            and _is_since(one, start)
-        )
-        return folded(chosen) if self.is_folded else chosen
-
-    def check(self, client: AdminClient, pool: str) -> None:
-        """Raises CliError if there is no such replica, or never was such an adapter."""
-        if self.replica is not None and all(one.name != self.replica for one in replicas_of(client, pool)):
-            raise not_found(Reason.REPLICA_NOT_FOUND, f"there is no replica {self.replica!r} in pool {pool!r}")
-        if self.name is not None:
-            client.history(pool, self.name)
+        _show(printer, lambda at: choose(_of_pool(client, known, at, chosen), at), start, watch=watch)
 
 
 def _show(printer: Printer, look: Look, start: datetime, *, watch: bool) -> None:
@@ -138,7 +136,7 @@ def _newest(found: Iterable[ShownEvent]) -> list[ShownEvent]:
     return sorted(kept, key=lambda one: one.at)
 
 
-def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: _Chosen) -> Iterator[ShownEvent]:
+def _of_pool(client: AdminClient, pool: str, since: datetime, chosen: EventChoice) -> Iterator[ShownEvent]:
     with_pending = chosen.name is not None or chosen.replica is not None
     request = pb.ListChangesRequest(pool=pool, since=since.isoformat().replace("+00:00", "Z"))
     for page in client.pages(api.LIST_CHANGES, request):

@@ -13,11 +13,10 @@ import click
 
 from registry.cli import options
 from registry.cli.change.addresses import folder_of
-from registry.cli.commands.check import Source, digest_of_source
+from registry.cli.commands.check import ReadingOptions, Source
 from registry.cli.failure import usage
 from registry.cli.local_adapters import checked_folder, digest_here
 from registry.cli.session import session_of
-from registry.cli.source_reader import SourceReader
 from registry.cli.views.output import Printer
 from registry.lora.signing.folder import IGNORED, UnsignableFolder, folder_sha256
 from registry.lora.signing.statement import (
@@ -96,10 +95,7 @@ def sign(
         Path, options.flag("--key", metavar="FILE", help="Private key in PEM, without password: ECDSA, or Ed25519.")
     ],
     signing: SigningOptions = SigningOptions(),
-    credentials: options.Credentials = None,
-    credential: options.Credential = None,
-    hf_endpoint: options.HfEndpoint = None,
-    timeout: options.Timeout = None,
+    reading: ReadingOptions,
 ) -> None:
     """Sign an adapter's folder into a bundle (model.sig), as model_signing does.
 
@@ -113,7 +109,7 @@ def sign(
         return
     if flag := next(iter(signing.given()), None):
         raise usage(f"{flag} {_ONLY_BUNDLES}")
-    digest = digest_of_source(source, SourceReader(credentials, hf_endpoint), credential, timeout)
+    digest = reading.digest(source)
     _print_signature(printer, source, digest, private, key)
 
 

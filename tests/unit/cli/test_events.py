@@ -158,9 +158,9 @@ def test_the_ring_of_a_sidecar(cli, admin):
 def test_what_is_older_is_left_out_unless_it_still_is_so_or_nobody_knows(at, current, is_shown):
     one = ShownEvent(at, "held", "replica", "r1", "r1", current=current)
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    chosen = events._Chosen(None, "r1")
-    assert list(chosen.of([one], start)) == ([one] if is_shown else [])
-    assert list(events._Chosen(None, "r2").of([one], start)) == []
+    chosen = events.EventChoice(replica="r1")
+    assert list(chosen.of([one], start, for_people=True)) == ([one] if is_shown else [])
+    assert list(events.EventChoice(replica="r2").of([one], start, for_people=True)) == []
 
 
 @pytest.mark.parametrize(
