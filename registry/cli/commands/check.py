@@ -57,7 +57,7 @@ class ReadingOptions:
     timeout: options.Timeout = None
 
     def reader(self) -> SourceReader:
-        """What reads it."""
+        """The chosen reader of sources."""
         return SourceReader(self.credentials, self.hf_endpoint)
 
     def digest(self, source: str) -> str:
