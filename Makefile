@@ -52,7 +52,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
 	for name in build containers envoy kubernetes litellm litellm-proxy oldest page plots proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
-	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml
+	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml --extra server --extra sidecar
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
 
 .PHONY: sbom

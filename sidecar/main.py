@@ -14,13 +14,15 @@ import structlog
 from registry.runtime import tracing
 from registry.runtime.engine_drivers import NoDriver
 from registry.runtime.flags import read_settings
-from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import raise_descriptor_limit, spare_collector
-from sidecar.daemon import StoreUnusable, run
-from sidecar.ownership import ReplicaTaken
-from sidecar.resolver.server import SocketUnusable
-from sidecar.settings import SidecarSettings
+from registry.runtime.program import needs_extra, raise_descriptor_limit, spare_collector
+
+with needs_extra("loraplane-sidecar", "sidecar"):
+    from registry.runtime.http import CannotListen
+    from sidecar.daemon import StoreUnusable, run
+    from sidecar.ownership import ReplicaTaken
+    from sidecar.resolver.server import SocketUnusable
+    from sidecar.settings import SidecarSettings
 
 _log = structlog.get_logger()
 PROGRAM = "loraplane-sidecar"

@@ -11,14 +11,16 @@ import sys
 
 import structlog
 
-from registry.admin.server import running
-from registry.admin.settings import AdminSettings
 from registry.etcd3.errors import EtcdUnauthenticated, TlsFailed
 from registry.runtime import tracing
 from registry.runtime.flags import read_settings
-from registry.runtime.http import CannotListen
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import raise_descriptor_limit, spare_collector
+from registry.runtime.program import needs_extra, raise_descriptor_limit, spare_collector
+
+with needs_extra("loraplane-admin", "server"):
+    from registry.admin.server import running
+    from registry.admin.settings import AdminSettings
+    from registry.runtime.http import CannotListen
 
 _log = structlog.get_logger()
 PROGRAM = "loraplane-admin"

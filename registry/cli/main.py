@@ -22,9 +22,11 @@ from registry.lora.text import escaped
 from registry.model.errors import Reason
 from registry.runtime import tracing
 from registry.runtime.commands import called, complaint, parameters, version_flag
-from registry.runtime.program import spare_collector
+from registry.runtime.program import install_remedy, spare_collector
 from registry.tools.devstack.stack_file import DEFAULT_FOLDER
 
+# What a client is installed without: it reads an adapter's numbers, and speaks with buckets.
+_OF_FILES = {"numpy", "obstore"}
 # How Python tells bytes of the command line that are no UTF-8; no message takes them.
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 
@@ -145,6 +147,10 @@ def run(arguments: Sequence[str]) -> int:
     except click.UsageError as error:
         message = f"{complaint(error)}; see {error.ctx.command_path if error.ctx else 'loraplane'} --help"
         return _report(CommandFailure(Exit.USAGE, Reason.USAGE, message), first)
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_FILES:
+            raise
+        return _report(CommandFailure(Exit.USAGE, Reason.USAGE, install_remedy(error, "files")), first)
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
 

@@ -17,14 +17,16 @@ import structlog
 
 from registry.client.transport import AdminCalls
 from registry.model.errors import InvalidArgument
-from registry.picker.app import PickerPorts, assemble
-from registry.picker.settings import PickerSettings
 from registry.runtime.flags import read_settings
-from registry.runtime.grpc_port import bind_port
-from registry.runtime.http import CannotListen, HttpServer, listen_as_told, tls_as_told
-from registry.runtime.page_guard import own_hosts
 from registry.runtime.process import EXIT_USAGE, configure_logging, on_stop_signal, supervise
-from registry.runtime.program import most_connections, raise_descriptor_limit, spare_collector
+from registry.runtime.program import most_connections, needs_extra, raise_descriptor_limit, spare_collector
+
+with needs_extra("loraplane-picker", "server"):
+    from registry.picker.app import PickerPorts, assemble
+    from registry.picker.settings import PickerSettings
+    from registry.runtime.grpc_port import bind_port
+    from registry.runtime.http import CannotListen, HttpServer, listen_as_told, tls_as_told
+    from registry.runtime.page_guard import own_hosts
 
 _log = structlog.get_logger()
 PROGRAM = "loraplane-picker"

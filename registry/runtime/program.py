@@ -1,10 +1,12 @@
-"""Properties of every program: the release, and variables of its flags."""
+"""Properties of every program: the release, variables of its flags, and what it needs to be installed."""
 
 from __future__ import annotations
 
 import gc
 import resource
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 # What is young is looked at more rarely than Python does by itself. What has survived that is looked at soon all the
@@ -61,3 +63,22 @@ def release_version() -> str:
 def version_line(program: str) -> str:
     """Answer of a program to ``--version``."""
     return f"{program} {release_version() or 'not installed'}"
+
+
+EXTRA_MISSING = 2
+
+
+def install_remedy(error: ImportError, extra: str) -> str:
+    """One sentence on a package that is missing, with the command that installs it with the rest of that extra."""
+    install = f"pip install 'loraplane[{extra}]', or in the project's folder: pip install '.[{extra}]'"
+    return f"this needs {error.name}, which is not installed here; {install}"
+
+
+@contextmanager
+def needs_extra(program: str, extra: str) -> Iterator[None]:
+    """Ends the program in one line if the body's imports find a package missing; a client is installed without them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{program}: {install_remedy(error, extra)}\n")
+        raise SystemExit(EXTRA_MISSING) from error

@@ -33,10 +33,12 @@ def locked(path: Path) -> dict[str, str]:
 def asked(name: str) -> list[str]:
     """What pyproject.toml asks for by the name of a lock."""
     groups, extras = PROJECT["dependency-groups"], PROJECT["project"]["optional-dependencies"]
+    servers = [*extras["server"], *extras["sidecar"][1:], *extras["files"]]
     lines = {
-        "control-plane": PROJECT["project"]["dependencies"],
+        "control-plane": [*PROJECT["project"]["dependencies"], *servers],
         "dev": [
             *PROJECT["project"]["dependencies"],
+            *servers,
             *extras["embedded"],
             *extras["otel"],
             *extras["dev"][1:],

@@ -5,18 +5,13 @@ Whoever has created the weights alone goes on to the configuration, so two publi
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import ObjectStore
-
-from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
+from registry.lora.digest import FILES
 from registry.lora.directory import check_files, digest_of
 from registry.lora.findings import CannotPublish, UnfitAdapter
 from registry.lora.signing.statement import SIGNATURE_FILE
@@ -24,10 +19,7 @@ from registry.model.source_uri import SCHEMES, SourceUri, parse_source, without_
 from registry.runtime.local_files import sync_directory
 from registry.sources.credentials import HeldCredential
 from registry.sources.file import path_of
-from registry.sources.object_stores import open_store
 
-# One request may carry several gigabytes.
-UPLOAD_TIMEOUT = "3600s"
 *_OTHERS, _LAST = (f"{scheme}://" for scheme, kind in SCHEMES.items() if kind in {"folder", "bucket"})
 WRITABLE = f"{', '.join(_OTHERS)} or {_LAST}"
 
@@ -84,18 +76,10 @@ def put(folder: Path, there: Destination, held: HeldCredential | None) -> bool:
     """
     if isinstance(there.place, Path):
         return _put_folder(folder, there.place)
-    try:
-        return _put_objects(folder, there.place, held)
-    except (PermissionDeniedError, UnauthenticatedError):
-        remedy = "check the secret, and what it may do" if held is not None else "name a --credential"
-        raise CannotPublish(f"{_shown(there)} may not be written, or not read again; {remedy}") from None
-    except BaseError:  # whose text repeats addresses and signatures
-        remedy = "repeat it, and it goes on; if it stays so, look at the endpoint in the file of --credentials"
-        raise Unfinished(f"{_shown(there)} was not reached, or broke off; {remedy}") from None
+    # A client that never writes to a bucket need not have what does.
+    from registry.client.upload.objects import put_objects  # noqa: PLC0415
 
-
-def _shown(there: Destination) -> str:
-    return without_secrets(there.uri)
+    return put_objects(folder, there.place, held, without_secrets(there.uri))
 
 
 def _put_folder(folder: Path, target: Path) -> bool:
@@ -107,7 +91,7 @@ def _put_folder(folder: Path, target: Path) -> bool:
     arriving = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         arriving.mkdir()
-        for name in (*FILES, *_bundle_of(folder)):
+        for name in (*FILES, *bundle_of(folder)):
             _copy(folder / name, arriving / name)
         sync_directory(arriving)
         arriving.rename(target)
@@ -122,13 +106,13 @@ def _put_folder(folder: Path, target: Path) -> bool:
     return True
 
 
-def _bundle_of(folder: Path) -> tuple[str, ...]:
+def bundle_of(folder: Path) -> tuple[str, ...]:
     """The name of the bundle, if there is one."""
     return (SIGNATURE_FILE,) if (folder / SIGNATURE_FILE).is_file() else ()
 
 
 def _put_bundle(folder: Path, target: Path) -> None:
-    for name in _bundle_of(folder):
+    for name in bundle_of(folder):
         arriving = target / f".{name}.{uuid.uuid4().hex}"
         try:
             _copy(folder / name, arriving)
@@ -153,51 +137,3 @@ def _check_same(folder: Path, target: Path) -> None:
         is_same = False
     if not is_same:
         raise DestinationTaken(str(target))
-
-
-def _put_objects(folder: Path, place: SourceUri, held: HeldCredential | None) -> bool:
-    store = open_store(place, held, UPLOAD_TIMEOUT)
-    keys = {name: "/".join((*place.path, name)) for name in FILES}
-    missing = [name for name in FILES if not _is_there(store, keys[name], folder / name)]
-    for name in _bundle_of(folder):  # before the last file, without which nobody takes it for an adapter
-        obstore.put(store, "/".join((*place.path, name)), folder / name, use_multipart=False)
-    for name in (WEIGHTS_FILE, CONFIG_FILE):
-        if name in missing:
-            _create(store, keys[name], folder / name)
-    for name in FILES:
-        if not _is_there(store, keys[name], folder / name):
-            raise CannotPublish(f"{keys[name]} is gone since it was written; look at who else writes there")
-    return bool(missing)
-
-
-def _is_there(store: ObjectStore, key: str, path: Path) -> bool:
-    """True if just this file is there, to the last byte; False if nothing is."""
-    try:
-        found = obstore.get(store, key)
-    except FileNotFoundError:
-        return False
-    if found.meta["size"] != path.stat().st_size or _sha256(found) != _sha256_of(path):
-        raise DestinationTaken(key)
-    return True
-
-
-def _sha256(found: obstore.GetResult) -> str:
-    digest = hashlib.sha256()
-    for chunk in found.stream():
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _create(store: ObjectStore, key: str, path: Path) -> None:
-    """Writes an object that is not there yet; the store itself sees to it that nobody's is replaced."""
-    try:
-        obstore.put(store, key, path, mode="create", use_multipart=False)
-    except AlreadyExistsError:
-        _is_there(store, key, path)  # somebody was quicker; the same is as good
-    except FileNotFoundError:
-        raise CannotPublish("the bucket is not there; make it, or look at the credential's endpoint") from None

@@ -16,6 +16,7 @@ from registry.client.upload.destination import Destination, DestinationTaken, Un
 from registry.lora.findings import CannotPublish
 from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason, Unavailable
 from registry.model.source_uri import without_secrets
+from registry.runtime.program import install_remedy
 from registry.sources.base import ArtifactError, StoreError
 from registry.sources.credentials import Credentials, HeldCredential
 from registry.sources.credentials_file import read_credentials
@@ -27,7 +28,7 @@ def uploaded(folder: Path, upload: Upload) -> str:
     Raises:
         InvalidArgument: nothing can be written there, or there is no such credential.
         AlreadyExists: with reason DESTINATION_TAKEN, other files are there; they are never replaced.
-        FailedPrecondition: with reason CANNOT_PUBLISH, the store refused it.
+        FailedPrecondition: with reason CANNOT_PUBLISH, the store refused it, or what speaks with it is not installed.
         Unavailable: with reason UPLOAD_UNFINISHED, the store was not reached or broke off. Repeat it, and it goes on.
     """
     with _translated(upload):
@@ -54,6 +55,8 @@ def _translated(upload: Upload) -> Iterator[None]:
         raise AlreadyExists(Reason.DESTINATION_TAKEN, message, field="upload") from error
     except Unfinished as error:
         raise Unavailable(Reason.UPLOAD_UNFINISHED, str(error), field="upload") from error
+    except ModuleNotFoundError as error:
+        raise FailedPrecondition(Reason.CANNOT_PUBLISH, install_remedy(error, "files"), field="upload") from error
     except (ArtifactError, StoreError) as error:
         raise InvalidArgument(Reason.INVALID_FIELD, f"{error}", field="upload") from error
     except OSError as error:

@@ -20,6 +20,7 @@ from registry.lora.safetensors import not_finite
 from registry.lora.signing.folder import bundle_in, statement_in
 from registry.lora.signing.forms import BadBundle
 from registry.lora.signing.statement import SIGNATURE_FILE
+from registry.runtime.program import install_remedy
 from registry.sources.credentials import HeldCredential
 from registry.tools.convert.options import (
     ConversionOptions,
@@ -171,6 +172,4 @@ def torch_or_remedy() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        install = "pip install 'loraplane[publish]', or in the project's folder: pip install '.[publish]'"
-        message = f"this needs {error.name}, which is not installed here; {install}"
-        raise CannotPublish(message) from error
+        raise CannotPublish(install_remedy(error, "publish")) from error

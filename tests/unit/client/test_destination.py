@@ -14,6 +14,7 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import MemoryStore
 
 from registry.client.upload import destination as destinations
+from registry.client.upload import objects as bucket
 from registry.client.upload.destination import DestinationTaken, Unfinished, destination, put
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.findings import CannotPublish
@@ -150,7 +151,7 @@ def test_a_disk_that_does_not_take_it_is_told_and_nothing_is_left(folder, tmp_pa
 def store(monkeypatch) -> MemoryStore:
     """The bucket behind every URI."""
     made = MemoryStore()
-    monkeypatch.setattr(destinations, "open_store", lambda *_: made)
+    monkeypatch.setattr(bucket, "open_store", lambda *_: made)
     return made
 
 
@@ -192,14 +193,14 @@ def test_half_is_completed_where_it_is_ours_alone(folder, store, name):
 )
 def test_who_is_quicker_by_a_moment_wins_whole(folder, store, monkeypatch, files, is_ours):
     """R4: both have seen an empty prefix."""
-    create = destinations._create
+    create = bucket._create
 
     def second(store: MemoryStore, key: str, path: Path) -> None:
         if key.endswith(WEIGHTS_FILE):
             hold(store, **files)
         create(store, key, path)
 
-    monkeypatch.setattr(destinations, "_create", second)
+    monkeypatch.setattr(bucket, "_create", second)
     if is_ours:
         assert put(folder, destination(URI), None) is True
     else:
@@ -239,13 +240,13 @@ def test_a_store_that_does_not_take_it_is_told(folder, store, monkeypatch, error
 
 def test_what_is_taken_away_meanwhile_is_not_published(folder, store, monkeypatch):
     """R4: only what was read again is there."""
-    create = destinations._create
+    create = bucket._create
 
     def undone(store: MemoryStore, key: str, path: Path) -> None:
         create(store, key, path)
         if key.endswith(CONFIG_FILE):
             obstore.delete(store, f"sql/v1/{WEIGHTS_FILE}")
 
-    monkeypatch.setattr(destinations, "_create", undone)
+    monkeypatch.setattr(bucket, "_create", undone)
     with pytest.raises(CannotPublish, match=f"sql/v1/{WEIGHTS_FILE} is gone since it was written"):
         put(folder, destination(URI), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from obstore.exceptions import BaseError
 from obstore.store import MemoryStore
 
 from registry.client.publication import Publication, Upload, change_of
-from registry.client.upload import destination as destinations
+from registry.client.upload import objects as bucket
 from registry.lora.directory import digest_of
 from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Reason, RegistryError, Unavailable
 from tests.corpus.drafts import LLAMA
@@ -45,7 +46,7 @@ def test_without_a_place_the_folder_itself_is_published(folder):
 
 def test_a_bucket_takes_it_as_a_folder_does(folder, monkeypatch):
     store = MemoryStore()
-    monkeypatch.setattr(destinations, "open_store", lambda *_: store)
+    monkeypatch.setattr(bucket, "open_store", lambda *_: store)
     assert source_of(folder, URI) == (URI, digest_of(folder))
     assert {one["path"] for one in store.list().collect()} == {
         "policy/step-7/adapter_config.json",
@@ -66,7 +67,7 @@ def test_a_store_that_is_not_reached_may_be_tried_again(folder, monkeypatch):
     def broken(*_: object) -> bool:
         raise BaseError("http://secret")
 
-    monkeypatch.setattr(destinations, "_put_objects", broken)
+    monkeypatch.setattr(bucket, "_put", broken)
     with pytest.raises(Unavailable, match="repeat it") as failed:
         source_of(folder, URI)
     assert failed.value.reason is Reason.UPLOAD_UNFINISHED
@@ -96,3 +97,10 @@ def test_only_a_folder_is_uploaded(tmp_path):
     with pytest.raises(InvalidArgument, match="no such folder"):
         source_of(tmp_path / "none", tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
+
+
+def test_what_speaks_with_buckets_may_not_be_installed(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "registry.client.upload.objects", None)
+    with pytest.raises(FailedPrecondition, match=r"pip install 'loraplane\[files\]'") as refused:
+        source_of(folder, URI)
+    assert (refused.value.reason, refused.value.field) == (Reason.CANNOT_PUBLISH, "upload")

@@ -8,7 +8,7 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from registry.client.upload import destination as destinations
+from registry.client.upload import objects as bucket
 from registry.client.upload.destination import destination, put
 from registry.lora.policy import AdapterLimits
 from registry.lora.signing.folder import bundle_in, folder_sha256
@@ -65,8 +65,8 @@ def test_a_bundle_is_in_the_bucket_before_the_last_file(adapter, monkeypatch):
         order.append(key.rpartition("/")[2])
         return real(there, key, path, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(destinations, "open_store", lambda *_: store)
-    monkeypatch.setattr(destinations.obstore, "put", noted)
+    monkeypatch.setattr(bucket, "open_store", lambda *_: store)
+    monkeypatch.setattr(bucket.obstore, "put", noted)
     assert put(adapter, destination("s3://bucket/sql/v1"), None) is True
     assert order == ["model.sig", "adapter_model.safetensors", "adapter_config.json"]
     assert obstore.get(store, "sql/v1/model.sig").bytes().to_bytes() == bundle_in(adapter)
