@@ -1,4 +1,4 @@
-"""Properties of every program: the release, variables of its flags, and what it needs to be installed."""
+"""Properties of every program: the release, variables of flags, extras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts a finished adapter into a bucket, where the store itself sees to it that nobody's is replaced."""
+"""Puts a finished adapter into a bucket, and never over another one."""
 
 from __future__ import annotations
 
