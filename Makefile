@@ -62,9 +62,8 @@ sbom: .venv-tools/.installed ## Write what the control plane and the engine cons
 		--output-reproducible --output-file build/sbom/$$name.cdx.json requirements/$$name.txt || exit; done
 
 .PHONY: site
-site: install .venv-site/.installed ## Make the documentation's site in build/site; a dead link, or a page out of its tree, fails
+site: install .venv-site/.installed ## Make the documentation's site in build/site, a folder for each release; a dead link, or a page out of its tree, fails
 	$(BIN)/python -m tests.support.site
-	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --config-file build/mkdocs.yml
 
 .PHONY: release
 release: install .venv-tools/.installed ## Make a release of the last commit in dist/VERSION: packages, chart, images where podman is, bills of materials, digests, notes (VERSION=x.y.z, IMAGES=no)

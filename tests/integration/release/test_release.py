@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.checkout import check_out, git
 from tests.support.release.__main__ import ROOT, SUMS, TOOLS, make_release
 from tests.support.release.source_tree import ReleaseRefused, notes, take_source, versions
 
@@ -22,29 +22,10 @@ VERSION = versions(ROOT)["pyproject.toml"]
 needs_tools = pytest.mark.skipif(not TOOLS.exists(), reason="bills of materials: make .venv-tools/.installed")
 
 
-def git(folder: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=releaser", "-c", "user.email=releaser@example.com")
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """This tree as it is now, committed in a repository of its own."""
-    folder = tmp_path_factory.mktemp("checkout")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/decisions/", "bench/")):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "All of it")
-    return folder
+    return check_out(tmp_path_factory.mktemp("checkout"))
 
 
 @needs_tools
