@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.netns import why_not
+from tests.support.pods import container as runner
 from tests.support.pods.cluster import Cluster
 from tests.support.pods.container import NotPlayed
 from tests.support.pods.fleet import secret
@@ -77,6 +78,22 @@ async def settled(cluster: Cluster) -> None:
 def steps(pod: Pod) -> list[str]:
     file = pod.folder / "volumes/log/steps"
     return file.read_text().splitlines() if file.exists() else []
+
+
+async def test_a_checkout_below_a_mounted_path_is_seen(cluster, tmp_path, monkeypatch):
+    """As where it lies below /tmp, which manifests cover with a volume of the pod."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir(mode=0o755)
+    (checkout / "program").write_text("seen")
+    monkeypatch.setattr(runner, "ROOT", checkout)
+    above = {"name": "above", "mountPath": str(tmp_path)}
+    main = container("main", f"cat {checkout}/program >> /log/steps; {LIVES}")
+    main["volumeMounts"].append(above)
+    cluster.apply(deployment([], [main], volumes=[{"name": "above", "emptyDir": {}}]))
+    await settled(cluster)
+    (pod,) = cluster.pods
+    await eventually(lambda: steps(pod))
+    assert steps(pod)[0].startswith("seen")
 
 
 async def test_containers_begin_and_end_in_the_order_of_a_kubelet(cluster):

@@ -207,12 +207,12 @@ class Container:
             f"mount --rbind /proc {root}/proc",
             f"mount --rbind /dev {root}/dev",
         ]
-        for folder in {str(ROOT), sys.base_prefix, str(Path(sys.prefix).resolve())}:
-            if not folder.startswith(_SYSTEM):
-                lines += _bind(root, Mount(Path(folder), folder, read_only=True))
-        shipped = [Mount(folder, path, read_only=True) for path, folder in self.image.folders.items()]
+        own = {str(ROOT), sys.base_prefix, str(Path(sys.prefix).resolve())}
+        shipped = dict(self.image.folders)
+        shipped |= {folder: Path(folder) for folder in own if not folder.startswith(_SYSTEM)}
+        beside = [Mount(folder, path, read_only=True) for path, folder in shipped.items()]
         # The outer before what is in them, as container runtimes do.
-        for mount in sorted([*shipped, *self.mounts], key=lambda one: one.target.count("/")):
+        for mount in sorted([*beside, *self.mounts], key=lambda one: one.target.count("/")):
             lines += _bind(root, mount)
         lines += [f"mount -o remount,ro,bind {root}", f'exec chroot {root} {shlex.join(self._as_user())} "$@"']
         return "\n".join(lines) + "\n"
