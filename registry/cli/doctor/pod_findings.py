@@ -78,38 +78,49 @@ class _Container:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pod:
+class _Template:
     """A pod, or the template of pods; `subject` is what it is called in findings."""
 
     subject: str
     labels: Mapping[str, Any]
     spec: Spec
+
+
+@dataclass(frozen=True, slots=True)
+class _Pod(_Template):
+    """One with a sidecar."""
+
     sidecar: _Container
     engine: _Container | None
 
 
 def pod_findings(documents: Iterable[object]) -> list[DoctorFinding]:
-    """Findings about manifests: of each pod with a sidecar, or that there is none."""
-    pods = [pod for one in documents for pod in _pods(one)]
+    """Findings about manifests: of each pod with a sidecar, or that there is none, and of releases that differ."""
+    templates = [template for one in documents for template in _templates(one)]
+    pods = [pod for one in templates for pod in _with_sidecar(one)]
     if not pods:
         finding = "no pod in it has LoraPlane's sidecar"
         return [error(CheckedPart.POD, "all", "no_sidecar", finding, _CHART)]
-    return [finding for pod in pods for finding in _of(pod)]
+    differing = [finding for template in templates for finding in _releases(template)]
+    return [*differing, *(finding for pod in pods for finding in _of(pod))]
 
 
-def _pods(document: object) -> Iterator[_Pod]:
+def _templates(document: object) -> Iterator[_Template]:
     manifest = _mapping(document)
     for item in _mappings(manifest.get("items")) if str(manifest.get("kind", "")).endswith("List") else ():
-        yield from _pods(item)
+        yield from _templates(item)
     is_pod = manifest.get("kind") == "Pod"
     template = manifest if is_pod else _mapping(_mapping(manifest.get("spec")).get("template"))
-    spec = _mapping(template.get("spec"))
-    containers = _containers(spec)
+    name = _mapping(manifest.get("metadata")).get("name", "without a name")
+    labels = _mapping(_mapping(template.get("metadata")).get("labels"))
+    yield _Template(f"{manifest.get('kind')}/{name}", labels, _mapping(template.get("spec")))
+
+
+def _with_sidecar(template: _Template) -> Iterator[_Pod]:
+    containers = _containers(template.spec)
     sidecar = next((one for one in containers if _is_sidecar(one)), None)
     if sidecar is not None:
-        name = _mapping(manifest.get("metadata")).get("name", "without a name")
-        labels = _mapping(_mapping(template.get("metadata")).get("labels"))
-        yield _Pod(f"{manifest.get('kind')}/{name}", labels, spec, sidecar, _engine(containers))
+        yield _Pod(template.subject, template.labels, template.spec, sidecar, _engine(containers))
 
 
 def _containers(spec: Spec) -> list[_Container]:
@@ -134,7 +145,6 @@ def _engine(containers: Sequence[_Container]) -> _Container | None:
 
 
 def _of(pod: _Pod) -> Iterator[DoctorFinding]:
-    yield from _releases(pod)
     yield from _order(pod)
     yield from _url(pod)
     if pod.engine is None:
@@ -147,7 +157,7 @@ def _of(pod: _Pod) -> Iterator[DoctorFinding]:
     yield from _readiness(pod, pod.engine)
 
 
-def _releases(pod: _Pod) -> Iterator[DoctorFinding]:
+def _releases(pod: _Template) -> Iterator[DoctorFinding]:
     """A chart, and images, of several releases."""
     found: dict[str, list[str]] = {}
     if str(pod.labels.get("helm.sh/chart", "")).startswith("loraplane-"):
@@ -249,7 +259,7 @@ def _error(pod: _Pod, reason: str, finding: str, remedy: str) -> DoctorFinding:
     return error(CheckedPart.POD, pod.subject, reason, finding, remedy)
 
 
-def _warning(pod: _Pod, reason: str, finding: str, remedy: str) -> DoctorFinding:
+def _warning(pod: _Template, reason: str, finding: str, remedy: str) -> DoctorFinding:
     return warning(CheckedPart.POD, pod.subject, reason, finding, remedy)
 
 

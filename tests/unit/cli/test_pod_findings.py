@@ -119,6 +119,16 @@ def test_a_mistake_is_told_by_its_reason(spoil: Callable[[Pod], object], reason:
     assert all(one.subject == "Deployment/v" and one.remedy for one in found)
 
 
+def test_images_of_another_release_are_told_of_pods_without_a_sidecar_too():
+    """Admin services and pickers are of the chart as well."""
+    admin = deployment()
+    admin["metadata"]["name"] = "admin"
+    spec_of(admin).update(initContainers=[], containers=[{"name": "admin", "image": "loraplane/admin:0.1.0"}])
+    (found,) = pod_findings([deployment(), admin])
+    assert (found.subject, found.reason) == ("Deployment/admin", "release_differs")
+    assert "0.1.0: image admin; 0.2.0: the chart" in found.finding
+
+
 def test_what_ends_or_stops_a_pod_is_an_error_and_what_costs_requests_a_warning():
     pod = deployment()
     engine_of(pod).pop("lifecycle")
