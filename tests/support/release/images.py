@@ -6,9 +6,11 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.release.archives import pack_folder
 from tests.support.release.source_tree import Source
 
 TARGETS = ("admin", "sidecar", "plugin")
@@ -37,21 +39,38 @@ def make_images(
         tag = f"localhost/loraplane/{target}:{source.version}"
         labels = _labels(source, into, target)
         named = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
-        build = ["build", "--quiet", "--format", "oci", "--timestamp", str(source.epoch), "--target", target]
-        build += ["--file", "compose/Dockerfile", "--tag", tag, *named, *arguments, "."]
-        archive = into / f"loraplane-{target}-{source.version}.oci.tar"
-        for words in (build, ["save", "--quiet", "--format", "oci-archive", "--output", str(archive), tag]):
-            done = subprocess.run(
-                [*command, *words],
-                cwd=source.tree,
-                env=os.environ,
-                timeout=BUILD_SECONDS,
-                check=False,
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                raise RuntimeError(f"podman {words[0]} of {target}: {done.stderr[-2000:]}")
+        build = [
+            "build",
+            "--quiet",
+            "--format",
+            "oci",
+            "--target",
+            target,
+            "--file",
+            "compose/Dockerfile",
+            "--tag",
+            tag,
+        ]
+        build += ["--timestamp", str(source.epoch), "--build-arg", f"SOURCE_DATE_EPOCH={source.epoch}"]
+        with tempfile.TemporaryDirectory(dir=into.parent) as temporary:
+            _run([*command, *build, *named, *arguments, "."], source)
+            _run([*command, "save", "--quiet", "--format", "oci-dir", "--output", temporary, tag], source)
+            # podman's own archive has the time of the day in it.
+            pack_folder(Path(temporary), into / f"loraplane-{target}-{source.version}.oci.tar", source.epoch)
+
+
+def _run(command: Sequence[str], source: Source) -> None:
+    done = subprocess.run(
+        command,
+        cwd=source.tree,
+        env=os.environ,
+        timeout=BUILD_SECONDS,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
 
 
 def _labels(source: Source, into: Path, target: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import subprocess
@@ -11,6 +10,7 @@ import tarfile
 from itertools import product
 from pathlib import Path
 
+from tests.support.release.archives import packed
 from tests.support.release.source_tree import Source
 
 # By distribution, where it is.
@@ -28,7 +28,7 @@ def make_packages(source: Source, into: Path) -> None:
     for archive in into.glob("*.tar.gz"):
         with tarfile.open(archive) as made:
             files = {one.name: (made.extractfile(one) or io.BytesIO()).read() for one in made if one.isfile()}
-        archive.write_bytes(_packed(files, source.epoch))
+        archive.write_bytes(packed(dict(sorted(files.items())), source.epoch))
 
 
 def make_chart(source: Source, into: Path) -> None:
@@ -38,18 +38,4 @@ def make_chart(source: Source, into: Path) -> None:
     files = {f"loraplane/{path.relative_to(folder)}": path.read_bytes() for path in found}
     # helm reads what a chart is from the beginning of the archive.
     files = {"loraplane/Chart.yaml": files["loraplane/Chart.yaml"], **dict(sorted(files.items()))}
-    (into / f"loraplane-{source.version}.tgz").write_bytes(_packed(files, source.epoch, is_sorted=True))
-
-
-def _packed(files: dict[str, bytes], epoch: int, *, is_sorted: bool = False) -> bytes:
-    """An archive of these files, all of one time and of nobody."""
-    packed = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=epoch) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name in files if is_sorted else sorted(files):
-            told = tarfile.TarInfo(name)
-            told.size, told.mtime, told.mode = len(files[name]), epoch, 0o644
-            archive.addfile(told, io.BytesIO(files[name]))
-    return packed.getvalue()
+    (into / f"loraplane-{source.version}.tgz").write_bytes(packed(files, source.epoch))
