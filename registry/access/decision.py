@@ -41,16 +41,6 @@ class HeldRole:
     sources: tuple[str, ...]
     credentials: NamePatterns
 
-    def allows(self, asked: AccessQuestion) -> bool:
-        """True if this binding by itself allows it."""
-        return (
-            (asked.verb, asked.resource) in self.actions
-            and (asked.tenant is None or self.tenants is None or self.tenants.match(asked.tenant))
-            and (asked.pool is None or self.pools.match(asked.pool))
-            and (asked.credentials is None or self.credentials.match(asked.credentials))
-            and (asked.source is None or not self.sources or spelled(asked.source).startswith(self.sources))
-        )
-
     def __str__(self) -> str:
         return f"{self.role} by binding {self.number}" if self.number else f"{self.role} as the host's administrator"
 
@@ -65,12 +55,23 @@ class Grant:
     held: tuple[HeldRole, ...]
     believed: Authentication | None = field(default=None, hash=False)
 
+    def allowing(self, asked: AccessQuestion) -> Iterator[HeldRole]:
+        """The bindings that allow it, each by itself, in their order; what is alike for all is made out once."""
+        action, pool, tenant, credentials = (asked.verb, asked.resource), asked.pool, asked.tenant, asked.credentials
+        source = None if asked.source is None else spelled(asked.source)
+        for one in self.held:
+            if (
+                action in one.actions
+                and (tenant is None or one.tenants is None or one.tenants.match(tenant))
+                and (pool is None or one.pools.match(pool))
+                and (credentials is None or one.credentials.match(credentials))
+                and (source is None or not one.sources or source.startswith(one.sources))
+            ):
+                yield one
+
     def by(self, asked: AccessQuestion) -> HeldRole | None:
         """The first binding that allows it; None: it is refused."""
-        for one in self.held:
-            if one.allows(asked):
-                return one
-        return None
+        return next(self.allowing(asked), None)
 
     def sees(self, action: Action, pool: str | None) -> Callable[[str], bool]:
         """Tells, by an adapter's name, whether it is seen; whole pools are filtered, so each tenant is judged once."""
@@ -87,16 +88,15 @@ class Grant:
     def covers(self, asked: AccessQuestion) -> bool:
         """True if one binding allows it in every pool and for every tenant that it leaves open."""
         return any(
-            one.allows(asked)
-            and (asked.pool is not None or "*" in one.pools.words)
+            (asked.pool is not None or "*" in one.pools.words)
             and (asked.tenant is not None or one.tenants is None or "*" in one.tenants.words)
-            for one in self.held
+            for one in self.allowing(asked)
         )
 
     def sees_all(self, action: Action, pool: str | None) -> bool:
         """True if the adapters of all tenants are seen."""
-        asked = AccessQuestion(*action, pool)
-        return any(one.allows(asked) and (one.tenants is None or "*" in one.tenants.words) for one in self.held)
+        every = self.allowing(AccessQuestion(*action, pool))
+        return any(one.tenants is None or "*" in one.tenants.words for one in every)
 
     def check_any(self, *asked: AccessQuestion) -> HeldRole:
         """The binding that allows one of several questions, of which one is enough.

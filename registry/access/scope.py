@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
 from registry.model.errors import InvalidArgument
@@ -46,16 +45,15 @@ def below(text: str) -> str:
         return f"{text}//"  # no source has an empty part
 
 
-@lru_cache(maxsize=64)
 def spelled(uri: str) -> str:
     """A source in the one spelling that it has in all bindings, with / at its end; "": it cannot be read."""
     try:
         if uri.startswith("file:"):
-            return f"{SourcePrefix('file', '', _folder(uri))}/"
+            return "/".join(("file://", *_folder(uri), ""))
         source = parse_source(uri)
     except SourceUriError:
         return ""
-    return f"{SourcePrefix(source.scheme, source.authority, source.path)}/"
+    return "/".join((f"{source.scheme}://{source.authority}", *source.path, ""))
 
 
 def _folder(uri: str) -> tuple[str, ...]:

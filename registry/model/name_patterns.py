@@ -33,7 +33,7 @@ class NamePatterns:
         """True for a name that one stands for."""
         if self.any_case:
             name = name.lower()
-        if name in self.exact or name.startswith(self.begin):
+        if name.startswith(self.begin) or name in self.exact:
             return True
         # Most have none, and a generator that yields nothing takes as long as all of the above.
         return bool(self.parts) and any(_fits(one, name) for one in self.parts)

@@ -50,6 +50,8 @@ _IMAGE_FORM = "write oci://HOST/REPOSITORY[:TAG] or oci://HOST/REPOSITORY@sha256
 _REPOSITORY_PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 # What needs no escape anywhere, so that a key means the same to every client.
 _KEY_SEGMENT = re.compile(r"[A-Za-z0-9._=+@,:~-]+")
+# What no part of a path may hold behind its escapes.
+_NOT_PLAIN = re.compile(r"[/\\\x00-\x1f\x7f]")
 _URL_SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+")
 
 
@@ -237,7 +239,7 @@ def _path(scheme: str, path: str) -> tuple[str, ...]:
     pattern = _URL_SEGMENT if kind_of(scheme) == "web" else _KEY_SEGMENT
     for segment in segments:
         plain = unquote(segment)
-        if not pattern.fullmatch(segment) or plain in {".", ".."} or re.search(r"[/\\\x00-\x1f\x7f]", plain):
+        if not pattern.fullmatch(segment) or plain in {".", ".."} or _NOT_PLAIN.search(plain):
             raise SourceUriError(f"the path has the part {segment[:100]!r}, which is empty, dotted or not plain")
     return segments
 
