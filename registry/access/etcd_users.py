@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from registry.etcd3.ops import EtcdAccess, KeyPermission, Permission, prefix_end
 from registry.model.keys import Keys
@@ -60,45 +61,68 @@ def _of_auditor(keys: Keys) -> Iterator[KeyPermission]:
 
 
 @dataclass(frozen=True, slots=True)
-class AddRole:
+class _OfName:
+    """A change of one user or role."""
+
+    words: ClassVar[str]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.name}"
+
+
+class AddRole(_OfName):
     """A role that permits nothing yet."""
 
-    role: str
-
-    def __str__(self) -> str:
-        return f"add role {self.role}"
+    words = "add role"
 
 
-@dataclass(frozen=True, slots=True)
-class GrantKeys:
-    """A permission that a role gets."""
-
-    role: str
-    permission: KeyPermission
-
-    def __str__(self) -> str:
-        return f"grant {self.role}: {self.permission}"
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeKeys:
-    """A permission that a role loses."""
-
-    role: str
-    permission: KeyPermission
-
-    def __str__(self) -> str:
-        return f"revoke from {self.role}: {self.permission}"
-
-
-@dataclass(frozen=True, slots=True)
-class AddUser:
+class AddUser(_OfName):
     """A user without a role yet."""
 
-    user: str
+    words = "add user"
+
+
+class SetPassword(_OfName):
+    """A new password for a user who is there."""
+
+    words = "set a new password of"
+
+
+class RemoveUser(_OfName):
+    """A user whose replica is gone."""
+
+    words = "remove user"
+
+
+class RemoveRole(_OfName):
+    """The role of a user who is removed."""
+
+    words = "remove role"
+
+
+@dataclass(frozen=True, slots=True)
+class _OfKeys:
+    """A change of what a role permits."""
+
+    words: ClassVar[str]
+    role: str
+    permission: KeyPermission
 
     def __str__(self) -> str:
-        return f"add user {self.user}"
+        return f"{self.words} {self.role}: {self.permission}"
+
+
+class GrantKeys(_OfKeys):
+    """A permission that a role gets."""
+
+    words = "grant"
+
+
+class RevokeKeys(_OfKeys):
+    """A permission that a role loses."""
+
+    words = "revoke from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,36 +134,6 @@ class GiveRole:
 
     def __str__(self) -> str:
         return f"give {self.user} the role {self.role}"
-
-
-@dataclass(frozen=True, slots=True)
-class SetPassword:
-    """A new password for a user who is there."""
-
-    user: str
-
-    def __str__(self) -> str:
-        return f"set a new password of {self.user}"
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveUser:
-    """A user whose replica is gone."""
-
-    user: str
-
-    def __str__(self) -> str:
-        return f"remove user {self.user}"
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveRole:
-    """The role of a user who is removed."""
-
-    role: str
-
-    def __str__(self) -> str:
-        return f"remove role {self.role}"
 
 
 AccessStep = AddRole | GrantKeys | RevokeKeys | AddUser | GiveRole | SetPassword | RemoveUser | RemoveRole
