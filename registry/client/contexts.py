@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from registry.client.address import Tls
-from registry.client.credentials import TokenCommand, TokenFile, TokenSource
+from registry.client.credentials import (
+    HELPER_SECONDS,
+    HELPER_VARIABLE,
+    MOST_HELPER_SECONDS,
+    TokenCommand,
+    TokenFile,
+    TokenSource,
+)
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
 from registry.runtime.own_paths import NotOwn, check_own
 
@@ -141,8 +148,10 @@ _CREDENTIALS = ("tls_ca", "tls_cert", "tls_key", "token_file", "token_command")
 def token_of(file: str, command: str) -> TokenSource | None:
     """Source of the token: a file, or a command line; None: neither is named.
 
+    A command has as long as LORAPLANE_TOKEN_SECONDS says, since that is a matter of the host that runs it.
+
     Raises:
-        InvalidArgument: both are named, or the command line is none.
+        InvalidArgument: both are named, or the command line is none, or the variable is.
     """
     if file and command:
         message = "a file with a token (--token-file) and a command that prints one (--token-command); name one"
@@ -150,6 +159,19 @@ def token_of(file: str, command: str) -> TokenSource | None:
     if not command:
         return TokenFile(Path(file)) if file else None
     try:
-        return TokenCommand(shlex.split(command))
+        return TokenCommand(shlex.split(command), _helper_seconds())
     except ValueError as error:
         raise InvalidArgument(Reason.USAGE, f"--token-command: {error}; quote it as for a shell") from error
+
+
+def _helper_seconds() -> float:
+    """Raises InvalidArgument: the variable names no time that is taken."""
+    text = os.environ.get(HELPER_VARIABLE) or str(HELPER_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_HELPER_SECONDS:
+        message = f"{HELPER_VARIABLE}={text[:40]}: write seconds, more than 0 and at most {MOST_HELPER_SECONDS:g}"
+        raise InvalidArgument(Reason.USAGE, message)
+    return seconds

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from registry.model.errors import Reason, Unauthenticated
 
-HELPER_SECONDS = 10.0
+HELPER_SECONDS, MOST_HELPER_SECONDS = 2.0, 60.0
+HELPER_VARIABLE = "LORAPLANE_TOKEN_SECONDS"
 EARLY_SECONDS = 30.0
 _END_SECONDS = 1.0
 MAX_TOKEN_BYTES = 16 << 10
@@ -49,9 +50,11 @@ class TokenCommand:
 
     Attributes:
         argv: the program and its arguments; no shell reads them.
+        seconds: time that it has, at each run.
     """
 
     argv: Sequence[str]
+    seconds: float = HELPER_SECONDS
 
     def __str__(self) -> str:
         return f"the token command {self.argv[0] if self.argv else ''!r}"
@@ -133,11 +136,12 @@ async def _output(source: TokenCommand) -> bytes:
         why = getattr(error, "strerror", None) or "it is no name of a program"
         raise _no_token(source, f"cannot be run: {why}") from error
     try:
-        async with asyncio.timeout(HELPER_SECONDS):
+        async with asyncio.timeout(source.seconds):
             printed = await _printed_by(process)
             status = await process.wait() if len(printed) <= _MAX_PRINTED_BYTES else 0
     except TimeoutError as error:
-        raise _no_token(source, f"was not done within {HELPER_SECONDS:.0f} s") from error
+        remedy = f"if it needs longer, say so: {HELPER_VARIABLE}=10, or TokenCommand(…, seconds=10)"
+        raise _no_token(source, f"was not done within {source.seconds:g} s; {remedy}") from error
     finally:
         if process.returncode is None:
             await _end(process)

@@ -20,7 +20,7 @@ OF_TEST = Connection("test:7600", None, TokenCommand(["helper", "--for", "a b"])
 @pytest.fixture(autouse=True)
 def saved(monkeypatch, tmp_path) -> Path:
     """The file of contexts, prod being the current one; no variable but what a test sets."""
-    for name in ("ADMIN", "CONTEXT", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN_COMMAND"):
+    for name in ("ADMIN", "CONTEXT", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE", "TOKEN_COMMAND", "TOKEN_SECONDS"):
         monkeypatch.delenv(f"LORAPLANE_{name}", raising=False)
     path = tmp_path / "own/contexts.json"
     monkeypatch.setenv("LORAPLANE_CONFIG", str(path))
@@ -85,3 +85,14 @@ def test_a_program_that_names_nothing_reaches_the_service_of_the_variable(addres
     monkeypatch.setenv("LORAPLANE_ADMIN", address)
     with Registry() as registry:
         assert registry.list("p").adapters == ()
+
+
+def test_a_token_command_has_two_seconds_unless_its_host_says_more(monkeypatch):
+    assert OF_TEST.token == TokenCommand(["helper", "--for", "a b"], 2.0)
+    monkeypatch.setenv("LORAPLANE_CONTEXT", "test")
+    monkeypatch.setenv("LORAPLANE_TOKEN_SECONDS", "7.5")
+    assert connection_of("", None, None).token == TokenCommand(["helper", "--for", "a b"], 7.5)
+    for wrong in ("soon", "0", "-1", "61", "nan"):
+        monkeypatch.setenv("LORAPLANE_TOKEN_SECONDS", wrong)
+        with pytest.raises(InvalidArgument, match=f"LORAPLANE_TOKEN_SECONDS={wrong}: write seconds, more than 0 and"):
+            connection_of("", None, None)
