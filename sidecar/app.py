@@ -71,6 +71,8 @@ class Sidecar:
         self._keep(tasks, "last good finder", reporting.finder.run)
         self._keep(tasks, "drain orders", reporting.drain.run)
         self._keep(tasks, "drain list", partial(reporting.drain.hide, ports.engine))
+        if ports.certificates:
+            self._keep(tasks, "certificates watch", reporting.watch_certificates)
         self.start_serving(tasks)
 
     def start_serving(self, tasks: asyncio.TaskGroup) -> None:

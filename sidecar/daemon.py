@@ -115,6 +115,7 @@ def _ports(settings: SidecarSettings, store: LocalStore, owner: str, seat: str, 
         base=settings.base_model,
         insecure=settings.unprotected(),
         http=settings.reached_at(),
+        certificates=settings.certificates(),
     )
 
 

@@ -6,6 +6,7 @@ Durations are in seconds.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -29,6 +30,12 @@ DRAINING = Gauge("loraplane_draining", "1 while the replica drains, so that it i
 DEGRADED = Gauge("loraplane_degraded", "1 while the engine refuses more than a share of what it should serve")
 FILES_NOT_TAKEN = Gauge(
     "loraplane_files_not_taken", "Files of the operator's that are not taken as they are now, as --signature-policy"
+)
+CERTIFICATE_BEGINS = Gauge(
+    "loraplane_certificate_begins_timestamp_seconds", "When the certificate in the file of a flag begins", ["flag"]
+)
+CERTIFICATE_EXPIRES = Gauge(
+    "loraplane_certificate_expires_timestamp_seconds", "When the certificate in the file of a flag ends", ["flag"]
 )
 ENGINE_RESTARTS = Counter("loraplane_engine_restarts", "New incarnations of the engine, the first not counted")
 INTERNAL_ERRORS = Counter(
@@ -82,6 +89,11 @@ def show_status(status: ReplicaStatus, desired: int, served: Iterable[str], resi
     STALE.set(status.stale)
     READY.set(status.ready)
     DEGRADED.set(bool(status.degraded))
+    for gauge in (CERTIFICATE_EXPIRES, CERTIFICATE_BEGINS):
+        gauge.clear()
+    for certificate in status.certificates:
+        for gauge, at in ((CERTIFICATE_EXPIRES, certificate.ends), (CERTIFICATE_BEGINS, certificate.begins)):
+            gauge.labels(certificate.flag).set(datetime.fromisoformat(at).timestamp())
     SWAP_STRATEGY.clear()
     if status.engine.swap:
         SWAP_STRATEGY.labels(status.engine.swap).set(1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,6 +59,7 @@ class Ports:
         base: the sidecar's own folder of the base model; None: it has none.
         insecure: what this sidecar bears unprotected on the network.
         http: see `ReplicaStatus.http`.
+        certificates: files of certificates, by the flags that name them.
     """
 
     presence: Presence
@@ -80,3 +81,4 @@ class Ports:
     base: Path | None = None
     insecure: tuple[str, ...] = ()
     http: str = ""
+    certificates: Mapping[str, Path] = field(default_factory=dict)

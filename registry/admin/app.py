@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -19,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from starlette.applications import Starlette
 
 from registry.access.control import AccessControl
+from registry.admin.etcd_members import look_at_members
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.page.details import DetailPages
 from registry.admin.page.front import FrontPage
@@ -78,6 +80,7 @@ class AdminPorts:
         drain_seconds: for which health says that it ends, before calls do.
         access: who calls, and what they may do; None: anybody, everything.
         reflection: whether anybody may ask for the API's methods: no access control is asked about that.
+        certificates: files of certificates, by the flags that name them.
     """
 
     client: Client
@@ -92,6 +95,7 @@ class AdminPorts:
     drain_seconds: float = DRAIN_SECONDS
     access: AccessControl | None = None
     reflection: bool = True
+    certificates: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,7 @@ def assemble(ports: AdminPorts) -> AdminService:
     calls = call_limits(ports.access, denials)
     if ports.access is not None:
         metrics.show_access(ports.access)
+    metrics.show_certificates(ports.certificates)
     reader = Reader(client, keys)
     writer = Writer(client, keys, ports.limits, gate, rng=rng, now=clock.wall, retention=ports.retention)
     supervisor = Supervisor(metrics.count_internal_error, rng, fatal=(TlsFailed, EtcdUnauthenticated))
@@ -170,7 +175,8 @@ def assemble(ports: AdminPorts) -> AdminService:
     probe = Probe(client, keys, gate, ports.health, metrics, SERVICE)
     shared = Shared(client, keys, writer, informers, metrics.count_conducted, rng, supervisor.keep)
     expiry = ExpiryController(shared, metrics.expired.inc)
-    reads, writes = Reads(reader, ports.insecure), Writes(writer, reader, partial(forget, client, keys))
+    look = partial(look_at_members, client)
+    reads, writes = Reads(reader, look, ports.insecure), Writes(writer, reader, partial(forget, client, keys))
     streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
     audit = AuditHandlers(AuditReader(client, keys, reader, rng=rng), keys)
     fleet = FleetParts(hub, reader, probe, ports.access, calls.stopping)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import structlog
 from grpc_health.v1 import health, health_pb2
@@ -16,6 +17,7 @@ from prometheus_client.registry import Collector
 from registry.access.control import AccessControl
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, EtcdUnauthenticated, TlsFailed
+from registry.etcd3.tls import CertificateSpan, certificate_spans
 from registry.model.errors import FailedPrecondition
 from registry.model.keys import Keys
 from registry.store.writer import WriteGate, ensure_meta
@@ -145,6 +147,10 @@ class AdminMetrics:
         """Shows from now on which access file counts."""
         self.registry.register(AccessCollector(access))
 
+    def show_certificates(self, files: Mapping[str, Path]) -> None:
+        """Shows from now on when the certificates in these files end, by the flags that name them."""
+        self.registry.register(CertificateCollector(files))
+
     def show_missing(self, missing: Mapping[str, int]) -> None:
         """Sets how many replicas are missing in each pool there is."""
         self.missing.clear()
@@ -188,3 +194,30 @@ class AccessCollector(Collector):
         yield GaugeMetricFamily("loraplane_admin_access_stale", told, value=bool(access.trouble))
         told = "States of the access file that could not be used."
         yield CounterMetricFamily("loraplane_admin_access_failed_reloads", told, value=access.failed_reloads)
+
+
+class CertificateCollector(Collector):
+    """Collector of when certificates begin and end, by the flags that name their files, read when somebody asks."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    def describe(self) -> Iterable[Metric]:
+        """See `prometheus_client`."""
+        return _spans_shown([])
+
+    def collect(self) -> Iterable[Metric]:
+        """See `prometheus_client`."""
+        return _spans_shown(certificate_spans(self._files))
+
+
+def _spans_shown(spans: Iterable[CertificateSpan]) -> tuple[Metric, Metric]:
+    told = "When the certificate in the file of a flag {}, in seconds since 1970."
+    begins, expires = (
+        GaugeMetricFamily(f"loraplane_certificate_{verb}_timestamp_seconds", told.format(word), labels=["flag"])
+        for verb, word in (("begins", "begins to be valid"), ("expires", "ends"))
+    )
+    for one in spans:
+        begins.add_metric([one.flag], one.begins.timestamp())
+        expires.add_metric([one.flag], one.ends.timestamp())
+    return begins, expires

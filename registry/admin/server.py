@@ -101,6 +101,7 @@ def _ports(settings: AdminSettings, drain_seconds: float) -> AdminPorts:
         drain_seconds=drain_seconds,
         access=_access(settings, clock),
         reflection=settings.access is None or settings.reflection,
+        certificates=settings.certificates(),
     )
 
 

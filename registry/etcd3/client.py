@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from registry.etcd3 import codec
 from registry.etcd3 import rpc_pb2 as rpc
 from registry.etcd3.calls import MemberCalls
-from registry.etcd3.codec import LEASE_GRANT, LEASE_KEEPALIVE, LEASE_REVOKE, RANGE, READ_TXN, STATUS, TXN
+from registry.etcd3.codec import LEASE_GRANT, LEASE_KEEPALIVE, LEASE_REVOKE, MEMBER_LIST, RANGE, READ_TXN, STATUS, TXN
 from registry.etcd3.errors import EtcdError, LeaseExpired
 from registry.etcd3.listing import Listing, list_range
 from registry.etcd3.ops import Range, RangeResult, Txn, TxnResult, prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.watch import WatchStream, open_watch
 
-__all__ = ["Client", "Listing", "MemberDown", "MemberStatus"]
+__all__ = ["Client", "ListedMember", "Listing", "MemberDown", "MemberStatus"]
 
 
 # A member that is killed under load may lose or corrupt what it has.
@@ -46,6 +46,15 @@ class MemberDown:
 
     endpoint: str
     error: EtcdError
+
+
+@dataclass(frozen=True, slots=True)
+class ListedMember:
+    """Member as etcd lists it. `urls`: where clients reach it; none: it was added, and has not started."""
+
+    member_id: int
+    name: str
+    urls: tuple[str, ...]
 
 
 class Client:
@@ -129,7 +138,17 @@ class Client:
     async def status(self, *, timeout_seconds: float | None = None) -> tuple[MemberStatus | MemberDown, ...]:
         """Asks every endpoint, in the order of the options; one that fails is part of the answer."""
         seconds = timeout_seconds or self.options.call_timeout_seconds
-        return tuple(await asyncio.gather(*(self._status_of(one, seconds) for one in self.options.endpoints)))
+        return tuple(await asyncio.gather(*(self.status_of(one, seconds) for one in self.options.endpoints)))
+
+    async def members(self, *, timeout_seconds: float | None = None) -> tuple[ListedMember, ...]:
+        """Members of the cluster as any of them lists them, a majority or not.
+
+        Raises:
+            EtcdPermissionDenied: the list is for root alone, as from 3.5.28 on.
+            EtcdError: any other failure.
+        """
+        reply = await self._calls.call(MEMBER_LIST, rpc.MemberListRequest(), timeout_seconds)
+        return tuple(ListedMember(one.ID, one.name, tuple(one.clientURLs)) for one in reply.members)
 
     @asynccontextmanager
     async def watch(self, endpoint: str, *, refused_token: str | None = None) -> AsyncIterator[WatchStream]:
@@ -148,7 +167,8 @@ class Client:
     async def _page(self, op: Range) -> rpc.RangeResponse:
         return await self._calls.call(RANGE, codec.range_request(op), None)
 
-    async def _status_of(self, endpoint: str, timeout_seconds: float) -> MemberStatus | MemberDown:
+    async def status_of(self, endpoint: str, timeout_seconds: float) -> MemberStatus | MemberDown:
+        """Asks one member, which need not be one of the options."""
         try:
             reply = await self._calls.ask(endpoint, STATUS, rpc.StatusRequest(), timeout_seconds)
         except EtcdError as error:

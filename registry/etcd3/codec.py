@@ -57,6 +57,7 @@ LEASE_KEEPALIVE = Method(
     "/etcdserverpb.Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse, streams=True
 )
 STATUS = Method("/etcdserverpb.Maintenance/Status", rpc.StatusRequest, rpc.StatusResponse)
+MEMBER_LIST = Method("/etcdserverpb.Cluster/MemberList", rpc.MemberListRequest, rpc.MemberListResponse)
 AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", rpc.AuthenticateRequest, rpc.AuthenticateResponse)
 AUTH_STATUS = Method("/etcdserverpb.Auth/AuthStatus", rpc.AuthStatusRequest, rpc.AuthStatusResponse)
 USER_LIST = Method("/etcdserverpb.Auth/UserList", rpc.AuthUserListRequest, rpc.AuthUserListResponse)

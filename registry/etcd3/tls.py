@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +79,35 @@ class TlsReader:
                 return found
         file = self._files.certificate or self._files.ca or Path()
         raise TlsUnusable(file, f"{file} changes with each look at it")
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateSpan:
+    """Time for which the certificate in the file of a flag is valid."""
+
+    flag: str
+    begins: datetime
+    ends: datetime
+
+
+def certificate_spans(files: Mapping[str, Path]) -> list[CertificateSpan]:
+    """Certificates of files, by the flags that name them; a file that has none at present is left out.
+
+    Of a certificate with those behind it the first, which is ours; of authorities the one that lasts longest: while
+    they are replaced, their file has the old one too.
+    """
+    return [span for flag, file in files.items() if (span := _span(flag, file)) is not None]
+
+
+def _span(flag: str, file: Path) -> CertificateSpan | None:
+    from cryptography import x509  # noqa: PLC0415 - for those alone who have certificates
+
+    try:
+        found = x509.load_pem_x509_certificates(_content(file) or b"")
+    except (TlsUnusable, ValueError):
+        return None  # whoever uses the file says why it cannot
+    one = max(found, key=lambda one: one.not_valid_after_utc) if flag.endswith("-ca") else found[0]
+    return CertificateSpan(flag, one.not_valid_before_utc, one.not_valid_after_utc)
 
 
 def _contents(files: TlsFiles) -> Pem:

@@ -257,12 +257,22 @@ class ReportedStore(Part):
 
     `room_bytes`: what may still be staged, once all is removed that no engine reads. `in_use_bytes`: what stays then.
     `largest_bytes`: of the largest artifact. `bound`: what ends the room first, ``disk`` or ``budget``.
+    `damaged`: artifacts whose bytes are not those that were written, and that engines may be reading.
     """
 
     room_bytes: Number
     in_use_bytes: Number
     largest_bytes: Number
     bound: str
+    damaged: Number = 0
+
+
+class ReportedCertificate(Part):
+    """Certificate that a sidecar uses, by the flag that names its file; times in RFC 3339."""
+
+    flag: str
+    begins: str
+    ends: str
 
 
 class ReplicaStatus(Stored):
@@ -286,7 +296,7 @@ class ReplicaStatus(Stored):
     should serve, and why; empty: it does not. `insecure`: what the sidecar bears unprotected on the network, each with
     the remedy, since it was started with ``--insecure``. `http`: HOST:PORT of the sidecar's own port, with ``https://``
     before it where it has TLS; empty: it is not known under which it is reached. `store`: how full that is, as of the
-    last write of something else; None: not known.
+    last write of something else; None: not known. `certificates`: those that the sidecar uses.
     """
 
     max_bytes = MAX_STATUS_BYTES
@@ -319,6 +329,7 @@ class ReplicaStatus(Stored):
     insecure: list[str] = []
     http: str = ""
     store: ReportedStore | None = None
+    certificates: list[ReportedCertificate] = []
     last_request_id: str = ""
     updated_at: str
 

@@ -99,6 +99,11 @@ class PortSettings(BaseModel):
         """Credentials that leave this host unencrypted, and ports that anybody may use: each with the remedy."""
         return ()
 
+    def certificates(self) -> dict[str, Path]:
+        """Files of certificates and authorities, by the flags that name them."""
+        fields = [name for name in type(self).model_fields if name.endswith(("tls_cert", "tls_ca"))]
+        return {"--" + name.replace("_", "-"): file for name in fields if (file := getattr(self, name)) is not None}
+
     def http_tls(self) -> TlsFiles | None:
         """Files of the certificate of --http, and of the authority of its clients; None: without TLS."""
         if self.http_tls_cert is None:

@@ -707,30 +707,44 @@ class GetPoolRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ListPoolsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "show_unknown")
+    __slots__ = ("page_size", "page_token", "show_unknown", "show_etcd")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SHOW_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    SHOW_ETCD_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     show_unknown: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_unknown: bool = ...) -> None: ...
+    show_etcd: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_unknown: bool = ..., show_etcd: bool = ...) -> None: ...
 
 class ListPoolsResponse(_message.Message):
-    __slots__ = ("pools", "next_page_token", "unreadable", "admin_version", "admin_insecure", "unknown")
+    __slots__ = ("pools", "next_page_token", "unreadable", "admin_version", "admin_insecure", "unknown", "etcd")
     POOLS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     ADMIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     ADMIN_INSECURE_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    ETCD_FIELD_NUMBER: _ClassVar[int]
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
     next_page_token: str
     unreadable: _containers.RepeatedScalarFieldContainer[str]
     admin_version: str
     admin_insecure: _containers.RepeatedScalarFieldContainer[str]
     unknown: _containers.RepeatedCompositeFieldContainer[UnknownPool]
-    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ..., admin_version: _Optional[str] = ..., admin_insecure: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[_Union[UnknownPool, _Mapping]]] = ...) -> None: ...
+    etcd: _containers.RepeatedCompositeFieldContainer[EtcdMember]
+    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., unreadable: _Optional[_Iterable[str]] = ..., admin_version: _Optional[str] = ..., admin_insecure: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[_Union[UnknownPool, _Mapping]]] = ..., etcd: _Optional[_Iterable[_Union[EtcdMember, _Mapping]]] = ...) -> None: ...
+
+class EtcdMember(_message.Message):
+    __slots__ = ("endpoint", "state", "message")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    state: str
+    message: str
+    def __init__(self, endpoint: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class UnknownPool(_message.Message):
     __slots__ = ("name", "replicas", "names")

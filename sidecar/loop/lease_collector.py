@@ -181,9 +181,11 @@ class LeaseCollector:
 
     async def _keep_store(self) -> None:
         holdings = await self._in_thread("store", self._maintenance.round)
-        self._on_room(holdings.room if holdings is not None else None)
         if holdings is None:
+            self._on_room(None)
             return
+        room = holdings.room
+        self._on_room(room.model_copy(update={"damaged": holdings.damaged}) if room is not None else None)
         STORE_BYTES.set(holdings.size_bytes)
         STORE_ARTIFACTS.set(holdings.artifacts)
         STORE_LEASED.set(holdings.leased)

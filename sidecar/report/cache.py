@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from registry.model.status import ReplicaStatus, ReportedStore, Warned
-from registry.runtime.clock import Clock
+from registry.etcd3.tls import CertificateSpan
+from registry.model.status import ReplicaStatus, ReportedCertificate, ReportedStore, Warned
+from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.supervisor import Trouble
 from sidecar.metrics import DRAINING, FILES_NOT_TAKEN, show_status
 from sidecar.plan.conditions import FILE_NOT_TAKEN
@@ -62,6 +63,7 @@ class StatusCache:
         self._status: ReplicaStatus | None = None
         self._was_old = False
         self._store: ReportedStore | None = None
+        self._certificates: list[ReportedCertificate] = []
 
     @property
     def status(self) -> ReplicaStatus:
@@ -74,7 +76,8 @@ class StatusCache:
             if self._drain:
                 situation = replace(situation, ready=False, note=self._drain)
             status = derive_status(self._replica, situation, self._clock.moment(), self._store)
-            self._status = status.model_copy(update={"warnings": [*status.warnings, *map(_warned, self.failing)]})
+            warnings = [*status.warnings, *map(_warned, self.failing)]
+            self._status = status.model_copy(update={"warnings": warnings, "certificates": self._certificates})
         return self._status
 
     @property
@@ -103,6 +106,13 @@ class StatusCache:
     def note_room(self, store: ReportedStore | None) -> None:
         """Takes in how much more the store takes; it is told when something else is, or when it is another much."""
         self._store, self._status = store, None
+
+    def note_certificates(self, spans: Sequence[CertificateSpan]) -> None:
+        """Takes in when the certificates of this sidecar end; it is told when another has come."""
+        told = [ReportedCertificate(flag=one.flag, begins=rfc3339(one.begins), ends=rfc3339(one.ends)) for one in spans]
+        if told != self._certificates:
+            self._certificates = told
+            self.look_again()
 
     def take_drain(self, why: str) -> None:
         """Takes in why the replica drains, in one sentence, and says so; empty: it does not, or no more."""

@@ -7,6 +7,9 @@ hears of a round when all of this was said.
 
 from __future__ import annotations
 
+import asyncio
+
+from registry.etcd3.tls import certificate_spans
 from registry.runtime.supervisor import Supervisor
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.loop.rounds import ServedNews
@@ -21,6 +24,9 @@ from sidecar.report.handoff_watch import HandoffWatch
 from sidecar.report.replica_drain import ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
 from sidecar.report.writer import ShareGuard, StatusWriter
+
+# Certificates are replaced days before they end; what is told of them may be as late as that.
+CERTIFICATES_SECONDS = 60.0
 
 
 class Reporting:
@@ -46,7 +52,14 @@ class Reporting:
         self.share = ShareGuard(writer.announcement, writer.claim, clock, ports.give_up_seconds)
         self.declines = DeclineTeller(writer.announcement, ports.state)
         self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)
+        self.certificates = ports.certificates
         self.on_round = ports.on_round
+
+    async def watch_certificates(self) -> None:
+        """Has the status tell when our certificates end, also once they are replaced. Runs until cancelled."""
+        while True:
+            self.status.note_certificates(await asyncio.to_thread(certificate_spans, self.certificates))
+            await asyncio.sleep(CERTIFICATES_SECONDS)
 
     def take(self, report: RoundReport) -> None:
         """Has all of them hear what one round came to, and then whoever looks on."""

@@ -158,10 +158,12 @@ def _essence(status: ReplicaStatus, *, with_tries: bool) -> ReplicaStatus:
 
 
 def _is_other_room(one: ReportedStore | None, other: ReportedStore | None) -> bool:
-    """True if room, or what is in use, differs by a quarter: `doctor` compares them."""
+    """True if room, or what is in use, differs by a quarter, or what is damaged at all: `doctor` tells of them."""
     if one is None or other is None:
         return one is not other
     pairs = (one.room_bytes, other.room_bytes), (one.in_use_bytes, other.in_use_bytes)
+    if one.damaged != other.damaged:
+        return True
     return one.bound != other.bound or any(4 * max(pair) > 5 * min(pair) for pair in pairs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from registry.admin.rpc.visible import (
     seen_pools,
     seen_status,
     seen_tenants,
+    sees_all_pools,
 )
 from registry.model.errors import FailedPrecondition
 from registry.model.keys import last_part
@@ -40,15 +41,17 @@ from registry.v1 import registry_pb2 as pb
 
 Decode = Callable[[Any], Change]
 Encode = Callable[[Settled], Message]
+LookAtEtcd = Callable[[], Awaitable[Sequence[pb.EtcdMember]]]
 ToAdapters = ApplyAdapters | RollbackAdapter | PromoteRollout | AbortRollout
 
 
 class Reads:
     """Handlers of reads: each takes a request and its call, and raises RegistryError where it refuses."""
 
-    def __init__(self, reader: Reader, insecure: Sequence[str] = ()) -> None:
-        """`insecure`: what this service bears unprotected on the network."""
+    def __init__(self, reader: Reader, look_at_etcd: LookAtEtcd, insecure: Sequence[str] = ()) -> None:
+        """`look_at_etcd`: gives its members. `insecure`: what this service bears unprotected on the network."""
         self.reader = reader
+        self._look_at_etcd = look_at_etcd
         self._insecure = insecure
 
     def by_method(self) -> Mapping[str, Unary[Any, Any]]:
@@ -98,7 +101,9 @@ class Reads:
         unknown: dict[str, list[str]] = {}
         if request.show_unknown and page.token is None:
             unknown = await self.reader.replicas_without_pool(page.revision, call.deadline)
+        is_etcd_asked = request.show_etcd and page.token is None and sees_all_pools(call)
         return pb.ListPoolsResponse(
+            etcd=await self._look_at_etcd() if is_etcd_asked else (),
             unknown=encode.unknown_pools({pool: names for pool, names in unknown.items() if is_seen(pool)}),
             pools=[pool_message(one.record, one.revision) for one in page.records],
             next_page_token=encode.token(page.token, "pools"),

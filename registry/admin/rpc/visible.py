@@ -29,6 +29,11 @@ def seen_pools(call: CallContext) -> Callable[[str], bool]:
     return everything if grant is None else lambda pool: grant.by(AccessQuestion(*action, pool)) is not None
 
 
+def sees_all_pools(call: CallContext) -> bool:
+    """True if the caller sees each pool, whatever its name."""
+    return call.grant is None or call.grant.covers(AccessQuestion(*METHODS[call.method]))
+
+
 def seen_tenants(call: CallContext) -> Callable[[str], bool]:
     """Tells, by its name, whether the caller sees a tenant."""
     grant, action = call.grant, METHODS[call.method]

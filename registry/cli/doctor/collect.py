@@ -65,7 +65,7 @@ def collect(client: AdminClient) -> Survey:
     Raises:
         CliError: the admin service does not answer.
     """
-    pools = client.whole(api.LIST_POOLS, pb.ListPoolsRequest(show_unknown=True))
+    pools = client.whole(api.LIST_POOLS, pb.ListPoolsRequest(show_unknown=True, show_etcd=True))
     tenants = client.whole(api.LIST_TENANTS)
     return Survey(
         pools=[_pool(client, one) for one in pools.pools],
@@ -76,6 +76,7 @@ def collect(client: AdminClient) -> Survey:
         version_admin=pools.admin_version,
         insecure_admin=list(dict.fromkeys(pools.admin_insecure)),
         unknown_pools=pools.unknown,
+        etcd=pools.etcd,
     )
 
 

@@ -157,8 +157,10 @@ def _look(session: Session, given: EtcdOptions, others: Sequence[str], seconds: 
             for one in settings.unprotected()
         ]
         more, is_up = look_at_etcd(settings, told)
-        findings, is_reached = findings + more, is_reached and is_up
-    etcd_looked = "etcd" if settings is not None else "not etcd (--etcd HOST:PORT)"
+        own = {(one.subject, one.reason) for one in more}
+        findings = [one for one in findings if (one.subject, one.reason) not in own] + more
+        is_reached = is_reached and is_up
+    etcd_looked = "etcd" if settings is not None else "not etcd itself (--etcd HOST:PORT)"
     return findings, f"{looked}, {etcd_looked}", is_reached
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, named, warning
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, member_findings, named, warning
+from registry.cli.doctor.placement_findings import placement_findings
 from registry.cli.doctor.replica_findings import insecure, replica_findings
 from registry.cli.views.columns import seconds_left
 from registry.cli.views.replica_view import ReplicaView, disagreements, groups_told, short_span
@@ -57,6 +58,7 @@ class Survey:
     `version_here` and `version_admin` are those of this program and of the admin service; empty: not told.
     `insecure_admin`: what the admin service says that it bears unprotected on the network.
     `unknown_pools`: those that live replicas name and that do not exist.
+    `etcd`: its members as the admin service sees them; none: that is of a release that does not tell, or may not.
     """
 
     pools: Sequence[PoolSeen]
@@ -67,12 +69,14 @@ class Survey:
     version_admin: str = ""
     insecure_admin: Sequence[str] = ()
     unknown_pools: Sequence[pb.UnknownPool] = ()
+    etcd: Sequence[pb.EtcdMember] = ()
 
 
 def looked_at(seen: Survey) -> str:
     """Extent of the look at an installation, in words."""
     adapters, replicas = (sum(len(getattr(pool, kind)) for pool in seen.pools) for kind in ("adapters", "replicas"))
-    return f"{len(seen.pools)} pools, {replicas} replicas, {adapters} adapters, {len(seen.tenants)} tenants"
+    etcd = f", {len(seen.etcd)} members of etcd" if seen.etcd else ""
+    return f"{len(seen.pools)} pools, {replicas} replicas, {adapters} adapters, {len(seen.tenants)} tenants{etcd}"
 
 
 def diagnose(seen: Survey, now: datetime) -> list[DoctorFinding]:
@@ -80,6 +84,7 @@ def diagnose(seen: Survey, now: datetime) -> list[DoctorFinding]:
     return [
         *_versions(seen),
         *(warning(CheckedPart.ADMIN, "its settings", *insecure(one)) for one in seen.insecure_admin),
+        *member_findings(seen.etcd),
         *_no_pools(seen),
         *map(_unknown_pool, seen.unknown_pools),
         *(_unreadable(CheckedPart.POOL, name, "loraplane pool update") for name in seen.unreadable_pools),
@@ -208,7 +213,7 @@ def _pool(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
     yield from _held(pool)
     for replica in pool.replicas:
         yield from replica_findings(replica, now)
-    yield from _placements(pool)
+    yield from placement_findings(pool.name, pool.adapters, pool.replicas)
     yield from _behind(pool)
     yield from _ranks(pool)
     yield from _too_small(pool)
@@ -298,17 +303,6 @@ def _start(pool: PoolSeen) -> str:
     if flags:
         return f"start their sidecars, or loraplane pool update {pool.name} {' '.join(flags)}"
     return "start their sidecars; those that are not to come back: loraplane replica forget NAME"
-
-
-def _placements(pool: PoolSeen) -> Iterator[DoctorFinding]:
-    for adapter in pool.adapters if pool.replicas else ():
-        placement = adapter.spec.placement
-        staying = [replica for replica in pool.replicas if not replica.leaving]
-        fitting = sum(matches(placement.selector, replica.labels) for replica in staying)
-        if fitting < (placement.replicas or 1):
-            finding = f"{adapter.name} asks for {placement.replicas or 'all'} replicas, and {fitting} that match live"
-            remedy = "start more sidecars with its --labels, or apply another placement (loraplane apply)"
-            yield error(CheckedPart.POOL, pool.name, "too_few_replicas", finding, remedy)
 
 
 def _behind(pool: PoolSeen) -> Iterator[DoctorFinding]:

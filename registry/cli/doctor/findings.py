@@ -11,13 +11,15 @@ from ssl import cert_time_to_seconds
 from registry.etcd3.client import SAFE_RELEASES, UNSAFE_RELEASES, MemberDown, MemberStatus
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
 from registry.model.messages import Plain
+from registry.v1 import registry_pb2 as pb
 
 
 class Severity(StrEnum):
-    """True if somebody has to act."""
+    """Urgency of a finding: somebody has to act, should know, or may want to know what is meant to be so."""
 
     ERROR = "error"
     WARNING = "warning"
+    INFO = "info"
 
 
 class CheckedPart(StrEnum):
@@ -64,6 +66,11 @@ def warning(part: CheckedPart, subject: str, reason: str, finding: str, remedy: 
     return DoctorFinding(Severity.WARNING, part, subject, reason, finding, remedy)
 
 
+def info(part: CheckedPart, subject: str, reason: str, finding: str, remedy: str) -> DoctorFinding:
+    """It is as somebody asked for it, or cannot be known from here."""
+    return DoctorFinding(Severity.INFO, part, subject, reason, finding, remedy)
+
+
 def folded(findings: Iterable[DoctorFinding]) -> list[DoctorFinding]:
     """The same for people: what is found of several replicas of a pool in the same words is one finding."""
     groups: dict[tuple[str, ...], list[DoctorFinding]] = {}
@@ -92,27 +99,34 @@ def named(names: Sequence[str]) -> str:
 def expiry_findings(
     address: str, certificates: Mapping[str, Mapping[str, object]], now: datetime
 ) -> list[DoctorFinding]:
-    """Certificates that end soon, or have ended. `certificates`: what `SSLSocket.getpeercert` gives, by what they are.
-
-    Soon is the last fifth of their life, and at most 30 days, so that short-lived ones are not told of all the time.
-    """
+    """Certificates that end soon, or have. `certificates`: what `SSLSocket.getpeercert` gives, by what they are."""
+    remedy = "issue a new one in time, and put it in the file of --tls-cert or --tls-ca that has it"
     return [
         finding
         for name, one in certificates.items()
-        if "notBefore" in one and "notAfter" in one and (finding := _expiry(address, name, one, now)) is not None
+        if "notBefore" in one and "notAfter" in one
+        for finding in expiry(CheckedPart.ADMIN, address, name, _span(one), remedy, now)
     ]
 
 
-def _expiry(address: str, name: str, one: Mapping[str, object], now: datetime) -> DoctorFinding | None:
-    begin, end = (cert_time_to_seconds(str(one[key])) for key in ("notBefore", "notAfter"))
+def _span(one: Mapping[str, object]) -> tuple[float, float]:
+    return cert_time_to_seconds(str(one["notBefore"])), cert_time_to_seconds(str(one["notAfter"]))
+
+
+def expiry(
+    part: CheckedPart, subject: str, name: str, span: tuple[float, float], remedy: str, now: datetime
+) -> Iterator[DoctorFinding]:
+    """Finding on a certificate that ends soon, or has ended. `span`: when it began and ends, in seconds since 1970.
+
+    Soon is the last fifth of its life, and at most 30 days, so that short-lived ones are not told of all the time.
+    """
+    begin, end = span
     left = end - now.timestamp()
     when = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    remedy = "issue a new one in time, and put it in the file of --tls-cert or --tls-ca that has it"
     if left <= 0:
-        return error(CheckedPart.ADMIN, address, "certificate_expired", f"{name} ended at {when}", remedy)
-    if left < min(_SOON_SECONDS, (end - begin) / 5):
-        return warning(CheckedPart.ADMIN, address, "certificate_expires", f"{name} ends at {when}", remedy)
-    return None
+        yield error(part, subject, "certificate_expired", f"{name} ended at {when}", remedy)
+    elif left < min(_SOON_SECONDS, (end - begin) / 5):
+        yield warning(part, subject, "certificate_expires", f"{name} ends at {when}", remedy)
 
 
 _SOON_SECONDS = 30 * 86400.0
@@ -177,6 +191,24 @@ def etcd_findings(members: Sequence[MemberStatus | MemberDown], *, is_full: bool
     return findings
 
 
+def member_findings(members: Sequence[pb.EtcdMember]) -> Iterator[DoctorFinding]:
+    """Everything that an admin service sees wrong with etcd's members, without etcd being asked from here."""
+    for one in members:
+        if one.state == "down":
+            finding, remedy = f"the admin service gets no answer: {one.message}", "start it, or correct --etcd there"
+            yield error(CheckedPart.ETCD, one.endpoint, "member_down", finding, remedy)
+        elif one.state == "no_leader":
+            yield _no_leader(one.endpoint)
+        elif one.state == "unseen":
+            finding = f"{one.message}, and the admin service gets no answer of it there"
+            remedy = "start it; or etcdctl member remove, or update if its --advertise-client-urls are others"
+            yield warning(CheckedPart.ETCD, one.endpoint, "member_unseen", finding, remedy)
+    if denied := [one.endpoint for one in members if one.state == "denied"]:
+        finding = f"it is not known whether they lead, lag or are full: they tell that to root alone ({named(denied)})"
+        remedy = f"loraplane doctor --etcd {','.join(denied)} --etcd-user root"
+        yield info(CheckedPart.ETCD, "all members", "status_denied", finding, remedy)
+
+
 def _down(member: MemberDown) -> DoctorFinding:
     if isinstance(member.error, EtcdPermissionDenied):
         remedy = "give --etcd-user root, or a release that tells every user (etcd --version)"
@@ -190,10 +222,14 @@ def _down(member: MemberDown) -> DoctorFinding:
     return error(CheckedPart.ETCD, member.endpoint, "member_down", finding, "start it, or correct --etcd")
 
 
+def _no_leader(endpoint: str) -> DoctorFinding:
+    remedy = "bring a majority of members back; etcdctl endpoint status shows who leads"
+    return error(CheckedPart.ETCD, endpoint, "no_leader", "it knows of no leader", remedy)
+
+
 def _member(member: MemberStatus) -> Iterator[DoctorFinding]:
     if not member.leader_id:
-        remedy = "bring a majority of members back; etcdctl endpoint status shows who leads"
-        yield error(CheckedPart.ETCD, member.endpoint, "no_leader", "it knows of no leader", remedy)
+        yield _no_leader(member.endpoint)
     if member.version in UNSAFE_RELEASES:
         finding = f"{member.version} may lose or corrupt data when it is killed"
         yield error(

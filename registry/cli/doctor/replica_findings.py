@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
-from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, named, warning
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, expiry, named, warning
 from registry.cli.views.replica_view import ReplicaView
 from registry.model.messages import Plain
 
@@ -77,6 +77,8 @@ def replica_findings(replica: ReplicaView, now: datetime) -> Iterator[DoctorFind
     yield from _names(replica)
     yield from _engine(replica)
     yield from _store(replica)
+    yield from _damaged(replica)
+    yield from _certificates(replica, now)
     yield from _clock(replica, now)
     said = replica.status.get("insecure")
     for one in said if isinstance(said, list) else ():
@@ -204,6 +206,27 @@ def _store(replica: ReplicaView) -> Iterator[DoctorFinding]:
         where = "within its budget" if is_budget else "on its disk"
         finding = f"its store has room for {room >> 20} MiB more {where}; engines may read {in_use >> 20} MiB in it"
         yield _warning(replica, "store_nearly_full", finding, REMEDIES["store_full" if is_budget else "disk_full"])
+
+
+def _damaged(replica: ReplicaView) -> Iterator[DoctorFinding]:
+    """Artifacts that the disk gave back other than they were written, while an engine may be reading them."""
+    damaged = _text(replica, "store", "damaged")
+    if damaged.isdecimal() and damaged.strip("0"):
+        finding = f"artifacts in its store are not as they were written: {damaged}, which its engine may be reading"
+        remedy = "look at the disk of --store and who writes there; the sidecar's log (artifact_damaged) names them"
+        yield _error(replica, "store_damaged", finding, remedy)
+
+
+def _certificates(replica: ReplicaView, now: datetime) -> Iterator[DoctorFinding]:
+    subject = f"{replica.pool}/{replica.name}"
+    for one in replica.items("certificates"):
+        flag, begin, end = str(one.get("flag")), _time(str(one.get("begins"))), _time(str(one.get("ends")))
+        if begin is not None and end is not None:
+            span, remedy = (
+                (begin.timestamp(), end.timestamp()),
+                f"put a new one in the file of {flag}: it is read again",
+            )
+            yield from expiry(CheckedPart.REPLICA, subject, f"its certificate of {flag}", span, remedy, now)
 
 
 def _clock(replica: ReplicaView, now: datetime) -> Iterator[DoctorFinding]:

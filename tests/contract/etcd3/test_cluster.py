@@ -7,6 +7,7 @@ import itertools
 import random
 from dataclasses import replace
 
+from registry.admin.etcd_members import look_at_members
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, NoLeader
 from registry.etcd3.ops import Range
@@ -128,3 +129,18 @@ async def _is_refused_for_want_of_a_leader(client: Client) -> bool:
     except EtcdError as error:
         return isinstance(error, NoLeader) and error.certainly_not_applied
     raise AssertionError("written without a quorum")
+
+
+async def test_a_lost_member_is_known_by_any_that_is_left(etcd_cluster):
+    """Whether it is one of those that we were told of, or etcd alone lists it."""
+    lost, near, _ = etcd_cluster.members
+    lost.kill()
+    for endpoints, state in ((etcd_cluster.endpoints, "down"), ((near.endpoint,), "unseen")):
+        client = Client(etcd_cluster.options(endpoints=endpoints))
+        wanted = dict.fromkeys(etcd_cluster.endpoints, "up") | {lost.endpoint: state}
+        await eventually(lambda: _is_seen(client, wanted), timeout_seconds=PATIENCE_SECONDS)  # noqa: B023 - awaited here
+        await client.aclose()
+
+
+async def _is_seen(client: Client, wanted: dict[str, str]) -> bool:
+    return {one.endpoint: one.state for one in await look_at_members(client)} == wanted

@@ -16,6 +16,7 @@ from tests.support.expressions import COMPOSE
 PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
 pytestmark = pytest.mark.skipif(not PROMTOOL, reason="no promtool: Debian's package prometheus has it, or PROMTOOL")
 
+CERTIFICATE = '_timestamp_seconds{instance="s",flag="--etcd-tls-cert"}'
 USUAL = {
     'up{job="sidecar",instance="s"}': "1x40",
     'up{job="engine",instance="e"}': "1x40",
@@ -35,6 +36,8 @@ USUAL = {
     'loraplane_relists_total{instance="s"}': "1x40",
     'loraplane_internal_errors_total{instance="s",part="loop"}': "0x40",
     'loraplane_store_damaged{instance="s"}': "0x40",
+    f"loraplane_certificate_begins{CERTIFICATE}": "0x40",
+    f"loraplane_certificate_expires{CERTIFICATE}": "20000x40",
     'loraplane_store_touched{instance="s"}': "0x40",
     'loraplane_admin_missing_replicas{instance="a",pool="p"}': "0x40",
     'loraplane_admin_etcd_up{instance="a"}': "1x40",
@@ -63,6 +66,7 @@ FIRES: dict[str, tuple[Mapping[str, str], int]] = {
     "AdminWithoutEtcd": ({'loraplane_admin_etcd_up{instance="a"}': "0x40"}, 1),
     "AccessFileNotTaken": ({'loraplane_admin_access_stale{instance="a"}': "1x40"}, 1),
     "AccessFilesDiffer": ({'loraplane_admin_access_info{instance="b",digest="2"}': "1x40"}, 5),
+    "CertificateExpires": ({f"loraplane_certificate_begins{CERTIFICATE}": "-200000x40"}, 5),
     "RelistStorm": ({'loraplane_relists_total{instance="s"}': "1+1x40"}, 5),
     "StoreDamaged": ({'loraplane_store_damaged{instance="s"}': "1x40"}, 0),
     "StoreTouched": ({'loraplane_store_touched{instance="s"}': "1x40"}, 1),

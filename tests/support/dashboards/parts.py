@@ -169,6 +169,16 @@ _PROCESS = Section(
         ),
         Plot("Memory", (_now("process_resident_memory_bytes"),), "", "bytes"),
         Plot("Descriptors", (_now("process_open_fds"),), ""),
+        Plot(
+            "Until certificates end",
+            (
+                Query(
+                    f"loraplane_certificate_expires_timestamp_seconds{{{_HERE}}} - time()", "{{flag}} at {{instance}}"
+                ),
+            ),
+            "Put a new one in the file of the flag; it is read again.",
+            "s",
+        ),
     ),
 )
 SIDECAR = Page(

@@ -214,6 +214,9 @@ def test_lists_streams_and_pages_show_only_what_is_ones_own(tmp_path):
             await served.call("ApplyAdapters", change_set(drop("acme/c"), drop("other/c")), who("root"))
         pools = await served.call("ListPools", pb.ListPoolsRequest(show_unknown=True), ANN)
         assert [one.name for one in pools.pools] == ["p"]
+        for caller, members in ((ANN, 0), (who("root"), 1)):
+            asked = await served.call("ListPools", pb.ListPoolsRequest(show_etcd=True), caller)
+            assert len(asked.etcd) == members, "of etcd only those are told who see every pool"
         tenants = await served.call("ListTenants", pb.ListTenantsRequest(), ANN)
         assert [one.name for one in tenants.tenants] == ["acme"]
         changes = await served.call("ListChanges", pb.ListChangesRequest(pool="p"), ANN)

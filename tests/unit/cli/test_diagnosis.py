@@ -28,7 +28,16 @@ from registry.cli.doctor.findings import (
 from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
 from registry.etcd3.client import MemberDown, MemberStatus
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated, NoLeader
-from registry.model.status import Failed, Found, Lazy, Pending, ReportedLimits, ReportedStore, Warned
+from registry.model.status import (
+    Failed,
+    Found,
+    Lazy,
+    Pending,
+    ReportedCertificate,
+    ReportedLimits,
+    ReportedStore,
+    Warned,
+)
 from registry.v1 import registry_pb2 as pb
 from tests.support.hostile import spoiled
 from tests.support.residency_world import engine_status, replica_status
@@ -98,6 +107,13 @@ def adapter(etag: str = "7", **placement: Any) -> pb.Adapter:
 
 def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadable: tuple[str, ...] = ()) -> Survey:
     return Survey([PoolSeen("p", adapters, unreadable, replicas)], (), (), ())
+
+
+def switched_off() -> pb.Adapter:
+    return pb.Adapter(name="off", spec=pb.AdapterSpec(enabled=False, placement=pb.Placement(replicas=1)))
+
+
+BEGAN = "2025-01-01T00:00:00Z"
 
 
 def ends(ttl_seconds: int, expires_at: str) -> pb.Adapter:
@@ -254,7 +270,37 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (pool(), "W no_replicas"),
     (Survey((), ("p",), (), ("t",)), "E unreadable_record, E unreadable_record"),
     (replace(pool(replica()), insecure_admin=["--listen: anybody may change everything"]), "W insecure"),
-    (pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(adapter(replicas=1, selector=GPU),)), ""),
+    (
+        pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(adapter(replicas=1, selector=GPU),)),
+        "W replica_unused",
+    ),
+    (
+        pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(adapter(selector=GPU), adapter())),
+        "I replicas_left_out",
+    ),
+    (pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(switched_off(),)), ""),
+    (pool(replica(), replica("r2"), adapters=(adapter(replicas=1),)), "I replicas_left_out"),
+    (pool(replica(), replica("r2"), adapters=(adapter(replicas=2),)), ""),
+    (pool(replica(), replace(replica("r2"), leaving=True), adapters=(adapter(replicas=1),)), "W draining"),
+    *(
+        (replace(pool(replica()), etcd=[pb.EtcdMember(endpoint="m:1", state=state)]), told)
+        for state, told in (
+            *(("up", ""), ("denied", "I status_denied"), ("down", "E member_down"), ("later", "")),
+            *(("no_leader", "E no_leader"), ("unseen", "W member_unseen")),
+        )
+    ),
+    *(
+        (pool(replica(store=stored(9 << 30).model_copy(update={"damaged": damaged}))), told)
+        for damaged, told in ((0, ""), (2, "E store_damaged"))
+    ),
+    (said(store={"damaged": "many"}), ""),
+    *(
+        (pool(replica(certificates=[ReportedCertificate(flag="--http-tls-cert", begins=BEGAN, ends=end)])), told)
+        for end, told in (
+            *(("2026-01-31T00:00:00Z", ""), ("2026-01-30T23:59:59Z", "W certificate_expires")),
+            *(("2026-01-01T00:00:00Z", "E certificate_expired"), ("some day", "")),
+        )
+    ),
     (
         pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(adapter(replicas=2, selector=GPU),)),
         "E too_few_replicas",

@@ -69,7 +69,7 @@ def test_etcd_is_looked_at_only_where_it_is_named(cli, world, tmp_path):
     """And whether its password goes unencrypted."""
     world(etcd=([DOWN], False))
     ran = cli("doctor")
-    told = "nothing is wrong; looked at: the admin service, not etcd (--etcd HOST:PORT)\n"
+    told = "nothing is wrong; looked at: the admin service, not etcd itself (--etcd HOST:PORT)\n"
     assert (ran.code, ran.out) == (0, told)
     world(etcd=([], True))
     assert cli("doctor", "--etcd", "127.0.0.1:1").out.endswith("the admin service, etcd\n")

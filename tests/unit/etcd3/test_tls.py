@@ -194,3 +194,17 @@ def test_files_that_change_with_each_look_are_waited_for(authority, files, told,
     assert reader.newest() == (before if read is files else Pem(before.ca, None, None))
     assert told == [f"{getattr(read, name).name}: {getattr(read, name)} changes with each look at it"]
     assert next(turns) == 3
+
+
+def test_the_end_of_a_certificate_is_known_by_the_flag_of_its_file(tmp_path, authority):
+    """Ours is the first of its file. Of authorities the last to end counts, since the old ones stay for a while."""
+    own, younger = authority.issue("own", days=2), Authority(tmp_path, "younger")
+    chain, both, broken = tmp_path / "chain.pem", tmp_path / "both.pem", tmp_path / "broken.pem"
+    chain.write_bytes(own.certificate.read_bytes() + own.ca.read_bytes())
+    longer = younger.issue("long", days=9000).certificate.read_bytes()
+    both.write_bytes(own.certificate.read_bytes() + longer)
+    broken.write_text("none")
+    files = {"--tls-cert": chain, "--tls-ca": both, "--etcd-tls-cert": broken, "--etcd-tls-ca": tmp_path / "absent"}
+    ours, theirs = tls.certificate_spans(files)
+    assert (ours.flag, (ours.ends - ours.begins).days in {1, 2}) == ("--tls-cert", True)
+    assert (theirs.flag, (theirs.ends - theirs.begins).days > 1000) == ("--tls-ca", True)

@@ -215,7 +215,8 @@ async def test_a_store_that_fails_is_looked_after_and_scrubbed_again_later():
         await eventually(lambda: keeper.rounds >= 4)
     gauges = (module.STORE_BYTES, module.STORE_ARTIFACTS, module.STORE_LEASED, module.STORE_DAMAGED)
     assert [gauge._value.get() for gauge in gauges] == [7, 3, 2, 1]
-    assert keeper.rooms[:3] == [None, None, ROOM], "of a store that fails it is not known"
+    damaged = ROOM.model_copy(update={"damaged": 1})
+    assert keeper.rooms[:3] == [None, None, damaged], "of a store that fails it is not known"
     keeper.rounds, keeper.upkeeps = 0, [OSError(5, "Input/output error")]
     async with during(keeper.lease_collector.scrub()):
         await eventually(lambda: keeper.rounds >= 3)

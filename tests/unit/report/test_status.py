@@ -384,7 +384,7 @@ def test_no_more_than_half_is_left_out_where_the_other_half_fits(kind):
 
 
 def test_what_room_a_store_has_is_told_where_it_is_another_by_a_quarter():
-    """R16: a disk is written to all the time."""
+    """R16: a disk is written to all the time. What it damages is told at once."""
     room = ReportedStore(room_bytes=100, in_use_bytes=100, largest_bytes=5, bound="disk")
     said = ReplicaStatus.model_construct(failed=[], updated_at="", store=room)
     for field, number, is_same in [
@@ -394,6 +394,7 @@ def test_what_room_a_store_has_is_told_where_it_is_another_by_a_quarter():
         ("in_use_bytes", 126, False),
         ("largest_bytes", 9, True),
         ("bound", "budget", False),
+        ("damaged", 1, False),
     ]:
         other = said.model_copy(update={"store": room.model_copy(update={field: number})})
         assert says_the_same(said, other) is is_same, (field, number)

@@ -46,7 +46,16 @@ def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readab
     }
     assert (
         names
-        == {"watcher", "status writer", "handoff watch", "last good finder", "drain orders", "drain list"} | serving
+        == {
+            "watcher",
+            "certificates watch",
+            "status writer",
+            "handoff watch",
+            "last good finder",
+            "drain orders",
+            "drain list",
+        }
+        | serving
     )
     kept = {call.args[0] for call in world.supervisor.keep.call_args_list}
     assert kept == names - {"watcher"}, "which keeps itself, and what it has read"
