@@ -250,7 +250,9 @@ def _tell(printer: Printer, findings: list[DoctorFinding], looked: str, *, is_ev
         (printer.event if is_event else printer.plain)({"findings": values})
     elif not printer.is_table:
         printer.lines(one.reason for one in findings)
-    elif findings:
-        printer.table([name.upper() for name in _COLUMNS], ([str(one[name]) for name in _COLUMNS] for one in values))
     else:
-        printer.lines([f"nothing is wrong; looked at: {looked}"])
+        if all(one.severity is Severity.INFO for one in findings):
+            printer.lines([f"nothing is wrong; looked at: {looked}"])
+        if values:
+            rows = ([str(one[name]) for name in _COLUMNS] for one in values)
+            printer.table([name.upper() for name in _COLUMNS], rows)

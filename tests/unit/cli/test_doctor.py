@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 from registry.cli.doctor import collect, command
 from registry.cli.doctor.collect import look_at_certificates, look_at_counters
 from registry.cli.doctor.diagnosis import PoolSeen, Survey
-from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, warning
+from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, info, warning
 from registry.cli.session import Session
 from registry.cli.views.output import Format, Printer
 from registry.client.address import Tls
@@ -32,6 +32,8 @@ from tests.unit.cli.test_diagnosis import NOW
 BAD = error(CheckedPart.REPLICA, "dev/r1", "stale", "it is stale", "restart it")
 ODD = warning(CheckedPart.POOL, "dev", "no_replicas", "it has none", "start some")
 DOWN = error(CheckedPart.ETCD, "e:1", "member_down", "it is down", "start it")
+DOWN_THERE = error(CheckedPart.ETCD, "e:1", "member_down", "the admin service gets no answer", "start it")
+MEANT = info(CheckedPart.POOL, "dev", "replicas_left_out", "some are left out", "nothing if that is meant")
 HELD = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
@@ -73,6 +75,12 @@ def test_etcd_is_looked_at_only_where_it_is_named(cli, world, tmp_path):
     assert (ran.code, ran.out) == (0, told)
     world(etcd=([], True))
     assert cli("doctor", "--etcd", "127.0.0.1:1").out.endswith("the admin service, etcd\n")
+    world(MEANT, etcd=([], True))
+    ran = cli("doctor", "--etcd", "127.0.0.1:1")
+    assert (ran.code, [one.split()[0] for one in ran.out.splitlines()]) == (0, ["nothing", "SEVERITY", "info"])
+    world(DOWN_THERE, etcd=([DOWN], True))
+    assert cli("-o", "name", "doctor", "--etcd", "e:1").out == "member_down\n", "what both see is told once"
+    world(etcd=([], True))
     (tmp_path / "password").write_text("x")
     user = ["--etcd-user", "me", "--etcd-password-file", "password", "--insecure"]
     (one,) = cli("-o", "json", "doctor", "--etcd", "etcd.example:2379", *user).json["findings"]
