@@ -91,10 +91,23 @@ class LeftReplica(Stored):
     at: str
 
 
+class LastKnown(Part):
+    """Facts of a replica that is gone, as it told them last; empty or 0: it did not, or they could not be read.
+
+    `engine_url`: of its engine, for routers. `engine`: its kind and version. `version`: of the sidecar.
+    """
+
+    engine_url: str = ""
+    host: str = ""
+    observed_revision: Number = 0
+    engine: str = ""
+    version: str = ""
+
+
 class RememberedReplica(Part):
     """A replica that was ready and lived within the last day.
 
-    `last_seen` (RFC 3339) is when it was found gone; empty: it lives.
+    `last_seen` (RFC 3339) is when it was found gone; empty: it lives. `last_known`: of one that is gone; None: nothing.
     `incarnation`: of its process that lived last; empty: not known. `ephemeral`: as its presence says. `joined_at`
     (RFC 3339): when such a one was found first, as long as it has taken nobody's place; empty: it has, or is none.
     """
@@ -104,6 +117,7 @@ class RememberedReplica(Part):
     last_seen: str = ""
     ephemeral: bool = False
     joined_at: str = ""
+    last_known: LastKnown | None = None
 
 
 class RememberedReplicas(Stored):

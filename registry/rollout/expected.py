@@ -16,7 +16,7 @@ from registry.model.keys import last_part
 from registry.model.names import matches
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.replica_state import ParsedStatus, parse_status, status_of
-from registry.model.status import Presence, RememberedReplica, RememberedReplicas, presence_of
+from registry.model.status import LastKnown, Presence, RememberedReplica, RememberedReplicas, host_of, presence_of
 from registry.runtime.clock import rfc3339
 
 REMEMBERED_FOR = timedelta(days=1)
@@ -24,6 +24,9 @@ REMEMBERED_FOR = timedelta(days=1)
 REPLACED_WITHIN = timedelta(seconds=60)
 # Of a pool. Those that live come first, then those that were seen last.
 MAX_REMEMBERED = 1000
+# Of a text that is last known; an engine's address may be any.
+_MAX_TEXT = 300
+NOTHING_KNOWN = LastKnown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class AbsentReplica:
     labels: Mapping[str, str]
     last_seen: str
     ephemeral: bool = False
+    known: LastKnown = NOTHING_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class PoolExpectation:
     def _gone(self, live: Collection[str]) -> list[AbsentReplica]:
         """Those that are remembered and do not live, the latest first."""
         gone = (
-            AbsentReplica(name, one.labels, one.last_seen, one.ephemeral)
+            AbsentReplica(name, one.labels, one.last_seen, one.ephemeral, one.last_known or NOTHING_KNOWN)
             for name, one in self.remembered.items()
             if name not in live
         )
@@ -226,12 +230,65 @@ def _is_ready(presence: KeyValue, status: KeyValue | None) -> bool:
 
 
 def _fitting(before: RememberedReplicas, members: dict[str, RememberedReplica]) -> RememberedReplicas:
-    """With as many as a value of etcd may hold, whatever labels they have."""
+    """With as many as a value of etcd may hold, whatever labels they have.
+
+    What is last known of them goes before any of them does.
+    """
     while True:
-        made = before.model_copy(update={"members": dict(sorted(members.items()))})
-        if len(made.to_bytes()) <= RememberedReplicas.max_bytes:
+        made = _with_members(before, members)
+        if _fits(made):
             return made
-        members = dict(list(members.items())[: len(members) // 2])
+        if any(one.last_known for one in members.values()):
+            members = {name: one.model_copy(update={"last_known": None}) for name, one in members.items()}
+        else:
+            members = dict(list(members.items())[: len(members) // 2])
+
+
+def _with_members(before: RememberedReplicas, members: Mapping[str, RememberedReplica]) -> RememberedReplicas:
+    return before.model_copy(update={"members": dict(sorted(members.items()))})
+
+
+def _fits(made: RememberedReplicas) -> bool:
+    return len(made.to_bytes()) <= RememberedReplicas.max_bytes
+
+
+def newly_gone(before: RememberedReplicas, after: RememberedReplicas) -> list[str]:
+    """Names of those that are gone and were not, as `remember` found it."""
+    was = before.members
+    return [name for name, one in after.members.items() if one.last_seen and name in was and not was[name].last_seen]
+
+
+def last_known(presence: KeyValue, status: KeyValue | None) -> LastKnown:
+    """Facts that a presence and the status beside it tell, as they stood before they went."""
+    told, reading = presence_of(presence.value), parse_status(status_of(presence, status))
+    known = NOTHING_KNOWN
+    if isinstance(reading, ParsedStatus):
+        engine, revision = reading.status.engine, reading.status.observed_revision
+        kind = _short(f"{engine.kind} {engine.version}".strip())
+        known = LastKnown(engine_url=_short(engine.url), engine=kind, observed_revision=revision)
+    if told is None:
+        return known
+    url = _short(told.engine_url) or known.engine_url
+    return known.model_copy(
+        update={"engine_url": url, "host": _short(host_of(told.owner)), "version": _short(told.version)}
+    )
+
+
+def _short(text: str) -> str:
+    """The text if it is no longer than what is kept; a part of an address would be another one."""
+    return text if len(text) <= _MAX_TEXT else ""
+
+
+def with_last_known(made: RememberedReplicas, known: Mapping[str, LastKnown]) -> RememberedReplicas:
+    """The same replicas with what is last known of some, as far as a value of etcd has room: of the first of these."""
+    names = list(known)
+    while names:
+        told = {name: made.members[name].model_copy(update={"last_known": known[name]}) for name in names}
+        added = _with_members(made, {**made.members, **told})
+        if _fits(added):
+            return added
+        names = names[: len(names) // 2]
+    return made
 
 
 def _replace_ephemeral(
@@ -265,7 +322,7 @@ def _living(before: RememberedReplica | None, presence: Presence | None, now: da
             ephemeral=presence.ephemeral,
             joined_at=joined_at,
         )
-    return before.model_copy(update={"last_seen": ""}) if before else RememberedReplica()
+    return before.model_copy(update={"last_seen": "", "last_known": None}) if before else RememberedReplica()
 
 
 def _seen(one: RememberedReplica, now: datetime) -> RememberedReplica | None:

@@ -3,6 +3,8 @@
 An admin service writes ``members/<pool>``, a key of its own, when a replica is ready for the first time, goes, or was
 gone for a day: never for a heartbeat. Several admin services write the same, each on the condition that nobody else did
 meanwhile. Statuses change all the time, and are followed only in pools in which somebody lives who is not remembered.
+What a replica told last is read of the past when it is gone: of the revision before its presence went, or, if nobody
+looked then, of the one at which it was last known to live.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,12 +21,20 @@ import structlog
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
-from registry.etcd3.informer import SharedInformer, SharedInformerFactory
+from registry.etcd3.informer import EventTap, SharedInformer, SharedInformerFactory
 from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn, absent, mod_is, prefix_end
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError
 from registry.model.keys import Keys, last_part
-from registry.model.status import LeftReplica
-from registry.rollout.expected import expectation_of, labels_of, remember, remembered
+from registry.model.status import LastKnown, LeftReplica
+from registry.rollout.expected import (
+    expectation_of,
+    labels_of,
+    last_known,
+    newly_gone,
+    remember,
+    remembered,
+    with_last_known,
+)
 from registry.runtime.clock import Deadline
 from registry.store.failures import refusal
 
@@ -32,6 +42,8 @@ from registry.store.failures import refusal
 _PAUSE_SECONDS = 1.0
 # How often it is looked who was gone for a day.
 _LOOK_SECONDS = 300.0
+# Of so many that go at once it is read what they told last, in this time at most.
+_MAX_READ, _READ_SECONDS = 100, 5.0
 _log = structlog.get_logger()
 
 
@@ -118,6 +130,8 @@ class MembersKeeper:
         self._tell = tell
         self._rng = rng
         self._wall = wall
+        self._tap = EventTap()
+        self._ended: dict[bytes, int] = {}  # by key of a presence: the revision at which it went, until that is written
 
     async def run(self) -> None:
         """Keeps it until it is cancelled."""
@@ -126,6 +140,8 @@ class MembersKeeper:
         async with AsyncExitStack() as stack:
             looks = [self._informers.look(prefix, prefix_end(prefix), wake) for prefix in prefixes]
             informers = _Informers(*[await stack.enter_async_context(look) for look in looks])
+            informers.presences.taps.add(self._tap)
+            stack.callback(informers.presences.taps.discard, self._tap)
             newcomers = _Newcomers(keys, self._informers, wake)
             stack.push_async_callback(newcomers.follow, frozenset())
             while True:
@@ -144,6 +160,7 @@ class MembersKeeper:
 
     async def _look(self, informers: _Informers, newcomers: _Newcomers) -> None:
         """Writes what changed, and tells who is missing."""
+        self._ended |= {event.key: event.mod_revision for event in self._tap.take() if event.kv is None}
         presences = {last_part(key): list[KeyValue]() for key in informers.pools.kvs}
         for kv in informers.presences.kvs.values():
             presences.setdefault(_pool_of(kv.key), []).append(kv)
@@ -163,6 +180,14 @@ class MembersKeeper:
                 pool, Txn((mod_is(kv.key, kv.mod_revision), absent(self._keys.pool(pool))), (Delete(kv.key),))
             )
         self._tell(missing)
+        if self._ended:
+            waiting = {key for kv in informers.members.kvs.values() for key in self._living(kv)}
+            self._ended = {key: revision for key, revision in self._ended.items() if key in waiting}
+
+    def _living(self, members: KeyValue) -> Iterable[bytes]:
+        """Keys of the presences of those who live, as far as is written."""
+        pool, known = last_part(members.key), remembered(members).members
+        return (self._keys.replica(pool, name) for name, one in known.items() if not one.last_seen)
 
     async def _renew(self, pool: str, kv: KeyValue | None, heard: _Heard) -> None:
         before = remembered(kv)
@@ -171,7 +196,28 @@ class MembersKeeper:
             return
         key = self._keys.members(pool)
         unchanged = absent(key) if kv is None else mod_is(key, kv.mod_revision)
+        if kv is not None and (gone := newly_gone(before, wanted)):
+            wanted = with_last_known(wanted, await self._told_last(pool, gone, kv.mod_revision))
         await self._send(pool, Txn((unchanged,), (Put(key, wanted.to_bytes()),)))
+
+    async def _told_last(self, pool: str, names: Sequence[str], lived_at: int) -> dict[str, LastKnown]:
+        """Facts that those who are gone told last, as far as etcd still has them; `lived_at`: a revision of then."""
+        found: dict[str, LastKnown] = {}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_READ_SECONDS):
+                for name in names[:_MAX_READ]:
+                    revision = self._ended.get(self._keys.replica(pool, name), lived_at + 1) - 1
+                    with suppress(EtcdError):  # etcd may have compacted it; the rest is written all the same
+                        if (told := await self._told_at(pool, name, revision)) is not None:
+                            found[name] = told
+        return found
+
+    async def _told_at(self, pool: str, name: str, revision: int) -> LastKnown | None:
+        """None: it did not live then."""
+        presence = await self._client.range(Range(self._keys.replica(pool, name), revision=revision))
+        status = await self._client.range(Range(self._keys.status(pool, name), revision=revision))
+        kv = next(iter(presence.kvs), None)
+        return last_known(kv, next(iter(status.kvs), None)) if kv is not None else None
 
     async def _send(self, pool: str, txn: Txn) -> None:
         """Somebody who was faster wrote the same, or woke this up again."""

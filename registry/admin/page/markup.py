@@ -121,4 +121,4 @@ def _replica(row: Document) -> Sequence[object]:
 
 def _absent(row: Document) -> Sequence[object]:
     seen = f"gone, last seen {row['last_seen']}" if row["last_seen"] else "just gone"
-    return row["name"], seen, "-", "-", "-", "-", label_text(row["labels"])
+    return row["name"], seen, row["engine"] or "-", "-", "-", "-", label_text(row["labels"])

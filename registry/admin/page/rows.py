@@ -20,12 +20,13 @@ from weakref import ReferenceType, ref
 from registry.admin.rpc.encode_residency import Document, counted_adapter
 from registry.model.errors import RegistryError
 from registry.model.messages import adapter_message
-from registry.model.names import name_of_key
+from registry.model.names import is_engine_allowed, name_of_key
 from registry.model.replica_state import ParsedStatus
 from registry.model.status import Presence, ReplicaStatus, host_of, presence_of
 from registry.residency.derive import DerivedResidence, DerivedResidency, counted_of, residency_of
 from registry.residency.health import AdapterRow, counts, reasons, state, state_there
 from registry.residency.view import AdapterView, PoolView
+from registry.rollout.expected import AbsentReplica
 from registry.rollout.pool import LiveReplica
 from registry.rollout.status import DISABLED
 from registry.transactions.decode import read_adapter
@@ -231,5 +232,20 @@ def _status_told(status: ReplicaStatus, *, is_whole: bool) -> Document:
 
 def absent_rows(view: PoolView) -> list[Document]:
     """Replicas that are expected and do not live, as far as their names are known."""
-    named = view.snapshot.lacking.named
-    return [{"name": one.name, "labels": _labels(one.labels), "last_seen": one.last_seen} for one in named]
+    return [_absent_row(view, one) for one in view.snapshot.lacking.named]
+
+
+def _absent_row(view: PoolView, one: AbsentReplica) -> Document:
+    """What it told last stands there as far as it is known; of a URL that the pool does not allow, nothing."""
+    known, hosts = one.known, view.engine_hosts
+    is_allowed = hosts == () or is_engine_allowed(known.engine_url, hosts or ())
+    return {
+        "name": one.name,
+        "labels": _labels(one.labels),
+        "last_seen": one.last_seen,
+        "url": cut(known.engine_url) if is_allowed else "",
+        "host": cut(known.host),
+        "engine": cut(known.engine),
+        "version": cut(known.version),
+        "revision": known.observed_revision,
+    }

@@ -13,7 +13,7 @@ from registry.model.names import is_engine_allowed
 from registry.model.records import AdapterOutcome, AdapterRecord, ChangeReply
 from registry.model.status import host_of, presence_of
 from registry.model.stored import read_json
-from registry.rollout.expected import LackingReplicas
+from registry.rollout.expected import AbsentReplica, LackingReplicas
 from registry.store.pages import Page, PageToken
 from registry.store.reader import History, ReplicaValues
 from registry.transactions.builder import Settled
@@ -103,7 +103,7 @@ def replica(pool_name: str, values: ReplicaValues) -> pb.Replica:
     status_json, withheld = _status(values)
     advertised = presence.engine_url if presence is not None else ""
     if advertised:
-        withheld = "" if _is_allowed(advertised, values) else advertised
+        withheld = "" if _is_allowed(advertised, values.engine_hosts) else advertised
     shown = pb.Replica(name=last_part(values.presence.key), pool=pool_name, status_json=status_json)
     shown.withheld_engine_url = withheld
     if presence is not None:
@@ -128,13 +128,13 @@ def _status(values: ReplicaValues) -> tuple[str, str]:
         return status_json, ""
     engine = status.get("engine") if isinstance(status, dict) else None
     url = str(engine.get("url") or "") if isinstance(engine, dict) else ""
-    if isinstance(engine, dict) and url and not _is_allowed(url, values):
+    if isinstance(engine, dict) and url and not _is_allowed(url, values.engine_hosts):
         return json.dumps({**status, "engine": {**engine, "url": ""}}), url.encode(errors="replace").decode()
     return json.dumps(status), ""  # as it was read: of a key that stands twice, others may take the other
 
 
-def _is_allowed(url: str, values: ReplicaValues) -> bool:
-    return values.engine_hosts == () or is_engine_allowed(url, values.engine_hosts or ())
+def _is_allowed(url: str, engine_hosts: tuple[str, ...] | None) -> bool:
+    return engine_hosts == () or is_engine_allowed(url, engine_hosts or ())
 
 
 def unknown_pools(found: Mapping[str, list[str]]) -> list[pb.UnknownPool]:
@@ -145,15 +145,32 @@ def unknown_pools(found: Mapping[str, list[str]]) -> list[pb.UnknownPool]:
     ]
 
 
-def lacking(found: LackingReplicas) -> pb.ListReplicasResponse:
-    """Replicas that are expected and do not live, in the fields of the last page of a listing."""
+def lacking(found: LackingReplicas, engine_hosts: tuple[str, ...] | None) -> pb.ListReplicasResponse:
+    """Replicas that are expected and do not live, in the fields of the last page of a listing.
+
+    `engine_hosts`: see `registry.transactions.decode.engine_hosts_of`.
+    """
     return pb.ListReplicasResponse(
-        missing=[pb.MissingReplica(name=one.name, labels=one.labels, last_seen=one.last_seen) for one in found.named],
+        missing=[_missing(one, engine_hosts) for one in found.named],
         lacking=found.count,
         groups=[
             pb.GroupPresence(expected=pb.ReplicaGroup(labels=one.labels, replicas=one.expected), live=one.live)
             for one in found.groups
         ],
+    )
+
+
+def _missing(one: AbsentReplica, engine_hosts: tuple[str, ...] | None) -> pb.MissingReplica:
+    known = one.known
+    return pb.MissingReplica(
+        name=one.name,
+        labels=one.labels,
+        last_seen=one.last_seen,
+        engine_url=known.engine_url if _is_allowed(known.engine_url, engine_hosts) else "",
+        host=known.host,
+        observed_revision=known.observed_revision,
+        engine=known.engine,
+        version=known.version,
     )
 
 

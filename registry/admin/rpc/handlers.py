@@ -37,6 +37,7 @@ from registry.store.writer import Writer
 from registry.transactions.builder import Settled
 from registry.transactions.changes import AbortRollout, ApplyAdapters, Change, PromoteRollout, RollbackAdapter
 from registry.transactions.context import Caller
+from registry.transactions.decode import engine_hosts_of
 from registry.v1 import registry_pb2 as pb
 
 Decode = Callable[[Any], Change]
@@ -156,7 +157,7 @@ class Reads:
             said = await self.reader.expected(request.pool, page.revision, call.deadline)
             expected = expectation_of(said.members, said.pool)
             live = labels_of(said.presences, said.statuses, expected.remembered.keys())
-            reply.MergeFrom(encode.lacking(expected.lacking(live)))
+            reply.MergeFrom(encode.lacking(expected.lacking(live), engine_hosts_of(said.pool)))
         return reply
 
 

@@ -168,17 +168,18 @@ REPLICAS: OutputView[ReplicaView] = OutputView(
         "SERVED": _served,
         "PENDING": lambda one: str(one.counts.pending) if one.counts is not None else one.total("pending"),
         "FAILED": lambda one: str(one.counts.failed) if one.counts is not None else one.total("failed"),
-        "URL": lambda one: one.router_url,
+        "URL": lambda one: one.shown_url,
         "NOTE": _note,
     },
     more={
         "UNKNOWN": lambda one: cell(one.counts and one.counts.unknown),
         "STALE": lambda one: one.text("stale"),
-        "REVISION": lambda one: one.text("observed_revision"),
-        "ENGINE": lambda one: f"{one.text('engine', 'kind')} {one.text('engine', 'version')}",
-        "HOST": lambda one: cell(one.host),
+        "REVISION": lambda one: one.shown_revision,
+        "ENGINE": lambda one: one.shown_engine,
+        "HOST": lambda one: one.shown_host,
         "LABELS": lambda one: cell(label_text(one.labels)),
     },
+    is_dim=lambda one: one.missing,
 )
 
 

@@ -12,7 +12,7 @@ from registry.cli.rollout import RolloutTarget, look
 from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age, expires, restored_cell
 from registry.cli.views.differences import flat
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
-from registry.cli.views.get import Note, counted, note
+from registry.cli.views.get import Note, counted, note, replica_of
 from registry.cli.views.messages import meanwhile, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
 from registry.cli.views.replica_view import (
@@ -21,7 +21,6 @@ from registry.cli.views.replica_view import (
     counted_views,
     disagreements,
     groups_told,
-    replica_view,
     replica_views,
 )
 from registry.cli.views.residency_view import (
@@ -268,12 +267,13 @@ def _event_table(printer: Printer, events: Sequence[ShownEvent] | None, unread: 
 
 def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str) -> None:
     """Identity of a replica, its gaps with reasons, what it serves, and its events."""
-    replica = replica_view(client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=pool, name=name)))
+    replica = replica_of(client, pool, name)
     if printer.form is Format.NAME:
         printer.item(REPLICAS, replica)
         return
     where = client.residency_told(pb.WatchResidencyRequest(pool=pool))
-    [replica] = counted_views([replica], counts_by_replica(where))
+    is_alive = not replica.missing
+    [replica] = counted_views([replica], counts_by_replica(where)) if is_alive else counted(client, pool, [replica])
     loaded = _loaded_there(where, replica.name)
     started = [one for one in replica_events(replica, with_pending=False) if not one.current]
     unread: list[str] = []
@@ -295,7 +295,7 @@ def describe_replica(client: AdminClient, printer: Printer, pool: str, name: str
 
 def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
     """Identity and state of a replica."""
-    engine = f"{replica.text('engine', 'kind')} {replica.text('engine', 'version')} at {replica.router_url}"
+    engine = f"{replica.shown_engine} at {replica.shown_url}"
     titles = ("SERVED", "PENDING", "FAILED", "UNKNOWN")
     numbers = [REPLICAS.all_columns[title](replica) for title in titles]
     leaving = [str(one.get("name")) for one in replica.items("leaving")]
@@ -308,10 +308,23 @@ def _replica_fields(printer: Printer, replica: ReplicaView) -> None:
             "Leaving": cell(leaving),
             "Engine": engine,
             "Labels": _pairs(replica.labels),
-            "Started": f"{cell(replica.started_at)}, version {cell(replica.version)}",
-            "Incarnation": replica.incarnation,
+            **_process(replica),
         }
     )
+
+
+def _process(replica: ReplicaView) -> dict[str, str]:
+    """Facts of a sidecar's process; of one that is gone those that it told last."""
+    if (known := replica.last_known) is not None:
+        if not (known.engine_url or known.host):
+            return {}
+        seen = f"{cell(replica.last_seen)}; all that stands here is of then"
+        told = {"Host": replica.shown_host, "Revision": replica.shown_revision, "Version": cell(known.version)}
+        return {**told, "Last seen": seen}
+    return {
+        "Started": f"{cell(replica.started_at)}, version {cell(replica.version)}",
+        "Incarnation": replica.incarnation,
+    }
 
 
 def _rest_of_status(printer: Printer, replica: ReplicaView) -> None:

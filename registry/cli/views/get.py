@@ -235,7 +235,7 @@ def _replicas(client: AdminClient, query: Query, note: Note) -> list[ReplicaView
         found = {pool: _replicas_of(client, pool, note) for pool in pools}
     else:
         named = _in_some_pool(
-            pools, lambda pool: _replica(client, pool, name), Reason.REPLICA_NOT_FOUND, f"replica {name!r}"
+            pools, lambda pool: replica_of(client, pool, name), Reason.REPLICA_NOT_FOUND, f"replica {name!r}"
         )
         found = {one.pool: [one] for one in named}
     is_counted = query.detail is not None
@@ -270,8 +270,12 @@ def _replicas_of(client: AdminClient, pool: str, note: Note) -> list[ReplicaView
     return replica_views(pool, found)
 
 
-def _replica(client: AdminClient, pool: str, name: str) -> ReplicaView:
-    """One of them."""
+def replica_of(client: AdminClient, pool: str, name: str) -> ReplicaView:
+    """A live replica of a pool, or one that is expected and does not live.
+
+    Raises:
+        CliError: there is none of that name.
+    """
     try:
         return replica_view(client.unary(api.GET_REPLICA, pb.GetReplicaRequest(pool=pool, name=name)))
     except CliError as error:

@@ -83,7 +83,8 @@ class OutputView(Generic[Item]):
     """Form in which items of one kind are shown: their name, their plain form, and the cells of their row by title.
 
     `more`: further cells, which `-o wide` shows. `order`: what a column is sorted by, where that is not its cell.
-    `manifest`: what makes one; None: nothing that can be applied does.
+    `manifest`: what makes one; None: nothing that can be applied does. `is_dim`: true of an item that is told as it was
+    last known; None: all are told as they are.
     """
 
     name: Callable[[Item], str]
@@ -92,6 +93,11 @@ class OutputView(Generic[Item]):
     more: Mapping[str, Callable[[Item], str]] = field(default_factory=dict)
     order: Mapping[str, Callable[[Item], str]] = field(default_factory=dict)
     manifest: Callable[[Item], Mapping[str, object]] | None = None
+    is_dim: Callable[[Item], bool] | None = None
+
+    def dimmed(self, items: Sequence[Item]) -> frozenset[int]:
+        """The numbers of the items that are told as they were last known."""
+        return frozenset(number for number, one in enumerate(items) if self.is_dim is not None and self.is_dim(one))
 
     @property
     def all_columns(self) -> Mapping[str, Callable[[Item], str]]:
@@ -140,7 +146,8 @@ class Printer:
         match self.form:
             case Format.TABLE:
                 columns = self.columns(view)
-                self.table(tuple(columns), ([cell(one) for cell in columns.values()] for one in items))
+                rows = ([cell(one) for cell in columns.values()] for one in items)
+                self.table(tuple(columns), rows, view.dimmed(items))
             case Format.NAME:
                 self.lines(view.name(one) for one in items)
             case Format.MANIFEST:
@@ -179,10 +186,10 @@ class Printer:
         else:
             self._write(escaped(json.dumps(value, ensure_ascii=False)) + "\n")
 
-    def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]], dimmed: frozenset[int] = frozenset()) -> None:
         """Prints a table, each row in one line; elsewhere than on a terminal all cells are whole."""
         cells = [[printable(cell) for cell in row] for row in rows]
-        self._write("".join(f"{line}\n" for line in table_lines(titles, cells, self._paper())))
+        self._write("".join(f"{line}\n" for line in table_lines(titles, cells, self._paper(), dimmed)))
 
     def fields(self, fields: Mapping[str, str]) -> None:
         """Prints names and values below each other."""
@@ -215,7 +222,8 @@ class Printer:
         # Beside the titles, what says that there is more, and where the cursor comes to stand.
         room = max(1, self.console.size.height - 3 - bool(foot))
         rows = [[printable(cell(one)) for cell in columns.values()] for one in items[:room]]
-        lines = table_lines(tuple(columns), rows, replace(self._paper(), is_screen=True))
+        paper = replace(self._paper(), is_screen=True)
+        lines = table_lines(tuple(columns), rows, paper, view.dimmed(items[:room]))
         more = f"… and more, of {len(items)} in all" if len(items) > room else ""
         self.console.clear()
         self._write("".join(f"{line}\n" for line in lines))

@@ -36,6 +36,8 @@ class ReplicaView:
     `leaving`: it drains. `engine_url`: for routers, empty if it is that of the status. `host`: empty: it is not known.
     `withheld_engine_url` is told to no router, since the pool does not allow it.
     `missing`: it is expected and does not live; `last_seen` (RFC 3339) is when it was found gone, empty: a moment ago.
+    `last_known`: of a missing one, what it told last: engine, host, version, revision, and a URL that answers no more;
+    empty or 0: that is not known.
     `counts`: how many adapters it serves by residency; None: that is not known, or was not asked for.
     """
 
@@ -52,12 +54,35 @@ class ReplicaView:
     withheld_engine_url: str = ""
     missing: bool = False
     last_seen: str = ""
+    last_known: pb.MissingReplica | None = None
     counts: StandingCounts | None = None
 
     @property
     def router_url(self) -> str:
         """The engine's address as residency tells it to routers; "-": it is not known."""
         return self.engine_url or self.text("engine", "url")
+
+    @property
+    def shown_url(self) -> str:
+        """The same for people; of one that is missing the last one that is known."""
+        return cell(self.last_known.engine_url) if self.last_known else self.router_url
+
+    @property
+    def shown_engine(self) -> str:
+        """Kind and version of its engine, as far as they are known."""
+        if self.last_known is not None:
+            return cell(self.last_known.engine)
+        return f"{self.text('engine', 'kind')} {self.text('engine', 'version')}"
+
+    @property
+    def shown_revision(self) -> str:
+        """Revision that it has followed."""
+        known = self.last_known
+        return cell(known.observed_revision or None) if known else self.text("observed_revision")
+
+    @property
+    def shown_host(self) -> str:
+        return cell(self.last_known.host if self.last_known else self.host)
 
     @property
     def is_ready(self) -> bool:
@@ -112,8 +137,15 @@ class ReplicaView:
             "withheld_engine_url": self.withheld_engine_url or None,
             "status": self.status or None,
             **({"adapters": self.counts.as_dict()} if self.counts is not None else {}),
-            **({"missing": True, "last_seen": self.last_seen or None} if self.missing else {}),
+            **({"missing": True, "last_seen": self.last_seen or None, **self._told_last()} if self.missing else {}),
         }
+
+    def _told_last(self) -> Plain:
+        """What is last known of one that is missing; nothing where nothing is."""
+        known = self.last_known
+        fields = ("engine_url", "host", "observed_revision", "engine", "version")
+        told = {field: value for field in fields if (value := getattr(known, field, None))}
+        return {"last_known": told} if told else {}
 
     def seen_ago(self, now: datetime) -> str:
         """Time at which one that is missing was last seen, in words."""
@@ -146,7 +178,7 @@ def short_span(seconds: int) -> str:
 def missing_view(pool: str, one: pb.MissingReplica) -> ReplicaView:
     """A replica that is expected and does not live."""
     labels = dict(sorted(one.labels.items()))
-    return ReplicaView(one.name, pool, labels, "", "", {}, missing=True, last_seen=one.last_seen)
+    return ReplicaView(one.name, pool, labels, "", "", {}, missing=True, last_seen=one.last_seen, last_known=one)
 
 
 def replica_views(pool: str, found: pb.ListReplicasResponse) -> list[ReplicaView]:

@@ -7,7 +7,7 @@ whole. A file or a pipe has every cell whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -18,7 +18,7 @@ _LEAST = 12
 _GAP = "  "
 # All printable letters before this one take one column; from here on some take none or two.
 _FIRST_OF_ODD_WIDTH = "\u0300"
-_BOLD, _GREEN, _YELLOW, _RED, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
+_BOLD, _DIM, _GREEN, _YELLOW, _RED, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[0m"
 # Colours of cells in columns that say how something is.
 _COLOURS = {
     "STATE": {
@@ -42,15 +42,20 @@ class Paper:
     is_screen: bool = False
 
 
-def table_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], paper: Paper) -> list[str]:
-    """The head and the rows, each in one line. Cells are printable."""
+def table_lines(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], paper: Paper, dimmed: Container[int] = ()
+) -> list[str]:
+    """The head and the rows, each in one line, those with these numbers dimmed. Cells are printable."""
     widths = _widths(titles, [titles, *rows], paper.width)
     if paper.is_screen and paper.width is not None:
         ends = accumulate(widths, lambda end, width: end + len(_GAP) + width)
         widths = [max(0, width - max(0, end - paper.width)) for width, end in zip(widths, ends, strict=True)]
     head = _line(titles, titles, widths, Paper())
     styled_head = f"{_BOLD}{head}{_PLAIN}" if paper.has_styles else head
-    return [styled_head, *(_line(titles, row, widths, paper) for row in rows)]
+    return [
+        styled_head,
+        *(_row(titles, row, widths, paper, is_dim=number in dimmed) for number, row in enumerate(rows)),
+    ]
 
 
 def _widths(titles: Sequence[str], rows: Sequence[Sequence[str]], most: int | None) -> list[int]:
@@ -69,6 +74,12 @@ def _widths(titles: Sequence[str], rows: Sequence[Sequence[str]], most: int | No
         widths[widest] -= step
         spare += step
     return widths
+
+
+def _row(titles: Sequence[str], row: Sequence[str], widths: Sequence[int], paper: Paper, *, is_dim: bool) -> str:
+    if is_dim and paper.has_styles:
+        return f"{_DIM}{_line(titles, row, widths, Paper())}{_PLAIN}"
+    return _line(titles, row, widths, paper)
 
 
 def _line(titles: Sequence[str], row: Sequence[str], widths: Sequence[int], paper: Paper) -> str:

@@ -24,7 +24,7 @@ from registry.model.records import (
     TenantRecord,
 )
 from registry.model.replica_state import ReplicaState
-from registry.model.status import Presence
+from registry.model.status import LastKnown, Presence
 from registry.rollout.expected import AbsentReplica, GroupPresence, LackingReplicas
 from registry.rollout.status import ReplicaFailure, ReplicaRollout, Rollout
 from registry.rollout.watching import WatchBatch
@@ -237,17 +237,25 @@ def test_of_what_may_be_very_many_twenty_are_named():
     assert list(told[0].names) == [f"r{one}" for one in range(20)]
 
 
+LAST = LastKnown(engine_url="http://engine:8000", host="h", observed_revision=7, engine="vllm 0.32.0", version="0.2.0")
+
+
 def test_who_is_lacking_is_told_by_name_and_by_group():
     group = ReplicaGroup(labels={"zone": "a"}, replicas=3)
     found = LackingReplicas(
-        named=[AbsentReplica("r9", {"zone": "a"}, "2026-01-01T00:00:00Z")],
+        named=[AbsentReplica("r9", {"zone": "a"}, "2026-01-01T00:00:00Z", known=LAST)],
         groups=[GroupPresence(labels=group.labels, expected=3, live=2)],
     )
-    told = encode.lacking(found)
+    told = encode.lacking(found, ())
     [missing], [standing] = told.missing, told.groups
     assert (missing.name, dict(missing.labels), missing.last_seen) == ("r9", {"zone": "a"}, "2026-01-01T00:00:00Z")
     assert (told.lacking, standing.live, standing.expected.replicas) == (1, 2, 3)
     assert dict(standing.expected.labels) == {"zone": "a"}
+    known = (missing.engine_url, missing.host, missing.observed_revision, missing.engine, missing.version)
+    assert known == ("http://engine:8000", "h", 7, "vllm 0.32.0", "0.2.0")
+    for hosts in (("other",), None):
+        [hidden] = encode.lacking(found, hosts).missing
+        assert (hidden.engine_url, hidden.host) == ("", "h"), "as of one that lives"
 
 
 def test_a_fault_of_ours_in_an_event_is_no_unreadable_record(monkeypatch):

@@ -23,7 +23,7 @@ from registry.model.names import name_key
 from registry.model.placement import Member
 from registry.model.records import Canary, CanaryRollout, Placement, PoolSpec, Strategy
 from registry.model.replica_state import status_of
-from registry.model.status import Failed, Found, Kept, Lazy, Leaving, Pending, Resident, Warned
+from registry.model.status import Failed, Found, Kept, LastKnown, Lazy, Leaving, Pending, Resident, Warned
 from registry.residency.hub import ResidencyUpdate
 from registry.rollout.status import Question, derive_rollout
 from registry.store.reader import ReplicaValues
@@ -299,7 +299,7 @@ class PlayedPool:
     def __init__(self, world: World) -> None:
         self.world = world
         world.look()
-        self.lacking = encode.lacking(world.view.snapshot.lacking)
+        self.lacking = encode.lacking(world.view.snapshot.lacking, world.view.engine_hosts)
 
     @property
     def answers(self) -> dict[str, list[Any]]:
@@ -454,3 +454,39 @@ def test_why_says_yes_of_those_that_are_counted(seen):
         rows = seen.cli("-o", "json", "why", name, "--pool", POOL).json["items"]
         staying = [one for one in rows if one["answers"] and "leaving" not in one["why"]]
         assert len(staying) >= wanted.served
+
+
+LAST = LastKnown(engine_url="http://gone:1", host="boot-9", observed_revision=7, engine="vllm 0.32.0", version="0.1.9")
+
+
+def test_a_row_of_who_is_gone_keeps_what_was_known(cli, admin):
+    """R9 status-truth: where it ran, what it was and since when it is gone; programs see that it is of the past."""
+    world = World()
+    world.put("a")
+    world.alive("r2")
+    all_say(world, "r2")
+    world.remember("r1", labels={"zone": "x"}, last_seen="2026-01-01T00:00:00Z", last_known=LAST)
+    admin.answers |= PlayedPool(world).answers
+    *_, row = cli("get", "replicas", "-o", "wide", "--pool", POOL).lines
+    assert re.search(r"^r1 +p +no +0/1 .* http://gone:1 +last seen \d+ h ago .* 7 +vllm 0.32.0 +boot-9 +zone=x$", row)
+    assert cli("get", "replicas", "--pool", POOL, "--color", "always").lines[2].startswith("\x1b[2mr1 ")
+    one = cli("-o", "json", "get", "replica", "r1", "--pool", POOL).json
+    assert (one["missing"], one["last_seen"], one["engine_url"]) == (True, "2026-01-01T00:00:00Z", None)
+    assert one["last_known"] == LAST.model_dump()
+    told = cli("describe", "replica", "r1", "--pool", POOL).out
+    for line in (
+        "Ready: +no",
+        "Served: +0/1, pending 0, failed 0, unknown 1",
+        "Engine: +vllm 0.32.0 at http://gone:1",
+        "Host: +boot-9",
+        "Revision: +7",
+        "Version: +0.1.9",
+        "Last seen: +2026-01-01T00:00:00Z; all that stands here is of then",
+    ):
+        assert re.search(f"^{line}$", told, re.MULTILINE), line
+    world.remember("r1")
+    admin.answers |= PlayedPool(world).answers
+    [row] = [line for line in cli("get", "replicas", "-o", "wide", "--pool", POOL).lines if line.startswith("r1")]
+    assert re.search(r" 1 +- +- +- +- +-$", row), row
+    assert "last_known" not in cli("-o", "json", "get", "replica", "r1", "--pool", POOL).json
+    assert "of then" not in cli("describe", "replica", "r1", "--pool", POOL).out

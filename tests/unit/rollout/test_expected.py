@@ -13,7 +13,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.keys import last_part
 from registry.model.placement import Placement
 from registry.model.records import PoolLimits, PoolSpec, ReplicaGroup
-from registry.model.status import RememberedReplica, RememberedReplicas
+from registry.model.status import LastKnown, RememberedReplica, RememberedReplicas
 from registry.rollout import expected
 from registry.rollout.expected import (
     AbsentReplica,
@@ -28,7 +28,7 @@ from registry.rollout.pool import PoolSnapshot, PoolValues, renew
 from registry.rollout.status import Question, Rollout, derive_rollout
 from registry.runtime.clock import rfc3339
 from tests.support.records import KEYS, POOL, kv, record
-from tests.support.residency_world import LEASE, SERVING, UNKNOWN, presence, replica_status
+from tests.support.residency_world import LEASE, SERVING, UNKNOWN, engine_status, presence, replica_status
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 NOBODY = RememberedReplicas()
@@ -131,8 +131,51 @@ def test_so_many_are_remembered_at_most_and_those_that_live_first(monkeypatch):
     monkeypatch.setattr(expected, "MAX_REMEMBERED", 3)
     before = members(a=ago(hours=2), b=ago(hours=1), c=ago(hours=3))
     assert sorted(remembering(before, [lives("y"), lives("z")], {}, NOW).members) == ["b", "y", "z"]
-    monkeypatch.setattr(RememberedReplicas, "max_bytes", 110)
+    monkeypatch.setattr(RememberedReplicas, "max_bytes", 130)
     assert len(remembering(before, [lives("y"), lives("z")], {}, NOW).members) == 1
+
+
+def test_what_a_replica_told_last_is_what_it_told_routers():
+    here = lives("r1", owner="boot-1:store", engine_url="http://shown:1", version="0.2.0")
+    engine = engine_status(url="http://own:2", kind="vllm", version="0.32.0")
+    told = expected.last_known(here, says("r1", engine=engine))
+    assert told == LastKnown(
+        engine_url="http://shown:1", host="boot-1", observed_revision=50, engine="vllm 0.32.0", version="0.2.0"
+    )
+    assert expected.last_known(lives("r1"), says("r1", engine=engine)).engine_url == "http://own:2"
+    assert expected.last_known(lives("r1", b"?"), says("r1", engine=engine)).host == ""
+    strangers = replace(says("r1", engine=engine), lease=LEASE + 1)
+    assert expected.last_known(lives("r1"), strangers).engine_url == "", "of an earlier process"
+    long = engine_status(url="http://" + 300 * "h")
+    assert expected.last_known(lives("r1"), says("r1", engine=long)).engine_url == "", "half of an address is another"
+
+
+def test_what_is_last_known_goes_before_anybody_is_forgotten(monkeypatch):
+    """R16 bounded: it stays within what a value of etcd may hold."""
+    facts = {name: LastKnown(host="h" * 200) for name in ("a", "b", "c")}
+    gone = remembering(members(a="", b="", c=""), [], {}, NOW)
+    whole = expected.with_last_known(gone, facts)
+    assert {name: one.last_known for name, one in whole.members.items()} == facts
+    assert [expected.newly_gone(members(a="", b="", c=""), gone), expected.newly_gone(gone, gone)] == [
+        ["a", "b", "c"],
+        [],
+    ]
+    monkeypatch.setattr(RememberedReplicas, "max_bytes", len(whole.to_bytes()) - 1)
+    some = expected.with_last_known(gone, facts)
+    assert [name for name, one in some.members.items() if one.last_known] == ["a"]
+    monkeypatch.setattr(RememberedReplicas, "max_bytes", len(gone.to_bytes()))
+    assert expected.with_last_known(gone, facts) == gone
+    assert remembering(whole, [], {}, NOW) == gone
+    back = remembering(whole, [lives("a"), lives("b", b"?")], {}, NOW)
+    assert [back.members[name].last_known for name in ("a", "b")] == [None, None], "it tells what is so now"
+
+
+def test_what_an_earlier_release_does_not_know_of_a_replica_survives_it():
+    later = json.loads(members(r1=ago(hours=1)).to_bytes())
+    later["members"]["r1"] |= {"last_known": {"host": "h", "later": 1}, "later": 2}
+    before = RememberedReplicas.parse(json.dumps(later).encode())
+    kept = json.loads(remembering(before, [lives("r2")], {}, NOW).to_bytes())["members"]["r1"]
+    assert (kept["later"], kept["last_known"]["later"], kept["last_known"]["host"]) == (2, 1, "h")
 
 
 def stored(value: RememberedReplicas | bytes) -> KeyValue:

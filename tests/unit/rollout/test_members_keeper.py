@@ -14,10 +14,11 @@ from registry.etcd3.informer import SharedInformerFactory
 from registry.etcd3.ops import Put
 from registry.model.errors import Conflict, FailedPrecondition, NotFound, Reason, RegistryError, Unavailable
 from registry.model.records import PoolLimits, PoolSpec
-from registry.model.status import LeftReplica, RememberedReplica, RememberedReplicas
+from registry.model.status import LastKnown, LeftReplica, RememberedReplica, RememberedReplicas
 from registry.rollout import members
 from registry.rollout.members import MembersKeeper, forget
 from registry.runtime.clock import Deadline, rfc3339
+from registry.runtime.program import release_version
 from tests.simulation.links import Way
 from tests.simulation.store import Refusal
 from tests.support.played_etcd import PlayedEtcd, now, played
@@ -79,6 +80,10 @@ class Kept:
         kv = self.etcd.store.kvs.get(KEYS.members(pool))
         return {name: one.last_seen for name, one in RememberedReplicas.parse(kv.value).members.items()} if kv else {}
 
+    def last_known(self, name: str) -> LastKnown | None:
+        """What is written of a replica that is gone."""
+        return RememberedReplicas.parse(self.etcd.store.kvs[KEYS.members(POOL)].value).members[name].last_known
+
 
 def left(replica: str) -> bytes:
     return LeftReplica(pool=POOL, replica=replica, incarnation="i", at=rfc3339(EPOCH)).to_bytes()
@@ -134,6 +139,52 @@ async def test_statuses_are_followed_only_while_somebody_lives_who_is_not_rememb
         await kept.replicas.says("r1", revision)
         await asyncio.sleep(SOON)
     assert (kept.members(), kept.looks) == ({"r1": ""}, looks)
+
+
+@played
+async def test_of_who_is_gone_it_is_written_what_it_told_last(etcd: PlayedEtcd):
+    """R9 status-truth: as of the moment before it went, not as of when it came."""
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1", "r2")
+    await asyncio.sleep(LOOK)  # by then nobody's status is followed any more
+    await kept.replicas.says("r2", 48)
+    await kept.replicas.gone("r2")
+    await asyncio.sleep(SOON)
+    told = kept.last_known("r2")
+    assert told is not None
+    assert (told.observed_revision, told.engine_url, told.version) == (48, "http://r2", release_version())
+    await kept.replicas.alive("r2")
+    await asyncio.sleep(SOON)
+    assert (kept.members()["r2"], kept.last_known("r2")) == ("", None)
+
+
+@played
+async def test_who_went_while_nobody_looked_is_told_as_it_was_known_to_live(etcd: PlayedEtcd):
+    first = Kept(etcd, POOL)
+    await first.replicas.alive("r1", "r2")
+    await asyncio.sleep(SOON)
+    first.task.cancel()
+    await first.replicas.says("r1", 48)
+    await first.replicas.gone("r1", "r2")
+    second = Kept(etcd)
+    await asyncio.sleep(SOON)
+    told = second.last_known("r1")
+    assert told is not None
+    assert (told.observed_revision, told.engine_url) == (1, "http://r1")
+
+
+@played
+async def test_what_etcd_has_compacted_is_missed_by_nobody(etcd: PlayedEtcd):
+    """R12: who is gone is written all the same."""
+    first = Kept(etcd, POOL)
+    await first.replicas.alive("r1")
+    await asyncio.sleep(SOON)
+    first.task.cancel()
+    await first.replicas.gone("r1")
+    etcd.store.compact(etcd.store.revision)
+    second = Kept(etcd)
+    await asyncio.sleep(SOON)
+    assert (bool(second.members()["r1"]), second.last_known("r1")) == (True, None)
 
 
 @played
