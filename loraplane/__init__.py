@@ -24,7 +24,14 @@ from registry.client.asynchronous import AsyncRegistry
 from registry.client.audit import AuditDenial, AuditedChange, AuditEntry
 from registry.client.channel import UsedAfterFork
 from registry.client.credentials import TokenCommand, TokenFile
-from registry.client.fleet.values import FleetReplica, RecordedEvent, RegisteredPool, ReplicaListing, TenantQuota
+from registry.client.fleet.values import (
+    ChangedValue,
+    FleetReplica,
+    RecordedEvent,
+    RegisteredPool,
+    ReplicaListing,
+    TenantQuota,
+)
 from registry.client.publication import KEEP, Keep, Publication, Upload, Withdrawal
 from registry.client.residency import AdapterResidency, PoolResidency, Residence, State
 from registry.client.synchronous import Registry
@@ -55,6 +62,7 @@ __all__ = [
     "AuditEntry",
     "AuditedChange",
     "Canaries",
+    "ChangedValue",
     "Conflict",
     "FailedPrecondition",
     "FleetReplica",

@@ -260,6 +260,7 @@ def _answers() -> dict[str, object]:
     adapter = pb.Adapter(name="a", pool="dev", tenant="default", generation=2, etag="7", spec=spec)
     pool = pb.Pool(name="dev", base_models=["tiny"])
     change = pb.RecordedChange(at="2026-01-01T00:00:00Z", kind="adapter", name="a", action="updated", fields=["load"])
+    change.values.add(path="load", before_json='"eager"', after_json='["lazy", {"a": 1}]')
     audited = pb.AuditedChange(
         kind="adapter", name="a", action="updated", before_json="{}", after_json='{"a": {"b": 1}}'
     )

@@ -18,6 +18,8 @@ _MOST_INT64, _MOST_UINT32 = 2**63 - 1, 2**32 - 1
 _BOOKKEEPING = frozenset(
     "schema name pool tenant generation updated_at updated_by request_id rollout spec expires_at".split()
 )
+# Of a change, for who looks at many; the audit has all values whole.
+_MOST_VALUES, _MOST_CHARACTERS, _DEPTH = 20, 300, 4
 Value = Mapping[str, object]
 
 
@@ -58,6 +60,7 @@ def recorded_changes(value: bytes) -> Iterator[pb.RecordedChange]:
             generation=_generation(after or before),
             fields=_fields(before, after) if before and after else [],
             note=note or _why(audit, before),
+            values=_values(one.kind, before, after) if before and after else [],
         )
 
 
@@ -135,6 +138,37 @@ def _why(audit: AuditRecord, before: Value) -> str:
 def _fields(before: Value, after: Value) -> list[str]:
     """Names of fields, without their values; those of the spec stand alone."""
     return sorted({*_differing(before, after, _BOOKKEEPING), *_differing(_part(before, "spec"), _part(after, "spec"))})
+
+
+def _values(kind: str, before: Value, after: Value) -> Iterator[pb.ChangedValue]:
+    """Old and new of what somebody set: of an adapter its spec, of a pool and a quota all but what columns tell."""
+    if kind == "adapter":
+        before, after = _part(before, "spec"), _part(after, "spec")
+    elif kind not in {"pool", "tenant"}:
+        return
+    old, new = dict(_leaves(before)), dict(_leaves(after))
+    differing = sorted(path for path in {*old, *new} if old.get(path) != new.get(path))
+    for path in differing[:_MOST_VALUES]:
+        yield pb.ChangedValue(path=path, before_json=_told(old.get(path)), after_json=_told(new.get(path)))
+
+
+def _leaves(value: Value, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, object]]:
+    for field, part in value.items():
+        if not path and field in _BOOKKEEPING:
+            continue
+        if isinstance(part, dict) and depth:
+            yield from _leaves(part, f"{path}{field}.", depth - 1)
+        elif part is not None:
+            yield f"{path}{field}", part
+
+
+def _told(value: object) -> str:
+    """JSON of a value; of one that is long, of the beginning of its text."""
+    text = json.dumps(value, ensure_ascii=False) if value is not None else ""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    whole = value if isinstance(value, str) else text
+    return json.dumps(f"{whole[:_MOST_CHARACTERS]}…", ensure_ascii=False)
 
 
 def _differing(before: Value, after: Value, besides: frozenset[str] = frozenset()) -> Iterator[str]:

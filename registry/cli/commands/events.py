@@ -86,8 +86,8 @@ def events(
 
     Changes come from the audit trail, which goes back 30 days. What replicas cannot serve now is always shown, with
     the time at which they last said so. Loads, swaps, evictions and restarts of an engine are in the ring of its
-    sidecar, which --sidecar reads. What one request did alike to many adapters is one row of a table; loraplane audit
-    and loraplane history tell old and new values.
+    sidecar, which --sidecar reads. A change has old and new values of what somebody set, and its request. What one
+    request did alike to many adapters is one row of a table, which says what opens it.
     """
     session, start = session_of(context), datetime.now(UTC) - options.span_of(since)
     seconds, printer = timeout or READ_SECONDS, session.printer()

@@ -49,6 +49,12 @@ def restored_cell(one: pb.Adapter) -> str:
     return cell(f"{by.principal} at {by.at}") if one.HasField("restored_by") else "-"
 
 
+def _by(one: pb.Adapter) -> str:
+    """Principal who made a generation; or who says that it was made."""
+    restored = [f"restored by {restored_cell(one)}"] if one.HasField("restored_by") else []
+    return ", ".join(filter(None, [one.updated_by, *restored]))
+
+
 def _manifest(one: AdapterRow) -> Plain:
     from registry.cli.change.manifest import manifest_dict  # noqa: PLC0415 - pydantic and yaml, for this form alone
 
@@ -124,13 +130,13 @@ GENERATIONS: OutputView[GenerationRow] = OutputView(
     columns={
         "GENERATION": lambda one: str(one.record.generation),
         "FOR": lambda one: _for(one.record),
-        "CHANGED": GenerationRow.changed,
         "UPDATED": lambda one: one.record.updated_at,
-        "BY": lambda one: one.record.updated_by,
+        "BY": lambda one: _by(one.record),
         "REQUEST": lambda one: one.record.request_id,
-        "RESTORED BY": lambda one: restored_cell(one.record),
+        "CHANGED": GenerationRow.changed,
     },
     more={
+        "RESTORED BY": lambda one: restored_cell(one.record),
         "SOURCE": lambda one: one.record.spec.source.uri,
         "DIGEST": lambda one: one.record.spec.source.digest or "-",
     },

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from registry.cli.views.differences import short
 from registry.cli.views.output import OutputView
-from registry.cli.views.replica_view import ReplicaView
+from registry.cli.views.replica_view import ReplicaView, cell
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
 
 # What an adapter is to a replica, by the list of its status.
 _CONDITIONS = {"failed": "failing", "pending": "pending"}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownValue:
+    """A field before and after a change; "-": it was not there, or is no more."""
+
+    path: str
+    before: str
+    after: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.path}: {short(self.before)} → {short(self.after)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +48,7 @@ class ShownEvent:
     by: str = ""
     request_id: str = ""
     current: bool = False
+    values: tuple[ShownValue, ...] = ()
 
     @property
     def key(self) -> ShownEvent:
@@ -60,9 +76,9 @@ EVENTS: OutputView[ShownEvent] = OutputView(
         "REPLICA": lambda one: one.replica or "-",
         "GENERATION": lambda one: str(one.generation or "-"),
         "BY": lambda one: one.by or "-",
+        "REQUEST": lambda one: one.request_id or "-",
         "WHY": ShownEvent.why,
     },
-    more={"REQUEST": lambda one: one.request_id or "-"},
 )
 
 
@@ -87,7 +103,7 @@ def _of_several(same: Sequence[ShownEvent]) -> ShownEvent:
 
 def change_event(one: pb.RecordedChange) -> ShownEvent:
     """A change that the audit trail has."""
-    how = f"{one.method}: {', '.join(one.fields)}" if one.fields else one.method
+    values = tuple(ShownValue(each.path, _value(each.before_json), _value(each.after_json)) for each in one.values)
     return ShownEvent(
         at=one.at,
         event=one.action,
@@ -95,10 +111,27 @@ def change_event(one: pb.RecordedChange) -> ShownEvent:
         name=one.name,
         replica=one.name if one.kind == "replica" else "",
         generation=one.generation,
-        message=one.note or how,
+        message=one.note or _how(one, values),
         by=one.principal,
         request_id=one.request_id,
+        values=values,
     )
+
+
+def _how(one: pb.RecordedChange, values: Sequence[ShownValue]) -> str:
+    """Old and new values, and the names of fields that have none, first; the method last, if there are values."""
+    told = {value.path.partition(".")[0] for value in values}
+    fields = ", ".join(field for field in one.fields if field not in told)
+    if values:
+        return f"{'; '.join([*(value.line for value in values), *([fields] if fields else [])])} ({one.method})"
+    return f"{one.method}: {fields}" if fields else one.method
+
+
+def _value(text: str) -> str:
+    try:
+        return cell(json.loads(text)) if text else cell(None)
+    except (ValueError, RecursionError):
+        return text
 
 
 def replica_events(replica: ReplicaView, *, with_pending: bool) -> Iterator[ShownEvent]:

@@ -1,8 +1,8 @@
 """Lines of a table: a row is one line, and a name is never cut. Pure.
 
 On a terminal, what people read (reasons, notes) is cut with … where a row would be longer than a line; where that does
-not suffice the row runs on, as kubectl's do. So no cell is ever folded, and names, addresses and digests can be copied
-whole. A file or a pipe has every cell whole.
+not suffice the row runs on, as kubectl's do, and what people read gets what its last line has left. So no cell is ever
+folded, and names, addresses and digests can be copied whole. A file or a pipe has every cell whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from itertools import accumulate
 PROSE = frozenset({"CHANGED", "REASONS", "REASON", "NOTE", "WHY", "MESSAGE", "BASE MODELS", "REPLICAS"})
 # The least that is left of a cell that is cut, in columns of the terminal.
 _LEAST = 12
+# Of what says who did what, an old and a new value.
+_LEAST_OF = {"CHANGED": 40, "WHY": 40}
 _GAP = "  "
 # All printable letters before this one take one column; from here on some take none or two.
 _FIRST_OF_ODD_WIDTH = "\u0300"
@@ -46,7 +48,7 @@ def table_lines(
     titles: Sequence[str], rows: Sequence[Sequence[str]], paper: Paper, dimmed: Container[int] = ()
 ) -> list[str]:
     """The head and the rows, each in one line, those with these numbers dimmed. Cells are printable."""
-    widths = _widths(titles, [titles, *rows], paper.width)
+    widths = _widths(titles, [titles, *rows], paper)
     if paper.is_screen and paper.width is not None:
         ends = accumulate(widths, lambda end, width: end + len(_GAP) + width)
         widths = [max(0, width - max(0, end - paper.width)) for width, end in zip(widths, ends, strict=True)]
@@ -58,14 +60,21 @@ def table_lines(
     ]
 
 
-def _widths(titles: Sequence[str], rows: Sequence[Sequence[str]], most: int | None) -> list[int]:
+def _widths(titles: Sequence[str], rows: Sequence[Sequence[str]], paper: Paper) -> list[int]:
     widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
-    if most is None:
+    if paper.width is None:
         return widths
-    spare = most - sum(widths) - len(_GAP) * (len(widths) - 1)
-    prose = [place for place, title in enumerate(titles) if title in PROSE]
+    gaps = len(_GAP) * (len(widths) - 1)
+    prose = {
+        place: max(_LEAST_OF.get(title, _LEAST), width_of(title))
+        for place, title in enumerate(titles)
+        if title in PROSE
+    }
+    shortest = gaps + sum(min(width, prose.get(place, width)) for place, width in enumerate(widths))
+    lines = 1 if paper.is_screen else max(1, -(-shortest // max(1, paper.width)))
+    spare = lines * paper.width - sum(widths) - gaps
     while spare < 0 and (widest := max(prose, key=widths.__getitem__, default=None)) is not None:
-        least = max(_LEAST, width_of(titles[widest]))
+        least = prose[widest]
         if widths[widest] <= least:
             break
         rest = [widths[place] for place in prose if place != widest]

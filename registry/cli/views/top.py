@@ -130,8 +130,10 @@ REPLICAS: OutputView[BusyReplica] = OutputView(
         "PROMPT TOKENS": lambda one: cell(one.prompt_tokens),
         "NEW TOKENS": lambda one: cell(one.generation_tokens),
         "LOADS": lambda one: str(one.loads),
-        "LOAD SECONDS": lambda one: cell(one.load_seconds),
         "SWAPS": lambda one: str(one.swaps),
+    },
+    more={
+        "LOAD SECONDS": lambda one: cell(one.load_seconds),
         "SWAP SECONDS": lambda one: cell(one.swap_seconds),
     },
 )

@@ -93,6 +93,15 @@ class TenantQuota:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedValue:
+    """A field before and after a change, as JSON; empty: it was not there."""
+
+    path: str
+    before_json: str
+    after_json: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedEvent:
     """One request's effect on one thing, as the audit trail has it.
 
@@ -107,6 +116,8 @@ class RecordedEvent:
         generation: of an adapter, after the change or, if it was deleted, before; 0: none.
         fields: those that have other values than before.
         note: why a rollout was halted; empty: it was not.
+        values: old and new of those fields, the first 20 of them and cut where they are long; empty: of no spec, pool
+            or quota, or the service is of an earlier release.
     """
 
     at: str
@@ -119,6 +130,7 @@ class RecordedEvent:
     generation: int
     fields: tuple[str, ...]
     note: str
+    values: tuple[ChangedValue, ...] = ()
 
 
 def pool_of(wire: pb.Pool) -> RegisteredPool:
@@ -171,4 +183,5 @@ def tenant_of_wire(wire: pb.Tenant) -> TenantQuota:
 def event_of(wire: pb.RecordedChange) -> RecordedEvent:
     """A recorded change from its message."""
     told = (wire.at, wire.principal, wire.request_id, wire.method, wire.kind, wire.name, wire.action, wire.generation)
-    return RecordedEvent(*told, tuple(wire.fields), wire.note)
+    values = (ChangedValue(one.path, one.before_json, one.after_json) for one in wire.values)
+    return RecordedEvent(*told, tuple(wire.fields), wire.note, tuple(values))

@@ -390,7 +390,7 @@ CANARIES = {"stable_generation": 1, "halted": ""}
     ],
 )
 def test_who_did_what(before, after, kind, expected):
-    """W7: names of fields, not their values."""
+    """W7: names of fields; values of those that somebody set stand beside them."""
     one = recorded(before, after, kind)
     assert (one.action, one.generation, list(one.fields)) == expected
     assert (one.at, one.principal, one.role, one.request_id, one.method, one.name) == (
@@ -401,6 +401,41 @@ def test_who_did_what(before, after, kind, expected):
         "M",
         "sql",
     )
+
+
+def values_of(before: dict[str, Any], after: dict[str, Any], kind: str = "adapter") -> list[tuple[str, str, str]]:
+    return [(one.path, one.before_json, one.after_json) for one in recorded(before, after, kind).values]
+
+
+def test_old_and_new_stand_beside_the_names_of_fields():
+    """W7: of a spec, a pool and a quota; where a value was not there, or is no more, it is empty."""
+    old = {"priority": 1, "labels": {"team": "bi"}, "source": {"uri": "file:///a", "digest": None}, "same": [1]}
+    new = {"priority": 2, "labels": {}, "source": {"uri": "file:///b", "digest": "d"}, "same": [1]}
+    assert values_of(before_of(1, spec=old, retry=1), before_of(2, spec=new, retry=2)) == [
+        ("labels.team", '"bi"', ""),
+        ("priority", "1", "2"),
+        ("source.digest", "", '"d"'),
+        ("source.uri", '"file:///a"', '"file:///b"'),
+    ]
+    assert values_of({"limits": {"max_rank": 8}, "name": "p"}, {"limits": {"max_rank": 16}}, "pool") == [
+        ("limits.max_rank", "8", "16")
+    ]
+    assert values_of({"max_adapters": 1}, {"max_adapters": 2}, "tenant") == [("max_adapters", "1", "2")]
+    assert values_of({"drain": True}, {"drain": False}, "replica") == []
+    assert [*recorded(None, before_of(1)).values] == []
+
+
+def test_values_of_a_change_are_few_and_short():
+    """R16 bounded: a page has a hundred records, and each may have a megabyte."""
+    old = {f"f{number:03}": number for number in range(100)}
+    new = {f"f{number:03}": -1 for number in range(100)}
+    assert len(values_of(before_of(1, spec=old), before_of(2, spec=new))) == 20
+    long, deep = "ä" * 5000, {"a": {"b": {"c": {"d": {"e": {"f": ["x" * 5000]}}}}}}
+    text, nested = values_of(before_of(1, spec={"t": "", "u": 1}), before_of(2, spec={"t": long, "u": deep}))[:2]
+    assert (text[0], json.loads(text[2])) == ("t", "ä" * 300 + "…")
+    assert (nested[0], nested[1]) == ("u", "1")
+    [path, _, told] = values_of(before_of(1, spec={}), before_of(2, spec={"u": deep}))[0]
+    assert (path, json.loads(told)[:10], len(told) < 700) == ("u.a.b.c.d", '{"e": {"f"', True)
 
 
 def test_a_halt_is_told_once_with_why():

@@ -299,9 +299,9 @@ def test_who_restored_a_generation_is_told_wherever_it_is_shown(cli, admin):
     ]
     ran = cli("history", "sql")
     assert ran.err == "note: generations that cannot be read, and are left out: 4, 5\n"
-    assert [line.rpartition("  ")[2].strip() for line in ran.out.splitlines()] == [
-        *("RESTORED BY", "-", "mallory\\n at then", "mallory\\n at then", "-"),
-    ]
+    is_told = ["restored by mallory\\n at then" in line for line in ran.out.splitlines()[1:]]
+    assert is_told == [False, True, True, False]
+    assert " ".join(cli("-o", "wide", "history", "sql").lines[2].split()).count("mallory\\n at then") == 2
     told = cli("-o", "json", "history", "sql").json["items"]
     assert [one["restored_by"] for one in told] == [None, *[{"principal": "mallory\n", "at": "then"}] * 2, None]
     line = "generation 3, 2 by mallory\\n at then; rollback takes them with --restored"

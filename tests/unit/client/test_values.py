@@ -24,6 +24,7 @@ from registry.client.adapters import (
 from registry.client.address import Tls, check_address
 from registry.client.fleet.rolling import waiting_of
 from registry.client.fleet.values import (
+    ChangedValue,
     FleetReplica,
     RecordedEvent,
     RegisteredPool,
@@ -247,8 +248,12 @@ def test_fleets_are_told_with_each_of_their_fields():
     assert ([one.name for one in listing.replicas], listing.missing, listing.lacking) == (["r"], ("m",), 2)
     assert tenant_of_wire(pb.Tenant(name="t", adapters=1, etag="3")) == TenantQuota("t", 1, None, "3")
     change = {"at": "t", "principal": "a", "request_id": "q", "method": "m", "kind": "adapter", "name": "n"}
-    event = event_of(pb.RecordedChange(**change, action="updated", generation=2, fields=["load"], note="why"))
-    assert event == RecordedEvent(**change, action="updated", generation=2, fields=("load",), note="why")
+    values = [pb.ChangedValue(path="load", before_json='"eager"', after_json='"lazy"')]
+    wire = pb.RecordedChange(**change, action="updated", generation=2, fields=["load"], note="why", values=values)
+    told = (ChangedValue("load", '"eager"', '"lazy"'),)
+    assert event_of(wire) == RecordedEvent(
+        **change, action="updated", generation=2, fields=("load",), note="why", values=told
+    )
 
 
 DIGEST = "sha256:" + "d" * 64
