@@ -840,7 +840,7 @@ class GroupPresence(_message.Message):
     def __init__(self, expected: _Optional[_Union[ReplicaGroup, _Mapping]] = ..., live: _Optional[int] = ...) -> None: ...
 
 class MissingReplica(_message.Message):
-    __slots__ = ("name", "labels", "last_seen")
+    __slots__ = ("name", "labels", "last_seen", "engine_url", "host", "observed_revision", "engine", "version")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -851,10 +851,20 @@ class MissingReplica(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_REVISION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     labels: _containers.ScalarMap[str, str]
     last_seen: str
-    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., last_seen: _Optional[str] = ...) -> None: ...
+    engine_url: str
+    host: str
+    observed_revision: int
+    engine: str
+    version: str
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., last_seen: _Optional[str] = ..., engine_url: _Optional[str] = ..., host: _Optional[str] = ..., observed_revision: _Optional[int] = ..., engine: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ForgetReplicaRequest(_message.Message):
     __slots__ = ("pool", "name", "validate_only")
@@ -1027,7 +1037,7 @@ class ListChangesRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., since: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class RecordedChange(_message.Message):
-    __slots__ = ("at", "principal", "role", "request_id", "method", "kind", "name", "action", "generation", "fields", "note")
+    __slots__ = ("at", "principal", "role", "request_id", "method", "kind", "name", "action", "generation", "fields", "note", "values")
     AT_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -1039,6 +1049,7 @@ class RecordedChange(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     at: str
     principal: str
     role: str
@@ -1050,7 +1061,18 @@ class RecordedChange(_message.Message):
     generation: int
     fields: _containers.RepeatedScalarFieldContainer[str]
     note: str
-    def __init__(self, at: _Optional[str] = ..., principal: _Optional[str] = ..., role: _Optional[str] = ..., request_id: _Optional[str] = ..., method: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., action: _Optional[str] = ..., generation: _Optional[int] = ..., fields: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ...) -> None: ...
+    values: _containers.RepeatedCompositeFieldContainer[ChangedValue]
+    def __init__(self, at: _Optional[str] = ..., principal: _Optional[str] = ..., role: _Optional[str] = ..., request_id: _Optional[str] = ..., method: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., action: _Optional[str] = ..., generation: _Optional[int] = ..., fields: _Optional[_Iterable[str]] = ..., note: _Optional[str] = ..., values: _Optional[_Iterable[_Union[ChangedValue, _Mapping]]] = ...) -> None: ...
+
+class ChangedValue(_message.Message):
+    __slots__ = ("path", "before_json", "after_json")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_JSON_FIELD_NUMBER: _ClassVar[int]
+    AFTER_JSON_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    before_json: str
+    after_json: str
+    def __init__(self, path: _Optional[str] = ..., before_json: _Optional[str] = ..., after_json: _Optional[str] = ...) -> None: ...
 
 class ListChangesResponse(_message.Message):
     __slots__ = ("changes", "next_page_token", "unreadable")

@@ -236,7 +236,7 @@ def absent_rows(view: PoolView) -> list[Document]:
 
 
 def _absent_row(view: PoolView, one: AbsentReplica) -> Document:
-    """What it told last stands there as far as it is known; of a URL that the pool does not allow, nothing."""
+    """A row of one that is gone, with all that it told last but a URL that the pool does not allow."""
     known, hosts = one.known, view.engine_hosts
     is_allowed = hosts == () or is_engine_allowed(known.engine_url, hosts or ())
     return {

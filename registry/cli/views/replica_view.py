@@ -141,7 +141,7 @@ class ReplicaView:
         }
 
     def _told_last(self) -> Plain:
-        """What is last known of one that is missing; nothing where nothing is."""
+        """Facts that one which is missing told last; nothing where none are known."""
         known = self.last_known
         fields = ("engine_url", "host", "observed_revision", "engine", "version")
         told = {field: value for field in fields if (value := getattr(known, field, None))}
