@@ -14,7 +14,7 @@ from tests.containers.images import PYTHON, make_base, offline
 from tests.containers.podman import environment, missing, places, podman, set_up
 from tests.support.checkout import ROOT, check_out, git
 from tests.support.release.__main__ import make_bills
-from tests.support.release.images import TARGETS, make_images
+from tests.support.release.images import BASE, TARGETS, make_images
 from tests.support.release.source_tree import take_source, versions
 
 WHY_NOT = missing() if os.environ.get("CONTAINERS") else "containers are started by make containers"
@@ -32,7 +32,7 @@ def test_images_are_archives_of_nobody_and_equal_each_time(tmp_path, monkeypatch
     """Of two clones, made at other times, in another time zone and under another mask."""
     set_up()
     make_base()
-    for name, value in environment().items():
+    for name, value in environment(**{BASE: PYTHON}).items():
         monkeypatch.setenv(name, value)
     checkout = check_out(tmp_path / "checkout", EPOCH)
     git(tmp_path, "clone", "--quiet", str(checkout), "elsewhere")

@@ -15,7 +15,8 @@ import yaml
 
 from tests.support.checkout import check_out, git
 from tests.support.release.__main__ import ROOT, SUMS, TOOLS, make_release
-from tests.support.release.source_tree import ReleaseRefused, notes, take_source, versions
+from tests.support.release.images import make_images
+from tests.support.release.source_tree import ReleaseRefused, Source, notes, take_source, versions
 
 pytestmark = pytest.mark.timeout(600)
 VERSION = versions(ROOT)["pyproject.toml"]
@@ -128,3 +129,18 @@ def test_a_release_without_a_word_about_it_is_refused(tmp_path):
     with pytest.raises(ReleaseRefused, match=r"says nothing of 1\.2\.3: name its section"):
         notes(tmp_path, "1.2.3")
     assert notes(tmp_path, "1.2.2") == "# LoraPlane 1.2.2\n\n- old\n"
+
+
+def test_images_that_cannot_be_made_are_one_line_with_the_remedy(tmp_path, monkeypatch):
+    """As where the base is in a registry that is out of reach; another one may be named."""
+    podman, told = tmp_path / "podman", tmp_path / "told"
+    podman.write_text(
+        f'#!/bin/sh\necho "$@" >> {told}\necho "STEP 1/2" >&2\necho "Error: no such host" >&2\nexit 125\n'
+    )
+    podman.chmod(0o755)
+    (tmp_path / f"loraplane-{VERSION}.cdx.json").touch()
+    monkeypatch.setenv("LORAPLANE_PYTHON_IMAGE", "mirror.example/python:1")
+    with pytest.raises(ReleaseRefused, match=r"podman build of admin: Error: no such host; .*IMAGES=no") as refused:
+        make_images(Source(tmp_path, VERSION, "0" * 40, 0), tmp_path, [str(podman)])
+    assert "\n" not in str(refused.value)
+    assert "--build-arg PYTHON_IMAGE=mirror.example/python:1" in told.read_text()

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.release.archives import pack_folder
-from tests.support.release.source_tree import Source
+from tests.support.release.source_tree import ReleaseRefused, Source
 
 TARGETS = ("admin", "sidecar", "plugin")
 BUILD_SECONDS = 3600
+BASE = "LORAPLANE_PYTHON_IMAGE"
 
 
 def missing() -> str | None:
@@ -33,7 +34,10 @@ def make_images(
         source: whose commit is named by labels, beside the bill of materials, by its digest.
         into: has the bills already.
         command: podman, as it is called.
-        arguments: of its `build`, such as another base.
+        arguments: more of its `build`.
+
+    Raises:
+        ReleaseRefused: podman cannot make one.
     """
     for target in TARGETS:
         tag = f"localhost/loraplane/{target}:{source.version}"
@@ -44,22 +48,29 @@ def make_images(
             "--quiet",
             "--format",
             "oci",
-            "--target",
-            target,
             "--file",
             "compose/Dockerfile",
+            "--target",
+            target,
             "--tag",
             tag,
         ]
-        build += ["--timestamp", str(source.epoch), "--build-arg", f"SOURCE_DATE_EPOCH={source.epoch}"]
+        # A layer that an earlier build left has the time of another commit.
+        build += ["--no-cache", "--timestamp", str(source.epoch), "--build-arg", f"SOURCE_DATE_EPOCH={source.epoch}"]
         with tempfile.TemporaryDirectory(dir=into.parent) as temporary:
-            _run([*command, *build, *named, *arguments, "."], source)
-            _run([*command, "save", "--quiet", "--format", "oci-dir", "--output", temporary, tag], source)
+            _run(target, [*command, *build, *named, *_base(), *arguments, "."], source)
+            _run(target, [*command, "save", "--quiet", "--format", "oci-dir", "--output", temporary, tag], source)
             # podman's own archive has the time of the day in it.
             pack_folder(Path(temporary), into / f"loraplane-{target}-{source.version}.oci.tar", source.epoch)
 
 
-def _run(command: Sequence[str], source: Source) -> None:
+def _base() -> list[str]:
+    """Another base than the Dockerfile's, as compose.yaml takes it: that of a registry of one's own."""
+    named = os.environ.get(BASE)
+    return ["--build-arg", f"PYTHON_IMAGE={named}"] if named else []
+
+
+def _run(target: str, command: Sequence[str], source: Source) -> None:
     done = subprocess.run(
         command,
         cwd=source.tree,
@@ -70,7 +81,10 @@ def _run(command: Sequence[str], source: Source) -> None:
         text=True,
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        verb = "build" if "build" in command else "save"
+        remedy = f"mend that, name another base ({BASE}), or leave images out: IMAGES=no"
+        raise ReleaseRefused(f"podman {verb} of {target}: {why}; {remedy}")
 
 
 def _labels(source: Source, into: Path, target: str) -> dict[str, str]:
