@@ -303,10 +303,12 @@ def _copy(adapter: Path, folder: Path) -> None:
 
 def _save(model: Any, folder: Path) -> None:  # noqa: ANN401 - a model of peft
     model.save_pretrained(folder)
-    if not (folder / _CONFIG).is_file():
-        adapter = _adapter_in(folder)
+    adapter = _adapter_in(folder)
+    if adapter != folder:
         for file in adapter.iterdir():
             file.rename(folder / file.name)
+    for other in [one for one in folder.iterdir() if one.is_dir()]:  # as the copy that TRL compares with
+        shutil.rmtree(other)
 
 
 def _fill_whole(folder: Path, fill: Callable[[Path], None]) -> None:

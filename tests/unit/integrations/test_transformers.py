@@ -144,6 +144,21 @@ def test_every_n_steps_the_adapter_alone_is_written_and_published(make, client, 
     assert [(folder / "adapter_model.safetensors").read_text() for folder, _, _ in client.versions] == ["2", "4"]
 
 
+def test_of_several_adapters_of_a_model_the_default_one_is_published(make, client, tmp_path):
+    """TRL keeps a copy beside the one that it trains, of which the rest would be fetched by each replica too."""
+    trainer = PlayedTrainer(make(every=1), tmp_path).begin()
+
+    def write(folder: Path) -> None:
+        for adapter in ("", "ref"):
+            trainer.adapter = adapter
+            PlayedTrainer.write(trainer, folder)
+
+    trainer.model.save_pretrained = write
+    trainer.step(saves=False)
+    [(folder, _, _)] = client.versions
+    assert sorted(one.name for one in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
 def test_only_rank_0_does_anything(make, client, tmp_path):
     trainer = PlayedTrainer(make(every=1, promote=lambda _: True, withdraw_at_end=True), tmp_path, rank=1).begin()
     trainer.step(metrics={"eval_loss": 1.0})
