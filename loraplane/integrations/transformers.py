@@ -58,6 +58,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
     Attributes:
         last_error: why the newest thing that was tried failed; None: it did not.
         published: the newest version that is registered; None: none is.
+        published_step: the step that it is of; -1: none is.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         pool: str,
         *,
         every: Literal["save"] | int = "save",
+        at_start: bool = False,
         keep_last_n: int = 3,
         wait: bool = False,
         on_error: Literal["warn", "raise"] = "warn",
@@ -83,6 +85,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
             name: of the adapter.
             pool: its replicas serve it.
             every: publish whenever the Trainer saves a checkpoint, or the adapter alone after so many steps.
+            at_start: publish what the adapter is before the first step too, for rollouts that ask the replicas.
             keep_last_n: folders of so many newest versions stay; an older one's goes once no replica serves it.
             wait: hold the run up until each version is served, for at most `timeout_seconds` of `publish`.
             on_error: ``raise`` ends the run at its next step after something failed.
@@ -103,19 +106,22 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self.published: Published | None = None
         self._name, self._pool, self._every, self._keep, self._wait = name, pool, every, keep_last_n, wait
         self._raises, self._promote, self._withdraws = on_error == "raise", promote, withdraw_at_end
+        self._starts = at_start
         self._labels, self._run, self._end_seconds, self._options = dict(labels or {}), run, end_seconds, publish
         self._registry = registry
         self._kept_labels: Mapping[str, str] | None = None
         self._folders: dict[int, Path] = {}
         self._evaluated: tuple[int, Metrics] = (-1, {})
         self._next: _Version | None = None
-        self._published_step, self._good_step, self._promoted_step = -1, -2, -3
+        self.published_step, self._good_step, self._promoted_step = -1, -2, -3
         self._is_at_work = self._is_ended = False
         self._changed = Condition()
         self._thread: Thread | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ANN401, ARG002
-        """Refuses a run that has nothing to publish. In every process, so that none waits for another.
+        """Refuses a run that has nothing to publish, in every process, so that none waits for another.
+
+        Then publishes what there is before the first step, if that was asked for.
 
         Raises:
             ValueError: its model has no LoRA adapter.
@@ -130,6 +136,9 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
             )
         self._is_ended = False
         self._run = self._run or str(getattr(args, "run_name", None) or uuid.uuid4().hex[:8])
+        if self._starts and state.is_world_process_zero:
+            self._offer(args, state, lambda folder: _save(model, folder))
+            self._raise_error()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
         """Publishes the checkpoint that was saved."""
@@ -141,8 +150,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         """Publishes after so many steps; says what failed, if that is to end the run."""
         if not state.is_world_process_zero:
             return
-        if self._raises and self.last_error is not None:
-            raise self.last_error
+        self._raise_error()
         if isinstance(self._every, int) and state.global_step % self._every == 0:
             self._offer(args, state, lambda folder: _save(model, folder))
 
@@ -166,6 +174,10 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         with self._changed:
             self._is_ended, self._thread = True, None
             self._changed.notify_all()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        """Ends the run by what failed, if that was asked for."""
         if self._raises and self.last_error is not None:
             raise self.last_error
 
@@ -203,7 +215,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
         self._changed.notify_all()
 
     def _is_promotion_due(self) -> bool:
-        return self._good_step == self._published_step != self._promoted_step
+        return self._good_step == self.published_step != self._promoted_step
 
     def _work(self) -> None:
         while True:
@@ -217,7 +229,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
                 version, self._next, self._is_at_work = self._next, None, True
             if version is not None:
                 self._try("publish", partial(self._publish, version))
-                if self._published_step == version.step:
+                if self.published_step == version.step:
                     self._try("remove old versions of", self._remove_old)
             if self._is_promotion_due():
                 self._promoted_step = self._good_step
@@ -257,7 +269,7 @@ class LoraPlaneCallback(TrainerCallback):  # type: ignore[misc] # of a package t
                 self._kept_labels = {}
         labels = {**self._kept_labels, **version.labels}
         made = registry.publish(version.folder, self._name, self._pool, labels=labels, wait=self._wait, **self._options)
-        self.published, self._published_step = made, version.step
+        self.published, self.published_step = made, version.step
         self._folders[made.generation] = version.folder
 
     def _promote_published(self, registry: Any) -> None:  # noqa: ANN401 - a client, or what is like one

@@ -144,6 +144,21 @@ def test_every_n_steps_the_adapter_alone_is_written_and_published(make, client, 
     assert [(folder / "adapter_model.safetensors").read_text() for folder, _, _ in client.versions] == ["2", "4"]
 
 
+def test_a_run_may_begin_with_what_it_has(make, client, tmp_path):
+    """Rollouts before the first step have a version too; a run that goes on has one of the step it goes on from."""
+    trainer = PlayedTrainer(make(every=1, at_start=True), tmp_path)
+    assert trainer.callback.published_step == -1
+    trainer.state.global_step = 7
+    trainer.begin()
+    assert (trainer.callback.published.generation, trainer.callback.published_step) == (1, 7)
+    trainer.step(saves=False)
+    assert (trainer.callback.published.generation, trainer.callback.published_step) == (2, 8)
+    assert [(one.name, labels["step"]) for one, labels, _ in client.versions] == [("step-7", "7"), ("step-8", "8")]
+    client.failure = Unavailable(Reason.ADMIN_UNAVAILABLE, "away")
+    with pytest.raises(Unavailable):
+        PlayedTrainer(make(every=1, at_start=True, on_error="raise"), tmp_path).begin()
+
+
 def test_of_several_adapters_of_a_model_the_default_one_is_published(make, client, tmp_path):
     """TRL keeps a copy beside the one that it trains, of which the rest would be fetched by each replica too."""
     trainer = PlayedTrainer(make(every=1), tmp_path).begin()
