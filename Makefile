@@ -41,6 +41,12 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 	$(PYTHON) -m tests.support.engine_install --folder .venv-engine
 	touch $@
 
+.venv-training/.installed: requirements/training.txt requirements/torch-cpu.txt
+	$(PYTHON) -m venv .venv-training
+	-.venv-training/bin/$(LOCKED) requirements/torch-cpu.txt # where no index has it, the next line takes the plain build
+	.venv-training/bin/$(LOCKED) $<
+	touch $@
+
 .PHONY: engine
 engine: .venv-engine/.installed ## Install the engine's environment: vLLM's CPU build (.venv-engine, 2 GB)
 
@@ -50,7 +56,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in build containers envoy kubernetes litellm litellm-proxy oldest page plots proto signing site tools; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in build containers envoy kubernetes litellm litellm-proxy oldest page plots proto signing site tools training; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml --extra server --extra sidecar
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -154,6 +160,10 @@ routers: install engine .venv-envoy/.installed .venv-litellm/.installed .venv-li
 rotations: install ## Exchange every certificate, key, token and password again and again while calls run (ROUNDS=n)
 	LORAPLANE_TEST_ROTATIONS=$(or $(ROUNDS),20) $(BIN)/pytest -s tests/integration/test_rotation.py
 
+.PHONY: training
+training: install engine .venv-training/.installed ## Train by TRL's GRPO before two real vLLM: each sample proves its version (STEPS=n)
+	TRAINING=yes STEPS=$(or $(STEPS),4) $(BIN)/pytest -s --timeout=1800 tests/e2e/test_training.py
+
 .PHONY: rust-frontend
 rust-frontend: install engine ## Play vLLM's Rust frontend of a newer release before the engine (takes it out of 340 MB; x86-64)
 	$(PYTHON) -m tests.support.engine_install --rust-frontend .loraplane/rust-frontend
@@ -164,8 +174,8 @@ page: install .venv-page/.installed ## Look at the page in Chromium: each view, 
 	PICTURES=yes $(BIN)/python -m pytest -s -p no:cacheprovider tests/integration/page
 
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, page, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations page flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, training, page, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations training page flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)

@@ -73,6 +73,13 @@ def _defines(path: str, name: str) -> bool:
     return all(re.search(rf"\b(?:def|class) {part}\b", text) for part in name.split("."))
 
 
+def test_the_recipe_for_trl_is_shown_as_it_is_tested():
+    """Word for word of the example, which `make training` plays."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+    (shown,) = [block for block in blocks if "FleetRollouts" in block]
+    assert shown in (ROOT / "docs/examples/grpo.py").read_text()
+
+
 def test_pages_use_the_words_of_the_glossary():
     assert {(page.name, word) for page in PAGES for word in OLD_WORDS.findall(page.read_text())} == set()
 
