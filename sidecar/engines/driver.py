@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
@@ -227,8 +227,10 @@ class Engine(Protocol):
 class HidesNames(Protocol):
     """An engine whose list for strangers can be without adapters to which it answers. Not every kind can do that."""
 
-    async def hide(self, seconds: float) -> Outcome:
-        """Leaves all adapters out of that list for so long, then or with 0 lists them again; `observe` sees them.
+    async def hide(self, seconds: float, kept: Collection[str] = ()) -> Outcome:
+        """Leaves all adapters but the `kept` out of that list for so long, then or with 0 lists them again.
+
+        `observe` sees all of them.
 
         `Done` also where the engine has nothing that could do it.
         """

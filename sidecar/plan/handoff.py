@@ -20,7 +20,7 @@ adapter in its engine is others' to serve goes on with it until they have taken 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from registry.model.names import matches
@@ -76,14 +76,17 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A replica that is to serve it does not prove it yet."""
+    """A replica that is to serve it does not prove it yet. `elsewhere`: another one that is to, does."""
+
+    elsewhere: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A replica that is to serve it cannot, or there is none."""
+    """A replica that is to serve it cannot, or there is none. `elsewhere`: as of `Waiting`."""
 
     message: str
+    elsewhere: bool = field(default=False, compare=False)
 
 
 HandoffVerdict = Taken | Waiting | Stuck
@@ -142,10 +145,11 @@ def evaluate_handoff(
     verdicts = compare_digests(
         [evaluate_replica(statuses.get(owner), expected) for owner, expected in _expectations(leaving, owners)]
     )
+    serving = [one.state is ReplicaState.SERVING for one in verdicts]
     for owner, verdict in zip(owners, verdicts, strict=True):
         if obstacle := _obstacle(verdict):
-            return Stuck(f"{owner} is to serve it and {obstacle}")
-    return Taken() if all(one.state is ReplicaState.SERVING for one in verdicts) else Waiting()
+            return Stuck(f"{owner} is to serve it and {obstacle}", elsewhere=any(serving))
+    return Taken() if all(serving) else Waiting(elsewhere=any(serving))
 
 
 def _obstacle(verdict: Verdict) -> str:

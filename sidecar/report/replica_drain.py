@@ -9,8 +9,8 @@ answers routers reads presences, so `leaving` in the presence is the one thing t
   router that has not heard yet still gets its answers.
 - The need for it is over once its presence stands as leaving, each owner proves to serve what was handed over, and for
   what all replicas serve another one with such labels is ready. What cannot be read counts as needed.
-- Where our plugin makes the engine's list of models, that list has no adapters any more: whoever polls it, and nothing
-  else, goes elsewhere too.
+- Where our plugin makes the engine's list of models, each adapter leaves that list once another replica serves it:
+  whoever polls it, and nothing else, goes elsewhere too. Before the list is without adapters the replica is needed.
 - A signal needs less: it waits only for what is placed on some replicas, only while somebody is there to take it and
   etcd is there to tell of it, and no longer than it was told to. A process that was told to end must end.
 - A drain for a signal is never taken back: the process ends in any case.
@@ -22,6 +22,7 @@ answers routers reads presences, so `leaving` in the presence is the one thing t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from enum import Enum
@@ -34,7 +35,6 @@ from registry.etcd3.ops import KeyValue, Range
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys
-from registry.model.placement import Selector
 from registry.model.records import DrainOrder
 from registry.model.status import Presence
 from registry.runtime.clock import Clock
@@ -43,6 +43,7 @@ from sidecar.desired.placement import NOBODY
 from sidecar.engines.driver import Engine, HidesNames
 from sidecar.engines.observed import Done
 from sidecar.plan.handoff import Need, need_of_common, need_of_placed
+from sidecar.plan.takeover import common_selectors, has_placed, needed_names
 from sidecar.plan.types import Plan
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
@@ -54,7 +55,8 @@ _log = structlog.get_logger()
 ASK_SECONDS = 0.5
 # While it drains the adapters are hidden again and again, each time for so long that a few calls may fail.
 HIDE_AGAIN_SECONDS, HIDE_SECONDS = 5.0, 30.0
-EVERYWHERE: Selector = frozenset()
+# How often it is looked whether others serve what is still listed.
+LOOK_SECONDS = 1.0
 
 
 class DrainCause(Enum):
@@ -93,6 +95,9 @@ class ReplicaDrain:
         self._by = ""
         self._obeyed: KeyValue | None = None
         self._changed = asyncio.Event()
+        # Names that stay in the engine's list, as it was told; None: it was not told to leave any out.
+        self._shown: frozenset[str] | None = None
+        self._hides_names = False
 
     @property
     def why(self) -> str:
@@ -121,21 +126,44 @@ class ReplicaDrain:
         self._changed.set()
 
     async def hide(self, engine: Engine) -> None:
-        """Keeps the engine's adapters out of its list for strangers while the replica drains, until it is cancelled.
+        """Keeps adapters that others serve out of the engine's list for strangers while the replica drains.
 
         Routers that poll the list then go elsewhere, while requests that come all the same are answered. Without this
-        process the engine lists them again soon.
+        process the engine lists them again soon. It runs until it is cancelled.
         """
-        is_hidden = False
+        self._hides_names = isinstance(engine, HidesNames)
+        told_at = -math.inf
         while isinstance(engine, HidesNames):
             self._changed.clear()
-            drains = self._cause is not None
-            if drains or is_hidden:
-                outcome = await engine.hide(HIDE_SECONDS if drains else 0.0)
-                is_hidden = drains or not isinstance(outcome, Done)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HIDE_AGAIN_SECONDS if is_hidden else None):
-                    await self._changed.wait()
+            now = asyncio.get_running_loop().time()
+            if self._cause is None:
+                if self._shown is not None and isinstance(await engine.hide(0.0), Done):
+                    self._shown = None
+            elif (shown := await self._needed_names()) != self._shown or now - told_at >= HIDE_AGAIN_SECONDS:
+                is_told = isinstance(await engine.hide(HIDE_SECONDS, shown), Done)
+                self._shown, told_at = (shown, now) if is_told else (self._shown, told_at)
+            await self._until_changed()
+
+    async def _until_changed(self) -> None:
+        """Waits for a begin or an end of a drain, or until the engine's list is to be looked at again."""
+        if self._cause is None and self._shown is None:
+            seconds = None
+        else:
+            seconds = LOOK_SECONDS if self._cause is not None and self._shown != frozenset() else HIDE_AGAIN_SECONDS
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def _needed_names(self) -> frozenset[str]:
+        """Names in the engine's list that no other replica is known to serve."""
+        observed, plan = self._cache.report.situation.observed, self._plan()
+        if observed is None or plan is None:
+            return frozenset()
+        try:
+            others = await self._handoffs.others() if common_selectors(plan) else []
+        except EtcdError:
+            others = []  # nobody is known to be ready
+        return needed_names(plan, observed.adapters, self._handoffs.verdicts(), others)
 
     async def run(self) -> None:
         """Follows the orders of operators until it is cancelled."""
@@ -228,7 +256,7 @@ class ReplicaDrain:
     def _may_hand_over(self) -> bool:
         snapshot, plan = self._mailbox.snapshot, self._plan()
         others = {*(snapshot.members or ())} - {self._replica}
-        return snapshot.connected and bool(others) and plan is not None and _has_placed(plan)
+        return snapshot.connected and bool(others) and plan is not None and has_placed(plan)
 
     def _plan(self) -> Plan | None:
         """The newest plan; None: the engine is away, so that nothing is served here."""
@@ -243,8 +271,14 @@ class ReplicaDrain:
             others = await self._handoffs.others()
         except EtcdError:
             return Need.TAKEOVER
-        common = need_of_common(_selectors(plan), others)
+        common = need_of_common(common_selectors(plan), others)
+        if placed is common is Need.NOTHING and self._is_polled():
+            return Need.TAKEOVER
         return placed if common is Need.NOTHING else common
+
+    def _is_polled(self) -> bool:
+        """True if the engine may still list adapters, by which routers that poll it send requests here."""
+        return self._hides_names and self._cause is not None and self._shown != frozenset()
 
     def _need_of_placed(self) -> Need:
         """The need for what only some replicas serve."""
@@ -255,14 +289,3 @@ class ReplicaDrain:
         if not (is_known and self._writer.is_leave_known):
             return Need.TAKEOVER
         return need_of_placed(plan.leaving, self._handoffs.verdicts())
-
-
-def _has_placed(plan: Plan) -> bool:
-    """True if the replica serves what only some replicas do."""
-    return bool(plan.leaving) or any(one.terms is not None and one.terms.is_counted for one in plan.chosen.adapters)
-
-
-def _selectors(plan: Plan) -> frozenset[Selector]:
-    """The selectors of what is served by all that match."""
-    common = {one.terms.selector if one.terms is not None else EVERYWHERE for one in plan.chosen.adapters}
-    return frozenset({*common, EVERYWHERE} if plan.residents else common)

@@ -5,8 +5,8 @@ list before the engine stops to answer to it:
 
 - A name that is unloaded is left out at once, for everybody, and answers on for `hide_seconds`. For the sidecar it is
   gone, so that its status leads nobody there; its files count as in use until the requests for it have ended.
-- While the replica drains all adapters are left out for everybody but the sidecar. It has to say so again and again: if
-  it dies, they come back.
+- While the replica drains all adapters are left out for everybody but the sidecar, except those that nobody else serves
+  yet. The sidecar names these, and has to say it again and again: if it dies, all come back.
 
 The server itself makes each card, so that no byte is otherwise than in its own list but the times and random numbers in
 it. A card is made once for each load. Nothing here refers to an adapter: that would count as a use of it.
@@ -55,10 +55,10 @@ class PublicListing:
         self.hide_seconds = hide_seconds if server.lister is not None else 0.0
         self.changes = 0
         self._leaving: dict[str, int] = {}
-        self._all_hidden_until = -math.inf
+        self._all_hidden_until, self._kept = -math.inf, frozenset[str]()
         self._frame: _Frame | None = None
         self._cards: dict[tuple[str, int, str], bytes] = {}
-        self._page: tuple[tuple[int, int], bytes] | None = None
+        self._pages: dict[frozenset[str] | None, tuple[tuple[int, int], bytes]] = {}
 
     @property
     def is_there(self) -> bool:
@@ -82,9 +82,11 @@ class PublicListing:
         """True if the name is on its way out with these weights; others under it are listed."""
         return self._leaving.get(adapter.lora_name) == adapter.lora_int_id
 
-    def hide_all(self, seconds: float) -> None:
-        """Leaves all adapters out for so long, for everybody but the sidecar; 0: lists them again."""
+    def hide_all(self, seconds: float, kept: frozenset[str] = frozenset()) -> None:
+        """Leaves all adapters but the `kept` out for so long, for everybody but the sidecar; 0: lists them again."""
         self._all_hidden_until = asyncio.get_running_loop().time() + seconds
+        if kept != self._kept:
+            self._kept, self._pages = kept, {}
 
     async def page(self, *, whole: bool) -> bytes:
         """The list as the server would write it now; `whole`: for the sidecar.
@@ -92,21 +94,23 @@ class PublicListing:
         Raises:
             EngineRefused: the server does not let it be made here.
         """
-        if not whole and asyncio.get_running_loop().time() < self._all_hidden_until:
+        is_hidden = not whole and asyncio.get_running_loop().time() < self._all_hidden_until
+        if is_hidden and not self._kept:
             return (await self._framed()).around(())
+        among = self._kept if is_hidden else None
         stamp = (self._server.registered.changes, self.changes)
-        if self._page is None or self._page[0] != stamp:
-            self._page = (stamp, await self._made())
-        return self._page[1]
+        if (made := self._pages.get(among)) is None or made[0] != stamp:
+            made = self._pages[among] = (stamp, await self._made(among))
+        return made[1]
 
-    async def _made(self) -> bytes:
+    async def _made(self, among: frozenset[str] | None) -> bytes:
         frame, cards = await self._framed(), dict[tuple[str, int, str], bytes]()
         for name, adapter in list(self._server.registered.items()):
             key = (name, adapter.lora_int_id, adapter.lora_path)
             cards[key] = self._cards.get(key) or await self._card(name, adapter, len(frame.bases))
         self._cards = cards
-        shown = (card for (name, number, _), card in cards.items() if self._leaving.get(name) != number)
-        return frame.around(shown)
+        staying = ((name, card) for (name, number, _), card in cards.items() if self._leaving.get(name) != number)
+        return frame.around(card for name, card in staying if among is None or name in among)
 
     async def _framed(self) -> _Frame:
         """Made once: what a server calls its base models stays so."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 MAX_BODY_BYTES = 64 * 1024
+MAX_HIDING_BYTES = 1024 * 1024  # names of all that one replica serves
 MAX_NAME_LENGTH = 256
 MAX_PATH_LENGTH = 4096
 BODY_SECONDS = 10.0
@@ -44,11 +45,15 @@ async def read_fields(stream: AsyncIterator[bytes], *names: str, optional: str =
     return found | ({optional: _expectation(optional, fields.get(optional, ""))} if optional else {})
 
 
-async def read_seconds(stream: AsyncIterator[bytes]) -> float:
-    """The number ``hide_seconds`` of the JSON object that `stream` brings; raises as `read_fields`."""
-    match _object(await _in_time(stream)).get("hide_seconds"):
+async def read_hiding(stream: AsyncIterator[bytes]) -> tuple[float, frozenset[str]]:
+    """``hide_seconds`` of the JSON object that `stream` brings, and its ``kept`` names; raises as `read_fields`."""
+    fields = _object(await _in_time(stream, MAX_HIDING_BYTES))
+    kept = fields.get("kept", [])
+    if not isinstance(kept, list):
+        raise InvalidRequest("kept must be a list of names", field="kept")
+    match fields.get("hide_seconds"):
         case int() | float() as seconds if not isinstance(seconds, bool) and 0 <= seconds <= MAX_HIDE_SECONDS:
-            return float(seconds)
+            return float(seconds), frozenset(_text("kept", name) for name in kept)
     raise InvalidRequest(f"hide_seconds must be a number from 0 to {MAX_HIDE_SECONDS:g}", field="hide_seconds")
 
 
@@ -67,20 +72,20 @@ def _path_and_version(row: dict[str, object]) -> tuple[str, str]:
     return _text("lora_path", row.get("lora_path")), version
 
 
-async def _in_time(stream: AsyncIterator[bytes]) -> bytes:
+async def _in_time(stream: AsyncIterator[bytes], most_bytes: int = MAX_BODY_BYTES) -> bytes:
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return await _read(stream)
+            return await _read(stream, most_bytes)
     except TimeoutError as error:
         raise DeadlinePassed(f"the body did not come within {BODY_SECONDS:g} s") from error
 
 
-async def _read(stream: AsyncIterator[bytes]) -> bytes:
+async def _read(stream: AsyncIterator[bytes], most_bytes: int) -> bytes:
     body = bytearray()
     async for chunk in stream:
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidRequest(f"a body of more than {MAX_BODY_BYTES} bytes", field="body")
+        if len(body) > most_bytes:
+            raise InvalidRequest(f"a body of more than {most_bytes} bytes", field="body")
     return bytes(body)
 
 
@@ -101,10 +106,11 @@ def _expectation(name: str, value: object) -> str:
 
 
 def _text(name: str, value: object) -> str:
-    limit = MAX_NAME_LENGTH if name == "lora_name" else MAX_PATH_LENGTH
+    is_name = name in {"lora_name", "kept"}
+    limit = MAX_NAME_LENGTH if is_name else MAX_PATH_LENGTH
     if not isinstance(value, str) or not 0 < len(value) <= limit or "\0" in value:
         raise InvalidRequest(f"{name} must be text of 1 to {limit} characters", field=name)
-    if name != "lora_name" and not value.startswith("/"):
+    if not is_name and not value.startswith("/"):
         raise InvalidRequest(f"{name} must be an absolute path", field=name)
     return value
 
@@ -180,8 +186,8 @@ async def _show(adapters: Adapters, request: Request) -> dict[str, object]:
 
 
 async def _hide(adapters: Adapters, request: Request) -> dict[str, object]:
-    seconds = await read_seconds(request.stream())
-    adapters.listing.hide_all(seconds)
+    seconds, kept = await read_hiding(request.stream())
+    adapters.listing.hide_all(seconds, kept)
     return {"hide_seconds": seconds}
 
 

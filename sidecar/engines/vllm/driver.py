@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -411,9 +411,9 @@ class VllmEngine:
             raise EngineUnreachable(f"{self.url} restarted while it was asked")
         return replace(told, paths=plugin.read_paths_in_use(state))
 
-    async def hide(self, seconds: float) -> Outcome:
+    async def hide(self, seconds: float, kept: Collection[str] = ()) -> Outcome:
         """See `HidesNames.hide`."""
-        return await hide(self._http, self._process, seconds, self._deadlines.probe_seconds)
+        return await hide(self._http, self._process, plugin.hide_call(seconds, kept), self._deadlines.probe_seconds)
 
     async def tell_versions(self, versions: Mapping[Use, str]) -> None:
         """See `ProvesAnswers.tell_versions`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.lora.base import check_patterns
@@ -73,9 +73,9 @@ def show_call(name: str, path: str) -> PostRequest:
     return PostRequest("/v1/loraplane/show", {"lora_name": name, "lora_path": path})
 
 
-def hide_call(seconds: float) -> PostRequest:
-    """Leaves all adapters out of the list for strangers for so long."""
-    return PostRequest("/v1/loraplane/hide", {"hide_seconds": seconds})
+def hide_call(seconds: float, kept: Iterable[str]) -> PostRequest:
+    """Leaves all adapters but the `kept` out of the list for strangers for so long; an earlier plugin keeps none."""
+    return PostRequest("/v1/loraplane/hide", {"hide_seconds": seconds, "kept": sorted(kept)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,11 +280,11 @@ async def shown(
     return AlreadyThere() if isinstance(outcome, NotThere | Transient) else outcome
 
 
-async def hide(http: VllmHttp, process: VllmProcess | None, seconds: float, timeout_seconds: float) -> Outcome:
+async def hide(http: VllmHttp, process: VllmProcess | None, call: PostRequest, timeout_seconds: float) -> Outcome:
     """See `HidesNames.hide`."""
     if process is None:
         return Transient("the engine was not looked at yet")
     if not process.hides_names:
         return Done()
-    [answer] = await http.post([plugin.hide_call(seconds)], "", timeout_seconds)
+    [answer] = await http.post([call], "", timeout_seconds)
     return plugin.plugin_outcome(answer)

@@ -99,6 +99,19 @@ def test_it_is_kept_where_somebody_cannot_and_where_there_is_nobody():
     assert isinstance(evaluate_handoff(LEAVING, (), {}, 7), Stuck)
 
 
+def test_it_is_told_whether_one_of_those_who_are_to_serve_it_does():
+    """R20 drain: from then on routers need not come here; it is kept all the same until all do."""
+    waiting, stuck = verdict(pending=[PENDING]), verdict(failed=[FAILED], pending=[PENDING])
+    assert [one.elsewhere for one in (waiting, stuck) if isinstance(one, Waiting | Stuck)] == [True, True]
+    for nobody in (
+        verdict(revision=8),
+        evaluate_handoff(LEAVING, (), {}, 7),
+        evaluate_handoff(LEAVING, ("r2",), {}, 7),
+    ):
+        assert isinstance(nobody, Waiting | Stuck)
+        assert not nobody.elsewhere
+
+
 def test_it_is_kept_while_those_who_took_it_found_different_files():
     """R9: nobody knows which files the generation means, so none of them serves it."""
     unpinned = replace(LEAVING, pinned=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -88,10 +88,10 @@ class Scene:
             raise self.around
         return self.around
 
-    def plan(self, plan: Plan | None, *, is_seen: bool = True) -> None:
-        situation = replace(
-            self.cache.report.situation, plan=plan, ready=True, observed=observed({}) if is_seen else None
-        )
+    def plan(self, plan: Plan | None, *names: str, is_seen: bool = True) -> None:
+        """What the newest round found; the engine lists the names."""
+        seen = observed(dict.fromkeys(names, "/x")) if is_seen else None
+        situation = replace(self.cache.report.situation, plan=plan, ready=True, observed=seen)
         self.cache.take(RoundReport(situation, 0))
 
     def order(self, revision: int, *, drain: bool, is_news: bool = True) -> None:
@@ -552,10 +552,12 @@ class HidingEngine:
 
     def __init__(self, *outcomes: Outcome) -> None:
         self.told: list[tuple[float, float]] = []
+        self.kept: list[set[str]] = []
         self._outcomes = [*outcomes]
 
-    async def hide(self, seconds: float) -> Outcome:
+    async def hide(self, seconds: float, kept: Collection[str] = ()) -> Outcome:
         self.told.append((asyncio.get_running_loop().time(), seconds))
+        self.kept.append({*kept})
         return self._outcomes.pop(0) if self._outcomes else Done()
 
 
@@ -573,6 +575,29 @@ async def test_the_engines_list_is_without_adapters_while_the_replica_drains():
     scene.drain.end()
     await asyncio.sleep(60)
     assert engine.told[3:] == [(began + 11, 0.0)]
+    work.cancel()
+
+
+@virtual
+async def test_what_nobody_else_serves_stays_in_the_engines_list():
+    """R20: a router that polls would else send its requests nowhere, though the replica answers them."""
+    scene, engine = Scene(), HidingEngine(Unknown("lost"))
+    scene.around = [replace(READY, ready=False)]
+    scene.plan(replace(OUT, chosen=COMMON), "all", "here", "one", "theirs")
+    work = asyncio.create_task(scene.drain.hide(cast("Engine", engine)))
+    scene.drain.begin(DrainCause.OPERATOR)
+    await asyncio.sleep(2)
+    assert engine.kept == [{"all", "here", "one"}] * 2, "it is told again where it may not have heard"
+    scene.verdict = Stuck("another has no room", elsewhere=True)
+    await asyncio.sleep(1)
+    assert engine.kept[2:] == [{"all", "here"}]
+    scene.verdict, scene.around = Taken(routers_know=False), [READY]
+    assert await scene.drain.wait(0) is Need.TAKEOVER, "routers may still have heard of it here"
+    assert await scene.drain.wait(5) is Need.NOTHING
+    assert engine.kept[3:] == [set()]
+    scene.around = EtcdError("no answer")
+    await asyncio.sleep(10)
+    assert {"all", "here"} in engine.kept[4:], "nobody is known to serve it any more"
     work.cancel()
 
 

@@ -189,6 +189,25 @@ async def test_while_the_replica_drains_strangers_see_no_adapter(server, lists):
     assert await seen(adapters) == ["x"]
 
 
+@virtual
+async def test_what_nobody_else_serves_is_listed_while_the_replica_drains(server, lists):
+    """R20 drain: until the sidecar says otherwise; what is unloaded meanwhile leaves the list as ever."""
+    adapters = Adapters(server, hide_seconds=5.0)
+    server.load("y", "/old/y")
+    adapters.listing.hide_all(30.0, frozenset({"y", "gone"}))
+    assert (await seen(adapters), await seen(adapters, whole=True)) == (["y"], ["x", "y"])
+    server.load("gone", "/old/gone")
+    assert await seen(adapters) == ["y", "gone"]
+    await adapters.unload("gone")
+    assert await seen(adapters) == ["y"]
+    adapters.listing.hide_all(30.0, frozenset({"x"}))
+    assert await seen(adapters) == ["x"]
+    adapters.listing.hide_all(30.0)
+    assert await seen(adapters) == []
+    await asyncio.sleep(30.01)
+    assert await seen(adapters) == ["x", "y"]
+
+
 async def test_without_a_list_of_ours_a_name_stops_at_once(server):
     adapters = Adapters(server, hide_seconds=5.0)
     assert not adapters.listing.is_there
@@ -206,6 +225,14 @@ async def test_the_routes_show_and_hide(server, lists):
     assert await ask("POST", "hide", {"hide_seconds": 30}) == (200, {"hide_seconds": 30.0})
     assert await ask.models() == ["base", "süß"]
     assert await ask.models(**{CONTROL_HEADER: "sidecar"}) == ["base", "süß", "x"]
+    assert await ask("POST", "hide", {"hide_seconds": 30, "kept": ["x"]}) == (200, {"hide_seconds": 30.0})
+    assert await ask.models() == ["base", "süß", "x"]
+    for names in ("x", [1], [""], ["x" * 257], {"x": 1}):
+        status, body = await ask("POST", "hide", {"hide_seconds": 30, "kept": names})
+        assert (status, body["error"]["param"]) == (400, "kept")
+    many = [f"{number:0250}" for number in range(4000)]
+    assert await ask("POST", "hide", {"hide_seconds": 30, "kept": many}) == (200, {"hide_seconds": 30.0})
+    assert (await ask("POST", "hide", {"hide_seconds": 30, "kept": many * 2}))[0] == 400
     for wrong in (-1, 601, "5", None, True):
         status, body = await ask("POST", "hide", {"hide_seconds": wrong})
         assert (status, body["error"]["param"]) == (400, "hide_seconds")
