@@ -222,6 +222,7 @@ def _limits_message(limits: PoolLimits) -> pb.PoolLimits:
         expected_replicas=limits.expected_replicas,
         expected_groups=[pb.ReplicaGroup(labels=one.labels, replicas=one.replicas) for one in limits.expected_groups],
         prove="" if limits.prove == "effect" else limits.prove,
+        roles=limits.roles,
     )
 
 
@@ -239,6 +240,7 @@ def limits_dict(limits: pb.PoolLimits) -> Plain:
             {"labels": dict(sorted(one.labels.items())), "replicas": one.replicas} for one in limits.expected_groups
         ],
         "prove": limits.prove or "effect",
+        "roles": list(limits.roles),
     }
 
 

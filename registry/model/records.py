@@ -32,6 +32,7 @@ Load = Literal["eager", "lazy"]
 EngineKind = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 EngineNames = Literal["plain", "versioned"]
 Proving = Literal["effect", "off"]
+Role = Literal["prefill", "decode"]
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Percent = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]?|100)%$")]
 Labels = Annotated[
@@ -271,6 +272,13 @@ def _disjoint(groups: list[ReplicaGroup]) -> list[ReplicaGroup]:
     return groups
 
 
+def _distinct(roles: list[Role]) -> list[Role]:
+    """The roles as they are. Raises ValueError: one stands there twice."""
+    if len(set(roles)) < len(roles):
+        raise ValueError("a role stands there twice")
+    return roles
+
+
 class PoolLimits(Part):
     """Limits that hold on every replica of a pool; None: no limit.
 
@@ -281,6 +289,7 @@ class PoolLimits(Part):
     `expected_replicas`: how many replicas the pool is to have; None: those that lived within the last day.
     `expected_groups`: how many with which labels, see `registry.rollout.expected`.
     `prove`: whether an engine with our plugin is asked if an adapter has an effect before its name is bound.
+    `roles`: an adapter counts as served only where a replica of each of these is to serve it.
     """
 
     max_rank: Annotated[int, Field(ge=1, le=512)] | None = Field(
@@ -305,6 +314,9 @@ class PoolLimits(Part):
         description="name at most 32 groups, of which each two have other values of a label, e.g. zone=a and zone=b",
     )
     prove: Proving = Field(default="effect", description="use effect or off")
+    roles: Annotated[list[Role], Field(max_length=2), AfterValidator(_distinct)] = Field(
+        default=[], description="use prefill, decode, or both of them"
+    )
 
 
 def _expandable(modules: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

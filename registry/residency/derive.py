@@ -27,10 +27,12 @@ from dataclasses import dataclass, replace
 
 from registry.etcd3.ops import KeyValue
 from registry.model.names import matches
+from registry.model.replica_reasons import LEAVING
 from registry.model.replica_state import BLOCKED, ParsedStatus, ReplicaState, compare_digests
 from registry.model.status import ReplicaStatus, Resident
 from registry.residency.shares import ReplicaPart, Shares, WantedGeneration
 from registry.residency.view import AdapterEntry, AdapterView, PoolView
+from registry.rollout.expected import ROLE_NOT_SERVED, role_not_served
 from registry.rollout.status import NOT_ALIVE
 
 # The reason of a replica whose engine has a URL that the pool does not allow: no request must be sent there.
@@ -92,6 +94,7 @@ def residency_of(view: PoolView, adapter: AdapterView) -> DerivedResidency:
         parts = sorted(merged.values(), key=lambda part: part.replica)
         note = _ONLY_LEAVING if any(part.is_serving for part in last) else note
     replicas = tuple(_residence(view, adapter, part) for part in parts)
+    note = "; ".join([*([note] if note else []), *map(role_not_served, _roles_lacking(view, adapter, replicas))])
     halted = adapter.rollout.halted if adapter.rollout is not None else ""
     return DerivedResidency(adapter.name, adapter.generation, adapter.lazy, replicas, note, halted)
 
@@ -142,6 +145,8 @@ def counted_of(view: PoolView, adapter: AdapterView, found: DerivedResidency) ->
     counts = Counter(_standing(one) for one in _reckoned(view, found))
     if missing := _missing(view, adapter):
         counts[ReplicaStanding(ReplicaState.UNKNOWN, NOT_ALIVE)] = missing
+    if roles := _roles_lacking(view, adapter, found.replicas):
+        counts[ReplicaStanding(ReplicaState.UNKNOWN, ROLE_NOT_SERVED)] = len(roles)
     size = _pool_size(view, adapter)
     return CountedResidency(found.name, found.generation, found.lazy, counts, found.note, found.halted, size)
 
@@ -212,6 +217,12 @@ def _missing(view: PoolView, adapter: AdapterView) -> int:
     selector = adapter.spec.placement.selector
     nameless = sum(one.count for one in view.snapshot.lacking.nameless if matches(selector, one.labels))
     return nameless + len(_missing_names(view, adapter))
+
+
+def _roles_lacking(view: PoolView, adapter: AdapterView, parts: Sequence[DerivedResidence]) -> Sequence[str]:
+    """The roles of which no replica is to serve it; none while only canaries are to, and where nobody is."""
+    staying = [one.labels for one in parts if one.replica in view.replicas and one.reason != LEAVING]
+    return view.snapshot.expected.roles_lacking(staying) if staying and adapter.rollout is None else ()
 
 
 def residence_on(view: PoolView, adapter: AdapterView, name: str) -> DerivedResidence | None:
@@ -288,7 +299,7 @@ def changed(old: PoolView, new: PoolView) -> frozenset[str]:
     beside their residency hears of these as well.
     """
     names = {*old.everybody, *new.everybody}
-    if old.snapshot.lacking != new.snapshot.lacking:
+    if old.snapshot.lacking != new.snapshot.lacking or _ask_for_other_roles(old, new):
         keys = {*old.records, *new.records}
         return frozenset(key for key in keys if _lacks_differ(old, new, key) or _differs(old, new, key, names))
     if old.engine_hosts != new.engine_hosts:
@@ -404,7 +415,14 @@ def _stands(view: PoolView, adapter: AdapterView, name: str) -> tuple[DerivedRes
 
 def _lacks_differ(old: PoolView, new: PoolView, key: str) -> bool:
     before, now = old.adapter(key), new.adapter(key)
-    return before is not None and now is not None and _missing(old, before) != _missing(new, now)
+    if before is None or now is None:
+        return False
+    notes_differ = _ask_for_other_roles(old, new) and residency_of(old, before).note != residency_of(new, now).note
+    return notes_differ or _missing(old, before) != _missing(new, now)
+
+
+def _ask_for_other_roles(old: PoolView, new: PoolView) -> bool:
+    return old.snapshot.expected.roles != new.snapshot.expected.roles
 
 
 def _stands_alone(entry: AdapterEntry) -> bool:

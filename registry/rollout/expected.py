@@ -22,6 +22,10 @@ from registry.runtime.clock import rfc3339
 REMEMBERED_FOR = timedelta(days=1)
 # The lease of one that was killed ends so long after another has taken its place, at most.
 REPLACED_WITHIN = timedelta(seconds=60)
+# The label by which llm-d tells replicas for prefill from those for decode; both, like "prefill-decode", are for both.
+ROLE_LABEL, _BOTH = "llm-d.ai/role", "both"
+# The reason where no replica of a role that the pool names is to serve an adapter.
+ROLE_NOT_SERVED = "role_not_served"
 # Of a pool. Those that live come first, then those that were seen last.
 MAX_REMEMBERED = 1000
 # Of a text that is last known; an engine's address may be any.
@@ -102,12 +106,19 @@ class PoolExpectation:
         remembered: replicas that were ready and lived within the last day.
         numbers: how many replicas the pool is to have: of groups, of which no replica is of two, and last in all, as
             far as it says so. Who is in none of these is expected by memory.
+        roles: of each of these, a replica is to serve each adapter.
     """
 
     members: KeyValue | None = None
     pool: KeyValue | None = None
     remembered: Mapping[str, RememberedReplica] = field(default_factory=dict)
     numbers: Sequence[ExpectedNumber] = ()
+    roles: Sequence[str] = ()
+
+    def roles_lacking(self, serving: Iterable[Mapping[str, str]]) -> Sequence[str]:
+        """The roles of which no replica is to serve an adapter. `serving`: the labels of those that are."""
+        there = {role for labels in serving for role in _roles_of(labels)} if self.roles else set[str]()
+        return [role for role in self.roles if role not in there]
 
     def lacking(self, live: Mapping[str, Mapping[str, str]]) -> LackingReplicas:
         """Expected members that do not live. `live`: the labels of those that do, by name.
@@ -136,6 +147,19 @@ class PoolExpectation:
             if name not in live
         )
         return sorted(gone, key=_latest, reverse=True)
+
+
+def _roles_of(labels: Mapping[str, str]) -> Sequence[str]:
+    value = labels.get(ROLE_LABEL, "")
+    return ("prefill", "decode") if value == _BOTH else value.split("-")
+
+
+def role_not_served(role: str) -> str:
+    """Why an adapter does not count as served, and what to do, in one sentence."""
+    return (
+        f"no replica of the role {role} is to serve it, as its pool asks; "
+        f"start one with --labels {ROLE_LABEL}={role}, or place it on more replicas"
+    )
 
 
 def _latest(one: AbsentReplica) -> tuple[bool, str, str]:
@@ -168,7 +192,8 @@ def expectation_of(
     """Expectation in these values, without unreadable ones; `before` if they are its."""
     if (before.members, before.pool) == (members, pool):
         return before
-    return PoolExpectation(members, pool, remembered(members).members, _numbers(_limits(pool)))
+    limits = _limits(pool)
+    return PoolExpectation(members, pool, remembered(members).members, _numbers(limits), limits.roles)
 
 
 def remembered(kv: KeyValue | None) -> RememberedReplicas:

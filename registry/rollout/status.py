@@ -13,7 +13,7 @@ from registry.model.names import label_text, matches, name_key
 from registry.model.placement import Assignment, assign, declinable, decline_note, decliners, looks_at_room, rate_evenly
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
 from registry.model.replica_state import Expectation, ReplicaState, compare_digests, evaluate
-from registry.rollout.expected import NamelessReplicas, not_alive
+from registry.rollout.expected import ROLE_NOT_SERVED, NamelessReplicas, not_alive, role_not_served
 from registry.rollout.pool import PoolSnapshot
 from registry.transactions.decode import read_adapter
 
@@ -131,6 +131,8 @@ def _present_rollout(record: AdapterRecord, revision: int, pool: PoolSnapshot) -
     ]
     if record.rollout is None and not looks_at_room(record.spec):
         found += _absent_replicas(record, pool)
+    if record.rollout is None and assigned.serving:
+        found += _absent_roles(record, assigned, pool)
     replicas = tuple(sorted(found, key=lambda one: one.replica))
     rollout = Rollout(
         record.name, record.generation, replicas, canary=record.rollout, note=_note(record, assigned, pool)
@@ -153,6 +155,18 @@ def _absent_replicas(record: AdapterRecord, pool: PoolSnapshot) -> list[ReplicaR
         if matches(selector, one.labels)
     ]
     return found + [_nameless(one, record) for one in lacking.nameless if matches(selector, one.labels)]
+
+
+def _absent_roles(record: AdapterRecord, assigned: Assignment, pool: PoolSnapshot) -> list[ReplicaRollout]:
+    """Roles of which a replica would have to serve it, and none is to."""
+    serving = (pool.replicas[name].member.labels for name in assigned.serving)
+    return [
+        ReplicaRollout(
+            *(f"{NAMELESS} of role {role}", ReplicaState.UNKNOWN, ROLE_NOT_SERVED, role_not_served(role)),
+            generation=record.generation,
+        )
+        for role in pool.expected.roles_lacking(serving)
+    ]
 
 
 def _nameless(one: NamelessReplicas, record: AdapterRecord) -> ReplicaRollout:

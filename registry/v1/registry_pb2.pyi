@@ -546,7 +546,7 @@ class WatchResidencyResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterResidency, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., snapshot: bool = ..., more: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaResidency, _Mapping]]] = ...) -> None: ...
 
 class PoolLimits(_message.Message):
-    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest", "engine_hosts", "expected_replicas", "expected_groups", "prove")
+    __slots__ = ("max_rank", "max_adapters", "target_modules", "require_signature", "require_digest", "engine_hosts", "expected_replicas", "expected_groups", "roles", "prove")
     MAX_RANK_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
@@ -555,6 +555,7 @@ class PoolLimits(_message.Message):
     ENGINE_HOSTS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
     PROVE_FIELD_NUMBER: _ClassVar[int]
     max_rank: int
     max_adapters: int
@@ -564,8 +565,9 @@ class PoolLimits(_message.Message):
     engine_hosts: _containers.RepeatedScalarFieldContainer[str]
     expected_replicas: int
     expected_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
+    roles: _containers.RepeatedScalarFieldContainer[str]
     prove: str
-    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ..., require_digest: bool = ..., engine_hosts: _Optional[_Iterable[str]] = ..., expected_replicas: _Optional[int] = ..., expected_groups: _Optional[_Iterable[_Union[ReplicaGroup, _Mapping]]] = ..., prove: _Optional[str] = ...) -> None: ...
+    def __init__(self, max_rank: _Optional[int] = ..., max_adapters: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., require_signature: bool = ..., require_digest: bool = ..., engine_hosts: _Optional[_Iterable[str]] = ..., expected_replicas: _Optional[int] = ..., expected_groups: _Optional[_Iterable[_Union[ReplicaGroup, _Mapping]]] = ..., roles: _Optional[_Iterable[str]] = ..., prove: _Optional[str] = ...) -> None: ...
 
 class ReplicaGroup(_message.Message):
     __slots__ = ("labels", "replicas")

@@ -93,6 +93,11 @@ class World:
             KEYS.pool(POOL), PoolSpec(name=POOL, base_models=["base"], limits=limits).to_bytes(), 1, 1, 1, 0
         )
 
+    def ask_for(self, *roles: str) -> None:
+        """Says of which roles a replica is to serve each adapter."""
+        made = PoolSpec.model_validate({"name": POOL, "base_models": ["base"], "limits": {"roles": list(roles)}})
+        self.spec = KeyValue(KEYS.pool(POOL), made.to_bytes(), 1, 1, 1, 0)
+
     def remember(self, *names: str, **fields: Any) -> None:
         """Says who lived within the last day."""
         made = RememberedReplicas(members={name: RememberedReplica(**fields) for name in names})

@@ -25,6 +25,8 @@ from registry.v1 import registry_pb2 as pb
 
 # No longer than what the messages take.
 _NUMBER = re.compile(r"[0-9]{1,9}")
+# Takes back what roles a pool asks for.
+_NO_ROLE = "any"
 PoolName = Annotated[str, options.naming(help="Name of the pool.")]
 _BASE_MODEL = options.flag(
     "--base-model", metavar="NAME", help="Name under which the engines serve the base model; may be repeated."
@@ -117,6 +119,14 @@ ExpectLabels = Annotated[
         help="Number of replicas with these labels that the pool expects; :0 removes the group; may be repeated.",
     ),
 ]
+Roles = Annotated[
+    list[str] | None,
+    options.flag(
+        "--role",
+        metavar="prefill|decode|any",
+        help="Role (label llm-d.ai/role) of which a replica is to serve each adapter; may be repeated.",
+    ),
+]
 EngineKind = Annotated[
     str | None,
     options.flag(
@@ -148,6 +158,7 @@ class PoolOptions:
     require_digest: RequireDigest = None
     engine_host: EngineHosts = None
     prove: Prove = None
+    role: Roles = None
     base_from: BaseFrom = None
     base_name: BaseNames = None
     engine_kind: EngineKind = None
@@ -168,6 +179,7 @@ class PoolOptions:
         limits = pool.limits
         limits.target_modules[:] = self.target_module or limits.target_modules
         limits.engine_hosts[:] = self.engine_host or limits.engine_hosts
+        limits.roles[:] = [one for one in self.role if one != _NO_ROLE] if self.role else limits.roles
         if base is not None:
             _replace_base(pool.base, base)
         options.set_given(pool, engine=self.engine_kind, engine_names=self.engine_names)

@@ -190,9 +190,10 @@ REPLICAS: OutputView[ReplicaView] = OutputView(
 
 
 def _expected(one: pb.Pool) -> str:
-    """Number of replicas that it is to have, in all and by labels."""
+    """Number of replicas that it is to have, in all and by labels, and the roles that each adapter needs."""
     groups = [f"{label_text(group.labels)}: {group.replicas}" for group in one.limits.expected_groups]
-    return cell([*([str(one.limits.expected_replicas)] if one.limits.expected_replicas else []), *groups])
+    roles = [f"role {role}" for role in one.limits.roles]
+    return cell([*([str(one.limits.expected_replicas)] if one.limits.expected_replicas else []), *groups, *roles])
 
 
 POOLS: OutputView[pb.Pool] = OutputView(

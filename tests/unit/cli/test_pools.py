@@ -122,6 +122,18 @@ def test_an_order_to_a_replica_is_told(cli, admin):
         assert cli("-o", "json", *line).json == {"replica": "r3", "pool": "dev", "forgotten": not flags}
 
 
+def test_a_pool_says_of_which_roles_a_replica_is_to_serve_each_adapter(cli, admin):
+    """And takes it back with the word any."""
+    there = pb.PoolLimits(expected_replicas=2, roles=["prefill"])
+    admin.answers["GetPool"] = [pb.Pool(name="dev", base_models=["base"], limits=there)]
+    for words, roles in ((["prefill", "decode"], ["prefill", "decode"]), (["any"], [])):
+        flags = [flag for word in words for flag in ("--role", word)]
+        assert cli("pool", "update", "dev", *flags).code == 0
+        asked = admin.asked("UpdatePool")[-1]
+        assert (list(asked.update_mask.paths), list(asked.pool.limits.roles)) == (["limits.roles"], roles)
+    assert "2, role prefill" in cli("get", "pool", "dev").out
+
+
 def test_a_pool_says_how_many_replicas_of_which_labels_it_is_to_have(cli, admin):
     """What is given is changed, and nothing else. One that cannot be read is replaced whole or not at all."""
     there = pb.PoolLimits(expected_replicas=9, expected_groups=[group(3, zone="a"), group(2, zone="b", gpu="a10")])

@@ -120,6 +120,7 @@ WHOLE_LIMITS = {
     "expected_replicas": 2,
     "expected_groups": [{"labels": {"zone": "a"}, "replicas": 2}],
     "prove": "off",
+    "roles": ["decode"],
 }
 LIMITS_MESSAGE = pb.PoolLimits(
     max_rank=8,
@@ -131,6 +132,7 @@ LIMITS_MESSAGE = pb.PoolLimits(
     expected_replicas=2,
     expected_groups=[pb.ReplicaGroup(labels={"zone": "a"}, replicas=2)],
     prove="off",
+    roles=["decode"],
 )
 
 

@@ -153,6 +153,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
             "prove": "effect",
             "engine_hosts": [],
             "expected_groups": [],
+            "roles": [],
         },
         "removals_confirmed_revision": 0,
         "base": {

@@ -226,6 +226,51 @@ def test_who_is_missing_is_counted_where_it_would_serve(world, placement, missin
     assert dict(found.counts) == ({ReplicaStanding(UNKNOWN, "not_alive"): missing} if missing else {})
 
 
+@pytest.mark.parametrize(
+    "placement", [Placement(), Placement(replicas=1), Placement(selector={"llm-d.ai/role": "decode"})]
+)
+@pytest.mark.parametrize(("second", "lacking"), [("prefill", 0), ("both", 0), ("prefill-decode", 0), ("encode", 1)])
+def test_a_role_of_which_no_replica_is_to_serve_it_counts_as_one_that_lacks(world, placement, second, lacking):
+    """R9: "served" is said only where each role of its pool's has it; `look` compares what changes with all of it."""
+    for name, role in (("r1", "decode"), ("r2", second)):
+        world.alive(name, labels={"llm-d.ai/role": role})
+    world.put("a", placement=placement)
+    world.look()
+    for name in ("r1", "r2"):
+        world.says(name)
+    world.ask_for("prefill", "decode")
+    assert "a" in world.look()
+    where = world.where("a")
+    served = " ".join(dict(world.view.everybody[one.replica].member.labels)["llm-d.ai/role"] for one in where.replicas)
+    absent = [one for one in ("prefill", "decode") if one not in served.replace("both", "prefill-decode")]
+    assert len(absent) == lacking or placement != Placement()
+    assert [role in where.note for role in ("role prefill is", "role decode is")] == [
+        role in absent for role in ("prefill", "decode")
+    ]
+    ((_, found),) = counted(world.view, ["a"])
+    assert found is not None
+    assert found.counts.get(ReplicaStanding(UNKNOWN, "role_not_served"), 0) == len(absent)
+    world.ask_for()
+    assert ("a" in world.look()) == bool(absent)
+    assert world.where("a").note == ""
+
+
+def test_one_that_drains_plays_its_role_no_more(world):
+    """R20, R24: it is named as long as nobody else serves it, and its role lacks."""
+    world.ask_for("prefill", "decode")
+    world.alive("r1", labels={"llm-d.ai/role": "decode"})
+    world.alive("r2", labels={"llm-d.ai/role": "prefill"})
+    world.put("a")
+    world.says("r1")
+    world.says("r2")
+    world.look()
+    assert world.where("a").note == ""
+    world.alive("r2", labels={"llm-d.ai/role": "prefill"}, leaving=True)
+    assert "a" in world.look()
+    assert [one.replica for one in world.where("a").replicas] == ["r1"]
+    assert "no replica of the role prefill" in world.where("a").note
+
+
 def test_adapters_that_stand_alike_are_told_by_their_own_names(world: World):
     world.alive("r1")
     for generation, name in enumerate(("A", "b", "C"), start=1):

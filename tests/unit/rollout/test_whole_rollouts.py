@@ -14,7 +14,7 @@ from registry.model.names import check_request_id, label_text
 from registry.model.placement import Placement, assign
 from registry.model.records import Canary, CanaryRollout, Strategy
 from registry.model.status import Found, Kept, Pending
-from registry.rollout.expected import GroupPresence, LackingReplicas, NamelessReplicas
+from registry.rollout.expected import GroupPresence, LackingReplicas, NamelessReplicas, PoolExpectation
 from registry.rollout.policy import (
     Halt,
     Leave,
@@ -233,6 +233,30 @@ def test_who_is_expected_and_does_not_live_is_waited_for_by_what_is_for_all():
     for of in (canaried(), record(NAME, 2, placement=Placement(replicas=1))):
         found = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, of.to_bytes()), snapshot)
         assert found.replicas == (), "nor is anything asked of a presence alone"
+
+
+def test_a_rollout_waits_for_a_replica_of_each_role_that_the_pool_asks_for():
+    """Whoever waits is told which role lacks. Canaries come first, and of which role they are is nobody's choice."""
+    live = [presence(name, labels={"llm-d.ai/role": role}) for name, role in (("r0", "decode"), ("r1", "prefill"))]
+    snapshot = pool_snapshot(
+        [KeyValue(KEYS.replica(POOL, one.replica), one.to_bytes(), 1, 1, 1, LEASE) for one in live], []
+    )
+    snapshot = replace(snapshot, expected=PoolExpectation(roles=("prefill", "decode")))
+    everywhere = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, generation=2), snapshot)
+    assert {one.replica for one in everywhere.replicas} == {"r0", "r1"}
+    decode = record(NAME, 2, placement=Placement(selector={"llm-d.ai/role": "decode"}))
+    told = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, decode.to_bytes()), snapshot)
+    assert [(one.replica, one.state, one.reason) for one in told.replicas] == [
+        ("others of role prefill", UNKNOWN, "role_not_served"),
+        ("r0", PENDING, "no_status"),
+    ]
+    assert "start one with --labels llm-d.ai/role=prefill" in told.replicas[0].message
+    assert (told.done, told.waiting) == (False, "2 of 2 replicas do not serve it yet")
+    nobody = record(NAME, 2, placement=Placement(selector={"llm-d.ai/role": "other"}))
+    found = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, nobody.to_bytes()), snapshot)
+    assert (found.replicas, found.waiting) == ((), "no live replica of the pool matches its selector")
+    canary = derive_rollout(Question(POOL, NAME, 0), kv(NAME, 50, canaried().to_bytes()), snapshot)
+    assert all(one.reason != "role_not_served" for one in canary.replicas)
 
 
 SERVED = Rollout(
