@@ -289,6 +289,20 @@ class ReportedCertificate(Part):
     ends: str
 
 
+class ReportedEvent(Part):
+    """One of the newest events of a replica, as its sidecar's ``/events`` has it, its message cut.
+
+    `name` empty: it is about the replica as a whole.
+    """
+
+    at: str
+    event: str
+    name: str = ""
+    generation: Number = 0
+    reason: str = ""
+    message: str = ""
+
+
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
@@ -311,6 +325,7 @@ class ReplicaStatus(Stored):
     the remedy, since it was started with ``--insecure``. `http`: HOST:PORT of the sidecar's own port, with ``https://``
     before it where it has TLS; empty: it is not known under which it is reached. `store`: how full that is, as of the
     last write of something else; None: not known. `certificates`: those that the sidecar uses.
+    `events`: the newest, the oldest first, as of the last write of something else.
     """
 
     max_bytes = MAX_STATUS_BYTES
@@ -344,6 +359,7 @@ class ReplicaStatus(Stored):
     http: str = ""
     store: ReportedStore | None = None
     certificates: list[ReportedCertificate] = []
+    events: list[ReportedEvent] = []
     last_request_id: str = ""
     updated_at: str
 

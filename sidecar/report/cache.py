@@ -8,13 +8,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from registry.etcd3.tls import CertificateSpan
-from registry.model.status import ReplicaStatus, ReportedCertificate, ReportedStore, Warned
+from registry.model.status import ReplicaStatus, ReportedCertificate, ReportedEvent, ReportedStore, Warned
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.supervisor import Trouble
 from sidecar.metrics import DRAINING, FILES_NOT_TAKEN, show_status
 from sidecar.plan.conditions import FILE_NOT_TAKEN
 from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
-from sidecar.report.status import ReplicaIdentity, derive_status
+from sidecar.report.status import ReplicaIdentity, ReportedAside, derive_status
 
 _BEFORE = StatusInputs(
     revision=0,
@@ -51,12 +51,14 @@ class StatusCache:
         clock: Clock,
         offer: Callable[[Callable[[], ReplicaStatus]], None],
         troubles: Mapping[str, Trouble] = MappingProxyType({}),
+        events: Callable[[], Sequence[ReportedEvent]] = tuple,
     ) -> None:
-        """Nothing is known yet. `troubles`: the parts of this process that fail, at any time."""
+        """Nothing is known yet. `troubles`: the parts of this process that fail; `events`: the newest; at any time."""
         self._replica = replica
         self._clock = clock
         self._offer = offer
         self._troubles = troubles
+        self._events = events
         self._drain = ""
         self._report = RoundReport(_BEFORE, 0)
         self._heard_at = math.inf
@@ -75,9 +77,10 @@ class StatusCache:
                 situation = replace(situation, stale=True)
             if self._drain:
                 situation = replace(situation, ready=False, note=self._drain)
-            status = derive_status(self._replica, situation, self._clock.moment(), self._store)
+            aside = ReportedAside(self._store, self._certificates, self._events())
+            status = derive_status(self._replica, situation, self._clock.moment(), aside)
             warnings = [*status.warnings, *map(_warned, self.failing)]
-            self._status = status.model_copy(update={"warnings": warnings, "certificates": self._certificates})
+            self._status = status.model_copy(update={"warnings": warnings})
         return self._status
 
     @property

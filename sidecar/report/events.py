@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 
+from registry.model.status import ReportedEvent
 from registry.runtime.clock import Clock, rfc3339
 from sidecar.engines.observed import Observed
 from sidecar.plan.names import key_of
@@ -15,6 +16,8 @@ from sidecar.plan.types import Plan, RoundReport, StatusInputs, Unload
 # A few hundred bytes each. Older ones are forgotten, and counted.
 MAX_EVENTS = 1000
 MAX_TEXT_CHARACTERS = 500
+# In a status there are so many of the newest, with so much of their messages.
+REPORTED, REPORTED_CHARACTERS = 10, 200
 
 
 class EventKind(StrEnum):
@@ -56,6 +59,11 @@ class EventRing:
     def as_dict(self) -> dict[str, object]:
         """The events, the oldest first, and how many older ones were forgotten."""
         return {"schema": 1, "forgotten": self._count - len(self._events), "events": list(self._events)}
+
+    def newest(self) -> list[ReportedEvent]:
+        """The newest events, as a status tells them, the oldest first."""
+        found = [self._events[place] for place in range(max(0, len(self._events) - REPORTED), len(self._events))]
+        return [_reported(one) for one in found]
 
     def counts(self) -> dict[str, Counter[object]]:
         """Counts of events by adapter, by the engine's names, as far as the ring goes."""
@@ -133,3 +141,8 @@ class EventRing:
                 "message": message[:MAX_TEXT_CHARACTERS],
             }
         )
+
+
+def _reported(one: Mapping[str, object]) -> ReportedEvent:
+    told = {key: value for key, value in one.items() if key != "number"}
+    return ReportedEvent.model_validate({**told, "message": str(one["message"])[:REPORTED_CHARACTERS]})

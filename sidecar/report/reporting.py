@@ -42,10 +42,11 @@ class Reporting:
         answers = ports.answer is not None
         identity = ReplicaIdentity(replica, pool, engine.kind, engine.url, answers, ports.insecure, ports.http)
         self.writer = writer = StatusWriter(client, keys, presence, clock, mailbox.wake)
-        self.status = status = StatusCache(identity, clock, writer.announcement.offer, supervisor.troubles)
+        self.events = events = EventRing(clock, lambda key: cache.informer.record(key) is not None)
+        offer = writer.announcement.offer
+        self.status = status = StatusCache(identity, clock, offer, supervisor.troubles, events.newest)
         supervisor.heed(status.look_again)
         self.handoffs = handoffs = HandoffWatch(client, keys, pool, mailbox)
-        self.events = events = EventRing(clock, lambda key: cache.informer.record(key) is not None)
         self.drain = ReplicaDrain(client, keys, presence, mailbox, writer, handoffs, status, events, clock)
         self.served = ServedNews(cache)
         self.finder = GoodFinder(client, keys, replica, cache, clock)
@@ -69,6 +70,6 @@ class Reporting:
         self.share.take(report)
         self.declines.take(report)
         self.handoffs.follow(plan.leaving if plan else ())
-        self.status.take(report)
         self.events.take(report)
+        self.status.take(report)
         self.on_round(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from heapq import nsmallest
@@ -21,6 +22,8 @@ from registry.model.status import (
     Leaving,
     Pending,
     ReplicaStatus,
+    ReportedCertificate,
+    ReportedEvent,
     ReportedEvidence,
     ReportedLimits,
     ReportedStore,
@@ -71,8 +74,20 @@ def served_hash(served: tuple[ServedAdapter, ...]) -> str:
     return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedAside:
+    """Parts of a status that no round brings: the store, certificates, and the newest events."""
+
+    store: ReportedStore | None = None
+    certificates: Sequence[ReportedCertificate] = ()
+    events: Sequence[ReportedEvent] = ()
+
+
+NOTHING_ASIDE = ReportedAside()
+
+
 def derive_status(
-    replica: ReplicaIdentity, situation: StatusInputs, moment: Moment, store: ReportedStore | None = None
+    replica: ReplicaIdentity, situation: StatusInputs, moment: Moment, aside: ReportedAside = NOTHING_ASIDE
 ) -> ReplicaStatus:
     """The whole status; of the pending and failed names as many as fit, the rest is counted in `omitted`."""
     plan = situation.plan
@@ -107,7 +122,9 @@ def derive_status(
         degraded=situation.degraded[:MAX_MESSAGE_CHARACTERS],
         insecure=[one[:MAX_MESSAGE_CHARACTERS] for one in replica.insecure],
         http=replica.http,
-        store=store,
+        store=aside.store,
+        certificates=list(aside.certificates),
+        events=list(aside.events),
         last_request_id=situation.last_request_id,
         updated_at=rfc3339(moment.wall),
     )
@@ -128,8 +145,8 @@ def _omitted_reason(whole: ReplicaStatus, fitting: ReplicaStatus, plan: Plan) ->
 def says_the_same(one: ReplicaStatus, other: ReplicaStatus, *, with_tries: bool = False) -> bool:
     """True if the two differ in nothing that is worth telling everybody at once.
 
-    That are not the time of writing, a little room more or less in the store, and, but `with_tries`, one more try of
-    what was refused before.
+    That are not the time of writing, events, a little room more or less in the store, and, but `with_tries`, one more
+    try of what was refused before.
     """
     if one is other:
         return True
@@ -154,7 +171,7 @@ def _essence(status: ReplicaStatus, *, with_tries: bool) -> ReplicaStatus:
         else one
         for one in status.failed
     ]
-    return status.model_copy(update={"updated_at": "", "store": None, "failed": failed})
+    return status.model_copy(update={"updated_at": "", "store": None, "events": [], "failed": failed})
 
 
 def _is_other_room(one: ReportedStore | None, other: ReportedStore | None) -> bool:

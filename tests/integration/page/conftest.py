@@ -14,7 +14,7 @@ from registry.etcd3.ops import Put, Range, Txn
 from registry.model.keys import Keys
 from registry.model.placement import Member, members_digest
 from registry.model.records import AdapterRecord
-from registry.model.status import Failed, Lazy, ReportedLimits, ReportedStore, Served
+from registry.model.status import Failed, Lazy, ReportedEvent, ReportedLimits, ReportedStore, Served
 from registry.runtime.clock import rfc3339
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
@@ -80,7 +80,13 @@ async def troubled(etcd, etcd_client) -> AsyncIterator[TroubledFleet]:
         failed = Failed(
             name="legal", generation=1, reason="rank_too_high", message="rank 64 > 16", attempts=1, retry_at=None
         )
-        await fleet.says("replica-3", "replica-5", failed=[failed], failed_count=1)
+        events = [
+            ReportedEvent(at=started, event="engine_restarted", message="another process of the engine than before"),
+            ReportedEvent(
+                at=started, event="refused", name="legal", generation=1, reason="rank_too_high", message="no"
+            ),
+        ]
+        await fleet.says("replica-3", "replica-5", failed=[failed], failed_count=1, events=events)
         await fleet.says("replica-6", ready=False, note="the engine does not answer", held="12 of 13 would go")
         yield fleet
 

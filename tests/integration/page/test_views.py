@@ -50,6 +50,7 @@ async def test_why_an_adapter_is_missing_on_two_replicas_takes_two_clicks(troubl
     assert "replica-3 replica-5" in await page.text()
     await page.do("click", selector="text=replica-3")
     await page.sees("rank 64 > 16")
+    await page.sees("engine restarted")
 
 
 async def test_keys_and_words_find_what_is_looked_for(troubled, page):

@@ -470,6 +470,7 @@ def test_a_status_is_shown_without_others_adapters_and_sentences(tmp_path):
         "serves": [["acme/a", 1], ["other/b", 2]],
         "lazy": {"count": 2, "resident": [{"name": "other/c"}, {"name": "acme/c"}]},
         "served": {"count": 2, "hash": "sha256:1"},
+        "events": [{"name": "", "message": "other/b is gone"}, {"name": "other/b"}, {"name": "acme/a"}],
         "note": "other/b is too large",
         "ready": True,
     }
@@ -488,6 +489,7 @@ def test_a_status_is_shown_without_others_adapters_and_sentences(tmp_path):
                     "serves": status["serves"][:1],
                     "lazy": {"count": 2, "resident": [{"name": "acme/c"}]},
                     "served": {"count": 2, "hash": ""},
+                    "events": [{"name": "acme/a"}],
                     "note": "",
                     "ready": True,
                 },

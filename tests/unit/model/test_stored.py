@@ -186,7 +186,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "failed": [{"request_id": "", "settled": False}],
         "kept": [{"counted": False}],
         "lazy": {"count": 0, "servable": False, "reason": "", "resident": []},
-        **{name: [] for name in ("warnings", "found", "leaving", "insecure", "certificates")},
+        **{name: [] for name in ("warnings", "found", "leaving", "insecure", "certificates", "events")},
         **dict.fromkeys(("omitted", "found_omitted", "removing"), 0),
         **dict.fromkeys(("pending_count", "failed_count", "serves", "store"), None),
         **dict.fromkeys("omitted_reason members weights note held degraded http last_request_id".split(), ""),

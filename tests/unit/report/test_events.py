@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
+from registry.model.status import ReplicaStatus
 from registry.runtime.clock import Clock
 from sidecar.engines.observed import Observed
 from sidecar.plan.handoff import Handoff
@@ -23,7 +24,7 @@ from sidecar.plan.types import (
 from sidecar.report.cache import StatusCache
 from sidecar.report.events import EventRing
 from sidecar.report.http import make_app
-from sidecar.report.status import ReplicaIdentity
+from sidecar.report.status import ReplicaIdentity, says_the_same
 from tests.support.records import kv
 from tests.support.worlds import desired, observed
 from tests.unit.report.test_status import situation
@@ -138,3 +139,19 @@ async def test_the_ring_is_bounded_and_served():
     assert (body["replica"], body["pool"], body["schema"], body["forgotten"]) == ("r1", "p", 1, 2)
     assert [one["number"] for one in body["events"]] == [3, 4, 5]
     assert body["events"][0]["at"] == "2026-01-02T00:00:00.000Z"
+
+
+async def test_a_status_tells_of_the_newest_events_and_is_written_for_none_of_them():
+    """R16: they go along with what else is told. However much happened, and with whatever text, it can be written."""
+    told = Told()
+    cache = StatusCache(ReplicaIdentity("r1", "p", "vllm", "http://e"), CLOCK, lambda _: None, events=told.ring.newest)
+    before = cache.status
+    assert [(one.event, one.at) for one in before.events] == [("started", "2026-01-02T00:00:00.000Z")]
+    for number in range(12):
+        told.round(None, held=f"{number} \ud800" + "x" * 900)
+    cache.look_again()
+    after = cache.status
+    assert [one.message.split()[0] for one in after.events] == [str(number) for number in range(2, 12)]
+    assert max(len(one.message) for one in after.events) == 200
+    assert says_the_same(before, after)
+    assert ReplicaStatus.parse(after.to_bytes()).events[0].message.startswith("2 ?xxx")

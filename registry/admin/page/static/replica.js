@@ -51,7 +51,15 @@ export function replicaView({ fleet, name, query, again }) {
       table("Warnings", titles, [...(status.warnings ?? []).map(entry),
         ...(status.insecure ?? []).map((one) => ["", "", "insecure", one])], "No warnings."),
       el("h2", { text: "Events" }),
-      el("p", { class: "quiet" }, "Its sidecar keeps the newest events itself: ", el("code", { text: `loraplane events ${name} --pool ${pool}` })),
+      table("Events", ["When", "Event", "Adapter", "Generation", "Why"],
+        [...(status.events ?? [])].reverse().map((one) => [
+          since(one.at),
+          one.event.replaceAll("_", " "),
+          one.name ? link("adapter", pool, one.name) : "",
+          one.generation ? String(one.generation) : "",
+          [one.reason, one.message].filter(Boolean).join(": "),
+        ]), "Its status tells of none."),
+      el("p", { class: "quiet" }, "The newest of its status; its sidecar has more: ", el("code", { text: `loraplane events --sidecar ${status.http || "HOST:PORT"}` })),
     );
     again();
   }
