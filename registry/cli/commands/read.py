@@ -143,10 +143,13 @@ def why(
         record = client.unary(api.GET_ADAPTER, pb.GetAdapterRequest(pool=chosen, name=name))
         where = client.residency(chosen, record.name, pb.WatchResidencyRequest.REPLICAS)
         replicas = replicas_of(client, chosen)
-    told = explanations(record, where[0] if where else pb.AdapterResidency(), replicas, datetime.now(UTC))
+    residency = where[0] if where else pb.AdapterResidency()
+    told = explanations(record, residency, replicas, datetime.now(UTC))
     printer = session.printer()
     if replica is None:
         printer.items(WHY, told)
+        if residency.note and printer.is_table:
+            printer.lines(["", residency.note])
         return
     one = next((one for one in told if one.replica == replica), None)
     if one is None:

@@ -150,5 +150,8 @@ def test_the_command_tells_of_all_or_of_one(cli, admin):
         "meant": True,
         "why": SQL,
     }
+    lacking = pb.AdapterResidency(name="acme/sql", replicas=[part("r1")], note="no replica of the role prefill")
+    admin.answers["WatchResidency"] = [lambda _: [pb.WatchResidencyResponse(adapters=[lacking])]]
+    assert cli("why", "acme/sql", "--pool", "dev").lines[-1] == "no replica of the role prefill"
     refused = cli("why", "acme/sql", "--replica", "r9", "--pool", "dev")
     assert (refused.code, "pool dev has no replica 'r9'" in refused.err) == (3, True)
