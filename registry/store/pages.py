@@ -123,7 +123,7 @@ def decode_token(text: str, listing: str) -> PageToken | None:
         revision, after, digest, *place = read_json(base64.b64decode(text, altchars=b"-_", validate=True))
         token = PageToken(_positive(revision), bytes.fromhex(after), *map(_positive, place))  # TypeError: one too many
     except (ValueError, TypeError) as error:
-        raise _refused("that is no page token of this service; start again without one") from error
+        raise no_page_token() from error
     if digest != _digest(listing):
         raise _refused("that page token is of another listing; repeat the request that it came from unchanged")
     return token
@@ -133,6 +133,11 @@ def _positive(number: object) -> int:
     if type(number) is not int or not 0 < number < 2**63:
         raise ValueError("neither a revision nor a place")
     return number
+
+
+def no_page_token() -> InvalidArgument:
+    """The refusal of a token that this service cannot have made."""
+    return _refused("that is no page token of this service; start again without one")
 
 
 def _refused(message: str) -> InvalidArgument:

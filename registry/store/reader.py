@@ -17,7 +17,7 @@ from registry.model.replica_state import status_of
 from registry.model.stored import Stored
 from registry.runtime.clock import Deadline
 from registry.store.failures import refusal
-from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve, UnseenPlaces, everything
+from registry.store.pages import Filter, Page, PageToken, RecordPage, Sieve, UnseenPlaces, everything, no_page_token
 from registry.transactions.context import AdapterState
 from registry.transactions.decode import (
     Damaged,
@@ -246,6 +246,8 @@ class Reader:
     async def _stored_piece(self, count: int, token: PageToken | None, deadline: Deadline) -> Page:
         prefixes = self._keys.backed_up()
         left = [one for one in prefixes if token is None or prefix_end(one) > token.after]
+        if not left:
+            raise no_page_token()
         page = await self._page(left[0], count, token, deadline)
         if page.token is None and len(left) > 1:
             return replace(page, token=PageToken(page.revision, left[1]))
@@ -362,7 +364,13 @@ class Reader:
     async def _page(
         self, prefix: bytes, size: int, token: PageToken | None, deadline: Deadline, first: bytes = b""
     ) -> Page:
-        """A page of the keys below a prefix; `first`: from this key on."""
+        """A page of the keys below a prefix; `first`: from this key on.
+
+        Raises:
+            InvalidArgument: the token, which anybody can make, is of a place that is not below it.
+        """
+        if token is not None and not token.after.startswith(prefix):
+            raise no_page_token()
         start = token.after + b"\0" if token else first or prefix
         revision = token.revision if token else 0
         result = await self._in_one_message(Range(start, prefix_end(prefix), limit=size, revision=revision), deadline)

@@ -23,6 +23,7 @@ from registry.admin.rpc.visible import (
     seen_status,
     seen_tenants,
     sees_all_pools,
+    sees_whole,
 )
 from registry.model.errors import FailedPrecondition
 from registry.model.keys import last_part
@@ -132,12 +133,13 @@ class Reads:
         size, token = check_page_size(request.page_size), decode_token(request.page_token, listing)
         page = await self.reader.audit(request.pool, since, size, token, call.deadline)
         reply = pb.ListChangesResponse(next_page_token=encode.token(page.token, listing))
-        is_seen = seen_changes(call, request.pool)
+        is_seen, is_whole = seen_changes(call, request.pool), sees_whole(call, request.pool)
         for kv in page.kvs:
             try:
                 reply.changes.extend(filter(is_seen, recorded_changes(kv.value)))
             except FailedPrecondition:
-                reply.unreadable.append(last_part(kv.key))
+                if is_whole:
+                    reply.unreadable.append(last_part(kv.key))
             await asyncio.sleep(0)  # each may have a megabyte
         return reply
 

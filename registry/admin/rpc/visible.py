@@ -52,6 +52,11 @@ def seen_changes(call: CallContext, pool: str) -> Callable[[pb.RecordedChange], 
     return is_seen
 
 
+def sees_whole(call: CallContext, pool: str) -> bool:
+    """True if the caller sees what was done to everything in a pool, so that a record may be about anything."""
+    return call.grant is None or call.grant.covers(AccessQuestion(*METHODS[call.method], pool))
+
+
 class AuditSight:
     """Parts of the audit that a caller sees; of what names no tenant, or no pool, only who sees all of them."""
 

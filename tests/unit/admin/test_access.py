@@ -23,6 +23,7 @@ from registry.access.roles import OF_POOLS, OF_TENANTS, ROLES, AccessRole
 from registry.admin.rpc.service import DESCRIPTOR
 from registry.etcd3.ops import Put, Txn
 from registry.model.audit import AuditRecord
+from registry.store.pages import PageToken
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import change_set, drop, put
 from tests.support.played_admin import Aborted, Context, Served
@@ -219,8 +220,12 @@ def test_lists_streams_and_pages_show_only_what_is_ones_own(tmp_path):
             assert len(asked.etcd) == members, "of etcd only those are told who see every pool"
         tenants = await served.call("ListTenants", pb.ListTenantsRequest(), ANN)
         assert [one.name for one in tenants.tenants] == ["acme"]
+        served.etcd.store.put(KEYS.audit("p", "99991231T000000.000000Z-x"), b"?")
         changes = await served.call("ListChanges", pb.ListChangesRequest(pool="p"), ANN)
         assert {one.name for one in changes.changes if one.kind == "adapter"} == {"acme/a", "acme/c"}
+        assert list(changes.unreadable) == [], "it may be about anybody's"
+        whole = await served.call("ListChanges", pb.ListChangesRequest(pool="p"), who("root"))
+        assert list(whole.unreadable) == ["99991231T000000.000000Z-x"]
 
     secured(tmp_path, binding(AccessRole.VIEWER, "ann", ", tenants: [acme], pools: [p]"), scene)
 
@@ -238,6 +243,33 @@ def test_a_page_of_a_list_ends_at_nothing_of_somebody_else(tmp_path):
             found = {"ListTenants": "tenants", "ListPools": "pools", "ListAdapters": "adapters"}[method]
             assert [one.name for one in getattr(reply, found)] == ours
             assert reply.next_page_token == ""
+
+    secured(tmp_path, binding(AccessRole.VIEWER, "ann", ", tenants: [other], pools: [q]"), scene)
+
+
+@pytest.mark.parametrize(
+    ("method", "listing", "more"),
+    [
+        ("ListReplicas", "replicas\0q", {"pool": "q"}),
+        ("ListChanges", "changes\0q\0", {"pool": "q"}),
+        ("ListAdapters", "adapters\0q\0", {"pool": "q"}),
+        ("ListPools", "pools", {}),
+        ("ListTenants", "tenants", {}),
+    ],
+)
+def test_a_token_that_somebody_made_leads_out_of_no_listing(tmp_path, method, listing, more):
+    """A2 deny-by-default: what it names is where the caller says that the page before ended."""
+    kind = GetMessageClass(DESCRIPTOR.methods_by_name[method].input_type)
+
+    async def scene(served: Served) -> None:
+        for after in (b"", KEYS.adapters("p"), KEYS.audit("p", "")):
+            token = PageToken(served.etcd.store.revision, after).encode(listing)
+            refused = await served.refusal(method, kind(page_token=token, **more), ANN)
+            assert refused.told == (StatusCode.INVALID_ARGUMENT, "INVALID_PAGE_TOKEN", "page_token"), after
+        for after in (b"", b"\xff"):
+            token = PageToken(served.etcd.store.revision, after).encode("backup")
+            refused = await served.refusal("ReadBackup", pb.ReadBackupRequest(page_token=token), who("root"))
+            assert refused.info.reason == "INVALID_PAGE_TOKEN"
 
     secured(tmp_path, binding(AccessRole.VIEWER, "ann", ", tenants: [other], pools: [q]"), scene)
 

@@ -446,7 +446,7 @@ async def test_a_failure_of_etcd_is_one_of_ours(store, reader, what, fault):
     store.asked.clear()
     calls = {
         "adapter": lambda: reader.adapter(POOL, "a", soon()),
-        "adapters": lambda: reader.adapters(POOL, parse_filter(""), 5, PageToken(1, b"x"), soon()),
+        "adapters": lambda: reader.adapters(POOL, parse_filter(""), 5, PageToken(1, KEYS.adapters(POOL)), soon()),
         "expected": lambda: reader.expected(POOL, 1, soon()),
     }
     if isinstance(fault, Defect):
