@@ -31,10 +31,10 @@ class NamePatterns:
 
     def match(self, name: str) -> bool:
         """True for a name that one stands for."""
-        if self.any_case:
-            name = name.lower()
         if name.startswith(self.begin) or name in self.exact:
             return True
+        if self.any_case and (lower := name.lower()) != name:
+            return self.match(lower)
         # Most have none, and a generator that yields nothing takes as long as all of the above.
         return bool(self.parts) and any(_fits(one, name) for one in self.parts)
 
