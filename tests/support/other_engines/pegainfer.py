@@ -39,7 +39,13 @@ class SimulatedPegainfer:
 
     async def _load(self, request: Request) -> Response:
         body = await request.json()
-        return await self._said(self.core.load(body["lora_name"], body["lora_path"]), body["lora_name"], "added")
+        name, is_replaced = body["lora_name"], body.get("load_inplace", False) and body["lora_name"] in self.core.cards
+        load = self._replace if is_replaced else self.core.load
+        return await self._said(load(name, body["lora_path"]), name, "added")
+
+    async def _replace(self, name: str, path: str) -> None:
+        await self.core.unload(name)
+        await self.core.load(name, path)
 
     async def _unload(self, request: Request) -> Response:
         name = (await request.json())["lora_name"]
