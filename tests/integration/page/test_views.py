@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 
 import pytest
 
-from registry.model.status import Failed, Pending
+from registry.etcd3.ops import Put, Txn
+from registry.model.status import Failed, LastKnown, Pending, RememberedReplica, RememberedReplicas
+from registry.runtime.clock import rfc3339
 from registry.v1 import registry_pb2 as pb
 from tests.integration.admin.test_access import guarded, token
 from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
@@ -97,6 +100,13 @@ async def test_what_changes_is_shown_while_the_page_is_open(troubled, page):
     await troubled.replicas.gone("replica-2")
     await page.do("press", key="f")
     await page.do("wait", script="!document.querySelector('main').innerText.includes('replica-2')")
+    known = LastKnown(engine_url="http://replica-2:8000", host="rack-7", engine="sim 0.26.1", observed_revision=7)
+    lost = RememberedReplica(last_seen=rfc3339(datetime.now(UTC)), last_known=known)
+    expected = RememberedReplicas(members={"replica-2": lost}).to_bytes()
+    await troubled.client.txn(Txn((), (Put(troubled.keys.members("p"), expected),)))
+    await page.do("goto", url=f"{troubled.admin.http}/#/replica/replica-2?pool=p")
+    await page.sees("It is expected and does not live")
+    await page.sees("rack-7")
 
 
 async def test_times_go_on_while_nothing_is_heard(troubled, page):

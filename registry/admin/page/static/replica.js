@@ -70,11 +70,22 @@ export function replicaView({ fleet, name, query, again }) {
       const at = found(fleet, "replicas", name, wanted);
       if (!at) {
         drawn = null;
-        const holder = [...fleet.pools.values()].find((one) => one.told?.absent.some((each) => each.name === name));
+        const holder = [...fleet.pools.values()].find((one) => (!wanted || one.name === wanted) && one.told?.absent.some((each) => each.name === name));
         const gone = holder?.told.absent.find((one) => one.name === name);
         head.replaceChildren(
           gone
-            ? el("p", { class: "headline" }, badge("Degraded"), " It is expected and does not live", gone.last_seen ? "; last seen " : "", since(gone.last_seen), ".")
+            ? el("div", {},
+              el("p", { class: "headline" }, badge("Degraded"), " It is expected and does not live", gone.last_seen ? "; last seen " : "", since(gone.last_seen), "."),
+              el("p", { class: "quiet", text: "What it told last:" }),
+              facts([
+                ["Pool", holder.name],
+                ["Engine", gone.engine],
+                ["URL", gone.url],
+                ["Labels", labelText(gone.labels)],
+                ["Host", gone.host],
+                ["Sidecar", gone.version],
+                ["Revision", gone.revision || null],
+              ]))
             : el("p", { text: fleet.health ? "There is no replica of this name, or none that you may see." : "Loading…" }),
         );
         return;
