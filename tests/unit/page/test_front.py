@@ -66,7 +66,7 @@ def test_every_word_of_somebody_stays_a_word():
     """Names, labels, notes, reasons and pools are escaped wherever they stand."""
     rows = [row(EVIL, EVIL, labels={EVIL: EVIL}, note=EVIL), row(EVIL, halted=EVIL, reasons={EVIL: 1})]
     replicas = [{"name": EVIL, "labels": {EVIL: EVIL}, "leaving": False, "ready": False, "engine": EVIL}]
-    absent = [{"name": EVIL, "labels": {}, "last_seen": EVIL}]
+    absent = [{"name": EVIL, "labels": {}, "last_seen": EVIL, "engine": EVIL}]
     for page in (fleet([PoolTables(EVIL, rows, replicas, absent)], EVIL), sign_in(EVIL), refusal(EVIL)):
         assert "<img" not in page
         assert not re.search(r"=\s*\"[^\"]*<", page)
@@ -79,10 +79,14 @@ def test_replicas_that_leave_or_are_gone_are_told_and_who_may_not_see_them_has_n
         {"name": "r2", "labels": {"zone": "a"}, "leaving": True, "ready": True},
         {"name": "r3", "labels": {}, "leaving": False, "ready": False},
     ]
-    absent = [{"name": "r4", "labels": {}, "last_seen": ""}, {"name": "r5", "labels": {}, "last_seen": "then"}]
+    absent = [
+        {"name": "r4", "labels": {}, "last_seen": "", "engine": ""},
+        {"name": "r5", "labels": {}, "last_seen": "then", "engine": "vllm 0.32"},
+    ]
     told = texts(fleet([PoolTables("p", [], replicas, absent)], "now"))
     assert told[::7] == ["r1", "r2", "r3", "r4", "r5"]
     assert told[1::7] == ["yes", "leaving", "no", "just gone", "gone, last seen then"]
+    assert told[2::7][3:] == ["-", "vllm 0.32"], "what it told last"
     assert "Replicas of" not in fleet([PoolTables("p", [])], "now")
     assert "There is no pool" in fleet([], "now")
 

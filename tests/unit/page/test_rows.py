@@ -11,7 +11,7 @@ import pytest
 from registry.admin.page import rows
 from registry.admin.page.rows import MAX_LABELS, MAX_TEXT, absent_rows, adapter_rows, replica_row
 from registry.model.records import Canary, CanaryRollout, Strategy
-from registry.model.status import Failed, Lazy, Pending, ReportedStore
+from registry.model.status import Failed, LastKnown, Lazy, Pending, ReportedStore
 from registry.residency.derive import DerivedResidency, residency, residency_of
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.status import DISABLED
@@ -235,12 +235,19 @@ def test_a_url_that_the_pool_does_not_allow_is_told_to_nobody():
     assert (row["url"], row["withheld"]) == ("", True)
 
 
-def test_a_replica_that_is_expected_and_does_not_live_is_told_by_name():
+@pytest.mark.parametrize(("hosts", "url"), [((), "http://10.0.0.9:8000"), (("10.0.0.1",), "")])
+def test_a_replica_that_is_expected_and_does_not_live_is_told_with_what_it_told_last(hosts, url):
+    """Not with a URL that its pool does not allow."""
     world = fleet()
-    world.remember("r1", "r9", labels={"zone": "z"}, last_seen="2026-01-01T00:00:00Z")
+    if hosts:
+        world.allow(*hosts)
+    known = {"engine_url": "http://10.0.0.9:8000", "host": "rack", "engine": "vllm 0.32", "observed_revision": 7}
+    told = LastKnown(version="0.2.0", **known)
+    world.remember("r1", "r9", labels={"zone": "z"}, last_seen="2026-01-01T00:00:00Z", last_known=told)
     world.look()
+    said = {"url": url, "host": "rack", "engine": "vllm 0.32", "version": "0.2.0", "revision": 7}
     assert absent_rows(world.view) == [
-        {"name": "r9", "labels": {"zone": "z"}, "last_seen": "2026-01-01T00:00:00Z"},
+        {"name": "r9", "labels": {"zone": "z"}, "last_seen": "2026-01-01T00:00:00Z"} | said,
     ]
 
 
