@@ -14,12 +14,13 @@ from registry.cli import options
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
-from registry.cli.views.get import note, replicas_of
+from registry.cli.views.get import counted, note, replicas_of
 from registry.cli.views.output import Printer
 from registry.cli.views.replica_view import ReplicaView
-from registry.cli.views.top import ADAPTERS, REPLICAS, adapter_rows, replica_row
+from registry.cli.views.top import ADAPTERS, REPLICAS, BusyAdapter, BusyReplica, adapter_rows, replica_row
 from registry.model.errors import Reason
 from registry.model.messages import Plain
+from registry.residency.standing import StandingCounts
 
 _ASKED_AT_ONCE = 16
 _ASK_SECONDS = 5.0
@@ -39,19 +40,22 @@ def top(
     """Show what replicas and adapters are doing: requests, tokens, loads, swaps, last use.
 
     The command asks each sidecar at the address in its status, which has to be reachable from here, or those that
-    --sidecar names. Of a replica, REQUESTS and tokens count since its engine started; loads and swaps since its sidecar
-    started; SECONDS is the average of one. Of an adapter, loads, swaps and evictions are those that sidecars still
-    remember. Its REQUESTS (ended since it was loaded where it is now) and LAST USED need vLLM with the plugin: engines
-    count requests by replica alone.
+    --sidecar names. Of a replica, SERVED is what get replicas has, LOADED what its engine lists; REQUESTS and tokens
+    count since its engine started, loads and swaps since its sidecar started; SECONDS (-o wide) is the average of one.
+    Of an adapter, loads, swaps and evictions are those that sidecars still remember. Its REQUESTS (ended since it was
+    loaded where it is now) and LAST USED need vLLM with the plugin: engines count requests by replica alone.
     """
     session, seconds = session_of(context), timeout or _ASK_SECONDS
     shown = SidecarAccess(session.shown_tls, sidecar_token_file)
     asks: dict[str, Callable[[], Plain]]
+    counts: dict[str, StandingCounts] = {}
     if sidecar:
         asks = {one: partial(ask_sidecar, sidecar_address(one), "/activity", seconds, shown) for one in sidecar}
     else:
         with session.client(timeout or READ_SECONDS) as client:
-            found = replicas_of(client, pool_or_only(client, pool))
+            known = pool_or_only(client, pool)
+            found = counted(client, known, replicas_of(client, known))
+        counts = {one.name: one.counts for one in found if one.counts is not None}
         asks = {one.name: partial(activity_of, one, seconds, shown) for one in found}
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
         answers = dict(zip(asks, threads.map(_asked, asks.values()), strict=True))
@@ -59,7 +63,7 @@ def top(
     told = [said for said in answers.values() if not isinstance(said, str)]
     if unreached and not told:
         raise _unavailable(_left_out(unreached))
-    _show(session.printer(), told, unreached)
+    _show(session.printer(), [replica_row(one, counts) for one in told], adapter_rows(told), unreached)
 
 
 def activity_of(replica: ReplicaView, seconds: float, shown: SidecarAccess) -> Plain:
@@ -94,10 +98,11 @@ def _left_out(unreached: dict[str, str]) -> str:
     return "not reached: " + "; ".join(f"{name} ({why})" for name, why in unreached.items())
 
 
-def _show(printer: Printer, told: Sequence[Plain], unreached: dict[str, str]) -> None:
-    rows, adapters = [replica_row(one) for one in told], adapter_rows(told)
+def _show(
+    printer: Printer, rows: Sequence[BusyReplica], adapters: Sequence[BusyAdapter], unreached: dict[str, str]
+) -> None:
     if printer.is_plain:
-        values = {"replicas": [asdict(one) for one in rows], "adapters": [asdict(one) for one in adapters]}
+        values = {"replicas": [one.as_dict() for one in rows], "adapters": [asdict(one) for one in adapters]}
         printer.plain({**values, "unreached": unreached})
         return
     printer.items(REPLICAS, rows)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import cell, span
 from registry.model.messages import Plain
+from registry.residency.standing import StandingCounts
 
 # More than a counter of requests or seconds ever says.
 _MOST = 2**63
@@ -16,7 +17,7 @@ _MOST = 2**63
 
 @dataclass(frozen=True, slots=True)
 class BusyReplica:
-    """Work of a replica; None: nobody there says."""
+    """Work of a replica; None: nobody there says. `counts`: adapters that it serves by residency; None: not known."""
 
     name: str
     loaded: int
@@ -29,6 +30,11 @@ class BusyReplica:
     load_seconds: float | None
     swaps: int
     swap_seconds: float | None
+    counts: StandingCounts | None = None
+
+    def as_dict(self) -> Plain:
+        known = {"served": self.counts.serving, "wanted": self.counts.wanted} if self.counts is not None else {}
+        return {**{key: value for key, value in asdict(self).items() if key != "counts"}, **known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +50,14 @@ class BusyAdapter:
     evictions: int
 
 
-def replica_row(said: Plain) -> BusyReplica:
-    """Report of one sidecar on its engine and itself."""
+def replica_row(said: Plain, counts: Mapping[str, StandingCounts] | None = None) -> BusyReplica:
+    """Report of one sidecar on its engine and itself; `counts`: by replica, as far as they are known."""
+    name = cell(said.get("replica"))
     engine = _dict(said.get("engine"))
     loads, load_seconds = _calls(said, "load")
     swaps, swap_seconds = _calls(said, "swap")
     return BusyReplica(
-        cell(said.get("replica")),
+        name,
         sum(1 for one in _adapters(said) if one.get("loaded") is True),
         _count(engine.get("running")),
         _count(engine.get("waiting")),
@@ -61,6 +68,7 @@ def replica_row(said: Plain) -> BusyReplica:
         load_seconds,
         swaps,
         swap_seconds,
+        (counts or {}).get(name),
     )
 
 
@@ -120,9 +128,10 @@ def _ago(seconds: float | None) -> str:
 
 REPLICAS: OutputView[BusyReplica] = OutputView(
     name=lambda one: one.name,
-    plain=asdict,
+    plain=lambda one: one.as_dict(),
     columns={
         "REPLICA": lambda one: one.name,
+        "SERVED": lambda one: one.counts.share if one.counts is not None else "-",
         "LOADED": lambda one: str(one.loaded),
         "RUNNING": lambda one: cell(one.running),
         "WAITING": lambda one: cell(one.waiting),

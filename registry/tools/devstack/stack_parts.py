@@ -33,6 +33,7 @@ BASE_MODEL = "tiny"
 MAX_TXN_OPS = 1024
 MAX_SOCKET_PATH_BYTES = 107
 _OUR_PREFIX = "LORAPLANE_"
+_ZONES = ("a", "b")
 
 
 class Role(StrEnum):
@@ -206,11 +207,17 @@ def _sidecar(folder: Folder, layout: StackLayout, part: StackPart) -> Command:
         *("--etcd", layout.address("etcd"), "--pool", POOL, "--replica", part.replica),
         *("--engine", layout.url(f"engine-{part.replica}"), "--store", str(folder.store)),
         *("--http", part.address, "--allow-source", f"{folder.adapters.as_uri()}/"),
+        *("--labels", f"zone={_zone_of(part.replica, layout)}"),
         *("--resolver-socket", str(socket), "--control-token-file", str(_control_token(folder))),
         *(("--base-model", str(folder.model)) if layout.engine is EngineKind.VLLM else ()),
         *(secure.sidecar_flags(folder.secrets, part.replica) if layout.secure else ()),
     ]
     return Command(arguments, our_environment())
+
+
+def _zone_of(replica: str, layout: StackLayout) -> str:
+    """Zone that a replica has as a label, by turns, so that there is something to place adapters by."""
+    return _ZONES[layout.replicas.index(replica) % len(_ZONES)]
 
 
 def _control_token(folder: Folder) -> Path:

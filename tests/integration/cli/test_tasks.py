@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+import httpx
 import pytest
 
 from registry.cli.doctor import collect
@@ -148,6 +149,58 @@ def test_it_is_found_why_an_adapter_is_not_served(task, fleet):
     (fleet.sources / "weights").rename(weights)
     task("loraplane retry adapter legal")
     assert fleet.cli("rollout", "legal").code == 0
+
+
+def test_it_is_found_why_engines_answer_404(task, fleet):
+    """Find why engines answer 404. One command tells of each engine what it answers, as these do."""
+    fleet.add("partial", "--replicas", "1")
+
+    def answers(name: str) -> str:
+        body = {"model": "partial", "prompt": "x", "max_tokens": 1}
+        code = httpx.post(f"{fleet.parts[name][0].url}/v1/completions", json=body, timeout=30).status_code
+        return {200: "yes", 404: "no"}[code]
+
+    told = task("loraplane why partial")
+    assert {name: cells(told, name)[1] for name in REPLICAS} == {name: answers(name) for name in REPLICAS}
+    assert told.count("it is not placed there (placement.replicas: 1)") == 2
+
+
+def test_it_is_found_who_changed_an_adapter_to_what(task, fleet):
+    """Find who changed an adapter to what."""
+    fleet.add("sql-x")
+    ran = fleet.cli("set", "sql-x", "--priority", "7", "--request-id", "raise-it")
+    assert ran.code == 0, ran.err
+    told = task("loraplane events sql-x")
+    [row] = [line for line in told.splitlines() if " updated " in line]
+    assert re.search(r" sql-x +- +2 +anonymous +raise-it +priority: 0 → 7 \(ApplyAdapters\)$", row), row
+    told = task("loraplane diff sql-x 1 2").splitlines()
+    assert told.index("-priority: 0") + 1 == told.index("+priority: 7")
+
+
+CANARY = """\
+apiVersion: loraplane/v1
+kind: Adapter
+metadata: {name: chat, pool: POOL}
+spec:
+  source: {uri: "URI"}
+  strategy: {canary: {replicas: 1}, promote: auto}
+"""
+
+
+def test_a_canary_is_followed_to_its_halt(task, fleet):
+    """Follow a canary to its halt. One that cannot be served takes nothing away from the others."""
+    fleet.add("chat")
+    bad = write_adapter(fleet.sources / "chat-bad", rank=64, base=BASE).directory
+    manifest = fleet.cli.folder / "chat.yaml"
+    manifest.write_text(CANARY.replace("POOL", POOL).replace("URI", bad.as_uri()))
+    ran = fleet.cli("apply", "-f", str(manifest))
+    assert ran.code == 0, ran.err
+    task.until("loraplane rollout chat", lambda _out: True, code=7)
+    told = task("loraplane describe adapter chat")
+    assert re.search(r"^State: +Halted, ", told, re.MULTILINE), told
+    assert "LoRA rank 64 is greater than max_lora_rank 16" in told
+    task("loraplane rollout abort chat --wait")
+    assert fleet.cli.json("get", "adapters", "chat")["spec"]["source"]["uri"].endswith("/chat")
 
 
 def test_a_bad_version_is_rolled_back(task, fleet):

@@ -17,6 +17,9 @@ import grpc
 import pytest
 
 from registry.admin.rpc import encode, encode_residency, streams
+from registry.cli.commands import top
+from registry.cli.failure import usage
+from registry.cli.views.replica_view import ReplicaView
 from registry.model.keys import last_part
 from registry.model.messages import adapter_message, pool_message
 from registry.model.names import name_key
@@ -429,6 +432,30 @@ def test_one_replica_is_told_as_in_the_table(seen):
         parts = [one.rsplit(" ", 1) for one in line.removeprefix("Served: ").split(", ")]
         cells = {"served": " ".join(parts[0]), **dict(parts[1:])}
         assert told(cells) == wanted
+
+
+def test_what_a_replica_serves_is_told_beside_what_it_does(seen, monkeypatch):
+    """`top` asks sidecars, and still has the number of all other views."""
+
+    def active(replica: ReplicaView, *_: object) -> dict[str, object]:
+        if replica.missing:
+            raise usage("it does not live")
+        return {"replica": replica.name}
+
+    monkeypatch.setattr(top, "activity_of", active)
+    ran = seen.cli("top", "--pool", POOL)
+    rows = {line.split()[0]: line.split()[1] for line in ran.lines[1 : ran.lines.index("")]}
+    shown = replicas_of(seen)
+    assert rows == {
+        name: f"{one.served}/{one.wanted}"
+        for name, one in shown.items()
+        if KEYS.replica(POOL, name) in seen.world.presences
+    }
+    told = seen.cli("-o", "json", "top", "--pool", POOL).json
+    assert {one["name"]: (one["served"], one["wanted"]) for one in told["replicas"]} == {
+        name: (shown[name].served, shown[name].wanted) for name in rows
+    }
+    assert {*told["unreached"]} == shown.keys() - rows.keys()
 
 
 def test_a_pool_is_told_as_its_parts_are(seen):

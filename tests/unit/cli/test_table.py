@@ -19,6 +19,7 @@ from registry.cli.views.table import Paper, table_lines, width_of
 from registry.cli.views.top import REPLICAS as TOP_REPLICAS
 from registry.cli.views.top import replica_row
 from registry.residency.health import AdapterRow
+from registry.residency.standing import StandingCounts
 from registry.v1 import registry_pb2 as pb
 
 URL = "http://engine-7.qwen-prod.svc.cluster.local:8000"
@@ -113,7 +114,8 @@ SEEN = {
                         "generation_tokens": 9,
                     },
                     "calls": {"load": {"count": 13, "seconds": 2.6}},
-                }
+                },
+                {"qwen-prod-7c9d": StandingCounts(wanted=16, serving=13, behind=0, pending=2, failed=1, unknown=0)},
             )
         ],
     ),
@@ -132,8 +134,8 @@ GOLDEN = {
         f"{AT}  updated  adapter  acme/sql  -        2           team:ann  {REQUEST}  {WHY}",
     ],
     ("top", 80): [
-        "REPLICA         LOADED  RUNNING  WAITING  REQUESTS  PROMPT TOKENS  NEW TOKENS  LOADS  SWAPS",
-        "qwen-prod-7c9d  0       12       3        48213     9              9           13     0",
+        "REPLICA         SERVED  LOADED  RUNNING  WAITING  REQUESTS  PROMPT TOKENS  NEW TOKENS  LOADS  SWAPS",
+        "qwen-prod-7c9d  13/16   0       12       3        48213     9              9           13     0",
     ],
     ("replicas", 80): [
         "NAME  POOL       READY  SERVED  PENDING  FAILED  URL                                               NOTE",

@@ -54,14 +54,14 @@ def test_what_each_replica_and_each_adapter_does(cli, admin):
         ran, table, wide = cli("-o", "json", "top"), cli("top"), cli("-o", "wide", "top")
     first, second = ran.json["replicas"]
     calls = {"loads": 4, "load_seconds": 0.5, "swaps": 0, "swap_seconds": None}
-    assert first == {"name": "r1", "loaded": 1, **ENGINE, **calls}
+    assert first == {"name": "r1", "loaded": 1, **ENGINE, **calls, "served": 0, "wanted": 0}
     assert (second["loaded"], second["requests"], second["loads"], second["load_seconds"]) == (1, None, 0, None)
     sql, law = ran.json["adapters"]
     used = {"last_used_seconds": 3.0, "requests": 42, "loads": 6, "swaps": 4, "evictions": 0}
     assert sql == {"name": "sql", "replicas": ["r1", "r2"], **used}
     assert (law["replicas"], law["last_used_seconds"], law["requests"], law["evictions"]) == ([], None, None, 1)
-    assert wide.lines[1] == "r1 1 1 2 30 400 5000 4 0 0.5 -"
-    assert (ran.code, ran.json["unreached"], table.err, table.lines[1]) == (0, {}, "", "r1 1 1 2 30 400 5000 4 0")
+    assert wide.lines[1] == "r1 0/0 1 1 2 30 400 5000 4 0 0.5 -"
+    assert (ran.code, ran.json["unreached"], table.err, table.lines[1]) == (0, {}, "", "r1 0/0 1 1 2 30 400 5000 4 0")
     assert table.lines[5:] == ["sql r1, r2 42 3 s ago 6 4 0", "law - - - 1 0 1"]
 
 

@@ -335,7 +335,7 @@ def test_each_part_is_started_where_the_others_look_for_it(tmp_path, program, mo
     expected = [
         *("-m", "sidecar.main", "--etcd", at("etcd"), "--pool", "dev", "--replica", "r1"),
         *("--engine", url("engine-r1"), "--store", str(root / "store"), "--http", at("sidecar-r1")),
-        *("--allow-source", f"{(root / 'adapters').as_uri()}/", "--resolver-socket", str(socket)),
+        *("--allow-source", f"{(root / 'adapters').as_uri()}/", "--labels", "zone=a", "--resolver-socket", str(socket)),
         *("--control-token-file", str(root / "control-token")),
     ]
     assert commands["sidecar-r1"].arguments[1:] == expected
