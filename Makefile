@@ -178,7 +178,7 @@ nightly: ## Play all that is too long for each change: mutants, corpus, engines,
 	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations training page flaky COUNT=10000
 
 .PHONY: containers
-containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container (needs root)
+containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container, start compose.secure.yaml (needs root)
 	.ci/podman
 	CONTAINERS=yes $(BIN)/pytest -s --timeout=3600 tests/containers
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from registry.tools.devstack.tiny_adapters import write_adapter
-from registry.tools.devstack.tiny_model import write_model
 from tests.containers.images import build_ours, compose, make_stand_ins
-from tests.containers.podman import FOLDER, PROJECT, inspect, main_pid, missing, podman, set_up
+from tests.containers.podman import inspect, main_pid, missing, podman, set_up
+from tests.containers.stack import AS_DOCKER, down, is_healthy, keep_logs, name_of, say, tiny_settings
 from tests.integration.compose.compose_file import prometheus_targets, services
 from tests.support.waiting import eventually
 
@@ -30,36 +27,11 @@ PROMETHEUS = "http://127.0.0.1:9090"
 ADMINS = ("127.0.0.1:7600", "127.0.0.1:7610")
 START_SECONDS = 900
 SECONDS = 300
-# Docker gives a container with a read-only root no places to write to, unless they are named; podman would.
-AS_DOCKER = ("--in-pod=false", "--podman-run-args=--read-only-tmpfs=false")
-
-
-def name_of(service: str) -> str:
-    return f"{PROJECT}_{service}_1"
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{time.monotonic() - BEGAN:5.0f} s  {text}\n")
-    sys.stdout.flush()
-
-
-BEGAN = time.monotonic()
 
 
 @pytest.fixture(scope="module")
 def settings() -> dict[str, str]:
-    """The variables that compose.yaml names, for a tiny model and its adapters in folders of this machine."""
-    folder = FOLDER / "play"
-    shutil.rmtree(folder, ignore_errors=True)
-    write_model(folder / "models" / "tiny")
-    for adapter in ("one", "two"):
-        write_adapter(folder / "adapters" / adapter, seed=adapter, model=folder / "models" / "tiny")
-    return {
-        "LORAPLANE_BASE_MODEL": "/models/tiny",
-        "LORAPLANE_MODELS_DIR": str(folder / "models"),
-        "LORAPLANE_ADAPTERS_DIR": str(folder / "adapters"),
-        "LORAPLANE_CPU_KVCACHE_GB": "1",
-    }
+    return tiny_settings()
 
 
 @pytest.fixture(scope="module")
@@ -70,44 +42,14 @@ def running(settings: dict[str, str]) -> Iterator[None]:
     make_stand_ins()
     say("our images, by the build sections of compose.yaml")
     build_ours(FILES, **settings)
-    down(settings)
+    down(FILES, services(), settings)
     try:
         say("podman-compose up")
         compose(FILES, *AS_DOCKER, "up", "--detach", "--no-build", **settings)
         yield
     finally:
-        keep_logs()
-        down(settings)
-
-
-def down(settings: dict[str, str]) -> None:
-    """Removes every container, network and volume that was started, and nothing else."""
-    for service in services():  # first, by name: what is started again and again slips through `down`
-        remove(name_of(service))
-    compose(FILES, *AS_DOCKER, "down", "--volumes", **settings)
-    assert podman("ps", "--all", "--quiet") == ""
-    assert podman("volume", "ls", "--quiet") == ""
-
-
-def remove(container: str) -> None:
-    """Ends a container and removes it; where its restart came between the two, once more."""
-    for _ in range(4):
-        try:
-            podman("rm", "--force", "--ignore", "--volumes", "--time", "0", container)
-        except AssertionError:
-            continue
-        return
-    podman("rm", "--force", "--ignore", "--volumes", "--time", "0", container)
-
-
-def keep_logs() -> None:
-    folder = FOLDER / "logs"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for service in services():
-        with (folder / f"{service}.log").open("wb") as log:
-            command = [str(FOLDER / "podman"), "logs", name_of(service)]
-            subprocess.run(command, stdout=log, stderr=log, check=False, timeout=60)
+        keep_logs(services())
+        down(FILES, services(), settings)
 
 
 def loraplane(*arguments: str, admin: str) -> str:
@@ -133,12 +75,6 @@ def answer(engine: str, model: str) -> str:
     reply = httpx.post(f"{ENGINES[engine]}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
-
-
-def is_healthy(service: str) -> bool:
-    """Runs the service's own health check, as Docker does in intervals."""
-    podman("healthcheck", "run", name_of(service))
-    return True
 
 
 def asked(path: str) -> dict[str, object]:
