@@ -172,6 +172,8 @@ def _models_of(state: PoolResidency) -> dict[str, _Served]:
         found.setdefault(adapter.name, {})
         for one in adapter.serving:
             found.setdefault(one.model, {})[_root(one.engine_url)] = one.generation
+            for earlier in one.earlier:
+                found.setdefault(f"{adapter.name}@{earlier}", {})[_root(one.engine_url)] = earlier
     return {model: _Served(engines) for model, engines in found.items()}
 
 

@@ -22,6 +22,10 @@ from registry.runtime.program import variable_of
 if TYPE_CHECKING:  # protobuf is not imported for a help or a version
     from google.protobuf.message import Message
 
+    from registry.v1.registry_pb2 import AdapterSpec
+
+# More are no number of generations.
+_MOST_DIGITS = 18
 DEFAULT_ADMIN = "127.0.0.1:7600"
 GLOBAL_OPTIONS = frozenset(
     "--admin --context --output -o --color --tls-ca --tls-cert --tls-key --token-file --token-command".split()
@@ -117,6 +121,31 @@ def set_given(message: Message, **values: str | float | None) -> None:
     for name, value in values.items():
         if value is not None:
             setattr(message, name, value)
+
+
+def set_ttl(spec: AdapterSpec, ttl: str | None) -> None:
+    """Sets how long an adapter lives; None: not given. Raises CliError: it is no span."""
+    if ttl is None:
+        return
+    if ttl == "none":
+        spec.ClearField("ttl_seconds")
+        return
+    try:
+        spec.ttl_seconds = seconds_of(ttl)
+    except ValueError as error:
+        raise usage(f"--ttl {ttl}: {error}; or none") from error
+
+
+def set_keep(spec: AdapterSpec, keep: str | None) -> None:
+    """Sets how many generations are served by name; None: not given. Raises CliError: it is no number."""
+    if keep is None:
+        return
+    if keep == "none":
+        spec.ClearField("keep")
+    elif keep.isascii() and keep.isdecimal() and len(keep) <= _MOST_DIGITS:
+        spec.keep = int(keep)
+    else:
+        raise usage(f"--keep {keep}: write a whole number of generations, such as 3; or none")
 
 
 def pairs(flag: str, words: Sequence[str], form: str = "KEY=VALUE") -> dict[str, str]:
@@ -220,6 +249,16 @@ LookSeconds = Annotated[
 # Longer than anything is kept.
 _LONGEST = timedelta(days=366)
 _LONGEST_WORD = 7
+Ttl = Annotated[
+    str | None,
+    flag("--ttl", metavar="SPAN", help="Delete it so long after its last change, e.g. 7d; none: never."),
+]
+KeepCount = Annotated[
+    str | None,
+    flag(
+        "--keep", metavar="N", help="Serve so many generations as NAME@GENERATION, the newest included; none: that one."
+    ),
+]
 
 
 def span_of(since: str) -> timedelta:

@@ -41,6 +41,8 @@ class RegisteredAdapter:
         enabled: False: it is served nowhere.
         ttl_seconds: so long after its last change it is deleted; None: never.
         expires_at: about when, RFC 3339; empty: never.
+        keep: so many of its generations are served by name, the newest included; None: the newest alone.
+        kept_generations: earlier ones that are, as ``name@generation``, the newest first.
     """
 
     name: str
@@ -64,6 +66,8 @@ class RegisteredAdapter:
     enabled: bool = True
     ttl_seconds: int | None = None
     expires_at: str = ""
+    keep: int | None = None
+    kept_generations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,8 @@ def adapter_of(wire: pb.Adapter) -> RegisteredAdapter:
         enabled=spec.enabled or not spec.HasField("enabled"),
         ttl_seconds=spec.ttl_seconds if spec.HasField("ttl_seconds") else None,
         expires_at=wire.expires_at,
+        keep=spec.keep if spec.HasField("keep") else None,
+        kept_generations=tuple(wire.kept_generations),
     )
 
 

@@ -79,6 +79,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         description: str | Keep = KEEP,
         enabled: bool | Keep = KEEP,
         ttl: str | float | timedelta | Keep | None = KEEP,
+        keep: int | Keep | None = KEEP,
         replace: bool = False,
         wait: float | bool = True,
         timeout_seconds: float | None = None,
@@ -113,6 +114,8 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             description: for people; empty: none.
             enabled: False: it is served nowhere, and all else of it is kept.
             ttl: so long after its last change it is deleted: ``"7d"``, seconds or a timedelta; None: never.
+            keep: so many of its generations are served as ``name@generation``, the newest included; None: the newest
+                alone. For pools with versioned names.
             replace: what is not given gets its default, as by a manifest that does not say it.
             wait: False: return once it is registered. Seconds in place of True are deprecated: use `timeout_seconds`.
             timeout_seconds: for the change and for the replicas together, from when the files are digested; None: 300,
@@ -149,6 +152,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             description=description,
             enabled=enabled,
             ttl=ttl,
+            keep=keep,
             replace=replace,
         )
         change = await asyncio.to_thread(change_of, publication)

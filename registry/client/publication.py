@@ -70,6 +70,7 @@ class Publication:
         description: for people; empty: none.
         enabled: False: it is served nowhere, and all else of it is kept.
         ttl: so long after its last change it is deleted: ``"7d"``, seconds or a timedelta; None: never.
+        keep: so many of its generations are served as ``name@generation``, the newest included; None: the newest alone.
         replace: what is `KEEP` gets its default instead.
         etag: refuse unless the adapter has it; empty: no condition.
     """
@@ -91,6 +92,7 @@ class Publication:
     description: str | Keep = KEEP
     enabled: bool | Keep = KEEP
     ttl: str | float | timedelta | Keep | None = KEEP
+    keep: int | Keep | None = KEEP
     replace: bool = False
     etag: str = ""
 
@@ -160,6 +162,8 @@ def _put(spec: pb.AdapterSpec, name: str, value: Any) -> None:  # noqa: ANN401 -
                 spec.prepare.MergeFrom(pb.Prepare(**value))
             case "ttl":
                 spec.MergeFrom(pb.AdapterSpec(ttl_seconds=_seconds(value)))
+            case "keep":
+                spec.MergeFrom(pb.AdapterSpec(keep=value))
             case _:
                 setattr(spec, name, value)
 

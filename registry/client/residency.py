@@ -46,6 +46,7 @@ class Residence:
         loaded: it is loaded now; lazy adapters are loaded at the first request.
         last_used: of a lazy adapter that is loaded, RFC 3339, to the minute.
         wanted: what it is to serve, where it serves something else; None: it does not.
+        earlier: generations that it answers to beside that as ``name@generation``, the newest first.
     """
 
     replica: str
@@ -58,6 +59,7 @@ class Residence:
     loaded: bool
     last_used: str
     wanted: WantedResidence | None = None
+    earlier: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def _residence(one: pb.Residence) -> Residence:
         one.loaded,
         one.last_used,
         _wanted(one) if one.wanted_state else None,
+        tuple(one.earlier_generations),
     )
 
 

@@ -55,6 +55,8 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
         message.enabled = False
     if spec.ttl_seconds is not None:
         message.ttl_seconds = spec.ttl_seconds
+    if spec.keep is not None:
+        message.keep = spec.keep
     return message
 
 
@@ -84,6 +86,7 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "expect": _expect_dict(spec.expect) if spec.HasField("expect") else None,
         "enabled": spec.enabled or not spec.HasField("enabled"),
         "ttl_seconds": spec.ttl_seconds if spec.HasField("ttl_seconds") else None,
+        "keep": spec.keep if spec.HasField("keep") else None,
     }
 
 
@@ -134,6 +137,7 @@ def adapter_message(record: AdapterRecord, revision: int) -> pb.Adapter:
         request_id=record.request_id,
         rollout=canary_message(record.rollout) if record.rollout else None,
         expires_at=record.expires_at,
+        kept_generations=[one.generation for one in record.kept],
     )
 
 
@@ -160,6 +164,7 @@ def adapter_dict(adapter: pb.Adapter) -> Plain:
         "canaries": canary_dict(adapter.rollout) if adapter.HasField("rollout") else None,
         "restored_by": restored_dict(adapter.restored_by) if adapter.HasField("restored_by") else None,
         "expires_at": adapter.expires_at or None,
+        "kept_generations": list(adapter.kept_generations),
     }
 
 

@@ -45,6 +45,8 @@ Labels = Annotated[
 ]
 # The shortest that the controller can keep to: it looks every few seconds at what has ended. The longest: ten years.
 MIN_TTL_SECONDS, MAX_TTL_SECONDS = 10, 315_360_000
+# Generations that stay servable by name, the newest included: as many as a record has room for.
+MIN_KEEP, MAX_KEEP = 2, 32
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 # How far a restored generation may be above the one before it; and the first, as of one a second for 30 years.
 MAX_RESTORED_STEP, MAX_RESTORED_FIRST = 1000, 1_000_000_000
@@ -139,9 +141,10 @@ class Prepare(Part):
 
 
 class AdapterSpec(Part):
-    """Desired state of an adapter. Its change, and nothing else, makes a new generation, but for that of `ttl_seconds`.
+    """Desired state of an adapter. Its change, and nothing else, makes a new generation, but for those of `LIFE`.
 
-    `ttl_seconds`: so long after its record was last written the adapter is deleted; None: never.
+    `ttl_seconds`: so long after its record was last written the adapter is deleted; None: never. `keep`: so many of its
+    generations are served by their names, the newest included; None: the newest alone.
     """
 
     source: SourceSpec = Field(
@@ -190,11 +193,26 @@ class AdapterSpec(Part):
         description=f"use a whole number of seconds from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, which is ten years; "
         "without one it never ends",
     )
+    keep: Annotated[int, Field(ge=MIN_KEEP, le=MAX_KEEP)] | None = Field(
+        title="Number of generations that are served by name, the newest included; without one, the newest alone",
+        default=None,
+        description=f"use a whole number from {MIN_KEEP} to {MAX_KEEP}, the newest generation included, or leave it "
+        "out: then only the newest is served",
+    )
 
     @property
     def weights_and_serving(self) -> AdapterSpec:
-        """Everything but how long it lives: what makes a generation."""
-        return self.model_copy(update={"ttl_seconds": None}) if self.ttl_seconds is not None else self
+        """Everything but how long it and its generations live: what makes a generation."""
+        return self.model_copy(update=dict.fromkeys(LIFE)) if any(self.life.values()) else self
+
+    @property
+    def life(self) -> dict[str, object]:
+        """Fields of `LIFE`: how long it and its generations live."""
+        return {name: getattr(self, name) for name in LIFE}
+
+
+# Fields of a spec that are none of a generation's: a change of these alone makes none, and none brings them back.
+LIFE = ("ttl_seconds", "keep")
 
 
 class CanaryRollout(Part):
@@ -207,6 +225,13 @@ class CanaryRollout(Part):
     stable_generation: Annotated[int, Field(ge=1, le=MAX_GENERATION)]
     stable_spec: AdapterSpec
     halted: str = ""
+
+
+class KeptGeneration(Part):
+    """An earlier generation that is served by its name; of `spec` counts what decides about the weights."""
+
+    generation: Annotated[int, Field(ge=1, le=MAX_GENERATION)]
+    spec: AdapterSpec
 
 
 class AskedRetry(Part):
@@ -222,6 +247,7 @@ class AdapterRecord(Stored):
     `rollout` None: the generation is for all replicas that serve the adapter. `retry` None: nobody asked for one.
     `expires_at`: when its time to live is over by the clock of who wrote this, RFC 3339, for people: the controller of
     rollouts goes by no wall clock (`registry.rollout.expiry`). None: never.
+    `kept`: earlier generations that are served beside it, the newest first: what `spec.keep` reaches of them.
     """
 
     name: str
@@ -235,6 +261,7 @@ class AdapterRecord(Stored):
     rollout: CanaryRollout | None = None
     retry: AskedRetry | None = None
     expires_at: str | None = None
+    kept: list[KeptGeneration] = []
 
 
 class Restoration(Part):
@@ -413,16 +440,6 @@ class RequestRecord(Stored):
     max_bytes = MAX_TRANSACTION_BYTES
     payload_digest: str
     reply: ChangeReply | None
-
-
-class DrainOrder(Stored):
-    """An operator's order to a replica: to drain, or to serve again. `at` is RFC 3339, `by` the principal."""
-
-    pool: str
-    replica: str
-    drain: bool
-    at: str
-    by: str
 
 
 class Meta(Stored):

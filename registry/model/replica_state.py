@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import assert_never
 
@@ -67,7 +67,7 @@ class ParsedStatus:
     """A status that can be read, with its names by name key.
 
     `serves`: the generation of each name that is served as desired, where the status leaves out names that are not;
-    None: it does not tell.
+    None: it does not tell. `earlier`: the generations that its engine answers to beside that.
     """
 
     status: ReplicaStatus
@@ -78,6 +78,7 @@ class ParsedStatus:
     leaving: Mapping[str, Leaving]
     kept: Mapping[str, Kept]
     serves: Mapping[str, int] | None
+    earlier: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,15 @@ def parse_status(kv: KeyValue | None) -> StatusReading:
         {name_key(one.name): one for one in status.leaving},
         {name_key(one.name): one for one in status.kept},
         None if status.serves is None else {name_key(name): generation for name, generation in status.serves},
+        _earlier(status),
     )
+
+
+def _earlier(status: ReplicaStatus) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for name, generation in status.earlier:
+        found[name_key(name)] = (*found.get(name_key(name), ()), generation)
+    return found
 
 
 def held_by_engine(reading: StatusReading) -> int | None:

@@ -14,6 +14,7 @@ MAX_FOUND = 256
 # What is served is told before what is not: names of usual length for a few thousand fit in a status.
 MAX_SERVES = 4096
 MAX_LEAVING = 256
+MAX_EARLIER = 2048
 # Of an engine, as a pool's `max_adapters`.
 MAX_CAPACITY = 1_000_000
 
@@ -102,6 +103,16 @@ class LastKnown(Part):
     observed_revision: Number = 0
     engine: str = ""
     version: str = ""
+
+
+class DrainOrder(Stored):
+    """An operator's order to a replica: to drain, or to serve again. `at` is RFC 3339, `by` the principal."""
+
+    pool: str
+    replica: str
+    drain: bool
+    at: str
+    by: str
 
 
 class RememberedReplica(Part):
@@ -312,6 +323,8 @@ class ReplicaStatus(Stored):
     `omitted_reason`: of all of these; empty: they have several, or it is not told.
     `pending_count` and `failed_count` count all of these names, listed or not; None: a sidecar that does not say.
     `kept` are the pending and failed names that the engine answers to all the same.
+    `earlier` are the first `MAX_EARLIER` of the earlier generations that the engine answers to beside these, by name:
+    what `AdapterSpec.keep` reaches.
     `found` are the first `MAX_FOUND` of the names whose records have no digest, which replicas can disagree about;
     `found_omitted` counts the others.
     `removing` counts the names that the engine lists, or may list yet, and that are on their way out.
@@ -344,6 +357,7 @@ class ReplicaStatus(Stored):
     pending_count: Number | None = None
     failed_count: Number | None = None
     kept: list[Kept] = []
+    earlier: list[tuple[str, Number]] = []
     serves: list[tuple[str, Number]] | None = None
     found: list[Found] = []
     found_omitted: Number = 0

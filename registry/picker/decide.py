@@ -82,7 +82,9 @@ class _Found:
     def endpoints(self) -> tuple[PickEndpoint, ...]:
         if self.adapter is None:
             return self.pool.base_endpoints
-        return self.pool.endpoints(self.adapter)
+        if self.generation is None:
+            return self.pool.endpoints(self.adapter)
+        return *self.pool.endpoints(self.adapter), *self.pool.keeping(self.adapter, self.generation)
 
 
 def pick(

@@ -137,6 +137,16 @@ class PickPool:
             )
         return found
 
+    def keeping(self, adapter: AdapterResidency, generation: int) -> tuple[PickEndpoint, ...]:
+        """The engines that serve an earlier generation of an adapter beside a later one."""
+        places = ((one, self._address(one.engine_url)) for one in adapter.serving if generation in one.earlier)
+        model = f"{adapter.name}@{generation}"
+        return tuple(
+            PickEndpoint(address, one.replica, model, generation, is_leaving=one.reason == LEAVING)
+            for one, address in places
+            if address
+        )
+
     @cached_property
     def _endpoints(self) -> dict[str, tuple[PickEndpoint, ...]]:
         """Endpoints of adapters that were asked for; a cache that changes no answer."""

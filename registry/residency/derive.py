@@ -28,7 +28,14 @@ from dataclasses import dataclass, replace
 from registry.etcd3.ops import KeyValue
 from registry.model.names import matches
 from registry.model.replica_reasons import LEAVING
-from registry.model.replica_state import BLOCKED, ParsedStatus, ReplicaState, compare_digests
+from registry.model.replica_state import (
+    BLOCKED,
+    ParsedStatus,
+    ReplicaState,
+    StatusReading,
+    compare_digests,
+    doubt,
+)
 from registry.model.status import ReplicaStatus, Resident
 from registry.residency.shares import ReplicaPart, Shares, WantedGeneration
 from registry.residency.view import AdapterEntry, AdapterView, PoolView
@@ -45,7 +52,8 @@ _ONLY_LEAVING = "only replicas that drain or let go of it serve it"
 class DerivedResidence:
     """One replica's part in an adapter; see the message of this name in the .proto.
 
-    `wanted` None: what it is to serve is what it serves, or what the other fields are about.
+    `wanted` None: what it is to serve is what it serves, or what the other fields are about. `earlier`: the generations
+    that its engine answers to beside that, by ``name@generation``.
     """
 
     replica: str
@@ -58,6 +66,7 @@ class DerivedResidence:
     loaded: bool
     last_used: str
     wanted: WantedGeneration | None = None
+    earlier: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +294,19 @@ def _residence(view: PoolView, adapter: AdapterView, part: ReplicaPart) -> Deriv
         is_loaded,
         resident.last_used if resident is not None and is_loaded else "",
         part.wanted,
+        _earlier(replica.reading, adapter, part) if is_versioned else (),
     )
     if part.replica not in view.withheld:
         return residence
     state, reason = ReplicaState.FAILED, URL_NOT_ALLOWED
-    return replace(residence, engine_url="", state=state, reason=reason, loaded=False, last_used="")
+    return replace(residence, engine_url="", state=state, reason=reason, loaded=False, last_used="", earlier=())
+
+
+def _earlier(reading: StatusReading, adapter: AdapterView, part: ReplicaPart) -> tuple[int, ...]:
+    """Earlier generations that a status proves to be answered beside the one of the part."""
+    if not isinstance(reading, ParsedStatus) or doubt(reading) is not None:
+        return ()
+    return tuple(one for one in reading.earlier.get(adapter.key, ()) if one != part.generation)
 
 
 def changed(old: PoolView, new: PoolView) -> frozenset[str]:
@@ -383,6 +400,7 @@ def _named(before: ParsedStatus, now: ParsedStatus) -> set[str]:
         (before.resident, now.resident),
         (before.leaving, now.leaving),
         (before.kept, now.kept),
+        (before.earlier, now.earlier),
         (before.serves or {}, now.serves or {}),
     )
     return {key for one, other in pairs for key in {*one, *other} if one.get(key) != other.get(key)}

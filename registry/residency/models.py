@@ -4,7 +4,7 @@ A client of OpenAI's API asks `/v1/models` which names it may use. An engine ans
 a pool, from residency, so that the list and the stream for routers cannot disagree:
 
 - A card is there for each name that some replica proves to serve (R9), by the name that its engine answers to: with
-  versioned names ``name@generation``.
+  versioned names ``name@generation``, of each generation that is kept.
 - `parent`, `root` and `max_model_len` are fields of vLLM's own cards. `root` names the generation, not a path: each
   replica has a folder of its own. `max_model_len` is what each replica that serves the name takes.
 - What OpenAI's form does not know stands in one field, `loraplane`: the pool, the generation, and of a lazy adapter
@@ -92,6 +92,13 @@ def _models(view: PoolView, adapter: AdapterView, heads: Heads) -> Iterator[Serv
     serving = [one for one in residency_of(view, adapter).replicas if one.state is ReplicaState.SERVING]
     for model in sorted({one.model for one in serving}):
         yield _model([one for one in serving if one.model == model], adapter, heads)
+    for number in sorted({number for one in serving for number in one.earlier}, reverse=True):
+        keeping = [
+            replace(one, model=f"{adapter.name}@{number}", generation=number, wanted=None)
+            for one in serving
+            if number in one.earlier
+        ]
+        yield _model(keeping, adapter, heads)
 
 
 def _model(serving: list[DerivedResidence], adapter: AdapterView, heads: Heads) -> ServedModel:

@@ -231,7 +231,7 @@ class PoolView:
         named = set[str]()
         found: dict[str, tuple[int, str]] = {}
         for one in self._readings():
-            named.update(one.failed, one.pending, one.kept, one.serves or (), one.leaving, one.resident)
+            named.update(one.failed, one.pending, one.kept, one.earlier, one.serves or (), one.leaving, one.resident)
             for key, file in one.found.items():
                 if found.setdefault(key, (file.generation, file.digest)) != (file.generation, file.digest):
                     named.add(key)

@@ -26,7 +26,13 @@ from registry.model.records import (
     RetiredRecord,
 )
 from registry.transactions.builder import Planned, TxnBuilder, finish, fits, request_reads
-from registry.transactions.canaries import check_enough_replicas, check_strategy, kept_replicas_read, replicas_read
+from registry.transactions.canaries import (
+    check_enough_replicas,
+    check_strategy,
+    kept_replicas_read,
+    members_of,
+    replicas_read,
+)
 from registry.transactions.changes import ApplyAdapters, Remove, RollbackAdapter, Upsert, tenants_of
 from registry.transactions.context import Context, StepTarget, TxnLimits, check_etag
 from registry.transactions.decode import (
@@ -43,6 +49,7 @@ from registry.transactions.decode import (
     stored_adapter,
     stored_pool,
 )
+from registry.transactions.kept import check_engines
 from registry.transactions.steps import AdapterStep, put_step, remove_step
 from registry.transactions.supported import check_supported
 from registry.transactions.tenants import Count, count_all
@@ -150,6 +157,7 @@ def _step(
         case Upsert():
             step = put_step(target, _wanted(one, target), context, goes_on=True, retry=retry)
             check_enough_replicas(target, step.outcome.record, view, context.keys)
+            check_engines(target, one.spec, members_of(pool.name, view, context.keys))
             return step
         case Remove():
             return remove_step(target, context)
@@ -246,6 +254,8 @@ def plan_rollback(change: RollbackAdapter, view: ReadSet, context: Context) -> P
     state = stored_adapter(view, context.keys, change.pool, change.name)
     check_etag(change.etag, state, field="etag")
     spec = _earlier_spec(change, state, view, context.keys)
+    if isinstance(state, Present):  # how long it lives is none of a generation's: going back leaves it
+        spec = spec.model_copy(update=state.record.spec.life)
     check_supported(spec, field="spec")
     target = StepTarget(
         pool=pool.record,

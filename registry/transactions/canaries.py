@@ -49,8 +49,9 @@ def check_strategy(spec: AdapterSpec, *, field: str) -> None:
 
 
 def looks_at_replicas(change: ApplyAdapters) -> bool:
-    """True if the change set asks for a number of canaries, which the pool must have."""
-    return any(isinstance(one, Upsert) and _canaries(one.spec) > 0 for one in change.changes)
+    """True if the change set asks for a number of canaries, or of generations, for which the pool must have room."""
+    asked = [one.spec for one in change.changes if isinstance(one, Upsert)]
+    return any(_canaries(spec) > 0 or spec.keep is not None for spec in asked)
 
 
 def may_keep_strategy(change: ApplyAdapters) -> bool:
@@ -82,7 +83,7 @@ def check_enough_replicas(target: StepTarget, after: AdapterRecord | None, view:
     """
     if after is None or _is_known(target, after):
         return
-    members = _members(target.pool.name, view, keys)
+    members = members_of(target.pool.name, view, keys)
     if not any(one.reports for one in members):
         return
     wanted, selector = _canaries(after.spec), after.spec.placement.selector
@@ -112,7 +113,8 @@ def _canaries(spec: AdapterSpec) -> int:
     return replicas if isinstance(replicas, int) else 0
 
 
-def _members(pool: str, view: ReadSet, keys: Keys) -> list[Member]:
+def members_of(pool: str, view: ReadSet, keys: Keys) -> list[Member]:
+    """The live replicas of a pool, as far as they were read."""
     statuses = {last_part(kv.key): kv for kv in view.all_below(keys.statuses(pool))}
     presences = view.all_below(keys.replicas(pool))
     return [_member(kv, reports=status_of(kv, statuses.get(last_part(kv.key))) is not None) for kv in presences]

@@ -11,8 +11,8 @@ from registry.etcd3.ops import Compare, Delete, KeyValue, Op, Put, Range, absent
 from registry.model.audit import AuditChange
 from registry.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Reason
 from registry.model.keys import Keys
-from registry.model.records import ChangeReply, DrainOrder, PoolLimits, PoolSpec
-from registry.model.status import presence_of
+from registry.model.records import ChangeReply, PoolLimits, PoolSpec
+from registry.model.status import DrainOrder, presence_of
 from registry.transactions.builder import Planned, TxnBuilder, check_fits, finish, put_record
 from registry.transactions.changes import ConfirmRemovals, CreatePool, DeletePool, DrainReplica, UpdatePool
 from registry.transactions.context import Context, check_etag

@@ -24,15 +24,16 @@ from registry.transactions.builder import put_record
 from registry.transactions.canaries import rollout_of
 from registry.transactions.context import Context, StepTarget, adapter_key, as_it_stands, check_etag
 from registry.transactions.decode import Absent, Damaged, Present, shown, snapshot_of
+from registry.transactions.kept import check_room, kept_after
 from registry.transactions.supported import check_engine_can, check_expected
 
 HISTORY_KEPT = 10
 
 
 def retire_record(record: AdapterRecord, context: Context, *, deleted: bool) -> tuple[Op, ...]:
-    """Puts a record into history, and takes the one that is too old out of it."""
+    """Puts a record into history, without what it keeps beside it, and takes the one that is too old out of it."""
     values = record.model_dump(by_alias=True)
-    retired = {"retired_by_request": context.caller.request_id, "deleted": deleted, "restored_by": None}
+    retired = {"retired_by_request": context.caller.request_id, "deleted": deleted, "restored_by": None, "kept": []}
     value = RetiredRecord.model_validate(values | retired).to_bytes()
     return retire_value(record.pool, record.name, record.generation, value, context)
 
@@ -80,6 +81,7 @@ def put_step(
     _check_pinned(target, spec)
     check_engine_can(target.pool, spec, field=target.spec_field)
     check_expected(target.pool, spec, field=target.spec_field)
+    check_room(target.pool, spec, field=target.spec_field)
     check_etag(target.etag, target.state, field=target.etag_field)
     match target.state:
         case Present() as present:
@@ -162,22 +164,23 @@ def _replace(
 ) -> AdapterStep:
     record = present.record
     _check_case(target, record)
-    # How long an adapter lives is none of a generation's: going back to one of them does not change it.
-    life = {"ttl_seconds": record.spec.ttl_seconds}
-    wanted = carry_unknown(record.spec, spec) if goes_on else spec.model_copy(update=life)
+    wanted = carry_unknown(record.spec, spec) if goes_on else spec.model_copy(update=record.spec.life)
     if wanted == record.spec:
         return keep_step(target, present, context) if goes_on else rollout_step(target, present, None, context)
     if wanted.weights_and_serving == record.spec.weights_and_serving:
-        return _update(target, record.model_copy(update={"spec": wanted}), (), context)
+        kept = kept_after(record, wanted, record.generation, goes_on=True)
+        return _update(target, record.model_copy(update={"spec": wanted, "kept": kept}), (), context)
+    generation = _checked(record.generation + 1)
     changed = record.model_copy(
         update={
-            "generation": _checked(record.generation + 1),
+            "generation": generation,
             "spec": wanted,
             "updated_at": context.at,
             "updated_by": context.caller.principal.name,
             "request_id": context.caller.request_id,
             "rollout": rollout_of(record, wanted) if goes_on else None,
             "retry": None,
+            "kept": kept_after(record, wanted, generation, goes_on=goes_on),
         }
     )
     return _update(target, changed, retire_record(record, context, deleted=False), context)

@@ -95,6 +95,13 @@ UNABLE = (
         "have versioned names, by which a lazy adapter is not found; use eager, or a pool with plain names",
     ),
     Unable(
+        "keep",
+        lambda pool: pool.engine_names != "versioned",
+        lambda spec: spec.keep is not None,
+        "have plain names, by which requests ask for the newest generation alone; leave it out, or give the pool "
+        "--engine-names versioned",
+    ),
+    Unable(
         "placement",
         lambda pool: traits_of(pool.engine).is_single_slot,
         lambda spec: spec.placement.replicas != "all" or bool(spec.placement.selector),

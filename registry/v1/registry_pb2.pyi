@@ -68,7 +68,7 @@ class Prepare(_message.Message):
     def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ..., drop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdapterSpec(_message.Message):
-    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description", "expect", "enabled", "ttl_seconds")
+    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description", "expect", "enabled", "ttl_seconds", "keep")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class AdapterSpec(_message.Message):
     EXPECT_FIELD_NUMBER: _ClassVar[int]
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     source: Source
     base_model: str
     load: str
@@ -102,7 +103,8 @@ class AdapterSpec(_message.Message):
     expect: Expect
     enabled: bool
     ttl_seconds: int
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., enabled: bool = ..., ttl_seconds: _Optional[int] = ...) -> None: ...
+    keep: int
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., enabled: bool = ..., ttl_seconds: _Optional[int] = ..., keep: _Optional[int] = ...) -> None: ...
 
 class ExpectedAnswer(_message.Message):
     __slots__ = ("prompt", "tokens", "logprobs")
@@ -141,7 +143,7 @@ class Restoration(_message.Message):
     def __init__(self, principal: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout", "restored_by", "expires_at")
+    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout", "restored_by", "expires_at", "kept_generations")
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +156,7 @@ class Adapter(_message.Message):
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     RESTORED_BY_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     tenant: str
@@ -166,7 +169,8 @@ class Adapter(_message.Message):
     rollout: CanaryRollout
     restored_by: Restoration
     expires_at: str
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ..., expires_at: _Optional[str] = ...) -> None: ...
+    kept_generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ..., expires_at: _Optional[str] = ..., kept_generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AdapterChange(_message.Message):
     __slots__ = ("upsert", "delete", "update", "etag", "update_mask")
@@ -475,7 +479,7 @@ class ReplicaResidency(_message.Message):
     def __init__(self, replica: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[AdapterCount, _Mapping]]] = ..., loaded: _Optional[int] = ...) -> None: ...
 
 class Residence(_message.Message):
-    __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used", "wanted_generation", "wanted_state", "wanted_reason")
+    __slots__ = ("replica", "engine_url", "labels", "model", "generation", "state", "reason", "loaded", "last_used", "wanted_generation", "wanted_state", "wanted_reason", "earlier_generations")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -495,6 +499,7 @@ class Residence(_message.Message):
     WANTED_GENERATION_FIELD_NUMBER: _ClassVar[int]
     WANTED_STATE_FIELD_NUMBER: _ClassVar[int]
     WANTED_REASON_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     replica: str
     engine_url: str
     labels: _containers.ScalarMap[str, str]
@@ -507,7 +512,8 @@ class Residence(_message.Message):
     wanted_generation: int
     wanted_state: RolloutReplica.State
     wanted_reason: str
-    def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ..., wanted_generation: _Optional[int] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ...) -> None: ...
+    earlier_generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica: _Optional[str] = ..., engine_url: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., model: _Optional[str] = ..., generation: _Optional[int] = ..., state: _Optional[_Union[RolloutReplica.State, str]] = ..., reason: _Optional[str] = ..., loaded: bool = ..., last_used: _Optional[str] = ..., wanted_generation: _Optional[int] = ..., wanted_state: _Optional[_Union[RolloutReplica.State, str]] = ..., wanted_reason: _Optional[str] = ..., earlier_generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AdapterResidency(_message.Message):
     __slots__ = ("name", "generation", "load", "replicas", "note", "counts", "halted", "pool_replicas")

@@ -48,7 +48,8 @@ class DesiredAdapter:
 
     `terms` None: all replicas serve it, and the same of it. `retry` None: nobody asked for another try. `last_good`:
     what this replica served last, as far as it does not serve this generation. `former`: the generations before, of
-    which it is not known whether the engine got them.
+    which it is not known whether the engine got them. `kept`: earlier generations that are served beside this one, and
+    what they are made of, the newest first.
     """
 
     key: str
@@ -63,6 +64,7 @@ class DesiredAdapter:
     retry: AskedRetry | None = None
     last_good: DesiredAdapter | None = None
     former: tuple[DesiredAdapter, ...] = ()
+    kept: tuple[tuple[int, ArtifactRef], ...] = ()
 
     @property
     def rank(self) -> OrderKey:
@@ -85,10 +87,15 @@ class DesiredAdapter:
         good = self.last_good
         return good if good is not None and good.generation < self.generation else None
 
+    @property
+    def beside(self) -> tuple[DesiredAdapter, ...]:
+        """The earlier generations that are served beside this one, the newest first."""
+        return tuple(self.earlier(number, ref) for number, ref in self.kept if number < self.generation)
+
     def earlier(self, generation: int, ref: ArtifactRef) -> DesiredAdapter:
         """An earlier generation of it. What fails of that is remembered under a key that no adapter has."""
         key = f"{self.key}@{generation}"
-        return replace(self, key=key, generation=generation, ref=ref, terms=None, last_good=None, former=())
+        return replace(self, key=key, generation=generation, ref=ref, terms=None, last_good=None, former=(), kept=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,7 @@ def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> Desired
         updated_at=record.updated_at,
         terms=placement_spec_of(pool, key, record),
         retry=record.retry,
+        kept=tuple((one.generation, ref_of(pool, key, one.generation, one.spec)) for one in record.kept),
     )
 
 

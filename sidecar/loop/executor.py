@@ -100,7 +100,7 @@ def _attempt(call: Call, incarnation: str, outcome: Outcome) -> Attempt:
 def _keys_of(call: Call) -> Iterator[str]:
     """Everything that nothing else may be called for meanwhile: the adapter, and the engine's names for it."""
     yield name_key(call.name)
-    if not isinstance(call, Unload):
+    if not isinstance(call, Unload) and not (isinstance(call, Load) and call.beside):
         yield key_of(call.name)
     if isinstance(call, Swap):
         yield name_key(check_name(call.new))

@@ -369,12 +369,13 @@ class Reconciler:
         self._report(inputs.snapshot, observed, plan)
 
     def _wanted(self, desired: DesiredState, share: Share, key: str) -> DesiredAdapter | None:
-        """What this replica is to serve under a name key, or while it cannot under the key of its last good one."""
+        """What this replica is to serve under a name key, or under that of an earlier generation, kept or last good."""
         plain = key.partition(SEPARATOR)[0]
         adapter = desired.adapters.get(plain)
         wanted = share.version(adapter) if adapter else self._demand.resident(plain)
-        good = wanted.fallback if wanted is not None else None
-        return wanted if key == plain else good if good is not None and good.key == key else None
+        if key == plain or wanted is None:
+            return wanted
+        return next((one for one in (wanted.fallback, *wanted.beside) if one is not None and one.key == key), None)
 
     def _report(self, snapshot: Snapshot, observed: Observed | None, plan: Plan | None) -> None:
         """`snapshot` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""

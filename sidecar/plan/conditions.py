@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ MENDED_BY_VERSIONS = frozenset({"rust_frontend", "kv_connector"})
 # The reason why an adapter is warned of whose files somebody removed or changed.
 FILES_TOUCHED = "files_touched"
 FILE_NOT_TAKEN = "file_not_taken"
+# The reason why an adapter is warned of that keeps generations which are not served.
+KEPT_NOT_SERVED = "kept_not_served"
 UNPROVEN = (
     "lists nothing, and answers every request with the adapter that it was told of last, or without one as the base "
     "model: served is what it was told at the last look; nobody else may set adapters"
@@ -90,6 +93,20 @@ def count_omitted(chosen: Selection) -> int:
     return sum(max(0, len(ranks) - MAX_OVER_CAPACITY_LISTED) for ranks in (chosen.over, chosen.undecided))
 
 
+def kept_lacking(chosen: Selection, lacking: Iterable[FailedAdapter]) -> Iterator[WarnedAdapter]:
+    """Warnings about earlier generations that are kept and not served: they fail, or have no room."""
+    for one in lacking:
+        yield WarnedAdapter(one.name, one.generation, KEPT_NOT_SERVED, f"{one.reason}: {one.message}")
+    is_versioned = chosen.limits.names == "versioned"
+    crowded = Counter(one.name for adapter in chosen.adapters if is_versioned for one in adapter.beside)
+    for name, count in (crowded - Counter(one.name for one in chosen.kept)).items():
+        message = (
+            f"there is no room for the oldest {count} of the generations that it keeps: give the pool max_adapters and "
+            "the engine --max-cpu-loras of more, or keep fewer"
+        )
+        yield WarnedAdapter(name, 0, KEPT_NOT_SERVED, message)
+
+
 def _of_artifacts(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapter]:
     """Warnings that staging found, without those that the engine itself gives."""
     is_told = observed.facts.evidence is not None
@@ -97,6 +114,11 @@ def _of_artifacts(chosen: Selection, observed: Observed) -> Iterator[WarnedAdapt
         staged = chosen.staged.get(adapter.ref)
         for warning in staged.warnings if staged else ():
             if not is_told or warning.reason != "engine_coverage_unknown":
+                yield WarnedAdapter(adapter.name, adapter.generation, warning.reason, warning.message)
+    for adapter in chosen.kept:
+        staged = chosen.staged.get(adapter.ref)
+        for warning in staged.warnings if staged else ():
+            if warning.reason == "source_gone":  # all else was told when it was the newest
                 yield WarnedAdapter(adapter.name, adapter.generation, warning.reason, warning.message)
 
 

@@ -86,6 +86,7 @@ def overlap_of(
     names: EngineNames,
     observed: Observed,
     staged: Mapping[ArtifactRef, Staged],
+    kept: Iterable[DesiredAdapter] = (),
 ) -> NameOverlap:
     """Overlap of the engine's names with those of the chosen adapters.
 
@@ -94,11 +95,12 @@ def overlap_of(
         names: what it calls them.
         observed: what it lists.
         staged: what is in the store, by ref.
+        kept: earlier generations that it is to hold beside these.
     """
     wanted = {adapter.key: adapter for adapter in chosen}
     awaited = {key for key, adapter in wanted.items() if not _is_served(adapter, names, observed, staged)}
     ours = {name: path for name, path in observed.adapters.items() if path in observed.ours}
-    keep = {engine_name(adapter, names) for adapter in wanted.values()}
+    keep = {engine_name(adapter, names) for adapter in (*wanted.values(), *kept)}
     return NameOverlap(ours, keep, {name for name in ours if name not in keep and key_of(name) in awaited})
 
 

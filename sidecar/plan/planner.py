@@ -10,6 +10,7 @@ data: the same arguments make the same plan, which can be printed, compared and 
   no other weights stay, not even until ours are there: an error is better than an answer of the wrong adapter (R4).
 - What others are to serve stays until they prove that they do, and is loaded again if the engine loses it (R24).
 - A record that cannot be read takes nothing away (R14), since it does not say what is desired.
+- Earlier generations that are kept are served beside the newest, and come after all else; they hold up nothing.
 - While a generation fails, the last good one stays, or is loaded again where the engine has lost it (R13).
 - No load or swap is planned for a name while a call for it is under way or its outcome is unknown: the same load would
   be made twice. None is planned while the engine asks about the name: the call would wait for our own answer.
@@ -36,8 +37,19 @@ from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.desired.placement import NOBODY
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
-from sidecar.plan.conditions import ENGINE_PAUSED, count_omitted, failed, not_now, pending, refusal, troubles, warnings
+from sidecar.plan.conditions import (
+    ENGINE_PAUSED,
+    count_omitted,
+    failed,
+    kept_lacking,
+    not_now,
+    pending,
+    refusal,
+    troubles,
+    warnings,
+)
 from sidecar.plan.declines import decline
+from sidecar.plan.handoff import Handoff
 from sidecar.plan.limits import deviation_of, rejection_of
 from sidecar.plan.names import SEPARATOR, engine_name, key_of, listed_as, overlap_of
 from sidecar.plan.readiness import EngineRefusals, refusals_among
@@ -89,7 +101,7 @@ def make_plan(
         return replace(_nothing(desired, chosen, observed, known, blocked), declined=known.declined)
     leaving = ours_leaving(chosen, observed)
     kept = still_kept(leaving, known)
-    overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged)
+    overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, chosen.kept)
     no_more = (*_taken(observed, known), *_disproven(chosen, observed, known))
     too_many = tuple(superfluous(desired, chosen, kept, overlap, known))
     free = (one for one in too_many if name_key(one.name) not in known.in_progress.keys)
@@ -103,6 +115,8 @@ def make_plan(
     lost = lost_by_engine(desired, chosen, kept, observed, known)
     again = [step for one in lost if (step := _decide_lost(one, chosen, observed, known, now)) is not None]
     planned = in_turn([*(action for _, action in (*decided, *instead) if action is not None), *again], desired, known)
+    beside = [_decide_kept(one, chosen, observed, known, now) for one in chosen.kept]
+    planned += _not_planned(beside, planned)
     coming = len(known.in_progress.loads - observed.adapters.keys())
     actions = overlap.within(planned, chosen.limits.capacity, going=len(gone) + coming)
     failures = _of_kind(decided, FailedAdapter)
@@ -116,13 +130,14 @@ def make_plan(
         served=_of_kind(eager, ServedAdapter),
         pending=(*_of_kind(decided, PendingAdapter), *not_now(desired, chosen)),
         failed=(*failures, *(refusal(desired, one) for one in desired.refused.values()), *troubles(chosen.lazy)),
-        wake_at=_wake_at((*failures, *_of_kind(instead, FailedAdapter)), now),
-        warnings=tuple(islice(warnings(desired, chosen, kept, observed, known), MAX_WARNINGS_LISTED)),
+        wake_at=_wake_at((*failures, *_of_kind([*instead, *beside], FailedAdapter)), now),
+        warnings=_warnings(desired, chosen, kept, observed, known, _of_kind(beside, FailedAdapter)),
         omitted=count_omitted(chosen),
         residents=_of_kind(residents, ServedAdapter),
         leaving=leaving,
         still_served=leftover,
         kept=answered,
+        beside=_of_kind(beside, ServedAdapter),
         removing=count_removing((*no_more, *too_many), desired, chosen, known),
         among=known.share.among if known.share else NOBODY,
         is_out=known.share is not None and known.share.is_out,
@@ -132,6 +147,18 @@ def make_plan(
         declined=decline(desired, chosen, failures, known),
         chosen=chosen,
     )
+
+
+def _warnings(
+    desired: DesiredState,
+    chosen: Selection,
+    kept: Iterable[Handoff],
+    observed: Observed,
+    known: PlanContext,
+    lacking: Iterable[FailedAdapter],
+) -> tuple[WarnedAdapter, ...]:
+    found = chain(warnings(desired, chosen, kept, observed, known), kept_lacking(chosen, lacking))
+    return tuple(islice(found, MAX_WARNINGS_LISTED))
 
 
 def _kept(
@@ -337,6 +364,23 @@ def _fall_back(
         return None, None
     condition, step = _decide(good, chosen, observed, known, now)
     return condition, _under_its_key(good, step)
+
+
+def _decide_kept(
+    adapter: DesiredAdapter, chosen: Selection, observed: Observed, known: PlanContext, now: float
+) -> tuple[Condition, Action | None]:
+    """The same of an earlier generation that is kept; what is there under its name is replaced by nothing."""
+    condition, step = _decide(adapter, chosen, observed, known, now)
+    step = _under_its_key(adapter, step)
+    return condition, replace(step, beside=True) if isinstance(step, Load) else step if isinstance(
+        step, Stage
+    ) else None
+
+
+def _not_planned(decided: Iterable[tuple[Condition, Action | None]], planned: Iterable[Action]) -> list[Action]:
+    """Steps for what no other step is for: a last good generation may be one that is kept, too."""
+    names = {one.name for one in planned}
+    return [step for _, step in decided if step is not None and step.name not in names]
 
 
 def _decide_lost(

@@ -51,10 +51,12 @@ def select(
     if limit is not None and is_versioned:
         limit -= 1
     adapters = tuple(share.version(desired.adapters[key]) for _, key in share.order[:limit])
+    kept = _select_kept(adapters, None if limit is None else limit - len(adapters)) if is_versioned else ()
     room = 0 if is_versioned else DEFAULT_ROOM if limit is None else limit - len(adapters)
     chosen = Selection(
         limits=limits,
         adapters=adapters,
+        kept=kept,
         over=() if limit is None else share.order[limit:],
         undecided=share.undecided,
         leaving=tuple(_leaving(desired, share, (*observed.adapters, *(known.handing - observed.adapters.keys())))),
@@ -62,6 +64,16 @@ def select(
         lazy=_select_lazy(known.lazy, room, now),
     )
     return _looked_up(desired, chosen, known)
+
+
+def _select_kept(adapters: Iterable[DesiredAdapter], room: int | None) -> tuple[DesiredAdapter, ...]:
+    """Earlier generations to hold beside the newest.
+
+    What is the fewest generations behind comes first, so that the oldest goes first where room is short; `room` None:
+    there is no limit.
+    """
+    found = [(behind, one.rank, earlier) for one in adapters for behind, earlier in enumerate(one.beside)]
+    return tuple(earlier for _, _, earlier in sorted(found, key=lambda one: one[:2])[:room])
 
 
 def _select_lazy(known: LazyCandidates, room: int, now: float) -> LazySelection:
@@ -87,12 +99,12 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
     good |= {one.key: fallback for one, fallback in handed if fallback and engine_name(fallback, names) == one.name}
     leaving = [desired.adapters[one.key] for one in chosen.leaving]
     former = (former for one in (*chosen.wanted, *leaving) for former in one.former)
-    refs = {adapter.ref for adapter in (*chosen.wanted, *good.values(), *former)}
+    refs = {adapter.ref for adapter in (*chosen.wanted, *chosen.kept, *good.values(), *former)}
     refs |= {ref for one in leaving for _, ref in one.versions}
     staged = {ref: found for ref in refs if (found := known.staged.get(ref)) is not None}
     handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
     # What is wanted comes last: of two generations with the same files it is the one that is served.
-    adapters = (*(one for one in handing if one is not None), *good.values(), *chosen.wanted)
+    adapters = (*(one for one in handing if one is not None), *good.values(), *chosen.kept, *chosen.wanted)
     pairs = ((one, staged[one.ref]) for one in adapters if one.ref in staged)
     versions = {(engine_name(one, names), files.path): version_of(one, files) for one, files in pairs}
     unseen = refs - staged.keys() - known.staging
@@ -167,7 +179,18 @@ def _lost_version(
 def still_served(
     desired: DesiredState, kept: Iterable[Handoff], observed: Observed, chosen: Selection, known: PlanContext
 ) -> Iterator[ServedAdapter]:
-    """Kept adapters that nobody took over, at the generation that the engine has."""
+    """Kept adapters that nobody took over, at the newest generation that the engine has of each."""
+    newest: dict[str, ServedAdapter] = {}
+    for found in _versions_served(desired, kept, observed, chosen, known):
+        before = newest.get(found.name)
+        if before is None or before.generation < found.generation:
+            newest[found.name] = found
+    yield from newest.values()
+
+
+def _versions_served(
+    desired: DesiredState, kept: Iterable[Handoff], observed: Observed, chosen: Selection, known: PlanContext
+) -> Iterator[ServedAdapter]:
     for one in kept:
         path = observed.adapters.get(one.name)
         if path is not None and not isinstance(known.handed.get(one), Taken):
@@ -203,19 +226,23 @@ def still_answered(
     told: AbstractSet[str],
     gone: Collection[str],
 ) -> Iterator[KeptAdapter]:
-    """Adapters of ours that the engine answers to, though not as desired.
+    """Adapters of ours that the engine answers to, though not as desired; of several generations the newest.
 
     `told` has the name keys of what is served as desired, or reported as leaving; `gone` names that are to be unloaded.
     """
     is_versioned = chosen.limits.names == "versioned"
     residents = {one.key: one for one in chosen.lazy.residents}
+    found: dict[str, KeptAdapter] = {}
     for name, path in observed.adapters.items():
         plain, separator, number = name.partition(SEPARATOR)
         adapter = residents.get(name_key(plain)) or desired.of(name_key(plain))
         if adapter is None or adapter.name != plain or bool(separator) != is_versioned:
             continue
         if name_key(plain) not in told and name not in gone and path in observed.ours:
-            yield KeptAdapter(plain, _number(number) or _generation_of(adapter, (name, path), chosen, known))
+            one = KeptAdapter(plain, _number(number) or _generation_of(adapter, (name, path), chosen, known))
+            if plain not in found or found[plain].generation < one.generation:
+                found[plain] = one
+    yield from found.values()
 
 
 def _number(text: str) -> int:

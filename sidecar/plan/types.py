@@ -27,6 +27,7 @@ class Load:
     """Load what the engine does not have. `prove`: first it is asked whether that is right, see `Engine.prove`.
 
     `key`: what its failure is remembered under; empty: the name key of its adapter.
+    `beside`: it is of a generation that is kept beside the newest, which does not wait for it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Load:
     request_id: str
     prove: bool = False
     key: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,9 @@ Call = Load | Swap | Unload
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Calls of earlier plans that have not ended yet.
+    """Calls of earlier plans that have not ended yet; `loads`: names that the engine may get.
 
-    `keys`: name keys, of adapters and of the engine's names, that nothing may be called for meanwhile. `loads`: names
-    that the engine may get.
+    `keys`: name keys, of adapters and of the engine's names, that nothing may be called for meanwhile.
     """
 
     keys: frozenset[str] = frozenset()
@@ -78,9 +79,9 @@ Action = Stage | Call
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """A name that the engine lists with the path of the desired artifact.
+    """A name that the engine lists with the path of the desired artifact; `digest` is that of its source.
 
-    `digest` is that of its source; where the record does not say it, `is_pinned` is False and it was found here.
+    Where the record does not say that, `is_pinned` is False and it was found here.
     """
 
     name: str
@@ -105,8 +106,7 @@ class FailedAdapter:
     """A name that is not served as desired, and will not be until `retry_at` (monotonic; None: until a change).
 
     `is_settled`: nothing should wait for it. `final_at`: from when on (monotonic) rollouts take it for an answer.
-    `look_at`: when its source is looked at for a change; None: it is not.
-    `is_own`: for good, by limits of this replica's own, so that another may serve it.
+    `look_at`: when its source is looked at for a change; None: it is not. `is_own`: another replica may serve it.
     """
 
     name: str
@@ -134,7 +134,7 @@ class WarnedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class KeptAdapter:
-    """A pending or failed name that the engine lists with a path of ours; `generation` 0: it is not known which.
+    """A pending or failed name that the engine lists with a path of ours; `generation` 0: not known which.
 
     `is_counted`: it is among what is served too, since its newest record cannot be followed.
     """
@@ -201,7 +201,7 @@ class Selection:
 
     Attributes:
         limits: of this engine in this pool.
-        adapters: the eager ones that it is to hold.
+        adapters: the eager ones that it is to hold; `kept`: earlier generations of these, to be held beside them.
         over: ranks, as in `DesiredState.order`, of those that there is no room for. There may be very many.
         undecided: the same of those of which it is not known yet whether this replica is to serve them.
         leaving: what the engine lists and others are to serve.
@@ -215,6 +215,7 @@ class Selection:
 
     limits: ReplicaLimits = ReplicaLimits()
     adapters: tuple[DesiredAdapter, ...] = ()
+    kept: tuple[DesiredAdapter, ...] = ()
     over: Order = ()
     undecided: Order = ()
     leaving: tuple[Handoff, ...] = ()
@@ -247,6 +248,7 @@ class Plan:
         leaving: what is listed and others are to serve, also what is let go of since they do.
         still_served: what of that is kept until they do, and is of a generation that is known.
         kept: what the engine answers to although it is not as desired, with the generation; 0: that is not known.
+        beside: earlier generations that it answers to as desired.
         removing: how many names the engine has, or may get yet, that nothing desires here.
         among: the live replicas that this replica's share was found among.
         is_out: it is none of them, since it leaves.
@@ -271,6 +273,7 @@ class Plan:
     leaving: tuple[Handoff, ...] = ()
     still_served: tuple[ServedAdapter, ...] = ()
     kept: tuple[KeptAdapter, ...] = ()
+    beside: tuple[ServedAdapter, ...] = ()
     removing: int = 0
     among: MembershipDigest = NOBODY
     is_out: bool = False
@@ -305,7 +308,7 @@ class LazyCandidates:
     Attributes:
         used_at: of each that is loaded, monotonic seconds of its last use, by name key.
         whole: what of these is desired; without those whose records have moved on.
-        bound: those that the engine has just asked for: they stay, whatever room there is.
+        bound: those that the engine has just asked for, which stay.
         asked: name keys of which questions are open.
         idle_seconds: what was not used for longer goes.
         troubles: see `LazySelection`.
@@ -436,12 +439,10 @@ class StatusInputs:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """Result of one round, for status and metrics.
+    """Result of one round, for status and metrics: `situation` is what the status is derived from.
 
-    Attributes:
-        situation: what the status is derived from.
-        desired_count: how many eager adapters were this replica's to serve when it was last planned.
-        capacity: the engine's, if there is a plan; None: it has no limit.
+    `desired_count`: how many eager adapters were this replica's to serve when it was last planned.
+    `capacity`: the engine's, if there is a plan; None: it has no limit.
     """
 
     situation: StatusInputs

@@ -35,8 +35,7 @@ from registry.etcd3.ops import KeyValue, Range
 from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys
-from registry.model.records import DrainOrder
-from registry.model.status import Presence
+from registry.model.status import DrainOrder, Presence
 from registry.runtime.clock import Clock
 from sidecar.desired.mailbox import Mailbox
 from sidecar.desired.placement import NOBODY

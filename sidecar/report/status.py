@@ -11,6 +11,7 @@ from heapq import nsmallest
 from registry.lora.coverage.findings import EngineEvidence
 from registry.model.names import name_key
 from registry.model.status import (
+    MAX_EARLIER,
     MAX_FOUND,
     MAX_LEAVING,
     MAX_SERVES,
@@ -110,6 +111,7 @@ def derive_status(
         pending_count=len(pending) + plan.omitted if plan else 0,
         failed_count=len(failed),
         kept=[_kept(entry) for entry in plan.kept] if plan else [],
+        earlier=_earlier(plan) if plan else [],
         found=[_found(entry) for entry in nsmallest(MAX_FOUND, unpinned, key=lambda one: one.name)],
         found_omitted=max(0, len(unpinned) - MAX_FOUND),
         removing=plan.removing if plan else 0,
@@ -213,8 +215,10 @@ def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
     """With half as many of the first kind of name that there are any of; None: there is none."""
     pending, failed, resident, leaving = status.pending, status.failed, status.lazy.resident, status.leaving
     dropped = 0
-    if pending:
-        fewer: dict[str, object] = {"pending": pending[: len(pending) // 2]}
+    if status.earlier:
+        fewer: dict[str, object] = {"earlier": status.earlier[: len(status.earlier) // 2]}
+    elif pending:
+        fewer = {"pending": pending[: len(pending) // 2]}
         dropped = (len(pending) + 1) // 2
     elif failed:
         fewer, dropped = {"failed": failed[: len(failed) // 2]}, (len(failed) + 1) // 2
@@ -322,6 +326,12 @@ def _leaving(entry: ServedAdapter) -> Leaving:
 
 def _kept(entry: KeptAdapter) -> Kept:
     return Kept(name=entry.name, generation=entry.generation, counted=entry.is_counted)
+
+
+def _earlier(plan: Plan) -> list[tuple[str, int]]:
+    """Names and generations, of each name the newest first, and of all of them those that are least behind."""
+    told = [(one.name, one.generation) for one in plan.beside[:MAX_EARLIER]]
+    return sorted(told, key=lambda one: (one[0], -one[1]))
 
 
 def _warned(entry: WarnedAdapter) -> Warned:

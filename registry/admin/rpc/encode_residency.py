@@ -169,6 +169,7 @@ def _residence(one: DerivedResidence) -> pb.Residence:
         wanted_generation=one.wanted.generation if one.wanted else 0,
         wanted_state=STATES[one.wanted.state] if one.wanted else pb.RolloutReplica.STATE_UNSPECIFIED,
         wanted_reason=one.wanted.reason if one.wanted else "",
+        earlier_generations=one.earlier,
     )
 
 
@@ -219,6 +220,7 @@ def _residence_document(one: DerivedResidence) -> Document:
         "loaded": one.loaded,
         "last_used": one.last_used,
         "wanted": _wanted_document(one.wanted) if one.wanted else None,
+        "earlier_generations": list(one.earlier),
     }
 
 

@@ -32,7 +32,6 @@ from registry.client import admin_api as api
 from registry.model.errors import Reason
 from registry.model.messages import Plain, adapter_dict, spec_dict
 from registry.model.names import name_key
-from registry.runtime.clock import seconds_of
 from registry.v1 import registry_pb2 as pb
 
 
@@ -82,10 +81,6 @@ NewOn = Annotated[
 ]
 NewLabels = Annotated[
     list[str] | None, options.flag("--label", metavar="K=V", help="Label to set; K- removes it; may be repeated.")
-]
-Ttl = Annotated[
-    str | None,
-    options.flag("--ttl", metavar="SPAN", help="Delete it so long after its last change, e.g. 7d; none: never."),
 ]
 Replace = Annotated[
     bool, options.flag("--replace", help="Replace an existing adapter; fields that are not given are cleared.")
@@ -208,7 +203,7 @@ def _existing_named(name: str) -> Iterator[None]:
 # By --lazy; None: it was not given.
 _LOADS = {None: None, True: "lazy", False: "eager"}
 _NOTHING_TO_SET = (
-    "say what to set: --source, --digest, --label, --priority, --replicas, --on, --ttl, … (or it is so already)"
+    "say what to set: --source, --digest, --label, --priority, --replicas, --on, --ttl, --keep, … (or it is so already)"
 )
 
 
@@ -226,7 +221,8 @@ def set_(
     on: NewOn = None,
     label: NewLabels = None,
     credential: Credential = None,
-    ttl: Ttl = None,
+    ttl: options.Ttl = None,
+    keep: options.KeepCount = None,
     given: SendOptions,
 ) -> None:
     """Change the given fields of an adapter; print old and new values.
@@ -247,24 +243,13 @@ def set_(
     options.set_given(spec.placement, replicas=replicas)
     options.relabel("--on ", spec.placement.selector, on or [])
     options.relabel("--label ", spec.labels, label or [])
-    _set_ttl(spec, ttl)
+    options.set_ttl(spec, ttl)
+    options.set_keep(spec, keep)
     if spec == before.spec:
         raise usage(_NOTHING_TO_SET)
     wire = pb.AdapterChange(upsert=after, etag=before.etag)
     change = Change(before.pool, wire, name, bool(source and not is_uri(source)), before)
     apply_changes(session, preflight(session, [change], given.looking), order)
-
-
-def _set_ttl(spec: pb.AdapterSpec, ttl: str | None) -> None:
-    if ttl is None:
-        return
-    if ttl == "none":
-        spec.ClearField("ttl_seconds")
-        return
-    try:
-        spec.ttl_seconds = seconds_of(ttl)
-    except ValueError as error:
-        raise usage(f"--ttl {ttl}: {error}; or none") from error
 
 
 def retry(

@@ -54,6 +54,7 @@ REMEDIES = {
     "base_unproven": "run vLLM with the plugin of this release, or give the sidecar --base-model DIR",
     "file_not_taken": "mend the file that it names (--signature-policy, --credentials …): it is read again by itself",
     "source_gone": "put the files back, or loraplane publish DIR DEST --name NAME to a place that stays",
+    "kept_not_served": "raise the pool's --max-adapters and --max-cpu-loras of vLLM, or loraplane set NAME --keep N",
     "files_touched": "put its source back if it is gone, then loraplane retry adapter NAME; leave --store to sidecars",
     "without_effect": "loraplane apply it saved anew, with weights gathered under FSDP; unless no step was trained",
     "modules_missing": "save it again with all modules, or take both files of one training, and loraplane apply it",

@@ -123,6 +123,7 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
             "Generation": f"{adapter.generation}, {age(row)} old, {made}",
             **({"Not placed on": elsewhere} if elsewhere else {}),
             **_end(adapter),
+            **_kept(adapter),
             "Etag": adapter.etag,
             **_canaries(adapter),
             **_restored(restored),
@@ -180,6 +181,14 @@ def _end(adapter: pb.Adapter) -> dict[str, str]:
         return {}
     when = f"{cell(adapter.expires_at)}, {expires(adapter, datetime.now(UTC))}"
     return {"Expires": f"{when}, unless it is changed before: ttl {span_text(max(1, adapter.spec.ttl_seconds))}"}
+
+
+def _kept(adapter: pb.Adapter) -> dict[str, str]:
+    """Generations that are served by name, and those of them that are there beside the newest."""
+    if not adapter.spec.HasField("keep"):
+        return {}
+    names = ", ".join(f"{adapter.name}@{one}" for one in adapter.kept_generations) or "none yet"
+    return {"Keeps": cell(f"{adapter.spec.keep} generations by name; beside the newest: {names}")}
 
 
 def _canaries(adapter: pb.Adapter) -> dict[str, str]:

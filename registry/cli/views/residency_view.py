@@ -78,6 +78,7 @@ def _part_dict(part: pb.Residence) -> Plain:
         "loaded": part.loaded,
         "last_used": part.last_used,
         "wanted": _wanted_dict(part) if part.wanted_state else None,
+        "earlier_generations": list(part.earlier_generations),
     }
 
 

@@ -28,6 +28,11 @@ from registry.tools.verify.history import (
 )
 from registry.tools.verify.removals import LoggedRemoval, Removals, claims_of
 
+# Of a spec: changes of these alone make no generation.
+_LIFE = ("ttl_seconds", "keep")
+# Of a record of one generation.
+_MAY_CHANGE = {"rollout", "retry", "spec", "expires_at", "kept"}
+
 
 def same_generation(old: Document | None, new: Document | None) -> bool:
     """True if a record was replaced by one of its own generation, so that history has nothing to keep."""
@@ -43,6 +48,7 @@ def generation_faults(before: int, old: Document | None, new: Document) -> Itera
         new: the record.
     """
     now = new.get("generation")
+    yield from kept_faults(old, new)
     if same_generation(old, new):
         yield from _rewritten(old or {}, new)
         return
@@ -55,26 +61,44 @@ def generation_faults(before: int, old: Document | None, new: Document) -> Itera
 
 
 def _rewritten(old: Document, new: Document) -> Iterator[str]:
-    """A generation stays what it is but for its rollout, which may be halted or end, a retry, and its ttl."""
+    """A generation stays what it is but for its rollout, which may be halted or end, a retry, and how long it lives."""
     now = new.get("generation")
     others = old.keys() | new.keys()
     is_same = _of_generation(old) == _of_generation(new)
-    if not is_same or any(old.get(key) != new.get(key) for key in others - {"rollout", "retry", "spec", "expires_at"}):
+    if not is_same or any(old.get(key) != new.get(key) for key in others - _MAY_CHANGE):
         yield f"generation {now} follows {now}, and is not the same"
     if old.get("rollout") == new.get("rollout"):
-        if (old.get("retry"), _ttl(old)) == (new.get("retry"), _ttl(new)):
+        if (old.get("retry"), _life(old)) == (new.get("retry"), _life(new)):
             yield f"generation {now} was written twice"
     elif not old.get("rollout") or (new.get("rollout") and _stable(new) != _stable(old)):
         yield f"generation {now} was for all replicas, or for others than its canaries to serve another"
 
 
 def _of_generation(record: Document) -> Document:
-    """Spec of a generation, without how long the adapter lives, which is none of it."""
-    return {key: value for key, value in part_of(record, "spec").items() if key != "ttl_seconds"}
+    """Spec of a generation, without how long the adapter and its generations live, which is none of it."""
+    return {key: value for key, value in part_of(record, "spec").items() if key not in _LIFE}
 
 
-def _ttl(record: Document) -> object:
-    return part_of(record, "spec").get("ttl_seconds")
+def _life(record: Document) -> tuple[object, ...]:
+    return tuple(part_of(record, "spec").get(key) for key in _LIFE)
+
+
+def _kept(record: Document) -> dict[int, object]:
+    """Sources of the earlier generations that a record keeps."""
+    return {count_of(one, "generation"): part_of(one, "spec").get("source") for one in objects_of(record, "kept")}
+
+
+def kept_faults(old: Document | None, new: Document) -> Iterator[str]:
+    """Findings on the earlier generations that a record keeps: as they were served, and none that is too old."""
+    now, keep = count_of(new, "generation"), max(1, count_of(part_of(new, "spec"), "keep"))
+    known = _kept(old or {})
+    if old is not None:
+        known[count_of(old, "generation")] = part_of(old, "spec").get("source")
+    for generation, source in _kept(new).items():
+        if not now - keep < generation < now:
+            yield f"generation {now} keeps {generation}, with keep {keep}"
+        elif generation not in known or known[generation] != source:
+            yield f"generation {now} keeps {generation}, which was not served before"
 
 
 def _stable(record: Document) -> tuple[object, object]:
@@ -332,7 +356,9 @@ class Fold:
         for key in retired.keys() ^ expected.keys():
             self._find("W2", revision, key, "history and what was replaced are not the same")
         for key in retired.keys() & expected.keys():
-            if not expected[key].items() <= retired[key].items():
+            # What was served beside it is none of an earlier generation's.
+            told = {name: value for name, value in expected[key].items() if name != "kept"}
+            if not told.items() <= retired[key].items():
                 self._find("W2", revision, key, "history has another record than the one that was replaced")
 
 

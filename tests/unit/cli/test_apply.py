@@ -286,6 +286,24 @@ def test_set_gives_an_adapter_a_time_to_live_and_takes_it_away(cli, admin):
     )
 
 
+def test_set_gives_an_adapter_a_number_of_generations_and_takes_it_away(cli, admin):
+    for has, word, wanted in ((None, "3", 3), (4, "none", None)):
+        before = there()
+        if has is not None:
+            before.spec.keep = has
+        admin.requests.clear()
+        admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
+        told = cli("set", "sql", "--keep", word)
+        assert (told.code, told.out.splitlines()[0]) == (0, f"keep: {has or '-'} → {wanted or '-'}")
+        (asked,) = admin.asked("ApplyAdapters")
+        spec = asked.changes[0].upsert.spec
+        assert (spec.keep if spec.HasField("keep") else None) == wanted
+    for odd in ("-1", "two", "9" * 19, "²"):
+        ran = cli("set", "sql", f"--keep={odd}")
+        told = f"error: USAGE: --keep {odd}: write a whole number of generations, such as 3; or none"
+        assert (ran.code, ran.err.strip()) == (2, told)
+
+
 def history_of(*earlier: pb.Adapter) -> object:
     """The history of each adapter: its present generation, and the one before where it is among these."""
 

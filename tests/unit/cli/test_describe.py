@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS, expires
-from registry.cli.views.describe import _end
+from registry.cli.views.describe import _end, _kept
 from registry.cli.views.differences import GenerationRow
 from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import OutputView
@@ -377,6 +377,13 @@ def test_a_pool_whole(cli, store):
     ]
     assert [one["name"] for one in value["replicas"]] == ["r1", "r2"]
     assert cli("-o", "name", "describe", "pool", "dev").out == "dev\n"
+
+
+def test_which_generations_are_served_by_name_is_told_where_any_are():
+    one = pb.Adapter(name="a", spec=pb.AdapterSpec(keep=3), kept_generations=[8, 7])
+    assert _kept(one) == {"Keeps": "3 generations by name; beside the newest: a@8, a@7"}
+    assert _kept(pb.Adapter(spec=pb.AdapterSpec(keep=2)))["Keeps"].endswith("beside the newest: none yet")
+    assert _kept(pb.Adapter()) == {}
 
 
 def test_when_an_adapter_is_deleted_is_told_where_it_is(monkeypatch):

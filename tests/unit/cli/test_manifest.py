@@ -305,6 +305,7 @@ FIELDS[AdapterSpec] = {
     "expect": st.none() | st.builds(Expect, **FIELDS[Expect]),
     "enabled": st.booleans(),
     "ttl_seconds": st.none() | st.integers(10, 315_360_000),
+    "keep": st.none() | st.integers(2, 32),
 }
 
 

@@ -150,6 +150,22 @@ def test_a_ttl_is_a_span_seconds_or_a_timedelta(registry, admin, ttl, seconds):
     assert change.update_mask.paths == ["expect", "source", "ttl_seconds"]
 
 
+@pytest.mark.parametrize("keep", [3, None])
+def test_how_many_generations_are_kept_is_said_by_a_keyword(registry, admin, keep):
+    """None: the newest alone, though all else is kept."""
+    registry.publish("s3://b/a", "a", "p", keep=keep, wait=False)
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    spec = change.update.spec
+    assert (spec.keep if spec.HasField("keep") else None) == keep
+    assert change.update_mask.paths == ["expect", "keep", "source"]
+
+
+def test_a_number_of_generations_that_is_none_is_refused_by_its_name(registry):
+    with pytest.raises(InvalidArgument) as error:
+        registry.publish("s3://b/a", "a", "p", keep="many", wait=False)
+    assert error.value.field == "keep"
+
+
 @pytest.mark.parametrize("ttl", ["soon", "", True, float("nan"), float("inf"), [1], 1e30])
 def test_a_ttl_that_is_no_time_is_refused_by_its_name(registry, ttl):
     with pytest.raises(InvalidArgument) as error:

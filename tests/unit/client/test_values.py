@@ -103,6 +103,8 @@ def test_an_adapter_has_each_of_its_fields():
     assert (restored.restored_by, restored.restored_at) == ("mallory", "then")
     ends = adapter_of(pb.Adapter(spec=pb.AdapterSpec(ttl_seconds=60), expires_at="then"))
     assert (ends.ttl_seconds, ends.expires_at) == (60, "then")
+    keeps = adapter_of(pb.Adapter(spec=pb.AdapterSpec(keep=3), kept_generations=[8, 7]))
+    assert (keeps.keep, keeps.kept_generations) == (3, (8, 7))
     with pytest.raises(TypeError):
         adapter_of(WIRE).labels["x"] = "y"  # type: ignore[index] # which is what is tried
     history = pb.ListAdapterHistoryResponse(generations=[WIRE, pb.Adapter()], unreadable=[2, 1])

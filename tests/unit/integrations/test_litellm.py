@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any, Self
@@ -124,6 +125,14 @@ async def test_versioned_names_are_models_of_their_own(module):
     routing, _ = await follows(module, state(a=parts))
     assert (await kept(routing, "a@2"), await kept(routing, "a@3")) == (["r1"], ["r2"])
     assert await kept(routing, "a") == [], "no engine answers to it"
+    await routing.aclose()
+
+
+@virtual
+async def test_generations_that_are_kept_are_models_of_their_own_too(module):
+    parts = [replace(residence("r1", "a@3", 3), earlier=(2,)), residence("r2", "a@3", 3)]
+    routing, _ = await follows(module, state(a=parts))
+    assert (await kept(routing, "a@2"), await kept(routing, "a@3")) == (["r1"], ["r1", "r2"])
     await routing.aclose()
 
 

@@ -84,6 +84,7 @@ BOUNDS = {
     ),
     "failures": of_strategy(lambda count: {"max_failures": count}, [0, 10_000], [-1, 10_001]),
     "ttl": of_spec(lambda seconds: {"ttl_seconds": seconds}, [10, 315_360_000], [-1, 0, 9, 315_360_001]),
+    "keep": of_spec(lambda count: {"keep": count}, [2, 32, None], [-1, 0, 1, 33]),
     "soak": of_strategy(lambda seconds: {"soak_seconds": seconds}, [0, 604_800], [-1, 604_801]),
     "generation": Bounded(
         CanaryRollout,

@@ -24,6 +24,7 @@ from registry.model.records import (
     AdapterSpec,
     BaseShapes,
     CanaryRollout,
+    KeptGeneration,
     PoolLimits,
     PoolSpec,
     ReplicaGroup,
@@ -94,6 +95,7 @@ WHOLE_SPEC = {
     "expect": {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.75},
     "enabled": False,
     "ttl_seconds": 604_800,
+    "keep": 3,
 }
 SPEC_MESSAGE = pb.AdapterSpec(
     source=pb.Source(uri="s3://a", digest=DIGEST, signature=SIGNATURE),
@@ -109,6 +111,7 @@ SPEC_MESSAGE = pb.AdapterSpec(
     expect=pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1, 2], tokens=[3], logprobs=[-0.5])], tolerance=0.75),
     enabled=False,
     ttl_seconds=604_800,
+    keep=3,
 )
 WHOLE_LIMITS = {
     "max_rank": 8,
@@ -161,11 +164,13 @@ def test_an_adapter_with_its_canaries_in_both_forms():
         request_id="r",
         rollout=CanaryRollout(stable_generation=2, stable_spec=stable, halted="why"),
         expires_at="then",
+        kept=[KeptGeneration(generation=2, spec=stable)],
     )
     told = adapter_dict(adapter_message(record, 12))
     canaries = {"stable_generation": 2, "stable_spec": stable.model_dump(), "halted": "why"}
     assert told == {
-        **record.model_dump(exclude={"schema_version", "rollout", "retry"}),
+        **record.model_dump(exclude={"schema_version", "rollout", "retry", "kept"}),
+        "kept_generations": [2],
         "canaries": canaries,
         "restored_by": None,
         "etag": "12",

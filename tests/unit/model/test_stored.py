@@ -129,7 +129,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "schema": 1,
         "spec": {
             "source": {"digest": None, "signature": None},
-            **dict.fromkeys(("base_model", "credentials", "description", "ttl_seconds"), None),
+            **dict.fromkeys(("base_model", "credentials", "description", "ttl_seconds", "keep"), None),
             "load": "eager",
             "priority": 0,
             "labels": {},
@@ -143,6 +143,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "rollout": None,
         "retry": None,
         "expires_at": None,
+        "kept": [],
     },
     "pool": {
         "schema": 1,
@@ -175,6 +176,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     },
     "status": {
         "schema": 1,
+        "earlier": [],
         "engine": {
             "limits": NO_LIMITS,
             "swap": "",

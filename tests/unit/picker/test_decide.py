@@ -61,6 +61,17 @@ def test_the_name_that_the_engine_knows_is_asked_for():
     assert where("SQL") == ("r1", "sql")
 
 
+def test_a_generation_that_is_kept_is_asked_for_by_its_name_alone():
+    """R5: and a request without a number goes to the newest."""
+    kept = place(1, model="sql@3", generation=3, earlier=(2, 1))
+    nowhere = place(3, engine_url="", model="sql@3", generation=3, earlier=(2,))
+    versioned = pool(adapter(kept, place(2, model="sql@3", generation=3), nowhere, generation=3))
+    assert where("sql@2", versioned) == ("r1", "")
+    assert where("SQL@1", versioned) == ("r1", "sql@1")
+    assert {where("sql", versioned, chance=chance)[1] for chance in (0.0, 0.4, 0.9)} == {"sql@3"}
+    assert refusal("sql@4", versioned) == (404, "model_not_found", 1)
+
+
 @pytest.mark.parametrize("name", ["acme/tiny:8b:sql", "acme/tiny:8b|sql", "acme/tiny:8b:sql@1", "acme/tiny:8b:SQL"])
 def test_an_alias_is_the_adapter_behind_the_base(name):
     assert where(name) == ("r1", "sql")

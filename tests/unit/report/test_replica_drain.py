@@ -20,8 +20,7 @@ from starlette.applications import Starlette
 from registry.etcd3.errors import EtcdError, EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue, RangeResult
 from registry.etcd3.stream import Changed, ListCause, Listed, Reflection
-from registry.model.records import DrainOrder
-from registry.model.status import Presence
+from registry.model.status import DrainOrder, Presence
 from registry.runtime.clock import Clock
 from registry.runtime.http import HttpServer, listen
 from sidecar.desired.mailbox import Mailbox, Snapshot

@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 import pytest
 
 from registry.lora.coverage.findings import EngineEvidence
-from registry.model.status import MAX_FOUND, MAX_LEAVING, MAX_SERVES, ReplicaStatus, ReportedEvidence, ReportedStore
+from registry.model.status import (
+    MAX_EARLIER,
+    MAX_FOUND,
+    MAX_LEAVING,
+    MAX_SERVES,
+    ReplicaStatus,
+    ReportedEvidence,
+    ReportedStore,
+)
 from registry.model.stored import MAX_STATUS_BYTES
 from registry.runtime.clock import Clock, Moment
 from sidecar.desired.placement import MembershipDigest
@@ -328,6 +336,20 @@ def test_what_is_served_is_told_as_long_as_there_is_room():
     assert (len(status.to_bytes()) <= MAX_STATUS_BYTES, status.serves) == (True, None)
     few = derive_status(REPLICA, situation(plan(kept=kept[:1])), MOMENT)
     assert [(one.name, one.generation) for one in few.kept] == [("k0000", 3)]
+
+
+def test_earlier_generations_are_told_and_left_out_first():
+    """R16 bounded: nothing that is said of the newest goes for them."""
+    beside = tuple(ServedAdapter(f"n{i % 100:03}", 9 - i // 100, "d") for i in range(300))
+    status = derive_status(REPLICA, situation(plan(beside=beside)), MOMENT)
+    assert (len(status.earlier), status.earlier[:4]) == (300, [("n000", 9), ("n000", 8), ("n000", 7), ("n001", 9)])
+    many = tuple(ServedAdapter(f"n{i}", 1, "d") for i in range(MAX_EARLIER + 1))
+    assert len(derive_status(REPLICA, situation(plan(beside=many)), MOMENT).earlier) == MAX_EARLIER
+    kept = tuple(KeptAdapter(f"k{i}", 3) for i in range(100))
+    full = situation(plan(beside=beside, kept=kept), note="n" * (MAX_STATUS_BYTES - 8_000))
+    status = derive_status(REPLICA, full, MOMENT)
+    assert (len(status.to_bytes()) <= MAX_STATUS_BYTES, len(status.kept), status.omitted) == (True, 100, 0)
+    assert 0 < len(status.earlier) < 300
 
 
 def test_the_reason_of_what_is_left_out_is_told_if_there_is_one():

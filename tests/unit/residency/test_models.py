@@ -74,6 +74,28 @@ def test_versioned_names_are_those_that_engines_answer_to(world):
     assert [(card["id"], card["root"]) for card in cards(world)] == [("a", "a@2"), ("a@2", "a@2")]
 
 
+def test_generations_that_are_kept_have_cards_of_their_own(world):
+    """R9: where a status that is believed says so; R24: and routers hear of a change."""
+    world.alive("r1", "r2", "r3")
+    world.put("a", generation=3)
+    world.put("b")
+    versioned = {"names": "versioned"}
+    world.says("r1", earlier=[("a", 2), ("a", 1)], **engine("r1", **versioned))
+    world.says("r2", earlier=[("A", 2)], **engine("r2", **versioned))
+    world.says("r3", earlier=[("a", 2)])
+    assert [card["id"] for card in cards(world, "a")] == ["a", "a@3", "a@2", "a@1"]
+    assert {one.replica: one.earlier for one in world.where("a").replicas} == {"r1": (2, 1), "r2": (2,), "r3": ()}
+    world.says("r1", earlier=[("a", 2)], **engine("r1", **versioned))
+    assert world.look() == {"a"}
+    world.says("r1", earlier=[("a", 2)], stale=True, **engine("r1", **versioned))
+    assert [one.earlier for one in world.where("a").replicas if one.replica == "r1"] == [()]
+    world.says("r1", earlier=[("a", 3), ("a", 2)], **engine("r1", **versioned))
+    assert next(iter(world.where("a").replicas)).earlier == (2,), "the one that it is named for is no earlier one"
+    world.says("r1", earlier=[("a", 2)], **engine("elsewhere", **versioned))
+    world.allow("r2", "r3")
+    assert next(iter(world.where("a").replicas)).earlier == ()
+
+
 def test_adapters_that_stand_alike_are_derived_once_and_told_by_their_names(world, monkeypatch):
     world.alive("r1", "r2")
     for number in range(1, 9):

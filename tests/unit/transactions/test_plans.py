@@ -22,14 +22,13 @@ from registry.model.records import (
     AdapterSpec,
     AskedRetry,
     Canary,
-    DrainOrder,
     Placement,
     PoolLimits,
     RetiredRecord,
     SourceSpec,
     Strategy,
 )
-from registry.model.status import Presence
+from registry.model.status import DrainOrder, Presence
 from registry.rollout.controller import PRINCIPAL
 from registry.transactions.adapters import too_many_changes
 from registry.transactions.builder import Commit, fence, is_fenced, replay

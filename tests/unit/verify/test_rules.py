@@ -19,6 +19,16 @@ SAYS = "generation {} says that others serve {!r}, and they serve another"
 NOT_THE_SAME_GENERATION = "generation 1 follows 1, and is not the same"
 TTL = {"ttl_seconds": 60}
 AGAIN = {"retry": {"request_id": "q"}}
+NOT_BEFORE = "generation {} keeps {}, which was not served before"
+
+
+def keeping(generation: int, spec: dict[str, object], keep: int | None, kept: dict[int, dict[str, object]]) -> object:
+    """A record that keeps earlier generations."""
+    told = [{"generation": number, "spec": {"source": one}} for number, one in kept.items()]
+    return adapter(generation=generation, spec={"source": spec, "keep": keep}, kept=told)
+
+
+FIRST = adapter(spec={"source": ONE})
 # The newest generation of history, what stood, what is written, and what is found.
 GENERATIONS: dict[str, tuple[int, object, object, list[str]]] = {
     "the first": (0, None, adapter(), []),
@@ -51,6 +61,17 @@ GENERATIONS: dict[str, tuple[int, object, object, list[str]]] = {
         *(1, adapter(), adapter(generation=2, spec=ONE | TTL)),
         ["generation 2 has the same spec as the one before"],
     ),
+    "another keep": (1, adapter(), adapter(spec=ONE | {"keep": 2}), []),
+    "keeps what was replaced": (1, FIRST, keeping(2, TWO, 2, {1: ONE}), []),
+    "keeps what was kept": (2, keeping(2, TWO, 2, {1: ONE}), keeping(3, ONE, 3, {2: TWO, 1: ONE}), []),
+    "keeps what is too old": (
+        *(2, keeping(2, TWO, 2, {1: ONE}), keeping(3, ONE, 2, {2: TWO, 1: ONE})),
+        ["generation 3 keeps 1, with keep 2"],
+    ),
+    "keeps what is no earlier one": (1, FIRST, keeping(2, TWO, 2, {2: TWO}), ["generation 2 keeps 2, with keep 2"]),
+    "keeps without keep": (1, FIRST, keeping(2, TWO, None, {1: ONE}), ["generation 2 keeps 1, with keep 1"]),
+    "keeps what was not there": (1, None, keeping(2, TWO, 2, {1: ONE}), [NOT_BEFORE.format(2, 1)]),
+    "keeps other weights": (1, FIRST, keeping(2, TWO, 2, {1: TWO}), [NOT_BEFORE.format(2, 1)]),
     "another spec": (1, adapter(), adapter(spec=TWO), [NOT_THE_SAME_GENERATION, "generation 1 was written twice"]),
     "halted": (2, CANARY, CANARY | rollout(1, ONE, halted="why"), []),
     "promoted": (2, CANARY, adapter(generation=2, spec=TWO, rollout=None), []),
