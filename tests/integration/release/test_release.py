@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,30 @@ def is_packed(chart: Path, folder: Path) -> None:
 def test_all_of_the_tree_says_one_version():
     assert set(versions(ROOT).values()) == {VERSION}
     assert len(versions(ROOT)) >= 9
+
+
+IMAGES = sorted(
+    str(path.relative_to(ROOT))
+    for folder in ("compose", "deploy")
+    for path in (ROOT / folder).rglob("*.yaml")
+    if "image: loraplane/" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("file", IMAGES)
+def test_each_tag_of_each_file_is_looked_at(tmp_path, file):
+    """The first of several images of one name, too."""
+    for name in ("pyproject.toml", "sidecar/vllm_plugin/pyproject.toml", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for folder in ("compose", "deploy"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    text = (tmp_path / file).read_text()
+    ((image, _),) = Counter(re.findall(r"image: (loraplane/\w+):", text)).most_common(1)
+    (tmp_path / file).write_text(text.replace(f"image: {image}:", f"image: {image}:0.0.1-", 1))
+    told = {where: found for where, found in versions(tmp_path).items() if found != VERSION}
+    assert told.keys() == {f"{image} in {file}"}
+    assert f"0.0.1-{VERSION}" in told[f"{image} in {file}"]
 
 
 def test_what_is_not_committed_is_in_no_release(checkout, tmp_path):

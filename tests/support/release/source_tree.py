@@ -71,9 +71,11 @@ def versions(tree: Path) -> Mapping[str, str]:
         "appVersion of deploy/helm/loraplane/Chart.yaml": str(chart["appVersion"]),
         "CHANGELOG.md's first section": heading[1] if heading else "nothing",
     }
-    for file in ("compose/compose.yaml", "deploy/kustomize/component/replica.yaml"):
-        for image, tag in re.findall(r"image: (loraplane/\w+):(\S+)", (tree / file).read_text()):
-            found[f"{image} in {file}"] = tag
+    for path in sorted(path for folder in ("compose", "deploy") for path in (tree / folder).rglob("*.yaml")):
+        tags: dict[str, set[str]] = {}
+        for image, tag in re.findall(r"image: (loraplane/\w+):(\S+)", path.read_text()):
+            tags.setdefault(f"{image} in {path.relative_to(tree)}", set()).add(tag)
+        found |= {where: " and ".join(sorted(said)) for where, said in tags.items()}
     return found
 
 
