@@ -95,9 +95,11 @@ async def test_updates_scaling_and_losses_fail_no_request(tmp_path):
                 await play(fleet)
                 await fleet.settled()
                 told = dict(router.passed_over)
-                say(f"{name}: {router.answered.total()} answered, {len(router.failed)} failed, passed over {told}")
-                assert router.failed == [], name
-                assert not is_planned or told == {}, name
+                still = f"the router stood still for {router.stood_still_seconds:.1f} s at most"
+                counts = f"{router.answered.total()} answered, {len(router.failed)} failed, passed over {told}"
+                say(f"{name}: {counts}; {still}")
+                assert router.failed == [], f"{name}; {still}"
+                assert not is_planned or told == {}, f"{name}; {still}"
                 router.passed_over.clear()
         say(f"the slowest request took {router.slowest_seconds:.1f} s")
         assert router.failed == [], "of those that were on their way at the end"
@@ -124,8 +126,9 @@ async def test_real_engines_fail_no_request_either(tmp_path, tiny):
             for play in (update, kill_sidecars):
                 await play(fleet)
                 await fleet.settled(seconds=600)
-                say(f"{play.__name__}: {router.answered.total()} answered, {router.waited} waited")
-                assert router.failed == [], play.__name__
+                still = f"the router stood still for {router.stood_still_seconds:.1f} s at most"
+                say(f"{play.__name__}: {router.answered.total()} answered, {router.waited} waited; {still}")
+                assert router.failed == [], f"{play.__name__}; {still}"
         assert (router.failed, dict(router.passed_over)) == ([], {})
         assert (versions[0] > 5, router.answered[EVERYWHERE] > 100) == (True, True)
 

@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 
 # How long a replica that was reached has for an answer: a connection to a node that vanished learns nothing of it.
 _REQUEST_SECONDS = 10.0
+_TURN_SECONDS = 0.1
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Router:
         slowest_seconds: how long a request took that was answered.
         patience_seconds: how long a request waits for somebody to serve its adapter.
         waited: requests that did.
+        stood_still_seconds: how long the machine let this process wait at most: whoever judges a failure has to know.
     """
 
     pool: str
@@ -45,6 +47,7 @@ class Router:
     slowest_seconds: float = 0.0
     patience_seconds: float = 0.0
     waited: int = 0
+    stood_still_seconds: float = 0.0
 
     async def follow(self, registry: AsyncRegistry) -> None:
         """Takes in residency, until it is cancelled."""
@@ -85,7 +88,7 @@ class Router:
         self, registry: AsyncRegistry, *adapters: str, per_second: float, seconds: float = _REQUEST_SECONDS
     ) -> AsyncIterator[None]:
         """Requests for each adapter in turn while the context lasts; all are awaited at its end."""
-        following = asyncio.create_task(self.follow(registry))
+        beside = [asyncio.create_task(self.follow(registry)), asyncio.create_task(self._watch_itself())]
         timeout = httpx.Timeout(seconds, connect=2.0)
         await eventually(lambda: all(self.places(one) for one in adapters))
         async with http_client(trust_env=False, timeout=timeout) as client:
@@ -96,7 +99,15 @@ class Router:
                 asking.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await asking
-                following.cancel()
+                for task in beside:
+                    task.cancel()
+
+    async def _watch_itself(self) -> None:
+        """Notices when its own turn comes late."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(_TURN_SECONDS)
+            self.stood_still_seconds = max(self.stood_still_seconds, time.monotonic() - began - _TURN_SECONDS)
 
     async def _ask_on(self, client: httpx.AsyncClient, adapters: tuple[str, ...], per_second: float) -> None:
         requests: set[asyncio.Task[None]] = set()
