@@ -42,6 +42,7 @@ from registry.residency.hub import ResidencyHub
 from registry.rollout.controller import RolloutController, Shared
 from registry.rollout.expiry import ExpiryController
 from registry.rollout.members import MembersKeeper, forget
+from registry.rollout.scale_controller import ScaleController
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.clock import Clock
 from registry.runtime.page_guard import NAMELESS, Hosts
@@ -112,6 +113,7 @@ class AdminService:
     probe: Probe
     controller: RolloutController
     expiry: ExpiryController
+    scaling: ScaleController
     members: MembersKeeper
     calls: CallLimits
     denials: DenialRecorder
@@ -133,6 +135,7 @@ class AdminService:
                     tasks.create_task(keep("probe", self.probe.run), name="probe"),
                     tasks.create_task(keep("rollouts", self.controller.run), name="conductor"),
                     tasks.create_task(keep("expiry", self.expiry.run), name="expiry"),
+                    tasks.create_task(keep("scaling", self.scaling.run), name="scaling"),
                     tasks.create_task(keep("members", self.members.run), name="members"),
                 ]
                 if self.ports.access is not None:
@@ -174,7 +177,7 @@ def assemble(ports: AdminPorts) -> AdminService:
     hub = ResidencyHub(client, keys, informers, keep=supervisor.keep)
     probe = Probe(client, keys, gate, ports.health, metrics, SERVICE)
     shared = Shared(client, keys, writer, informers, metrics.count_conducted, rng, supervisor.keep)
-    expiry = ExpiryController(shared, metrics.expired.inc)
+    expiry, scaling = ExpiryController(shared, metrics.expired.inc), ScaleController(shared, metrics.count_scaled)
     look = partial(look_at_members, client)
     reads, writes = Reads(reader, look, ports.insecure), Writes(writer, reader, partial(forget, client, keys))
     streams = Streams(AdapterStreams(client, keys, reader, informers, rng=rng), Residency(hub, reader))
@@ -191,8 +194,9 @@ def assemble(ports: AdminPorts) -> AdminService:
         informers=informers,
         hub=hub,
         probe=probe,
-        controller=RolloutController(shared, expiry),
+        controller=RolloutController(shared, expiry, scaling),
         expiry=expiry,
+        scaling=scaling,
         members=MembersKeeper(client, keys, informers, metrics.show_missing, rng=rng, wall=clock.wall),
         calls=calls,
         denials=denials,

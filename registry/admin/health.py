@@ -131,6 +131,8 @@ class AdminMetrics:
         self.conducted = counter("loraplane_admin_rollouts", told, ["verb"])
         told = "Adapters whose ttl was over that this service deleted, or found deleted so."
         self.expired = counter("loraplane_admin_expired_adapters", told)
+        told = "Steps by which this service changed a number of replicas that follows requests, or found it changed so."
+        self.scaled = counter("loraplane_admin_scaling_steps", told, ["direction"])
         told = "Failures of a part of this service that nobody foresaw; it is run again."
         self.internal_errors = counter("loraplane_admin_internal_errors", told, ["part"])
         told = "Connections to the HTTP port that this service ended by itself, by why."
@@ -160,6 +162,10 @@ class AdminMetrics:
     def count_conducted(self, verb: str) -> None:
         """Counts a rollout that was ended."""
         self.conducted.labels(verb).inc()
+
+    def count_scaled(self, direction: str) -> None:
+        """Counts a step of a number of replicas that follows requests."""
+        self.scaled.labels(direction).inc()
 
     def count_closed(self, reason: str) -> None:
         """Counts a connection that was closed."""

@@ -43,6 +43,7 @@ class RegisteredAdapter:
         expires_at: about when, RFC 3339; empty: never.
         keep: so many of its generations are served by name, the newest included; None: the newest alone.
         kept_generations: earlier ones that are, as ``name@generation``, the newest first.
+        scaled_replicas: what requests made of its number of replicas; None: nothing yet, or that is fixed.
     """
 
     name: str
@@ -68,6 +69,7 @@ class RegisteredAdapter:
     expires_at: str = ""
     keep: int | None = None
     kept_generations: tuple[int, ...] = ()
+    scaled_replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,7 @@ def adapter_of(wire: pb.Adapter) -> RegisteredAdapter:
         expires_at=wire.expires_at,
         keep=spec.keep if spec.HasField("keep") else None,
         kept_generations=tuple(wire.kept_generations),
+        scaled_replicas=wire.scaled.replicas if wire.HasField("scaled") else None,
     )
 
 

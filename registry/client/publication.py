@@ -180,7 +180,14 @@ def _seconds(ttl: str | float | timedelta | None) -> int | None:
     return math.ceil(seconds)
 
 
-def _placement(*, replicas: int | str = "all", selector: Mapping[str, str] | None = None) -> pb.Placement:
+def _placement(
+    *, replicas: int | str | Mapping[str, int] = "all", selector: Mapping[str, str] | None = None
+) -> pb.Placement:
+    if isinstance(replicas, Mapping):
+        if replicas.keys() != {"min", "max", "perReplica"}:
+            raise ValueError('replicas: use {"min": 2, "max": 8, "perReplica": 50}, a number, or "all"')
+        by_load = pb.ByLoad(max=replicas["max"], per_replica=replicas["perReplica"])
+        return pb.Placement(replicas=replicas["min"], selector=selector, by_load=by_load)
     if replicas in {0, ""}:
         raise ValueError('replicas: use "all", or a whole number from 1 to 10000')
     return pb.Placement(replicas=0 if replicas == "all" else replicas, selector=selector)  # type: ignore[arg-type]

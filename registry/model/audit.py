@@ -1,4 +1,4 @@
-"""Records of the audit: what was done, and what was refused. Pure."""
+"""Records of the audit and of requests: what was done, and what was refused. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from registry.model.records import ChangeReply
 from registry.model.stored import MAX_TRANSACTION_BYTES, Number, Part, Stored
 
 
@@ -68,3 +69,15 @@ class DenialRecord(Stored):
     pool: str = ""
     tenant: str = ""
     times: Annotated[Number, Field(ge=1)] = 1
+
+
+class RequestRecord(Stored):
+    """Record of a settled request: the digest of its payload, and its reply. The revision is the record's own.
+
+    `reply` None: it was refused after its outcome had been unknown, and the record keeps what was sent then from
+    taking effect later.
+    """
+
+    max_bytes = MAX_TRANSACTION_BYTES
+    payload_digest: str
+    reply: ChangeReply | None

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
         AdapterSpec,
         BaseShapes,
         CanaryRollout,
+        Placement,
         PoolLimits,
         PoolSpec,
         RetiredRecord,
         Strategy,
         TenantRecord,
     )
-    from registry.model.status import ReportedEvidence
+    from registry.model.status import ReportedEvidence, ScaledReplicas
 
 Plain = dict[str, object]
 
@@ -41,9 +42,7 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
         base_model=spec.base_model,
         load=spec.load,
         priority=spec.priority,
-        placement=pb.Placement(
-            replicas=0 if placement.replicas == "all" else placement.replicas, selector=placement.selector
-        ),
+        placement=_placement_message(placement),
         prepare=pb.Prepare(remap=prepare.remap, vision=prepare.vision, dora=prepare.dora, drop=prepare.drop),
         credentials=spec.credentials,
         labels=spec.labels,
@@ -72,7 +71,7 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "base_model": spec.base_model or None,
         "load": spec.load or "eager",
         "priority": spec.priority,
-        "placement": {"replicas": placement.replicas or "all", "selector": dict(sorted(placement.selector.items()))},
+        "placement": _placement_dict(placement),
         "prepare": {
             "remap": prepare.remap or "auto",
             "vision": prepare.vision or "reject",
@@ -87,6 +86,26 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "enabled": spec.enabled or not spec.HasField("enabled"),
         "ttl_seconds": spec.ttl_seconds if spec.HasField("ttl_seconds") else None,
         "keep": spec.keep if spec.HasField("keep") else None,
+    }
+
+
+def _placement_message(placement: Placement) -> pb.Placement:
+    message = pb.Placement(
+        replicas=0 if placement.replicas == "all" else placement.replicas, selector=placement.selector
+    )
+    if placement.by_load is not None:
+        message.by_load.MergeFrom(pb.ByLoad(max=placement.by_load.max, per_replica=placement.by_load.per_replica))
+    return message
+
+
+def _placement_dict(placement: pb.Placement) -> Plain:
+    """Placement in the form of its record, without what it does not ask for."""
+    by_load = placement.by_load
+    told = {"by_load": {"max": by_load.max, "per_replica": by_load.per_replica}}
+    return {
+        "replicas": placement.replicas or "all",
+        "selector": dict(sorted(placement.selector.items())),
+        **(told if placement.HasField("by_load") else {}),
     }
 
 
@@ -138,7 +157,13 @@ def adapter_message(record: AdapterRecord, revision: int) -> pb.Adapter:
         rollout=canary_message(record.rollout) if record.rollout else None,
         expires_at=record.expires_at,
         kept_generations=[one.generation for one in record.kept],
+        scaled=scaled_message(record.scaled) if record.scaled else None,
     )
+
+
+def scaled_message(scaled: ScaledReplicas) -> pb.ScaledReplicas:
+    """Present number of replicas that follows requests."""
+    return pb.ScaledReplicas(replicas=scaled.replicas, reason=scaled.reason, at=scaled.at)
 
 
 def retired_message(record: RetiredRecord) -> pb.Adapter:
@@ -165,7 +190,13 @@ def adapter_dict(adapter: pb.Adapter) -> Plain:
         "restored_by": restored_dict(adapter.restored_by) if adapter.HasField("restored_by") else None,
         "expires_at": adapter.expires_at or None,
         "kept_generations": list(adapter.kept_generations),
+        **({"scaled": scaled_dict(adapter.scaled)} if adapter.HasField("scaled") else {}),
     }
+
+
+def scaled_dict(scaled: pb.ScaledReplicas) -> Plain:
+    """The present number of replicas, why it is that, and since when."""
+    return {"replicas": scaled.replicas, "reason": scaled.reason, "at": scaled.at}
 
 
 def restored_dict(restored: pb.Restoration) -> Plain:

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from registry.model.names import matches
-from registry.model.records import AdapterSpec, Canary, CanaryRollout, Placement
+from registry.model.records import AdapterRecord, AdapterSpec, Canary, CanaryRollout, Placement
 from registry.model.status import Presence, ReportedDeclines
 
 # Of a replica that does not say how many adapters it can hold, and of one that has no room left.
@@ -288,6 +288,18 @@ class Assignment:
 
     serving: tuple[str, ...]
     canaries: frozenset[str]
+
+
+def spec_now(record: AdapterRecord) -> AdapterSpec:
+    """A record's spec with the present number of replicas, where that follows requests.
+
+    It is never outside its range, whoever wrote the record. Nobody who places an adapter goes by another number.
+    """
+    placement, by_load = record.spec.placement, record.spec.placement.by_load
+    if by_load is None or record.scaled is None or placement.replicas == "all":
+        return record.spec
+    number = max(placement.replicas, min(record.scaled.replicas, by_load.max))
+    return record.spec.model_copy(update={"placement": placement.model_copy(update={"replicas": number})})
 
 
 def room_taken(spec: AdapterSpec) -> Selector | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from registry.lora.base import check_patterns
 from registry.lora.signatures import SIGNATURE_PATTERN
 from registry.model.expected_answers import Expect
 from registry.model.names import check_engine_host, label_text
-from registry.model.status import ReportedEvidence
-from registry.model.stored import MAX_TRANSACTION_BYTES, Number, Part, Stored
+from registry.model.status import ByLoad, ReportedEvidence, ScaledReplicas
+from registry.model.stored import Number, Part, Stored
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
@@ -73,7 +73,9 @@ class SourceSpec(Part):
 
 
 class Placement(Part):
-    """On which replicas of the pool an adapter is served: so many of those whose labels have all of `selector`."""
+    """On which replicas of the pool an adapter is served: so many of those whose labels have all of `selector`.
+
+    With `by_load` `replicas` is the least number, and the present one follows requests."""
 
     replicas: Literal["all"] | Count = Field(
         title="Number of replicas that serve it, or all",
@@ -83,6 +85,15 @@ class Placement(Part):
     selector: Labels = Field(
         title="Labels that these have", default={}, description="use at most 64 labels that replicas have, as in labels"
     )
+    by_load: ByLoad | None = Field(title="Number of replicas that follows requests", default=None)
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """As earlier releases write it, where it asks for nothing that they do not know."""
+        written: dict[str, object] = handler(self)
+        if self.by_load is None:
+            written.pop("by_load", None)
+        return written
 
 
 class Canary(Part):
@@ -244,6 +255,7 @@ class AskedRetry(Part):
 class AdapterRecord(Stored):
     """One adapter at one generation. `request_id` is that of the change which made the generation.
 
+    `scaled`: what its requests made of its number of replicas; None: nothing yet, or its placement is not by load.
     `rollout` None: the generation is for all replicas that serve the adapter. `retry` None: nobody asked for one.
     `expires_at`: when its time to live is over by the clock of who wrote this, RFC 3339, for people: the controller of
     rollouts goes by no wall clock (`registry.rollout.expiry`). None: never.
@@ -262,6 +274,7 @@ class AdapterRecord(Stored):
     retry: AskedRetry | None = None
     expires_at: str | None = None
     kept: list[KeptGeneration] = []
+    scaled: ScaledReplicas | None = None
 
 
 class Restoration(Part):
@@ -428,18 +441,6 @@ class ChangeReply(Part):
     pool: PoolSpec | None = None
     tenant: TenantRecord | None = None
     etag: Number | None = None
-
-
-class RequestRecord(Stored):
-    """Record of a settled request: the digest of its payload, and its reply. The revision is the record's own.
-
-    `reply` None: it was refused after its outcome had been unknown, and the record keeps what was sent then from
-    taking effect later.
-    """
-
-    max_bytes = MAX_TRANSACTION_BYTES
-    payload_digest: str
-    reply: ChangeReply | None
 
 
 class Meta(Stored):

@@ -15,6 +15,10 @@ MAX_FOUND = 256
 MAX_SERVES = 4096
 MAX_LEAVING = 256
 MAX_EARLIER = 2048
+MAX_LOADS = 256
+# Far more than any engine runs and queues.
+MAX_PER_REPLICA = 1_000_000
+MAX_IN_FLIGHT = 1e9
 # Of an engine, as a pool's `max_adapters`.
 MAX_CAPACITY = 1_000_000
 
@@ -314,6 +318,43 @@ class ReportedEvent(Part):
     message: str = ""
 
 
+class AdapterLoad(Part):
+    """Requests for an adapter that were with the engine at once, waiting ones too, on average over a minute."""
+
+    name: str
+    in_flight: Annotated[float, Field(ge=0, le=MAX_IN_FLIGHT)]
+
+
+class ByLoad(Part):
+    """Number of replicas by requests: at least the placement's, and so many that each has `per_replica` at once."""
+
+    max: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        title="Number of replicas at most", description="use a whole number from 1 to 10000"
+    )
+    per_replica: Annotated[int, Field(ge=1, le=MAX_PER_REPLICA)] = Field(
+        title="Requests that one replica is to have at once, on average over a minute, waiting ones too",
+        description=f"use a whole number from 1 to {MAX_PER_REPLICA}",
+    )
+
+
+class ScaledReplicas(Part):
+    """Present number of replicas of an adapter that is placed by load, the reason, and since when (RFC 3339)."""
+
+    replicas: Annotated[int, Field(ge=1, le=10_000)]
+    reason: str
+    at: str
+
+
+class ReportedLoad(Part):
+    """Load by adapter, of those whose number of replicas follows it: the first `MAX_LOADS`, the busiest first.
+
+    Those without any are left out; `omitted` counts the others that do not stand here.
+    """
+
+    adapters: list[AdapterLoad] = []
+    omitted: Number = 0
+
+
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
@@ -338,7 +379,8 @@ class ReplicaStatus(Stored):
     the remedy, since it was started with ``--insecure``. `http`: HOST:PORT of the sidecar's own port, with ``https://``
     before it where it has TLS; empty: it is not known under which it is reached. `store`: how full that is, as of the
     last write of something else; None: not known. `certificates`: those that the sidecar uses.
-    `events`: the newest, the oldest first, as of the last write of something else.
+    `events`: the newest, the oldest first, as of the last write of something else. `load`: requests at once for the
+    adapters whose number of replicas follows them; None: nothing counts them there, or there are no such adapters.
     """
 
     max_bytes = MAX_STATUS_BYTES
@@ -374,6 +416,7 @@ class ReplicaStatus(Stored):
     store: ReportedStore | None = None
     certificates: list[ReportedCertificate] = []
     events: list[ReportedEvent] = []
+    load: ReportedLoad | None = None
     last_request_id: str = ""
     updated_at: str
 

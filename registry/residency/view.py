@@ -19,7 +19,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
 from registry.model.keys import last_part
 from registry.model.names import is_engine_allowed
-from registry.model.placement import Assignment, declinable, looks_at_room
+from registry.model.placement import Assignment, declinable, looks_at_room, spec_now
 from registry.model.records import AdapterRecord, AdapterSpec, CanaryRollout, SourceSpec
 from registry.model.replica_state import ParsedStatus, ReplicaState, StatusReading, Verdict, doubt, status_of
 from registry.model.status import ReplicaStatus
@@ -382,7 +382,7 @@ def _still_followed(view: PoolView, earlier: Earlier) -> Earlier:
 
 
 def _adapter(key: str, record: AdapterRecord, revision: int) -> AdapterView:
-    spec = record.spec
+    spec = spec_now(record)
     plain = record.rollout is None and not looks_at_room(spec) and not spec.placement.selector
     return AdapterView(
         key,

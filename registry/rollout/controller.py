@@ -217,9 +217,9 @@ class AdapterFollower(Protocol):
 
 
 class RolloutController:
-    """Watches the adapters of all pools, and controls the pools that have rollouts; `beside` hears the same."""
+    """Watches the adapters of all pools, and controls the pools that have rollouts; all `beside` hear the same."""
 
-    def __init__(self, shared: Shared, beside: AdapterFollower | None = None) -> None:
+    def __init__(self, shared: Shared, *beside: AdapterFollower) -> None:
         self._shared = shared
         self._beside = beside
         self._prefix = shared.keys.all_adapters()
@@ -241,13 +241,13 @@ class RolloutController:
                         pass
 
     def _listed(self, kvs: Sequence[KeyValue], tasks: asyncio.TaskGroup) -> None:
-        if self._beside is not None:
-            self._beside.listed(kvs)
+        for one in self._beside:
+            one.listed(kvs)
         self._wake(self._running.listed(kvs), tasks)
 
     def _changed(self, events: Sequence[Event], tasks: asyncio.TaskGroup) -> None:
-        if self._beside is not None:
-            self._beside.changed(events)
+        for one in self._beside:
+            one.changed(events)
         self._wake(self._running.changed(events), tasks)
 
     def _wake(self, pools: Iterable[str], tasks: asyncio.TaskGroup) -> None:

@@ -97,6 +97,11 @@ def expiry_request_id(pool: str, name: str, etag: int, attempt: int) -> str:
     return _request_id("expire", pool, name, etag, attempt)
 
 
+def scaling_request_id(pool: str, name: str, etag: int, step: str, attempt: int) -> str:
+    """The request id of a step of a number of replicas, likewise; `step`: where it leads."""
+    return _request_id(f"scale-{step}", pool, name, etag, attempt)
+
+
 def _request_id(verb: str, pool: str, name: str, number: int, attempt: int) -> str:
     digest = hashlib.sha256(f"{pool}\0{name_key(name)}".encode()).hexdigest()[:16]
     again = f"-{attempt}" if attempt else ""

@@ -10,7 +10,16 @@ from typing import assert_never
 from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
 from registry.model.names import label_text, matches, name_key
-from registry.model.placement import Assignment, assign, declinable, decline_note, decliners, looks_at_room, rate_evenly
+from registry.model.placement import (
+    Assignment,
+    assign,
+    declinable,
+    decline_note,
+    decliners,
+    looks_at_room,
+    rate_evenly,
+    spec_now,
+)
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
 from registry.model.replica_state import Expectation, ReplicaState, compare_digests, evaluate
 from registry.rollout.expected import ROLE_NOT_SERVED, NamelessReplicas, not_alive, role_not_served
@@ -185,7 +194,7 @@ def _is_for_all(record: AdapterRecord) -> bool:
 
 def _assigned(record: AdapterRecord, pool: PoolSnapshot) -> Assignment:
     """The replicas that are to serve it; a stranger serves what all do."""
-    key, spec = name_key(record.name), record.spec
+    key, spec = name_key(record.name), spec_now(record)
     if _is_for_all(record):
         return assign(record.pool, key, spec, rate_evenly(one.member for one in pool.replicas.values()))
     candidates = pool.inputs_now(by_room=looks_at_room(spec)).candidates
@@ -228,7 +237,7 @@ def _replica_rollouts(
 
 
 def _note(record: AdapterRecord, assigned: Assignment, pool: PoolSnapshot) -> str:
-    wanted, found = record.spec.placement.replicas, len(assigned.serving)
+    wanted, found = spec_now(record).placement.replicas, len(assigned.serving)
     generation = declinable(record.generation, record.rollout)
     declined = decliners(name_key(record.name), record.spec, generation, next(reversed(pool.known.values())))
     if wanted == "all" or found >= wanted:

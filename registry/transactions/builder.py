@@ -12,9 +12,9 @@ from registry.access.decision import HeldRole
 from registry.access.outcome import outcome_questions
 from registry.access.principal import CREDENTIAL_KINDS
 from registry.etcd3.ops import Compare, KeyValue, Op, Put, Range, Txn, absent
-from registry.model.audit import AuditChange, AuditRecord
+from registry.model.audit import AuditChange, AuditRecord, RequestRecord
 from registry.model.errors import FailedPrecondition, InvalidArgument, Reason
-from registry.model.records import ChangeReply, RequestRecord
+from registry.model.records import ChangeReply
 from registry.model.stored import MAX_RECORD_BYTES
 from registry.transactions.context import Context, TxnLimits
 from registry.transactions.decode import ReadSet, named

@@ -120,6 +120,17 @@ class ExpireAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleAdapter:
+    """Write down another number of replicas; `why` is a sentence. Only the admin service asks for it."""
+
+    pool: str
+    name: str
+    etag: int
+    replicas: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreatePool:
     """A new pool."""
 
@@ -227,6 +238,7 @@ Change = (
     | RollbackAdapter
     | RolloutChange
     | ExpireAdapter
+    | ScaleAdapter
     | CreatePool
     | UpdatePool
     | ConfirmRemovals
@@ -258,7 +270,7 @@ def tenants_of(change: Change) -> tuple[str, ...]:
             return (tenant_of(change.name),)
         case SetTenant() | RepairTenant():
             return (change.name,)
-        case PromoteRollout() | AbortRollout() | HaltRollout():
+        case PromoteRollout() | AbortRollout() | HaltRollout() | ScaleAdapter():
             return ()
         case CreatePool() | UpdatePool() | ConfirmRemovals() | DeletePool() | DrainReplica():
             return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, canaries, expiry, pools, repair, rollouts, tenants
+from registry.transactions import adapters, canaries, expiry, pools, repair, rollouts, scaling, tenants
 from registry.transactions.builder import Planned, request_reads
 from registry.transactions.changes import (
     AbortRollout,
@@ -21,6 +21,7 @@ from registry.transactions.changes import (
     RepairTenant,
     RestoreHistory,
     RollbackAdapter,
+    ScaleAdapter,
     SetTenant,
     UpdatePool,
 )
@@ -49,6 +50,8 @@ def _own_reads(change: Change, context: Context) -> tuple[Range, ...]:
             return rollouts.rollout_reads(change, keys)
         case ExpireAdapter():
             return expiry.expiry_reads(change, keys)
+        case ScaleAdapter():
+            return scaling.scale_reads(change, keys)
         case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
             return pools.pool_reads(change, keys)
         case SetTenant() | RepairTenant() | RestoreHistory():
@@ -103,6 +106,8 @@ def plan_change(change: Change, view: ReadSet, context: Context) -> Planned:
             return rollouts.plan_rollout(change, view, context)
         case ExpireAdapter():
             return expiry.plan_expiry(change, view, context)
+        case ScaleAdapter():
+            return scaling.plan_scale(change, view, context)
         case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
             return pools.plan_pool(change, view, context)
         case SetTenant() | RepairTenant() | RestoreHistory():

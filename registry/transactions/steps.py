@@ -19,6 +19,7 @@ from registry.model.records import (
     CanaryRollout,
     RetiredRecord,
 )
+from registry.model.status import ScaledReplicas
 from registry.model.stored import MAX_RECORD_BYTES, Part
 from registry.transactions.builder import put_record
 from registry.transactions.canaries import rollout_of
@@ -181,6 +182,8 @@ def _replace(
             "rollout": rollout_of(record, wanted) if goes_on else None,
             "retry": None,
             "kept": kept_after(record, wanted, generation, goes_on=goes_on),
+            # Load knows nothing of generations: whatever is published, the number that it asks for stays.
+            "scaled": record.scaled if wanted.placement.by_load else None,
         }
     )
     return _update(target, changed, retire_record(record, context, deleted=False), context)
@@ -197,6 +200,17 @@ def rollout_step(
     if rollout == present.record.rollout:
         return keep_step(target, present, context)
     return _update(target, present.record.model_copy(update={"rollout": rollout}), (), context)
+
+
+def scaled_step(
+    target: StepTarget, present: Present[AdapterRecord], scaled: ScaledReplicas, context: Context
+) -> AdapterStep:
+    """Changes how many replicas serve an adapter whose placement is by load. It stays the same generation.
+
+    Raises:
+        InvalidArgument: the record becomes too large.
+    """
+    return _update(target, present.record.model_copy(update={"scaled": scaled}), (), context)
 
 
 def keep_step(target: StepTarget, present: Present[AdapterRecord], context: Context) -> AdapterStep:

@@ -63,9 +63,29 @@ UNSUPPORTED = (
 )
 
 
+def check_by_load(spec: AdapterSpec, *, field: str) -> None:
+    """Raises InvalidArgument unless a number of replicas that follows requests has a range, and nothing beside it."""
+    least, by_load = spec.placement.replicas, spec.placement.by_load
+    if by_load is None:
+        return
+    if least == "all":
+        message = "a number of replicas that follows requests needs a least one; give min, such as 1"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.placement.replicas")
+    if least > by_load.max:
+        message = f"min {least} is more than max {by_load.max}; use a max of at least {least}, or a smaller min"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.placement.replicas")
+    if spec.ttl_seconds is not None:
+        message = (
+            "a ttl begins anew whenever the record is written, as by each step of a number of replicas that follows "
+            "requests; leave the ttl out, or give a fixed number of replicas"
+        )
+        raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.ttl_seconds")
+
+
 def check_supported(spec: AdapterSpec, *, field: str) -> None:
     """Raises InvalidArgument if the spec asks for what no sidecar of this release does."""
     check_source(spec, field=field)
+    check_by_load(spec, field=field)
     for entry in UNSUPPORTED:
         if entry.asked(spec):
             raise InvalidArgument(Reason.UNSUPPORTED, entry.remedy, field=f"{field}.{entry.field}")

@@ -29,7 +29,7 @@ class Source(_message.Message):
     def __init__(self, uri: _Optional[str] = ..., digest: _Optional[str] = ..., signature: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("replicas", "selector")
+    __slots__ = ("replicas", "selector", "by_load")
     class SelectorEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,9 +39,29 @@ class Placement(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    BY_LOAD_FIELD_NUMBER: _ClassVar[int]
     replicas: int
     selector: _containers.ScalarMap[str, str]
-    def __init__(self, replicas: _Optional[int] = ..., selector: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    by_load: ByLoad
+    def __init__(self, replicas: _Optional[int] = ..., selector: _Optional[_Mapping[str, str]] = ..., by_load: _Optional[_Union[ByLoad, _Mapping]] = ...) -> None: ...
+
+class ByLoad(_message.Message):
+    __slots__ = ("max", "per_replica")
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    PER_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    max: int
+    per_replica: int
+    def __init__(self, max: _Optional[int] = ..., per_replica: _Optional[int] = ...) -> None: ...
+
+class ScaledReplicas(_message.Message):
+    __slots__ = ("replicas", "reason", "at")
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    reason: str
+    at: str
+    def __init__(self, replicas: _Optional[int] = ..., reason: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
 
 class Strategy(_message.Message):
     __slots__ = ("canary_replicas", "promote", "max_failures", "soak_seconds")
@@ -143,7 +163,7 @@ class Restoration(_message.Message):
     def __init__(self, principal: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout", "restored_by", "expires_at", "kept_generations")
+    __slots__ = ("name", "pool", "tenant", "generation", "spec", "etag", "updated_at", "updated_by", "request_id", "rollout", "restored_by", "expires_at", "kept_generations", "scaled")
     NAME_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +177,7 @@ class Adapter(_message.Message):
     RESTORED_BY_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     KEPT_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    SCALED_FIELD_NUMBER: _ClassVar[int]
     name: str
     pool: str
     tenant: str
@@ -170,7 +191,8 @@ class Adapter(_message.Message):
     restored_by: Restoration
     expires_at: str
     kept_generations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ..., expires_at: _Optional[str] = ..., kept_generations: _Optional[_Iterable[int]] = ...) -> None: ...
+    scaled: ScaledReplicas
+    def __init__(self, name: _Optional[str] = ..., pool: _Optional[str] = ..., tenant: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[AdapterSpec, _Mapping]] = ..., etag: _Optional[str] = ..., updated_at: _Optional[str] = ..., updated_by: _Optional[str] = ..., request_id: _Optional[str] = ..., rollout: _Optional[_Union[CanaryRollout, _Mapping]] = ..., restored_by: _Optional[_Union[Restoration, _Mapping]] = ..., expires_at: _Optional[str] = ..., kept_generations: _Optional[_Iterable[int]] = ..., scaled: _Optional[_Union[ScaledReplicas, _Mapping]] = ...) -> None: ...
 
 class AdapterChange(_message.Message):
     __slots__ = ("upsert", "delete", "update", "etag", "update_mask")

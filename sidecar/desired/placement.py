@@ -27,6 +27,7 @@ from registry.model.placement import (
     ranks,
     rate,
     rate_evenly,
+    spec_now,
     takers,
     weights_digest,
 )
@@ -78,12 +79,14 @@ class PlacementSpec:
         selector: that of the placement, to be counted by.
         stable: while a rollout is on, what its other replicas serve; None: there is none.
         canary: who takes the new generation; None: nobody, where a rollout does not say.
+        per_replica: requests that one replica is to have at once, where their number follows these; 0: it does not.
     """
 
     placement: Placement = field(hash=False)
     selector: Selector
     stable: Stable | None = None
     canary: Canary | None = field(default=None, hash=False)
+    per_replica: int = 0
 
     @property
     def is_counted(self) -> bool:
@@ -147,10 +150,11 @@ def _added(counts: Map[Selector, int], change: Counter[Selector]) -> Map[Selecto
 
 def placement_spec_of(pool: str, key: str, record: AdapterRecord) -> PlacementSpec | None:
     """A record's terms; None: it is served by all replicas alike. `key` is its name key."""
-    placement, rollout = record.spec.placement, record.rollout
+    placement, rollout = spec_now(record).placement, record.rollout
     if rollout is None and placement.replicas == "all" and not placement.selector:
         return None
-    terms = _shared(placement.replicas, frozenset(placement.selector.items()))
+    per_replica = placement.by_load.per_replica if placement.by_load else 0
+    terms = _shared(placement.replicas, frozenset(placement.selector.items()), per_replica)
     if rollout is None:
         return terms
     strategy, stable = record.spec.strategy, rollout.stable_spec
@@ -159,9 +163,10 @@ def placement_spec_of(pool: str, key: str, record: AdapterRecord) -> PlacementSp
 
 
 @lru_cache(maxsize=1024)
-def _shared(replicas: object, selector: Selector) -> PlacementSpec:
+def _shared(replicas: object, selector: Selector, per_replica: int) -> PlacementSpec:
     """Very many adapters are placed alike: one object will do for all of them."""
-    return PlacementSpec(Placement.model_validate({"replicas": replicas, "selector": dict(sorted(selector))}), selector)
+    placement = Placement.model_validate({"replicas": replicas, "selector": dict(sorted(selector))})
+    return PlacementSpec(placement, selector, per_replica=per_replica)
 
 
 def ref_of(pool: str, key: str, generation: int, spec: AdapterSpec) -> ArtifactRef:

@@ -108,6 +108,8 @@ class EngineActivity:
         generation_tokens: generated.
         last_used: name to seconds since a request for it came in or was seen to run; without what was never used.
         adapter_requests: name to requests for it that ended since it was loaded; without what had none.
+        adapter_in_flight: name to requests for it that are with the engine now, running or waiting; without what has
+            none.
     """
 
     running: int | None = None
@@ -117,6 +119,7 @@ class EngineActivity:
     generation_tokens: int | None = None
     last_used: Mapping[str, float] | None = None
     adapter_requests: Mapping[str, int] | None = None
+    adapter_in_flight: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

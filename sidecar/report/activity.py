@@ -66,6 +66,7 @@ class ReplicaActivity:
             activity = None
         numbers = asdict(activity) if activity else {}
         used, requests = numbers.pop("last_used", None) or {}, numbers.pop("adapter_requests", None)
+        numbers.pop("adapter_in_flight", None)
         calls = {kind: {"count": count, "seconds": seconds} for kind, (count, seconds) in done_calls().items()}
         return {
             "schema": 1,

@@ -8,13 +8,20 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from registry.etcd3.tls import CertificateSpan
-from registry.model.status import ReplicaStatus, ReportedCertificate, ReportedEvent, ReportedStore, Warned
+from registry.model.status import (
+    ReplicaStatus,
+    ReportedCertificate,
+    ReportedEvent,
+    ReportedLoad,
+    ReportedStore,
+    Warned,
+)
 from registry.runtime.clock import Clock, rfc3339
 from registry.runtime.supervisor import Trouble
 from sidecar.metrics import DRAINING, FILES_NOT_TAKEN, show_status
 from sidecar.plan.conditions import FILE_NOT_TAKEN
 from sidecar.plan.types import LazySituation, RoundReport, StatusInputs
-from sidecar.report.status import ReplicaIdentity, ReportedAside, derive_status
+from sidecar.report.status import NOTHING_ASIDE, ReplicaIdentity, derive_status
 
 _BEFORE = StatusInputs(
     revision=0,
@@ -64,8 +71,7 @@ class StatusCache:
         self._heard_at = math.inf
         self._status: ReplicaStatus | None = None
         self._was_old = False
-        self._store: ReportedStore | None = None
-        self._certificates: list[ReportedCertificate] = []
+        self._aside = NOTHING_ASIDE
 
     @property
     def status(self) -> ReplicaStatus:
@@ -77,7 +83,7 @@ class StatusCache:
                 situation = replace(situation, stale=True)
             if self._drain:
                 situation = replace(situation, ready=False, note=self._drain)
-            aside = ReportedAside(self._store, self._certificates, self._events())
+            aside = replace(self._aside, events=self._events())
             status = derive_status(self._replica, situation, self._clock.moment(), aside)
             warnings = [*status.warnings, *map(_warned, self.failing)]
             self._status = status.model_copy(update={"warnings": warnings})
@@ -108,14 +114,19 @@ class StatusCache:
 
     def note_room(self, store: ReportedStore | None) -> None:
         """Takes in how much more the store takes; it is told when something else is, or when it is another much."""
-        self._store, self._status = store, None
+        self._aside, self._status = replace(self._aside, store=store), None
 
     def note_certificates(self, spans: Sequence[CertificateSpan]) -> None:
         """Takes in when the certificates of this sidecar end; it is told when another has come."""
         told = [ReportedCertificate(flag=one.flag, begins=rfc3339(one.begins), ends=rfc3339(one.ends)) for one in spans]
-        if told != self._certificates:
-            self._certificates = told
+        if told != list(self._aside.certificates):
+            self._aside = replace(self._aside, certificates=told)
             self.look_again()
+
+    def take_load(self, load: ReportedLoad | None) -> None:
+        """Takes in how many requests adapters have whose number of replicas follows them, and says so."""
+        self._aside = replace(self._aside, load=load)
+        self.look_again()
 
     def take_drain(self, why: str) -> None:
         """Takes in why the replica drains, in one sentence, and says so; empty: it does not, or no more."""

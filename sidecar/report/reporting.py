@@ -21,6 +21,7 @@ from sidecar.report.declines import DeclineTeller
 from sidecar.report.events import EventRing
 from sidecar.report.good_finder import GoodFinder
 from sidecar.report.handoff_watch import HandoffWatch
+from sidecar.report.load import LoadSampler
 from sidecar.report.replica_drain import ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
 from sidecar.report.writer import ShareGuard, StatusWriter
@@ -52,6 +53,7 @@ class Reporting:
         self.finder = GoodFinder(client, keys, replica, cache, clock)
         self.share = ShareGuard(writer.announcement, writer.claim, clock, ports.give_up_seconds)
         self.declines = DeclineTeller(writer.announcement, ports.state)
+        self.load = LoadSampler(mailbox, engine, clock, status.take_load)
         self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)
         self.certificates = ports.certificates
         self.on_round = ports.on_round

@@ -27,6 +27,7 @@ from registry.model.status import (
     ReportedEvent,
     ReportedEvidence,
     ReportedLimits,
+    ReportedLoad,
     ReportedStore,
     Resident,
     Served,
@@ -77,11 +78,12 @@ def served_hash(served: tuple[ServedAdapter, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReportedAside:
-    """Parts of a status that no round brings: the store, certificates, and the newest events."""
+    """Parts of a status that no round brings: the store, certificates, the newest events, and load."""
 
     store: ReportedStore | None = None
     certificates: Sequence[ReportedCertificate] = ()
     events: Sequence[ReportedEvent] = ()
+    load: ReportedLoad | None = None
 
 
 NOTHING_ASIDE = ReportedAside()
@@ -127,6 +129,7 @@ def derive_status(
         store=aside.store,
         certificates=list(aside.certificates),
         events=list(aside.events),
+        load=aside.load,
         last_request_id=situation.last_request_id,
         updated_at=rfc3339(moment.wall),
     )
@@ -228,8 +231,8 @@ def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
         fewer = {"leaving": leaving[: len(leaving) // 2]}
     elif status.kept:
         fewer = {"kept": status.kept[: len(status.kept) // 2]}
-    elif status.serves is not None:
-        fewer = {"serves": None}
+    elif status.load is not None or status.serves is not None:
+        fewer = {"serves" if status.load is None else "load": None}
     else:
         return None
     return status.model_copy(update={**fewer, "omitted": status.omitted + dropped})

@@ -291,6 +291,10 @@ class Adapters:
         """For each registered name, how many requests for it ended since it is registered; without those of none."""
         return self._server.registered.counts()
 
+    def in_flight(self) -> dict[str, int]:
+        """For each name with requests that are with the engine, running or waiting, how many."""
+        return Counter(adapter.lora_name for adapter in self._server.in_flight())
+
     async def state(self) -> dict[str, object]:
         """Registered, draining and loaded adapters, with the number of requests bound to each.
 

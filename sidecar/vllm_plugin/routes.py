@@ -153,7 +153,7 @@ class Plugin:
 
     async def uses(self, adapters: Adapters, _: Request) -> dict[str, object]:
         """See `Adapters.last_used`. Unlike the state it does not ask the engine, which may be within a step."""
-        used = {"last_used": adapters.last_used(), "requests": adapters.requests()}
+        used = {"last_used": adapters.last_used(), "requests": adapters.requests(), "in_flight": adapters.in_flight()}
         found = {"no_effect": adapters.without_effect(), **adapters.expectations()}
         return {**await self.changes(adapters, _), **used, **found}
 

@@ -10,9 +10,9 @@ import grpc
 from google.protobuf.message import Message
 
 from registry.etcd3.ops import Event, KeyValue
+from registry.model.audit import RequestRecord
 from registry.model.errors import Reason
 from registry.model.keys import last_part
-from registry.model.records import RequestRecord
 from registry.tools.verify.history import Revision
 from registry.transactions.changes import AbortRollout, ApplyAdapters, Change, PromoteRollout
 from registry.v1 import registry_pb2 as pb

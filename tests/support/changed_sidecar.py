@@ -2,7 +2,7 @@
 
 HOW is the failpoint at which it kills itself; or "patient": it bears an etcd that stands still for minutes; or
 "unhurried": it waits a minute for etcd at its end, and for an engine that asks it for an adapter; or "attentive": it
-looks at its engine every second, merely because time has passed.
+looks at its engine every second, merely because time has passed; or "counting": it averages load over seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,18 @@ def unhurried() -> Iterator[None]:
         yield
 
 
-CHANGES = {"patient": patient, "unhurried": unhurried, "attentive": attentive}
+@contextmanager
+def counting() -> Iterator[None]:
+    """Makes this process average the load of adapters over two seconds, and tell it at once."""
+    with (
+        mock.patch("sidecar.report.load.SAMPLE_SECONDS", 0.2),
+        mock.patch("sidecar.report.load.WINDOW_SECONDS", 2.0),
+        mock.patch("sidecar.report.load.TELL_SECONDS", 0.5),
+    ):
+        yield
+
+
+CHANGES = {"patient": patient, "unhurried": unhurried, "attentive": attentive, "counting": counting}
 
 
 if __name__ == "__main__":

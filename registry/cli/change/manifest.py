@@ -17,6 +17,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from registry.cli.change.replica_range import schema_with_range, with_range, without_range
 from registry.formats.documents import read_documents
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.messages import Plain, spec_dict, spec_message
@@ -111,7 +112,8 @@ def manifest_schema() -> Plain:
     """The JSON schema of a manifest, for editors and `explain`; what takes nothing but null also may be left out."""
     schema = _WRITTEN.model_json_schema(by_alias=True)
     del schema["$defs"]["ManifestSpec"]["properties"]["labels"]  # they stand in the metadata
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "LoraPlane manifest"}
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "LoraPlane manifest"}
+    return schema_with_range(whole)
 
 
 def manifest_dict(adapter: pb.Adapter) -> Plain:
@@ -121,7 +123,8 @@ def manifest_dict(adapter: pb.Adapter) -> Plain:
     if adapter.spec.HasField("ttl_seconds") and adapter.spec.ttl_seconds > 0:
         spec["ttl_seconds"] = span_text(adapter.spec.ttl_seconds)
     metadata = {"name": adapter.name, "pool": adapter.pool, **({"labels": labels} if labels else {})}
-    return {"apiVersion": API_VERSION, "kind": "Adapter", "metadata": metadata, "spec": _said(ManifestSpec, spec)}
+    written = with_range(_said(ManifestSpec, spec))
+    return {"apiVersion": API_VERSION, "kind": "Adapter", "metadata": metadata, "spec": written}
 
 
 def _said(kind: type[BaseModel], values: Mapping[str, Any]) -> Plain:
@@ -163,6 +166,9 @@ def manifest_of(content: object, place: str) -> Placed:
     Raises:
         InvalidArgument: it is not right; the field says where.
     """
+    content, problems = without_range(content)
+    if problems:
+        raise _complaint(place, problems)
     try:
         manifest = _WRITTEN.model_validate(content)
     except ValidationError as error:
@@ -251,7 +257,8 @@ def _yaml_type(value: object) -> str:
 
 def _unknown_field(name: str, fields: Sequence[FieldInfo]) -> str:
     section = (model_in(fields[-1].annotation) if fields else None) or _WRITTEN
-    known = [manifest_name(one) for one, field in section.model_fields.items() if not field.exclude]
+    written = (one for one, field in section.model_fields.items() if not field.exclude and one != "by_load")
+    known = [manifest_name(one) for one in written]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
     return f"unknown field; {hint}"

@@ -17,6 +17,7 @@ from registry.cli.apply import ApplyOrder, OrderOptions, apply_change, apply_cha
 from registry.cli.change.addresses import is_uri, source_uri
 from registry.cli.change.documents import upsert_of, upserts
 from registry.cli.change.manifest import API_VERSION
+from registry.cli.change.replica_range import RangeOptions, set_range
 from registry.cli.change.sets import Applied, Change, Outcome, check_one_transaction
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, not_found, usage
@@ -223,6 +224,7 @@ def set_(
     credential: Credential = None,
     ttl: options.Ttl = None,
     keep: options.KeepCount = None,
+    scale: RangeOptions,
     given: SendOptions,
 ) -> None:
     """Change the given fields of an adapter; print old and new values.
@@ -240,7 +242,7 @@ def set_(
         spec.ClearField("expect")
     options.set_given(spec.source, digest=digest, signature=signature)
     options.set_given(spec, load=_LOADS[lazy], priority=priority, credentials=credential)
-    options.set_given(spec.placement, replicas=replicas)
+    set_range(spec.placement, replicas, scale)
     options.relabel("--on ", spec.placement.selector, on or [])
     options.relabel("--label ", spec.labels, label or [])
     options.set_ttl(spec, ttl)

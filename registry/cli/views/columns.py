@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from registry.cli.views.differences import GenerationRow
+from registry.cli.views.messages import placed_on
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView, cell, short_span
 from registry.cli.views.residency_view import (
@@ -113,7 +114,7 @@ ADAPTERS: OutputView[AdapterRow] = OutputView(
     more={
         "REPLICAS": where_cell,
         "NOTE": lambda one: cell(one.residency.note if one.residency else ""),
-        "PLACED": lambda one: str(one.record.spec.placement.replicas or "all"),
+        "PLACED": lambda one: placed_on(one.record),
         "SOURCE": lambda one: one.record.spec.source.uri,
         "UPDATED": lambda one: one.record.updated_at,
         "BY": lambda one: one.record.updated_by,

@@ -13,7 +13,7 @@ from registry.cli.views.columns import ADAPTERS, POOL_ROWS, POOLS, REPLICAS, age
 from registry.cli.views.differences import flat
 from registry.cli.views.events import EVENTS, ShownEvent, change_event, replica_events
 from registry.cli.views.get import Note, counted, note, replica_of
-from registry.cli.views.messages import meanwhile, rollout_dict, state_name
+from registry.cli.views.messages import meanwhile, placed_on, rollout_dict, state_name
 from registry.cli.views.output import Format, Printer
 from registry.cli.views.replica_view import (
     ReplicaView,
@@ -124,6 +124,7 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
             **({"Not placed on": elsewhere} if elsewhere else {}),
             **_end(adapter),
             **_kept(adapter),
+            **_scaled(adapter),
             "Etag": adapter.etag,
             **_canaries(adapter),
             **_restored(restored),
@@ -189,6 +190,16 @@ def _kept(adapter: pb.Adapter) -> dict[str, str]:
         return {}
     names = ", ".join(f"{adapter.name}@{one}" for one in adapter.kept_generations) or "none yet"
     return {"Keeps": cell(f"{adapter.spec.keep} generations by name; beside the newest: {names}")}
+
+
+def _scaled(adapter: pb.Adapter) -> dict[str, str]:
+    """Number of its replicas where that follows requests, and why it is that."""
+    if not adapter.spec.placement.HasField("by_load"):
+        return {}
+    per_replica = f"{adapter.spec.placement.by_load.per_replica} requests at once on each"
+    scaled = adapter.scaled
+    why = f"; since {cell(scaled.at)}: {cell(scaled.reason)}" if adapter.HasField("scaled") else ""
+    return {"Replicas": f"{placed_on(adapter)}, {per_replica}{why}"}
 
 
 def _canaries(adapter: pb.Adapter) -> dict[str, str]:

@@ -62,3 +62,13 @@ def outcome_name(result: pb.AdapterResult) -> str:
 def result_dict(result: pb.AdapterResult) -> Plain:
     """Outcome of one change."""
     return {"outcome": outcome_name(result), "adapter": adapter_dict(result.adapter)}
+
+
+def placed_on(record: pb.Adapter) -> str:
+    """Number of replicas that are to serve it, and the range of one that follows requests."""
+    placement = record.spec.placement
+    if not placement.HasField("by_load"):
+        return str(placement.replicas or "all")
+    now = record.scaled.replicas if record.HasField("scaled") else placement.replicas
+    least, most = placement.replicas, placement.by_load.max
+    return f"{max(least, min(now, most))} ({least} to {most} by load)"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from registry.cli.views.messages import state_text
+from registry.cli.views.messages import placed_on, state_text
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import ReplicaView
 from registry.model.messages import Plain
@@ -115,6 +115,6 @@ def _absent(record: pb.Adapter, replica: ReplicaView, now: datetime) -> str:
 def _placement(record: pb.Adapter) -> str:
     """The fields of its record by which not every replica serves it, as they are written in a manifest."""
     placement = record.spec.placement
-    told = [f"placement.replicas: {placement.replicas}"] if placement.replicas else []
+    told = [f"placement.replicas: {placed_on(record)}"] if placement.replicas else []
     told += [f"placement.selector: {label_text(placement.selector)}"] if placement.selector else []
     return ", ".join(told)

@@ -31,7 +31,7 @@ from registry.tools.verify.removals import LoggedRemoval, Removals, claims_of
 # Of a spec: changes of these alone make no generation.
 _LIFE = ("ttl_seconds", "keep")
 # Of a record of one generation.
-_MAY_CHANGE = {"rollout", "retry", "spec", "expires_at", "kept"}
+_MAY_CHANGE = {"rollout", "retry", "spec", "expires_at", "kept", "scaled"}
 
 
 def same_generation(old: Document | None, new: Document | None) -> bool:
@@ -61,17 +61,22 @@ def generation_faults(before: int, old: Document | None, new: Document) -> Itera
 
 
 def _rewritten(old: Document, new: Document) -> Iterator[str]:
-    """A generation stays what it is but for its rollout, which may be halted or end, a retry, and how long it lives."""
+    """A generation stays what it is but for its rollout, which may be halted or end, a retry, life, and replicas."""
     now = new.get("generation")
     others = old.keys() | new.keys()
     is_same = _of_generation(old) == _of_generation(new)
     if not is_same or any(old.get(key) != new.get(key) for key in others - _MAY_CHANGE):
         yield f"generation {now} follows {now}, and is not the same"
     if old.get("rollout") == new.get("rollout"):
-        if (old.get("retry"), _life(old)) == (new.get("retry"), _life(new)):
+        if _moves(old) == _moves(new):
             yield f"generation {now} was written twice"
     elif not old.get("rollout") or (new.get("rollout") and _stable(new) != _stable(old)):
         yield f"generation {now} was for all replicas, or for others than its canaries to serve another"
+
+
+def _moves(record: Document) -> tuple[object, ...]:
+    """All that makes a record of the same generation another one, but for its rollout."""
+    return record.get("retry"), _life(record), record.get("scaled")
 
 
 def _of_generation(record: Document) -> Document:

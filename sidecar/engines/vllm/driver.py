@@ -390,8 +390,7 @@ class VllmEngine:
         activity = answers.read_activity(await metric_lines(page, answers.METRICS, self.url), self.url)
         if not tells:
             return activity
-        uses = b"".join(told)
-        return replace(activity, last_used=plugin.read_last_used(uses), adapter_requests=plugin.read_requests(uses))
+        return plugin.with_uses(activity, b"".join(told))
 
     async def drain_evidence(self) -> DrainEvidence:
         """See `Engine.drain_evidence`. vLLM writes its metrics when a step ends: so that they are new, one has to."""

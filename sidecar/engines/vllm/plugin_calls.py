@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.lora.base import check_patterns
 from registry.lora.coverage.findings import EngineEvidence
 from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import (
     Done,
+    EngineActivity,
     EngineGone,
     EngineLimits,
     NoEffect,
@@ -181,10 +182,21 @@ def read_last_used(body: bytes) -> dict[str, float]:
             return {}
 
 
-def read_requests(body: bytes) -> dict[str, int] | None:
-    """For each name with requests that ended since it was loaded, how many; None: that is not told, or not in full."""
+def with_uses(activity: EngineActivity, body: bytes) -> EngineActivity:
+    """The activity with what our plugin knows of each adapter: its last use, and its requests."""
+    ended, in_flight = read_requests(body), read_requests(body, "in_flight")
+    return replace(activity, last_used=read_last_used(body), adapter_requests=ended, adapter_in_flight=in_flight)
+
+
+def read_requests(body: bytes, kind: str = "requests") -> dict[str, int] | None:
+    """For each name with requests of a kind, how many; None: that is not told, or not in full.
+
+    `kind`: ``requests``, which ended since it was loaded, or ``in_flight``, which are with the engine.
+    """
     match json_of(body):
-        case {"schema": 1, "requests": dict(counts)} if all(_is_count(count) for count in counts.values()):
+        case {"schema": 1, **rest} if isinstance(counts := rest.get(kind), dict) and all(
+            _is_count(count) for count in counts.values()
+        ):
             return {str(name): int(count) for name, count in counts.items()}
         case _:
             return None

@@ -148,6 +148,16 @@ _ADMIN = Section(
             unit="ops",
         ),
         Plot(
+            "Steps of numbers of replicas",
+            (
+                Query(
+                    "sum by (direction) (rate(loraplane_admin_scaling_steps_total[$__rate_interval]))", "{{direction}}"
+                ),
+            ),
+            "Of adapters whose number of replicas follows their requests.",
+            unit="ops",
+        ),
+        Plot(
             "Adapters that expired",
             (Query("sum(rate(loraplane_admin_expired_adapters_total[$__rate_interval]))", "deleted"),),
             "Their time to live was over.",

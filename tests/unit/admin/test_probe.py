@@ -107,6 +107,7 @@ def test_what_is_measured_has_names_that_dashboards_rely_on():
     metrics.streams.labels("WatchAdapters").inc()
     metrics.no_space.inc()
     metrics.count_conducted("promoted")
+    metrics.count_scaled("up")
     metrics.count_internal_error("rollouts of p")
     metrics.count_internal_error("probe")
     metrics.denials_lost.inc()
@@ -127,6 +128,7 @@ def test_what_is_measured_has_names_that_dashboards_rely_on():
         'loraplane_admin_streams{method="WatchAdapters"}': 1,
         "loraplane_admin_no_space_total": 1,
         "loraplane_admin_expired_adapters_total": 0,
+        'loraplane_admin_scaling_steps_total{direction="up"}': 1,
         'loraplane_admin_rollouts_total{verb="promoted"}': 1,
         'loraplane_admin_internal_errors_total{part="rollouts"}': 1,
         'loraplane_admin_internal_errors_total{part="probe"}': 1,

@@ -304,6 +304,48 @@ def test_set_gives_an_adapter_a_number_of_generations_and_takes_it_away(cli, adm
         assert (ran.code, ran.err.strip()) == (2, told)
 
 
+@pytest.mark.parametrize(
+    ("has", "words", "wanted"),
+    [
+        (None, ["--replicas", "2", "--max-replicas", "8", "--per-replica", "50"], (2, 8, 50)),
+        ((2, 8, 50), ["--max-replicas", "4"], (2, 4, 50)),
+        ((2, 8, 50), ["--per-replica", "9"], (2, 8, 9)),
+        ((2, 8, 50), ["--replicas", "3", "--per-replica", "9"], (3, 8, 9)),
+        ((2, 8, 50), ["--replicas", "3"], (3, None)),
+        ((2, 8, 50), ["--replicas", "0"], (0, None)),
+        ((2, 8, 50), ["--priority", "9"], (2, 8, 50)),
+    ],
+)
+def test_set_lets_a_number_of_replicas_follow_requests_and_stops_that(cli, admin, has, words, wanted):
+    """A number alone is a fixed one."""
+    before = there(placement=placed(*has) if has else None)
+    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
+    assert cli("set", "sql", *words).code == 0
+    assert admin.asked("ApplyAdapters")[0].changes[0].upsert.spec.placement == placed(*wanted)
+
+
+def placed(least: int, most: int | None, per_replica: int = 0) -> pb.Placement:
+    by_load = pb.ByLoad(max=most, per_replica=per_replica) if most else None
+    return pb.Placement(replicas=least, by_load=by_load)
+
+
+@pytest.mark.parametrize(
+    ("words", "lacking"),
+    [
+        (["--max-replicas", "8"], "--replicas and --per-replica"),
+        (["--per-replica", "8", "--replicas", "2"], "--max-replicas"),
+        (["--max-replicas", "8", "--per-replica", "5", "--replicas", "0"], "--replicas"),
+    ],
+)
+def test_a_range_of_replicas_that_lacks_a_part_is_refused_with_its_flag(cli, admin, words, lacking):
+    admin.answers |= {"GetAdapter": [there()]}
+    ran = cli("set", "sql", *words)
+    assert (ran.code, ran.err.strip()) == (
+        2,
+        f"error: USAGE: a number of replicas that follows requests needs {lacking}, too",
+    )
+
+
 def history_of(*earlier: pb.Adapter) -> object:
     """The history of each adapter: its present generation, and the one before where it is among these."""
 

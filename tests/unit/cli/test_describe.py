@@ -11,12 +11,13 @@ import pytest
 import yaml
 
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS, TENANTS, expires
-from registry.cli.views.describe import _end, _kept
+from registry.cli.views.describe import _end, _kept, _scaled
 from registry.cli.views.differences import GenerationRow
 from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import OutputView
 from registry.cli.views.replica_view import replica_view
 from registry.cli.views.residency_view import PoolRow, PoolStatus
+from registry.model.messages import adapter_dict
 from registry.residency.health import AdapterRow
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
@@ -384,6 +385,20 @@ def test_which_generations_are_served_by_name_is_told_where_any_are():
     assert _kept(one) == {"Keeps": "3 generations by name; beside the newest: a@8, a@7"}
     assert _kept(pb.Adapter(spec=pb.AdapterSpec(keep=2)))["Keeps"].endswith("beside the newest: none yet")
     assert _kept(pb.Adapter()) == {}
+
+
+def test_a_number_of_replicas_that_follows_requests_is_told_with_its_reason():
+    placement = pb.Placement(replicas=2, by_load=pb.ByLoad(max=8, per_replica=50))
+    one = pb.Adapter(name="sql", spec=pb.AdapterSpec(placement=placement))
+    assert _scaled(pb.Adapter()) == {}
+    assert _scaled(one) == {"Replicas": "2 (2 to 8 by load), 50 requests at once on each"}
+    one.scaled.MergeFrom(pb.ScaledReplicas(replicas=3, reason="101.0 requests at once", at="2026-01-01T00:00:00Z"))
+    why = "since 2026-01-01T00:00:00Z: 101.0 requests at once"
+    assert _scaled(one) == {"Replicas": f"3 (2 to 8 by load), 50 requests at once on each; {why}"}
+    assert ADAPTERS.more["PLACED"](AdapterRow(one)) == "3 (2 to 8 by load)"
+    one.scaled.replicas = 99
+    assert ADAPTERS.more["PLACED"](AdapterRow(one)) == "8 (2 to 8 by load)"
+    assert adapter_dict(one)["scaled"] == {"replicas": 99, "reason": "101.0 requests at once", "at": one.scaled.at}
 
 
 def test_when_an_adapter_is_deleted_is_told_where_it_is(monkeypatch):

@@ -30,6 +30,7 @@ from registry.model.errors import InvalidArgument, Reason
 from registry.model.expected_answers import Expect, ExpectedAnswer
 from registry.model.messages import spec_message
 from registry.model.records import AdapterSpec, Canary, Placement, Prepare, SourceSpec, Strategy
+from registry.model.status import ByLoad
 from registry.v1 import registry_pb2 as pb
 
 HEAD = "apiVersion: loraplane/v1\nkind: Adapter\n"
@@ -267,7 +268,7 @@ FIELDS: dict[type[BaseModel], dict[str, st.SearchStrategy[Any]]] = {
         "digest": st.none() | DIGEST,
         "signature": st.none() | st.just("A" * 86 + "=="),
     },
-    Placement: {"replicas": st.just("all") | st.integers(1, 10_000), "selector": LABELS},
+    Placement: {"replicas": st.just("all") | st.integers(1, 10_000), "selector": LABELS, "by_load": st.none()},
     Canary: {"replicas": st.integers(1, 10_000) | st.integers(1, 100).map("{}%".format)},
     Prepare: {
         "remap": st.sampled_from(["auto", "off"]),
@@ -276,6 +277,14 @@ FIELDS: dict[type[BaseModel], dict[str, st.SearchStrategy[Any]]] = {
         "drop": st.lists(WORD, max_size=3),
     },
 }
+RANGED = st.builds(
+    lambda least, more, per_replica: Placement(
+        replicas=least, by_load=ByLoad(max=least + more, per_replica=per_replica)
+    ),
+    st.integers(1, 5_000),
+    st.integers(0, 5_000),
+    st.integers(1, 1_000_000),
+)
 FIELDS[Strategy] = {
     "canary": st.builds(Canary, **FIELDS[Canary]),
     "promote": st.sampled_from(["auto", "manual"]),
@@ -296,7 +305,7 @@ FIELDS[AdapterSpec] = {
     "base_model": st.none() | PRINTABLE,
     "load": st.sampled_from(["eager", "lazy"]),
     "priority": st.integers(-1000, 1000),
-    "placement": st.builds(Placement, **FIELDS[Placement]),
+    "placement": st.builds(Placement, **FIELDS[Placement]) | RANGED,
     "prepare": st.builds(Prepare, **FIELDS[Prepare]),
     "credentials": st.none() | WORD,
     "labels": LABELS,

@@ -316,6 +316,11 @@ def test_what_is_not_given_stays_as_it_is_unless_all_is_replaced(registry, admin
     (change,) = admin.asked("ApplyAdapters")[-1].changes
     placed = pb.AdapterSpec(source=pb.Source(uri="s3://b/a"), placement=pb.Placement())
     assert change == pb.AdapterChange(upsert=pb.Adapter(name="a", spec=placed))
+    ranged = {"replicas": {"min": 2, "max": 8, "perReplica": 50}}
+    registry.publish("s3://b/a", "a", "p", placement=ranged, replace=True, wait=False)
+    by_load = pb.ByLoad(max=8, per_replica=50)
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    assert change.upsert.spec.placement == pb.Placement(replicas=2, by_load=by_load)
 
 
 def test_what_is_given_is_sent(registry, admin):
@@ -338,7 +343,10 @@ def test_what_is_given_is_sent(registry, admin):
         ({"priority": 1 << 40}, "priority"),
         ({"signature": "\ud800"}, "signature"),
         ({"canaries": Canaries(1, max_failures=1 << 40)}, "canaries"),
-        *(({"placement": one}, "placement") for one in ({"replicas": 0}, {"replicas": "some"}, {"zone": "a"})),
+        *(
+            ({"placement": one}, "placement")
+            for one in ({"replicas": 0}, {"replicas": "some"}, {"zone": "a"}, {"replicas": {"min": 1}})
+        ),
         *(({"prepare": one}, "prepare") for one in ({"remap": 1}, {"vison": "drop"})),
         *(({"expect": {"answers": one}}, "expect") for one in ([{"tokens": [-1.5]}], 3, [{"prompt": ["a"]}])),
         ({"expect": {"answer": []}}, "expect"),

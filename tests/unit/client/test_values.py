@@ -105,6 +105,7 @@ def test_an_adapter_has_each_of_its_fields():
     assert (ends.ttl_seconds, ends.expires_at) == (60, "then")
     keeps = adapter_of(pb.Adapter(spec=pb.AdapterSpec(keep=3), kept_generations=[8, 7]))
     assert (keeps.keep, keeps.kept_generations) == (3, (8, 7))
+    assert adapter_of(pb.Adapter(scaled=pb.ScaledReplicas(replicas=3))).scaled_replicas == 3
     with pytest.raises(TypeError):
         adapter_of(WIRE).labels["x"] = "y"  # type: ignore[index] # which is what is tried
     history = pb.ListAdapterHistoryResponse(generations=[WIRE, pb.Adapter()], unreadable=[2, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -95,6 +96,8 @@ def test_only_a_plugin_that_can_be_called_is_one(about, expected):
     [
         (plugin.read_requests, {"requests": {"a": 5, "b": 0}}, {"a": 5, "b": 0}),
         (plugin.read_requests, {"requests": {}}, {}),
+        (partial(plugin.read_requests, kind="in_flight"), {"requests": {}, "in_flight": {"a": 2}}, {"a": 2}),
+        (partial(plugin.read_requests, kind="in_flight"), {"requests": {"a": 5}}, None),
         (plugin.read_requests, {"last_used": {"a": 1}}, None),
         *((plugin.read_requests, {"requests": {"a": odd}}, None) for odd in (True, -1, 2**53, 1.5)),
         (plugin.read_last_used, {"last_used": {"a": 0.5, "b": 3}}, {"a": 0.5, "b": 3.0}),

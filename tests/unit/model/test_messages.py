@@ -169,7 +169,7 @@ def test_an_adapter_with_its_canaries_in_both_forms():
     told = adapter_dict(adapter_message(record, 12))
     canaries = {"stable_generation": 2, "stable_spec": stable.model_dump(), "halted": "why"}
     assert told == {
-        **record.model_dump(exclude={"schema_version", "rollout", "retry", "kept"}),
+        **record.model_dump(exclude={"schema_version", "rollout", "retry", "kept", "scaled"}),
         "kept_generations": [2],
         "canaries": canaries,
         "restored_by": None,

@@ -144,6 +144,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "retry": None,
         "expires_at": None,
         "kept": [],
+        "scaled": None,
     },
     "pool": {
         "schema": 1,
@@ -189,6 +190,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "kept": [{"counted": False}],
         "lazy": {"count": 0, "servable": False, "reason": "", "resident": []},
         **{name: [] for name in ("warnings", "found", "leaving", "insecure", "certificates", "events")},
+        "load": None,
         **dict.fromkeys(("omitted", "found_omitted", "removing"), 0),
         **dict.fromkeys(("pending_count", "failed_count", "serves", "store"), None),
         **dict.fromkeys("omitted_reason members weights note held degraded http last_request_id".split(), ""),

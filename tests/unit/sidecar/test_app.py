@@ -53,6 +53,7 @@ def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readab
             "handoff watch",
             "last good finder",
             "drain orders",
+            "load sampler",
             "drain list",
         }
         | serving

@@ -98,7 +98,9 @@ async def test_what_changed_and_what_was_used_is_told_without_the_engine(ask, se
     ages = told.pop("last_used")
     assert (status, list(ages)) == (200, ["x"])
     none = {"no_effect": [], "as_expected": [], "unexpected": {}}
-    assert told == {**about, "changes": 2, "requests": {"x": 1}, **none}
+    assert told == {**about, "changes": 2, "requests": {"x": 1}, "in_flight": {}, **none}
+    server.flying += [server.registered["x"]] * 2
+    assert (await ask("GET", "uses"))[1]["in_flight"] == {"x": 2}
     assert server.calls == []
 
 
