@@ -26,6 +26,7 @@ from bench.listing import listing_2000
 from bench.one_change import one_change_20000_vs_100
 from bench.picker import picker
 from bench.propagation import propagation_fresh_2, propagation_staged_2, propagation_staged_50
+from bench.publish import publish
 from bench.residency import residency_100000
 from bench.secured import secured_propagation, secured_writes
 from bench.small import small_1000, small_1000_10ms
@@ -55,6 +56,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     small_1000_10ms,
     herd,
     swap,
+    publish,
     lazy,
     listing_2000,
     cli_start,

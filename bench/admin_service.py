@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import grpc
 
@@ -47,10 +48,10 @@ class Admin:
         reply = await self._apply(pb.ApplyAdaptersRequest(pool=POOL, changes=changes), timeout=CALL_SECONDS)
         return reply.revision
 
-    async def create_pool(self) -> bool:
-        """True once there is the pool."""
+    async def create_pool(self, base: str = BASE) -> bool:
+        """True once there is the pool, of that base."""
         try:
-            pool = pb.Pool(name=POOL, base_models=[BASE])
+            pool = pb.Pool(name=POOL, base_models=[base])
             await self._create_pool(pb.CreatePoolRequest(pool=pool), timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             return error.code() is grpc.StatusCode.ALREADY_EXISTS
@@ -58,8 +59,8 @@ class Admin:
 
 
 @asynccontextmanager
-async def admin(store: Store) -> AsyncIterator[Admin]:
-    """Starts it, and makes the pool."""
+async def admin(store: Store, base: str = BASE) -> AsyncIterator[Admin]:
+    """Starts it, and makes the pool, of that base."""
     grpc_port, http_port = free_ports(2)
     address = f"127.0.0.1:{grpc_port}"
     flags = ["--listen", address, "--http", f"127.0.0.1:{http_port}", "--max-txn-ops", "1024"]
@@ -68,7 +69,7 @@ async def admin(store: Store) -> AsyncIterator[Admin]:
     try:
         async with grpc.aio.insecure_channel(address) as channel:
             calls = Admin(channel, program.pid, address, f"http://127.0.0.1:{http_port}")
-            await eventually(calls.create_pool)
+            await eventually(partial(calls.create_pool, base))
             yield calls
     finally:
         program.stop()
