@@ -31,6 +31,11 @@ install: .venv/.installed ## Install the control plane's environment (.venv)
 	$(BIN)/$(LOCKED) $< --target .venv-oldest
 	touch $@
 
+.venv-axolotl/.installed: requirements/axolotl.txt .venv/.installed
+	rm -rf .venv-axolotl
+	$(BIN)/$(LOCKED) $< --target .venv-axolotl
+	touch $@
+
 .venv-kubernetes/.installed: requirements/kubernetes.txt tests/support/kubernetes_install.py
 	$(PYTHON) -m venv .venv-kubernetes
 	.venv-kubernetes/bin/$(LOCKED) $<
@@ -56,7 +61,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in build containers envoy kubernetes litellm litellm-proxy mlflow oldest page plots proto signing site tools training; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in axolotl build containers envoy kubernetes litellm litellm-proxy mlflow oldest page plots proto signing site tools training; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml --extra server --extra sidecar
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -164,6 +169,10 @@ rotations: install ## Exchange every certificate, key, token and password again 
 training: install engine .venv-training/.installed ## Train by TRL's GRPO before two real vLLM: each sample proves its version (STEPS=n)
 	TRAINING=yes STEPS=$(or $(STEPS),4) $(BIN)/pytest -s --timeout=1800 tests/e2e/test_training.py
 
+.PHONY: axolotl
+axolotl: install engine .venv-axolotl/.installed ## Play axolotl's own vllm_serve_lora behind a sidecar: versions, restarts, a bad adapter (needs root)
+	AXOLOTL=yes $(BIN)/pytest -s --timeout=1800 tests/e2e/test_axolotl.py
+
 .PHONY: rust-frontend
 rust-frontend: install engine ## Play vLLM's Rust frontend of a newer release before the engine (takes it out of 340 MB; x86-64)
 	$(PYTHON) -m tests.support.engine_install --rust-frontend .loraplane/rust-frontend
@@ -174,8 +183,8 @@ page: install .venv-page/.installed ## Look at the page in Chromium: each view, 
 	PICTURES=yes $(BIN)/python -m pytest -s -p no:cacheprovider tests/integration/page
 
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, training, page, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations training page flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, training, axolotl, page, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations training axolotl page flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container, start compose.secure.yaml (needs root)
