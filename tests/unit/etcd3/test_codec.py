@@ -130,7 +130,7 @@ def test_what_a_broken_call_of_each_method_may_have_done():
     expected = [codec.TXN.path, *(f"/etcdserverpb.Auth/{name}" for name in users)]
     assert [one.path for one in methods if one.writes] == expected
     assert [one.path for one in methods if one.streams] == [codec.LEASE_KEEPALIVE.path]
-    assert len(methods) == 23
+    assert len(methods) == 24
     assert codec.READ_TXN.path == codec.TXN.path
 
 
