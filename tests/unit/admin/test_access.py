@@ -307,6 +307,13 @@ def test_the_page_of_residency_asks_for_a_token_and_health_for_nothing(tmp_path)
         told = (await served.page("/readyz")).json()["access"]
         assert (told["digest"][:7], told["trouble"], told["failed"]) == ("sha256:", "", 0)
         assert told["loaded_at"].endswith("Z")
+        (tmp_path / "access.yaml").write_text("bindings: [{role: publisher, sources: [s3//payroll]}]")
+        following = asyncio.create_task(served.service.ports.access.run())
+        await asyncio.sleep(3)
+        following.cancel()
+        told = (await served.page("/readyz")).json()["access"]
+        assert "say why" in told["trouble"]
+        assert "payroll" not in told["trouble"], "it asks nobody who they are"
 
     secured(tmp_path, binding(AccessRole.VIEWER, "ann"), scene)
 
