@@ -68,7 +68,7 @@ def program(file: Path, text: str) -> None:
 
 def simulated(folder: Path) -> dict[str, str]:
     """Programs for a machine without vLLM; installations are tried by name alone."""
-    program(folder / "pip", f'[ "$1" = install ] && [ -f "{ROOT}/$2/pyproject.toml" ]')
+    program(folder / "pip", f'[ "$1" = install ] && [ -f "{ROOT}/${{2%%[*}}/pyproject.toml" ]')
     program(
         folder / "python",
         '[ "$1 $2" = "-m vllm.entrypoints.openai.api_server" ] && shift 2\n'
@@ -82,7 +82,10 @@ def real(folder: Path) -> dict[str, str]:
     built, beside = folder / "plugin", folder / "site"
     shutil.copytree(ROOT / "sidecar/vllm_plugin", built, ignore=shutil.ignore_patterns("build", "*.egg-info"))
     install = f"{sys.executable} -m pip install --quiet --no-deps --no-build-isolation --target {beside} {built}"
-    program(folder / "pip", f'if [ "$2" = ./sidecar/vllm_plugin ]; then {install}; else [ "$1 $2" = "install ." ]; fi')
+    program(
+        folder / "pip",
+        f'if [ "$2" = ./sidecar/vllm_plugin ]; then {install}; else [ "$1 ${{2%%[*}}" = "install ." ]; fi',
+    )
     program(folder / "python", f'exec {find_engine_python()} "$@" {SMALL} --distributed-executor-backend uni')
     return {**vllm_environment(), "PYTHONPATH": str(beside)}
 

@@ -122,7 +122,7 @@ def test_the_engine_is_built_and_started_so_that_it_can_be_driven(engine, sideca
 def test_engines_are_of_a_user_in_the_group_that_may_read_the_store():
     user = re.findall(r"^USER (\d+)$", engine_file(), re.MULTILINE)[-1]
     assert f"--uid {user} --gid 10001 " in engine_file()
-    assert "--gid 10001 loraplane" in targets()["sidecar"].instructions[1][1]
+    assert "--gid 10001 loraplane" in next(text for word, text in targets()["sidecar"].instructions if word == "RUN")
     assert user != targets()["sidecar"].last("USER")
 
 
