@@ -161,3 +161,9 @@ def test_no_replica_is_expected_twice(labels, is_apart):
         return
     with pytest.raises(ValidationError, match="a replica can have both"):
         PoolLimits.model_validate({"expected_groups": groups})
+
+
+def test_a_role_of_a_pool_stands_there_once():
+    assert PoolLimits(roles=["prefill", "decode"]).roles == ["prefill", "decode"]
+    with pytest.raises(ValidationError, match="a role stands there twice"):
+        PoolLimits(roles=["prefill", "prefill"])

@@ -25,6 +25,7 @@ from registry.model.records import (
     BaseShapes,
     CanaryRollout,
     KeptGeneration,
+    Placement,
     PoolLimits,
     PoolSpec,
     ReplicaGroup,
@@ -33,7 +34,7 @@ from registry.model.records import (
     SourceSpec,
     TenantRecord,
 )
-from registry.model.status import ReportedEvidence
+from registry.model.status import ReportedEvidence, ScaledReplicas
 from registry.v1 import registry_pb2 as pb
 
 
@@ -181,6 +182,18 @@ def test_an_adapter_with_its_canaries_in_both_forms():
     for mark, shown in ((None, None), (by, {"principal": "mallory", "at": "then"})):
         fields = record.model_dump(by_alias=True) | {"retired_by_request": "q", "deleted": True, "restored_by": mark}
         assert adapter_dict(retired_message(RetiredRecord.model_validate(fields)))["restored_by"] == shown
+
+
+def test_a_number_of_replicas_that_follows_requests_in_both_forms():
+    placement = Placement.model_validate({"replicas": 2, "by_load": {"max": 8, "per_replica": 50}})
+    spec = AdapterSpec(source=SourceSpec(uri="file:///a"), placement=placement)
+    scaled = ScaledReplicas(replicas=3, reason="120.0 requests at once", at="then")
+    fields = {"name": "x", "pool": "p", "tenant": "x", "generation": 1, "spec": spec, "scaled": scaled}
+    record = AdapterRecord.model_validate(fields | {"updated_at": "now", "updated_by": "u", "request_id": "r"})
+    message = adapter_message(record, 1)
+    range_told = pb.Placement(replicas=2, by_load=pb.ByLoad(max=8, per_replica=50))
+    assert message.spec.placement == range_told
+    assert adapter_dict(message)["scaled"] == {"replicas": 3, "reason": "120.0 requests at once", "at": "then"}
 
 
 def test_a_tenant_in_both_forms():
