@@ -129,6 +129,10 @@ GOLDEN = {
         "GENERATION  FOR  UPDATED               BY        REQUEST                               CHANGED",
         f"2           all  2026-11-27T17:36:36Z  team:ann  {REQUEST}  {CHANGED}acme/sql/step-1 → s3://adapters/acme/sql/step…",
     ],
+    ("history", 120): [
+        "GENERATION  FOR  UPDATED               BY        REQUEST                               CHANGED",
+        f"2           all  2026-11-27T17:36:36Z  team:ann  {REQUEST}  {CHANGED}acme/sql/step-1 → s3://adapters/acme/sql/step-2",
+    ],
     ("events", 80): [
         f"TIME                      EVENT    KIND     NAME      REPLICA  GENERATION  BY        {'REQUEST':<36}  WHY",
         f"{AT}  updated  adapter  acme/sql  -        2           team:ann  {REQUEST}  {WHY}",
@@ -161,7 +165,18 @@ GOLDEN = {
         "NAME       STATE     REPLICAS  ADAPTERS  BASE MODELS                    EXPECTED",
         "qwen-prod  Degraded  7/8       499/501   Qwen/Qwen2.5-7B-Instruct, qw…  -",
     ],
+    ("pools", 100): [
+        "NAME       STATE     REPLICAS  ADAPTERS  BASE MODELS                                        EXPECTED",
+        "qwen-prod  Degraded  7/8       499/501   Qwen/Qwen2.5-7B-Instruct, qwen, default-chat-mod…  -",
+    ],
+    ("pools", 120): [
+        "NAME       STATE     REPLICAS  ADAPTERS  BASE MODELS                                         EXPECTED",
+        "qwen-prod  Degraded  7/8       499/501   Qwen/Qwen2.5-7B-Instruct, qwen, default-chat-model  -",
+    ],
 }
+# Rows that are whole, or run on, are the same on a wider terminal.
+GOLDEN |= {(what, width): GOLDEN[what, 80] for what in ("events", "top") for width in (100, 120)}
+GOLDEN |= {("replicas", 100): GOLDEN["replicas", 80], ("adapters", 120): GOLDEN["adapters", 100]}
 
 
 @pytest.mark.parametrize(("what", "width"), GOLDEN)
