@@ -36,6 +36,8 @@ AWAY_WEIGHT = 2.0**-100
 _STEPS = 4
 _SCALE = float(1 << 53)
 _BELOW_ONE = math.nextafter(1.0, 0.0)
+# The label by which llm-d tells replicas for prefill from those for decode; both, like "prefill-decode", are for both.
+ROLE_LABEL, _BOTH = "llm-d.ai/role", "both"
 # A replica's score for an adapter with the sign turned, so that the best comes first, and its name.
 Rank = tuple[float, str]
 
@@ -349,3 +351,15 @@ def rate_evenly(members: Iterable[Member]) -> tuple[Candidate, ...]:
 
 def _on(member: Member, everywhere: Mapping[Selector, int]) -> int:
     return sum(count for selector, count in everywhere.items() if matches(dict(selector), member.labels))
+
+
+def roles_lacking(roles: Iterable[str], serving: Iterable[Mapping[str, str]]) -> list[str]:
+    """The roles of a pool that none of these replicas plays. `serving`: the labels of those that are to serve."""
+    wanted = list(roles)
+    there = {role for labels in serving for role in _roles_of(labels)} if wanted else set[str]()
+    return [role for role in wanted if role not in there]
+
+
+def _roles_of(labels: Mapping[str, str]) -> list[str]:
+    value = labels.get(ROLE_LABEL, "")
+    return ["prefill", "decode"] if value == _BOTH else value.split("-")

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from registry.etcd3.ops import KeyValue
 from registry.model.names import matches
+from registry.model.placement import roles_lacking
 from registry.model.replica_reasons import LEAVING
 from registry.model.replica_state import (
     BLOCKED,
@@ -231,7 +232,7 @@ def _missing(view: PoolView, adapter: AdapterView) -> int:
 def _roles_lacking(view: PoolView, adapter: AdapterView, parts: Sequence[DerivedResidence]) -> Sequence[str]:
     """The roles of which no replica is to serve it; none while only canaries are to, and where nobody is."""
     staying = [one.labels for one in parts if one.replica in view.replicas and one.reason != LEAVING]
-    return view.snapshot.expected.roles_lacking(staying) if staying and adapter.rollout is None else ()
+    return roles_lacking(view.snapshot.expected.roles, staying) if staying and adapter.rollout is None else ()
 
 
 def residence_on(view: PoolView, adapter: AdapterView, name: str) -> DerivedResidence | None:

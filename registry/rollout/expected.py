@@ -14,6 +14,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.errors import RegistryError
 from registry.model.keys import last_part
 from registry.model.names import matches
+from registry.model.placement import ROLE_LABEL
 from registry.model.records import PoolLimits, PoolSpec
 from registry.model.replica_state import ParsedStatus, parse_status, status_of
 from registry.model.status import LastKnown, Presence, RememberedReplica, RememberedReplicas, host_of, presence_of
@@ -22,8 +23,6 @@ from registry.runtime.clock import rfc3339
 REMEMBERED_FOR = timedelta(days=1)
 # The lease of one that was killed ends so long after another has taken its place, at most.
 REPLACED_WITHIN = timedelta(seconds=60)
-# The label by which llm-d tells replicas for prefill from those for decode; both, like "prefill-decode", are for both.
-ROLE_LABEL, _BOTH = "llm-d.ai/role", "both"
 # The reason where no replica of a role that the pool names is to serve an adapter.
 ROLE_NOT_SERVED = "role_not_served"
 # Of a pool. Those that live come first, then those that were seen last.
@@ -115,11 +114,6 @@ class PoolExpectation:
     numbers: Sequence[ExpectedNumber] = ()
     roles: Sequence[str] = ()
 
-    def roles_lacking(self, serving: Iterable[Mapping[str, str]]) -> Sequence[str]:
-        """The roles of which no replica is to serve an adapter. `serving`: the labels of those that are."""
-        there = {role for labels in serving for role in _roles_of(labels)} if self.roles else set[str]()
-        return [role for role in self.roles if role not in there]
-
     def lacking(self, live: Mapping[str, Mapping[str, str]]) -> LackingReplicas:
         """Expected members that do not live. `live`: the labels of those that do, by name.
 
@@ -147,11 +141,6 @@ class PoolExpectation:
             if name not in live
         )
         return sorted(gone, key=_latest, reverse=True)
-
-
-def _roles_of(labels: Mapping[str, str]) -> Sequence[str]:
-    value = labels.get(ROLE_LABEL, "")
-    return ("prefill", "decode") if value == _BOTH else value.split("-")
 
 
 def role_not_served(role: str) -> str:

@@ -18,6 +18,7 @@ from registry.model.placement import (
     decliners,
     looks_at_room,
     rate_evenly,
+    roles_lacking,
     spec_now,
 )
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
@@ -174,7 +175,7 @@ def _absent_roles(record: AdapterRecord, assigned: Assignment, pool: PoolSnapsho
             *(f"{NAMELESS} of role {role}", ReplicaState.UNKNOWN, ROLE_NOT_SERVED, role_not_served(role)),
             generation=record.generation,
         )
-        for role in pool.expected.roles_lacking(serving)
+        for role in roles_lacking(pool.expected.roles, serving)
     ]
 
 

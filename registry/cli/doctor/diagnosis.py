@@ -213,7 +213,7 @@ def _pool(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
     yield from _held(pool)
     for replica in pool.replicas:
         yield from replica_findings(replica, now)
-    yield from placement_findings(pool.name, pool.adapters, pool.replicas)
+    yield from placement_findings(pool.name, pool.adapters, pool.replicas, pool.limits.roles)
     yield from _behind(pool)
     yield from _ranks(pool)
     yield from _too_small(pool)

@@ -12,19 +12,23 @@ from collections.abc import Iterator, Sequence
 from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, info, named, warning
 from registry.cli.views.replica_view import ReplicaView
 from registry.model.names import label_text, matches
+from registry.model.placement import ROLE_LABEL, roles_lacking
 from registry.v1 import registry_pb2 as pb
 
 
 def placement_findings(
-    pool: str, adapters: Sequence[pb.Adapter], replicas: Sequence[ReplicaView]
+    pool: str, adapters: Sequence[pb.Adapter], replicas: Sequence[ReplicaView], roles: Sequence[str]
 ) -> Iterator[DoctorFinding]:
-    """Placement of a pool's adapters on its live replicas: what is wrong, or else what is meant to be so."""
+    """Placement of a pool's adapters on its live replicas: what is wrong, or else what is meant to be so.
+
+    `roles`: of each of these, a replica is to serve each adapter.
+    """
     if not replicas:
         return
     staying = [replica for replica in replicas if not replica.leaving]
-    fitting = _fitting(adapters, staying)
-    found = list(_too_few(pool, adapters, fitting))
     enabled = [one for one in adapters if one.spec.enabled or not one.spec.HasField("enabled")]
+    fitting = _fitting(enabled, staying)
+    found = [*_too_few(pool, enabled, fitting), *_without_role(pool, enabled, fitting, staying, roles)]
     found = found or list(_unused(pool, enabled, fitting, staying))
     yield from found or _left_out(pool, enabled, fitting, len(staying))
 
@@ -49,6 +53,24 @@ def _too_few(pool: str, adapters: Sequence[pb.Adapter], fitting: dict[Selector, 
             finding = f"{adapter.name} asks for {placement.replicas or 'all'} replicas, and {live} that match live"
             remedy = "start more sidecars with its --labels, or apply another placement (loraplane apply)"
             yield error(CheckedPart.POOL, pool, "too_few_replicas", finding, remedy)
+
+
+def _without_role(
+    pool: str,
+    enabled: Sequence[pb.Adapter],
+    fitting: dict[Selector, list[str]],
+    staying: Sequence[ReplicaView],
+    roles: Sequence[str],
+) -> Iterator[DoctorFinding]:
+    """Findings on roles that the pool asks for and no replica plays on which an adapter may be placed."""
+    labels = {replica.name: replica.labels for replica in staying}
+    lacking = {key: roles_lacking(roles, [labels[name] for name in names]) for key, names in fitting.items()}
+    for role in roles:
+        names = [one.name for one in enabled if role in lacking[_selector(one)]]
+        if names:
+            finding = f"{len(names)} adapters may be placed on no live replica of the role {role}: {named(names)}"
+            remedy = f"start a sidecar with --labels {ROLE_LABEL}={role}, or loraplane pool update {pool} --role any"
+            yield error(CheckedPart.POOL, pool, "role_not_served", finding, remedy)
 
 
 def _left_out(

@@ -28,6 +28,7 @@ from registry.cli.doctor.findings import (
 from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
 from registry.etcd3.client import MemberDown, MemberStatus
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated, NoLeader
+from registry.model.placement import ROLE_LABEL
 from registry.model.status import (
     Failed,
     Found,
@@ -109,8 +110,14 @@ def pool(*replicas: ReplicaView, adapters: tuple[pb.Adapter, ...] = (), unreadab
     return Survey([PoolSeen("p", adapters, unreadable, replicas)], (), (), ())
 
 
-def switched_off() -> pb.Adapter:
-    return pb.Adapter(name="off", spec=pb.AdapterSpec(enabled=False, placement=pb.Placement(replicas=1)))
+def switched_off(replicas: int = 1) -> pb.Adapter:
+    return pb.Adapter(name="off", spec=pb.AdapterSpec(enabled=False, placement=pb.Placement(replicas=replicas)))
+
+
+def of_roles(roles: Sequence[str], *plays: str, adapters: Sequence[pb.Adapter] = (adapter(),)) -> Survey:
+    """A pool that asks for these roles, and a replica for each role that one plays."""
+    there = [replace(replica(f"r{at}"), labels={ROLE_LABEL: one}) for at, one in enumerate(plays)]
+    return Survey([PoolSeen("p", adapters, (), there, limits=pb.PoolLimits(roles=roles))], (), (), ())
 
 
 BEGAN = "2025-01-01T00:00:00Z"
@@ -279,6 +286,16 @@ ON_EDGES: list[tuple[Survey, str]] = [
         "I replicas_left_out",
     ),
     (pool(labelled("r1", "a10"), labelled("r2", "b"), adapters=(switched_off(),)), ""),
+    (pool(labelled("r1", "a10"), adapters=(switched_off(2),)), ""),
+    *(
+        (of_roles(roles, *plays), told)
+        for roles, plays, told in (
+            *((("prefill", "decode"), ("prefill", "decode"), ""), (("prefill",), ("both", ""), "")),
+            *((("prefill",), ("decode",), "E role_not_served"), (("decode",), ("prefill-decode",), "")),
+            *(((), ("decode",), ""), (("prefill", "decode"), ("",), "E role_not_served, E role_not_served")),
+        )
+    ),
+    (of_roles(("prefill",), "decode", adapters=(switched_off(),)), ""),
     (pool(replica(), replica("r2"), adapters=(adapter(replicas=1),)), "I replicas_left_out"),
     (pool(replica(), replica("r2"), adapters=(adapter(replicas=2),)), ""),
     (pool(replica(), replace(replica("r2"), leaving=True), adapters=(adapter(replicas=1),)), "W draining"),
