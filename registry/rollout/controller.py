@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,8 @@ from registry.rollout.status import Question, derive_rollout, needs_room
 from registry.runtime.clock import Deadline
 from registry.runtime.supervisor import Keep, keep_once
 from registry.store.writer import Writer
-from registry.transactions.changes import HaltRollout, PromoteRollout
+from registry.transactions.builder import Settled
+from registry.transactions.changes import Change, HaltRollout, PromoteRollout
 from registry.transactions.context import Caller
 from registry.transactions.decode import read_adapter
 
@@ -69,6 +70,25 @@ class Shared:
     count: Callable[[str], None]
     rng: random.Random
     keep: Keep = keep_once
+
+    async def change(
+        self, change: Change, request_id: str, about: Mapping[str, object], *, refused: str
+    ) -> Settled | Reason:
+        """Makes a change; a reason: it was refused, and is logged as `refused`, with what it is `about`.
+
+        Another admin service, or somebody by hand, was faster then; that change is on the way here.
+
+        Raises:
+            Unavailable: nobody knows what became of it.
+        """
+        caller = Caller(PRINCIPAL, request_id, request_id_given=True)
+        try:
+            return await self.writer.change(change, caller, Deadline.of(ACT_SECONDS), validate_only=False)
+        except Unavailable:
+            raise
+        except RegistryError as error:
+            _log.info(refused, **about, reason=error.reason, message=error.message)
+            return error.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +119,7 @@ class PoolController:
             self._attempts = {key: count for key, count in self._attempts.items() if key in records}
             again_at = await self._look(reader, list(records.values()))
             await asyncio.sleep(self._shared.rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
-            await self._until(again_at)
-
-    async def _until(self, again_at: float | None) -> None:
-        """Until something has changed, or it is that late."""
-        try:
-            async with asyncio.timeout_at(again_at):
-                await self.wake.wait()
-        except TimeoutError:
-            return
+            await woken(self.wake, again_at)
 
     async def _look(self, reader: PoolReader, records: list[KeyValue]) -> float | None:
         """Looks at each rollout once and does what is due; returns when to look again."""
@@ -181,17 +193,12 @@ class PoolController:
                 return True
 
     async def _change(self, verb: str, change: PromoteRollout | HaltRollout, due: Due) -> bool:
-        request_id = conductor_request_id(verb, due.record, self._attempts.get(due.kv.key, 0))
-        caller = Caller(PRINCIPAL, request_id, request_id_given=True)
+        attempt = self._attempts.get(due.kv.key, 0)
+        request_id = conductor_request_id(verb, due.record, attempt)
         about = {"pool": change.pool, "name": change.name, "generation": change.generation, "request_id": request_id}
-        try:
-            settled = await self._shared.writer.change(change, caller, Deadline.of(ACT_SECONDS), validate_only=False)
-        except Unavailable:
-            raise
-        except RegistryError as error:
-            # Another admin service, or somebody by hand, was faster; its change is on the way here.
-            self._attempts[due.kv.key] = self._attempts.get(due.kv.key, 0) + (error.reason is Reason.REQUEST_ID_REUSED)
-            _log.info("rollout_change_refused", **about, reason=error.reason, message=error.message)
+        settled = await self._shared.change(change, request_id, about, refused="rollout_change_refused")
+        if isinstance(settled, Reason):
+            self._attempts[due.kv.key] = attempt + (settled is Reason.REQUEST_ID_REUSED)
             return False
         self._shared.count(verb)
         _log.info("rollout_conducted", **about, verb=verb, revision=settled.revision)
@@ -200,6 +207,15 @@ class PoolController:
 
 def _question(record: AdapterRecord) -> Question:
     return Question(record.pool, record.name, record.generation)
+
+
+async def woken(wake: asyncio.Event, again_at: float | None) -> None:
+    """Returns once something has changed, or it is that late on the clock of the loop."""
+    try:
+        async with asyncio.timeout_at(again_at):
+            await wake.wait()
+    except TimeoutError:
+        return
 
 
 def _now() -> float:

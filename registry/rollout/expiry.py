@@ -15,7 +15,7 @@ import structlog
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.informer import SharedInformer
 from registry.etcd3.ops import Event, KeyValue, Put, Txn, absent, mod_is
-from registry.model.errors import Reason, RegistryError, Unavailable
+from registry.model.errors import Reason, Unavailable
 from registry.rollout.ages import (
     ClockReading,
     EndingAdapters,
@@ -25,11 +25,9 @@ from registry.rollout.ages import (
     read_clock,
     tick_seconds,
 )
-from registry.rollout.controller import ACT_SECONDS, PRINCIPAL, RETRY, Shared
+from registry.rollout.controller import RETRY, Shared, woken
 from registry.rollout.policy import expiry_request_id
-from registry.runtime.clock import Deadline
 from registry.transactions.changes import ExpireAdapter
-from registry.transactions.context import Caller
 
 # Between two looks, however fast adapters end, give or take a half.
 _PAUSE_SECONDS = 0.5
@@ -77,16 +75,8 @@ class ExpiryController:
             while self._ending.records:
                 again_at = await self._look(informer)
                 await asyncio.sleep(self._shared.rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
-                await self._until(again_at)
+                await woken(self._wake, again_at)
                 self._wake.clear()
-
-    async def _until(self, again_at: float | None) -> None:
-        """Until something has changed, or it is that late."""
-        try:
-            async with asyncio.timeout_at(again_at):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
     async def _look(self, informer: SharedInformer) -> float | None:
         """Ends what has to end, and moves the clock on; returns when to look again, None: once something changes."""
@@ -122,15 +112,9 @@ class ExpiryController:
         request_id = expiry_request_id(one.pool, one.name, etag, attempt)
         about = {"pool": one.pool, "name": one.name, "generation": one.generation, "request_id": request_id}
         change = ExpireAdapter(one.pool, one.name, etag)
-        caller = Caller(PRINCIPAL, request_id, request_id_given=True)
-        try:
-            settled = await self._shared.writer.change(change, caller, Deadline.of(ACT_SECONDS), validate_only=False)
-        except Unavailable:
-            raise
-        except RegistryError as error:
-            # Another admin service was faster, or somebody wrote the record; that is on the way here.
-            self._attempts[one.kv.key] = attempt + (error.reason is Reason.REQUEST_ID_REUSED)
-            _log.info("expiry_refused", **about, reason=error.reason, message=error.message)
+        settled = await self._shared.change(change, request_id, about, refused="expiry_refused")
+        if isinstance(settled, Reason):
+            self._attempts[one.kv.key] = attempt + (settled is Reason.REQUEST_ID_REUSED)
             return False
         self._ending.ended(one.kv.key)
         self._count()

@@ -14,15 +14,13 @@ from functools import partial
 import structlog
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.model.errors import Reason, RegistryError, Unavailable
-from registry.rollout.controller import ACT_SECONDS, PRINCIPAL, RETRY, Shared
+from registry.model.errors import Reason, Unavailable
+from registry.rollout.controller import RETRY, Shared, woken
 from registry.rollout.policy import scaling_request_id
 from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import PoolReader, follow_pool
 from registry.rollout.scaling import ScaledAdapters, ScaledRecord, ScaleStep, again_at, demand_of, look
-from registry.runtime.clock import Deadline
 from registry.transactions.changes import ScaleAdapter
-from registry.transactions.context import Caller
 
 # Between two looks at a pool, however fast its replicas report, give or take a half.
 _PAUSE_SECONDS = 1.0
@@ -80,7 +78,7 @@ class ScaleController:
                 wake.clear()
                 at = await self._look(pool, reader)
                 await asyncio.sleep(self._shared.rng.uniform(0.5, 1.5) * _PAUSE_SECONDS)
-                await _until(wake, at)
+                await woken(wake, at)
             # From here on such an adapter gets a new task, so nothing may be awaited in between.
             del self._wakes[pool]
 
@@ -125,28 +123,13 @@ class ScaleController:
         request_id = scaling_request_id(record.pool, record.name, etag, f"{step.replicas}", attempt)
         about = {"pool": record.pool, "name": record.name, "generation": record.generation, "request_id": request_id}
         change = ScaleAdapter(record.pool, record.name, etag, step.replicas, step.why)
-        caller = Caller(PRINCIPAL, request_id, request_id_given=True)
-        try:
-            settled = await self._shared.writer.change(change, caller, Deadline.of(ACT_SECONDS), validate_only=False)
-        except Unavailable:
-            raise
-        except RegistryError as error:
-            # Another admin service was faster, or somebody wrote the record; that is on the way here.
-            self._attempts[one.kv.key] = attempt + (error.reason is Reason.REQUEST_ID_REUSED)
-            _log.info("scaling_refused", **about, reason=error.reason, message=error.message)
+        settled = await self._shared.change(change, request_id, about, refused="scaling_refused")
+        if isinstance(settled, Reason):
+            self._attempts[one.kv.key] = attempt + (settled is Reason.REQUEST_ID_REUSED)
             return False
         self._count("up" if step.replicas > one.seen.number else "down")
         _log.info("adapter_scaled", **about, replicas=step.replicas, why=step.why, revision=settled.revision)
         return True
-
-
-async def _until(wake: asyncio.Event, again_at: float | None) -> None:
-    """Until something has changed, or it is that late."""
-    try:
-        async with asyncio.timeout_at(again_at):
-            await wake.wait()
-    except TimeoutError:
-        return
 
 
 def _now() -> float:
