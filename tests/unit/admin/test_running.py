@@ -331,3 +331,12 @@ def test_clients_must_show_a_certificate_where_an_authority_is_given(monkeypatch
     files = TlsFiles(tmp_path / "ca" if is_asked else None, tmp_path / "cert", tmp_path / "key")
     assert grpc_port.server_credentials(files) == "credentials"
     assert read == [(([(b"key 1", b"cert 1")], b"ca"), ([(b"key 2", b"cert 2")], b"ca"), is_asked)]
+
+
+@played
+async def test_metrics_tell_when_certificates_of_its_flags_end(etcd: PlayedEtcd, tmp_path):
+    own = Authority(tmp_path, "ca").issue("own", days=2)
+    told = made(etcd, certificates={"--tls-cert": Path(own.certificate)}).metrics.registry.get_sample_value
+    names = [f"loraplane_certificate_{verb}_timestamp_seconds" for verb in ("begins", "expires")]
+    begins, expires = (told(name, {"flag": "--tls-cert"}) or 0.0 for name in names)
+    assert 0 < begins < expires <= begins + 3 * 86_400

@@ -271,6 +271,19 @@ def test_one_that_drains_plays_its_role_no_more(world):
     assert "no replica of the role prefill" in world.where("a").note
 
 
+def test_one_that_is_to_hand_it_over_plays_its_role_no_more(world):
+    """R20: it serves until another does, and nobody of its role is to serve it after that."""
+    world.ask_for("decode")
+    world.alive("r1", labels={"llm-d.ai/role": "prefill"})
+    world.alive("r2", labels={"llm-d.ai/role": "decode"})
+    world.put("a", placement=Placement(selector={"llm-d.ai/role": "prefill"}))
+    world.says("r1")
+    world.says("r2", leaving=[Leaving(name="a", generation=1)])
+    world.look()
+    assert {one.replica: one.reason for one in world.where("a").replicas} == {"r1": "", "r2": "leaving"}
+    assert "no replica of the role decode" in world.where("a").note
+
+
 def test_adapters_that_stand_alike_are_told_by_their_own_names(world: World):
     world.alive("r1")
     for generation, name in enumerate(("A", "b", "C"), start=1):

@@ -208,6 +208,9 @@ def test_after_a_list_only_what_is_the_same_has_stood_for_certain():
     assert book.adapters.listed([kvs[0], again], 9.0) == {POOL}
     assert sorted(book.seen()) == [(2, 1.0), (2, 9.0)]
     assert book.adapters.listed([], 10.0) == {POOL}
+    assert book.adapters.pools == frozenset()
+    assert book.adapters.listed(kvs[:1], 11.0) == {POOL}
+    assert book.seen() == [(2, 11.0)], "what was not there before has stood since it was seen"
 
 
 def test_what_a_look_found_is_kept_unless_the_number_is_another():

@@ -10,12 +10,10 @@ from registry.etcd3.ops import Put, Txn
 from registry.model.errors import FailedPrecondition, InvalidArgument
 from registry.model.records import Canary, PoolLimits, RetiredRecord, Strategy
 from registry.transactions.changes import AbortRollout, CreatePool, PromoteRollout, Remove, RollbackAdapter
-from registry.transactions.kept import check_room
 from registry.transactions.validate import make_update
 from tests.support.changes import KEYS, POOL, Author, applying, upsert
 from tests.support.history_check import check_history
 from tests.support.residency_world import presence
-from tests.support.worlds import pool
 from tests.unit.transactions.conftest import record, refused
 
 NAME = "acme/a"
@@ -140,10 +138,11 @@ def test_keep_above_the_room_of_every_engine_is_refused_with_the_sum(author: Aut
     ],
 )
 def test_keep_above_the_room_is_refused_with_the_sum(most: int | None, keep: int | None, told: str | None):
-    spec = upsert(NAME, "v1", keep=keep).spec
+    author = Author()
+    author.change(CreatePool(POOL, ("base",), PoolLimits(max_adapters=most), engine_names="versioned"))
     if told is None:
-        check_room(pool(names="versioned", max_adapters=most), spec, field="spec")
+        author.change(put("v1", keep))
         return
-    with pytest.raises(InvalidArgument) as error:
-        check_room(pool(names="versioned", max_adapters=most), spec, field="spec")
-    assert (told in error.value.message, error.value.field) == (True, "spec.keep")
+    error = refused(author, put("v1", keep))
+    assert (type(error), error.field) == (InvalidArgument, "changes[0].upsert.spec.keep")
+    assert told in error.message
