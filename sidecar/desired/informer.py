@@ -79,13 +79,12 @@ class DesiredAdapter:
             yield self.terms.stable.generation, self.terms.stable.ref
 
     @property
-    def fallback(self) -> DesiredAdapter | None:
-        """Version to serve instead of this one: that of non-canaries, or the last good."""
-        stable = self.terms.stable if self.terms is not None else None
-        if stable is not None and stable.generation < self.generation:
-            return self.earlier(stable.generation, stable.ref)
-        good = self.last_good
-        return good if good is not None and good.generation < self.generation else None
+    def fallbacks(self) -> tuple[DesiredAdapter, ...]:
+        """Versions to serve instead of this one, in this order: that of non-canaries, the last good."""
+        stable, good = self.terms.stable if self.terms is not None else None, self.last_good
+        of_others = None if stable is None else self.earlier(stable.generation, stable.ref)
+        found = {one.key: one for one in (good, of_others) if one is not None and one.generation < self.generation}
+        return tuple(reversed(found.values()))
 
     @property
     def beside(self) -> tuple[DesiredAdapter, ...]:

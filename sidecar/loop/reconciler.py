@@ -375,7 +375,7 @@ class Reconciler:
         wanted = share.version(adapter) if adapter else self._demand.resident(plain)
         if key == plain or wanted is None:
             return wanted
-        return next((one for one in (wanted.fallback, *wanted.beside) if one is not None and one.key == key), None)
+        return next((one for one in (*wanted.fallbacks, *wanted.beside) if one.key == key), None)
 
     def _report(self, snapshot: Snapshot, observed: Observed | None, plan: Plan | None) -> None:
         """`snapshot` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""

@@ -111,7 +111,7 @@ def make_plan(
     residents = [_decide_resident(adapter, chosen, observed, known, now) for adapter in chosen.lazy.residents]
     decided = [*unloads, *eager, *residents]
     wanted = zip(chosen.wanted, (*eager, *residents), strict=True)
-    instead = [_fall_back(one, *said, chosen, observed, known, now) for one, said in wanted if one.key in chosen.good]
+    instead = [each for one, said in wanted for each in _fall_back(one, *said, chosen, observed, known, now)]
     lost = lost_by_engine(desired, chosen, kept, observed, known)
     again = [step for one in lost if (step := _decide_lost(one, chosen, observed, known, now)) is not None]
     planned = in_turn([*(action for _, action in (*decided, *instead) if action is not None), *again], desired, known)
@@ -310,7 +310,7 @@ def _decide(
         return failed(adapter, failure), None
     if staged is None or not staged.is_proven:
         return _stage(adapter, failure, known)
-    if _is_unsettled(adapter, chosen, known):
+    if _is_unsettled(adapter, known):
         return pending(adapter, "outcome_unknown"), None
     # While it is tried again it stays failed: a status that changed with each try would say nothing new.
     again = failed(adapter, failure) if failure is not None and failure.is_engines else None
@@ -332,10 +332,9 @@ def _stage(adapter: DesiredAdapter, failure: Failure | None, known: PlanContext)
     return failed(adapter, failure), stage
 
 
-def _is_unsettled(adapter: DesiredAdapter, chosen: Selection, known: PlanContext) -> bool:
-    """True while the engine may yet get this or the last good generation by a load of which nothing is known."""
-    good = chosen.good.get(adapter.key)
-    return adapter.key in known.unsettled or (good is not None and good.key in known.unsettled)
+def _is_unsettled(adapter: DesiredAdapter, known: PlanContext) -> bool:
+    """True while the engine may yet get this or an earlier generation by a load of which nothing is known."""
+    return any(one.key in known.unsettled for one in (adapter, *adapter.fallbacks))
 
 
 def _fall_back(
@@ -346,24 +345,26 @@ def _fall_back(
     observed: Observed,
     known: PlanContext,
     now: float,
-) -> tuple[Condition | None, Action | None]:
-    """The same of the last good generation of an adapter that is not served, where the engine has lost it.
+) -> Iterator[tuple[Condition, Action | None]]:
+    """The same of earlier generations of an adapter that is not served, where the engine has lost them.
 
-    It is told by what the engine lists then, beside what is said of the newest. What was never had of it is fetched
-    only once the newest is known to fail: that is on its way.
+    The first that does not fail is the last of them. It is told by what the engine lists then, beside what is said of
+    the newest. What was never had of it is fetched only once the newest is known to fail: that is on its way.
     """
-    good = chosen.good[adapter.key]
-    name, busy = engine_name(good, chosen.limits.names), known.in_progress.keys | chosen.lazy.asked
-    if isinstance(said, ServedAdapter) or isinstance(action, Load | Swap) or _is_unsettled(adapter, chosen, known):
-        return None, None
-    if name in observed.adapters or not busy.isdisjoint((adapter.key, name_key(name))):
-        return None, None
+    good, busy = chosen.good.get(adapter.key, ()), known.in_progress.keys | chosen.lazy.asked
+    names = {engine_name(one, chosen.limits.names) for one in good}
+    if isinstance(said, ServedAdapter) or isinstance(action, Load | Swap) or _is_unsettled(adapter, known):
+        return
+    if not names.isdisjoint(observed.adapters) or not busy.isdisjoint({adapter.key, *map(name_key, names)}):
+        return
     is_failing = isinstance(said, FailedAdapter) or _failure_of(adapter, observed, known) is not None
-    # An engine that replaces nothing could not be given the newest after it.
-    if not is_failing and (good.ref not in chosen.staged or observed.facts.swap == "refused"):
-        return None, None
-    condition, step = _decide(good, chosen, observed, known, now)
-    return condition, _under_its_key(good, step)
+    for one in good:
+        # An engine that replaces nothing could not be given the newest after it.
+        if is_failing or (one.ref in chosen.staged and observed.facts.swap != "refused"):
+            condition, step = _decide(one, chosen, observed, known, now)
+            yield condition, _under_its_key(one, step)
+            if step is not None or not isinstance(condition, FailedAdapter):
+                return
 
 
 def _decide_kept(

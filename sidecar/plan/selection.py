@@ -93,18 +93,20 @@ def stay(known: LazyCandidates, *, room: int, now: float) -> frozenset[str]:
 
 def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> Selection:
     """With what is in the store. It is looked up once, so that whatever is called was among the uses before."""
-    good = {one.key: fallback for one in chosen.wanted if (fallback := one.fallback) is not None}
-    handed = ((one, desired.adapters[one.key].fallback) for one in chosen.leaving if one.name in known.handing)
-    names = chosen.limits.names
-    good |= {one.key: fallback for one, fallback in handed if fallback and engine_name(fallback, names) == one.name}
+    good, names = {one.key: one.fallbacks for one in chosen.wanted if one.fallbacks}, chosen.limits.names
+    for one in chosen.leaving:
+        instead = desired.adapters[one.key].fallbacks if one.name in known.handing else ()
+        if fitting := tuple(other for other in instead if engine_name(other, names) == one.name):
+            good[one.key] = fitting
+    earlier = [one for each in good.values() for one in reversed(each)]
     leaving = [desired.adapters[one.key] for one in chosen.leaving]
     former = (former for one in (*chosen.wanted, *leaving) for former in one.former)
-    refs = {adapter.ref for adapter in (*chosen.wanted, *chosen.kept, *good.values(), *former)}
+    refs = {adapter.ref for adapter in (*chosen.wanted, *chosen.kept, *earlier, *former)}
     refs |= {ref for one in leaving for _, ref in one.versions}
     staged = {ref: found for ref in refs if (found := known.staged.get(ref)) is not None}
     handing = (_left_as(desired, one, names) for one in chosen.leaving if one.name in known.handing)
     # What is wanted comes last: of two generations with the same files it is the one that is served.
-    adapters = (*(one for one in handing if one is not None), *good.values(), *chosen.kept, *chosen.wanted)
+    adapters = (*(one for one in handing if one is not None), *earlier, *chosen.kept, *chosen.wanted)
     pairs = ((one, staged[one.ref]) for one in adapters if one.ref in staged)
     versions = {(engine_name(one, names), files.path): version_of(one, files) for one, files in pairs}
     unseen = refs - staged.keys() - known.staging
@@ -168,7 +170,8 @@ def _lost_version(
 ) -> DesiredAdapter | None:
     """Version to load: as followed, or the last good one if that is absent or fails."""
     failure = known.failures.get(leaving.key)
-    found, good = _left_as(desired, leaving, chosen.limits.names), chosen.good.get(leaving.key)
+    found, instead = _left_as(desired, leaving, chosen.limits.names), chosen.good.get(leaving.key, ())
+    good = next((one for one in instead if one.ref in chosen.staged), next(iter(instead), None))
     is_fit = found is not None and found.ref in chosen.staged and (failure is None or failure.ref != found.ref)
     is_busy = leaving.key in known.in_progress.keys | known.unsettled
     if is_fit or is_busy or good is None:
@@ -204,8 +207,8 @@ def _versions_served(
 def _known_versions(adapter: DesiredAdapter, chosen: Selection) -> Iterator[tuple[int, ArtifactRef]]:
     """Versions that an engine may have: as followed, as served last, and as before."""
     yield from adapter.versions
-    earlier = (chosen.good.get(adapter.key), *reversed(adapter.former))
-    yield from ((one.generation, one.ref) for one in earlier if one is not None)
+    earlier = (*chosen.good.get(adapter.key, ()), *reversed(adapter.former))
+    yield from ((one.generation, one.ref) for one in earlier)
 
 
 def _served_as(adapter: DesiredAdapter, name: str, path: str, chosen: Selection) -> ServedAdapter | None:

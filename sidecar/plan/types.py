@@ -207,7 +207,7 @@ class Selection:
         leaving: what the engine lists and others are to serve.
         room: for how many lazy adapters there is room beside the eager ones.
         lazy: those.
-        good: of what it is to hold, and of what it hands over, what is served while that cannot be, by name key.
+        good: by name key, what may be served instead of what it is to hold or hands over, the best first.
         staged: what is in the store of all these, by ref.
         unseen: refs of the others, which nobody is bringing in.
         versions: what a plan made of this may load, with what proves it in an answer.
@@ -221,7 +221,7 @@ class Selection:
     leaving: tuple[Handoff, ...] = ()
     room: int = 0
     lazy: LazySelection = LazySelection()
-    good: Mapping[str, DesiredAdapter] = field(default_factory=dict)
+    good: Mapping[str, tuple[DesiredAdapter, ...]] = field(default_factory=dict)
     staged: Mapping[ArtifactRef, Staged] = field(default_factory=dict)
     unseen: AbstractSet[ArtifactRef] = frozenset()
     versions: Mapping[Use, str] = field(default_factory=dict)

@@ -111,8 +111,7 @@ class Catalogue:
         adapter = self.whole(state, plain)
         if adapter is None or key == plain:
             return adapter
-        good = adapter.fallback
-        return good if good is not None and good.key == key else None
+        return next((one for one in adapter.fallbacks if one.key == key), None)
 
     def _whole(self, key: str, value: bytes, revision: int) -> DesiredAdapter | None:
         known = self._read.get(key)

@@ -175,8 +175,10 @@ class Resolver:
         """Looks beside the event loop at files that an earlier process may have staged."""
         found = self._find(name)
         if isinstance(found, tuple):
-            adapters = [one for one in (found[0], found[0].fallback) if one is not None]
-            if unseen := [one.ref for one in adapters if self._means.store.lookup(one.ref) is None]:
+            adapter = found[0]
+            if unseen := [
+                one.ref for one in (adapter, *adapter.fallbacks) if self._means.store.lookup(one.ref) is None
+            ]:
                 await self._means.store.recall(unseen)
 
     def _consider(self, name: str, asker: str) -> Answer | _NotYet:
@@ -202,12 +204,13 @@ class Resolver:
         return _NotYet("not_ready") if adapter is None else (adapter, terms)
 
     def _judge(self, adapter: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet:
-        answer, good = self._offer(adapter, terms), adapter.fallback
+        answer = self._offer(adapter, terms)
         failure = self._demand.troubles.of(adapter.key)
         is_failing = failure is not None and failure.ref == adapter.ref and failure.reason != NO_ROOM
-        if isinstance(answer, Resolved) or good is None or not is_failing:
+        if isinstance(answer, Resolved) or not is_failing:
             return answer
-        return self._fall_back(good, terms) or answer
+        instead = (self._fall_back(one, terms) for one in adapter.fallbacks)
+        return next((one for one in instead if one is not None), answer)
 
     def _fall_back(self, good: DesiredAdapter, terms: ServingLimits) -> Answer | _NotYet | None:
         """The same of the generation that was served before one that fails; None: it is not fit either."""

@@ -92,7 +92,7 @@ class Troubles:
             adapter = catalogue.version(state, key)
             is_same = adapter is not None and adapter.ref == failure.ref
             if adapter is not None and is_same and self._asked.setdefault(key, adapter.retry) == adapter.retry:
-                is_awaited = key in self._fresh and adapter.fallback is not None
+                is_awaited = key in self._fresh and bool(adapter.fallbacks)
                 is_awaited |= failure.is_engines and failure.attempts < TOLD_IN_VAIN
                 if key == name_key(adapter.name) and not is_awaited:  # of an earlier generation nothing is told
                     yield adapter, failure

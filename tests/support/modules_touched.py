@@ -18,8 +18,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from registry.tools.devstack.processes import free_ports
+import httpx
+
 from tests.support.adapters import write_adapter
+from tests.support.admin import admin_program
 from tests.support.etcd import one_member
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
 from tests.support.processes import Program
@@ -52,22 +54,28 @@ def run(address: str, *arguments: str, folder: Path | None = None) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def is_ready(url: str) -> bool:
+    """True once an admin service takes calls; a command line that comes earlier is refused at once."""
+    try:
+        return httpx.get(f"{url}/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
 async def play(etcd: tuple[str, ...], folder: Path, stack: ExitStack) -> Mapping[str, list[str]]:
     """Modules by process."""
-    port, http = free_ports(2)
-    address = f"127.0.0.1:{port}"
-    flags = ["--etcd", ",".join(etcd), "--prefix", PREFIX, "--listen", address, "--http", f"127.0.0.1:{http}"]
-    admin = Program("registry.admin.main", flags, folder / "admin.log")
+    admin = admin_program(folder, etcd, PREFIX)
     engine = SimulatedEngine(folder)
     sidecar = Sidecar(folder, etcd, PREFIX, engine.url)
     notes = {name: folder / f"notes-{name}" for name in ("cli", "admin", "sidecar")}
-    profiled(admin, notes["admin"])
+    profiled(admin.program, notes["admin"])
     profiled(sidecar.program, notes["sidecar"])
-    for program in (admin, engine.program, sidecar.program):
+    for program in (admin.program, engine.program, sidecar.program):
         stack.callback(program.kill)
         program.start()
     await eventually(engine.is_healthy)
-    await asyncio.to_thread(run, address, "pool", "create", POOL, "--base-model", BASE)
+    await eventually(lambda: is_ready(admin.http))
+    await asyncio.to_thread(run, admin.address, "pool", "create", POOL, "--base-model", BASE)
     await eventually(sidecar.is_ready)
     source = write_adapter(folder / "sources" / "a").directory.as_uri()
     notes["cli"].mkdir()
@@ -75,7 +83,9 @@ async def play(etcd: tuple[str, ...], folder: Path, stack: ExitStack) -> Mapping
         (one / BEGIN).touch()
     for name in ("admin", "sidecar"):
         await eventually((notes[name] / NOTES).exists)
-    await asyncio.to_thread(run, address, "add", "a", "--pool", POOL, "--source", source, "--wait", folder=notes["cli"])
+    await asyncio.to_thread(
+        run, admin.address, "add", "a", "--pool", POOL, "--source", source, "--wait", folder=notes["cli"]
+    )
     for one in notes.values():
         (one / END).touch()
     return {name: await noted(one) for name, one in notes.items()}

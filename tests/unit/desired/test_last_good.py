@@ -64,9 +64,8 @@ def test_what_was_served_is_remembered_until_the_newest_is_served():
     lazy = informer(kv("a", 1, load="lazy"))
     lazy.note_served([("a", 1)])
     lazy.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
-    fallback = lazy.with_last_good("a", parse_whole(POOL, "a", lazy.raw["a"].value, 11)).fallback
-    assert fallback is not None
-    assert fallback.generation == 1
+    fallback = lazy.with_last_good("a", parse_whole(POOL, "a", lazy.raw["a"].value, 11)).fallbacks
+    assert [one.generation for one in fallback] == [1]
 
 
 def test_nothing_is_remembered_of_what_was_never_served_nor_changed_by_another_try():
@@ -181,16 +180,25 @@ def test_a_canary_falls_back_to_the_others_generation_and_they_to_none_that_is_n
     made.note_served([("a", 1)])
     made.apply(11, [put("a", 11, rolling("a", 11).value)])
     canary = made.state.adapters["a"]
-    assert canary.fallback is not None
-    assert (canary.fallback.key, canary.fallback.generation) == ("a@1", 1)
-    stable = replace(canary, generation=1, ref=canary.fallback.ref)
-    assert stable.fallback is None
+    [of_others] = canary.fallbacks
+    assert (of_others.key, of_others.generation) == ("a@1", 1)
+    assert not replace(canary, generation=1, ref=of_others.ref).fallbacks, "it is what these are to serve"
     made.note_served([("a", 2)])
     rollout = CanaryRollout(stable_generation=2, stable_spec=record("a", source="v2").spec)
     third = record("a", 3, source="v3").model_copy(update={"rollout": rollout})
     made.apply(12, [put("a", 12, third.to_bytes())])
-    of_others = replace(made.state.adapters["a"], generation=2)
-    assert of_others.fallback is None, "it is what these are to serve"
+    assert [one.generation for one in made.state.adapters["a"].fallbacks] == [2]
+    assert not replace(made.state.adapters["a"], generation=2).fallbacks
+
+
+def test_a_canary_after_a_canary_falls_back_to_the_others_generation_and_then_to_the_one_between():
+    """R13: its engine answers with that until a restart, though nobody promoted it."""
+    made = informer(rolling("a", 1))
+    made.note_served([("a", 2)])
+    rollout = CanaryRollout(stable_generation=1, stable_spec=record("a", source="v1").spec)
+    third = record("a", 3, source="v3").model_copy(update={"rollout": rollout})
+    made.apply(12, [put("a", 12, third.to_bytes())])
+    assert [one.key for one in made.state.adapters["a"].fallbacks] == ["a@1", "a@2"]
 
 
 def test_what_is_placed_on_others_is_forgotten():

@@ -20,6 +20,8 @@ from tests.support.worlds import desired, fleet, known, observed, path_of, place
 from tests.unit.desired.test_assignment import share
 
 NOT_FINITE = "not_finite"
+NEVER_FAILED = 0.0
+TOO_HIGH = 1.0
 
 
 def second(*generations: int, is_served: bool = True, **spec: Any) -> DesiredState:
@@ -201,6 +203,39 @@ def test_a_canary_that_refuses_its_generation_goes_on_with_that_of_the_others():
     made = plan(state, observed(), facts)
     assert [(call.name, call.path) for call in made.calls if isinstance(call, Load)] == [("a", path_of("v1"))]
     assert plan(state, observed({"a": "v1"}), facts).kept == (KeptAdapter("a", 1),)
+
+
+@pytest.mark.parametrize(
+    ("stable", "between", "source"),
+    [
+        (NEVER_FAILED, NEVER_FAILED, "v1"),
+        (TOO_HIGH, NEVER_FAILED, "v0"),
+        (None, NEVER_FAILED, "v0"),
+        (1002.0, NEVER_FAILED, "v0"),
+        (None, 1002.0, None),
+        (1003.0, 999.0, "v0"),
+    ],
+)
+def test_a_canary_whose_stable_generation_fails_too_goes_on_with_what_it_served_between(stable, between, source):
+    """R13: what is tried is what does not fail, else what may be tried again first."""
+    state = desired(rolling("a", 1, generation=3, stable="v1"))
+    adapter = state.adapters["a"]
+    served = replace(adapter.earlier(1, adapter.ref), key="a@1", ref=replace(adapter.ref, uri="file:///a/v0"))
+    state = replace(state, adapters=state.adapters.set("a", replace(adapter, last_good=served)))
+    others, _ = state.adapters["a"].fallbacks
+    facts = known(state, "v1", failures=refused(state))
+    found = staged(replace(state, adapters=state.adapters.set("a", served)), "v0")
+    tried = ((others, stable), (served, between))
+    own = {
+        one.key: Failure(one.ref, None, NOT_FINITE, "", 1, at)
+        for one, at in tried
+        if at not in {NEVER_FAILED, TOO_HIGH}
+    }
+    of_others = staged(state, "v1", rank=128 if stable == TOO_HIGH else 8)
+    facts = replace(facts, staged={**of_others, **found}, failures={**facts.failures, **own})
+    made = plan(state, observed(max_lora_rank=64), facts)
+    loaded = [call.path for call in made.calls if isinstance(call, Load)]
+    assert loaded == ([path_of(source)] if source else [])
 
 
 def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_files():
