@@ -79,7 +79,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """What needs no coverage runs without it, its fixtures too."""
+    """What needs no coverage runs without it, its fixtures too.
+
+    For what is marked `no_cover` pytest-cov pauses and goes on by itself. What was begun twice would never pause again.
+    """
     controller = _coverage(item.config)
     if not controller or not item.config.getoption("--cov-pure") or _is_measured(item):
         return (yield)
@@ -87,7 +90,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        controller.resume()
+        if not controller.started:
+            controller.resume()
 
 
 def _is_measured(item: pytest.Item) -> bool:

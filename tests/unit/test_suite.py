@@ -59,6 +59,7 @@ def is_free(request) -> bool:
     return _is_free(request.config)
 
 
-def test_what_needs_no_coverage_runs_without_it(request, is_free):
+@pytest.mark.parametrize("after", [pytest.param("", marks=pytest.mark.no_cover), "one that pytest-cov pauses for"])
+def test_what_needs_no_coverage_runs_without_it(request, is_free, after):
     """Only the unit tests of the pure rooms are measured: the others would take twice as long."""
     assert (is_free, _is_free(request.config)) == (True, True), "a fixture, and the test itself"
