@@ -121,34 +121,6 @@ def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_o
     assert moved(slots, 50.0) == ("y", "e")
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_nothing_is_begun_while_a_group_ends_however_long_its_stagings_take_to_end(ends):
-    """X2, R12: turns are over meanwhile, and stagings may come to their end; the group takes no more."""
-
-    class Lingering(TimedStore):
-        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
-            try:
-                return await super().ensure(ref)
-            except asyncio.CancelledError:
-                await asyncio.sleep(LONG_SECONDS)
-                if ends:
-                    return Staged("id", "/path", "sha256:0", 8)
-                raise
-
-    store, errors = Lingering(), list[object]()
-
-    async def script() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(1), asyncio.TaskGroup() as tasks:
-                staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
-                staging.start(slow(20))
-                await asyncio.sleep(FOR_EVER)
-
-    loop.play(script())
-    assert (len(store.begun), errors) == (QUICK_SLOTS, [])
-
-
 def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
     """R8, R9: success, what the store says, and a fault of our own, which ends nothing else."""
     ends: list[tuple[object, ...]] = []
