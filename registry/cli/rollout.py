@@ -22,6 +22,8 @@ _LOOK_SECONDS = 2.0
 _PAUSE_SECONDS = 0.2
 # Of many that are not served, so many are told of; each may name many replicas.
 _TOLD = 5
+# Of replicas in the same state, so many are named.
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,10 @@ def describe(followed: FollowedRollout) -> str:
         return f"{followed.target.name}: no report on it"
     counted = [one for one in rollout.replicas if one.canary] if rollout.HasField("canary") else rollout.replicas
     behind = [one for one in counted if one.state != pb.RolloutReplica.SERVING]
-    who = ", ".join(_behind(one) for one in behind)
+    names: dict[str, list[str]] = {}
+    for one in behind:
+        names.setdefault(_behind(one), []).append(one.replica)
+    who = "; ".join(f"{_some(replicas)} {state}" for state, replicas in names.items())
     told = _told_of(rollout, followed.target, f"{len(counted) - len(behind)} of {len(counted)}")
     return f"{rollout.name} generation {rollout.generation}: {told}" + (f" ({who})" if who else "")
 
@@ -171,9 +176,15 @@ def _told_of(rollout: pb.Rollout, target: RolloutTarget, served: str) -> str:
     return f"{served} canaries serve it, the others generation {rollout.canary.stable_generation}; {rollout.waiting}"
 
 
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
 def _behind(replica: pb.RolloutReplica) -> str:
+    """State of a replica that does not serve it, in words that follow its name."""
     why = " - ".join(part for part in (replica.reason, replica.message) if part)
     what = f"{state_name(replica)}" + (f": {why}" if why else "")
     if serving := meanwhile(replica):
-        return f"{replica.replica} {serving}, generation {replica.generation} {what}"
-    return f"{replica.replica} {what}"
+        return f"{serving}, generation {replica.generation} {what}"
+    return what

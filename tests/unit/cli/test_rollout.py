@@ -100,9 +100,10 @@ def instead(serving_generation: int) -> pb.Rollout:
 
 NO = (FAILED, "bad", "no")
 TOLD = {
-    "1 of 3 replicas serve it (r1 pending: staging, r2 failed: bad - no)": rollout(
-        SERVING, LATE, (FAILED, "bad", "no")
+    "1 of 4 replicas serve it (r1, r3 pending: staging; r2 failed: bad - no)": rollout(
+        SERVING, LATE, (FAILED, "bad", "no"), LATE
     ),
+    "0 of 7 replicas serve it (r0, r1, r2, r3, r4 and 2 more pending: staging)": rollout(*[LATE] * 7),
     "2 of 2 replicas serve it": rollout(SERVING, SERVING),
     "nobody lives": rollout(waiting="nobody lives"),
     "1 of 1 replicas serve it; 2 are gone": rollout(SERVING, note="2 are gone"),
