@@ -169,6 +169,10 @@ rotations: install ## Exchange every certificate, key, token and password again 
 training: install engine .venv-training/.installed ## Train by TRL's GRPO before two real vLLM: each sample proves its version (STEPS=n)
 	TRAINING=yes STEPS=$(or $(STEPS),4) $(BIN)/pytest -s --timeout=1800 tests/e2e/test_training.py
 
+.PHONY: trainer
+trainer: install ## Publish a version every other second to a real fleet, ask for the newest three, kill everything (MINUTES=n, SEED=n)
+	MINUTES=$(or $(MINUTES),30) SEED=$(or $(SEED),7) $(BIN)/pytest -s --timeout=7200 tests/faults/test_trainer.py
+
 .PHONY: axolotl
 axolotl: install engine .venv-axolotl/.installed ## Play axolotl's own vllm_serve_lora behind a sidecar: versions, restarts, a bad adapter (needs root)
 	AXOLOTL=yes $(BIN)/pytest -s --timeout=1800 tests/e2e/test_axolotl.py
@@ -183,8 +187,8 @@ page: install .venv-page/.installed ## Look at the page in Chromium: each view, 
 	PICTURES=yes $(BIN)/python -m pytest -s -p no:cacheprovider tests/integration/page
 
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, training, axolotl, page, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations training axolotl page flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, training, half an hour of a trainer, axolotl, page, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations training trainer axolotl page flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container, start compose.secure.yaml (needs root)
@@ -200,10 +204,11 @@ fuzz: install ## Hurt valid samples of whatever strangers can write or send, and
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) $(if $(TARGET),--target $(TARGET)) $(if $(SEED),--seed $(SEED)) $(if $(KEEP),--keep)
 
 .PHONY: soak
-soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a real cluster and a real fleet, and attack all that listens, for ten minutes each (COUNT=n, SEED=n, SECONDS=n)
+soak: install ## Play thousands of simulations, restart 1,000 sidecars, hurt a real cluster and a real fleet, and attack all that listens, for ten minutes each; then make trainer (COUNT=n, SEED=n, SECONDS=n, MINUTES=n)
 	$(BIN)/python -m tests.simulation --count $(or $(COUNT),3000)
 	SIDECARS=1000 $(BIN)/pytest --timeout=900 tests/faults/test_herd.py
 	SEED=$(or $(SEED),7) SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -s --timeout=7200 tests/faults/test_schedule.py tests/faults/test_day.py tests/faults/test_attacks.py
+	$(MAKE) trainer
 
 .PHONY: proof
 proof: install engine ## Swap 100 versions on two real vLLM under 50 requests a second, and ask for 500 of 20,000 lazy adapters

@@ -123,12 +123,14 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 @asynccontextmanager
-async def fleet(folder: Path, cluster: Cluster, seed: int) -> AsyncIterator[Day]:
-    """Two admin services and six pods, with whoever watches them; ended with the context."""
+async def fleet(
+    folder: Path, cluster: Cluster, seed: int, *flags: str, replicas: int = REPLICAS, engine_names: str = ""
+) -> AsyncIterator[Day]:
+    """Two admin services and six pods, with whoever watches them; ended with the context. `flags`: of the sidecars."""
     clock = random.Random(seed)
     write_sources(folder / "sources")
     admins = [admin_program(folder / f"admin{number}", cluster.endpoints, PREFIX) for number in range(ADMINS)]
-    pods = Pods(folder, cluster.endpoints, PREFIX, folder / "sources", random.Random(seed))
+    pods = Pods(folder, cluster.endpoints, PREFIX, folder / "sources", random.Random(seed), flags=flags)
     async with AsyncExitStack() as stack:
         stack.callback(pods.end)
         history = await stack.enter_async_context(watched(cluster.options(), PREFIX))
@@ -142,9 +144,10 @@ async def fleet(folder: Path, cluster: Cluster, seed: int) -> AsyncIterator[Day]
         stack.push_async_callback(client.aclose)
         records = Records(history, client, Keys(PREFIX))
         day = Day(seed, folder, cluster, admins, stubs, pods, history, records, clock)
-        pool = pb.CreatePoolRequest(pool=pb.Pool(name=POOL, base_models=["base"]), request_id="pool")
-        await settled(day, lambda stub: stub.CreatePool(pool, timeout=5))
-        await pods.begin(REPLICAS)
+        pool = pb.Pool(name=POOL, base_models=["base"], engine_names=engine_names)
+        request = pb.CreatePoolRequest(pool=pool, request_id="pool")
+        await settled(day, lambda stub: stub.CreatePool(request, timeout=5))
+        await pods.begin(replicas)
         yield day
 
 
@@ -402,7 +405,7 @@ async def verified(day: Day) -> None:
     code, day.verified = await _verify("verify", "--history", str(history), "--prefix", PREFIX)
     findings, compared = await asyncio.to_thread(_held_against, day, history)
     day.verified += f"; {_listed(compared)}: {len(findings)} findings"
-    assert (code, findings) == (0, []), day.report()
+    assert (code, findings) == (0, []), "\n".join([day.report(), *findings[:5]])
 
 
 def _held_against(day: Day, history: Path) -> tuple[list[str], Counter[str]]:

@@ -124,7 +124,7 @@ Listings = dict[str, tuple[Spell, dict[str, str]]]
 class Pods:
     """All pods that there are, and those that there were.
 
-    `logs`: of the sidecars, by file: what is gone has left its own.
+    `logs`: of the sidecars, by file: what is gone has left its own. `flags`: of every sidecar.
     """
 
     folder: Path
@@ -134,6 +134,7 @@ class Pods:
     clock: random.Random
     living: list[Pod] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
+    flags: tuple[str, ...] = ()
 
     async def begin(self, count: int) -> None:
         """Starts so many, in two zones."""
@@ -180,7 +181,7 @@ class Pods:
             "LORAPLANE_PLUGIN": "1",
             "LORAPLANE_RESOLVER": str(socket),
         }
-        extra = ["--resolver-socket", str(socket), "--labels", f"zone={zone}"]
+        extra = [*self.flags, "--resolver-socket", str(socket), "--labels", f"zone={zone}"]
         sidecar = Sidecar(folder, self.etcd, self.prefix, engine.url, replica=name, sources=self.sources, extra=extra)
         self.logs.append(sidecar.program.log)
         return Pod(name, folder, engine, sidecar, socket)

@@ -78,6 +78,10 @@ class Member:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def has_ended(self) -> bool:
         """Whether the process ended by itself."""
         return self._process is not None and self._process.poll() is not None

@@ -18,3 +18,9 @@ def artifact_of(path: str) -> str | None:
 def key_of(engine_name: str) -> str:
     """The name key of the adapter that an engine calls so: by its name, or by ``name@generation``."""
     return name_key(engine_name.partition("@")[0])
+
+
+def generation_of(engine_name: str) -> int | None:
+    """The generation in ``name@generation``; None: it is a name alone."""
+    generation = engine_name.partition("@")[2]
+    return int(generation) if generation.isdigit() else None

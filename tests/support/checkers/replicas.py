@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.stored import Part
-from registry.tools.verify.history import Document, Violation, part_of, text_of
-from tests.support.checkers.engine_names import artifact_of, key_of
+from registry.tools.verify.history import Document, Violation, count_of, part_of, text_of
+from tests.support.checkers.engine_names import artifact_of, generation_of, key_of
 from tests.support.checkers.index import HistoryIndex
 from tests.support.checkers.logs import SidecarProcess, TakenState
 
@@ -116,7 +116,7 @@ def _check_digest(
 
     An artifact is named by its content as it was prepared, so its name tells of no digest by itself.
     """
-    written, is_whole = _written(index, pool, listing, key_of(name))
+    written, is_whole = _written(index, pool, listing, name)
     records = [*written, *filter(None, map(_stable, written))]
     pinned = {digest for record in records if (digest := pinned_digest(record)) is not None}
     if not (records and is_whole) or len(pinned) < len({repr(_source(record)) for record in records}):
@@ -129,11 +129,15 @@ def _check_digest(
     return [Violation("R4", listing.revision, listing.replica, message)]
 
 
-def _written(index: HistoryIndex, pool: str, listing: EngineListing, key: str) -> tuple[list[Document], bool]:
+def _written(index: HistoryIndex, pool: str, listing: EngineListing, name: str) -> tuple[list[Document], bool]:
     """The records of which something may be listed: of a settled replica the one that stood then, else all.
 
-    Also whether these are all that there may be.
+    A name with a generation is of that one. Also whether these are all that there may be.
     """
+    key, generation = key_of(name), generation_of(name)
+    if generation is not None:
+        written, is_whole = index.records(pool, key)
+        return [one for one in written if count_of(one, "generation") == generation], is_whole
     now = index.adapter_at(pool, key, listing.revision)
     is_kept = key in {key_of(name) for name in listing.unservable}
     if listing.settled and not listing.removing and now and not is_kept and is_everywhere(now):

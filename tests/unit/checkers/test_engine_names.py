@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.checkers.engine_names import artifact_of, key_of
+from tests.support.checkers.engine_names import artifact_of, generation_of, key_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,8 @@ def test_a_path_of_a_store_names_its_artifact(path, artifact):
 def test_a_name_with_a_version_is_its_adapters():
     """R11 foreign-safe."""
     assert [key_of(name) for name in ("acme/A", "acme/a@3", "b")] == ["acme%2Fa", "acme%2Fa", "b"]
+
+
+def test_a_name_may_tell_a_generation():
+    """R4 digest-true."""
+    assert [generation_of(name) for name in ("acme/a@3", "b", "b@x")] == [3, None, None]

@@ -291,6 +291,18 @@ def test_what_a_history_does_not_begin_with_may_be_listed_still(kept, is_found):
     assert found == [[], [], [], ["R4"] if is_found else []]
 
 
+def test_a_name_with_a_generation_is_of_that_ones_digest():
+    """R4: what is kept is listed beside what is newer; from other files than its own it is a finding."""
+    history = Written()
+    for one in "123":
+        history.write({"adapters/p/a": adapter("a", int(one), spec=pinned(one))})
+    index = HistoryIndex(KEYS).replay(history.steps)
+    kept = [look(2, **{"a@1": "1"}), look(3, **{"a@1": "1", "a@2": "2"}), look(4, **{"a@2": "2", "a@3": "3"})]
+    assert check_listings(index, "p", kept) == []
+    other = look(4, **{"a@2": "1", "a@3": "3"})
+    assert [one.guarantee for one in check_listings(index, "p", [*kept, other])] == ["R4"]
+
+
 def test_what_was_unloaded_before_the_history_begins_may_have_been_ours():
     """R11: its record and its history went before; what is unloaded later is known."""
     index = HistoryIndex(KEYS).replay([of_two().base()])
