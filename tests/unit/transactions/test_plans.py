@@ -19,13 +19,10 @@ from registry.model.errors import (
     ResourceExhausted,
 )
 from registry.model.records import (
-    AdapterSpec,
     AskedRetry,
     Canary,
     Placement,
     PoolLimits,
-    RetiredRecord,
-    SourceSpec,
     Strategy,
 )
 from registry.model.status import DrainOrder, Presence
@@ -39,14 +36,12 @@ from registry.transactions.changes import (
     DrainReplica,
     HaltRollout,
     Remove,
-    RestoreHistory,
     RollbackAdapter,
     SetTenant,
     UpdatePool,
 )
 from registry.transactions.context import TxnLimits
-from registry.transactions.plan import reads_beside, reads_of
-from registry.transactions.steps import carry_unknown
+from registry.transactions.plan import reads_of
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, upsert
 from tests.support.memory_etcd import MemoryEtcd
 from tests.unit.transactions.conftest import record, refused
@@ -322,34 +317,6 @@ def test_a_set_that_can_never_fit_is_refused_before_anything_is_read(canaries, n
     assert told.value.reason is Reason.TOO_MANY_CHANGES
 
 
-def test_others_are_not_looked_at_where_engines_have_many():
-    author = Author()
-    author.change(creating())
-    for change in (applying(upsert("b")), RollbackAdapter(POOL, "b")):
-        context = author.context(change)
-        assert reads_beside(change, author.view(change, context), context) == ()
-    author.etcd.put(KEYS.pool(POOL), b"?")
-    change = applying(upsert("b"))
-    assert reads_beside(change, author.view(change, author.context(change)), author.context(change)) == ()
-
-
-def test_what_a_later_release_added_stays_where_it_was():
-    """At every depth; what is written anew counts."""
-
-    def spec(source: dict[str, object], **fields: object) -> AdapterSpec:
-        return AdapterSpec.model_validate({"source": {"uri": "file:///a", **source}, **fields})
-
-    old = spec({"mirror": "m", "kept": 1}, owner="o", both="old")
-    new = spec({"mirror": "n"}, both="new", more=True)
-    assert carry_unknown(old, new) == spec({"mirror": "n", "kept": 1}, owner="o", both="new", more=True)
-    assert carry_unknown(new, new) == new
-    known = AdapterSpec(source=SourceSpec(uri="file:///a"))
-    assert carry_unknown(known, known) == known
-    with_strategy = spec({}, strategy={"canary": {"replicas": 1}, "later": 1})
-    assert carry_unknown(with_strategy, known).strategy is None
-    assert carry_unknown(known, with_strategy) == with_strategy
-
-
 def test_history_keeps_ten_generations():
     """R16 bounded: the eleventh that goes in takes the first one out, and no earlier one does."""
     author = Author()
@@ -361,44 +328,3 @@ def test_history_keeps_ten_generations():
         gone = [op.key for op in planned.txn.success if isinstance(op, Delete)]
         assert gone == ([KEYS.history(POOL, "a", generation - 10)] if generation > 10 else []), generation
         author.change(applying(upsert("a", f"{generation}")))
-
-
-@pytest.mark.parametrize(
-    ("standing", "restored", "taken"),
-    [
-        ((), (1, 2, 3), [1]),
-        ((), (3,), [3]),
-        ((1,), (1, 2, 3), [2]),
-        ((2,), (1, 2, 3), [3]),
-        ((5,), (1, 2, 3), []),
-        ((), tuple(range(1, 13)), [3]),
-        ((), (1, 11), [11]),
-        ((), (1, 10), [1]),
-        ((), (2, 11), [2]),
-    ],
-)
-def test_generations_that_are_restored(standing, restored, taken):
-    """W6: behind those that stand, no more than history keeps, and one at a time, the oldest first."""
-    author = Author()
-    author.change(creating())
-    retired = {
-        number: RetiredRecord(
-            name="a",
-            pool=POOL,
-            tenant="default",
-            generation=number,
-            spec=AdapterSpec(source=SourceSpec(uri="file:///a")),
-            updated_at="",
-            updated_by="",
-            request_id="",
-            retired_by_request="",
-            deleted=True,
-        )
-        for number in range(1, 13)
-    }
-    for number in standing:
-        author.etcd.put(KEYS.history(POOL, "a", number), retired[number].to_bytes())
-    settled = author.change(RestoreHistory(POOL, "a", tuple(retired[number] for number in restored), None))
-    stands = [int(key.rsplit(b"/", 1)[-1]) for key in author.etcd.kvs if key.startswith(KEYS.history_of(POOL, "a"))]
-    assert sorted(stands) == sorted({*standing, *taken})
-    assert settled.reply.etag == (None if taken else 0)

@@ -95,17 +95,6 @@ def test_a_pool_that_cannot_be_read_becomes_what_is_said(whole, told, becomes):
     assert engines(whole) == (becomes or ("vllm", "versioned"))
 
 
-def test_an_update_that_changes_nothing_tells_the_etag_that_stands(whole):
-    """W4 etag: it goes with the next change; the pool is neither written nor audited."""
-    key = KEYS.pool(POOL)
-    before, audits = whole.etcd.kvs[key], [one for one in whole.etcd.kvs if one.startswith(KEYS.audits())]
-    settled = whole.change(update(LIMITS, BASE), "req")
-    assert settled.reply.etag == before.mod_revision < settled.revision
-    assert whole.etcd.kvs[key] == before
-    assert [one for one in whole.etcd.kvs if one.startswith(KEYS.audits())] == audits
-    assert whole.change(update({"max_rank": 16})).reply.etag is None
-
-
 def test_a_pool_may_ask_for_digests(whole):
     """W6 one-digest, R4: what has none is refused, also by a rollback; what has one, and a deletion, is not."""
     whole.change(applying(upsert("a", "v1"), upsert("b", "v1")))

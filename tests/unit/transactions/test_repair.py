@@ -82,17 +82,6 @@ def test_a_tenant_of_many_pools(author):
     assert author.change(RepairTenant("acme")).reply.tenant == TenantRecord(name="acme", adapters=4)
 
 
-def test_a_counter_alone_is_repaired(author):
-    """W5, W7: of what no audit record tells any more."""
-    delete_raw(author, NAME)
-    settled = author.change(RepairTenant("acme"))
-    assert (counter(author), settled.reply.adapters) == (1, [])
-    audits = [kv.value for key, kv in author.etcd.kvs.items() if key.startswith(KEYS.audits())]
-    [told] = [audit for one in audits if (audit := AuditRecord.parse(one)).method == "RepairTenant"]
-    assert [(one.kind, one.before["adapters"], one.after["adapters"]) for one in told.changes] == [("tenant", 2, 1)]
-    check_history(KEYS, author.etcd.history)
-
-
 def test_a_name_that_came_back_is_counted_once(author):
     """W5 quota-never, W6: its generation is not given again; the place that was freed can be taken after the repair."""
     delete_raw(author, NAME)
@@ -120,28 +109,6 @@ def test_a_change_amid_a_repair(author):
     author.settle(change, context, view)
     assert counter(author) == 2
     assert KEYS.history(POOL, "acme/b", 1) not in author.etcd.kvs
-
-
-def test_a_change_amid_a_count(author):
-    """W5: a counter that was read before another adapter was made is not written."""
-    author.etcd.put(KEYS.tenant("acme"), TenantRecord(name="acme", adapters=7).to_bytes())
-    change = RepairTenant("acme")
-    context = author.context(change)
-    view = author.view(change, context)
-    author.change(applying(upsert("acme/c")))
-    author.settle(change, context, view)
-    assert counter(author) == 3
-
-
-def test_a_repair_that_was_overtaken_by_another(author):
-    """W2: a generation that history has already is not put there again."""
-    delete_raw(author, NAME)
-    change = repair(author)
-    author.change(change)
-    delete_raw(author, "acme/b")
-    author.change(RepairTenant("acme", (*change.lost, *repair(author).lost)))
-    assert counter(author) == 0
-    check_history(KEYS, author.etcd.history)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,8 @@ from registry.transactions.decode import (
     read_tenant,
     snapshot_of,
     stored_adapter,
-    stored_tenant,
 )
-from registry.transactions.repair import AuditTrail, is_of_tenant
+from registry.transactions.repair import AuditTrail
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, upsert
 from tests.unit.transactions.conftest import etag, record, refused
 
@@ -277,9 +276,3 @@ def test_the_last_record_of_each_adapter_is_known_from_its_audit_trail(author):
     assert lost(audit(1, told(None, {"pool": POOL}))) == []
     assert lost(KeyValue(b"k", b"?", 1, 1, 1, 0), made) == [(POOL, 1)]
     assert lost(audit(3, told({"unreadable": "?"}, None)), made) == [(POOL, 1)], "of whatever pool that was"
-
-
-def test_whose_an_adapter_is_and_what_nobody_has():
-    assert [is_of_tenant(A, "acme"), is_of_tenant(A, "default")] == [True, False]
-    assert is_of_tenant(KEYS.adapter(POOL, "b"), "default")
-    assert stored_tenant(ReadSet(1, (), {}), KEYS, "acme").revision == 0

@@ -11,7 +11,7 @@ from registry.model.errors import FailedPrecondition, InvalidArgument, NotFound,
 from registry.model.expected_answers import Expect, ExpectedAnswer
 from registry.model.records import Canary, Placement, Prepare, Strategy
 from registry.model.status import Presence
-from registry.transactions.changes import ApplyAdapters, Upsert
+from registry.transactions.changes import ApplyAdapters
 from registry.transactions.plan import may_be_guessed
 from registry.transactions.validate import make_update
 from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
@@ -58,13 +58,6 @@ def test_what_an_update_names_is_replaced_whole_and_nothing_else(author: Author,
     author.change(applying(upsert(NAME, **given)))
     author.change(update({name: getattr(spec(), name)}))
     assert record(author).spec == spec(**{key: value for key, value in given.items() if key != name})
-
-
-def test_an_update_creates_what_it_has_a_source_for(author: Author):
-    author.change(update({**SOURCE, "load": "lazy"}))
-    assert (record(author).spec, record(author).generation) == (spec("v2", load="lazy"), 1)
-    author.change(update({"priority": 3}, etag=str(author.etcd.kvs[KEYS.adapter(POOL, NAME)].mod_revision)))
-    assert record(author).spec == spec("v2", load="lazy", priority=3)
 
 
 def test_an_update_without_a_record_to_keep_is_refused(author: Author):
@@ -116,12 +109,3 @@ def test_a_mask_names_fields(mask: list[str]):
     with pytest.raises(InvalidArgument, match="no field that can be replaced; name some of source, base_model") as told:
         make_update(NAME, SOURCE, mask, "", field="changes[3]")
     assert told.value.field == "changes[3].update_mask"
-
-
-def test_what_an_update_gives_is_checked_by_its_path():
-    for values, field in (({"priority": 1001}, "priority"), ({"source": {"uri": "x"}}, "source.uri")):
-        with pytest.raises(InvalidArgument) as told:
-            make_update(NAME, values, list(values), "", field="changes[0]")
-        assert told.value.field == f"changes[0].update.spec.{field}"
-    made = make_update(NAME, {**SOURCE, "load": "lazy"}, ["source", "load", "load"], "7", field="changes[0]")
-    assert made == Upsert(NAME, spec("v2", load="lazy"), 7, ("load", "source"))

@@ -186,14 +186,6 @@ def test_only_what_is_given_of_engines_is_replaced(engines):
     assert (pool.engine, pool.engine_names) == (engines.get("engine", "vllm"), engines.get("engine_names", "plain"))
 
 
-def test_the_fingerprint_of_a_base_is_that_of_its_modules():
-    """By whatever finds it."""
-    good = OTHER_BASE | {"fingerprint": "sha256:" + "7" * 64}
-    made = validate.make_create_pool(PLAIN | {"base": good}, fingerprint_of=lambda _: "sha256:" + "7" * 64)
-    assert made.base is not None
-    assert made.base.fingerprint == "sha256:" + "7" * 64
-
-
 def test_what_is_taken():
     """Each is as it was asked for; 0 is no generation."""
     assert upsert(etag="12") == Upsert("a", AdapterSpec(source=SourceSpec(uri="file:///a")), 12)

@@ -53,8 +53,8 @@ from registry.transactions.changes import (
     payload_digest,
     tenants_of,
 )
-from registry.transactions.context import TxnLimits, check_etag
-from registry.transactions.decode import Absent, Damaged, generation_of_key, read_set_of
+from registry.transactions.context import TxnLimits
+from registry.transactions.decode import generation_of_key, read_set_of
 from registry.transactions.plan import may_be_guessed, reads_of
 from tests.support.changes import ALICE, KEYS, POOL, Author, applying, creating, spec, upsert
 from tests.support.memory_etcd import MemoryEtcd
@@ -254,18 +254,6 @@ def test_the_etag_decides_before_all_else(author, change):
     assert refused(author, change).reason is Reason.ETAG_MISMATCH
 
 
-@pytest.mark.parametrize(("etag_now", "sent", "is_stale"), [(0, 0, False), (0, 1, True), (3, 3, False), (3, 0, True)])
-def test_an_etag_is_that_of_what_stands(etag_now, sent, is_stale):
-    """W4: 0 is that of nothing."""
-    state = Damaged(b"?", etag_now) if etag_now else Absent()
-    check_etag(None, state, field="etag")
-    if is_stale:
-        with pytest.raises(Conflict):
-            check_etag(sent, state, field="etag")
-    else:
-        check_etag(sent, state, field="etag")
-
-
 @pytest.mark.parametrize(
     ("credential", "keys"),
     [
@@ -368,22 +356,6 @@ def test_removals_are_confirmed_up_to_what_was_seen(pool_revision, is_taken):
 
 def count(author: Author, tenant: str = "acme") -> int:
     return TenantRecord.parse(author.etcd.kvs[KEYS.tenant(tenant)].value).adapters
-
-
-def test_counters_follow_each_change(author):
-    """W5 quota-never: one up for what is created, one down for what is deleted, of each tenant by itself."""
-    author.change(applying(upsert("acme/a"), upsert("acme/b"), upsert("c"), upsert("acme/d")))
-    assert (count(author), count(author, "default")) == (3, 1)
-    author.change(applying(upsert("acme/a", "v2"), Remove("acme/b"), upsert("acme/d")))
-    assert count(author) == 2
-    author.change(applying(Remove("acme/a"), upsert("acme/e"), Remove("c")))
-    assert (count(author), count(author, "default")) == (2, 0)
-    for change, left in ((applying(upsert("acme/d")), 2), (applying(Remove("acme/d")), 1)):
-        author.etcd.put(KEYS.adapter(POOL, "acme/d"), b"?")
-        author.change(change)
-        assert count(author) == left
-    author.change(RollbackAdapter(POOL, "acme/a"))
-    assert count(author) == 2
 
 
 def test_a_quota_is_full_when_it_is_full(author):
