@@ -116,25 +116,6 @@ def test_no_atomic_splits_what_does_not_fit_with_ids_that_follow_from_the_first(
     assert [one["error"]["reason"] for one in ran.json["transactions"]] == ["ETCD_UNAVAILABLE"] * 2
 
 
-@pytest.mark.parametrize("root", ["q1", "x" * 126, "x" * 128])
-def test_ids_of_parts_of_parts_stay_short_and_the_same(cli, admin, manifest, root):
-    """A service that says again and again that less fits than it said: nobody gave an id that is too long."""
-
-    def fits_one_less(request: pb.ApplyAdaptersRequest) -> object:
-        count = len(request.changes)
-        too_many = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "TOO_MANY_CHANGES", "no", {"max_changes": str(count - 1)})
-        return too_many if count > 1 else applied(request)
-
-    admin.answers["ApplyAdapters"] = [fits_one_less]
-    names = [f"a{number:02}" for number in range(24)]
-    for _ in range(2):
-        assert cli("apply", "-f", manifest(*names), "--no-atomic", "--request-id", root).code == 0
-    ids = [one[2] for one in sent(admin)]
-    once = ids[: len(ids) // 2]
-    assert (ids, len({*once}), max(map(len, once)) <= 128) == (once * 2, len(once), True)
-    assert sorted(name for _, name, _ in sent(admin) if name in names) == sorted(names * 2)
-
-
 @pytest.mark.parametrize(
     ("reason", "fits"),
     [("TOO_MANY_CHANGES", "0"), ("TOO_MANY_CHANGES", "5"), ("TOO_MANY_CHANGES", "many"), ("QUOTA_EXCEEDED", "2")],

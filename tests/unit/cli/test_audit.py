@@ -81,20 +81,6 @@ def test_a_wide_row_also_tells_where_a_call_came_from(cli, world):
     assert "sha256:0 ipv4:10.0.0.1:5 curl" in " ".join(denied.split())
 
 
-def test_programs_get_whole_entries(cli, world):
-    items = cli("-o", "json", "audit").json["items"]
-    assert [one["revision"] for one in items] == [3, 4, 5, 6]
-    assert [one["name"] for one in items[2]["changes"]] == ["acme/a", "acme/b"]
-    assert items[2]["changes"][0]["after"]["spec"]["priority"] == 7
-    assert items[1]["denial"] == {
-        "reason": "PERMISSION_DENIED",
-        "message": "you may not",
-        "tenant": "other",
-        "times": 3,
-    }
-    assert cli("-o", "yaml", "audit").out.startswith("---")
-
-
 def test_what_is_asked_for_is_asked_of_the_service(cli, world):
     cli("audit", "acme/a", "--pool", "dev", "--since", "2h", "--principal", "alice")
     asked = world.asked("ListAudit")[0]

@@ -59,20 +59,6 @@ def text(records: list[pb.StoredRecord]) -> bytes:
     return backup_text(records, 12, "2026-01-01T00:00:00+00:00")
 
 
-@pytest.mark.parametrize(("of_backup", "of_now"), [(True, False), (False, True)])
-def test_the_spec_that_only_canaries_have_is_not_what_all_serve(of_backup, of_now):
-    """W6 one-digest: where one side has it on trial and the other for all, it is restored."""
-    rollout = CanaryRollout(stable_generation=2, stable_spec=AdapterSpec(source=SourceSpec(uri="s3://b/old")))
-
-    def state(is_on_trial: bool) -> StoredState:
-        record = adapter("a", rollout=rollout) if is_on_trial else adapter("a")
-        return state_of([stored("adapters/dev/a", record, "9"), POOL])
-
-    plan = plan_restore(state(of_backup), state(of_now))
-    expected = "s3://b/old" if of_backup else "s3://b/x"
-    assert ([one.spec.source.uri for one in plan.updates], plan.same) == ([expected], 0)
-
-
 def test_what_stands_under_another_key_is_no_part_of_a_backup_nor_of_a_plan(cli, admin, tmp_path):
     """R14 nack: a backup can be restored, whatever somebody put into the store by hand; the rest is all there. A state
     keeps values and etags of what cannot be read, too.
@@ -89,17 +75,6 @@ def test_what_stands_under_another_key_is_no_part_of_a_backup_nor_of_a_plan(cli,
     state = state_of([stored(key, b"{", str(at)) for at, key in enumerate(keys)])
     assert (state.unreadable, [*state.etags.items()]) == (keys, [(key, str(at)) for at, key in enumerate(keys)])
     assert (state.values, state.adapters, state.history, state.pools) == (dict.fromkeys(keys, b"{"), {}, {}, {})
-
-
-@pytest.mark.parametrize(("known", "is_told"), [(0, False), (3999, False), (3000, False), (2999, True)])
-def test_history_that_would_not_be_believed_is_left_out_and_told(known, is_told):
-    """X3 given-back: the service takes no generation far above what it knows; the adapter comes back all the same."""
-    now = [stored(f"history/dev/a/{known}", past("a", known))] if known else []
-    saved = [*now, stored("history/dev/a/4000", past("a", 4000))]
-    saved.append(stored("adapters/dev/a", adapter("a", generation=4001)))
-    plan = plan_restore(state_of(saved), state_of(now))
-    assert (plan.histories, plan.too_high) == (([], ["dev/a"]) if is_told else ([("dev", "a")], []))
-    assert [one.name for one in plan.creates] == ["a"]
 
 
 def spec(uri: str) -> AdapterSpec:

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from registry.cli.change.addresses import folder_of, is_here, source_uri
+from registry.cli.change.addresses import is_here, source_uri
 from registry.cli.change.documents import deletions, upserts
 from registry.cli.change.sets import Change, ChangeBatch, by_pool, derived_id, placed, split
 from registry.cli.failure import CliError, CommandFailure, Exit
@@ -77,17 +77,6 @@ def test_a_refusal_names_the_place_where_the_user_wrote_it(changes, field, told)
     failure = CommandFailure(Exit.REFUSED, "INVALID_FIELD", "no", field, {"k": "v"}, "q")
     expected = CommandFailure(Exit.REFUSED, "INVALID_FIELD", "no", told, {"k": "v"}, "q")
     assert placed(failure, ChangeBatch("dev", changes, "q")) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "folder"),
-    [
-        *(("a/a", "a/a"), ("/a/a", "/a/a"), ("file:///a/a%20b", "/a/a b"), ("file://localhost/a/a", "/a/a")),
-        *((uri, None) for uri in ("file://elsewhere/adapters/a", "s3://bucket/a", "https:///a")),
-    ],
-)
-def test_which_sources_are_folders_of_this_machine(source, folder):
-    assert folder_of(source) == (Path(folder) if folder else None)
 
 
 def test_a_source_is_sent_so_that_replicas_understand_it(tmp_path, monkeypatch):

@@ -125,23 +125,6 @@ async def test_a_call_is_waited_for_until_etcd_is_known_to_be_away(monkeypatch, 
         await _while_etcd_answers(calls, AsyncMock(side_effect=ValueError("no")), request_id)
 
 
-@pytest.mark.parametrize("line", ["get pools", "delete adapter a --pool dev --request-id q1"])
-def test_a_service_where_nobody_listens_is_told_at_once_unless_the_user_waits(cli, monkeypatch, line):
-    """Within a second; who has answered once is waited for, since it may be restarting."""
-    monkeypatch.setattr(of_client, "_connection_trouble", _connection_trouble)
-    monkeypatch.setattr(of_client, "_LOOK_AFTER_SECONDS", 0.01)
-    monkeypatch.delenv("LORAPLANE_TIMEOUT")
-    with nobody_listens() as nobody:
-        ran = cli("--admin", nobody, *line.split())
-        assert ran.code == 6
-        assert ran.err.startswith(f"error: ADMIN_UNAVAILABLE: no connection to the admin service at {nobody} (")
-        assert ("refused" in ran.err, "start it" in ran.err, "q1" in ran.err) == (True, True, "q1" in line)
-        looked = AsyncMock(return_value="nobody")
-        monkeypatch.setattr(of_client, "_connection_trouble", looked)
-        assert cli("--admin", nobody, "get", "pools", "--timeout", "0.3").code == 6
-        assert looked.await_count == 0
-
-
 async def test_a_connection_that_is_not_taken_in_time_or_has_no_port_to_ask(monkeypatch):
     async def never(*_: object) -> None:
         await asyncio.Event().wait()

@@ -16,7 +16,6 @@ import pytest
 from registry.cli import options, sidecars
 from registry.cli.commands import events
 from registry.cli.failure import CliError
-from registry.cli.views.events import ShownEvent
 from registry.runtime.page_guard import error_body
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import FakeAdmin, Refusal
@@ -167,21 +166,6 @@ def test_the_ring_of_a_sidecar(cli, admin):
         one = cli("events", "SQL", "--sidecar", address)
     assert set(shown(whole)) == {"replica r1 r1", "started replica r1 r1 \x1b", "swapped adapter sql r1 3"}
     assert ([line.split()[1] for line in one.out.splitlines()[1:]], admin.requests) == (["swapped"], [])
-
-
-@pytest.mark.parametrize(
-    ("at", "current", "is_shown"),
-    [
-        *(("2026-01-01T00:00:00Z", False, True), ("2025-12-31T23:59:59Z", False, False)),
-        *(("2025-12-31T23:59:59Z", True, True), ("", False, True), ("2025-01-01T00:00:00", False, True)),
-    ],
-)
-def test_what_is_older_is_left_out_unless_it_still_is_so_or_nobody_knows(at, current, is_shown):
-    one = ShownEvent(at, "held", "replica", "r1", "r1", current=current)
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    chosen = events.EventChoice(replica="r1")
-    assert list(chosen.of([one], start, for_people=True)) == ([one] if is_shown else [])
-    assert list(events.EventChoice(replica="r2").of([one], start, for_people=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,6 @@ def test_a_format_is_written_once(fleet, cli: Cli):
     assert rules[0]["targets"] == [{"modelRewrite": "a@2", "weight": 1}]
 
 
-def test_manifests_are_still_written(fleet, cli: Cli):
-    fleet.answers["ListAdapters"] = [pb.ListAdaptersResponse(adapters=[pb.Adapter(name="a", pool="dev")])]
-    assert yaml.safe_load(cli("export").out)["kind"] == "Adapter"
-    assert "there is no adapter 'litellm'" in cli("export", "a", "litellm").err
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -94,12 +88,6 @@ def test_a_file_is_kept_and_changed_as_a_whole(fleet, cli: Cli, monkeypatch, tmp
     assert file.read_text() == written[-1]
     assert list(tmp_path.glob(".models*")) == []
     assert ran.err.count("changed") == 1
-
-
-def test_a_first_state_that_cannot_be_had_is_an_error(fleet, cli: Cli, tmp_path):
-    fleet.answers["WatchResidency"] = [[ENOUGH]]
-    assert cli("export", "litellm", "--watch", str(tmp_path / "f")).code != 0
-    assert not (tmp_path / "f").exists()
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from registry.cli.views.output import Color, Format, Output, OutputView, Printer
 from registry.cli.views.template import columns_of
 from registry.tools.verify import ends
 from registry.tools.verify.history import Violation
-from registry.v1 import registry_pb2 as pb
 from tests.unit.cli.conftest import Terminal
 
 VIEW: OutputView[str] = OutputView(
@@ -179,20 +178,6 @@ def test_a_wrong_form_is_refused_before_anybody_is_asked(cli, admin):
             columns_of(columns)
     for output in ("custom-columns=NAME", "custom-columns", "jsonpath={.a}", "json=x", "neither"):
         assert (cli("get", "adapters", "-o", output).code, admin.requests) == (2, [])
-
-
-def test_columns_of_what_json_has(cli, admin):
-    sql = pb.Adapter(name="sql", pool="dev", generation=2)
-    counts = [pb.ResidenceCount(replicas=2, state=pb.RolloutReplica.SERVING)]
-    where = pb.AdapterResidency(name="sql", generation=2, counts=counts)
-    admin.answers |= {"ListAdapters": [pb.ListAdaptersResponse(adapters=[sql])], "GetAdapter": [sql]}
-    admin.answers["WatchResidency"] = [[pb.WatchResidencyResponse(snapshot=True, adapters=[where])]]
-    columns = "custom-columns=NAME:.name,STATE:{.status.state},LABELS:.spec.labels.team,ALL:.status.reasons"
-    table = ["NAME STATE LABELS ALL", "sql Healthy <none> {}"]
-    assert (cli("get", "adapters", "-o", columns).lines, cli("get", "adapter", "sql", "-o", columns).lines) == (
-        table,
-        table,
-    )
 
 
 @pytest.mark.parametrize(

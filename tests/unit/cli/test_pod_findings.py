@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from registry.cli.doctor.findings import Severity
 from registry.cli.doctor.pod_findings import pod_findings
 
 Pod = dict[str, Any]
@@ -127,16 +126,6 @@ def test_images_of_another_release_are_told_of_pods_without_a_sidecar_too():
     (found,) = pod_findings([deployment(), admin])
     assert (found.subject, found.reason) == ("Deployment/admin", "release_differs")
     assert "0.1.0: image admin; 0.2.0: the chart" in found.finding
-
-
-def test_what_ends_or_stops_a_pod_is_an_error_and_what_costs_requests_a_warning():
-    pod = deployment()
-    engine_of(pod).pop("lifecycle")
-    engine_of(pod)["volumeMounts"].pop()
-    assert [(one.reason, one.severity) for one in pod_findings([pod])] == [
-        ("store_not_shared", Severity.ERROR),
-        ("no_prestop", Severity.WARNING),
-    ]
 
 
 def test_what_comes_from_a_config_map_is_not_guessed():

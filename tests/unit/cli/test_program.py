@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -202,14 +201,6 @@ def test_a_reader_that_leaves_ends_it_without_a_traceback(address, admin):
         assert process.wait(timeout=60) == -signal.SIGPIPE
         assert process.stderr is not None
         assert process.stderr.read() == ""
-
-
-def test_what_nobody_foresaw_is_told_in_one_line_too(address):
-    get = command(address, "get", "pools")
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(get, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert ended.stderr.startswith("error: INTERNAL: OSError: [Errno 28] No space left on device (at ")
 
 
 def test_a_rollout_on_a_terminal_is_shown_live_and_a_narrow_one_loses_nothing(address, admin):

@@ -54,12 +54,6 @@ def test_the_form_of_a_record_is_none_of_a_manifest(placement: dict[str, Any]):
         manifest_of(manifest({"replica": 2, "xyz": 1}), "a.yaml")
 
 
-@pytest.mark.parametrize("content", ["text", {"spec": "text"}, {"spec": {"placement": [1]}}])
-def test_what_is_no_manifest_is_refused_as_such(content: Any):
-    with pytest.raises(InvalidArgument):
-        manifest_of(content, "a.yaml")
-
-
 def test_editors_know_both_forms():
     """The schema has a range as one of the forms of a number, and not what a record makes of it."""
     schema: Any = manifest_schema()

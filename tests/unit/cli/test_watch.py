@@ -28,7 +28,6 @@ from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Refusal
 from tests.unit.cli.conftest import Time
 
-NO_RECORD = Refusal(grpc.StatusCode.FAILED_PRECONDITION, "UNREADABLE_RECORD", "no")
 EXPIRED = Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "your token has expired; take a new one")
 ENOUGH = Refusal(grpc.StatusCode.PERMISSION_DENIED, "ETCD_PERMISSION", "enough")
 
@@ -240,14 +239,6 @@ def test_a_watch_goes_on_with_a_new_token_when_its_own_ends(cli, admin, time, tm
     assert shown[-3:] == ["Bearer one", "Bearer two", "Bearer two"]
     assert ran.code == 4
     assert json.loads(ran.err.splitlines()[-1])["error"]["message"] == "your token has expired; take a new one"
-
-
-@pytest.mark.parametrize("first", [[COMPACTED], [answer(5, put("a"), snapshot=True), NO_RECORD]])
-def test_a_watch_ends_by_a_refusal_that_another_beginning_does_not_mend(cli, admin, first):
-    """It began with what there is now already, or it is another refusal."""
-    admin.answers["WatchAdapters"] = [first]
-    ran = cli("get", "adapters", "-w", "-o", "json")
-    assert (ran.code, len(admin.asked("WatchAdapters"))) == (4, 1)
 
 
 def test_which_adapters_come_to_a_state_and_leave_it_is_told(cli, admin):
