@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,10 @@ import httpx
 import pytest
 
 from registry.tools.devstack.stack import Stack
-from registry.tools.devstack.stack_file import EngineKind, StackError, StackLayout, port_names
+from registry.tools.devstack.stack_file import EngineKind, StackLayout, port_names
 from registry.tools.devstack.stack_parts import BASE_MODEL, Folder
 from registry.tools.devstack.stack_verbs import ADAPTERS
 from tests.e2e.demo import __main__ as demo
-from tests.e2e.demo import world as demo_world
 from tests.e2e.demo.answers import BASE, PROMPTS, AnswerRefused, EngineAnswer, Stream, Version
 from tests.e2e.demo.world import StepFailed, World, require
 
@@ -197,41 +196,6 @@ def root(tmp_path, monkeypatch) -> Path:
     return tmp_path / "d"
 
 
-@pytest.mark.parametrize("error", [None, StepFailed("it is not so"), StackError("no engine")], ids=str)
-def test_each_step_is_told_and_what_fails_ends_it(root, monkeypatch, capsys, error):
-    """Its logs stay; else nothing does."""
-    did: list[str] = []
-
-    def second(_: World) -> None:
-        did.append("2")
-        if error is not None:
-            raise error
-
-    steps = [("One", lambda _: did.append("1")), ("Two", second), ("Three", lambda _: did.append("3"))]
-    for name, stand_in in {"STEPS": steps, "set_up": lambda *_: None, "_prepare": lambda _: None}.items():
-        monkeypatch.setattr(demo, name, stand_in)
-    with pytest.raises(SystemExit, match=r"^1$") if error else nullcontext():
-        demo.play(EngineKind.SIM, 2)
-    told = capsys.readouterr().out
-    titles = ["1. One", "2. Two", "3. Three"][: 2 if error else 3]
-    assert [line for line in told.splitlines() if line[:2] in {"1.", "2.", "3."}] == titles
-    assert did == ["1", "2", "3"][: len(titles)]
-    assert (f"FAILED: {error}" in told, "All 3 steps held" in told) == (error is not None, error is None)
-    assert (root.exists(), f"the logs are in {root / 'logs'}" in told) == (error is not None, error is not None)
-
-
-def test_a_command_that_fails_ends_a_step(tmp_path, monkeypatch):
-    said: list[str] = []
-    world = World(Stack(Folder(tmp_path), LAYOUT), REFERENCE, said.append)
-    assert not world.http.trust_env, "no proxy is asked for what runs on this machine"
-    ended = {code: SimpleNamespace(returncode=code, stdout="one\ntwo\n", stderr="why\n") for code in (0, 4)}
-    monkeypatch.setattr(demo_world, "cli", lambda _, verb, *more: ended[0 if verb == "good" else 4])
-    assert (world.run("good", "x"), said) == ("one\ntwo\n", ["   $ loraplane good x", "     one", "     two"])
-    assert (world.run_fails("good"), world.run_fails("bad")) == (False, True)
-    with pytest.raises(StepFailed, match="loraplane ended with 4: why"):
-        world.run("bad")
-
-
 def completion(answer: EngineAnswer) -> dict[str, Any]:
     tokens = [f"token_id:{token}" for token in answer.tokens]
     return {"choices": [{"logprobs": {"tokens": tokens, "token_logprobs": answer.logprobs}}]}
@@ -282,29 +246,3 @@ def test_every_name_is_compared_with_its_reference(asked):
             question("r1")
     answers |= {"/readyz": httpx.Response(503), "/status": {"stale": True}}
     assert (world.readiness("r1"), world.status("r1")) == (503, {"stale": True})
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_the_right_answers_are_found_out_beside_the_start_of_the_stack(tmp_path, monkeypatch, capsys, alike):
-    """And where two adapters answer alike, the demonstration would prove nothing."""
-    stack, did = PlayedStack(tmp_path, []), list[str]()
-
-    def find(of: Stack, adapters: dict[str, Path], port: int) -> Any:
-        assert (of, port) == (stack, 81)
-        assert adapters == {name: stack.folder.adapters / name for name in ADAPTERS}
-        did.append("find")
-        return {**REFERENCE, "legal": REFERENCE["sql"]} if alike else REFERENCE
-
-    monkeypatch.setattr(demo, "find_reference", find)
-    monkeypatch.setattr(demo, "start", lambda _, tell: (did.append("start"), tell("etcd is ready")))
-    monkeypatch.setattr(demo, "free_ports", lambda count: [81, 82][:count])
-    if alike:
-        with pytest.raises(StepFailed, match=r"these answer alike.*'legal', 'sql'"):
-            demo._prepare(stack)
-        return
-    world = demo._prepare(stack)
-    assert (world.stack, world.reference, world.served, sorted(did)) == (stack, REFERENCE, {}, ["find", "start"])
-    world.say("what a step says")
-    first, second, third, said = capsys.readouterr().out.splitlines()
-    assert (first, second) == ("0. A real etcd, the admin service, 2 sim engines with sidecars", "   etcd is ready")
-    assert (third.startswith("   ready after "), said) == (True, "what a step says")

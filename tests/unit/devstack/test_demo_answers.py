@@ -14,17 +14,14 @@ from registry.tools.devstack.processes import wait_until
 from tests.e2e.demo.answers import (
     PROMPTS,
     TOLERANCE,
-    AnswerRefused,
     EngineAnswer,
     Stream,
     Version,
-    ask,
     indistinct,
     reference_of,
     traffic,
 )
 from tests.e2e.demo.world import text_of
-from tests.support.unanswered import nobody_listens
 
 ONE, ZERO = EngineAnswer((1, 2), (-0.5, -1.0)), EngineAnswer((1,), (0.0,))
 
@@ -41,19 +38,6 @@ def answering(answers: Iterator[EngineAnswer | int], asked: list[dict[str, objec
         return httpx.Response(200, json={"choices": [{"logprobs": logprobs}]})
 
     return httpx.MockTransport(answer)
-
-
-def test_the_likeliest_tokens_are_asked_for():
-    """Those of chance would be compared with the reference in vain. A refusal is told by its beginning."""
-    asked: list[dict[str, object]] = []
-    with httpx.Client(transport=answering(iter([ONE, 500]), asked)) as client:
-        assert ask(client, "http://e", "a", "Hello") == ONE
-        assert ask(client, "http://e", "b", "Hello") == AnswerRefused(500, "no" * 100)
-    expected = {"prompt": "Hello", "temperature": 0, "logprobs": 1, "return_tokens_as_token_ids": True}
-    assert asked == [{"model": name, "max_tokens": 8, **expected} for name in ("a", "b")]
-    with httpx.Client() as client, nobody_listens() as address:
-        answer = ask(client, f"http://{address}", "a", "Hello")
-    assert (isinstance(answer, AnswerRefused), answer.status) == (True, 0)
 
 
 def test_traffic_tells_old_new_neither_and_failed_apart(monkeypatch):

