@@ -6,9 +6,9 @@ from registry.etcd3.ops import KeyValue
 from registry.model.names import name_key
 from registry.model.placement import Member, decline_id, members_digest, rate, weights_digest
 from registry.model.records import AdapterRecord, Canary, CanaryRollout, Placement, Strategy
-from registry.model.replica_state import ReplicaState, parse_status
+from registry.model.replica_state import ReplicaState
 from registry.model.status import EngineStatus, Failed, Found, Lazy, ReplicaStatus, ReportedDeclines, Served
-from registry.rollout.pool import PoolSnapshot, PoolValues, read_presence, renew, without_strangers
+from registry.rollout.pool import PoolSnapshot
 from registry.rollout.status import Question, RolloutStage, derive_rollout
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import LEASE, pool_snapshot, presence
@@ -146,51 +146,6 @@ def test_the_room_must_have_been_seen_by_the_replicas_too():
     same = status(weights=weights_digest(rate(MEMBERS, everywhere)))
     assert derive(by_number(2), records=records, others=same).done
     assert derive(record(NAME, 2), records=records).done, "whoever is everywhere does not care"
-
-
-def test_room_is_counted_as_records_change():
-    records = {one.key: one for one in (kv("a", 3), kv("c", 5, load="lazy"), kv("d", 6, value=b"?"))}
-    zoned = kv("b", 4, placement=Placement(selector={"zone": "a"}))
-    pool = PoolSnapshot(POOL)
-
-    def taken(*written: KeyValue, gone: frozenset[bytes] = frozenset(), listed: bool = False):
-        nonlocal pool
-        records.update({one.key: one for one in written})
-        for key in gone:
-            del records[key]
-        changed = None if listed else frozenset(one.key for one in written) | gone
-        pool = renew(pool, PoolValues({}, {}, records, changed))
-        return dict(pool.rooms[-1].everywhere)
-
-    assert taken(zoned, listed=True) == {frozenset(): 1, frozenset({("zone", "a")}): 1}
-    number = pool.rooms[-1].number
-    taken(kv("a", 7, generation=2, source="v2"))
-    assert pool.rooms[-1].number == number, "the room that is taken is the same"
-    assert taken(kv("b", 8), gone=frozenset({KEYS.adapter(POOL, "a")})) == {frozenset(): 1}
-    assert taken(kv("b", 9, canaried().model_copy(update={"name": "b"}).to_bytes())) == {frozenset(): 1}
-    assert taken(kv("e", 10, record("f").to_bytes())) == {frozenset(): 1}, "a record under a key that is not its own"
-    assert taken(gone=frozenset(records)) == {}
-
-
-def test_presences_and_statuses_that_cannot_be_read():
-    written = presence("r0", labels={"a": "b"}, capacity=3).to_bytes()
-    assert read_presence(KeyValue(b"/x/r0", written, 1, 1, 1))[0] == Member("r0", {"a": "b"}, 3)
-    stranger = read_presence(KeyValue(b"/x/r1", b"?", 1, 1, 1, LEASE))[0]
-    assert (stranger.replica, stranger.labels, without_strangers([stranger, *MEMBERS])) == ("r1", {}, (*MEMBERS,))
-    pool = pool_snapshot([KeyValue(b"/x/r1", b"?", 1, 1, 1, LEASE)], [KeyValue(b"/y/r1", b"?", 1, 1, 1, LEASE)])
-    assert pool.replicas["r1"].reading.message
-    assert parse_status(None) is None
-
-
-def test_a_replica_that_drains_is_counted_by_no_rollout():
-    """R20 drain: nobody waits for it, and nothing is placed among it."""
-    staying, leaving = (
-        KeyValue(b"/x/" + name.encode(), presence(name, leaving=name == "r1").to_bytes(), 1, 1, 1, LEASE)
-        for name in ("r0", "r1")
-    )
-    pool = pool_snapshot([staying, leaving], [])
-    assert list(pool.replicas) == ["r0"]
-    assert pool.inputs_now(by_room=False) == pool_snapshot([staying], []).inputs_now(by_room=False)
 
 
 def test_whoever_declines_it_is_not_asked_and_the_note_says_why():

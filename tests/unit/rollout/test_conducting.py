@@ -150,15 +150,6 @@ def test_what_is_asked_for_names_the_generation_and_its_etag(told):
     assert principal.space == "conductor:loraplane-admin", "where all admin services look for it, of any release"
 
 
-def test_what_was_refused_does_not_keep_others():
-    """R8 isolation: and it is tried again by itself, with the same id unless that is used up."""
-    played = World(rolled(0, "acme/a"), rolled(0, "b"), refusals=[FASTER])
-    assert played.play()
-    names = [change.name for _, change, _ in played.asked]
-    assert (names, played.counted) == (["acme/a", "b", "acme/a"], ["promote", "promote"])
-    assert played.ids[0] == played.ids[2]
-
-
 def test_a_request_id_that_is_used_up_is_not_asked_with_again():
     """R3 converge: one that was refused after its outcome had been unknown can never be settled otherwise."""
     played = World(refusals=[InvalidArgument(Reason.REQUEST_ID_REUSED, "it was refused", field="request_id")])
@@ -220,14 +211,6 @@ def test_nothing_is_done_while_replicas_are_out_of_sight():
     for played in (lost, unlisted, behind):
         assert not played.play(600.0)
         assert played.asked == []
-
-
-def test_a_record_that_cannot_be_read_is_left_to_whoever_wrote_it():
-    """R14 nack: and keeps nobody from the others."""
-    broken = KeyValue(KEYS.adapter(POOL, "x"), b'{"stable_generation":', 1, 50, 1)
-    played = World(broken, DUE)
-    assert not played.play(60.0)
-    assert [change.name for _, change, _ in played.asked] == [NAME]
 
 
 def test_a_fault_of_ours_is_no_refusal():

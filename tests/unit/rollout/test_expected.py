@@ -260,12 +260,6 @@ def test_of_a_total_and_groups_the_larger_counts(count, named, nameless):
     assert lacking.count == max(count - 3, 2)
 
 
-def test_whose_presence_cannot_be_read_is_of_no_group():
-    live = labels_of([lives("a1", labels={"zone": "a"}), lives("a2", b"?")], [], {"a1", "a2"})
-    assert live == {"a1": {"zone": "a"}, "a2": {}}
-    assert expectation_of(None, pool_kv(None, *ZONES)).lacking(live).count == 4
-
-
 A, NUMBERED = ({"zone": "a"}, 1), [({"rack": str(number)}, 1) for number in range(33)]
 
 
@@ -286,13 +280,6 @@ def test_groups_are_bounded_and_have_labels_of_which_a_replica_has_those_of_one(
     with pytest.raises(ValidationError, match=words):
         pool_kv(None, *groups)
     assert len(expectation_of(None, pool_kv(None, *NUMBERED[:32])).numbers) == 32
-
-
-def test_a_pool_of_an_earlier_release_expects_no_groups():
-    earlier = json.loads(pool_kv(3).value)
-    del earlier["limits"]["expected_groups"]
-    expects = expectation_of(None, KeyValue(KEYS.pool(POOL), json.dumps(earlier).encode(), 1, 1, 1))
-    assert expects.numbers == [expected.ExpectedNumber({}, 3)]
 
 
 @pytest.mark.parametrize("members_kv", [None, stored(b"?")])

@@ -6,7 +6,6 @@ import pytest
 
 from registry.etcd3.errors import Compacted, EtcdError, FutureRevision
 from registry.etcd3.ops import KeyValue, Range, RangeResult
-from registry.model.errors import FailedPrecondition
 from registry.model.placement import Assignment, Placement, assign
 from registry.model.records import AdapterRecord, AdapterSpec, SourceSpec
 from registry.rollout import pool
@@ -51,11 +50,6 @@ async def test_what_is_compacted_or_set_back_meanwhile_is_read_anew(error):
     found = await read(Forgetful(error, kvs=(kv(NAME, 50),)))
     assert found is not None
     assert found.mod_revision == 50
-
-
-async def test_it_is_not_read_for_ever():
-    with pytest.raises(FailedPrecondition):
-        await read(Forgetful(*[COMPACTED] * 9))
 
 
 def test_who_serves_what_is_found_once_for_the_same_replicas_and_kept_for_some_of_them(monkeypatch):

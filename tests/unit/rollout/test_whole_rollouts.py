@@ -85,14 +85,6 @@ def test_of_each_replica_all_is_told():
     )
 
 
-def test_with_all_well_it_is_done():
-    assert derive(record(NAME, 2)) == Rollout(
-        NAME, 2, tuple(ReplicaRollout(f"r{number}", SERVING, generation=2) for number in range(4)), done=True
-    )
-    refused = derive(record(NAME, 2), r1=failed())
-    assert (refused.done, refused.failure, refused.waiting) == (True, ReplicaFailure.REPLICAS_FAILED, "")
-
-
 @pytest.mark.parametrize(
     ("generation", "told"),
     [
