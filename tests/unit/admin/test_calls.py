@@ -19,7 +19,6 @@ from grpc import StatusCode
 from registry.access.principal import address_of
 from registry.admin.rpc.interceptor import _outcome
 from registry.admin.rpc.service import BACKUPS_AT_ONCE, DESCRIPTOR
-from registry.model.audit import AuditRecord
 from registry.model.errors import Reason
 from registry.model.names import REPEATED_METADATA
 from registry.store.reader import Reader
@@ -64,27 +63,6 @@ async def test_a_refusal_says_why_and_which_field_is_wrong(served, method, field
     if not method.startswith("Watch"):
         assert sum(one.get() for one in served.metrics.seconds.labels(method)._buckets) == 1, "how long it took"
         assert served.metrics.seconds.labels(method)._sum.get() < time.monotonic()
-
-
-# The others have it in a message of theirs.
-NAMED = [
-    (one.name, field)
-    for one in DESCRIPTOR.methods
-    for field in ("pool", "name")
-    if field in one.input_type.fields_by_name
-    and one.input_type.fields_by_name[field].message_type is None
-    and one.name != "CheckAccess"  # what may be done is asked about anything
-]
-
-
-@served
-async def test_what_cannot_be_a_name_is_refused_whoever_asks(served):
-    """X2: it would be part of a key; and who mistyped one hears which."""
-    for method, field in NAMED:
-        names = {name: "a b/c" if name == field else "p" for name in ("pool", "name") if (method, name) in NAMED}
-        refused = await served.refusal(method, request_of(method, **names))
-        assert refused.code is INVALID, method
-        assert [one.field.rpartition(".")[2] for one in refused.bad.field_violations] == [field], method
 
 
 @served
@@ -289,17 +267,6 @@ async def test_large_requests_of_one_caller_are_few_at_once(served):
 def test_a_caller_is_an_address_and_not_a_port(peer, address):
     """X3 given-back: else each connection would be a caller of its own, with places of its own."""
     assert address_of(peer) == address
-
-
-@served
-async def test_who_asks_is_the_name_of_a_certificate_or_nobody_known(served):
-    await served.make_pool()
-    for context in (Context(), Context(names={"x509_common_name": [b"ann", b"bob"]})):
-        await served.call("ApplyAdapters", change_set(put(f"a{len(context.names)}")), context)
-    stored = [kv.value for key, kv in served.etcd.store.kvs.items() if key.startswith(KEYS.audits())]
-    audits = sorted((AuditRecord.parse(value) for value in stored), key=lambda audit: audit.at)
-    told = {(audit.principal, audit.role) for audit in audits}
-    assert told == {("anonymous", "unauthenticated"), ("ann", "operator")}
 
 
 @pytest.mark.parametrize("metadata", [(), (("other", "1"), REPEATED_METADATA)])

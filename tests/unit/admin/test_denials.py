@@ -110,18 +110,6 @@ def test_a_failed_authentication_is_recorded_with_what_was_shown(tmp_path, conte
     played(tmp_path, scene)
 
 
-def test_a_page_that_is_refused_is_recorded(tmp_path):
-    async def scene(served: Served) -> None:
-        assert (await served.page("/metrics")).status_code == 401
-        assert (await served.page("/livez")).status_code == 200
-        await asyncio.sleep(1)
-        [record] = records(served)
-        assert (record.method, record.reason, record.peer) == ("/metrics", "UNAUTHENTICATED", "ipv6:[fe80::1]:7")
-        assert record.user_agent.startswith("python-httpx")
-
-    played(tmp_path, scene)
-
-
 def test_a_flood_costs_etcd_no_more_than_its_bound(tmp_path):
     """R16 bounded: 1,000 refusals of one caller are three records, which tell their number; of very many callers 20."""
 

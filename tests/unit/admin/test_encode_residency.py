@@ -102,11 +102,6 @@ def test_replicas_are_counted_in_one_message_and_no_adapter_is_told_of(world):
     assert (kept.wanted_state, kept.wanted_reason) == (STATE.FAILED, "BAD")
 
 
-def test_what_is_gone_is_named_where_it_was_known(world):
-    assert list(told(world, REQUEST.REPLICAS, "a", "b", snapshot=False).gone) == ["b"]
-    assert list(told(world, REQUEST.COUNTS, "a", "b").gone) == []
-
-
 @pytest.mark.parametrize(
     ("detail", "sizes"),
     [(REQUEST.REPLICAS, [2, 2, 1]), (REQUEST.REPLICAS_AND_COUNTS, [2, 2, 1]), (REQUEST.COUNTS, [5])],

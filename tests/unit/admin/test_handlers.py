@@ -123,21 +123,6 @@ async def test_a_replica_is_shown_with_what_it_says_of_itself(served):
 
 
 @served
-async def test_who_did_what_is_told_and_what_cannot_be_read_is_named(served):
-    await served.make_pool()
-    await served.call("ApplyAdapters", change_set(put("a"), request_id="req-1"))
-    served.etcd.store.put(KEYS.audit("p", "99991231T000000.000000Z-x"), b"?")
-    told = await served.call("ListChanges", pb.ListChangesRequest(pool="p"))
-    assert {(one.method, one.kind, one.name, one.action) for one in told.changes} >= {
-        ("ApplyAdapters", "adapter", "a", "created")
-    }
-    assert [one.principal for one in told.changes if one.request_id == "req-1"] == ["anonymous"]
-    assert list(told.unreadable) == ["99991231T000000.000000Z-x"]
-    later = await served.call("ListChanges", pb.ListChangesRequest(pool="p", since="9999-01-01T00:00:00Z"))
-    assert (list(later.changes), len(later.unreadable)) == ([], 1)
-
-
-@served
 async def test_an_adapter_that_was_lost_is_put_in_order_by_a_repair(served):
     """Of a pool that is gone, or whose index does not agree; what needs nothing is told as such."""
     await served.make_pool()

@@ -89,19 +89,6 @@ def test_a_pool_that_does_not_exist_has_no_etag():
     assert told.value.field == "pool.etag"
 
 
-@pytest.mark.parametrize("mask", [["base_models"], ["limits.max_rank"], None])
-def test_only_what_a_mask_names_is_changed_of_a_pool(mask):
-    """W4: who knows nothing of a field must not reset it."""
-    request = pb.UpdatePoolRequest(pool=pb.Pool(name="p", base_models=["b"]))
-    if mask is not None:
-        request.update_mask.paths.extend(mask)
-    found = decode.update_pool(request, no_fingerprint).fields
-    if mask is not None:
-        assert found == {mask[0].rpartition(".")[2]}
-    else:
-        assert found is None or found > {"base_models", "max_rank"}
-
-
 REMOVAL = pb.AdapterChange(delete="a", etag="0")
 OF_A = {"pool": "p", "name": "a"}
 
@@ -175,18 +162,6 @@ def test_what_became_of_an_adapter_is_told_with_the_etag_that_it_has(kind, told,
 def test_what_was_deleted_unread_is_told_by_its_name():
     [one] = encode.applied(Settled(ChangeReply(adapters=[outcome("deleted", is_known=False)]), 9), "p", "").results
     assert one.adapter == pb.Adapter(name="acme/A", pool="p")
-
-
-@pytest.mark.parametrize(("etag", "shown"), [(None, "9"), (4, "4"), (0, "")])
-def test_a_pool_and_a_tenant_are_told_with_the_etag_that_they_have(etag, shown):
-    pool = PoolSpec(name="p", base_models=["b"])
-    tenant = TenantRecord(name="acme", max_adapters=5, adapters=1)
-    reply = ChangeReply(pool=pool, tenant=tenant, etag=etag)
-    told_pool, told_tenant = encode.settled_pool(Settled(reply, 9)), encode.settled_tenant(Settled(reply, 9))
-    assert (told_pool.name, told_pool.etag) == ("p", shown)
-    assert (told_tenant.name, told_tenant.max_adapters, told_tenant.etag) == ("acme", 5, shown)
-    nothing = Settled(ChangeReply(), 9)
-    assert (encode.settled_pool(nothing), encode.settled_tenant(nothing)) == (pb.Pool(), pb.Tenant())
 
 
 @pytest.mark.parametrize(("etag", "is_changed"), [(None, True), (4, False)])

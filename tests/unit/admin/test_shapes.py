@@ -122,13 +122,6 @@ async def test_only_what_would_hold_the_event_loop_is_found_in_a_child(world, pa
         assert worker.fingerprint_of({pattern: SHAPE}) == "found 1"
 
 
-async def test_a_child_finds_what_patterns_stand_for(monkeypatch):
-    worker = ShapesWorker()
-    await prepare(worker, request(large()), 600.0)
-    monkeypatch.delattr(shapes, "fingerprint_of_patterns")  # it is not found once more
-    assert worker.fingerprint_of({large(): SHAPE}) == expected("m0", range(1, 2002))
-
-
 @virtual
 async def test_the_oldest_is_forgotten_of_many(world, monkeypatch):
     """R16 bounded."""
