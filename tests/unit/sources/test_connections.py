@@ -10,7 +10,7 @@ import pytest
 
 from registry.sources import connections
 from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.connections import ConnectionPool, Watch, WatchedStream, check_leads
+from registry.sources.connections import ConnectionPool, Watch, check_leads
 from registry.sources.urls import Reach
 
 LIMITS = SourceLimits()
@@ -91,18 +91,6 @@ def test_a_silent_source_is_waited_for_as_long_as_was_said(slow, timeout_seconds
     assert (stopped.value.reason, slow.now - begun) == ("staging_stopped", pytest.approx(1.0))
 
 
-def test_an_answer_that_begun_is_known_to_have(monkeypatch):
-    """What is read of it later may be nothing."""
-    watch = Watch(LIMITS, Stop())
-    for content in (b"", b"x", b""):
-        assert watch.read(lambda _, content=content: content, 1.0) == content
-        assert watch.has_answer is (content == b"x" or watch.has_answer)
-    assert watch.has_answer
-    late = Watch(SourceLimits(idle_seconds=0.0), Stop())
-    with late.answering(), pytest.raises(httpcore.ReadTimeout, match="gives none"):
-        late.read(lambda _: b"HTTP/1.1 103", 1.0)
-
-
 @pytest.mark.parametrize(("rate", "is_kept"), [(4096, True), (4095, False)])
 def test_4096_bytes_a_second_are_enough_of_a_source(slow, rate, is_kept):
     """R8, R16: on average over half a minute."""
@@ -114,24 +102,6 @@ def test_4096_bytes_a_second_are_enough_of_a_source(slow, rate, is_kept):
         return
     with pytest.raises(httpcore.ReadTimeout):
         slow.read(rate, 1.0)
-
-
-def test_a_read_without_a_time_of_its_own_has_the_idle_time(monkeypatch):
-    waits: list[float] = []
-
-    class Stream:
-        def read(self, most_bytes: int, seconds: float) -> bytes:
-            waits.append(most_bytes)
-            now[0] += seconds
-            raise httpcore.ReadTimeout
-
-    for timeout, until in ((None, 30.0), (2.0, 2.0)):
-        now = [0.0]
-        monkeypatch.setattr(connections, "perf_counter", lambda now=now: now[0])
-        with pytest.raises(httpcore.ReadTimeout):
-            WatchedStream(Stream(), Watch(LIMITS, Stop())).read(7, timeout)  # type: ignore[arg-type]
-        assert now[0] == pytest.approx(until)
-    assert set(waits) == {7}
 
 
 class Kept:
@@ -257,17 +227,6 @@ def test_tls_is_begun_with_the_name_that_was_asked_for(monkeypatch, has_tls):
     made = connections.connect(origin, Reach.PUBLIC, "context" if has_tls else None, Watch(LIMITS, Stop()))  # type: ignore[arg-type]
     assert begun == ([("context", "host", 10.0)] if has_tls else [])
     assert (made._stream == "encrypted") is has_tls
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_only_what_is_encrypted_needs_authorities(monkeypatch, scheme):
-    asked: list[object] = []
-    monkeypatch.setattr(connections, "connect", lambda *how: asked.append(how[2]) or WatchedStream(None, how[3]))  # type: ignore[arg-type]
-    pool = ConnectionPool(lambda: "authorities", LIMITS)  # type: ignore[arg-type,return-value]
-    origin = httpcore.Origin(scheme.encode(), b"host", 443)
-    made = pool.open((Reach.PUBLIC, "host"), origin, Watch(LIMITS, Stop()))
-    assert asked == ["authorities" if scheme == "https" else None]
-    assert made.place == (Reach.PUBLIC, "host")
 
 
 CONTENT = bytes(1 << 20)

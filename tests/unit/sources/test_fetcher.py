@@ -221,11 +221,6 @@ def test_a_flag_that_names_no_command_is_an_error_at_the_start(values, words):
         AllowedSources([], RemoteOptions(fetchers=tuple(values)))
 
 
-def test_a_command_has_its_words():
-    assert parse_fetchers(["a-b=/bin/sh -c 'exit 1'"]) == {"a-b": ("/bin/sh", "-c", "exit 1")}
-    assert os.access("/bin/sh", os.X_OK)
-
-
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 

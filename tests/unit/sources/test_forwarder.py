@@ -141,13 +141,6 @@ def test_where_nobody_listens_the_client_hears_of_it(site, asked, monkeypatch):
     assert asked.sock.recv(1) == b""
 
 
-def test_an_end_of_the_host_is_the_end_of_the_client_s_connection(site, asked):
-    """Else it would wait for an answer that never comes."""
-    site.answers["/a"] = lambda exchange: exchange.cut()
-    asked.request("GET", url(site))
-    assert asked.sock.recv(1) == b""
-
-
 def test_a_client_that_stays_connected_keeps_no_process_from_its_end(site, asked):
     """R12 crash-only."""
     asked.request("GET", url(site))

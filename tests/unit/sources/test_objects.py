@@ -216,22 +216,6 @@ def test_the_version_of_a_source_changes_with_its_objects(stores):
         source.version(Stop())
 
 
-def test_a_store_that_fails_again_and_again_is_asked_by_one_for_all(stores):
-    """R8: with pauses that grow; what it says of one object is no failure of it."""
-    now = 0.0
-    stores.origins = Origins(now=lambda: now)
-    for _ in range(300):
-        stores.faults = [GenericError("away")] * 9
-        assert refusal(stores).reason == "source_io"
-        now += 1.0
-    assert len(stores.asked) < 4 * 20
-    now += 60.0
-    stores.faults, before = [], len(stores.asked)
-    assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
-    assert [*fetch(stores).values()] == [CONFIG, WEIGHTS]
-    assert len(stores.asked) == before + 8
-
-
 def test_weights_that_are_missing_are_named_and_what_is_there_instead(stores):
     """R8: what can never be had by waiting is not waited for."""
     weights = stores.objects.pop("team/a/adapter_model.safetensors")

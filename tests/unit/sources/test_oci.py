@@ -235,14 +235,6 @@ def test_bytes_that_are_not_those_of_their_digest_are_not_taken(web, there, monk
     assert refusal(source(web, there)).reason == "too_large"
 
 
-@pytest.mark.parametrize("status", [404, 500, 418])
-def test_what_the_registry_answers_is_told_as_of_any_server(web, there, status):
-    there.answers["/v2/acme/sql/manifests/v1"] = lambda exchange: exchange.send(status)
-    error = refusal(source(web, there))
-    assert error.reason == {404: "source_missing"}.get(status, "source_io")
-    assert not error.permanent
-
-
 @pytest.fixture
 def hold(tmp_path, monkeypatch):
     """Holds a credential with this secret, bound to the registry and to these prefixes."""

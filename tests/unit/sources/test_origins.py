@@ -163,14 +163,6 @@ def test_it_does_not_grow_without_bound(host):
     assert len(host.replicas[0]._known) == 1
 
 
-def test_without_a_store_it_is_known_to_one_alone():
-    alone = Origins(now=lambda: 5.0)
-    alone.failed(HUB, limited(60.0), 5.0)
-    with pytest.raises(ArtifactError):
-        alone.enter(HUB)
-    alone.enter(OTHER)
-
-
 @pytest.mark.parametrize(
     ("said", "seconds"),
     [

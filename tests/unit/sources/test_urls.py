@@ -127,13 +127,6 @@ def test_a_path_with_what_must_be_escaped_is_no_url(path):
     assert parse_url("https://host/%20?q=%C3%A9").target == "/%20?q=%C3%A9"
 
 
-def test_a_name_without_an_address_cannot_be_reached(monkeypatch):
-    names = Names(monkeypatch, [])
-    with pytest.raises(httpcore.ConnectError):
-        ask(Reach.PUBLIC)
-    assert names.tried == []
-
-
 @pytest.mark.parametrize(
     ("url", "is_allowed"),
     [
