@@ -16,7 +16,7 @@ from sidecar.plan.planner import make_plan
 from sidecar.plan.types import LazyCandidates, Plan, PlanContext
 from sidecar.resolver.demand import Answered, ResidentSet
 from sidecar.resolver.policy import Catalogue
-from tests.support.records import POOL, deletion, kv, put
+from tests.support.records import POOL, kv, put
 from tests.support.worlds import observed, path_of, pool, review
 
 INFINITE = float("inf")
@@ -111,17 +111,6 @@ def test_requests_run_while_an_adapter_was_used_just_before_a_look_that_is_not_o
     assert world.demand.has_place("b", 8.0), "of what the engine says nothing no request is known"
 
 
-def test_the_requests_of_an_adapter_itself_take_nothing_from_it():
-    """R16: and one that is expected already takes no second place."""
-    world = World(room=1)
-    world.look("a", now=0.0, last_used={"a": 0.0})
-    assert world.demand.has_place("a", 0.0)
-    world.look(now=1.0)
-    world.tell("b", at=1.0)
-    assert world.demand.has_place("b", 100.0)
-    assert not world.demand.has_place("c", 100.0)
-
-
 def test_as_many_more_as_an_engine_can_be_told_of_at_once_are_told():
     """R16 bounded: 128 above the room, those that are listed among them."""
     world = World(room=2)
@@ -150,28 +139,6 @@ def test_who_found_a_place_waits_for_none():
         assert not world.demand.is_expecting
 
 
-def test_an_adapter_was_used_when_the_engine_or_an_answer_says_so_last():
-    world = World()
-    assert world.candidates("a", now=100.0, last_used={"a": 10.0}).used_at == {"a": 90.0}
-    assert world.candidates("a", now=110.0, last_used={"a": 40.0}).used_at == {"a": 90.0}
-    world.tell("a", at=50.0)
-    assert world.candidates("a", now=110.0).used_at == {"a": 90.0}
-    world.tell("a", at=105.0)
-    assert world.candidates("a", now=110.0).used_at == {"a": 105.0}
-
-
-def test_what_is_neither_listed_nor_told_begins_anew():
-    """R16 bounded: nothing is remembered of it."""
-    world = World()
-    world.candidates("a", now=0.0)
-    world.tell("b", at=10.0)
-    world.candidates(now=20.0)
-    found = world.candidates("a", "b", now=30.0)
-    assert found.used_at == {"a": 30.0, "b": 10.0}
-    assert found.whole == {"a": world.adapter("a"), "b": world.adapter("b")}
-    assert found.idle_seconds == 600.0
-
-
 def test_a_question_that_is_open_binds_its_name_and_keeps_calls_from_it():
     """The deadlock rule: whatever is listed."""
     world = World()
@@ -189,19 +156,6 @@ def refusal(world: World, now: float = 0.0, path: str = path_of("v1")) -> Failur
     return world.demand.refusal(world.adapter("a"), path, now)
 
 
-def test_an_engine_refuses_only_what_it_was_told_of_and_did_not_list_twice():
-    """R8 isolation, R17: asked for again at once, at the same path, of the same process."""
-    world = World()
-    world.look(now=0.0)
-    world.tell("a", at=0.0)
-    assert refusal(world) is None
-    assert world.demand.troubles.of("a") is not None
-    world.tell("a", at=0.0)
-    found = refusal(world)
-    assert found is not None
-    assert (found.reason, found.attempts) == ("engine_refused", 2)
-
-
 @pytest.mark.parametrize("why", ["another path", "listed since", "long ago", "not told"])
 def test_what_says_nothing_of_a_refusal_is_not_counted(why):
     """R17 heals."""
@@ -216,16 +170,6 @@ def test_what_says_nothing_of_a_refusal_is_not_counted(why):
             world.look(now=now + 120.0)
         assert refusal(world, now + 120.0, path_of("v2" if why == "another path" else "v1")) is None
         assert world.demand.troubles.of("a") is None
-
-
-def test_what_could_not_be_staged_is_no_refusal_and_ends_with_an_answer():
-    """R8: the engine had no part in it."""
-    world = World()
-    adapter = world.adapter("a")
-    world.demand.troubles.note("a", Failure(adapter.ref, None, "source_io", "", 5, None))
-    assert refusal(world) is None
-    world.tell("a", at=0.0)
-    assert world.demand.troubles.of("a") is None
 
 
 def test_a_refusal_that_an_older_look_does_not_show_stands():
@@ -311,14 +255,6 @@ def test_who_is_kept_above_the_room_is_looked_at_when_that_may_end():
     assert world.demand.rest_seconds(200.0) == INFINITE
 
 
-def test_one_look_says_once_when_something_was_used():
-    world = World()
-    engine = replace(observed({"a": "v1"}), last_used={"a": 595.0})
-    world.look(engine=engine, now=600.0)
-    world.look(engine=engine, now=605.1)
-    assert world.residents() == "", "the look is as old as it is"
-
-
 def test_what_moved_on_is_left_alone_until_the_state_has_it_too():
     world = World()
     old = world.informer.state
@@ -355,16 +291,6 @@ def test_what_is_refused_is_told_once_the_engine_has_its_last_good_generation_in
         assert told(now=0.0) == []
         world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
     assert [told(now=1.0), told("a", now=2.0), told(now=3.0)] == [[], ["a"], ["a"]]
-
-
-def test_what_is_refused_is_told_though_the_engine_never_gets_anything_instead():
-    world = World()
-    world.informer.note_served([("a", 1)])
-    world.informer.apply(11, [put("a", 11, generation=2, source="v2", load="lazy")])
-    world.demand.troubles.note("a", Failure(world.adapter("a").ref, None, "not_finite", "", 1, None))
-    for at in (0.0, 1.0):
-        assert [one.key for one, _ in world.review(now=at).troubles] == ["a"]
-        world.demand.tell("a", Answered("a", path_of("v1"), 0.5), is_newest=False)
 
 
 def test_the_situation_tells_of_what_is_loaded_as_desired():
@@ -444,14 +370,3 @@ def test_what_is_another_matter_has_not_been_refused(why):
         world.tell("a", at=1.0)
         world.look(now=1.0, engine=observed(incarnation="e3"))
         assert refusal(world, 1.0) is None
-
-
-def test_a_trouble_stands_as_long_as_the_record():
-    world = World()
-    for key in "bc":
-        world.demand.troubles.note(key, Failure(world.adapter(key).ref, None, "not_found", "", 1, None))
-    told = [(one.key, why.reason) for one, why in world.review(now=0.0).troubles]
-    assert told == [("b", "not_found"), ("c", "not_found")]
-    world.informer.apply(11, [deletion("b", 11), put("c", 11, generation=2, source="v2", load="lazy")])
-    assert world.review(now=1.0).troubles == ()
-    assert world.demand.troubles.of("c") is None

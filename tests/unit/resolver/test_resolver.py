@@ -239,21 +239,6 @@ async def test_an_engine_that_does_not_say_who_it_is_is_asked_again(scene):
     assert await asking == told("a")
 
 
-async def test_what_takes_too_long_is_told_so_and_is_there_the_next_time():
-    scene = Scene(answer_seconds=0.05)
-    scene.store.gates["of-a"] = asyncio.Event()
-    async with scene.open():
-        assert await scene.resolver.ask("a") == Unresolved("staging")
-        assert not scene.demand.is_asked("a")
-        await scene.was_woken()
-        scene.store.gates["of-a"].set()
-        await eventually(lambda: scene.store.staged)
-        scene.resolver._answer_seconds = 60.0
-        await eventually(scene.was_woken)
-        assert await scene.resolver.ask("a") == told("a")
-        assert scene.store.asked == 1
-
-
 async def test_what_could_not_be_called_while_a_name_was_asked_for_is_called_once_it_is_not(scene):
     """R3: an adapter that is eager now, and in the store, does not wait for the next look at the engine."""
     scene.store.gates["of-a"] = asyncio.Event()
@@ -294,19 +279,6 @@ async def test_what_is_deleted_or_replaced_while_it_is_brought_in_is_not_told(sc
     assert await changed == told("b", 2, source="of-c")
 
 
-async def test_a_permanent_failure_is_refused_and_remembered_and_a_passing_one_tried_again(scene):
-    scene.store.errors = {
-        "of-a": [ArtifactError("not_an_adapter", "no files")],
-        "of-b": [ArtifactError("source_io", "not now")],
-    }
-    assert await scene.resolver.ask("a") == Unresolved("refused")
-    assert await scene.resolver.ask("a") == Unresolved("refused")
-    assert scene.demand.troubles.of("a").reason == "not_an_adapter"
-    assert await scene.resolver.ask("b") == told("b")
-    assert scene.store.asked == 3
-    assert scene.demand.troubles.of("b") is None
-
-
 async def test_what_breaks_the_rules_is_refused_with_the_reason_in_the_status(scene):
     engine = observed(max_lora_rank=4)
     review(scene.demand, scene.informer.state, engine, now=0.0)
@@ -335,17 +307,6 @@ async def test_who_finds_no_place_has_one_made_at_once(scene, monkeypatch):
     assert scene.demand.is_asked("b")
     assert asyncio.get_running_loop().time() < now + 30.0
     waiting.cancel()
-
-
-async def test_what_the_engine_does_not_load_is_refused_at_once(scene):
-    """R8, R19: nobody waits for it, and no more loads are asked for; the status names it."""
-    for _ in range(2):
-        assert await scene.resolver.ask("a") == told("a")
-        scene.look()
-    assert await scene.resolver.ask("a") == Unresolved("refused")
-    assert await scene.resolver.ask("a") == Unresolved("refused")
-    assert scene.demand.troubles.of("a").reason == "engine_refused"
-    assert await scene.resolver.ask("b") == told("b")
 
 
 class Refusing(Scene):
@@ -431,14 +392,6 @@ async def test_what_was_deleted_has_no_last_good_generation(refusing, how):
     refusal = "unknown_adapter" if how == "deleted" else "refused"
     assert await refusing.resolver.ask("a") == Unresolved(refusal)
     assert refusing.told == []
-
-
-async def test_that_there_was_no_room_is_no_failure_of_the_newest():
-    scene = Refusing()
-    scene.store.errors["bad"] = []
-    async with scene.open():
-        scene.resolver._note_crowded("a")
-        assert await scene.resolver.ask("a") == told("a", 2, source="bad")
 
 
 async def test_a_refusal_is_over_once_the_newest_is_served(refusing):

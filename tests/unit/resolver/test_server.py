@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sidecar.metrics import CONNECTIONS_CLOSED, LAZY_QUESTIONS
+from sidecar.metrics import CONNECTIONS_CLOSED
 from sidecar.resolver import server as module
 from sidecar.resolver.server import ResolverServer, SocketFile
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
@@ -76,22 +76,6 @@ async def asker(monkeypatch) -> AsyncIterator[Asker]:
     shutil.rmtree(folder)
 
 
-async def test_one_question_has_one_answer_and_the_connection_ends(asker):
-    before = LAZY_QUESTIONS.labels("path")._value.get()
-    assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
-    assert await asker.ask(QUESTION.replace(b'"a"', b'"b"')) == {
-        "schema": 1,
-        "path": None,
-        "reason": "unknown_adapter",
-    }
-    assert LAZY_QUESTIONS.labels("path")._value.get() == before + 1
-
-
-@pytest.mark.parametrize("line", [b"\n", b"nonsense\n", b"x" * 5000, b"x" * 5000 + b"\n"])
-async def test_what_is_no_question_is_told_so(asker, line):
-    assert await asker.ask(line) in ({"schema": 1, "path": None, "reason": "bad_question"}, None)
-
-
 async def test_who_says_nothing_is_cut_off_holds_nobody_up_and_is_logged_once_a_minute(asker, monkeypatch):
     patient = [await asyncio.open_unix_connection(asker.path) for _ in range(20)]
     assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
@@ -137,15 +121,6 @@ async def test_those_who_say_nothing_give_way_to_who_asks(asker):
         for _ in range(20):
             assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
     assert CONNECTIONS_CLOSED.labels("resolver", "replaced")._value.get() >= before + 300 - module.MAX_OF_PROCESS
-
-
-async def test_who_leaves_before_the_answer_leaves_nothing_behind(asker):
-    asker.answers.gate.clear()
-    _, writer = await asyncio.open_unix_connection(asker.path)
-    writer.write(QUESTION)
-    writer.transport.abort()
-    asker.answers.gate.set()
-    assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
 
 
 class Running(Answers):

@@ -20,8 +20,6 @@ from tests.support.waiting import eventually
 from tests.support.worlds import observed, path_of, pool, review
 from tests.unit.resolver.test_resolver import Scene, told
 
-PASSING = ArtifactError("source_io", "not now")
-
 
 async def timed(asking: Awaitable[Answer]) -> tuple[Answer, float]:
     """An answer, and the seconds that it took."""
@@ -76,19 +74,6 @@ async def test_what_nobody_tells_of_is_seen_a_quarter_of_a_second_later():
         busy(scene, 0.0)
         after(0.3, lambda: scene.look(room=2))
         assert await timed(scene.resolver.ask("a")) == (told("a"), 0.5)
-
-
-@virtual
-async def test_what_fails_in_passing_is_tried_on_while_somebody_waits():
-    """R8: at growing intervals, and what is said of it grows too."""
-    async with Scene().open() as scene:
-        scene.store.errors = {"of-a": [PASSING] * 99}
-        assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
-        failure = scene.demand.troubles.of("a")
-        assert failure is not None
-        assert (failure.reason, failure.attempts, failure.since < 0.5) == ("source_io", scene.store.asked, True)
-        assert 3 < scene.store.asked < 99
-        assert failure.retry_at is not None
 
 
 class PlayedClock(Clock):
