@@ -87,15 +87,6 @@ def test_what_others_are_to_serve_is_kept_until_they_do():
     assert (taken.leaving, taken.still_served) == ((leaving,), ()), "whoever is to serve it is asked until it is gone"
 
 
-def test_what_is_kept_of_a_generation_before_is_told_as_that():
-    """R9: by the weights that the engine has, while others are to serve two generations of it."""
-    state = desired(rolling("a", 5, placement=placed_at(2), strategy={"canary": {"replicas": 1}}))
-    (elsewhere,) = (found for name in FLEET if (found := share(state, replica=name)).is_elsewhere(state.adapters["a"]))
-    told = {source: planned(state, elsewhere, {"a": source}).still_served for source in ("v1", "v2")}
-    assert [(one.name, one.generation) for one in told["v1"]] == [("a", 1)]
-    assert told["v2"] == (), "it is not in the store"
-
-
 def test_what_somebody_else_loaded_is_not_ours_to_hand_over():
     """R11 foreign-safe."""
     found = share(ONE_EACH, ELSEWHERE | fleet("r1"))
@@ -128,17 +119,6 @@ def test_only_very_many_places_take_long():
     informer.apply(4, [deletion(f"n{number}", 4) for number in range(2)])
     informer.apply(5, [put(f"n{number}", 5, placement=placed_at(2)) for number in range(70)])
     assert sharing.is_long(informer.state, many)
-
-
-def test_a_replica_that_comes_wins_its_share_and_moves_no_other():
-    sharing, rest = Assigner(POOL, "r1", {}), without(FLEET, "r3")
-    before = sharing.find(ONE_EACH, rest)
-    after = sharing.find(ONE_EACH, FLEET)
-    assert after == share(ONE_EACH)
-    assert sharing.find(ONE_EACH, FLEET) is after
-    assert set(keys_of(after.order)) < set(keys_of(before.order))
-    assert {after.placed[name][0][1] for name in set(keys_of(before.order)) - set(keys_of(after.order))} == {"r3"}
-    assert sharing.find(ONE_EACH, rest) == before
 
 
 def test_what_the_engine_loses_before_others_serve_it_is_loaded_again():
@@ -323,11 +303,3 @@ def test_only_what_a_replica_declines_moves_and_comes_back_once_it_does_not():
         takers = [name for name in FLEET if ("n0", 1) not in change.get(name, [])]
         assert owner in takers or not takers
         assert owner == first or first not in (takers or [first])
-
-
-def test_what_nobody_matched_is_placed_on_the_first_who_does_though_it_declines():
-    state = desired(kv("a", 1, placement=placed_at(1, zone="x")))
-    sharing = Assigner(POOL, "r1", {})
-    assert sharing.find(state, FLEET).placed["a"] == ()
-    members = {**FLEET, "r4": declining(Member("r4", {"zone": "x"}), ("a", 1))}
-    assert [replica for _, replica in sharing.find(state, members).placed["a"]] == ["r4"]

@@ -73,17 +73,6 @@ def test_all_that_was_followed_is_taken_up_and_nothing_of_adapters_is_acted_upon
     assert scene.watcher._begin() == Resume(10, 7)
 
 
-@pytest.mark.parametrize("record", [None, pool_of(1)], ids=["from before there was a pool", "with a pool"])
-def test_a_base_alone_is_enough(tmp_path, record):
-    """R13, R5: whether there is a pool is known only where it says so, else all would be compared with no base."""
-    written(tmp_path, pool_record=record)
-    scene = booted(tmp_path)
-    scene.journal.close()
-    assert scene.mailbox.snapshot.members == TRIO
-    assert (scene.mailbox.snapshot.pool is None, scene.mailbox.snapshot.pool_read) == (not record, bool(record))
-    assert scene.watcher._informer.state.count == 2
-
-
 @pytest.mark.parametrize(("left", "state"), [({"is_doubted": True}, Relisting(is_begun=False)), (None, Booting())])
 def test_without_a_snapshot_that_may_be_followed_there_is_a_list_first(tmp_path, left, state):
     """R15 brake."""

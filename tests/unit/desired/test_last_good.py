@@ -127,19 +127,6 @@ def test_it_goes_with_the_record(created):
     assert (good(made) is None) is (created != 1)
 
 
-@pytest.mark.parametrize(("beside", "at", "is_kept"), [(0, 20, True), (0, 10, False), (5, 20, False)])
-def test_it_goes_where_a_list_is_of_another_store(beside, at, is_kept):
-    """R4 digest-true: a store that was emptied counts its generations anew, with other weights, at revisions as low.
-
-    What was changed at a revision that was followed, and was not seen, is of another history.
-    """
-    made = serving()
-    made.apply(11, [put("a", 11, generation=2)])
-    others = [kv("b", beside)] if beside else []
-    made.replace(20, [replace(kv("a", at, generation=3), create_revision=1), *others])
-    assert (good(made) is not None) is is_kept
-
-
 @pytest.mark.parametrize("by_list", [True, False])
 def test_a_generation_that_has_other_weights_now_was_not_served(by_list):
     """R13, R4: a restored store uses numbers again. What it says under one was never served, so once another is
@@ -201,14 +188,6 @@ def test_a_canary_after_a_canary_falls_back_to_the_others_generation_and_then_to
     assert [one.key for one in made.state.adapters["a"].fallbacks] == ["a@1", "a@2"]
 
 
-def test_what_is_placed_on_others_is_forgotten():
-    """They may serve several generations before it comes back."""
-    made = serving(placement=placed_at(1))
-    made.apply(11, [put("a", 11, generation=2, placement=placed_at(1))])
-    assert made.note_served([("a", 0), ("b", 0)]) == (("a", 0),)
-    assert good(made) is None
-
-
 def test_what_others_serve_counts_where_this_replica_served_nothing_and_their_record_tells():
     """R12: whatever stands in a file."""
     others = GoodRecord(kv("a", 1).value, 1, 1)
@@ -224,21 +203,6 @@ def test_what_others_serve_counts_where_this_replica_served_nothing_and_their_re
         made = informer(kv("a", 1, generation=9))
         made.adopt("a", wrong)
         assert good(made) is None
-
-
-def test_a_restart_knows_what_was_served():
-    """R12, R13: before a change, after it, and after the next."""
-    made = serving()
-    again = Informer(POOL)
-    again.restore(10, made.raw, made.memory.whole)
-    for event in (put("a", 11, generation=2, source="v2"), put("a", 12, generation=3, source="v3")):
-        for one in (made, again):
-            one.apply(event.mod_revision, [event])
-        assert good(again) == ("a@1", 1, "v1")
-        anew = Informer(POOL)
-        anew.restore(event.mod_revision, made.raw, made.memory.whole)
-        assert good(anew) == good(made) == ("a@1", 1, "v1")
-        assert again.state == made.state
 
 
 async def test_whatever_a_kill_leaves_of_the_journal_tells_what_was_so_then(tmp_path):

@@ -22,7 +22,6 @@ from registry.model.records import Placement
 from registry.model.status import ReportedLimits
 from registry.runtime.process import Repeats
 from sidecar.desired import members as module
-from sidecar.desired.pool_cache import Holding
 from sidecar.desired.snapshot import MembersChanged
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, engine_status, presence, replica_status
@@ -242,20 +241,6 @@ async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
     await eventually(lambda: told.watches == 2)
     await told.hear(listed(card("r1"), card("r2")))
     await told.become(fleet("r1", "r2"))
-
-
-async def test_while_a_list_is_held_nobody_is_believed_gone(told):
-    """R15 brake: who lives is said by the same store, which may be another one."""
-    await told.hear(listed(card("r1"), card("r2")))
-    await told.become(fleet("r1", "r2"))
-    await told.scene.listed(60)
-    assert isinstance(told.scene.state, Holding)
-    assert told.scene.mailbox.snapshot.connected
-    await told.hear(gone("r2"), Progressed(61))
-    await turns()
-    assert told.members == fleet("r1", "r2")
-    await told.scene.listed(61, *PLACED)
-    await told.become(fleet("r1"))
 
 
 async def test_who_lives_is_written_and_told_once(told):

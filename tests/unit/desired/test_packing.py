@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from bench.etcd import catalogue
 from bench.usage import rss_bytes
 from registry.etcd3.ops import Event, KeyValue
@@ -32,12 +29,6 @@ def test_a_usual_record_takes_a_third_at_most():
     assert len(small.packed) < len(record.value) / 3
     assert (small.value, small.revision, small.good) == (record.value, 7, None)
     assert packed(small) is small
-
-
-@given(st.binary(max_size=2000))
-def test_whatever_stands_in_etcd_is_the_same_after_packing(value):
-    """Guarantee R2: also what is no record at all."""
-    assert packed(RawRecord(value, 3)).value == value
 
 
 def test_a_record_with_an_older_good_value_stays_as_it_is():

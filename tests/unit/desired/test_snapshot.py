@@ -89,6 +89,8 @@ entries = st.one_of(
 
 
 ESCAPED = RawRecord(b"a\\n\\\nb", 7, (b"\n", 3))
+
+
 MEMBER = Member("r1", {"zone": "a"}, 5)
 
 
@@ -96,12 +98,6 @@ MEMBER = Member("r1", {"zone": "a"}, 5)
 @example(SnapshotBase("p", 1, 2, b"p", {"a": ESCAPED}, members={"r1": MEMBER}))
 def test_a_base_is_read_as_it_was_written(base):
     assert base_of(bytes_of(base)) == base
-
-
-@given(st.lists(entries, max_size=6))
-@example([change(1), change(2, None), PoolChanged(None), PoolChanged(b"p"), MembersChanged((MEMBER,), ("r2",))])
-def test_entries_are_read_as_they_were_written(written):
-    assert list(decode_entries(b"".join(map(encode_entry, written)))) == written
 
 
 @given(bases, st.data())

@@ -125,12 +125,6 @@ async def test_who_loses_the_replica_id_while_the_engine_is_asked_or_rests_makes
 
 
 @virtual
-async def test_an_engine_without_requests_needs_no_rest(engine):
-    assert await engine.carry_out(A, B) == (2, None)
-    assert _now() == 2 * LOAD_SECONDS
-
-
-@virtual
 async def test_an_engine_without_requests_is_asked_a_few_times_while_many_adapters_are_loaded(engine, monkeypatch):
     """Else a question for each load takes half as long as the load; and R19: a request that comes is soon seen."""
     monkeypatch.setattr("tests.unit.loop.test_executor.LOAD_SECONDS", IDLE_SECONDS / 5)
@@ -340,16 +334,6 @@ async def test_where_no_requests_can_run_nothing_is_rested_from_and_nobody_is_as
 
 
 @virtual
-async def test_what_is_called_is_in_progress_from_its_beginning(engine):
-    """R7, R11: also while nobody knows yet whether it is slow."""
-    carrying = asyncio.create_task(engine.carry_out(A))
-    await asyncio.sleep(LOAD_SECONDS / 2)
-    assert (engine.executor.in_progress.keys, engine.executor.uses) == ({"a"}, {("a", "/a")})
-    assert await carrying == (1, None)
-    assert (engine.executor.in_progress.keys, engine.executor.uses) == (set(), set())
-
-
-@virtual
 async def test_what_calls_took_is_measured_by_their_kind_and_outcome(engine):
     """An alert tells of an engine that loads ever slower."""
 
@@ -363,12 +347,3 @@ async def test_what_calls_took_is_measured_by_their_kind_and_outcome(engine):
     for call, seconds in kinds.items():
         count, total = told(call)
         assert (count - before[call][0], total - before[call][1]) == pytest.approx((1, seconds))
-
-
-@virtual
-async def test_a_call_that_has_ended_is_not_waited_for_whatever_else_is_decided(engine):
-    """R19: another call may be what the engine is still waiting to send."""
-    engine.is_deciding = True
-    assert await engine.carry_out(A, B) == (2, None)
-    engine.hanging = {"a"}
-    assert await engine.carry_out(A) == (1, None), "nor once it has, for the next round to tell what came of it"

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from registry.model.status import ReportedStore
 from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.maintenance import Holdings
-from sidecar.engines.driver import EngineUnreachable, EngineUnusable
+from sidecar.engines.driver import EngineUnreachable
 from sidecar.engines.observed import DrainEvidence, EngineFacts, Observed
 from sidecar.loop import lease_collector as module
 from sidecar.loop.drain import DrainTracker
@@ -179,22 +179,6 @@ async def test_what_is_listed_when_a_plan_is_made_may_be_put_back_by_it():
     assert keeper.store.ids == {"Y"}
 
 
-@pytest.mark.parametrize("error", [EngineUnreachable("away"), EngineUnusable("not_an_engine", "no")])
-async def test_an_engine_that_cannot_be_asked_keeps_everything(error):
-    """R7: unknown is not idle."""
-    keeper = Rig("X")
-    await keeper.notice()
-    await keeper.review()
-    keeper.engine.error = error
-    await keeper.review(3)
-    assert keeper.store.ids == {"X"}
-    keeper.engine.error = None
-    await keeper.review()
-    assert keeper.store.ids == {"X"}
-    await keeper.review()
-    assert not keeper.store.ids
-
-
 async def test_what_the_engine_lists_is_leased_whatever_the_file_said():
     """R7: a lost lease file heals."""
     keeper = Rig()
@@ -311,23 +295,6 @@ async def test_a_problem_is_logged_once_until_it_is_another_or_was_over():
         keeper.engine.error = EngineUnreachable("away")
         await keeper.review()
     assert [one["what"] for one in logs if one["event"] == "store_not_kept"] == ["drain", "drain"]
-
-
-async def test_a_lease_that_cannot_be_written_is_logged_until_it_can():
-    """R7: what the engine reads could be removed by another sidecar of the host."""
-    keeper = Rig()
-    keeper.engine.cards = {"x": "/s/X"}
-    with capture_logs() as logs:
-        keeper.store.error = OSError(28, "No space left on device")
-        for _ in range(2):
-            await keeper.notice()
-        keeper.store.error = None
-        await keeper.notice()
-        keeper.store.ids.clear()
-        keeper.store.error = OSError(28, "No space left on device")
-        await keeper.notice()
-    assert [one["what"] for one in logs if one["event"] == "store_not_kept"] == ["lease", "lease"]
-    assert [one["artifacts"] for one in logs if one["event"] == "lease_was_missing"] == [["X"]] * 4
 
 
 async def test_who_ends_a_round_has_its_thread_stop():

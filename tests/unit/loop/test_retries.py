@@ -175,14 +175,6 @@ def test_another_name_for_the_same_files_is_named(listed, named, tracker):
     assert named in tracker.failures["a"].message
 
 
-def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others(tracker):
-    """R8: it waits for a change of the record or the base."""
-    stage = Stage("bad", ArtifactRef("file:///bad", None), "")
-    tracker.staging_failed(stage, ArtifactError("not_finite", "m"))
-    load(tracker, "new")
-    assert tracker.failures["bad"].retry_at is None
-
-
 def test_files_that_were_refused_are_looked_at_and_are_the_same_refusal_until_they_change(held, tracker):
     """R8: a look is no try, and what is asked for meanwhile is judged anew."""
     ref = ArtifactRef("file:///a", None)
@@ -307,82 +299,6 @@ def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told(tracker):
     assert (tracker.loads(), tracker.unsettled, tracker.failures) == ({("a", "/a"), ("b", "/b")}, {"b"}, {})
     tracker.settle(observed("a", "b"), turns=True)
     assert (tracker.loads(), tracker.unsettled, tracker.failures) == (set(), set(), {})
-
-
-def test_what_was_found_of_files_is_forgotten_and_what_the_engine_said_is_not(tracker):
-    """R8: a pool that asks for other terms has them looked at anew."""
-    refuse(tracker, ["a"])
-    tracker.staging_failed(Stage("b", ArtifactRef("file:///b", None), ""), ArtifactError("r", "m"))
-    tracker.forget_staging()
-    assert set(tracker.failures) == {"a"}
-
-
-def test_an_unload_that_recovers_has_nothing_else_tried(held, tracker):
-    """R8 paced: it says nothing of loads, though others load at the same time."""
-    held, names = Held(), [f"a{number}" for number in range(20)]
-    refuse(tracker, names, TRIES_UNPACED)
-    load(tracker, "new")
-    refuse(tracker, names)
-    gone = Attempt("gone", "gone", None, None, "e1", Refused("no"))
-    tracker.take_up([gone], "e1")
-    tracker.take_up([replace(gone, outcome=Done()), attempt("newer", Done())], "e1")
-    tracker.settle(observed("newer"), turns=True)
-    assert "gone" not in tracker.failures
-    assert due(tracker, held.now) == set()
-
-
-def test_after_one_recovers_the_next_refusals_take_turns_from_now(tracker):
-    """R17: the queue that they stood in was of a time that is over."""
-    refuse(tracker, NAMES, TRIES_UNPACED)
-    load(tracker, "a0")
-    refuse(tracker, NAMES[1:4])
-    assert due(tracker, 20.0) >= set(NAMES[1:4])
-
-
-def test_after_a_quiet_time_refusals_take_turns_as_before(held, tracker):
-    """R8: the turns that nobody took meanwhile are not made up for."""
-    refuse(tracker, NAMES, TRIES_UNPACED - 1)
-    held.now = 5000.0
-    refuse(tracker, NAMES)
-    assert len(due(tracker, held.now + 10 * REFUSED_PACE_SECONDS)) == 10
-
-
-@pytest.mark.parametrize("turns", [True, False, None])
-def test_what_was_said_to_be_done_and_is_not_listed_has_failed_whether_or_not_the_engine_generates(turns, tracker):
-    """R9 status-truth: it has ended, so nothing is waited for."""
-    tracker.take_up([attempt("a", Done())], "e1")
-    tracker.settle(observed(), turns=turns)
-    assert (tracker.failures["a"].reason, tracker.loads()) == ("not_listed", set())
-
-
-def test_a_look_that_shows_nothing_new_ends_no_queue(tracker):
-    """R8 paced: whoever comes last is tried last."""
-    refuse(tracker, NAMES, TRIES_UNPACED)
-    tracker.settle(observed(), turns=True)
-    load(tracker, "new")
-    refuse(tracker, ["late"], TRIES_UNPACED)
-    assert tracker.failures["late"].retry_at > len(NAMES) * REFUSED_PACE_SECONDS
-
-
-def test_files_that_come_mend_nothing_that_the_engine_said(held, tracker):
-    """R8: nor do they have more of those tried at once that failed though others came."""
-    stages = {name: Stage(name, ArtifactRef(f"s3://ours/{name}", None), "") for name in "abcdef"}
-    for name in "abcde":
-        tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
-    tracker.staged(stages["f"])
-    assert due(tracker, held.now) == set("abcde")
-    held.now = 5.0
-    for name in "abcde":
-        tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
-    tracker.staged(stages["f"])
-    assert due(tracker, held.now) == set(), "none of them recovered"
-    tracker.staged(stages["a"])
-    assert due(tracker, held.now) == {"b", "c"}
-    engines = Attempt("f", "f", "/f", stages["f"].ref, "e1", Refused("no"))
-    tracker.take_up([engines], "e1")
-    tracker.staged(stages["f"])
-    assert tracker.failures["f"].reason == "engine_refused"
-    assert due(tracker, held.now) == {"b", "c"}
 
 
 def test_a_failure_that_comes_after_the_change_is_not_dropped_for_it(tracker):

@@ -11,17 +11,11 @@ from registry.model.replica_reasons import LONGEST_PAUSE_SECONDS
 from registry.sources.base import ArtifactError, SourceUnchanged
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.engines.observed import (
-    AlreadyThere,
-    Done,
-    EngineGone,
-    EnginePaused,
     NoEffect,
     NotAsExpected,
-    NotThere,
     PathMissing,
     Refused,
     Transient,
-    Unknown,
 )
 from sidecar.plan.backoff import (
     CONTRADICTIONS_UNPACED,
@@ -43,13 +37,6 @@ REF = ArtifactRef("file:///a", None)
 
 def longest(_: float, bound: float) -> float:
     return bound
-
-
-@pytest.mark.parametrize(
-    "outcome", [Done(), AlreadyThere(), NotThere(), Unknown("?"), EngineGone("?"), EnginePaused("?")]
-)
-def test_what_only_a_listing_can_tell_is_no_failure(outcome):
-    assert after_call(outcome, REF, "e1", None, now=0.0, uniform=longest) is None
 
 
 @pytest.mark.parametrize(
@@ -115,16 +102,6 @@ def test_an_engine_that_lists_nothing_of_what_it_did_gets_ever_fewer_loads():
     assert paces[-1] == 15.0
 
 
-def test_an_unload_is_tried_for_ever_and_not_waited_for():
-    """R6 unload-eventual: an engine that refuses it passes through a bad time, as far as anybody can tell."""
-    failure = None
-    for _ in range(9):
-        failure = refused(0.0, failure, ref=None)
-    assert failure.retry_at == RETRY.cap_seconds
-    assert failure.is_settled()
-    assert not failure.is_engines
-
-
 def staging_failed(reason: str, at: float, previous: Failure | None = None, ref: ArtifactRef = REF) -> Failure:
     failure = after_staging(ArtifactError(reason, "m"), ref, previous, now=at, uniform=longest)
     assert failure is not None
@@ -163,13 +140,6 @@ def test_what_may_pass_is_tried_for_ever_with_pauses_that_grow_to_minutes():
     assert pauses[-1] == pytest.approx(LONGEST_PAUSE_SECONDS)
     assert max(pauses) < LONGEST_PAUSE_SECONDS + 0.1
     assert (failure.final_at, failure.is_settled()) == (math.inf, True)
-
-
-def test_bytes_that_are_not_those_meant_are_tried_again_and_an_answer_all_the_same():
-    """R8: nobody who waits for a rollout waits until somebody corrects a cache."""
-    failure = staging_failed("digest_mismatch", 5.0)
-    assert (failure.retry_at, failure.look_at, failure.final_at) == (6.0, None, 5.0)
-    assert failure.is_settled()
 
 
 def test_a_source_that_asks_for_a_pause_gets_it():

@@ -16,7 +16,7 @@ from sidecar.engines.observed import EngineHazard
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Stuck, Taken, Waiting
 from sidecar.plan.planner import MAX_WARNINGS_LISTED, make_plan
-from sidecar.plan.types import FailedAdapter, LazyCandidates, Plan, WarnedAdapter
+from sidecar.plan.types import FailedAdapter, Plan, WarnedAdapter
 from tests.support.records import POOL, kv, put
 from tests.support.worlds import desired, known, observed, path_of, placed_at, pool, wants
 
@@ -148,15 +148,6 @@ def test_a_record_that_cannot_be_followed_is_named_as_its_last_good_one_was():
     assert made.is_settled
 
 
-def test_a_lazy_adapter_whose_record_cannot_be_followed_goes_when_nobody_uses_it():
-    """R14: its last good generation stays desired, and that is to be loaded when it is asked for."""
-    informer = Informer(POOL)
-    informer.replace(5, [kv("lazy", 2, load="lazy")])
-    informer.apply(7, [put("lazy", 7, b"?")])
-    made = plan(informer.state, observed({"lazy": "v1"}), known(informer.state, "v1"))
-    assert [call.name for call in made.calls] == ["lazy"]
-
-
 def test_a_failure_is_told_with_all_that_is_known_of_it():
     """R9: when it is tried again, and from when on a rollout takes it for an answer."""
     state = wants({"a": "v1"}, generation=2)
@@ -187,20 +178,6 @@ def test_the_next_plan_is_made_when_the_first_of_several_things_is_due():
     assert plan(state, observed({"a": "v1", "b": "v1", "c": "v1"}), known(state, "v1", failures=only)).wake_at is None
 
 
-def test_a_trouble_is_told_only_of_what_is_not_loaded():
-    state = wants({"a": "v1", "b": "v1"})
-    lazy = desired(kv("a", 1, load="lazy"), kv("b", 2, load="lazy"))
-    a, b = state.adapters["a"], state.adapters["b"]
-    troubles = tuple((one, Failure(one.ref, "e1", "engine_busy", "m", 1, 1100.0)) for one in (a, b))
-    candidates = LazyCandidates({"a": 1000.0}, {"a": a}, idle_seconds=5.0, troubles=troubles)
-    made = plan(lazy, observed({"a": "v1"}), replace(known(state, "v1"), lazy=candidates))
-    assert [(one.name, one.reason, one.is_settled, one.retry_at) for one in made.failed] == [
-        ("b", "engine_busy", True, 1100.0)
-    ]
-    assert [one.name for one in made.residents] == ["a"]
-    assert made.wake_at is None, "nothing is tried before the next question"
-
-
 def test_only_what_nobody_can_take_over_is_warned_of():
     """R3: who waits for others, or has handed over, needs nobody."""
     away = [kv(name, 1, generation=4, placement=placed_at("all", zone="nowhere")) for name in ("x", "y", "z")]
@@ -212,11 +189,3 @@ def test_only_what_nobody_can_take_over_is_warned_of():
     made = plan(state, listed, replace(facts, handed=handed))
     assert said(made) == [("x", 4, "not_handed_over")]
     assert made.warnings[0].message.endswith("kept here until it is: r2 has no room")
-
-
-def test_what_was_found_where_the_record_has_no_digest_is_told_as_found():
-    """R9: what is served of an unpinned source is proven by the digest that this replica found."""
-    state = desired(kv("a", 1, pinned=False), kv("b", 2, source="v2"))
-    (served, pinned) = plan(state, observed({"a": "v1", "b": "v2"}), known(state, "v1", "v2")).served
-    assert (served.name, served.is_pinned, pinned.name, pinned.is_pinned) == ("a", False, "b", True)
-    assert path_of("v1") in {path for _, path in plan(state, observed(), known(state, "v1")).chosen.versions}

@@ -9,7 +9,6 @@ import pytest
 from registry.lora.coverage.findings import EngineEvidence
 from registry.model.placement import DECLINABLE, Declined, decline_id
 from registry.model.records import AskedRetry
-from registry.model.replica_state import BLOCKED
 from sidecar.desired.informer import DesiredState
 from sidecar.plan import declines
 from sidecar.plan.backoff import Decline, Declines, Failure
@@ -88,13 +87,6 @@ def test_only_so_many_are_declined_and_the_oldest_stay(monkeypatch):
     plan = planned(state, before)
     assert [key for key, _ in plan.declined] == ["c", "a"]
     assert {one.name for one in plan.failed} == set(names)
-
-
-def test_a_replica_that_does_nothing_with_its_engine_declines_what_it_did():
-    before = planned(COUNTED).declined
-    facts = replace(known(COUNTED), declined=before)
-    plan = make_plan(COUNTED, pool("another"), observed({}), facts, now=0.0)
-    assert ([one.reason for one in plan.warnings], plan.declined) == ([BLOCKED], before)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 
 from sidecar.artifacts.types import Stage
 from sidecar.desired.assignment import Share
-from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
+from sidecar.desired.informer import DesiredState, Informer
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Waiting
 from sidecar.plan.planner import make_plan
-from sidecar.plan.types import InProgress, KeptAdapter, LazyCandidates, Load, Plan, PlanContext, Swap
+from sidecar.plan.types import InProgress, KeptAdapter, Load, Plan, PlanContext, Swap
 from tests.support.records import POOL, kv, put
 from tests.support.worlds import desired, fleet, known, observed, path_of, placed_at, pool, rolling, staged, without
 from tests.unit.desired.test_assignment import share
@@ -38,13 +38,6 @@ def second(*generations: int, is_served: bool = True, **spec: Any) -> DesiredSta
 def elsewhere(state: DesiredState) -> Share:
     """The share of a replica that is to hand it over."""
     return share(state, without(fleet("r1", "r2", "r3"), "r1"))
-
-
-def lazily() -> tuple[DesiredAdapter, DesiredAdapter]:
-    """The last good generation of a lazy adapter, and the newest."""
-    good = desired(kv("a", 1)).adapters["a"]
-    ref = replace(good.ref, uri="file:///a/v2")
-    return good, replace(good, generation=2, ref=ref, last_good=good.earlier(1, good.ref))
 
 
 def refused(state: DesiredState, reason: str = NOT_FINITE, *, retry_at: float | None = None) -> dict[str, Failure]:
@@ -98,18 +91,6 @@ def test_each_version_that_an_engine_may_have_has_what_proves_it(names):
     assert {use: proof.partition("sha256:")[0] for use, proof in made.chosen.versions.items()} == proofs
 
 
-def test_of_two_generations_with_the_same_files_the_one_that_is_desired_is_named():
-    """R26 answered-by: as the status says."""
-    informer = Informer(POOL)
-    informer.replace(1, [kv("a", 1)])
-    informer.note_served([("a", 1)])
-    informer.apply(2, [put("a", 2, generation=2, source="v1")])
-    state = informer.state
-    made = plan(state, observed({"a": "v1"}), known(state, "v1"))
-    assert [(one.name, one.generation) for one in made.served] == [("a", 2)]
-    assert [proof.partition(" ")[0] for proof in made.chosen.versions.values()] == ["a@2"]
-
-
 def test_files_that_are_gone_are_fetched_again_under_a_name_of_their_own():
     """What fails of them is not to hide what fails of the newest."""
     state = second()
@@ -143,13 +124,6 @@ def test_an_engine_that_replaces_nothing_gets_it_only_once_the_newest_fails():
     assert [type(one) for one in plan(state, engine, failing).calls] == [Load]
 
 
-def test_what_can_be_loaded_itself_needs_nothing_instead():
-    state = second()
-    made = plan(state, observed(), context(state, "v1", "v2"))
-    assert [call.path for call in made.calls if isinstance(call, Load)] == [path_of("v2")]
-    assert plan(state, observed({"a": "v2"}), context(state, "v1", "v2")).calls == ()
-
-
 @pytest.mark.parametrize("path", ["/elsewhere", path_of("v0")])
 def test_what_stands_under_the_name_stays(path):
     """R11 foreign-safe; and what is ours has been served since."""
@@ -169,40 +143,6 @@ def test_what_stands_under_the_name_stays(path):
 def test_while_a_call_for_the_name_is_open_there_is_no_other(facts):
     state = second()
     assert plan(state, observed(), context(state, "v1", failures=refused(state), **facts)).calls == ()
-
-
-def test_what_may_yet_be_loaded_of_it_holds_up_the_newest():
-    """It would be loaded over a name of which nothing is known."""
-    state = second()
-    made = plan(state, observed(), context(state, "v1", "v2", unsettled={"a@1"}))
-    assert (made.calls, [one.reason for one in made.pending]) == ((), ["outcome_unknown"])
-
-
-def test_what_the_engine_refuses_of_it_is_tried_again_in_its_own_time():
-    state = second()
-    own = {"a@1": Failure(good_ref(state), "e1", "engine_refused", "", 1, 1003.0)}
-    facts = context(state, "v1", failures={**refused(state), **own})
-    made = plan(state, observed(), facts)
-    assert (made.calls, made.wake_at) == ((), 1003.0)
-
-
-def test_a_lazy_adapter_that_is_loaded_and_asked_about_is_left_to_the_answer():
-    state, (good, newest) = desired(kv("a", 1, load="lazy")), lazily()
-    lazy = LazyCandidates(used_at={"a": 1000.0}, whole={"a": newest}, asked={"a"}, idle_seconds=60.0)
-    facts = replace(known(state), lazy=lazy, failures={"a": Failure(newest.ref, None, NOT_FINITE, "", 1, None)})
-    assert plan(state, observed(), facts).stage == ()
-    assert plan(state, observed(), replace(facts, lazy=replace(lazy, asked=frozenset()))).stage == (
-        Stage("a@1", good.ref, "req-a-1"),
-    )
-
-
-def test_a_canary_that_refuses_its_generation_goes_on_with_that_of_the_others():
-    """Also one that never served it: the record says that all others do."""
-    state = desired(rolling("a", 1))
-    facts = known(state, "v1", failures=refused(state))
-    made = plan(state, observed(), facts)
-    assert [(call.name, call.path) for call in made.calls if isinstance(call, Load)] == [("a", path_of("v1"))]
-    assert plan(state, observed({"a": "v1"}), facts).kept == (KeptAdapter("a", 1),)
 
 
 @pytest.mark.parametrize(
@@ -238,28 +178,6 @@ def test_a_canary_whose_stable_generation_fails_too_goes_on_with_what_it_served_
     assert loaded == ([path_of(source)] if source else [])
 
 
-def test_what_the_engine_got_just_before_its_record_was_replaced_is_told_by_its_files():
-    """R13: so that it is known after a restart, though nobody saw it served."""
-    state = second(is_served=False)
-    [former] = state.adapters["a"].former
-    found = staged(replace(state, adapters=state.adapters.set("a", former)), "v1")
-    made = plan(state, observed({"a": "v1"}), replace(known(state), staged=found))
-    assert made.kept == (KeptAdapter("a", 1),)
-    assert plan(state, observed(), replace(known(state), staged=found)).calls == (), "it may not be right"
-
-
-def test_a_lazy_adapter_that_the_engine_has_of_before_is_told_with_its_generation():
-    """R13: beside what failed, though this process never saw it served."""
-    _, newest = lazily()
-    state = desired(kv("a", 2, generation=2, source="v2", load="lazy"))
-    lazy = LazyCandidates(used_at={"a": 1000.0}, whole={"a": newest}, idle_seconds=60.0)
-    failures = {"a": Failure(newest.ref, None, NOT_FINITE, "", 1, None)}
-    found = staged(desired(kv("a", 1)), "v1")
-    made = plan(state, observed({"a": "v1"}), replace(known(state), staged=found, lazy=lazy, failures=failures))
-    assert (made.kept, made.calls) == ((KeptAdapter("a", 1),), ())
-    assert [(one.name, one.generation, one.reason) for one in made.failed] == [("a", 2, NOT_FINITE)]
-
-
 @pytest.mark.parametrize(("names", "name"), [("plain", "a"), ("versioned", "a@1")])
 @pytest.mark.parametrize("failure", [NOT_FINITE, "engine_refused", ""])
 def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generation(names, name, failure):
@@ -277,15 +195,6 @@ def test_what_others_are_to_take_over_is_loaded_again_of_its_last_good_generatio
     assert (name, path_of("v1")) in made.chosen.versions
     away = replace(facts, handed={leaving: Waiting()}, staged={})
     assert plan(state, observed(), away, names).calls == ()
-
-
-def test_what_others_are_to_take_over_is_loaded_again_as_it_is_followed_if_that_can_be_had():
-    state = second(placement=placed_at(2))
-    others = elsewhere(state)
-    facts = context(state, "v1", "v2", share=others, handing=frozenset({"a"}))
-    (leaving,) = plan(state, observed({"a": "v1"}), facts).leaving
-    made = plan(state, observed(), replace(facts, handed={leaving: Waiting()}))
-    assert [(call.path, call.key) for call in made.calls if isinstance(call, Load)] == [(path_of("v2"), "")]
 
 
 @pytest.mark.parametrize(("generation", "told"), [(1, [("a", 1)]), (0, [])])

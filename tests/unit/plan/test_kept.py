@@ -98,12 +98,6 @@ def test_the_oldest_has_no_room_first_and_never_the_newest():
     assert called(least) == ["Load a@4", "Load b@2"]
 
 
-def test_plain_names_have_no_room_for_earlier_generations():
-    state = desired(keeping("a", 3, 2))
-    made = plan(state, observed({"a": "v3"}), *ALL, spec=pool())
-    assert (called(made), beside(made), made.warnings) == ([], [], ())
-
-
 def test_what_fails_of_an_earlier_generation_is_a_warning_and_holds_nothing_up():
     """R8 isolation."""
     state = desired(keeping("a", 3, 2))
@@ -130,25 +124,6 @@ def test_what_is_kept_is_replaced_by_nothing():
     state = desired(keeping("a", 3, 2))
     made = plan(state, observed({"a@3": "v3", "a@2": "v9"}), *ALL)
     assert not [call for call in made.calls if isinstance(call, Swap)]
-
-
-def test_a_last_good_generation_that_is_kept_is_loaded_once():
-    """R13: while the newest fails, what was served last comes first."""
-    state = desired(keeping("a", 3, 2))
-    adapter = state.adapters["a"]
-    good = replace(adapter, last_good=adapter.beside[0])
-    state = replace(state, adapters=state.adapters.set("a", good))
-    failure = Failure(adapter.ref, "e1", "engine_refused", "no", 1, 2000.0)
-    made = plan(state, observed(), *ALL, failures={"a": failure})
-    assert called(made) == ["Load a@2"]
-
-
-def test_canaries_aside_a_generation_is_held_once():
-    """What a replica serves as its own is not among what it keeps."""
-    adapter = desired(keeping("a", 3, 2, 1)).adapters["a"]
-    assert [one.generation for one in adapter.beside] == [2, 1]
-    assert [one.generation for one in replace(adapter, generation=2).beside] == [1]
-    assert adapter.beside[0].beside == ()
 
 
 def test_of_what_others_are_to_serve_the_newest_generation_is_told():

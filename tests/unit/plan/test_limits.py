@@ -65,11 +65,6 @@ def test_what_an_engine_said_of_adapters_counts_where_it_is_to_be_asked(proves, 
     )
 
 
-def test_without_a_pools_record_the_engine_alone_sets_limits():
-    found = limits_of(None, observed(max_cpu_loras=2, max_lora_rank=8))
-    assert found == ReplicaLimits(frozenset({"base"}), 8, None, "plain", 2)
-
-
 def refused(limits: ReplicaLimits, *, adapter=ADAPTER, staged=STAGED, lists=None) -> tuple[str, str] | None:
     """Why an adapter is not served: the reason, and the first words of the message."""
     seen = None if lists is None else observed(lists)

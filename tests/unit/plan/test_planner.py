@@ -10,7 +10,7 @@ import pytest
 from registry.model.names import PROOF_PREFIX
 from sidecar.artifacts.types import Stage
 from sidecar.desired.assignment import Share
-from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
+from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.engines.observed import EngineHazard
 from sidecar.plan.backoff import Failure
 from sidecar.plan.conditions import ENGINE_PAUSED, MAX_OVER_CAPACITY_LISTED
@@ -29,7 +29,7 @@ from sidecar.plan.types import (
     WarnedAdapter,
 )
 from sidecar.vllm_plugin.protocol import expected_key
-from tests.support.records import POOL, digest, kv, put
+from tests.support.records import digest, kv
 from tests.support.worlds import desired, known, observed, path_of, pool, relisted, staged, wants
 
 
@@ -189,18 +189,6 @@ def test_a_failure_delays_its_own_adapter_and_no_other():
     assert [call.name for call in due.calls] == ["bad", "good"]
 
 
-def test_a_permanent_failure_ends_with_another_engine_or_another_artifact():
-    """R8 isolation: permanent means per (digest, engine incarnation)."""
-    state = wants({"a": "v1"})
-    failure = Failure(ref_of(state, "a"), "e1", "engine_refused", "no", 3, None)
-    facts = known(state, "v1", failures={"a": failure})
-    stuck = plan(state, observed(), facts)
-    assert (stuck.calls, stuck.wake_at, stuck.is_settled) == ((), None, True)
-    assert len(plan(state, observed(incarnation="e2"), facts).calls) == 1
-    other = wants({"a": "v2"})
-    assert len(plan(other, observed(), known(other, "v2", failures={"a": failure})).calls) == 1
-
-
 @pytest.mark.parametrize("listed", [{}, {"a": "v0"}])
 def test_what_is_tried_again_stays_failed_until_it_is_served(listed):
     """R16, R17: another try of the same is nothing that a status should tell everybody."""
@@ -229,13 +217,6 @@ def test_files_that_are_tried_or_looked_at_again_stay_failed_until_they_are_ther
     due = make_plan(state, pool(), observed(), facts, now=1000.0)
     assert ([one.refused for one in due.stage], due.pending) == ([refused], ())
     assert reasons(due.failed) == reasons(before.failed) == {"a": failure["reason"]}
-
-
-def test_files_that_are_gone_from_the_store_are_fetched_whatever_the_engine_said_of_them():
-    state = wants({"a": "v1"})
-    refused = Failure(ref_of(state, "a"), "e1", "engine_refused", "no", 3, 1000.0, since=900.0)
-    made = make_plan(state, pool(), observed(), known(state, failures={"a": refused}), now=1000.0)
-    assert (len(made.stage), reasons(made.pending)) == (1, {"a": "staging"})
 
 
 def test_a_call_whose_outcome_is_unknown_is_not_made_again():
@@ -423,31 +404,10 @@ def test_what_is_not_ours_or_not_by_its_name_is_not_told(engine):
     assert kept(plan(state, observed(engine), known(state))) == {}
 
 
-def test_the_last_good_generation_of_a_record_that_cannot_be_read_is_told_and_counted_once():
-    """R14 nack."""
-    informer = Informer(POOL)
-    informer.replace(5, [kv("a", 1, generation=3, source="v1")])
-    informer.apply(7, [put("a", 7, b"?")])
-    made = plan(informer.state, observed({"a": "v1"}), known(informer.state, "v1"))
-    assert [(one.name, one.generation) for one in made.served] == [("a", 3)]
-    assert [(one.name, one.generation, one.is_counted) for one in made.kept] == [("a", 3, True)]
-
-
 def proving(adapters=None, *, without=()):
     """An engine with the plugin that can be asked whether adapters have an effect."""
     seen = observed(adapters)
     return replace(seen, facts=replace(seen.facts, proves=True), no_effect=frozenset(map(path_of, without)))
-
-
-@pytest.mark.parametrize(
-    ("engine", "prove", "asked"), [("on", "effect", True), ("on", "off", False), ("", "effect", False)]
-)
-def test_the_engine_is_asked_for_an_effect_where_it_can_be(engine, prove, asked):
-    """R22 applied-whole: loads and swaps alike."""
-    state = wants({"a": "v2", "b": "v2"})
-    seen = proving({"a": "v1"}) if engine else observed({"a": "v1"})
-    made = plan(state, seen, known(state, "v2"), pool(prove=prove))
-    assert {type(call): call.prove for call in made.calls} == {Swap: asked, Load: asked}
 
 
 def test_what_has_no_effect_is_not_loaded_and_the_old_version_stays():
@@ -556,16 +516,6 @@ TRIED, FINAL = (FailedAdapter("a", 1, "r", "m", 1, 9.0, "", is_settled=settled) 
 def test_a_replicas_readiness_waits_for_all_that_can_be_waited_for(left, is_settled):
     """R9 status-truth."""
     assert replace(DONE, **left).is_settled == is_settled
-
-
-def test_lazy_adapters_are_brought_in_after_the_eager_ones_and_unloads_come_first():
-    """R6, R19."""
-    lazily = wants({"a": "v2"})
-    lazy = LazyCandidates({"a": 1000.0}, dict(lazily.adapters))
-    state = desired(kv("z", 1, source="v2"), kv("a", 2, source="v2", load="lazy"))
-    facts = replace(known(wants({"z": "v2", "a": "v2"}), "v2"), lazy=lazy)
-    made = plan(state, observed({"a": "v1", "gone": "v1"}), facts)
-    assert [(type(call), call.name) for call in made.calls] == [(Unload, "gone"), (Load, "z"), (Swap, "a")]
 
 
 def test_the_pool_names_one_of_the_engines_base_models():

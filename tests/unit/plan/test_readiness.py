@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.artifacts.types import ArtifactRef
-from sidecar.plan.backoff import TRIES_UNTIL_READY, Failure
+from sidecar.plan.backoff import Failure
 from sidecar.plan.planner import make_plan
-from sidecar.plan.readiness import NO_REFUSALS, EngineRefusals, ReadyRule, refusals_among
+from sidecar.plan.readiness import NO_REFUSALS, EngineRefusals, ReadyRule
 from tests.support.worlds import known, observed, wants
-
-REF = ArtifactRef("file:///a", None)
-
-
-def failure(attempts: int = TRIES_UNTIL_READY, incarnation: str | None = "e1", *, others: bool = False) -> Failure:
-    return Failure(REF, incarnation, "engine_refused", "no", attempts, 9.0, others_succeed=others)
 
 
 def refusals(count: int, unexplained: int, *, serves: bool = True) -> EngineRefusals:
     return EngineRefusals(10, count, unexplained, serves=serves, message="no")
-
-
-def test_what_the_engine_refused_a_few_times_is_counted():
-    """R18: neither what our own checks refuse, nor what is tried again at once."""
-    failures = [failure(), failure(others=True), failure(1), failure(incarnation=None)]
-    assert refusals_among(9, failures, serves=True) == EngineRefusals(9, 2, 1, serves=True, message="no")
-    assert refusals_among(9, [], serves=False) == EngineRefusals(9)
 
 
 BEGINS = {

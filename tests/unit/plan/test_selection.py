@@ -10,7 +10,6 @@ from registry.model.names import PROOF_PREFIX
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredState
 from sidecar.plan.backoff import Failure
-from sidecar.plan.handoff import Taken
 from sidecar.plan.planner import make_plan
 from sidecar.plan.selection import select, stay
 from sidecar.plan.types import FailedAdapter, LazyCandidates, LazySelection, Plan, Selection, Unload
@@ -25,7 +24,6 @@ from tests.support.worlds import (
     path_of,
     placed_at,
     pool,
-    rolling,
     wants,
     without,
 )
@@ -72,15 +70,6 @@ def test_what_was_asked_for_and_moved_on_since_is_left_alone():
     )
     found = select(state, None, observed(), replace(known(state), lazy=lazy), now=1.0)
     assert found.lazy == LazySelection((state.adapters["a"],), frozenset({"b", "q"}), ())
-
-
-def test_lazy_adapters_that_are_loaded_stay_in_the_room_that_is_left_for_them():
-    state = wants({"e": "v1"})
-    names = [f"l{number:03}" for number in range(150)]
-    lazily = wants(dict.fromkeys(names, "v1"))
-    lazy = LazyCandidates(dict.fromkeys(names, 1.0), dict(lazily.adapters), idle_seconds=9.0)
-    found = select(state, None, observed(), replace(known(state), lazy=lazy), now=1.0)
-    assert [one.name for one in found.lazy.residents] == names[:100], "of those that were used as late, the first ones"
 
 
 @pytest.mark.parametrize(
@@ -161,13 +150,6 @@ def test_a_name_for_files_that_are_loaded_under_another_and_not_listed_stays(rea
     assert served.refusals.serves
 
 
-def test_a_load_that_failed_puts_off_no_unload_of_the_same_name():
-    """R6 unload-eventual."""
-    failure = Failure(THREE.adapters["a"].ref, "e1", "engine_refused", "m", 5, None)
-    made = plan(wants({}), observed({"a": "v1"}), known(wants({}), failures={"a": failure}))
-    assert [call.name for call in made.calls] == ["a"]
-
-
 def test_calls_carry_the_request_that_they_are_made_for():
     """R9: a log line of the engine can be found by it; an unload goes with the newest change."""
     state = wants({"a": "v1"})
@@ -194,22 +176,6 @@ def test_what_leaves_is_known_with_all_that_its_takers_have_to_prove(pinned):
     assert sorted(one.owners or ()) == ["r2", "r3"]
     assert one.among == found.among
     assert one.terms == state.adapters["a"].terms
-
-
-def test_of_two_generations_with_the_same_files_the_newest_is_told_once():
-    """R9: a change that left the files alone is served as soon as the record says so."""
-    state = desired(rolling("a", 5, stable="v2", placement=placed_at(2)))
-    found = share(state, without(FLEET, "r1"))
-    made = plan(state, observed({"a": "v2"}), replace(known(state, "v2"), share=found))
-    assert [(one.name, one.generation) for one in made.still_served] == [("a", 2)]
-
-
-def test_what_is_kept_of_an_unpinned_source_is_told_as_found():
-    state = desired(kv("a", 7, pinned=False, placement=placed_at(2)))
-    found = share(state, without(FLEET, "r1"))
-    made = plan(state, observed({"a": "v1"}), replace(known(state, "v1"), share=found))
-    assert [(one.name, one.is_pinned) for one in made.still_served] == [("a", False)]
-    assert made.is_out
 
 
 def test_what_a_leaving_adapter_may_still_be_loaded_from_is_known_to_whoever_keeps_files():
@@ -239,14 +205,3 @@ def test_a_swap_is_refused_by_what_is_listed_as_well_as_by_what_was(past):
     assert "--engine-names versioned" in made.failed[0].message
     usual = replace(observed({"a": "v1"}), past={})
     assert [type(call).__name__ for call in plan(state, usual, known(state, "v2")).calls] == ["Swap"]
-
-
-@pytest.mark.parametrize(("handed", "is_kept"), [(Taken(routers_know=True), False), (Taken(routers_know=False), True)])
-def test_what_was_taken_over_is_kept_until_routers_know(handed, is_kept):
-    """R20 drain: whoever says it knows both."""
-    state = desired(kv("a", 7, placement=placed_at("all", zone="nowhere")))
-    facts = replace(known(state, "v1"), share=share(state, None))
-    (one,) = plan(state, observed({"a": "v1"}), facts).leaving
-    made = plan(state, observed({"a": "v1"}), replace(facts, handed={one: handed}))
-    assert ([call.name for call in made.calls] == []) == is_kept
-    assert made.still_served == ()

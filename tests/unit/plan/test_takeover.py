@@ -10,7 +10,7 @@ from registry.etcd3.ops import KeyValue
 from sidecar.desired.placement import NOBODY
 from sidecar.plan.handoff import Handoff, HandoffVerdict, OtherReplica, Stuck, Taken, Waiting
 from sidecar.plan.takeover import EVERYWHERE, common_selectors, has_placed, needed_names
-from sidecar.plan.types import LazySelection, Plan, Selection, ServedAdapter
+from sidecar.plan.types import Plan, Selection, ServedAdapter
 from tests.support.records import kv
 from tests.support.worlds import desired, placed_at
 
@@ -20,7 +20,9 @@ def record(name: str, at: int | str, zone: str) -> KeyValue:
 
 
 STATE = desired(kv("all", 1), record("here", "all", "x"), kv("one", 3, placement=placed_at(1)), kv("lazy", 4))
-ALL, HERE, ONE, LAZY = (STATE.adapters[name] for name in ("all", "here", "one", "lazy"))
+
+
+ALL, HERE, ONE = (STATE.adapters[name] for name in ("all", "here", "one"))
 BEFORE = Plan(1, (), (), (), (), (), None, chosen=Selection(adapters=(ALL, HERE, ONE)))
 LEAVING = Handoff("one", "one@1", 3, 1, pinned=True, terms=ONE.terms, owners=("r2",), among=NOBODY)  # type: ignore[arg-type]
 OUT = replace(BEFORE, leaving=(LEAVING,), chosen=Selection(adapters=(ALL, HERE)))
@@ -55,12 +57,6 @@ def test_what_all_serve_stays_while_none_of_them_is_ready():
     assert needed_names(OUT, LISTED, taken, [IN_Y]) == {"here"}
     assert needed_names(OUT, LISTED, taken, [IN_Y, replace(IN_X, ready=False)]) == {"here"}
     assert needed_names(OUT, LISTED, taken, [IN_X]) == frozenset()
-
-
-def test_so_do_lazy_ones_that_are_loaded():
-    plan = replace(OUT, leaving=(), chosen=Selection(lazy=LazySelection((LAZY,))))
-    assert needed_names(plan, ("lazy",), {}, []) == {"lazy"}
-    assert needed_names(plan, ("lazy",), {}, [IN_Y]) == frozenset()
 
 
 def test_what_only_some_serve_and_what_all_do_are_told_apart():
