@@ -22,7 +22,7 @@ from tests.corpus.drafts import LLAMA, QWEN2, Architecture
 from tests.support.adapters import write_adapter
 from tests.support.signing import make_key, public_pem
 from tests.support.worlds import known, observed, pool, wants
-from tests.unit.artifacts.conftest import contents, pinned, recalled, unpinned
+from tests.unit.artifacts.conftest import contents, pinned, unpinned
 from tests.unit.lora.test_coverage import GATE, LLAMA4, base, draft_of
 
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
@@ -75,19 +75,6 @@ async def test_what_is_in_the_store_without_a_signature_is_not_handed_out(strict
     await other.ensure(pinned(adapter))
     assert await refused(strict, pinned(adapter)) == "signature_missing"
     assert (await strict.ensure(signed(pinned(adapter), adapter.digest, private))).digest == adapter.digest
-
-
-async def test_a_pool_that_begins_to_ask_is_obeyed_at_once_and_may_stop_to(open_store, sources):
-    adapter = write_adapter(sources / "a")
-    store = open_store()
-    store.use_pool(LAX)
-    staged = await store.ensure(pinned(adapter))
-    assert store.lookup(pinned(adapter)) == staged
-    store.use_pool(STRICT)
-    assert store.lookup(pinned(adapter)) is None
-    assert await refused(store, pinned(adapter)) == "signature_keys_missing"
-    store.use_pool(LAX)
-    assert recalled(store, pinned(adapter)) == staged
 
 
 async def test_without_being_asked_for_a_wrong_signature_is_refused_all_the_same(strict, sources, private):

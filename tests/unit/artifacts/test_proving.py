@@ -19,12 +19,12 @@ from registry.lora import ed25519
 from registry.lora.base import BaseModules
 from registry.lora.digest import FileEntry, manifest_digest
 from registry.lora.safetensors import LENGTH_BYTES
-from registry.model.records import BaseShapes, PoolLimits, PoolSpec
+from registry.model.records import PoolLimits, PoolSpec
 from registry.sources.base import ArtifactError, Stop, StoreError
 from sidecar.artifacts import proof, reports, requests
 from sidecar.artifacts.files import locked_at_once
 from sidecar.artifacts.layout import StoreLayout, open_layout
-from sidecar.artifacts.preparation import Bases, prepare
+from sidecar.artifacts.preparation import prepare
 from sidecar.artifacts.proof import (
     DamagedArtifacts,
     ProofOutcome,
@@ -439,40 +439,7 @@ def test_a_large_file_is_written_anew_a_mebibyte_at_a_time(tmp_path, monkeypatch
         prepare(tmp_path, examined(new_config=b"[]"), [], stopped)
 
 
-def shapes_of(base: BaseModules, architecture: str | None) -> PoolSpec:
-    shapes = BaseShapes(modules=dict(base.modules), fingerprint=base.fingerprint, architecture=architecture)
-    return PoolSpec(name="p", base_models=["b"]).model_copy(update={"base": shapes})
-
-
 MODULES = {"model.layers.0.mlp.up_proj": (16, 16)}
-
-
-@pytest.mark.parametrize("architecture", [None, "LlamaForCausalLM"])
-def test_of_two_bases_that_differ_the_own_one_stays_and_that_is_told(architecture):
-    """R4, R5: nothing is compared with what the record says."""
-    own = BaseModules({"model.layers.0.mlp.up_proj": (8, 8)}, architecture="Own")
-    bases = Bases(own)
-    bases.follow(shapes_of(BaseModules(MODULES), architecture))
-    assert "--base-model is not the one" in bases.problem
-    assert "up_proj is 8 by 8, expected 16 by 16" in bases.problem
-    assert all(one.fingerprint[:19] in bases.problem for one in (own, BaseModules(MODULES)))
-    assert bases.current == own
-    bases.follow(None)
-    assert (bases.problem, bases.current) == ("", own)
-
-
-def test_a_record_that_says_all_is_taken_and_one_that_does_not_is_completed():
-    """R22."""
-    own = BaseModules(MODULES, ("mine",), architecture="Own")
-    bases = Bases(own)
-    bases.follow(shapes_of(BaseModules(MODULES), None))
-    assert (bases.current, bases.problem) == (replace(own, names=()), "")
-    bases.follow(shapes_of(BaseModules(MODULES), "Theirs"))
-    assert bases.current == BaseModules(MODULES, architecture="Theirs")
-    alone = Bases(None)
-    assert alone.current is None
-    alone.follow(shapes_of(BaseModules(MODULES), None))
-    assert alone.current == BaseModules(MODULES)
 
 
 def test_a_pin_is_of_one_reference_and_stands_as_later_releases_read_it(layout, monkeypatch):

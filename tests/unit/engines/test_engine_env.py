@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
 from registry.tools.devstack.engine_environment import vllm_command, vllm_environment
 from tests.support import engine_install
 from tests.support.with_torch import reference_command
-
-SCRIPT = "tests.support.reference"
 
 
 def test_vllm_gets_its_variables_and_none_of_ours(monkeypatch):
@@ -60,40 +56,3 @@ def test_a_step_is_told_by_its_error_or_its_last_line(said, reason):
         engine_install._run(command, "importing vllm")
     assert str(failed.value) == f"engine environment: importing vllm failed: {reason}"
     engine_install._run([sys.executable, "-SIc", ""], "nothing")
-
-
-@pytest.mark.parametrize("error", [None, engine_install.InstallFailed("no room"), OSError("no room")], ids=str)
-def test_the_environment_is_made_where_it_is_asked_for(tmp_path, monkeypatch, error):
-    asked: list[Path] = []
-
-    def install(folder: Path) -> None:
-        asked.append(folder)
-        if error is not None and len(asked) > 1:
-            raise error
-
-    monkeypatch.setattr(engine_install, "install", install)
-    monkeypatch.setattr("sys.argv", ["engine_install"])
-    engine_install.main()
-    monkeypatch.setattr("sys.argv", ["engine_install", "--folder", str(tmp_path / "env")])
-    if error is None:
-        engine_install.main()
-    else:
-        with pytest.raises(SystemExit, match=r"^no room$"):
-            engine_install.main()
-    assert asked == [Path(engine_install.__file__).parents[2] / ".venv-engine", tmp_path / "env"]
-
-
-def test_a_reference_is_asked_for_by_name_and_folder(monkeypatch, capsys):
-    """The script itself, without torch: a folder may be called as it likes."""
-    for name in ("torch", "peft", "transformers"):
-        monkeypatch.setitem(sys.modules, name, MagicMock())
-    monkeypatch.delitem(sys.modules, SCRIPT, raising=False)
-    script = importlib.import_module(SCRIPT)
-    monkeypatch.delitem(sys.modules, SCRIPT)
-    asked: list[object] = []
-    monkeypatch.setattr(script, "reference", lambda *arguments: asked.append(arguments) or {"": {}})
-    command = reference_command(Path("/py"), Path("/model"), {"a": Path("/x=y/a"), "b": Path("/b")}, ["one", "two"])
-    monkeypatch.setattr("sys.argv", command[2:])
-    script.main()
-    assert asked == [("/model", {"a": "/x=y/a", "b": "/b"}, ["one", "two"], script.TOKENS)]
-    assert capsys.readouterr().out == '{"": {}}'

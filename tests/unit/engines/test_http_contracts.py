@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
-from unittest import mock
 
 import pytest
 
-from sidecar.engines.driver import EngineOptions, EngineUnreachable, EngineUnusable
+from sidecar.engines.driver import EngineUnreachable, EngineUnusable
 from sidecar.engines.observed import AlreadyThere, Done, EngineGone, Outcome, Refused, Transient, Unknown
 from sidecar.engines.others import axolotl, pegainfer, sglang
 from sidecar.engines.others.sglang import read_requests
-from sidecar.engines.others.single_slot import Active, Clearing, SingleSlot
+from sidecar.engines.others.single_slot import Active
 from sidecar.engines.transport import Lost, NotSent, PostRequest, Reply
 
 SGLANG, PEGAINFER, AXOLOTL = sglang.CONTRACT, pegainfer.CONTRACT, axolotl.CONTRACT
@@ -73,11 +71,6 @@ def test_what_tells_nothing_of_a_call_is_read_alike_for_all_kinds(contract):
         assert outcome_of(NotSent("none")) == EngineGone("none")
         for status in (401, 403):
             assert isinstance(outcome_of(Reply(status, b"")), Transient)
-
-
-def test_an_axolotl_without_its_routes_may_be_mended():
-    for status in (404, 405):
-        assert isinstance(AXOLOTL.unload_outcome(Reply(status, b"")), Transient)
 
 
 @pytest.mark.parametrize(
@@ -187,41 +180,6 @@ def test_axolotl_is_told_a_name_that_no_other_weights_have():
     """R4: prefix caches of most releases know weights by it alone."""
     fields = {"lora_name": "acme/x#7", "lora_int_id": 7, "lora_path": "/s/1", "load_inplace": False}
     assert axolotl.set_adapter(Active(7, "acme/x", "/s/1")) == PostRequest("/set_lora_adapter/", fields)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda engine: engine.observe(),
-        lambda engine: engine.load("x", "/s/1", request_id=""),
-        lambda engine: engine.unload("x", request_id=""),
-        lambda engine: engine.swap("x", "/s/1", "/s/2", request_id=""),
-    ],
-    ids=["observe", "load", "unload", "swap"],
-)
-async def test_axolotl_is_told_one_thing_after_another(call):
-    """R4 digest-true: what it is told again never comes after something newer."""
-    engine = axolotl.AxolotlEngine(EngineOptions("http://127.0.0.1:1"))
-    engine._http = mock.AsyncMock()
-    async with engine._telling:
-        calling = asyncio.create_task(call(engine))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert (calling.done(), engine._http.mock_calls) == (False, [])
-        calling.cancel()
-
-
-async def test_axolotl_that_may_not_have_let_go_is_not_taken_to_have(monkeypatch):
-    """R9 status-truth."""
-    engine = axolotl.AxolotlEngine(EngineOptions("http://127.0.0.1:1"))
-    engine._process = mock.Mock(identity=lambda: "p1", known=lambda _: "p1")
-    engine._http = mock.AsyncMock()
-    engine._http.get.return_value = models("base", owned_by="axolotl"), b"true"
-    engine._http.post.return_value = [Reply(500, b"")]
-    engine._kept = SingleSlot("p1", 1, Clearing("x"))
-    with pytest.raises(EngineUnreachable):
-        await engine.observe()
-    assert engine._kept.content == Clearing("x")
 
 
 def test_axolotl_names_its_base_model():

@@ -99,14 +99,6 @@ async def test_what_certainly_did_not_come_of_a_load_is_taken_back(folder, outco
     assert kept(ledger, folder) == expected
 
 
-async def test_what_is_forgotten_is_gone(folder):
-    ledger = LoadLedger(folder)
-    await ledger.seen("p1", {"x": "/a", "y": "/b"})
-    for name in ("x", "none"):
-        await ledger.forget("p1", name)
-        assert kept(ledger, folder) == {"y": "/b"}
-
-
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "no space left")
 

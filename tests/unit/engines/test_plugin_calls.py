@@ -123,12 +123,6 @@ def test_what_a_page_tells_is_taken_whole_or_not_at_all(read, told, found):
     assert read(json.dumps({"schema": 1, **told}).encode()) == found
 
 
-def test_counts_of_another_life_say_nothing():
-    """That the engine restarted is told by its watch."""
-    seen = ChangeCount("a", 3)
-    assert [one.is_later_than(seen) for one in (ChangeCount("a", 4), seen, ChangeCount("b", 4))] == [True, False, False]
-
-
 COVERAGE: dict[str, object] = {
     "schema": 1,
     "architecture": "A",
@@ -204,12 +198,6 @@ def test_only_a_proof_speaks_against_a_load(answer, outcome):
 def test_nothing_is_sent_to_a_plugin_that_is_not_expected():
     assert plugin.prove_call("/a", "").body == {"lora_path": "/a"}
     assert plugin.prove_call("/a", "{}").body == {"lora_path": "/a", "expect": "{}"}
-
-
-@pytest.mark.parametrize("expects", [False, True])
-def test_a_plugin_says_that_it_can_prove(expects):
-    able = {"schema": 1, "capabilities": ["swap", "unload", "state", "proof", *(["expect"] if expects else [])]}
-    assert plugin.read_about(json.dumps(able).encode()) == About(proves=True, expects=expects)
 
 
 def coverage(

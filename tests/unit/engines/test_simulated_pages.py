@@ -28,18 +28,6 @@ def read(reply: Reply | Lost) -> tuple[int, Any]:
     return reply.status, json.loads(reply.body)
 
 
-async def test_what_is_not_there_is_answered_as_the_framework_does():
-    _, way = served()
-    assert read(await way.ask("GET", "/none")) == (404, {"detail": "Not Found"})
-    assert read(await way.ask("GET", LOAD)) == (405, {"detail": "Method Not Allowed"})
-    assert read(await way.ask("GET", UNLOAD)) == (405, {"detail": "Method Not Allowed"})
-    assert read(await way.ask("POST", "/pause"))[0] == 404
-    assert read(await way.ask("GET", "/v1/loraplane/plugin"))[0] == 404
-    _, way = served(replace(PLAIN, runtime_lora=False, plugin=True))
-    for method, path in (("POST", LOAD), ("POST", UNLOAD), ("GET", "/v1/loraplane/plugin")):
-        assert read(await way.ask(method, path, {}))[0] == 404
-
-
 async def test_its_pages_say_what_it_was_started_with(a):
     engine, way = served()
     assert await way.ask("GET", "/health") == Reply(200, b"")
@@ -48,30 +36,6 @@ async def test_its_pages_say_what_it_was_started_with(a):
     cards = read(await way.ask("GET", "/v1/models"))[1]["data"]
     told = [(card["id"], card["root"], card["parent"], card["max_model_len"]) for card in cards]
     assert told == [("base", "/models/base", None, 512), ("x", a, "base", None)]
-
-
-@pytest.mark.parametrize(("connectors", "queries"), [((), "0.0"), (("C",), "9.0")])
-async def test_its_metrics_count_what_it_did(connectors, queries):
-    engine, way = served(replace(PLAIN, kv_connectors=connectors, max_loras=3))
-    engine.running += ["x", ""]
-    engine.waiting.append("y")
-    engine._sample()
-    engine.tokens, engine.prompt_tokens, engine.ended = 9, 8, 7
-    reply = await way.ask("GET", "/metrics")
-    assert isinstance(reply, Reply)
-    lines = reply.body.decode().splitlines()
-    values = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if "{" in line}
-    assert values["vllm:num_requests_running"] == "2.0"
-    assert values["vllm:num_requests_waiting"] == "1.0"
-    assert values["vllm:generation_tokens_total"] == "9.0"
-    assert values["vllm:prompt_tokens_total"] == "8.0"
-    assert values["vllm:request_success_total"] == "7.0"
-    assert values["vllm:engine_sleep_state"] == "1.0"
-    assert values["vllm:external_prefix_cache_queries_total"] == queries
-    [sample] = [line for line in lines if line.startswith("vllm:lora_requests_info{")]
-    assert 'max_lora="3",running_lora_adapters="x",waiting_lora_adapters="y"' in sample
-    assert float(sample.rpartition(" ")[2]) >= engine.started_at
-    assert f"process_start_time_seconds {engine.started_at!r}" in lines
 
 
 async def test_a_completion_is_of_the_model_that_it_names(a):
@@ -170,15 +134,6 @@ async def test_what_cannot_be_done_is_refused_in_vllms_form_and_remembered(a, pa
     [call] = engine.calls
     assert (call.name, call.path, call.request_id) == (body["lora_name"], body.get("lora_path", ""), "r1")
     assert call.kind == ("load" if path == LOAD else "unload")
-
-
-async def test_one_that_dies_fails_every_request_from_then_on():
-    engine, way = served()
-    engine.die()
-    status, told = read(await way.ask("POST", LOAD, {"lora_name": "x", "lora_path": "/a"}))
-    assert (status, told["error"]["type"]) == (500, "InternalServerError")
-    assert read(await way.ask("POST", COMPLETIONS, {"prompt": "p"}))[0] == 500
-    assert await way.ask("GET", "/health") == Reply(503, b"")
 
 
 @pytest.mark.parametrize(

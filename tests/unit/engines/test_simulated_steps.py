@@ -30,26 +30,6 @@ def paths(tmp_path) -> dict[str, str]:
     return {name: str(write_adapter(tmp_path / name, seed=seed).directory) for seed, name in enumerate("abc")}
 
 
-async def test_tokens_are_letters_with_a_likelihood_and_a_function_of_what_came_before():
-    engine = SimulatedVllm(PLAIN)
-    made = await engine.generate(None, "p", 500)
-    assert made == await SimulatedVllm(PLAIN).generate(None, "p", 500)
-    assert made[:3] == await engine.generate(None, "p", 3)
-    other = [
-        await SimulatedVllm(replace(PLAIN, model="/m")).generate(None, "p", 9),
-        await engine.generate(None, "q", 9),
-    ]
-    assert made[:9] not in other
-    numbers = {token.number for token in made}
-    assert {min(numbers), max(numbers)} == {32, 126}
-    likelihoods = [token.logprob for token in made]
-    assert -3.0 <= min(likelihoods) < -2.9
-    assert -0.1 < max(likelihoods) <= 0.0
-    assert len(set(likelihoods)) > 490
-    assert (engine.tokens, engine.prompt_tokens, engine.ended) == (512, 3, 3)
-    assert await SimulatedVllm(replace(PLAIN, version="0.30.0")).generate(None, "p", 3) == made[:3]
-
-
 @virtual
 async def test_steps_and_loads_take_as_long_as_they_are_told_one_at_a_time(paths):
     loop, quick = asyncio.get_running_loop(), SimulatedVllm(Options())
@@ -91,21 +71,6 @@ async def test_the_least_recently_used_weights_leave_memory_and_come_back_from_t
     assert (engine.running, engine.waiting, engine.bound) == ([], [], [])
 
 
-async def test_an_unloaded_name_answers_nothing_new_and_its_weights_stay(paths):
-    engine = SimulatedVllm(PLAIN)
-    await engine.load("x", paths["a"])
-    number = engine.cards["x"].number
-    for path in (paths["b"], paths["a"]):
-        with pytest.raises(Rejection, match="already been loaded"):
-            await engine.load("x", path)
-    await engine.unload("x")
-    with pytest.raises(Rejection):
-        await engine.card_of("x")
-    assert await engine.resident() == {number}
-    with pytest.raises(Rejection, match="cannot be found"):
-        await engine.unload("x")
-
-
 async def a_moment() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
@@ -131,29 +96,6 @@ async def test_it_does_one_thing_at_a_time(paths):
     with pytest.raises(Rejection, match="already been loaded"):
         await again
     assert not engine.cards
-
-
-async def test_one_that_is_paused_keeps_its_requests_and_goes_on_with_them():
-    engine = SimulatedVllm(PLAIN)
-    usual = await engine.generate(None, "p", 4)
-    engine.pause(is_paused=True)
-    work = asyncio.create_task(engine.generate(None, "p", 4))
-    await a_moment()
-    assert (work.done(), engine.running) == (False, [""])
-    engine.pause(is_paused=True)
-    await a_moment()
-    assert not work.done()
-    engine.pause(is_paused=False)
-    async with asyncio.timeout(60):
-        assert await work == usual
-    engine.pause(is_paused=True)
-    work = asyncio.create_task(engine.generate(None, "p", 4))
-    await a_moment()
-    engine.die()
-    engine.pause(is_paused=True)
-    async with asyncio.timeout(60):
-        with pytest.raises(EngineDead):
-            await work
 
 
 async def test_who_runs_and_who_waits_is_sampled_as_it_changes(paths):
@@ -260,11 +202,6 @@ def start(monkeypatch) -> Callable[..., tuple[Options, tuple[object, ...], int]]
 VARIABLES = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_PLUGINS": "loraplane", "LORAPLANE_PLUGIN": "1"}
 
 
-@pytest.mark.parametrize(("until", "code"), [("SIGTERM", 0), ("SIGINT", 0), ("death", 1)])
-def test_without_flags_it_is_as_it_is_without_options_and_ends_as_it_is_told(start, until, code):
-    assert start(until=until) == (replace(DEFAULTS, runtime_lora=False, hide_seconds=5.0), ("127.0.0.1", 8123), code)
-
-
 def test_flags_and_variables_are_those_of_vllm(start, tmp_path):
     flags = "--host ::1 --served-model-name m --model /m --max-cpu-loras 3 --vllm-version 0.31.0"
     token = tmp_path / "token"
@@ -299,8 +236,6 @@ def test_the_plugin_is_there_as_in_vllm(start, changed, plugin):
     assert (options.plugin, options.resolver) == (plugin, None)
 
 
-def test_it_needs_a_port(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["simulated"])
-    with pytest.raises(SystemExit):
-        program.main()
-    assert "--port" in capsys.readouterr().err
+@pytest.mark.parametrize(("until", "code"), [("SIGTERM", 0), ("SIGINT", 0), ("death", 1)])
+def test_without_flags_it_is_as_it_is_without_options_and_ends_as_it_is_told(start, until, code):
+    assert start(until=until) == (replace(DEFAULTS, runtime_lora=False, hide_seconds=5.0), ("127.0.0.1", 8123), code)

@@ -7,12 +7,9 @@ import string
 from array import array
 from hashlib import sha256
 
-from registry.lora.base_directory import read_base
-from registry.lora.directory import examine_directory
-from registry.lora.policy import AdapterLimits, Policy
 from registry.tools.devstack import tiny_model
 from registry.tools.devstack.tiny_adapters import write_adapter
-from registry.tools.devstack.tiny_model import TinyTensor, write_model, write_safetensors
+from registry.tools.devstack.tiny_model import write_model
 
 
 def content(folder) -> dict[str, bytes]:
@@ -71,17 +68,6 @@ def test_an_adapter_fits_its_model_and_the_model_its_tokenizer(tmp_path):
     assert json.loads((tmp_path / "b" / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
 
 
-def test_an_adapter_is_plain_lora(tmp_path):
-    """Of another kind an engine would answer otherwise than PEFT, or not at all."""
-    write_model(tmp_path / "model")
-    write_adapter(tmp_path / "a", seed=0, model=tmp_path / "model")
-    found = examine_directory(tmp_path / "a", read_base(tmp_path / "model"), AdapterLimits(max_rank=8), Policy())
-    assert (found.verdict.findings, bool(found.verdict.changes)) == ((), False)
-    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    others = {name for name, value in config.items() if value is True} - {"init_lora_weights"}
-    assert others == {"inference_mode"}, "fan_in_fan_out, rsLoRA and DoRA are off"
-
-
 def test_the_models_greedy_answers_are_text(tmp_path):
     """What cannot be printed has no weight in the head, so that it is never the likeliest."""
     write_model(tmp_path)
@@ -92,12 +78,3 @@ def test_the_models_greedy_answers_are_text(tmp_path):
     size = tiny_model.HIDDEN_SIZE
     weighed = {token for token in range(tiny_model.VOCABULARY) if any(head[token * size : (token + 1) * size])}
     assert weighed == {*map(ord, string.printable)} - {*map(ord, "\t\n\r\x0b\x0c")}
-
-
-def test_a_file_holds_its_tensors_without_gaps(tmp_path):
-    write_safetensors(tmp_path / "f", {"b": TinyTensor((2,), [1.0, 2.0]), "a": TinyTensor((1, 1), [3.0])})
-    data = (tmp_path / "f").read_bytes()
-    fields = header(tmp_path / "f")
-    assert fields["a"] == {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
-    assert fields["b"] == {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}
-    assert (len(data) - 12) % 8 == 0

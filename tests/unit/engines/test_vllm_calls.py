@@ -16,8 +16,6 @@ from sidecar.engines.observed import (
     AlreadyThere,
     Done,
     EngineGone,
-    NoEffect,
-    NotAsExpected,
     NotThere,
     Outcome,
     PathMissing,
@@ -107,26 +105,6 @@ async def test_a_plugin_unloads_swaps_and_proves(a, b):
         ("unload", {"lora_name": "x"}),
     ]
     assert way.seconds == [4, 4, 4, 4, 4, 8, 8]
-
-
-@pytest.mark.parametrize(
-    ("said", "outcome"),
-    [
-        ({"proof": "no_effect", "message": "m"}, NoEffect("m")),
-        ({"proof": "not_finite", "message": "m"}, NoEffect("m")),
-        ({"proof": "not_as_expected", "message": "m"}, NotAsExpected("m")),
-        ({"proof": "changes"}, Done()),
-        (None, Done()),
-    ],
-    ids=str,
-)
-async def test_what_a_proof_comes_to(said, outcome):
-    """R22: one that did not come about is no reason against a load."""
-    _, driver, way = await ready(WITH_PLUGIN)
-    body = b"?" if said is None else json.dumps({"schema": 1, **said}).encode()
-    way.instead["/v1/loraplane/prove"].append(Reply(200, body))
-    assert await driver.prove("/a", "expected", request_id="r") == outcome
-    assert dict(way.asked[-1][2]) == {"lora_path": "/a", "expect": "expected"}
 
 
 CHECK = check_name("/new")

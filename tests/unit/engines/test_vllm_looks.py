@@ -283,14 +283,6 @@ async def test_what_cannot_be_driven_is_named(options, reason):
     assert f"{told.value}" == told.value.message, "which is told in logs as it is in the status"
 
 
-async def test_an_engine_that_wants_another_key_is_named():
-    driver, way = driver_of(SimulatedVllm(PLAIN))
-    way.instead["/v1/models"].append(Reply(401, b'{"error": "Unauthorized"}'))
-    with pytest.raises(EngineUnusable) as told:
-        await driver.observe()
-    assert told.value.reason == "engine_unauthorized"
-
-
 @pytest.mark.parametrize(("end", "reason"), [("# EOF\n", "rust_frontend"), ("", "several_api_servers")])
 async def test_a_server_that_is_not_one_process_of_vllms_own_is_named(end, reason):
     """Neither tells which process it is."""
@@ -452,11 +444,3 @@ async def test_a_proof_leaves_nothing_in_memory(a):
     assert await driver.prove(a, request_id="r") == Done()
     assert engine.tokens > 0
     assert await engine.resident() == set()
-
-
-@pytest.mark.parametrize("status", [404, 405])
-async def test_a_server_that_has_no_such_page_has_no_plugin(status):
-    """As what stands between may answer it."""
-    driver, way = driver_of(SimulatedVllm(PROVING))
-    way.instead["/v1/loraplane/plugin"].append(Reply(status, b""))
-    assert (await driver.observe()).facts.swap == "pipelined"

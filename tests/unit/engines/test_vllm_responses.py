@@ -134,11 +134,6 @@ def test_metrics_tell_process_load_and_limit(running, waiting, busy):
     assert metrics.limits.max_loras == 4
 
 
-def test_metrics_without_statistics_say_nothing_of_lora():
-    metrics = answers.read_metrics("process_start_time_seconds 1.5\n", "http://e")
-    assert (metrics.has_lora, metrics.is_busy, metrics.limits.max_loras) == (None, False, None)
-
-
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
@@ -225,12 +220,6 @@ BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
 CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
 
 
-def test_a_listing_tells_bases_and_adapters():
-    listing = answers.read_listing(json.dumps({"data": [BASE_CARD, CARD]}).encode())
-    assert listing == answers.ModelsListing(("tiny",), {"a": "/store/a"}, BASE_CARD["root"])
-    assert answers.read_listing(json.dumps({"data": [BASE_CARD | {"root": None}]}).encode()).base_path == ""
-
-
 @pytest.mark.parametrize(("told", "length"), [(512, 512), (0, None), (True, None), ("9", None), (2**40, None)])
 def test_a_listing_tells_the_longest_context(told, length):
     cards = [BASE_CARD | {"max_model_len": told}, BASE_CARD | {"id": "again"}]
@@ -285,12 +274,6 @@ def test_one_card_that_is_not_understood_makes_the_whole_listing_worthless(odd):
 )
 def test_metrics_tell_that_the_engine_takes_no_calls(line, paused):
     assert answers.read_metrics(f"{METRICS.format(running=0, waiting=0)}{line}\n", "http://e").paused == paused
-
-
-@pytest.mark.parametrize(("count", "is_used"), [("0.0", False), ("12.0", True)])
-def test_metrics_tell_that_there_is_a_connector(count, is_used):
-    line = f'vllm:external_prefix_cache_queries_total{{engine="0"}} {count}\n'
-    assert answers.read_metrics(METRICS.format(running=0, waiting=0) + line, "http://e").has_external_kv == is_used
 
 
 @pytest.mark.parametrize(

@@ -163,15 +163,6 @@ def test_what_cannot_be_derived_is_said(config):
         derive(config)
 
 
-def test_weights_in_several_files_are_found_by_their_index(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.safetensors").write_bytes(safetensors({f"{name}.weight": Values("F32", (1, 2), bytes(8))}))
-    (tmp_path / "other.safetensors").write_bytes(b"not of the model")
-    index = {"weight_map": {"a.weight": "a.safetensors", "b.weight": "b.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert read_base(tmp_path).modules == {"a": (1, 2), "b": (1, 2)}
-
-
 def test_no_more_files_are_read_than_a_model_has(tmp_path, monkeypatch):
     """R16 bounded: whatever an index names, or a directory holds."""
     monkeypatch.setattr(base_directory, "_MAX_FILES", 2)
@@ -251,13 +242,6 @@ def test_the_head_of_a_tied_base_stands_where_that_of_another_one_would(embeddin
     known = BaseModules({embedding: (64, 32)}, architecture="LlamaForCausalLM", is_tied=True)
     assert known.served == {embedding: (64, 32), **dict.fromkeys(heads, (64, 32))}
     assert known.modules == {embedding: (64, 32)}
-
-
-def test_a_head_that_the_checkpoint_has_is_no_tied_one(tmp_path):
-    config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
-    folder = LLAMA.write_base(tmp_path / "base")
-    (folder / "config.json").write_text(json.dumps(config))
-    assert read_base(folder).is_tied is False
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from itertools import permutations
 from typing import Any
 
 import pytest
 
 from registry.lora.base import BaseModules
 from registry.lora.check import examine
-from registry.lora.config import AdapterConfig, read_config
+from registry.lora.config import read_config
 from registry.lora.findings import Finding, UnfitAdapter, leading, shown
 from registry.lora.json_files import json_object
-from registry.lora.modules import Patterns, pattern_findings, renamed_pattern
+from registry.lora.modules import Patterns, pattern_findings
 from registry.lora.policy import AdapterLimits, Policy, policy_of
 from registry.lora.safetensors import Tensor
-from tests.corpus.drafts import CONFIG_FIELDS, LLAMA, RANK, Draft
+from tests.corpus.drafts import CONFIG_FIELDS, LLAMA, Draft
 
 NO_LIMITS = AdapterLimits()
 
@@ -59,21 +57,6 @@ def test_modules_of_two_places_at_once_are_of_none():
     half = {f"left.{name}": shape for name, shape in LLAMA.modules.items() if ".0." in name}
     half |= {f"right.{name}": shape for name, shape in LLAMA.modules.items() if ".1." in name}
     assert set(findings(LLAMA.draft(), BaseModules(half))) == {"no_such_module"}
-
-
-OPTIONAL = {name: field.default for name, field in AdapterConfig.model_fields.items() if not field.is_required()}
-
-
-@pytest.mark.parametrize("name", OPTIONAL)
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_field_that_is_null_or_missing_says_nothing(name, is_there):
-    """R4: trainings write both for what they do not use."""
-    draft = LLAMA.draft()
-    draft.config.pop(name, None)
-    draft.config |= {name: None} if is_there else {}
-    assert not findings(draft, BaseModules(LLAMA.modules))
-    config = read_config(json.dumps(draft.config).encode())
-    assert (config.highest_rank, Patterns(config.rank_pattern, config.r).value("q_proj")) == (RANK, RANK)
 
 
 @pytest.mark.parametrize(
@@ -151,33 +134,7 @@ def test_a_value_that_is_too_deep_to_be_printed_is_shown_all_the_same():
     assert shown(value) == "a list"
 
 
-def test_nothing_is_left_where_all_modules_are_dropped():
-    draft = LLAMA.draft()
-    draft.rename("model.model.layers", "model.visual.blocks")
-    assert set(findings(draft, BaseModules(LLAMA.modules), vision="drop")) == {"no_tensors"}
-
-
 def test_a_finding_says_everything_in_one_line():
     found = findings(LLAMA.draft(), limits=AdapterLimits(max_rank=1))["rank_too_high"]
     assert found.sentence().startswith("r: found rank 4, expected at most 1; start the engines with --max-lora-rank 4")
     assert set(found.as_dict()) == {"reason", "key", "found", "expected", "remedy", "permanent"}
-
-
-def test_what_a_stranger_wrote_has_no_power_over_a_terminal():
-    """A file says how its tensors are called; a status, a log and a table repeat it."""
-    draft = LLAMA.draft()
-    draft.tensors["\x1b]0;mine\x07\nready\u202e"] = next(iter(draft.tensors.values()))
-    found = findings(draft)["unknown_tensor"]
-    assert found.sentence().startswith(r"\x1b]0;mine\x07\nready\u202e: found")
-    assert found.as_dict()["key"] == r"\x1b]0;mine\x07\nready\u202e"
-
-
-@pytest.mark.parametrize("names", list(permutations(["proj", "a.proj", "b.a.proj", "xa.proj"])))
-def test_a_renamed_module_keeps_its_rank_beside_one_whose_name_ends_its_own(names):
-    """R4: a key is for every module whose name ends with it, and the first that fits counts."""
-    ranks = {f"old.{name}": rank for name, rank in zip(names, (4, 8, 16, 32), strict=True)}
-    renamed = renamed_pattern(
-        {re.escape(name): rank for name, rank in ranks.items()}, dict(zip(ranks, names, strict=True))
-    )
-    found = Patterns(renamed, 1)
-    assert [found.value(name) for name in names] == [4, 8, 16, 32]

@@ -17,7 +17,7 @@ from registry.lora.config import read_config
 from registry.lora.coverage.findings import finding_of, patterns_of, prepared_modules, unknown_coverage
 from registry.lora.coverage.table import Coverage, Unapplied, coverage_of
 from registry.lora.policy import policy_of
-from registry.lora.prepare import RotaryRows, new_weights
+from registry.lora.prepare import new_weights
 from registry.lora.safetensors import Tensor
 from registry.lora.safetensors import read_header as header_of
 from registry.lora.tensor_names import entry_of
@@ -359,11 +359,6 @@ def permuted(weight: Any) -> Any:
     return weight.reshape(heads, outputs // heads // 2, 2, inputs).transpose(0, 2, 1, 3).reshape(outputs, inputs)
 
 
-def test_an_order_of_rows_loses_none():
-    assert sorted(RotaryRows(24, 6).order()) == list(range(24))
-    assert list(RotaryRows(8, 4).order()) == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
 @pytest.mark.parametrize("size", [None, 1, 5, 6, 64])
 def test_without_the_size_of_a_head_that_divides_queries_and_keys_they_are_refused(size):
     """R22 applied-whole: a pool's record of an earlier release does not say it; 16 keys are no head of 32."""
@@ -378,12 +373,6 @@ def test_without_the_size_of_a_head_that_divides_queries_and_keys_they_are_refus
     draft.tensors |= LLAMA.draft("model.layers.1.self_attn.k_proj").tensors
     verdict = verdict_of(draft, known)
     assert ([one.reason for one in verdict.findings], verdict.changes.rotary) == (["not_applied_by_engine"], {})
-
-
-def test_a_missing_half_is_said_as_that():
-    draft = LLAMA.draft()
-    del draft.tensors[B]
-    assert reasons(draft, LLAMA4) == ["unpaired_tensor"]
 
 
 def test_the_order_of_rows_is_a_part_of_the_prepared_id():

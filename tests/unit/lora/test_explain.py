@@ -77,23 +77,6 @@ def test_an_old_key_of_one_half_is_told():
     assert {fate for fate, _ in found.values()} == {"applied"}
 
 
-def test_weights_of_the_base_in_the_file_are_no_embedding():
-    """R22: engines use their own, whatever they take LoRA for."""
-    known = base(architecture="MistralForCausalLM")
-    draft = LLAMA.draft()
-    draft.tensors["base_model.model.model.layers.0.self_attn.k_proj.base_layer.weight"] = floats(Random(1), (16, 32))
-    assert told(draft, known)["model.layers.0.self_attn.k_proj"] == "applied"
-
-
-def test_an_embedding_is_told_as_the_engine_takes_it():
-    known = base(architecture="MistralForCausalLM")
-    rows = {
-        one.module: (one.fate, one.note) for one in fates(draft_of(base=known, embedding="model.embed_tokens"), known)
-    }
-    assert rows["model.embed_tokens"] == ("refused", "not_taken_by_engine")
-    assert rows["model.layers.{0-1}.self_attn.q_proj"] == ("applied", "")
-
-
 def test_keys_of_an_earlier_release_are_told():
     """The engine refuses the file as it is, or serves it as the base."""
     for old, new in ((".weight", ".default.weight"), ("base_model.model.", ""), ("base_", "base_model.model.base_")):

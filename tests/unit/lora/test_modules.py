@@ -23,7 +23,7 @@ from registry.lora.modules import (
 )
 from registry.lora.remap import map_modules
 from registry.lora.safetensors import Tensor
-from registry.lora.tensor_names import TensorName, TensorPart, entry_of, is_vision, split_module
+from registry.lora.tensor_names import TensorName, TensorPart, entry_of, split_module
 from tests.corpus.drafts import CONFIG_FIELDS
 
 A, B = TensorPart.A, TensorPart.B
@@ -393,10 +393,3 @@ def test_patterns_that_a_wrapper_changes_are_not_guessed():
 )
 def test_a_name_has_a_beginning_that_wrappers_change_and_an_end_that_stays(name, parts):
     assert split_module(name) == parts
-
-
-def test_towers_are_known_by_a_part_of_the_name():
-    towers = ("visual.blocks.0.q", "model.vision_tower.x", "mm_projector", "a.audio_tower")
-    assert [is_vision(name) for name in (*towers, "model.visually.q", "revision.q", "model.q")] == [True] * 4 + [
-        False
-    ] * 3

@@ -57,12 +57,6 @@ def test_each_kind_of_change_is_one(changes, is_any):
     assert bool(changes) is is_any
 
 
-@pytest.mark.parametrize("known", [KNOWN, None], ids=["a base", "no base"])
-def test_a_good_adapter_has_no_findings_and_stays_as_it_is(known):
-    verdict = verdict_of(LLAMA.draft(), known)
-    assert (verdict.findings, verdict.warnings, verdict.changes, verdict.rank) == ((), (), NOTHING, RANK)
-
-
 def test_a_tower_is_refused_left_out_or_kept():
     """R5, R22: and only where something is lost somebody is warned."""
     known = base(*TOWER, architecture="LlamaForCausalLM")
