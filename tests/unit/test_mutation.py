@@ -272,20 +272,6 @@ def test_what_runs_at_the_import_is_asked_first_of_the_tests_that_read_it(tmp_pa
     assert asked == {1: first, 3: first, 8: first, 11: ["lazy", "of fits", "q", "of b"], 13: ["of fits"]}
 
 
-def test_what_a_test_waits_for_a_processor_is_no_time_of_it(monkeypatch):
-    """Or fewer would be asked where the machine does something else while they are measured."""
-    waited = iter([100.0, 100.5, 103.0])
-    monkeypatch.setattr(measuring, "_waited_for_processor", lambda: next(waited))
-    took = []
-    for _ in range(3):
-        hook = measuring.pytest_runtest_makereport()
-        next(hook)
-        with pytest.raises(StopIteration) as ended:
-            hook.send(SimpleNamespace(duration=2.0))
-        took.append(ended.value.value.duration)
-    assert took[1:] == [1.5, 0.0]
-
-
 @pytest.mark.parametrize("end", ["1 failed, 2 passed", "INTERNALERROR> ZeroDivisionError\n\n3 passed"])
 def test_where_not_all_tests_pass_nothing_is_measured(tmp_path, monkeypatch, end):
     """Or what no test is seen to execute would be told as unnoticed."""
@@ -298,19 +284,6 @@ def test_where_not_all_tests_pass_nothing_is_measured(tmp_path, monkeypatch, end
     (tmp_path / "pyproject.toml").touch()
     with pytest.raises(NotMeasured):
         measuring.executed(tmp_path, ["tests"], tmp_path / "kept", 1)
-
-
-def test_seeds_of_the_simulation_have_time_of_their_own(tree, monkeypatch):
-    """Each takes longer than most tests: by what they take, none would ever be asked."""
-    assert (ROOT / trial.SEEDS).is_file()
-    monkeypatch.setattr(trial, "BUDGET_SECONDS", 1.0)
-    quick, seeds = (
-        [f"test_product.py::test_{n}" for n in range(3)],
-        [f"{trial.SEEDS}::test_seed[{n}]" for n in range(9)],
-    )
-    seconds = dict.fromkeys(quick, 0.4) | dict.fromkeys(seeds, 5.0)
-    measured = Executed({"product.py": {5: frozenset(seconds)}}, seconds)
-    assert chosen_tests(found_in(tree, "(a >= b)"), measured) == ([*quick[:2], *seeds[:4]], True)
 
 
 def test_what_only_runs_in_another_process_is_asked_of_the_tests_that_start_it(tree, collected):

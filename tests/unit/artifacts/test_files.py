@@ -421,23 +421,3 @@ async def test_a_sync_that_fails_serves_nobody(tmp_path, disk):
     disk.may_end.release()
     shared.sync()
     assert disk.begun == [tmp_path] * 3
-
-
-async def test_whoever_waited_for_a_sync_that_failed_syncs_himself(tmp_path, disk):
-    """Fault 17: that another one began for all who wait is not enough."""
-    shared = SharedSync(tmp_path)
-    shared._running = queue = Queue()
-    with ThreadPoolExecutor(3) as threads:
-        first = threads.submit(shared.sync)
-        await eventually(lambda: len(disk.begun) == 1)
-        others = [threads.submit(shared.sync) for _ in range(2)]
-        await eventually(lambda: len(queue.came) == 3)
-        disk.may_end.release()
-        await eventually(lambda: len(disk.begun) == 2)
-        disk.fails = True
-        disk.may_end.release(2)
-        first.result()
-        for one in others:
-            with pytest.raises(OSError, match="lost"):
-                one.result()
-    assert len(disk.begun) == 3

@@ -20,15 +20,6 @@ def informer(*kvs) -> Informer:
     return made
 
 
-def test_a_list_becomes_adapters_in_order_of_priority_then_name():
-    state = informer(kv("b", 1), kv("a", 2), kv("first", 3, priority=5), kv("lazy", 4, load="lazy")).state
-    assert [key for _, key in state.order] == ["first", "a", "b"]
-    assert state.revision == 10
-    assert state.lazy["lazy"].generation == 1
-    assert state.count == 4
-    assert state.adapters["a"].request_id == "req-a-1"
-
-
 @pytest.mark.parametrize("load", ["eager", "lazy"])
 def test_what_is_disabled_is_desired_no_more_until_it_is_enabled(load):
     """R2 replay-equal, R6: its record counts as it stands; what was served of it is forgotten, as by a deletion."""
@@ -79,13 +70,6 @@ def test_a_bad_record_is_refused_by_name_and_its_last_good_generation_stays(valu
     assert made.state.refused["a"].reason == reason
     assert made.state.adapters["a"].generation == 3
     assert made.state.adapters["b"].generation == 2
-
-
-def test_a_reserved_name_is_refused_without_a_last_good_generation():
-    """R14 nack, for a record that was never good."""
-    made = informer(kv("text", 1))
-    assert made.state.refused["text"].reason == "reserved_name"
-    assert "text" not in made.state.adapters
 
 
 def test_a_refused_record_that_is_mended_is_followed_and_one_that_is_deleted_is_forgotten():

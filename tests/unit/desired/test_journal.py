@@ -236,17 +236,6 @@ async def test_a_new_base_is_wanted_once_the_journal_is_longer_than_the_base_and
     journal.close()
 
 
-async def test_beside_a_small_base_about_a_mebibyte_is_appended(tmp_path, journal):
-    """R16: in numbers, for a small pool must not write its base again and again, nor fill a disk."""
-    wanted = list[bool]()
-    with handling(lambda point: wanted.append(journal.wants_base) if point is Point.JOURNAL_OPENED else None):
-        await journal.rewrite(base(1))
-    assert wanted == [False], "what is appended while a base is written stands in the journal after it"
-    while not journal.wants_base:
-        journal.append(PoolChanged(b"x" * 50_000))
-    assert 0.9 * 2**20 < (tmp_path / "journal-2").stat().st_size < 1.2 * 2**20
-
-
 async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_one(tmp_path, journal, monkeypatch):
     """R12: a new base and its journal may come while the disk still works on the old one."""
     replaced, loop = asyncio.Event(), asyncio.get_running_loop()

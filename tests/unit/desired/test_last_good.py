@@ -143,15 +143,6 @@ def test_a_generation_that_has_other_weights_now_was_not_served(by_list):
     assert good(made) == ("a@2", 2, "v2")
 
 
-def test_a_record_that_cannot_be_read_changes_nothing_and_the_next_is_held_against_what_was_followed():
-    """R14 nack."""
-    made = serving()
-    made.apply(11, [put("a", 11, b"?")])
-    assert (made.state.adapters["a"].generation, good(made)) == (1, None)
-    made.apply(12, [put("a", 12, generation=3)])
-    assert good(made) == ("a@1", 1, "v1")
-
-
 def test_the_generation_of_those_who_are_no_canaries_counts_as_one_that_was_served():
     """It is in the same record: once that is promoted, it tells what was served before."""
     made = informer(rolling("a", 1))

@@ -27,15 +27,6 @@ def test_at_first_nobody_is_known_until_others_had_the_time_to_come():
     assert (roll.members, roll.due) == (ALL, None)
 
 
-def test_a_replica_that_goes_or_is_another_while_we_are_there_is_so_at_once():
-    roll = called((0.0, ALL), (5.0, ALL))
-    before = roll.members
-    roll.call(dict(ALL), 6.0)
-    assert roll.members is before, "nothing changed"
-    roll.call({**without(ALL, "c"), **fleet("b", zone="x")}, 10.0)
-    assert roll.members == {**fleet("a"), **fleet("b", zone="x")}
-
-
 def test_who_was_away_itself_believes_in_nobodys_absence_at_once():
     """R13 static-stable: a lost way to etcd says nothing of the others."""
     roll = called((0.0, ALL), (10.0, {}))

@@ -61,15 +61,6 @@ def test_packing_changes_nothing_that_is_desired():
     assert restored.state == plain.state
 
 
-def test_what_goes_before_it_is_packed_is_not_looked_for():
-    informer = Informer(POOL)
-    (record,) = _records(1)
-    informer.replace(7, [record])
-    informer.apply(8, [Event(record.key, 8, None)])
-    assert not informer.pack(1)
-    assert informer.raw == {}
-
-
 def test_what_a_list_was_made_of_goes_back_to_the_system():
     """Guarantee R16: every hundredth piece stays, as records stay, so the heap's end cannot simply move back."""
     pieces = [bytes(PIECE_BYTES) for _ in range(PIECES)]

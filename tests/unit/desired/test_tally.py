@@ -18,12 +18,6 @@ def test_who_comes_is_counted_and_who_goes_leaves_nothing():
     assert two.after([None, None], []) == NO_TALLY
 
 
-def test_one_for_another_changes_nothing():
-    for one in (NO_TALLY, NO_TALLY.after([], [None])):
-        for many in ([None], [None, None]):
-            assert one.after(many, many).everywhere is one.everywhere
-
-
 X = frozenset({("zone", "x")})
 
 

@@ -224,20 +224,6 @@ async def test_a_swap_that_might_end_the_engine_waits_for_a_moment_without_reque
     assert len(engine.running) == bool(running)
 
 
-@virtual
-async def test_a_swap_goes_as_soon_as_no_request_is_left():
-    """R3: the moment is found while it lasts."""
-    engine, driver, way = await crowded(2, "x")
-    accept(way)
-    loop = asyncio.get_running_loop()
-    swap = asyncio.create_task(driver.swap("x", "/x", "/new", request_id="r"))
-    loop.call_later(1.05, end, engine)
-    begin_at = loop.time()
-    assert await swap == Done()
-    assert 1.05 <= loop.time() - begin_at < 1.3
-    assert [what for what, *_ in way.changes] == ["load_lora_adapter", "unload_lora_adapter"] * 2
-
-
 @pytest.mark.parametrize(
     ("path", "answer", "outcome"),
     [

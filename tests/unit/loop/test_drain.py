@@ -205,14 +205,6 @@ def test_whose_names_are_known_is_not_taken_for_inherited(is_new_process):
     assert played.asked(**SOMEBODY) == {"X"}
 
 
-def test_nothing_is_remembered_of_what_is_not_leased_any_more(unloaded):
-    """R16 bounded."""
-    unloaded.leased, unloaded.listing = set(), {}
-    unloaded.look()
-    assert not unloaded.drain_tracker._idle
-    assert not unloaded.drain_tracker._names
-
-
 def test_one_that_is_idle_for_long_is_due_though_another_is_not():
     played = Played()
     played.look()

@@ -173,17 +173,6 @@ async def test_a_slow_call_is_left_behind_and_others_are_made_beside_it(engine):
 
 
 @virtual
-async def test_what_may_not_be_called_now_has_nothing_else_wait_for_the_end_of_a_rest():
-    """R19 not-held-up: its name has a call under way, and what comes after it in the plan needs no rest."""
-    engine = Engine()
-    engine.hanging = {"a"}
-    assert await engine.carry_out(A) == (0, 0.0)
-    assert await engine.carry_out(*loads("x")) == (1, None)
-    assert await engine.carry_out(A, C) == (1, None)
-    assert engine.made == ["load a", "load x", "unload c"]
-
-
-@virtual
 async def test_a_long_plan_is_left_after_a_few_seconds_to_look_at_the_engine_again(engine):
     """R19 not-held-up, R11: each call is quick enough, but all of them are not, and what was seen grows old."""
     count, _ = await engine.carry_out(*loads("abcdefghijklmnop"))
@@ -203,15 +192,6 @@ async def test_a_plan_is_left_after_the_call_during_which_something_else_was_des
     asyncio.get_running_loop().call_later(LOAD_SECONDS / 2, engine.mailbox.post, newer)
     assert await engine.carry_out(A, B) == (1, None)
     assert await engine.carry_out(B) == (1, None), "the first call is made in any case"
-
-
-@virtual
-async def test_when_a_slow_call_ends_the_loop_is_woken(engine):
-    engine.hanging = {"a"}
-    await engine.carry_out(A)
-    start = _now()
-    await engine.mailbox.wait(10 * HANG_SECONDS)
-    assert _now() - start == HANG_SECONDS - SLOW_SECONDS
 
 
 @virtual
@@ -256,17 +236,6 @@ async def test_a_generation_with_a_name_of_its_own_keeps_all_of_its_adapter_busy
     assert engine.executor.in_progress.keys == {"a", "a@2"}
     assert await engine.carry_out(Load("A@3", "/a", REF, "")) == (0, None)
     assert await engine.carry_out(Unload("A@1", "/old")) == (1, None)
-
-
-@virtual
-async def test_what_took_very_long_is_not_rested_from_for_a_multiple_of_it():
-    """R19: it waited for something; the engine did not compute all that time."""
-    engine = Engine()
-    engine.hanging = {"a"}
-    await engine.carry_out(A)
-    await asyncio.sleep(HANG_SECONDS)
-    made, rest = await engine.carry_out(B)
-    assert (made, 1.0 < (rest or 0.0) < 15.0) == (0, True)
 
 
 @virtual

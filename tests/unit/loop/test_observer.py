@@ -142,18 +142,6 @@ async def test_a_short_run_of_failed_looks_is_told_from_an_engine_that_is_gone()
     assert not await eyes.is_brief(10.1 + BRIEF_SECONDS), "an odd answer is borne with for as long, too"
 
 
-async def test_a_look_is_good_for_a_while_however_long_the_sidecar_runs():
-    """R16: by its age, and not by the time of day."""
-    eyes = Eyes()
-    looks = []
-    for at, age in ((1000.0, 15.0), (1014.9, 15.0), (1015.0, 15.0), (1015.4, 0.5), (1015.5, 0.5)):
-        vars(eyes.chance)[NOW] = at
-        await eyes.observer.look_at_most_old(age)
-        looks.append(eyes.engine.looks)
-        assert eyes.observer.observed_at == (1000.0 if at < 1015.0 else 1015.5 if at == 1015.5 else 1015.0)
-    assert looks == [1, 1, 2, 2, 3]
-
-
 async def test_the_same_problem_is_logged_once_and_another_is_news():
     """R16: a log of an engine that is away for a night stays readable."""
     eyes = Eyes()

@@ -160,16 +160,6 @@ async def test_who_lost_the_replica_id_neither_looks_at_the_engine_nor_calls_it(
     assert set(engine.adapters) == {"gone"}
 
 
-async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
-    """R9 status-truth: a load balancer sends nothing to a replica whose engine is not yet as it should be."""
-    engine, mailbox = Engine(lambda: None), Mailbox()
-    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
-    async with running(engine, mailbox) as reports:
-        await eventually(lambda: reports and reports[-1].situation.ready)
-    assert [bool(one.situation.plan and one.situation.plan.calls) for one in reports] == [True, False]
-    assert [one.situation.ready for one in reports] == [False, True]
-
-
 @pytest.mark.parametrize(
     ("terms", "count"),
     [

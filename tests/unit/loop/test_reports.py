@@ -22,7 +22,6 @@ from sidecar.loop.retries import RetryTracker
 from sidecar.loop.rounds import FLOOD_ROUNDS, REST_SECONDS, RateLimiter
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Handoff, HandoffVerdict, Stuck, Taken, Waiting
-from sidecar.plan.readiness import ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
@@ -211,27 +210,6 @@ async def test_the_reason_that_is_told_is_the_one_that_can_be_mended():
         engine.outcome, engine.takes, engine.generates = Done(), True, True
         await asyncio.sleep(10.0)
         assert (ready(reports), sorted(engine.adapters)) == ((True, ""), ["good-a", "good-b"])
-
-
-@virtual
-async def test_an_operator_chooses_whether_a_degraded_replica_is_ready():
-    """R18 readiness-follows."""
-
-    class Choosy(Odd):
-        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
-            self.outcome, self.takes = (Done(), True) if name == "good-a" else (Refused("no memory"), False)
-            return await super().load(name, path, request_id=request_id)
-
-    for rule, is_ready in ((ReadyRule("any"), True), (ReadyRule("served"), False)):
-        mailbox = wanting(1, "good-a")
-        async with running(Choosy(), mailbox, rule=rule) as reports:
-            await asyncio.sleep(2.0)
-            assert ready(reports) == (True, "")
-            mailbox.post(replace(mailbox.snapshot, desired=desired(2, "good-a", "good-b", load="eager")))
-            await asyncio.sleep(60.0)
-            situation = reports[-1].situation
-            assert (situation.ready, "1 of 2 adapters" in situation.degraded) == (is_ready, True)
-            assert situation.note == ("" if is_ready else situation.degraded)
 
 
 @virtual

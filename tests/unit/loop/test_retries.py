@@ -30,7 +30,7 @@ from sidecar.engines.observed import (
 )
 from sidecar.loop.executor import Attempt
 from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
-from sidecar.plan.backoff import CONTRADICTIONS_UNPACED, LOOK_SECONDS, REFUSED_PACE_SECONDS, TRIES_UNPACED
+from sidecar.plan.backoff import LOOK_SECONDS, REFUSED_PACE_SECONDS, TRIES_UNPACED
 
 NAMES = [f"a{number}" for number in range(100)]
 
@@ -139,14 +139,6 @@ def miss(tracker: RetryTracker, names: Iterable[str], seen: Observed) -> None:
     tracker.settle(seen, turns=True)
 
 
-def test_an_engine_that_lists_nothing_of_what_it_did_is_asked_ever_more_rarely(held, tracker):
-    """R8: by the replica, however many adapters there are; one that is listed ends it."""
-    miss(tracker, NAMES, observed())
-    assert len(due(tracker, 60.0)) <= CONTRADICTIONS_UNPACED + 5
-    load(tracker, "new")
-    assert due(tracker, held.now) == set(NAMES)
-
-
 def test_what_is_listed_late_is_mended_and_has_the_others_tried(held, tracker):
     """R17: nobody has to load it once more for that."""
     miss(tracker, NAMES, observed())
@@ -219,14 +211,6 @@ def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, 
     tracker.ask_again(lambda _key: asked)
     tracker.ask_again(lambda _key: asked)
     assert "a" in tracker.failures
-
-
-def test_an_unload_that_failed_is_nobodys_to_ask_for(tracker):
-    """R6."""
-    tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))], "e1")
-    for _ in range(2):
-        tracker.ask_again(lambda _key: None)
-    assert "gone" in tracker.failures
 
 
 def test_a_failure_is_forgotten_with_what_it_was_of(tracker):

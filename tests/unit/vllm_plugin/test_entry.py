@@ -153,24 +153,6 @@ def test_a_registry_that_changed_ends_no_process(registry, monkeypatch, caplog, 
     assert "cannot resolve names" in caplog.text
 
 
-@pytest.mark.parametrize("resolvers", [None, []])
-async def test_a_vllm_that_knows_no_resolvers_is_told_so(registry, caplog, resolvers):
-    """As one before it had them."""
-    prepare_process()
-    await init(registry, lora_resolvers=resolvers)
-    assert "do not ask the resolver" in caplog.text
-
-
-async def test_switched_off_it_serves_nothing_and_says_nothing(registry, monkeypatch, caplog):
-    """Where vLLM would let it."""
-    prepare_process()
-    monkeypatch.setenv("LORAPLANE_PLUGIN", "0")
-    endpoints, served = await init(registry)
-    assert endpoints._plugin.adapters is None
-    assert type(served.lora_requests) is dict
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_the_routes_are_there_where_they_are_wanted(registry, monkeypatch, is_wanted):
     if not is_wanted:

@@ -113,21 +113,6 @@ async def test_what_is_loaded_again_in_between_stays(server, lists):
 
 
 @virtual
-async def test_it_gets_other_weights_without_a_gap(server, lists, files):
-    adapters = Adapters(server, hide_seconds=5.0)
-    await adapters.unload("x")
-    server.gate = asyncio.Event()
-    shown = asyncio.create_task(adapters.show("x", files))
-    await asyncio.sleep(30)
-    assert (server.paths(), await seen(adapters)) == ({"x": "/old/x"}, [])
-    server.gate.set()
-    await shown
-    assert (server.paths(), await seen(adapters)) == ({"x": files}, ["x"])
-    await asyncio.sleep(10)
-    assert server.paths() == {"x": files}
-
-
-@virtual
 async def test_weights_that_the_engine_refuses_do_not_keep_the_name(server, lists, files):
     """R6 unload-eventual."""
     adapters = Adapters(server, hide_seconds=5.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -113,22 +113,6 @@ async def test_the_state_and_what_is_applied_are_the_engines(ask, server):
     server.ask_workers = all_workers
     status, told = await ask("GET", "coverage")
     assert (status, told["schema"], told["architecture"], told["applied"]) == (200, 1, "A", ["l.0.q"])
-
-
-async def test_a_proof_that_was_put_off_is_made_when_it_is_polled(ask, server, files):
-    """R22: nothing else would begin it."""
-
-    async def prober(adapter: object, _prompt: Sequence[int], _tokens: int) -> tuple[Step, ...]:
-        return ((1, {1: -1.0 if adapter else -2.0}),)
-
-    server.prober, server.is_full = prober, True
-    assert (await ask("POST", "prove", {"lora_path": files}))[1] == {"schema": 1, "proof": "later", "message": ""}
-    server.load("y", files)
-    server.is_full = False
-    await ask("GET", "changes")
-    async with asyncio.timeout(60):
-        while not server.calls:  # noqa: ASYNC110 - the proof's own task
-            await asyncio.sleep(0)
 
 
 async def test_a_swap_and_an_unload_say_what_they_did(ask, server, files):

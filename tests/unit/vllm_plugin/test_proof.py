@@ -246,17 +246,6 @@ async def test_a_lazy_adapter_is_proven_after_its_first_request(tmp_path, prove,
     assert len(server.calls) == calls, "what is known is not asked again"
 
 
-async def test_an_engine_that_cannot_be_asked_is_not_to_be_asked_later(tmp_path):
-    server, path = PlayedServer(), adapter(tmp_path / "a")
-    adapters = Adapters(server, Telling(Resolved(path, prove=True)))
-    assert await adapters.resolve("x", "/base") is not None
-    server.prober = server_of(BASE).prober
-    server.load("x", path)
-    adapters.prove_some()
-    await asyncio.sleep(0)
-    assert server.calls == []
-
-
 async def test_what_was_put_off_waits_while_the_engine_cannot_be_asked(tmp_path):
     """R22: and is asked once it can be."""
     server, path = server_of(BASE), adapter(tmp_path / "a")
@@ -319,15 +308,6 @@ async def test_what_is_registered_within_two_minutes_is_proven(tmp_path, seconds
     prover.look_later()
     await asyncio.sleep(1.0)
     assert prover.without_effect == ([path] if is_proven else [])
-
-
-async def test_what_was_found_of_five_hundred_adapters_is_remembered(tmp_path):
-    """R22: no engine has more, and what is known is not asked again."""
-    prover = Prover(server_of(BASE))
-    for number in range(500):
-        prover._found[f"/{number}"] = "no_effect"
-    assert await prover.prove(adapter(tmp_path / "a")) == "no_effect"
-    assert len(prover.without_effect) == 501
 
 
 @pytest.mark.parametrize(
@@ -470,19 +450,6 @@ async def test_an_engine_is_never_asked_for_a_token_that_its_base_does_not_know(
     assert "none of the 100 that the base model knows" in told["message"]
     assert adapters.expectations() == {"as_expected": [], "unexpected": {expected_key(path, expect): told["message"]}}
     assert (await adapters.prove(path, WANTED))["proof"] == "effect"
-
-
-async def test_what_is_expected_is_asked_later_of_a_full_engine(tmp_path):
-    """R18, R19: the load goes on, and what answers otherwise is told to who polls."""
-    server, path = answering(OTHERWISE), adapter(tmp_path / "a")
-    adapters = Adapters(server)
-    server.is_full = True
-    assert (await adapters.prove(path, WANTED))["proof"] == "later"
-    server.load("a", path)
-    server.is_full = False
-    before = adapters.changes
-    await eventually(lambda: adapters.prove_some() or adapters.changes == before + 1)
-    assert list(adapters.expectations()["unexpected"]) == [expected_key(path, WANTED)]
 
 
 async def test_engines_that_compute_nothing_are_not_asked():

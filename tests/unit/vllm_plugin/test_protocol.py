@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from registry.model.names import MAX_NAME_LENGTH as MAX_RECORD_NAME
 from registry.model.records import AdapterSpec
 from sidecar.desired.placement import ref_of
-from sidecar.vllm_plugin.answers import MAX_VERSION_LENGTH
 from sidecar.vllm_plugin.protocol import (
     MAX_ANSWER_BYTES,
-    MAX_EXPECT_CHARACTERS,
-    MAX_PATH_LENGTH,
     MAX_QUESTION_BYTES,
     BadAnswer,
     ExpectedAnswers,
@@ -26,13 +23,11 @@ from sidecar.vllm_plugin.protocol import (
     Unresolved,
     beyond,
     deviation,
-    expected_key,
     is_askable,
     read_answer,
     read_expected,
     read_question,
     write_answer,
-    write_expected,
     write_question,
 )
 from sidecar.vllm_plugin.resolver import socket_problem
@@ -181,26 +176,6 @@ def answers_of(count: int) -> st.SearchStrategy[PromptedAnswer]:
 
 
 ANSWERS = st.integers(1, 16).flatmap(answers_of)
-EXPECTED = st.builds(
-    ExpectedAnswers, st.lists(ANSWERS, min_size=1, max_size=4).map(tuple), st.floats(0.0001, 10, exclude_min=False)
-)
-
-
-@given(EXPECTED)
-def test_what_is_expected_is_understood_as_it_was_written(expected):
-    assert read_expected(write_expected(expected)) == expected
-
-
-def test_the_most_that_a_record_may_expect_fits_into_a_question_and_an_answer():
-    """R16 bounded."""
-    number, logprob = 2**31 - 1, -999.1234567890123
-    answer = {"prompt": [number] * 64, "tokens": [number] * 16, "logprobs": [logprob] * 16}
-    spec = AdapterSpec.model_validate({"source": {"uri": "file:///a"}, "expect": {"answers": [answer] * 4}})
-    text = ref_of("p", "a", 1, spec).expect
-    assert len(text) <= MAX_EXPECT_CHARACTERS
-    assert read_expected(text) is not None
-    most = Resolved("/" + "p" * (MAX_PATH_LENGTH - 1), prove=True, expect=text, version="v" * MAX_VERSION_LENGTH)
-    assert len(write_answer(most)) <= MAX_ANSWER_BYTES
 
 
 def test_what_a_later_record_says_beside_it_changes_nothing():
@@ -268,13 +243,6 @@ def test_which_token_the_base_does_not_know(vocabulary, told):
     assert beyond(ExpectedAnswers(answers, 0.1), vocabulary) == told
 
 
-def test_another_path_or_expectation_is_another_question():
-    keys = {expected_key(path, expect) for path in ("/a", "/b", "/\udcff") for expect in ("", "x", "y")}
-    assert len(keys) == 9
-    # What a plugin and a sidecar of two releases call it.
-    assert expected_key("/a", "x") == "abaf0a42bb0fa484521bccc61b17fe11"
-
-
 TWO = PromptedAnswer((1, 2), (7, 8), (-0.5, -1.0))
 WITHOUT = PromptedAnswer((1, 2), (7, 8))
 
@@ -318,13 +286,6 @@ def test_where_an_answer_is_not_as_expected(expected, found, said):
     else:
         assert said in (told or "")
         assert "above the tolerance of 0.11" in (told or "")
-
-
-def test_a_long_prompt_is_shown_by_its_beginning():
-    told = deviation(PromptedAnswer(tuple(range(20)), (7,)), [(9, {9: 0.0})], 0.1)
-    assert "[0, 1, 2, 3, 4, 5, 6, 7, …] token 1 " in (told or "")
-    told = deviation(PromptedAnswer(tuple(range(8)), (7,)), [(9, {9: 0.0})], 0.1)
-    assert "[0, 1, 2, 3, 4, 5, 6, 7] token 1 " in (told or "")
 
 
 @given(ANSWERS.filter(lambda one: one.logprobs), st.data())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 
 import pytest
 
@@ -118,13 +117,3 @@ async def test_all_who_ask_for_a_name_meanwhile_get_one_and_the_same_lock():
     assert late.exception() is None
     del waiting, late
     await eventually(lambda: not locks)  # the loop itself refers for a moment to one who was cancelled
-
-
-async def test_locks_that_are_held_when_they_are_taken_over_stay_the_same():
-    old: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-    async with old["held"]:
-        old["idle"]
-        locks = NameLocks(old)
-        old = defaultdict(asyncio.Lock)
-        assert locks["held"].locked()
-        assert list(locks) == ["held"]

@@ -32,12 +32,6 @@ async def test_names_that_no_record_can_have_are_not_asked_for(sidecar, name):
     assert sidecar.asked == []
 
 
-async def test_a_name_that_the_sidecar_knows_has_its_path(sidecar, files):
-    sidecar.answers["acme/sql"] = found(files)
-    assert await ResolverClient(sidecar.path).find("acme/sql", "/base") == Resolved(files)
-    assert sidecar.asked == [{"schema": 1, "name": "acme/sql", "base_model": "/base"}]
-
-
 async def test_a_miss_is_remembered_for_a_second(sidecar, files):
     """Whoever asks for the same unknown name again and again asks the sidecar once a second."""
     clock = Clock()
