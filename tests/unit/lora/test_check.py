@@ -107,6 +107,7 @@ def test_a_key_that_stands_twice_is_found_soon_among_many():
     assert time.process_time() - started < 5
 
 
+@pytest.mark.no_cover  # what it executes, quicker tests do too
 @pytest.mark.parametrize("name", ["model.nowhere.{}.q_proj", "model.layers.9{}.experts.0.q_proj"])
 def test_what_the_base_lacks_is_said_in_time_that_grows_with_the_modules(name):
     """R16, X2: the base was looked through anew for each of them, an hour for as many as a header holds."""

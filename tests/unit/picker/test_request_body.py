@@ -56,6 +56,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.no_cover  # what it executes, quicker tests do too
 @given(
     before=st.dictionaries(st.text(max_size=6), values, max_size=3),
     after=st.dictionaries(st.text(max_size=6), values, max_size=3),

@@ -94,6 +94,7 @@ class Fleet:
         return {name: generation for name, generation in found.items() if generation is not None}
 
 
+@pytest.mark.no_cover  # what it executes, quicker tests do too
 @pytest.mark.parametrize(("before", "after"), list(product(KINDS, KINDS)))
 def test_each_replica_is_told_for_what_it_serves_as_it_hears_of_changes(before, after):
     """R24, R9: one replica after the other, and one of them only when another change is made already."""

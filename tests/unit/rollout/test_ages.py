@@ -140,6 +140,7 @@ class Witness:
         return self.told
 
 
+@pytest.mark.no_cover  # what it executes, quicker tests do too
 @pytest.mark.parametrize("seed", range(20))
 def test_nobody_ever_takes_a_record_for_older_than_it_is(seed: int):
     """R25: several move the clock on, see it late, begin anew, and the store goes back to what it was before."""
