@@ -13,7 +13,7 @@ from registry.model.keys import Keys
 from tests.support.fleet import POOL, Hand
 from tests.support.herd import Herd, lists_read, patient
 
-SIDECARS = int(os.environ.get("SIDECARS", "60"))
+SIDECARS = int(os.environ.get("SIDECARS", "30"))
 RECORDS = 100
 MOST_LISTS = 5
 # Each sidecar has a connection, a journal and a lock, and many machines give 1,024 unless somebody asks for more.

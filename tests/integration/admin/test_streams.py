@@ -14,7 +14,6 @@ from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
 from tests.support.etcd import compact
-from tests.support.made_up_replicas import SaidReplicas
 
 
 def watch(admin, start_revision: int = 0):
@@ -45,48 +44,6 @@ async def test_the_present_state_and_then_whole_revisions_in_order(ledger, admin
     for start in (first.revision, third.revision + 100_000):
         told = await refusal(watch(admin, start).read())
         assert (told.code, told.reason) == (StatusCode.FAILED_PRECONDITION, "REVISION_COMPACTED")
-
-
-def standing(rollout: pb.Rollout) -> dict[str, str]:
-    """Reason or state of each replica."""
-    assert isinstance(rollout, pb.Rollout), "the stream ended before"
-    return {one.replica: one.reason or pb.RolloutReplica.State.Name(one.state) for one in rollout.replicas}
-
-
-async def test_a_rollout_is_told_until_it_is_done(ledger, admin):
-    """R9 status-truth as the admin service shows it: nobody alive, on the way, refused, served, superseded, deleted."""
-    replicas = SaidReplicas(ledger.client, ledger.keys)
-    revision = (await admin.stub.ApplyAdapters(change_set(put("acme/a")))).revision
-    call = admin.stub.WatchRollout(pb.WatchRolloutRequest(pool="p", name="acme/a"))
-
-    async def until(**wanted: str) -> pb.Rollout:
-        async with asyncio.timeout(120):
-            while standing(rollout := await call.read()) != wanted:
-                pass
-        return rollout
-
-    first = await call.read()
-    assert (first.generation, first.done, first.waiting) == (1, False, "no replica of the pool is alive")
-    await replicas.alive("r1", "r2")
-    await until(r1="not_seen", r2="not_seen")
-    await replicas.say("r1", revision)
-    await replicas.refuse("r2", "acme/a", 1, revision)
-    refused = await until(r1="SERVING", r2="digest_mismatch")
-    assert (refused.done, refused.failure, refused.replicas[1].message) == (True, "replicas_failed", "m")
-    await replicas.say("r2", revision)
-    request = pb.WatchRolloutRequest(pool="p", name="acme/a", generation=1)
-
-    async def ends() -> str:
-        async with asyncio.timeout(120):
-            last = [rollout async for rollout in admin.stub.WatchRollout(request)][-1]
-        assert last.done
-        return last.failure
-
-    assert await ends() == ""
-    await admin.stub.ApplyAdapters(change_set(put("acme/a", "file:///a/v2")))
-    assert await ends() == "superseded"
-    await admin.stub.ApplyAdapters(change_set(drop("acme/a")))
-    assert await ends() == "deleted"
 
 
 async def test_streams_end_when_the_service_stops(etcd, monkeypatch):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from registry.etcd3.ops import Put
 from registry.model.keys import Keys
 from tests.support.etcd import make_cluster
-from tests.support.fleet import POOL, Hand, Sidecar
+from tests.support.fleet import Hand, Sidecar
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
@@ -88,33 +87,3 @@ async def test_what_is_not_there_or_not_right_is_named_and_waited_for(engine, tm
             program.kill()
         await client.aclose()
         cluster.stop()
-
-
-async def test_a_bad_source_is_refused_by_name_and_a_bad_pool_leaves_the_last_good_one(hand, engine, sidecar, tmp_path):
-    """R8 isolation, R14 nack: sources outside the allowed roots, missing, or empty; the others are served."""
-    (hand.sources / "empty").mkdir()
-    reasons = {"absent": "source_missing", "empty": "source_incomplete", "outside": "source_not_allowed"}
-    records = []
-    for name in reasons:
-        folder = tmp_path / "secrets" if name == "outside" else hand.sources / name
-        made = hand.record(name, "v1")
-        source = made.spec.source.model_copy(update={"uri": folder.as_uri()})
-        records.append(made.model_copy(update={"spec": made.spec.model_copy(update={"source": source})}))
-    await hand.pool()
-    await hand.put(*records, hand.record("good", "v1"))
-    sidecar.program.start()
-
-    async def are_refused() -> bool:
-        return await sidecar.failed() == reasons and set(await engine.listing()) == {"good"}
-
-    await eventually(are_refused)
-    await hand.delete(*reasons)
-    await eventually(sidecar.is_ready)
-    await hand.commit(Put(hand.keys.pool(POOL), b"{"))
-    await hand.put(hand.record("later", "v2"))
-
-    async def are_served() -> bool:
-        return set(await engine.listing()) == {"good", "later"}
-
-    await eventually(are_served)
-    assert any(line["event"] == "pool_record_refused" for line in sidecar.program.logged())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.adapters import digest_of, spoil
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
 from tests.support.http_client import http_client
 from tests.support.waiting import eventually
@@ -105,34 +104,3 @@ async def is_resident(sidecar: Sidecar, **generations: int) -> bool:
 
 async def is_listed(engine: SimulatedEngine, *names: str) -> bool:
     return set(await engine.listing()) == set(names)
-
-
-async def test_a_lazy_name_whose_newest_generation_is_refused_comes_back_with_the_last_good_one(hand, engine, sidecar):
-    """R12, R13: after a restart of both, told as kept beside what failed; and it is replaced by a right one."""
-    spoil(hand.source("nan"))
-    await hand.pool("base")
-    await hand.put(hand.record("a", "v1", load="lazy"))
-    sidecar.program.start()
-    await eventually(sidecar.is_ready)
-    await eventually(lambda: answers(engine, "a"))
-    await eventually(lambda: is_resident(sidecar, a=1))
-    await sidecar.kept()
-    sidecar.program.kill()
-    engine.program.kill()
-    await hand.put(hand.record("a", "nan", 2, load="lazy"))
-    await engine.start()
-    sidecar.program.start()
-    await eventually(sidecar.is_ready)
-    await eventually(lambda: answers(engine, "a"))
-
-    async def is_told() -> bool:
-        status = await sidecar.status()
-        failed = [(one["name"], one["generation"], one["reason"]) for one in status["failed"]]
-        kept = [(one["name"], one["generation"]) for one in status["kept"]]
-        return (failed, kept, status["ready"]) == ([("a", 2, "not_finite")], [("a", 1)], True)
-
-    await eventually(is_told)
-    assert digest_of(Path((await engine.listing())["a"])) == digest_of(hand.source("v1"))
-    await hand.put(hand.record("a", "v3", 3, load="lazy"))
-    await eventually(lambda: is_resident(sidecar, a=3))
-    assert digest_of(Path((await engine.listing())["a"])) == digest_of(hand.source("v3"))

@@ -39,24 +39,6 @@ async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, eng
         other_engine.program.kill()
 
 
-async def test_a_sidecar_that_comes_back_without_its_store_is_known_again_at_once(
-    hand, engine, sidecar, etcd, tmp_path
-):
-    """R10, R13: as a container whose disk goes with it; the one before was killed, and its lease stands."""
-    await hand.pool()
-    await hand.put(hand.record("a", "v1"))
-    sidecar.program.start()
-    await serves(engine, sidecar, "a")
-    sidecar.program.kill()
-    again = Sidecar(tmp_path / "other", etcd.endpoints, etcd.prefix, engine.url, sources=hand.sources)
-    try:
-        again.program.start()
-        await eventually(again.is_ready, timeout_seconds=60)
-        assert not [line for line in again.program.logged() if line["event"] == "replica_id_taken"]
-    finally:
-        again.program.kill()
-
-
 async def test_a_frozen_sidecar_whose_lease_expired_publishes_everything_again(hand, engine, sidecar):
     """Fault 15, R9, R10: what /status says is what etcd holds, under a lease, and goes with the sidecar."""
     await hand.pool()

@@ -111,24 +111,6 @@ async def test_a_list_that_lacks_very_much_is_held_through_a_restart_until_it_is
     assert (await place.sidecar.metrics())["loraplane_list_held"] == 0
 
 
-async def test_another_prefix_is_another_store(place, tmp_path, engine):
-    """R15 brake: a sidecar is restarted with the wrong prefix, whose revisions are the same store's."""
-    await place.fill()
-    place.sidecar.program.start()
-    await place.serves("a", lazy=20)
-    place.sidecar.program.kill()
-    wrong = Sidecar(tmp_path, place.cluster.endpoints, "/y", engine.url, store=place.sidecar.store)
-    right, place.sidecar = place.sidecar, wrong
-    try:
-        wrong.program.start()
-        await place.held("another store")
-    finally:
-        wrong.program.kill()
-    place.sidecar = right
-    right.program.start()
-    await place.serves("a", lazy=20)
-
-
 async def test_a_restored_store_is_followed_back_in_time_only_when_confirmed(place):
     """R1 monotonic, R15 brake, fault 12: an older backup; an operator decides that it is the truth."""
     revision = await place.fill()
