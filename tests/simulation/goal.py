@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from registry.model.names import name_key
 from registry.model.placement import Member
 from registry.model.status import ReplicaStatus
+from sidecar.plan.names import SEPARATOR
 from sidecar.plan.readiness import DEGRADED_SHARE
 from tests.simulation.artifacts import is_good, is_refused, path_of, source_of
 from tests.simulation.history import POOL, Members, Version, Wanted
@@ -201,7 +202,8 @@ async def _stands(wanted: Mapping[ReplicaHost, Mapping[str, str]], world: World,
 def _lasting(world: World, replica: ReplicaHost) -> dict[str, str]:
     """What an engine lists of what nobody has to ask for, without what canaries alone are to have.
 
-    Who was one has their version still where that of all others fails: once it is gone it does not come back.
+    Who was one has their version still where that of all others fails: once it is gone it does not come back. Nor does
+    what an engine has of an adapter that was deleted before, as of a load that ended late.
     """
     moment = world.checks.oracle.newest
     lazy, share = moment.lazy(), moment.share(replica.name, _live(world))
@@ -210,8 +212,19 @@ def _lasting(world: World, replica: ReplicaHost) -> dict[str, str]:
     return {
         name: source_of(path)
         for name, path in replica.engine.listing.items()
-        if replica.place.store.owns(path) and name not in lazy and (name, source_of(path)) not in canaries
+        if replica.place.store.owns(path)
+        and name not in lazy
+        and (name, source_of(path)) not in canaries
+        and _is_of_this_life(world, replica, name, source_of(path))
     }
+
+
+def _is_of_this_life(world: World, replica: ReplicaHost, name: str, source: str) -> bool:
+    moment, plain = world.checks.oracle.newest, name.partition(SEPARATOR)[0]
+    wanted = moment.wanted.get(name_key(plain))
+    versions = () if wanted is None else wanted.versions
+    is_wanted = wanted is None or any(one.source == source for one in versions)
+    return is_wanted or source in world.checks.last_good(replica.name, plain, moment)
 
 
 async def let_go(world: World) -> None:
