@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from registry.lora import ed25519
-from registry.lora.base import BaseModules
 from registry.lora.digest import FileEntry, manifest_digest
 from registry.lora.safetensors import LENGTH_BYTES
 from registry.model.records import PoolLimits, PoolSpec
@@ -439,9 +438,6 @@ def test_a_large_file_is_written_anew_a_mebibyte_at_a_time(tmp_path, monkeypatch
         prepare(tmp_path, examined(new_config=b"[]"), [], stopped)
 
 
-MODULES = {"model.layers.0.mlp.up_proj": (16, 16)}
-
-
 def test_a_pin_is_of_one_reference_and_stands_as_later_releases_read_it(layout, monkeypatch):
     """R4, R9, R12: one that says no digest says nothing; one that a disk or a fault of ours keeps from us is told."""
     digests = [f"sha256:{digit * 64}" for digit in "12"]
@@ -474,20 +470,6 @@ def test_each_damaged_copy_has_another_after_it_sixteen_times():
     for damaged, expected in ((0, 0), (1, 1), (15, 15), (16, 16), (17, 16), (18, 16)):
         assert replace(order, damaged=frozenset(ids[:damaged])).artifact(digest) == ids[expected], damaged
     assert replace(order, damaged=frozenset(ids[1:])).artifact(digest) == ids[0]
-
-
-def test_an_order_is_of_its_policy_and_base():
-    digest, base = "sha256:" + "1" * 64, BaseModules(MODULES)
-    ref = ArtifactRef("file:///a", digest)
-    plain = stage_request_of(ref, None)
-    assert (plain.fingerprint, stage_request_of(ref, base).fingerprint) == (None, base.fingerprint)
-    others = [stage_request_of(ref, base), stage_request_of(replace(ref, prepare='{"remap": "auto"}'), base)]
-    ids = {one.artifact(digest) for one in (plain, *others)}
-    assert len(ids) >= 2
-    for policy in ("{", '{"remap": "sideways"}'):
-        with pytest.raises(ArtifactError) as refused:
-            stage_request_of(replace(ref, prepare=policy), None)
-        assert (refused.value.reason, refused.value.permanent) == ("unsupported_policy", True)
 
 
 def test_other_files_than_were_meant_are_told_with_the_remedy():

@@ -260,24 +260,6 @@ def test_of_the_slow_ones_the_one_that_had_least_is_next_and_takes_only_of_one_t
     assert moved(slots, 123.0) == ("a", "d"), "what was quick until then has the place of c"
 
 
-def test_who_had_as_much_time_as_another_takes_no_slot_of_it():
-    slots = StagingSlots()
-    turn = come(slots, "abcd", 0.0)
-    slots.rearrange(0.0)
-    slots.rearrange(2.0)
-    waiting = Turn(stage("https://x.example/a", "tenant-x/x"), 0.0, had_seconds=122.0, is_long=True)
-    slots._slow.append(waiting)
-    assert moved(slots, 122.0) == ("", "")
-    waiting.had_seconds = 121.9
-    assert moved(slots, 122.0) == ("x", "a")
-    same = Turn(stage("https://b.example/other", "tenant-b/y"), 0.0, had_seconds=1.0, is_long=True)
-    for one in "cd":
-        slots.end(turn[one])
-        slots.admit(Turn(stage("https://b.example/more", "tenant-b/m"), 122.0))
-    slots._slow[:] = [same]
-    assert moved(slots, 123.0)[0][-1:] == "y", "a place is free"
-
-
 def test_ties_go_to_the_origin_then_to_the_tenant_that_has_less_and_then_to_who_came_first():
     """R19: at work or put back, both count."""
     slots = StagingSlots()

@@ -136,12 +136,6 @@ def test_what_is_no_base_of_ours_is_refused(data):
         base_of(data)
 
 
-@pytest.mark.parametrize(("revision", "cluster"), [(0, 0), (2**63 - 1, 2**64 - 1)])
-def test_numbers_are_those_that_etcd_can_have(revision, cluster):
-    found = base_of(header(revision=f"{revision}", cluster=f"{cluster}"))
-    assert (found.revision, found.cluster_id) == (revision, cluster)
-
-
 @given(st.lists(entries, min_size=1, max_size=4), st.data())
 def test_a_torn_journal_gives_what_came_before_the_tear(written, data):
     """R12 crash-only."""

@@ -11,13 +11,6 @@ from tests.support.worlds import desired, placed_at, rolling
 EVERYWHERE = frozenset[tuple[str, str]]()
 
 
-def test_who_comes_is_counted_and_who_goes_leaves_nothing():
-    two = NO_TALLY.after([], [None, None])
-    assert dict(two.everywhere) == {EVERYWHERE: 2}
-    assert dict(two.after([None], []).everywhere) == {EVERYWHERE: 1}
-    assert two.after([None, None], []) == NO_TALLY
-
-
 X = frozenset({("zone", "x")})
 
 

@@ -180,8 +180,3 @@ def test_axolotl_is_told_a_name_that_no_other_weights_have():
     """R4: prefix caches of most releases know weights by it alone."""
     fields = {"lora_name": "acme/x#7", "lora_int_id": 7, "lora_path": "/s/1", "load_inplace": False}
     assert axolotl.set_adapter(Active(7, "acme/x", "/s/1")) == PostRequest("/set_lora_adapter/", fields)
-
-
-def test_axolotl_names_its_base_model():
-    seen = AXOLOTL.read([models("Qwen/Qwen3", owned_by="axolotl"), b"true"], {}, "http://e")
-    assert seen.base_models == ("Qwen/Qwen3",)

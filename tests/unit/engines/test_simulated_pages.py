@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,28 +133,3 @@ async def test_what_cannot_be_done_is_refused_in_vllms_form_and_remembered(a, pa
     [call] = engine.calls
     assert (call.name, call.path, call.request_id) == (body["lora_name"], body.get("lora_path", ""), "r1")
     assert call.kind == ("load" if path == LOAD else "unload")
-
-
-@pytest.mark.parametrize(
-    ("told", "is_sleeping", "is_paused"),
-    [
-        ((), False, False),
-        (("/pause",), True, True),
-        (("/pause", "/resume"), False, False),
-        (("/sleep",), True, True),
-        (("/sleep", "/resume"), True, False),
-        (("/sleep", "/wake_up"), False, False),
-        (("/sleep", "/resume", "/pause", "/wake_up"), False, False),
-    ],
-    ids=str,
-)
-async def test_it_is_paused_and_sleeps_as_it_is_told(told, is_sleeping, is_paused):
-    """To wake one up lets it go on; one that sleeps and was resumed sleeps."""
-    engine, way = served(replace(PLAIN, development=True))
-    for path in told:
-        assert read(await way.ask("POST", path)) == (200, {})
-    assert read(await way.ask("GET", "/is_sleeping")) == (200, {"is_sleeping": is_sleeping})
-    assert read(await way.ask("GET", "/is_paused")) == (200, {"is_paused": is_paused})
-    metrics = await way.ask("GET", "/metrics")
-    assert isinstance(metrics, Reply)
-    assert (b'sleep_state="awake"} 0.0' in metrics.body) is engine.sleeps

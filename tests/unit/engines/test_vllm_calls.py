@@ -55,23 +55,6 @@ async def ready(
     return engine, driver, way
 
 
-async def test_a_load_and_an_unload_are_one_request_each(a):
-    engine, driver, way = await ready()
-    assert await driver.load("x", a, request_id="r1") == Done()
-    assert (way.headers["X-Request-Id"], dict(way.asked[-1][2])) == ("r1", {"lora_name": "x", "lora_path": a})
-    assert await driver.load("x", a, request_id="r1") == AlreadyThere()
-    assert isinstance(await driver.load("y", f"{a}/none", request_id="r"), PathMissing)
-    assert await driver.unload("x", request_id="r2") == Done()
-    assert (way.headers["X-Request-Id"], dict(way.asked[-1][2])) == ("r2", {"lora_name": "x"})
-    assert await driver.unload("x", request_id="r2") == NotThere()
-    assert [path for _, path, _ in way.asked] == [LOAD] * 3 + [UNLOAD] * 2
-    assert way.seconds == [4, 4, 4, 8, 8]
-    way.is_there = False
-    for call in (driver.load("z", a, request_id="r"), driver.unload("x", request_id="r")):
-        assert await call == EngineGone("nobody is there")
-    assert list(engine.cards) == []
-
-
 async def test_what_is_called_before_the_first_look_goes_by_the_engines_own_routes(a, b):
     """Nobody knows of a plugin yet."""
     driver, way = driver_of(SimulatedVllm(WITH_PLUGIN))

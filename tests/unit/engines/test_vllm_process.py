@@ -34,12 +34,6 @@ def test_connectors_that_may_know_names_alone_forbid_swaps(connectors, swap, rea
     assert told(process(About(kv_connectors=connectors))) == (swap, reasons)
 
 
-def test_a_connector_that_nobody_names_is_told_by_the_metrics():
-    assert told(process(has_external_kv=True)) == ("refused", ["kv_connector"])
-    assert told(process(About(), has_external_kv=True)) == ("refused", ["kv_connector"]), "a plugin that does not tell"
-    assert told(process(About(kv_connectors=()), has_external_kv=True)) == ("plugin", [])
-
-
 def test_the_rust_frontend_takes_no_swaps():
     assert told(process(is_rust=True)) == ("refused", ["rust_frontend"])
 

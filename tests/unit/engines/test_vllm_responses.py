@@ -220,12 +220,6 @@ BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
 CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
 
 
-@pytest.mark.parametrize(("told", "length"), [(512, 512), (0, None), (True, None), ("9", None), (2**40, None)])
-def test_a_listing_tells_the_longest_context(told, length):
-    cards = [BASE_CARD | {"max_model_len": told}, BASE_CARD | {"id": "again"}]
-    assert answers.read_listing(json.dumps({"data": cards}).encode()).max_model_len == length
-
-
 @pytest.mark.parametrize(
     ("root", "path"),
     [
@@ -262,21 +256,6 @@ def test_one_card_that_is_not_understood_makes_the_whole_listing_worthless(odd):
 
 
 @pytest.mark.parametrize(
-    ("line", "paused"),
-    [
-        ('vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0', answers.ASLEEP),
-        ('vllm:engine_sleep_state{sleep_state="awake",engine="1"} 0', answers.ASLEEP),
-        ('vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0', ""),
-        ('vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0', ""),
-        ('vllm:rl_weight_update_operations_in_flight{operation="update"} 1.0', answers.TRANSFERRING),
-        ('vllm:rl_weight_update_operations_in_flight{operation="update"} 0.0', ""),
-    ],
-)
-def test_metrics_tell_that_the_engine_takes_no_calls(line, paused):
-    assert answers.read_metrics(f"{METRICS.format(running=0, waiting=0)}{line}\n", "http://e").paused == paused
-
-
-@pytest.mark.parametrize(
     ("end", "reason", "remedy"),
     [("# EOF\n", "rust_frontend", "VLLM_USE_RUST_FRONTEND"), ("", "several_api_servers", "--api-server-count 1")],
 )
@@ -288,26 +267,6 @@ def test_metrics_of_no_process_tell_whose_they_are(end, reason, remedy):
     with pytest.raises(EngineUnusable, match="has no process_start_time_seconds") as told:
         answers.read_metrics(text.replace("vllm:", "other:"), "http://e")
     assert told.value.reason not in {"rust_frontend", "several_api_servers"}
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b'{"is_sleeping": true}', True),
-        (b'{"is_paused": false}', False),
-        (b'{"is_paused": "no"}', None),
-        (b"", None),
-        (b"[]", None),
-    ],
-)
-def test_pages_that_tell_of_a_pause(body, said):
-    assert answers.read_pause(body) is said
-
-
-def test_the_rust_frontend_names_itself():
-    assert answers.has_rust_frontend(b'{"version": "0.33.0", "rust_frontend_version": "0.33.0"}')
-    assert not answers.has_rust_frontend(b'{"version": "0.33.0"}')
-    assert not answers.has_rust_frontend(b"[]")
 
 
 def test_the_activity_of_several_engines_is_their_sum_and_what_is_not_said_is_none():

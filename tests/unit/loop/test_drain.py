@@ -203,17 +203,3 @@ def test_whose_names_are_known_is_not_taken_for_inherited(is_new_process):
     played.look()
     played.pass_grace()
     assert played.asked(**SOMEBODY) == {"X"}
-
-
-def test_one_that_is_idle_for_long_is_due_though_another_is_not():
-    played = Played()
-    played.look()
-    played.leased = {"X"}
-    played.look()
-    played.now = GRACE / 2
-    played.leased = {"X", "Y"}
-    played.look()
-    assert not played.drain_tracker.is_due(played.now)
-    played.now = GRACE
-    assert played.drain_tracker.is_due(played.now)
-    assert played.asked() == {"X"}, "the other has been idle for half of the grace"

@@ -84,14 +84,6 @@ def test_what_a_short_configuration_leaves_out_is_not_in_use():
         config.r = 5
 
 
-def test_a_complaint_says_what_is_there_once_for_each_field():
-    assert complaints(r="x", target_modules=[1, 2, 3]) == [("r", "'x'"), ("target_modules", "[1, 2, 3]")]
-    without = {name: value for name, value in CONFIG_FIELDS.items() if name not in {"r", "lora_alpha"}}
-    with pytest.raises(UnfitAdapter) as refused:
-        read_config(json.dumps(without).encode())
-    assert [(one.key, one.found) for one in refused.value.findings] == [("r", "nothing"), ("lora_alpha", "nothing")]
-
-
 @pytest.mark.parametrize("size_bytes", [1 << 20, (1 << 20) + 1])
 def test_a_configuration_has_at_most_a_mebibyte(tmp_path, size_bytes):
     """R16 bounded."""
@@ -187,24 +179,6 @@ def test_a_field_in_use_that_nobody_knows_is_a_warning(field, value):
     """R5: what a later release of a trainer may compute otherwise, engines pass over in silence."""
     (warning,) = config_warnings(read(**{field: value}))
     assert (warning.reason, f"{field}={value!r}" in warning.message) == ("unknown_field", True)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        *({"use_magic": value} for value in (None, False, 0, "", [], {})),
-        {"peft_version": "0.21.2", "megatron_core": "megatron.core", "lora_dropout": 0.1, "inference_mode": True},
-        {"task_type": "CAUSAL_LM", "auto_mapping": {"a": "b"}, "revision": "main", "fan_in_fan_out": True},
-        {"loftq_config": {"a": 1}, "eva_config": {"rho": 2.0}, "exclude_modules": ["a"], "layers_to_transform": [1]},
-        {"lora_dtype": "AUTO", "lorap_lr_ratio": 16.0, "ensure_weight_tying": True, "qalora_group_size": 16},
-        {"use_qalora": True},
-    ],
-    ids=str,
-)
-def test_a_field_that_is_known_or_not_in_use_is_none(fields):
-    """What is refused is told as that, and not twice."""
-    assert config_warnings(read(**fields)) == []
 
 
 @pytest.mark.parametrize(

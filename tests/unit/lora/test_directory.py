@@ -11,14 +11,11 @@ import pytest
 from registry.lora.directory import (
     check_files,
     digest_of,
-    examine_directory,
     examine_files,
-    open_directory,
-    read_header_of,
 )
 from registry.lora.findings import UnfitAdapter
 from registry.lora.policy import AdapterLimits, Policy
-from tests.corpus.drafts import CONFIG, LLAMA, WEIGHTS, Values, safetensors
+from tests.corpus.drafts import CONFIG, LLAMA, WEIGHTS
 from tests.support.adapters import write_files
 
 
@@ -34,25 +31,6 @@ def test_the_digest_is_of_whole_files_whatever_else_is_there(tmp_path):
     assert digest_of(adapter.directory) == "sha256:" + hashlib.sha256(manifest.encode()).hexdigest()
     write_files(tmp_path / "a", b"{}", b"x" * ((3 << 20) + 6) + b"y")
     assert digest_of(adapter.directory) != adapter.digest
-
-
-def test_a_header_is_found_wherever_its_file_was_read_to():
-    content = safetensors({"a": Values("F32", (2,), bytes(8)), "b": Values("F16", (3,), bytes(6))})
-    file = io.BytesIO(content)
-    file.seek(5)
-    header, start = read_header_of(file, WEIGHTS)
-    assert start == len(content) - 14
-    assert [(one.name, one.begin, one.end) for one in header.tensors] == [("a", 0, 8), ("b", 8, 14)]
-
-
-def test_an_adapter_is_opened_with_what_stands_in_it(tmp_path):
-    draft = LLAMA.draft()
-    folder = draft.write(tmp_path / "a")
-    opened = open_directory(folder)
-    assert opened.config.r == draft.config["r"]
-    assert {one.name for one in opened.header.tensors} == set(draft.tensors)
-    assert (folder / WEIGHTS).read_bytes()[opened.start :] == b"".join(one.data for one in draft.tensors.values())
-    assert examine_directory(folder, None, AdapterLimits(), Policy()).opened == opened
 
 
 def test_all_that_is_wrong_is_said_at_once():

@@ -61,14 +61,6 @@ def test_a_module_is_dropped_where_all_of_it_is():
     assert set(told(LLAMA.draft(), base(), drop=["proj"]).values()) == {"applied"}
 
 
-def test_a_tensor_that_stands_alone_is_told_too():
-    draft = LLAMA.draft()
-    draft.tensors["model.odd"] = floats(Random(1), (32, 1))
-    found = {one.module: (one.fate, one.note) for one in fates(draft, base())}
-    assert found.pop("model.odd") == ("refused", "unknown_tensor")
-    assert set(found.values()) == {("applied", "")}
-
-
 def test_an_old_key_of_one_half_is_told():
     draft = LLAMA.draft()
     draft.rename("0.self_attn.q_proj.lora_B.weight", "0.self_attn.q_proj.lora_B.default.weight")
@@ -84,13 +76,6 @@ def test_keys_of_an_earlier_release_are_told():
         draft.rename(old, new)
         told = {(one.fate, one.note) for one in fates(draft, base())}
         assert told == {("renamed", "the keys of its tensors, as engines read them")}
-
-
-def test_a_wrapper_amid_a_name_is_said_to_be_left_out():
-    draft = LLAMA.draft()
-    draft.rename("self_attn", "_orig_mod.self_attn")
-    found = {one.module: (one.fate, one.note) for one in fates(draft, base())}
-    assert found["model.layers.{0-1}._orig_mod.self_attn.q_proj"] == ("renamed", "without the wrapper amid its name")
 
 
 def test_what_a_finding_names_or_the_base_lacks_is_refused():

@@ -23,7 +23,7 @@ from registry.lora.modules import (
 )
 from registry.lora.remap import map_modules
 from registry.lora.safetensors import Tensor
-from registry.lora.tensor_names import TensorName, TensorPart, entry_of, split_module
+from registry.lora.tensor_names import TensorName, TensorPart, entry_of
 from tests.corpus.drafts import CONFIG_FIELDS
 
 A, B = TensorPart.A, TensorPart.B
@@ -33,31 +33,6 @@ EMBEDDING_A, EMBEDDING_B = TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B
 def module(name: str = "m", dtype: str = "F32", **parts: tuple[int, ...]) -> Module:
     """A module of tensors of these shapes, by the names of their parts."""
     return Module(name, {TensorPart[part]: Tensor(part, dtype, shape, 0, 0) for part, shape in parts.items()})
-
-
-@pytest.mark.parametrize(
-    ("made", "shape", "is_embedding"),
-    [
-        (module(A=(4, 32), B=(16, 4)), (16, 32), False),
-        (module(A=(4, 32)), (None, 32), False),
-        (module(B=(16, 4)), (16, None), False),
-        (module(A=(4, 32, 1), B=(16,)), (None, None), False),
-        (module(EMBEDDING_A=(4, 64), EMBEDDING_B=(32, 4)), (64, 32), True),
-        (module(EMBEDDING_A=(4, 64)), (64, None), True),
-        (module(EMBEDDING_B=(32, 4)), (None, 32), True),
-        (module(EMBEDDING_A=(4,), EMBEDDING_B=(32, 4)), (None, 32), True),
-        (module(BASE_LAYER=(16, 32)), (None, None), False),
-        (module(A=(4, 32), EMBEDDING_A=(9, 9), B=(16, 4)), (32, 16), True),
-    ],
-)
-def test_a_module_tells_the_shape_that_it_was_trained_on(made, shape, is_embedding):
-    assert (made.shape(), made.is_embedding) == (shape, is_embedding)
-
-
-@pytest.mark.parametrize(("shape", "fits"), [((16, 32), True), ((16, 31), False), ((15, 32), False), ((32, 16), False)])
-def test_a_module_fits_where_nothing_that_is_known_speaks_against_it(shape, fits):
-    assert module(A=(4, 32), B=(16, 4)).fits(shape) is fits
-    assert module().fits(shape)
 
 
 @pytest.mark.parametrize(
@@ -341,13 +316,6 @@ def test_wrappers_amid_names_are_left_out(names):
     assert (refused[0], [one[1] for one in refused[1]]) == ({}, absent)
 
 
-def test_what_is_missing_without_its_wrapper_is_told_as_it_is_called():
-    assert mapped(LAYERS, "model.layers.9._x.q", "model.layers.0._x.q") == (
-        {"model.layers.9._x.q": "model.layers.9.q", "model.layers.0._x.q": "model.layers.0.q"},
-        [("too_many_layers", "model.layers.9._x.q", "layers.9", "at most layers.2, the base's last")],
-    )
-
-
 def test_a_part_that_the_base_has_is_no_wrapper():
     """R4: its modules are others."""
     known = base("model.layers.0.q", "model.layers.0.module.k", "model.layers.0._x.k")
@@ -377,19 +345,3 @@ def test_patterns_that_a_wrapper_changes_are_not_guessed():
         ("unsupported_pattern", "alpha_pattern"),
     ]
     assert wrapped_pattern_findings(config(rank_pattern={"layers.0.q": 2}), {}) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("model.layers.0.self_attn.q_proj", ("model.", "layers.0.self_attn.q_proj")),
-        ("layers.0.q", ("", "layers.0.q")),
-        ("a.b.layers.0.experts.3.w", ("a.b.", "layers.0.experts.3.w")),
-        ("model.layers.12", ("model.", "layers.12")),
-        ("a.lm_head", ("a.", "lm_head")),
-        ("lm_head", ("", "lm_head")),
-        ("0.q", ("0.", "q")),
-    ],
-)
-def test_a_name_has_a_beginning_that_wrappers_change_and_an_end_that_stays(name, parts):
-    assert split_module(name) == parts

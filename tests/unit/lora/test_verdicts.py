@@ -226,9 +226,3 @@ def test_another_base_is_told_with_few_of_the_names_that_are_right():
     assert finding.expected.count("org/") <= 8
     draft.config["base_model_name_or_path"] = "/cache/Name-31/"
     assert not verdict_of(draft, base(architecture="LlamaForCausalLM", names=names)).findings
-
-
-def test_what_two_checks_find_alike_is_told_once():
-    draft = LLAMA.draft()
-    draft.config |= {"modules_to_save": ["a", "a"]}
-    assert reasons(draft)[0] == ["unsupported_modules_to_save"]

@@ -38,13 +38,6 @@ def test_what_the_engines_own_limits_refuse_is_declined_where_it_is_placed_by_nu
     assert named.reason == "target_modules_mismatch"
 
 
-@pytest.mark.parametrize("limits", [{"max_rank": 4}, {"target_modules": ["v_proj"]}])
-def test_what_the_pools_limits_refuse_is_refused_by_all_alike(limits):
-    plan = planned(COUNTED, of_pool=pool(**limits), max_cpu_loras=9)
-    assert {one.name for one in plan.failed} == {"a", "all"}
-    assert plan.declined == {}
-
-
 def test_a_decline_stands_until_its_limit_its_generation_or_its_record_is_another():
     """No flapping: it stands though nobody tries it here any more."""
     before = planned(COUNTED).declined

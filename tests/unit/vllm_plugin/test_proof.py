@@ -336,16 +336,6 @@ def test_an_adapter_is_trained_if_any_product_is_not_zero(tmp_path, entries, con
     assert has_products(tmp_path) is is_trained
 
 
-async def test_a_proof_that_fails_later_is_no_reason(tmp_path):
-    server = server_of(BASE)
-    server.gate, server.fails = asyncio.Event(), RuntimeError("rank")
-    prover = Prover(server, seconds=0)
-    assert await prover.prove(adapter(tmp_path / "a")) == "later"
-    server.gate.set()
-    await eventually(lambda: ("remove", 1) in server.calls)
-    assert prover.without_effect == []
-
-
 async def test_a_proof_that_was_put_off_and_fails_is_told_in_a_line(tmp_path, caplog):
     """R18: nobody waits for it, and the next one is begun all the same."""
     server, paths = server_of(BASE), [adapter(tmp_path / name) for name in "ab"]
