@@ -222,34 +222,6 @@ def test_what_a_status_says_by_the_name_counts_whatever_record_it_follows():
         assert {one.state for one in world.where("a").replicas} & {SERVING} == set()
 
 
-def test_what_is_kept_though_others_are_to_serve_it_is_told():
-    """R24: new weights elsewhere; it keeps the old ones until others serve the new ones."""
-    world = World()
-    world.alive("r1", labels={"zone": "a"})
-    world.alive("r2", labels={"zone": "b"})
-    world.put("a", 2, placement=Placement(selector={"zone": "b"}))
-    world.says("r1", kept=[Kept(name="a", generation=1)])
-    world.says("r2", pending=[Pending(name="a", generation=2, reason="staging")])
-    told = {one.replica: (one.generation, one.state, one.reason) for one in world.where("a").replicas}
-    assert told["r1"] == (1, SERVING, "leaving")
-    world.alive("r1", labels={"zone": "a"}, leaving=True)
-    assert [one.replica for one in world.where("a").replicas] == ["r1", "r2"], "it drains, and keeps it still"
-    world.says("r2")
-    assert [one.replica for one in world.where("a").replicas] == ["r2"], "r1 is about to unload it"
-
-
-def test_a_lazy_adapter_that_is_loaded_is_told_though_its_replica_can_load_no_other():
-    """R24: its engine answers to the name."""
-    world = World()
-    world.alive("r1")
-    world.put("a", 2, load="lazy")
-    for generation in (2, 1):
-        resident = [Resident(name="a", generation=generation, last_used="t")]
-        world.says("r1", lazy=Lazy(count=9, servable=False, reason="no_room", resident=resident))
-        (one,) = world.where("a").replicas
-        assert (one.state, one.generation, one.loaded) == (SERVING, generation, True)
-
-
 @pytest.mark.parametrize("after", ["one", "two", "zone a", "one of zone a", "halted canary of two"])
 def test_what_could_be_loaded_while_it_was_lazy_stands_in_for_nobody_who_has_it(after):
     """R24: once its replicas hear that it is lazy no more, they refuse it until it is loaded."""

@@ -65,13 +65,3 @@ def test_who_serves_it_no_more_has_its_place_until_it_let_go():
         **dict.fromkeys(two, (SERVING, "")),
         **dict.fromkeys(three - two, (SERVING, "leaving")),
     }
-
-
-def test_fewer_that_live_than_the_number_are_told():
-    world = World()
-    world.alive("r1", by_reports=True)
-    kv = written(world, 3)
-    world.says("r1", **among(members("r1")))
-    assert world.where(NAME).note == "placed on 3, 1 alive"
-    rollout = derive_rollout(Question(POOL, NAME, 1), kv, world.view.snapshot)
-    assert rollout.note == "placed on 3 replicas, 1 are alive: served by all of them"

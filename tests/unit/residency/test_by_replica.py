@@ -8,7 +8,6 @@ from registry.model.records import Placement
 from registry.model.status import Failed, Lazy, Leaving, Resident
 from registry.residency.derive import ReplicaStanding, by_replica, counted
 from registry.rollout.status import NOT_ALIVE
-from tests.support.records import KEYS, POOL
 from tests.support.residency_world import FAILED, SERVING, UNKNOWN, World, engine_status
 
 WELL = ReplicaStanding(SERVING, "")
@@ -62,12 +61,3 @@ def test_a_replica_that_drains_counts_as_long_as_it_serves(world):
     assert by_name(world) == {"r1": ({ReplicaStanding(FAILED, "bad"): 1}, 0)}
     world.says("r2")
     assert by_name(world)["r2"] == ({ReplicaStanding(SERVING, "leaving"): 1}, 1)
-
-
-def test_what_is_placed_by_number_is_lacked_by_nobody(world):
-    world.put("a", placement=Placement(replicas=1))
-    world.alive("r1")
-    world.says("r1")
-    world.remember("r1", "gone")
-    assert KEYS.replica(POOL, "gone") not in world.presences
-    assert "gone" not in by_name(world)

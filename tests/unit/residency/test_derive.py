@@ -177,18 +177,6 @@ def test_differing_digests(world):
     assert world.states("a") == dict.fromkeys(("r1", "r2"), (PENDING, "not_seen")), "a change makes no files right"
 
 
-def test_a_selector_needs_no_agreement(world):
-    world.alive("r1", labels={"gpu": "h100"})
-    world.alive("r2", labels={"gpu": "l4"})
-    world.put("a", placement=Placement(selector={"gpu": "h100"}))
-    world.says("r1")
-    world.says("r2")
-    assert world.states("a") == {"r1": (SERVING, "")}
-    world.alive("r2", labels={"gpu": "h100"})
-    assert world.look() == {"a"}
-    assert list(world.states("a")) == ["r1", "r2"]
-
-
 def test_a_replica_that_drains_is_named_only_for_what_no_other_serves(world):
     """R20 drain, R24 always-placed: and comes back as it was."""
     world.alive("r1", "r2")
@@ -211,18 +199,6 @@ def test_a_replica_that_drains_is_named_only_for_what_no_other_serves(world):
     assert world.states("a") == {"r1": (FAILED, "BAD"), "r3": (SERVING, "leaving")}
     world.says("r1")
     assert world.states("a") == {"r1": (SERVING, "")}
-
-
-def test_routers_are_told_the_address_that_is_meant_for_them(world):
-    """R20: the sidecar's own way to its engine is often the loopback."""
-    world.alive("r1", engine_url="http://pod-1:8000")
-    world.put("a")
-    world.says("r1")
-    assert [one.engine_url for one in world.where("a").replicas] == ["http://pod-1:8000"]
-    world.alive("r1", engine_url="http://pod-2:8000")
-    assert [one.engine_url for one in world.where("a").replicas] == ["http://pod-2:8000"]
-    world.alive("r1")
-    assert [one.engine_url for one in world.where("a").replicas] == ["http://r1"]
 
 
 def test_an_engine_that_the_pool_does_not_allow_is_handed_to_nobody(world):
@@ -293,17 +269,6 @@ def test_what_an_engine_answers_with_is_served_whatever_became_of_the_newest(wor
     world.says("r1")
     (one,) = world.where("A").replicas
     assert (one.state, one.generation, one.wanted) == (SERVING, 4, None)
-
-
-@pytest.mark.parametrize("spec", [{"load": "lazy"}, {"placement": Placement(replicas=1)}])
-def test_what_replicas_find_for_themselves_is_not_guessed(world, spec):
-    """R9: who does not complain of an adapter may not be among those that are to serve it."""
-    world.alive("r1")
-    world.put("a", 3, **spec)
-    world.says("r1")
-    world.where("a")
-    world.update("a", 4)
-    assert world.states("a") == {"r1": (PENDING, "not_seen")}
 
 
 def test_who_stands_behind_etcd_has_to_be_understood_by_what_was(world):

@@ -94,23 +94,6 @@ def test_what_is_on_all_replicas(world):
     assert residence_on(world.view, adapter, "r9") is None
 
 
-def test_a_replica_that_has_not_received_a_change_goes_on_with_the_record_before(world):
-    """R9: as far as its status proves that one."""
-    world.alive("r1", "r2", "r3")
-    at = world.put("a")
-    world.look()
-    world.update("a", 2, source="v2")
-    world.says("r1", at)
-    world.says("r2", at, kept=[Kept(name="a", generation=7)], pending=waiting())
-    world.says("r3", at - 1)
-    unseen = WantedGeneration(2, PENDING, "not_seen")
-    assert world.where("a").replicas == (
-        part("r1", 1, reason="earlier_generation", wanted=unseen),
-        part("r2", 7, reason="earlier_generation", wanted=unseen),
-        part("r3", 2, state=PENDING, reason="not_seen", loaded=False),
-    )
-
-
 def test_a_lazy_adapter_is_loaded_where_it_is_resident(world):
     """R9: at the generation that is meant; since when it is idle is told of nothing else."""
     world.alive("r1", "r2", "r3", "r4", "r5")
@@ -158,51 +141,6 @@ def test_what_canaries_try_is_told_beside_what_the_others_serve(world):
     assert states == {"r1": (PENDING, "membership_not_seen"), "r2": (SERVING, "")}
     world.says("r2", **NOW | {"weights": "other"})
     assert world.states("a")["r2"] == (SERVING, ""), "room decides nothing where each replica serves it"
-
-
-def test_who_is_to_have_it_once_it_knows_the_others(world):
-    """R9: what is placed by number is told of those that find it theirs, and of those that should."""
-    world.alive("r1", "r2")
-    world.put("a", placement=Placement(replicas=2))
-    world.says("r1", **NOW)
-    world.says("r2", **among(members("r2")))
-    found = world.where("a")
-    assert found.replicas == (
-        part("r1"),
-        part("r2", state=PENDING, reason="membership_not_seen", loaded=False),
-    )
-    world.says("r2", **NOW)
-    assert world.where("a").replicas == (part("r1"), part("r2"))
-
-
-def test_who_serves_it_until_others_do(world):
-    """R9, R20: as far as its status proves that; what it leaves without serving it is nothing."""
-    world.alive("r1", "r2")
-    world.put("a", 2, placement=Placement(replicas=1))
-    for name in ("r1", "r2"):
-        world.says(name, **NOW)
-    (one,) = world.where("a").replicas
-    other = {"r1": "r2", "r2": "r1"}[one.replica]
-    for generation in (1, 2):
-        world.says(other, **NOW, leaving=[Leaving(name="a", generation=generation)])
-        found = {each.replica: each for each in world.where("a").replicas}
-        assert found[other] == part(other, generation, reason="leaving")
-    world.says(other, **NOW, leaving=[Leaving(name="a", generation=2)], stale=True)
-    assert [each.replica for each in world.where("a").replicas] == [one.replica]
-
-
-def test_an_engine_that_the_pool_does_not_allow_gets_no_request(world):
-    """X2: whatever else is so."""
-    world.alive("r1", "r2")
-    world.put("a", 2, load="lazy")
-    used = [Resident(name="a", generation=2, last_used="then")]
-    for name in ("r1", "r2"):
-        world.says(name, lazy=Lazy(count=1, servable=True, resident=used))
-    world.allow("r2")
-    assert world.where("a").replicas == (
-        part("r1", 2, engine_url="", state=FAILED, reason="engine_url_not_allowed", loaded=False),
-        part("r2", 2, reason="lazy", last_used="then"),
-    )
 
 
 @pytest.mark.parametrize(
