@@ -42,10 +42,6 @@ def test_layout():
     assert all(key.decode() == f"{DEFAULT_PREFIX}/{path}" for key, path in EXPECTED.items())
 
 
-def test_records():
-    assert KEYS.records() == (KEYS.pools(), b"/loraplane/v1/adapters/", KEYS.tenants())
-
-
 def test_what_a_backup_has():
     """What is declared: no presence, status, request or audit record."""
     assert [last_part(prefix[:-1]) for prefix in KEYS.backed_up()] == ["adapters", "history", "pools", "tenants"]
@@ -55,11 +51,6 @@ def test_what_admin_services_write():
     """All kinds of keys but `meta` and what sidecars say of themselves."""
     kinds = {path.partition("/")[0] for path in EXPECTED.values()} - {"meta", "replicas", "status"}
     assert {last_part(prefix[:-1]) for prefix in KEYS.written_by_admin()} == kinds
-
-
-def test_last_part():
-    assert last_part(b"/a/b%2Fc") == "b%2Fc"
-    assert last_part(b"/a/\xff") == "\\xff"
 
 
 def test_the_key_of_an_audit_record_tells_its_pool():

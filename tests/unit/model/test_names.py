@@ -16,7 +16,6 @@ from registry.model.names import (
     looks_generated,
     name_key,
     name_of_key,
-    tenant_of,
 )
 
 
@@ -68,10 +67,6 @@ def test_bad_request_ids(request_id):
     with pytest.raises(InvalidArgument) as told:
         check_request_id(request_id)
     assert (told.value.reason, told.value.field) == (Reason.INVALID_FIELD, "request_id")
-
-
-def test_tenants():
-    assert [tenant_of(name) for name in ("a", "Acme/x", "acme/x")] == ["default", "acme", "acme"]
 
 
 HOSTS = (

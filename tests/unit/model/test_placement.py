@@ -19,7 +19,6 @@ from registry.model.placement import (
     members_digest,
     placed,
     ranks,
-    rate,
     rate_evenly,
     room_taken,
     weights_digest,
@@ -135,13 +134,6 @@ def test_all_releases_find_the_same_digests_of_a_fleet():
     assert weights_digest(rated) == hashlib.sha256(weights.encode()).hexdigest()[:32]
 
 
-def test_room_is_told_by_the_least():
-    fleet = [Member("a", {"zone": "x"}, 9), Member("b", {}, 4), Member("c", {"zone": "x"}, 17)]
-    rated = rate(fleet, Counter({frozenset({("zone", "x")}): 1}))
-    assert [(one.member.replica, one.weight) for one in rated] == [("a", 2.0), ("b", 1.0), ("c", 4.0)]
-    assert rate([], Counter()) == ()
-
-
 MEMBERS = [Member(f"r{number}", {"zone": "a" if number < 3 else "b"}, capacity=10) for number in range(5)]
 
 
@@ -152,11 +144,6 @@ def spec(replicas="all", selector=None, canary=None, load="eager") -> AdapterSpe
         strategy=Strategy(canary=Canary(replicas=canary)) if canary else None,
         load=load,
     )
-
-
-def test_everybody_who_matches_serves_it():
-    assert set(assigned("p", "a", spec(), MEMBERS, {}).serving) == {f"r{number}" for number in range(5)}
-    assert set(assigned("p", "a", spec(selector={"zone": "b"}), MEMBERS, {}).serving) == {"r3", "r4"}
 
 
 def test_canaries_are_the_first_of_those_who_serve():
