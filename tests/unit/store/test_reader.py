@@ -188,14 +188,6 @@ async def test_a_page_of_a_backup_ends_where_its_values_are_large(store, reader)
     assert max(one.limit for one in store.asked) * 65_536 <= 1 << 20
 
 
-async def test_a_page_of_small_values_is_as_large_as_was_asked_for(store, reader):
-    for number in range(2000):
-        store.etcd.put(KEYS.history(POOL, f"a{number:04}", 1), b"{}")
-    page = await reader.stored(1000, None, soon())
-    assert len(page.kvs) == 1000
-    assert len(store.asked) < 10
-
-
 async def test_the_audit_trail_from_an_id_on(store, reader, monkeypatch):
     for name in "abc":
         store.change(applying(upsert(name)))

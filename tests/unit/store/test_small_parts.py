@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Delete, KeyValue, Put, Range, Txn
-from registry.model.errors import InvalidArgument, Reason, Unavailable
-from registry.runtime.clock import Deadline
+from registry.model.errors import InvalidArgument, Reason
 from registry.store.pages import Page, PageToken, Sieve, check_page_size, decode_token, parse_filter
 from registry.store.txn import ReadCache, Retention, SharedLease, audit_lease, request_lease
 from registry.store.writer import NamedLocks
@@ -134,32 +133,6 @@ def test_a_sieve_leaves_out_what_cannot_be_read_and_tells_of_faults_of_ours():
         Sieve(breaks, lambda _: True, 4).pass_through(page)
 
 
-def test_a_sieve_stops_in_the_middle_of_a_page():
-    """The token of a page that is cut short follows the last record that was looked at."""
-    kvs = tuple(
-        KeyValue(f"/pools/{name}".encode(), b'{"name":"%s","base_models":["b"]}' % name.encode(), 1, 1, 1)
-        for name in "abcd"
-    )
-    page = Page(7, kvs, PageToken(7, b"/pools/d"))
-    cut = Sieve(read_pool, lambda pool: pool.name != "a", 2).pass_through(page)
-    assert [one.record.name for one in cut.records] == ["b", "c"]
-    assert cut.token == PageToken(7, b"/pools/c")
-    whole = Sieve(read_pool, lambda pool: True, 4).pass_through(page)
-    assert whole.token == PageToken(7, b"/pools/d")
-    empty = Sieve(read_pool, lambda pool: True, 4).pass_through(Page(7, (), None))
-    assert empty.token is None
-
-
-def test_a_sieve_looks_at_nothing_that_its_reader_does_not_see():
-    """A2 deny-by-default: neither records nor what cannot be read."""
-    kvs = tuple(kv(f"/pools/{name}".encode(), b"{") for name in ("acme", "b"))
-    sieve = Sieve(read_pool, lambda _: True, 4, lambda name: name == "acme")
-    assert sieve.pass_through(Page(7, kvs[:1], None)).unreadable == ("acme",)
-    assert sieve.ended_seen
-    assert sieve.pass_through(Page(7, kvs[1:], None)).unreadable == ("acme",)
-    assert not sieve.ended_seen
-
-
 def kv(key: bytes, value: bytes = b"x") -> KeyValue:
     return KeyValue(key, value, 1, 1, 1)
 
@@ -202,34 +175,6 @@ async def test_a_shared_lease_is_granted_once_and_renewed():
     assert await lease.current(1) == 102
     lease.forget(102)
     assert await lease.current(1) == 103
-
-
-async def test_locks_exclude_and_leave_nothing_behind():
-    locks, inside, most = NamedLocks(), [0], [0]
-
-    async def work(names: tuple[str, ...]) -> None:
-        async with locks.hold(names, timeout_seconds=60):
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-            await asyncio.sleep(0)
-            inside[0] -= 1
-
-    await asyncio.gather(*(work(names) for names in [("a", "b"), ("b", "a"), ("a",), ("a", "a")] * 20))
-    assert most[0] == 1
-    assert not locks._locks
-
-
-@pytest.mark.parametrize(
-    ("left", "share"), [(100.0, 50.0), (2.0, 1.0), (0.6, 0.5), (0.2, 0.2), (0.0, 0.01), (-1.0, 0.01)]
-)
-def test_what_one_try_may_take_of_a_budget(left, share):
-    assert Deadline(left, lambda: 0.0).share() == share
-
-
-async def test_budgets():
-    assert 0 < Deadline.of(100).spend() <= 100
-    with pytest.raises(Unavailable):
-        Deadline.of(-1).spend()
 
 
 def test_what_every_change_reads_is_not_forgotten_for_what_each_wrote():

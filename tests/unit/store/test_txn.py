@@ -308,19 +308,6 @@ async def test_a_race_that_is_lost_is_run_again_at_once_and_then_ever_later(etcd
     assert (told.reason, now() - begun) == (Reason.DEADLINE_EXCEEDED, pytest.approx(1.0))
 
 
-@virtual
-async def test_no_time_left(etcd):
-    """W8 no-false-fail: unclear until the time is up is told as unknown; with no time at all nothing is sent."""
-    by = writer(etcd, rng=random.Random(0))
-    etcd.fail([Fault.LOST] * 1000, all_strike=False)
-    told = await refused(by, applying(upsert("acme/a")), "r", seconds=20)
-    assert (type(told), told.reason) == (Unavailable, Reason.OUTCOME_UNKNOWN)
-    assert etcd.sent > 1
-    sent = etcd.sent
-    told = await refused(by, applying(upsert("acme/a")), "s", seconds=0)
-    assert (type(told), told.reason, etcd.sent) == (Unavailable, Reason.DEADLINE_EXCEEDED, sent)
-
-
 async def test_a_repeated_call_is_refused_behind_a_fence(etcd):
     """W8 no-false-fail: what its first call sent elsewhere cannot arrive then. W3, W9: it is refused as before."""
     by, somebody = writer(etcd), Author(etcd.etcd, made=1000)

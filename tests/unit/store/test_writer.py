@@ -56,13 +56,6 @@ async def test_the_store_has_one_record_of_its_own_that_is_made_once():
     assert (await ensure_meta(other.as_client(), KEYS)).epoch != made.epoch
 
 
-async def test_of_two_services_that_make_it_at_once_both_go_on_with_the_first():
-    etcd = Reading()
-    etcd.others = Meta(epoch="e", created_at="2026-01-01T00:00:00Z").to_bytes()
-    assert (await ensure_meta(etcd.as_client(), KEYS)).epoch == "e"
-    assert etcd.etcd.kvs[KEYS.meta()].version == 1
-
-
 async def test_a_full_etcd_still_tells_what_it_has():
     """R13 static-stable: a service that starts then is ready to read, and to say that there is no space."""
     etcd = Reading()
