@@ -201,10 +201,6 @@ def test_a_call_is_marked_by_the_credential_that_names_its_caller(known, marked)
     assert TOKEN not in repr(shown)
 
 
-def test_a_call_without_a_credential_is_marked_by_its_peer():
-    assert Shown("peer").trace() == trace_of("peer", b"", "")
-
-
 @virtual
 async def test_an_address_with_many_wrong_tokens_has_to_wait_before_one_is_looked_at(file, monkeypatch):
     """R16 bounded: a flood costs no verification. A token that is known goes on, and so do those of other addresses."""

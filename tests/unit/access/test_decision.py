@@ -39,11 +39,6 @@ def test_a_role_allows_its_actions_in_its_scope_and_nothing_else(role):
         assert (held.by(AccessQuestion(*action)) is not None) == (action in ROLES[role]), "about whatever it may see"
 
 
-def test_whoever_is_named_nowhere_may_do_nothing():
-    held = grant(scoped(AccessRole.VIEWER), "bob", "ann")
-    assert all(held.by(AccessQuestion(*action)) is None for action in product(Verb, Resource))
-
-
 def test_a_group_and_everybody_have_roles_too():
     bindings = "  - {role: viewer, groups: [team], tenants: ['*']}\n"
     asked = AccessQuestion(Verb.GET, Resource.ADAPTERS, "p", "acme")

@@ -21,7 +21,6 @@ from registry.access.etcd_users import (
     excess,
     removing_steps,
     replica_user,
-    replicas_in,
     wanted,
 )
 from registry.etcd3.ops import EtcdAccess, KeyPermission, Permission
@@ -60,11 +59,6 @@ def test_each_role_has_what_its_processes_need():
     assert told(ADMIN) == {"read /p/*", "write /p/meta", *(f"write /p/{kind}/*" for kind in written)}
     assert told(AUDITOR) == {f"read /p/{kind}/*" for kind in "audit adapters drains history pools tenants".split()}
     assert wanted(KEYS, ()).users == {ADMIN: frozenset({ADMIN}), AUDITOR: frozenset({AUDITOR})}
-
-
-def test_replicas_are_known_by_their_users():
-    present = EtcdAccess({R1: frozenset(), "loraplane-replica:odd": frozenset(), "root": frozenset()})
-    assert replicas_in(present) == (("q", "r1"),)
 
 
 def test_steps_grant_first_revoke_last_and_end():

@@ -99,17 +99,3 @@ async def test_connections_that_say_nothing_leave_places_when_they_end_and_no_mo
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.05)
         assert served.seen[-1] == ME
-
-
-@pytest.mark.parametrize(
-    "peer",
-    [
-        "unix:",
-        "ipv4:127.0.0.1:1",
-        "unix-abstract:loraplane",
-        "unix:/loraplane-1-0123456789abcdef-uid-0-1",
-        "unix-abstract:xloraplane-1-0123456789abcdef-uid-0-1",
-    ],
-)
-def test_whoever_came_by_another_way_is_nobody_of_the_host(peer):
-    assert socket_principal(peer) is None

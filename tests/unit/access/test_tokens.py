@@ -263,15 +263,6 @@ async def test_of_a_private_key_the_public_part_alone_is_read():
 
 
 @virtual
-async def test_a_key_that_was_withdrawn_counts_no_longer_than_keys_are_kept():
-    world = World()
-    await world.tokens.verify(signed())
-    world.answer = {"keys": [public("ES256", OTHER_EC, "new")]}
-    await asyncio.sleep(301)
-    assert "has no key 'k'" in await world.refused(signed(jti="1"))
-
-
-@virtual
 async def test_keys_may_be_in_a_file(tmp_path):
     file = tmp_path / "jwks.json"
     file.write_text(json.dumps({"keys": [public("ES256", EC)]}))

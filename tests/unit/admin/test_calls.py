@@ -16,7 +16,6 @@ import structlog.testing
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
-from registry.access.principal import address_of
 from registry.admin.rpc.interceptor import _outcome
 from registry.admin.rpc.service import BACKUPS_AT_ONCE, DESCRIPTOR
 from registry.model.errors import Reason
@@ -249,24 +248,6 @@ async def test_large_requests_of_one_caller_are_few_at_once(served):
             one.cancel()
         await asyncio.wait(calls)
     assert (await served.refusal("ApplyAdapters", large)).told[0] is StatusCode.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:10.0.0.1:4711", "10.0.0.1"),
-        ("ipv6:%5B::1%5D:4711", "::1"),
-        ("ipv6:[2001:db8::1]:4711", "2001:db8::1"),
-        ("ipv6:%5B::ffff:10.0.0.1%5D:4711", "10.0.0.1"),
-        ("ipv6:%5Bfe80::1%25eth0%5D:4711", "fe80::1%eth0"),
-        ("unix:", "unix"),
-        ("unix:/run/x.sock", "unix"),
-        ("vsock:1:2", "vsock:1:2"),
-    ],
-)
-def test_a_caller_is_an_address_and_not_a_port(peer, address):
-    """X3 given-back: else each connection would be a caller of its own, with places of its own."""
-    assert address_of(peer) == address
 
 
 @pytest.mark.parametrize("metadata", [(), (("other", "1"), REPEATED_METADATA)])

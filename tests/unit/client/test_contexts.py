@@ -81,12 +81,6 @@ def test_contexts_that_others_may_write_or_nobody_can_read_are_refused(saved, mo
         Registry()
 
 
-def test_a_program_that_names_nothing_reaches_the_service_of_the_variable(address, monkeypatch):
-    monkeypatch.setenv("LORAPLANE_ADMIN", address)
-    with Registry() as registry:
-        assert registry.list("p").adapters == ()
-
-
 def test_a_token_command_has_two_seconds_unless_its_host_says_more(monkeypatch):
     assert OF_TEST.token == TokenCommand(["helper", "--for", "a b"], 2.0)
     monkeypatch.setenv("LORAPLANE_CONTEXT", "test")

@@ -21,7 +21,7 @@ from registry.client.transport import AdminCalls
 from registry.model.errors import InvalidArgument, Unauthenticated
 from registry.model.names import REPEATED_METADATA
 from registry.v1 import registry_pb2 as pb
-from tests.support.fake_admin import FakeAdmin, Hold, Refusal
+from tests.support.fake_admin import Hold, Refusal
 from tests.support.waiting import eventually
 
 EXPIRED = Refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "your token has expired; take a new one")
@@ -223,11 +223,3 @@ async def test_a_file_without_a_token(file, content, told):
         await BearerToken(TokenFile(file)).header()
     assert refused.value.message.startswith(f"the token file {file} ")
     assert (told in refused.value.message, SECRET in refused.value.message) == (True, False)
-
-
-def test_a_missing_token_ends_a_call_at_once(admin: FakeAdmin, address, file):
-    """Nothing is sent, and nothing repeated."""
-    file.unlink()
-    with Registry(address, token=TokenFile(file)) as registry, pytest.raises(Unauthenticated):
-        registry.get("a", "p")
-    assert admin.requests == []

@@ -40,10 +40,6 @@ def test_a_copy_is_published_that_stays_when_the_folder_is_rotated(folder, tmp_p
     assert digest_of(kept) == digest
 
 
-def test_without_a_place_the_folder_itself_is_published(folder):
-    assert source_of(folder, None) == (folder.as_uri(), digest_of(folder))
-
-
 def test_a_bucket_takes_it_as_a_folder_does(folder, monkeypatch):
     store = MemoryStore()
     monkeypatch.setattr(bucket, "open_store", lambda *_: store)
