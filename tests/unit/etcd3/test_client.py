@@ -10,7 +10,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from registry.etcd3.channel import MemberConnection, call_metadata, translated
+from registry.etcd3.channel import MemberConnection, translated
 from registry.etcd3.client import Client, MemberDown, MemberStatus
 from registry.etcd3.errors import EtcdError, EtcdUnavailable
 from registry.etcd3.ops import Put, Range, Txn
@@ -129,11 +129,6 @@ async def test_what_is_no_failure_of_a_call_passes_as_it_is():
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-
-
-def test_a_member_without_a_leader_is_to_refuse_rather_than_to_serve_what_is_old():
-    assert call_metadata(None) == (("hasleader", "true"),)
-    assert call_metadata("t") == (("hasleader", "true"), ("token", "t"))
 
 
 async def test_nobody_s_proxy_gets_what_is_for_etcd(monkeypatch):

@@ -136,18 +136,6 @@ async def test_all_readers_of_a_range_share_one_list_and_watch(informers):
 
 
 @virtual
-async def test_a_reader_of_a_range_that_is_not_listed_yet_is_woken_when_it_is(informers, monkeypatch):
-    """It has nothing to look at before."""
-    monkeypatch.setattr(PlayedReflector, "is_silent", True)
-    async with informers.look(*RANGE, wake := asyncio.Event()) as one:
-        await asyncio.sleep(1)
-        assert not wake.is_set()
-        one.apply(listed(1))
-        assert wake.is_set()
-    await informers.aclose()
-
-
-@virtual
 async def test_a_range_is_kept_for_a_while_after_its_last_reader_and_a_key_is_not(informers):
     """R16 bounded: and not for longer; also where whoever read it hung up."""
     for _ in range(2):

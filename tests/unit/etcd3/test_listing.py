@@ -66,13 +66,6 @@ async def test_a_compaction_that_overtakes_the_last_page_means_to_start_over():
     assert (listing.revision, len(store.asked)) == (55, 4 + 4)
 
 
-async def test_one_page_needs_no_second_look():
-    """etcd reads the newest revision, and no compaction reaches that."""
-    store = Store(2)
-    await list_range(store.read, b"", b"\xff", 2)
-    assert len(store.asked) == 1
-
-
 async def test_starting_over_has_an_end():
     store = Store(5, [None, compacted()] * 5)
     with pytest.raises(Compacted):

@@ -69,12 +69,6 @@ def test_a_function_is_called_with_what_the_line_gives_and_its_own_defaults(line
     assert [{"context": "fry", "name": "a", **NOTHING, **called}] == CALLS
 
 
-def test_a_variable_is_read_where_a_flag_names_one(monkeypatch):
-    monkeypatch.setenv("FRY_SECONDS", "4")
-    run("fry", "a", "--eggs", "1")
-    assert CALLS[-1]["shared"] == Shared(None, 4.0)
-
-
 @pytest.mark.parametrize(
     ("line", "told"),
     [

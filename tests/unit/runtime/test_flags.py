@@ -165,21 +165,6 @@ def test_a_setting_is_what_its_flag_says_or_else_its_variable(arguments, environ
     assert _read(*arguments, model=Small, **environment) == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ((), "program: --name is missing: give it, or set LORAPLANE_NAME"),
-        (("--name", "a", "--count", "0"), "program: --count: Input should be greater than or equal to 1"),
-        (("--name", "wrong"), "program: --name and the rest do not fit"),
-        (("--nam", "a"), "program: unrecognized arguments: --nam a; see program --help"),
-        (("--name", "a", "b"), "program: unrecognized arguments: b; see program --help"),
-        (("--name",), "program: argument --name: expected one argument; see program --help"),
-    ],
-)
-def test_a_mistake_is_one_line_and_nothing_else(capsys, arguments, line):
-    assert _refusal(capsys, *arguments, model=Small) == f"{line}\n"
-
-
 def test_help_says_what_each_flag_is_for_and_a_setting_without_exactly_one_is_a_defect_of_ours(capsys):
     with pytest.raises(SystemExit):
         _read("--help", model=Small)

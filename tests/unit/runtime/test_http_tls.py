@@ -18,7 +18,6 @@ from registry.etcd3.options import TlsFiles
 from registry.runtime import http, http_tls
 from registry.runtime.http import CERTIFICATE, CannotListen, tls_as_told
 from registry.runtime.http_tls import HttpTls
-from tests.support.silent import silent_connections
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 from tests.unit.runtime.test_http import GET, Port, served
@@ -109,17 +108,6 @@ async def test_who_agrees_upon_nothing_has_the_time_of_a_handshake(port_files, m
     async with served(ROUTES, HttpTls(port_files)) as port:
         assert b"200" not in await port.say(said)
         await eventually(lambda: port.closed == {"no_tls": 1})
-
-
-async def test_silent_connections_keep_nobody_out(authority, port_files, monkeypatch):
-    """R16 bounded: each has a place from its beginning on, and the one that was silent longest gives way."""
-    monkeypatch.setattr(http, "MAX_OF_ADDRESS", 3)
-    async with served(ROUTES, HttpTls(port_files)) as port:
-        async with silent_connections(port.address, 8):
-            assert (await ask(port, context(authority.certificate))).status_code == 200
-            assert port.closed["replaced"] >= 6
-        async with asyncio.timeout(10):
-            assert (await ask(port, context(authority.certificate))).status_code == 200
 
 
 async def test_where_all_are_answered_another_is_refused(authority, port_files, monkeypatch):

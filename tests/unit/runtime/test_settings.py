@@ -107,19 +107,3 @@ def test_what_makes_no_sense_for_etcd_is_refused(values, says):
 
 
 REMOTE, LOGIN = {"etcd": "127.0.0.1:1,10.0.0.1:2"}, {"etcd_user": "u", "etcd_password_file": "f"}
-
-
-def test_a_password_leaves_this_host_only_encrypted():
-    """X1 secret-free: unless somebody says that the network may be trusted."""
-    with pytest.raises(ValidationError, match="--insecure where the network may be trusted"):
-        daemon(**REMOTE, **LOGIN)
-    [found] = daemon(**REMOTE, **LOGIN, insecure=True).unprotected()
-    assert "unencrypted to 10.0.0.1:2" in found
-    encrypted = REMOTE | LOGIN
-    for values in (
-        LOGIN,
-        REMOTE,
-        encrypted | {"etcd_tls_ca": "a"},
-        encrypted | {"etcd_tls_cert": "c", "etcd_tls_key": "k"},
-    ):
-        assert (daemon(**values).unprotected(), daemon(**values).insecure) == ((), False)

@@ -60,12 +60,6 @@ def test_stages_are_below_the_change_and_the_change_below_the_request_in_whateve
     assert trace_id_of("req-2") != trace_id_of("req-1")
 
 
-@pytest.mark.parametrize("caller", ["", "00-1-2-3", f"00-{0:032x}-{0:016x}-01"])
-def test_a_change_of_a_client_that_does_not_trace_is_the_root(spans, caller):
-    of_a_change("req-1", caller)
-    assert (spans()["change"].parent, len(spans()["change"].links)) == (None, 0)
-
-
 def test_a_change_that_a_traced_program_asks_for_is_linked_to_its_span(spans):
     tracing.use(None)
     with use_span(TracerProvider().get_tracer("job").start_span("train")) as span:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry.etcd3.ops import Delete, Op, Put, Txn
+from registry.etcd3.ops import Op, Put, Txn
 from registry.model.records import AdapterRecord, TenantRecord
 from registry.tools.verify.history import HistoryBase, Violation
 from registry.tools.verify.removals import LoggedRemoval, Removals, claims_of
@@ -56,15 +56,6 @@ def test_a_deletion_alone_is_found_until_it_is_repaired(author):
     author.change(applying(upsert("acme/c")))
     assert found(steps_of(author)) == {("W7", 7), ("W5", 7)}
     author.change(change)
-    assert found(steps_of(author)) == set()
-
-
-def test_several_at_once(author):
-    """W5, W7: as a deletion of a whole prefix makes them."""
-    author.change(applying(upsert("acme/b", "v3")))
-    records = [AdapterRecord.parse(author.etcd.kvs[KEYS.adapter(POOL, name)].value) for name in ("acme/a", "acme/b")]
-    author.etcd.txn(Txn((), (Delete(STANDS), Delete(KEYS.adapter(POOL, "acme/b")))))
-    author.change(RepairTenant("acme", tuple(records[:1])))
     assert found(steps_of(author)) == set()
 
 
