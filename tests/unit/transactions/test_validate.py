@@ -159,25 +159,6 @@ def test_what_is_no_etag(text):
     assert told.value.field == "etag"
 
 
-def test_a_mask_names_what_is_replaced():
-    """The names of limits are their own; base models may then be left out."""
-    limits = frozenset(PoolLimits.model_fields)
-    cases = {
-        ("limits",): limits,
-        ("limits.max_rank",): {"max_rank"},
-        ("base", "limits.max_rank"): {"base", "max_rank"},
-        ("limits", "limits.max_rank", "engine"): limits | {"engine"},
-        ("base_models", "engine_names"): {"base_models", "engine_names"},
-    }
-    for mask, fields in cases.items():
-        made = validate.make_update_pool(PLAIN, mask=mask)
-        assert made.fields == fields, mask
-        assert made.base_models == (("b",) if "base_models" in mask else ()), mask
-    assert validate.make_update_pool(PLAIN).fields is None
-    assert validate.make_update_pool(PLAIN).base_models == ("b",)
-    assert validate.make_update_pool(PLAIN | {"base_models": []}, mask=["engine"]).base_models == ()
-
-
 @pytest.mark.parametrize("engines", [{}, {"engine": "sglang"}, {"engine_names": "versioned"}])
 def test_only_what_is_given_of_engines_is_replaced(engines):
     made = validate.make_update_pool(PLAIN | engines)
