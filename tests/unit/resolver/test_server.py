@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sidecar.metrics import CONNECTIONS_CLOSED
+from sidecar.metrics import CONNECTIONS_CLOSED, LAZY_QUESTIONS
 from sidecar.resolver import server as module
 from sidecar.resolver.server import ResolverServer, SocketFile
 from sidecar.vllm_plugin.protocol import Answer, Resolved, Unresolved
@@ -74,6 +74,17 @@ async def asker(monkeypatch) -> AsyncIterator[Asker]:
     await asyncio.gather(task, return_exceptions=True)
     socket_file.close()
     shutil.rmtree(folder)
+
+
+async def test_one_question_has_one_answer_and_the_connection_ends(asker):
+    before = LAZY_QUESTIONS.labels("path")._value.get()
+    assert await asker.ask(QUESTION) == {"schema": 1, "path": "/store/a"}
+    assert await asker.ask(QUESTION.replace(b'"a"', b'"b"')) == {
+        "schema": 1,
+        "path": None,
+        "reason": "unknown_adapter",
+    }
+    assert LAZY_QUESTIONS.labels("path")._value.get() == before + 1
 
 
 async def test_who_says_nothing_is_cut_off_holds_nobody_up_and_is_logged_once_a_minute(asker, monkeypatch):
