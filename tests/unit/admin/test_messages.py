@@ -164,6 +164,18 @@ def test_what_was_deleted_unread_is_told_by_its_name():
     assert one.adapter == pb.Adapter(name="acme/A", pool="p")
 
 
+@pytest.mark.parametrize(("etag", "shown"), [(None, "9"), (4, "4"), (0, "")])
+def test_a_pool_and_a_tenant_are_told_with_the_etag_that_they_have(etag, shown):
+    pool = PoolSpec(name="p", base_models=["b"])
+    tenant = TenantRecord(name="acme", max_adapters=5, adapters=1)
+    reply = ChangeReply(pool=pool, tenant=tenant, etag=etag)
+    told_pool, told_tenant = encode.settled_pool(Settled(reply, 9)), encode.settled_tenant(Settled(reply, 9))
+    assert (told_pool.name, told_pool.etag) == ("p", shown)
+    assert (told_tenant.name, told_tenant.max_adapters, told_tenant.etag) == ("acme", 5, shown)
+    nothing = Settled(ChangeReply(), 9)
+    assert (encode.settled_pool(nothing), encode.settled_tenant(nothing)) == (pb.Pool(), pb.Tenant())
+
+
 @pytest.mark.parametrize(("etag", "is_changed"), [(None, True), (4, False)])
 def test_a_repair_tells_what_was_given_back(etag, is_changed):
     """W5."""

@@ -248,6 +248,21 @@ async def test_nothing_is_concluded_from_what_is_not_known(etcd: PlayedEtcd, unk
 
 
 @played
+async def test_while_etcd_is_away_nobody_is_missed(etcd: PlayedEtcd):
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1")
+    await asyncio.sleep(SOON)
+    etcd.links["m0"].set_way(Way.REFUSED)
+    looks = kept.looks
+    await asyncio.sleep(WHILE)
+    assert kept.looks == looks
+    etcd.links["m0"].set_way(Way.OPEN)
+    await asyncio.sleep(30)
+    assert (kept.members(), kept.told) == ({"r1": ""}, {POOL: 0})
+    assert not kept.task.done()
+
+
+@played
 async def test_a_write_that_fails_is_made_by_the_next_look(etcd: PlayedEtcd):
     """R12: and ends nobody."""
     kept = Kept(etcd, POOL)
