@@ -88,6 +88,7 @@ class Sidecar:
             self._keep(tasks, "resolver", partial(ports.answer, self.resolver))
         self._keep(tasks, "lease collector", self.collector.run)
         self._keep(tasks, "scrub", self.collector.scrub)
+        self._keep(tasks, "sources watch", self.collector.watch_sources)
         self._keep(tasks, "files watch", self.collector.watch_files)
 
     def _keep(self, tasks: asyncio.TaskGroup, part: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -200,6 +200,14 @@ class Source(Protocol):
         """
         return nullcontext(self)
 
+    def is_gone(self, stop: Stop) -> bool:  # noqa: ARG002 - of those that can be asked
+        """True if the source says that it has one of the files no more; False also where it does not tell.
+
+        Raises:
+            ArtifactError: it cannot be asked, or refuses to tell.
+        """
+        return False
+
     def version(self, stop: Stop) -> str:
         """Mark that changes when one of the files does, without reading them; empty: the source does not tell.
 

@@ -109,6 +109,19 @@ class FileSource(Source):
         directory = self.root.joinpath(*self.below)
         return f"{directory} {[_looks(directory / name) for name in ('', *FILES)]}"
 
+    def is_gone(self, stop: Stop) -> bool:
+        """See `Source.is_gone`. A mount that may not be read says nothing."""
+        stop.check()
+        directory = self.root.joinpath(*self.below)
+        try:
+            for name in FILES:
+                (directory / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except (OSError, ValueError):
+            return False
+        return False
+
     def _open_directory(self, stack: ExitStack) -> int:
         try:
             directory = _opened(self.root, _DIRECTORY, None, stack)

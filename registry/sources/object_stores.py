@@ -285,6 +285,11 @@ class ObjectSource(Source):
                 place = bucket.shown("/".join(self.uri.path))
                 raise explained(error, name, place, partial(self._has, bucket)) from None
 
+    def is_gone(self, stop: Stop) -> bool:
+        """See `Source.is_gone`. Who may not list a bucket is refused, rather than told that an object is not there."""
+        bucket = _Bucket(self.stores, self.uri, self.held, stop)
+        return not all(self._has(bucket, name) for name in FILES)
+
     def _has(self, bucket: _Bucket, name: str) -> bool:
         return _version(bucket, "/".join((*self.uri.path, name))) != "missing"
 

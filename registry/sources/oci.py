@@ -30,8 +30,9 @@ from registry.sources.archive import (
 from registry.sources.base import ArtifactError, Receive, Source, Stop, beginning
 from registry.sources.connections import SourceRequests
 from registry.sources.credentials import HeldCredential
-from registry.sources.failures import retries, retries_from_start, status_error
-from registry.sources.http import Download, Getter, Web
+from registry.sources.failures import MISSING_STATUSES, retries, retries_from_start, status_error
+from registry.sources.getter import Getter
+from registry.sources.http import Download, Web
 from registry.sources.origins import OriginVisits
 from registry.sources.registry_login import RegistryGetter
 from registry.sources.urls import Reach, WebUrl, is_literal, parse_url
@@ -45,6 +46,10 @@ _TAR, _TAR_GZIP = (".tar",), (".tar+gzip", ".tar.gzip")
 _PATHS = ("org.cncf.model.filepath", "org.cnai.model.filepath", "org.opencontainers.image.title")
 _IS_FOLDER = "io.deis.oras.content.unpack"
 _LayerForm = Literal["file", "tar", "tar+gzip", "foreign"]
+
+
+# What a registry says of what it has not; a 404 without is that of whatever stands before it.
+_UNKNOWN = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
 
 class OciLayer(BaseModel):
@@ -81,6 +86,14 @@ class OciManifest(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
 
     layers: Annotated[list[OciLayer], Field(min_length=1, max_length=MAX_LAYERS)]
+
+
+class _RegistryError(BaseModel):
+    code: str
+
+
+class _RegistryErrors(BaseModel):
+    errors: Annotated[list[_RegistryError], Field(max_length=MAX_LAYERS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +136,18 @@ class RegistrySource(Source):
             return self.uri.commit
         with self._getter(stop) as getter:
             return self._manifest(getter, stop)[0]
+
+    def is_gone(self, stop: Stop) -> bool:
+        """See `Source.is_gone`. The manifest alone is asked for: no registry removes layers that one names."""
+        with self._getter(stop) as getter:
+            answer = getter.get(self._url("manifests", self.uri.commit), _ACCEPT)
+            if answer.status == 200:
+                answer.close()
+                return False
+            if answer.status not in MISSING_STATUSES:
+                answer.close()
+                raise status_error(answer.status, answer.url.place, "the manifest")
+            return not _UNKNOWN.isdisjoint(_codes(beginning(answer.chunks(), MAX_MANIFEST_BYTES)))
 
     @contextmanager
     def _getter(self, stop: Stop) -> Iterator[Getter]:
@@ -219,6 +244,14 @@ class RegistrySource(Source):
 
     def _no_adapter(self, found: str) -> ArtifactError:
         return ArtifactError("not_an_adapter", f"{self._told} {found}")
+
+
+def _codes(content: bytes) -> set[str]:
+    """Codes of the errors in a registry's answer."""
+    try:
+        return {one.code for one in _RegistryErrors.model_validate(read_json(content)).errors}
+    except ValueError:
+        return set()
 
 
 def repository_prefix(uri: SourceUri | SourcePrefix) -> SourcePrefix:

@@ -18,7 +18,7 @@ from registry.sources.connections import SourceRequests
 from registry.sources.credentials import HeldCredential
 from registry.sources.credentials_file import SecretError, as_header
 from registry.sources.failures import DENIED_STATUSES, denied, status_error
-from registry.sources.http import Getter, Headers, SourceResponse
+from registry.sources.getter import Getter, Headers, SourceResponse
 from registry.sources.origins import OriginVisits
 from registry.sources.urls import WebUrl, check_redirect, parse_url
 

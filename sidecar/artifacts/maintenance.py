@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -13,12 +14,11 @@ from types import MappingProxyType
 
 import structlog
 
-from registry.lora.digest import FILES
 from registry.lora.findings import AdapterWarning
-from registry.model.source_uri import SCHEMES
+from registry.model.source_uri import SCHEMES, without_secrets
 from registry.model.status import ReportedStore
 from registry.runtime.failpoints import Point, hit
-from registry.sources.base import Stop
+from registry.sources.base import ArtifactError, Source, Stop
 from registry.sources.file import path_of
 from sidecar.artifacts.disk import Quota, SizeIndex
 from sidecar.artifacts.files import locked, locked_at_once
@@ -41,6 +41,14 @@ IDLE_SECONDS = 60.0
 # Each folder is looked at so often, and so many at once.
 SOURCE_PERIOD_SECONDS = 60.0
 MOST_SOURCES = 64
+# Of what lies on the network one source is asked in this time, each in this time at most, for the first time at some
+# moment of this one, and again after this one until it said so often that it is gone. One that is gone is asked as
+# soon again as at the first time, so that it is taken back.
+ASK_GAP_SECONDS = 120.0
+ASK_PERIOD_SECONDS = 6 * 3600.0
+ASK_FIRST_SECONDS = 3600.0
+ASK_AGAIN_SECONDS = 600.0
+ASK_TIMES = 2
 
 
 class Scrub:
@@ -212,37 +220,95 @@ class ReadFiles:
         return str(self._layout.adapter(artifact))
 
 
+@dataclass(slots=True)
+class _Asked:
+    """What is known of one source that is asked over the network: when it is due, and its last explicit answers."""
+
+    due_at: float
+    gone: int = 0
+
+
 class RotatedSources:
-    """Folders that are gone while the store has their files, as where a trainer rotates its checkpoints.
+    """Sources that are gone while the store has their files, as where a trainer rotates its checkpoints.
 
     This host needs them no more, and another one does: a new replica, or one that lost its disk, could not serve the
-    generation, and nobody could roll back to it. Folders alone are looked at, by two stats each: buckets and web
-    servers would be asked over the network for what changes nothing here. Only a path that is certainly not there
-    counts: a mount that may not be read says nothing.
+    generation, and nobody could roll back to it. Only an explicit answer counts: a mount that may not be read, a
+    credential that is refused, a server that is away or overloaded say nothing, and leave what was known.
+
+    Folders are looked at once a minute, by two stats each. What lies on the network is asked for the beginning of two
+    files, one source in `ASK_GAP_SECONDS` for all of a replica, each once in `ASK_PERIOD_SECONDS` at most: so a hundred
+    replicas ask a bucket that they share for less than one source a second, however many adapters there are. Of two
+    replicas none knows what the other asked. That it is gone is believed when it is said twice.
     """
 
-    def __init__(self, seen: Callable[[], Iterable[ArtifactRef]], now: Callable[[], float] = time.monotonic) -> None:
-        """`seen`: what stands in the store; `now`: seconds of a clock that never goes back."""
-        self._seen = seen
-        self._now = now
-        self._due_at: dict[ArtifactRef, float] = {}
+    def __init__(
+        self,
+        seen: Callable[[], Iterable[ArtifactRef]],
+        source: Callable[[ArtifactRef], Source],
+        now: Callable[[], float] = time.monotonic,
+        between: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """Asks nobody yet.
+
+        Args:
+            seen: gives what stands in the store.
+            source: opens one. Raises ArtifactError: it may not be read.
+            now: seconds of a clock that never goes back.
+            between: a number by chance, so that replicas that start together do not ask together.
+        """
+        self._seen, self._source = seen, source
+        self._now, self._between = now, between
+        self._folders: dict[ArtifactRef, float] = {}
+        self._asked: dict[ArtifactRef, _Asked] = {}
+        self._ask_at = now()
         self._gone: Mapping[ArtifactRef, AdapterWarning] = {}
 
-    def look(self) -> None:
-        """Looks at the folders that are due, those first that are due for the longest. Used in a worker thread."""
-        now = self._now()
-        self._due_at = {ref: self._due_at.get(ref, now) for ref in self._seen() if _is_folder(ref.uri)}
-        gone = {ref: warning for ref, warning in self._gone.items() if ref in self._due_at}
-        due = sorted((ref for ref, at in self._due_at.items() if at <= now), key=self._due_at.__getitem__)
+    def look(self, stop: Stop) -> None:
+        """Looks at the folders that are due, and asks for one other source. Used in a worker thread.
+
+        Raises:
+            ArtifactError: ``staging_stopped``.
+        """
+        now, seen = self._now(), set(self._seen())
+        self._folders = {ref: self._folders.get(ref, now) for ref in seen if _is_folder(ref.uri)}
+        self._asked = {ref: self._asked.get(ref) or self._first(now) for ref in seen if _is_asked(ref.uri)}
+        gone = {ref: warning for ref, warning in self._gone.items() if ref in seen}
+        due = sorted((ref for ref, at in self._folders.items() if at <= now), key=self._folders.__getitem__)
         for ref in due[:MOST_SOURCES]:
-            gone.pop(ref, None)
-            if why := _missing(ref.uri):
-                gone[ref] = AdapterWarning("source_gone", why)
-            self._due_at[ref] = now + SOURCE_PERIOD_SECONDS
+            _note(gone, ref, is_gone=self._is_gone(ref, stop) is True)
+            self._folders[ref] = now + SOURCE_PERIOD_SECONDS
         self._gone = gone
+        oldest = min(self._asked, key=lambda ref: self._asked[ref].due_at, default=None)
+        if oldest is not None and max(self._ask_at, self._asked[oldest].due_at) <= now:
+            self._gone = self._after_asking(oldest, dict(gone), stop)
+
+    def _first(self, now: float) -> _Asked:
+        return _Asked(now + self._between(0.0, ASK_FIRST_SECONDS))
+
+    def _after_asking(
+        self, ref: ArtifactRef, gone: dict[ArtifactRef, AdapterWarning], stop: Stop
+    ) -> Mapping[ArtifactRef, AdapterWarning]:
+        asked, now = self._asked[ref], self._now()
+        self._ask_at = now + ASK_GAP_SECONDS
+        asked.due_at = now + self._between(0.8, 1.0) * ASK_PERIOD_SECONDS
+        is_gone = self._is_gone(ref, stop)
+        if is_gone is not None:
+            asked.gone = asked.gone + 1 if is_gone else 0
+            _note(gone, ref, is_gone=asked.gone >= ASK_TIMES)
+        if is_gone:
+            asked.due_at = now + (ASK_AGAIN_SECONDS if asked.gone < ASK_TIMES else ASK_FIRST_SECONDS)
+        return gone
+
+    def _is_gone(self, ref: ArtifactRef, stop: Stop) -> bool | None:
+        """The answer of a source; None: nobody can tell. Raises ArtifactError: ``staging_stopped``."""
+        try:
+            return self._source(ref).is_gone(stop)
+        except ArtifactError:
+            stop.check()
+            return None
 
     def marked(self, staged: Mapping[ArtifactRef, Staged]) -> Mapping[ArtifactRef, Staged]:
-        """Artifacts with a warning where their folders are gone."""
+        """Artifacts with a warning where their sources are gone."""
         gone = {ref: warning for ref, warning in self._gone.items() if ref in staged}
         if not gone:
             return staged
@@ -254,20 +320,20 @@ def _is_folder(uri: str) -> bool:
     return SCHEMES.get(uri.partition("://")[0]) == "folder"
 
 
-def _missing(uri: str) -> str:
-    """Sentence on a source whose files are gone; empty: they are there, or nobody can tell."""
-    try:
-        folder = path_of(uri)
-        for name in FILES:
-            (folder / name).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return (
-            f"{folder} has not the files any more that it is served from; stores still have them: put them back, or "
+def _is_asked(uri: str) -> bool:
+    """True for what lies on the network. What commands fetch would have to be fetched."""
+    return SCHEMES.get(uri.partition("://")[0], "folder") != "folder"
+
+
+def _note(gone: dict[ArtifactRef, AdapterWarning], ref: ArtifactRef, *, is_gone: bool) -> None:
+    gone.pop(ref, None)
+    if is_gone:
+        place = path_of(ref.uri) if _is_folder(ref.uri) else without_secrets(ref.uri)
+        message = (
+            f"{place} has not the files any more that it is served from; stores still have them: put them back, or "
             "publish them from a place that stays, before another replica needs them or somebody rolls back to them"
         )
-    except (OSError, ValueError):
-        return ""
-    return ""
+        gone[ref] = AdapterWarning("source_gone", message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,14 +402,17 @@ class Maintenance:
             return None
 
     def scrub(self, stop: Stop) -> None:
-        """Looks for sources that are gone, and reads something again, slowly; see `RotatedSources`, `Scrub.step`.
+        """Reads something again, slowly; see `Scrub.step`.
 
         Raises:
             ArtifactError: ``staging_stopped``.
             OSError: the store failed.
         """
-        self.rotated.look()
         self.scrubbing.step(stop)
+
+    def look_at_sources(self, stop: Stop) -> None:
+        """Looks for sources that are gone; see `RotatedSources`. Raises ArtifactError: ``staging_stopped``."""
+        self.rotated.look(stop)
 
     def write_leases(self, stop: Stop) -> None:
         """Puts on disk what was let go of.

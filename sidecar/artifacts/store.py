@@ -109,7 +109,7 @@ class LocalStore:
         self._obtainer = Obtainer(layout, trust, leases, self._pins, known, ingest, stored)
         self._files = ReadFiles(layout, known)
         scrub = Scrub(layout, collector, known, ingest, self._bases)
-        self._rotated = RotatedSources(known.seen.refs)
+        self._rotated = RotatedSources(known.seen.refs, trust.source)
         self.maintenance = Maintenance(
             layout, leases, index, quota, collector, scrub, self._files, self._rotated, trust.refresh
         )

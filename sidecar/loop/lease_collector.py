@@ -52,6 +52,10 @@ class StoreRounds(Protocol):
         """Reads something again. Raises OSError, ArtifactError."""
         ...
 
+    def look_at_sources(self, stop: Stop) -> None:
+        """Looks for sources that are gone. Raises ArtifactError."""
+        ...
+
     def look(self, stop: Stop) -> Mapping[str, str]:
         """Gives what was done to files that the engine may be reading. Raises OSError, ArtifactError."""
         ...
@@ -126,6 +130,12 @@ class LeaseCollector:
         """Has the store read again, slowly, until it is cancelled."""
         while True:
             await self._in_thread("scrub", self._maintenance.scrub)
+            await asyncio.sleep(self._pause_seconds)
+
+    async def watch_sources(self) -> None:
+        """Has sources looked at that files of the store came from, until it is cancelled."""
+        while True:
+            await self._in_thread("sources", self._maintenance.look_at_sources)
             await asyncio.sleep(self._pause_seconds)
 
     async def watch_files(self) -> None:

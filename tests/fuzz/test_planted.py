@@ -14,7 +14,7 @@ from registry.model.errors import InvalidArgument
 from registry.runtime import page_guard
 from registry.runtime.connection_table import ConnectionTable, NoPlace
 from registry.sources import object_stores
-from registry.sources.http import Getter
+from registry.sources.getter import Getter
 from registry.transactions import repair
 from sidecar.report import http
 from tests.fuzz import fuzzer, sequences

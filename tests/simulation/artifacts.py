@@ -223,3 +223,6 @@ class SimStore:
 
     def scrub(self, _stop: Stop) -> None:
         """There is nothing to read."""
+
+    def look_at_sources(self, _stop: Stop) -> None:
+        """There is nobody to ask."""

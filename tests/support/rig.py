@@ -70,6 +70,9 @@ class Removing:
     def scrub(self, stop: Stop) -> None:
         self._store.maintenance.scrub(stop)
 
+    def look_at_sources(self, stop: Stop) -> None:
+        self._store.maintenance.look_at_sources(stop)
+
     def look(self, stop: Stop) -> Mapping[str, str]:
         return self._store.maintenance.look(stop)
 

@@ -1,18 +1,23 @@
-"""Folders that are rotated away while stores still have their files."""
+"""Sources that are rotated away while stores still have their files."""
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from registry.sources.base import Stop
+from registry.sources.allowed import AllowedSources
+from registry.sources.base import ArtifactError, Source, Stop
 from sidecar.artifacts import maintenance
 from sidecar.artifacts.maintenance import RotatedSources
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.support.adapters import write_adapter
+
+ONCE_A_MINUTE = maintenance.SOURCE_PERIOD_SECONDS
+HOUR = 3600.0
 
 
 class Clock:
@@ -20,6 +25,21 @@ class Clock:
 
     def __call__(self) -> float:
         return self.at
+
+
+class Asked(Source):
+    """A source on the network that answers as a test says: it is gone or not, or cannot be asked."""
+
+    def __init__(self) -> None:
+        self.answer: bool | ArtifactError = False
+        self.questions = 0
+
+    def is_gone(self, stop: Stop) -> bool:
+        stop.check()
+        self.questions += 1
+        if isinstance(self.answer, ArtifactError):
+            raise self.answer
+        return self.answer
 
 
 def staged(ref: ArtifactRef) -> dict[ArtifactRef, Staged]:
@@ -35,37 +55,45 @@ def reasons(looks: RotatedSources, ref: ArtifactRef) -> list[str]:
     return [one.reason for one in looks.marked(staged(ref))[ref].warnings]
 
 
+def opened(ref: ArtifactRef) -> Source:
+    return AllowedSources(["file:///"]).source(ref.uri)
+
+
 @pytest.mark.parametrize("kept", [[], ["adapter_config.json"]])
 def test_a_folder_that_is_gone_is_told_until_it_is_back(tmp_path, clock, kept):
     """Also one of which a file is left. It is looked at once a minute."""
     folder = tmp_path / "a b"
     write_adapter(folder)
     ref = ArtifactRef(folder.as_uri(), None)
-    looks = RotatedSources(lambda: [ref], clock)
-    looks.look()
+    looks = RotatedSources(lambda: [ref], opened, clock)
+    looks.look(Stop())
     assert looks.marked(staged(ref)) == staged(ref)
     for file in folder.iterdir():
         if file.name not in kept:
             file.unlink()
     if not kept:
         folder.rmdir()
-    looks.look()
+    looks.look(Stop())
     assert reasons(looks, ref) == []
-    clock.at += maintenance.SOURCE_PERIOD_SECONDS
-    looks.look()
+    clock.at += ONCE_A_MINUTE
+    looks.look(Stop())
     assert reasons(looks, ref) == ["source_gone"]
     assert str(folder) in looks.marked(staged(ref))[ref].warnings[0].message
     write_adapter(folder)
-    clock.at += maintenance.SOURCE_PERIOD_SECONDS
-    looks.look()
+    clock.at += ONCE_A_MINUTE
+    looks.look(Stop())
     assert reasons(looks, ref) == []
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/a", "https://host/a.tar", "file://other-host/a", "file:///" + "a" * 300])
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket/a", "wandb-artifact:///a/b:v1", "file://other-host/a", "file:///" + "a" * 300]
+)
 def test_what_nobody_can_tell_is_not_told(clock, uri):
     ref = ArtifactRef(uri, None)
-    looks = RotatedSources(lambda: [ref], clock)
-    looks.look()
+    looks = RotatedSources(lambda: [ref], opened, clock)
+    for _ in range(2000):
+        clock.at += 30
+        looks.look(Stop())
     assert reasons(looks, ref) == []
 
 
@@ -74,16 +102,114 @@ def test_of_very_many_all_have_their_turn_and_what_the_store_lost_is_forgotten(t
     monkeypatch.setattr(maintenance, "MOST_SOURCES", 2)
     refs = [ArtifactRef((tmp_path / f"{number}").as_uri(), None) for number in range(5)]
     there = list(refs)
-    looks = RotatedSources(lambda: there, clock)
+    looks = RotatedSources(lambda: there, opened, clock)
     found = []
     for _ in range(3):
-        looks.look()
+        looks.look(Stop())
         clock.at += 1
         found.append(sum(bool(reasons(looks, ref)) for ref in refs))
     assert found == [2, 4, 5]
     there.clear()
-    looks.look()
+    looks.look(Stop())
     assert [ref for ref in refs if reasons(looks, ref)] == []
+
+
+def passed(looks: RotatedSources, clock: Clock, seconds: float) -> None:
+    """Time goes by, with a look each 10 s."""
+    for _ in range(int(seconds / 10)):
+        clock.at += 10
+        looks.look(Stop())
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://b/a", "gs://b/a", "az://b/a", "hf://o/r@" + "0" * 40, "oci://h/r:1", "https://h/a/"]
+)
+def test_a_source_on_the_network_is_told_once_it_says_twice_that_it_is_gone(clock, uri):
+    """Within an hour after the start and six later; one that is back within an hour."""
+    ref, source = ArtifactRef(uri, None), Asked()
+    looks = RotatedSources(lambda: [ref], lambda _: source, clock)
+    passed(looks, clock, HOUR)
+    assert (source.questions, reasons(looks, ref)) == (1, [])
+    source.answer = True
+    while source.questions == 1:
+        passed(looks, clock, 10)
+    assert reasons(looks, ref) == [], "one answer may be that of a moment"
+    passed(looks, clock, maintenance.ASK_AGAIN_SECONDS)
+    assert reasons(looks, ref) == ["source_gone"]
+    assert uri in looks.marked(staged(ref))[ref].warnings[0].message
+    source.answer = False
+    passed(looks, clock, HOUR)
+    assert (reasons(looks, ref), clock.at < 100 + 8 * HOUR) == ([], True)
+
+
+def test_a_blip_is_no_loss(clock):
+    ref, source = ArtifactRef("s3://b/a", None), Asked()
+    looks = RotatedSources(lambda: [ref], lambda _: source, clock, lambda low, _: low)
+    source.answer = True
+    looks.look(Stop())
+    source.answer = False
+    passed(looks, clock, maintenance.ASK_AGAIN_SECONDS)
+    source.answer = True
+    while source.questions == 2:
+        passed(looks, clock, 10)
+    assert (source.questions, reasons(looks, ref)) == (3, [])
+
+
+@pytest.mark.parametrize(
+    "reason", ["source_denied", "source_timeout", "source_io", "rate_limited", "unknown_credential"]
+)
+def test_who_cannot_ask_or_is_refused_neither_says_that_it_is_gone_nor_takes_it_back(clock, reason):
+    ref, source = ArtifactRef("s3://b/a", None), Asked()
+    unknown = ArtifactError(reason, "no")
+    looks = RotatedSources(lambda: [ref], lambda _: source, clock)
+    source.answer = unknown
+    passed(looks, clock, 24 * HOUR)
+    assert (source.questions >= 4, reasons(looks, ref)) == (True, [])
+    source.answer = True
+    passed(looks, clock, 7 * HOUR)
+    assert reasons(looks, ref) == ["source_gone"]
+    source.answer = unknown
+    passed(looks, clock, 24 * HOUR)
+    assert reasons(looks, ref) == ["source_gone"]
+
+
+def test_a_thousand_replicas_of_sources_put_little_on_those_who_answer(clock):
+    """R16 bounded: one source in two minutes for a replica, and each of few once in some hours; all have their turn."""
+    refs = [ArtifactRef(f"s3://b/{number}", None) for number in range(1000)]
+    asked: Counter[ArtifactRef] = Counter()
+
+    def source(ref: ArtifactRef) -> Source:
+        asked[ref] += 1
+        return Asked()
+
+    many = RotatedSources(lambda: refs, source, clock)
+    passed(many, clock, 24 * HOUR)
+    assert sum(asked.values()) == 24 * HOUR / maintenance.ASK_GAP_SECONDS
+    assert max(asked.values()) == 1
+    asked.clear()
+    few = RotatedSources(lambda: refs[:3], source, clock)
+    passed(few, clock, 24 * HOUR)
+    assert all(4 <= times <= 6 for times in asked.values())
+
+
+def test_replicas_that_start_together_do_not_ask_together(clock):
+    ref, first = ArtifactRef("s3://b/a", None), []
+    for _ in range(20):
+        source, own = Asked(), Clock()
+        looks = RotatedSources(lambda: [ref], lambda _, source=source: source, own)
+        while not source.questions:
+            passed(looks, own, 10)
+        first.append(own.at)
+    assert max(first) - min(first) > maintenance.ASK_FIRST_SECONDS / 3
+
+
+def test_who_is_stopped_asks_nobody(clock):
+    ref, source = ArtifactRef("s3://b/a", None), Asked()
+    looks, stop = RotatedSources(lambda: [ref], lambda _: source, clock, lambda low, _: low), Stop()
+    stop.set()
+    with pytest.raises(ArtifactError, match="stopped"):
+        looks.look(stop)
+    assert source.questions == 0
 
 
 async def test_a_store_serves_on_what_was_rotated_and_warns_of_it(tmp_path):
@@ -94,7 +220,7 @@ async def test_a_store_serves_on_what_was_rotated_and_warns_of_it(tmp_path):
     ref = ArtifactRef(folder.as_uri(), None, pin_key="p/a@1")
     before = await store.ensure(ref)
     shutil.rmtree(folder)
-    store.maintenance.scrub(Stop())
+    store.maintenance.look_at_sources(Stop())
     assert [one.reason for one in store.seen[ref].warnings] == [*[one.reason for one in before.warnings], "source_gone"]
     assert (store.lookup(ref), store.is_intact(before.path)) == (before, True)
     store.close()

@@ -101,6 +101,10 @@ class Rig:
         """See `StoreRounds`."""
         self.round(stop)
 
+    def look_at_sources(self, stop: Stop) -> None:
+        """See `StoreRounds`."""
+        self.round(stop)
+
     def look(self, stop: Stop) -> dict[str, str]:
         """See `StoreRounds`."""
         self.round(stop)

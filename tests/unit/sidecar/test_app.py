@@ -41,6 +41,7 @@ def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readab
         "reconciler",
         "resolver",
         "files watch",
+        "sources watch",
         "lease collector",
         "scrub",
     }

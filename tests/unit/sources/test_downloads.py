@@ -11,7 +11,8 @@ import pytest
 from registry.etcd3.backoff import Backoff
 from registry.sources import failures
 from registry.sources.base import ArtifactError, SourceLimits, Stop
-from registry.sources.http import SourceResponse, Web, receive_file
+from registry.sources.getter import SourceResponse
+from registry.sources.http import Web, receive_file
 from registry.sources.urls import parse_url
 
 URL = parse_url("https://own.test/a/weights")

@@ -193,6 +193,8 @@ def test_a_bundle_beside_the_files_is_read_and_no_version_is_told(program, adapt
         assert "adapter_config.json" in got(opened)
     assert (tmp_path / "runs").read_text() == "run\n" * 2, "once for all that is asked of what is open"
     assert source.version(Stop()) == ""
+    assert not source.is_gone(Stop())
+    assert (tmp_path / "runs").read_text() == "run\n" * 2, "nobody fetches to see whether it is there"
     (adapter / "model.sig").unlink()
     assert source.signature(Stop()) is None
 

@@ -15,7 +15,8 @@ from registry.sources import connections, failures
 from registry.sources.base import ArtifactError, SourceLimits, Stop
 from registry.sources.credentials import Credentials, HeldCredential
 from registry.sources.credentials_file import read_credentials
-from registry.sources.http import MAX_REDIRECTS, Web, web_source
+from registry.sources.getter import MAX_REDIRECTS
+from registry.sources.http import Web, web_source
 from tests.support.web import Exchange, Site, serving
 
 CONFIG, WEIGHTS = b"{}", bytes(range(256)) * 400
@@ -210,6 +211,33 @@ def test_the_version_of_a_source_changes_with_its_files_and_takes_none_of_them(s
     site.answers[NAMES[0]] = lambda exchange: exchange.send(500)
     with pytest.raises(ArtifactError, match="answered 500"):
         source.version(Stop())
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_source_is_gone_when_the_server_says_so_of_a_file(site, web, status):
+    """Without taking a file; what is refused, overloaded or broken says nothing of it."""
+    source = source_at(web, f"{site.url}/team/a/")
+    assert not source.is_gone(Stop())
+    assert {headers["Range"] for _, headers in site.seen} == {"bytes=0-0"}
+    site.has_tags = False
+    assert not source.is_gone(Stop())
+    for other in (401, 403, 429, 500, 503, 418):
+        site.answers[NAMES[1]] = lambda exchange, other=other: exchange.send(other)
+        with closing(Web(LIMITS)) as alone, pytest.raises(ArtifactError) as unknown:
+            source_at(alone, f"{site.url}/team/a/").is_gone(Stop())
+        assert unknown.value.reason != "source_missing"
+    site.answers[NAMES[1]] = lambda exchange: exchange.send(status)
+    assert source.is_gone(Stop())
+    site.answers[NAMES[1]] = lambda exchange: exchange.send(status, X_Error_Code="RepoNotFound")
+    assert not source.is_gone(Stop()), "a hub hides so what a credential may not see"
+
+
+def test_an_archive_is_gone_like_a_file(site, web):
+    site.files["/team/a.tar"] = b"tar"
+    source = source_at(web, f"{site.url}/team/a.tar")
+    assert not source.is_gone(Stop())
+    del site.files["/team/a.tar"]
+    assert source.is_gone(Stop())
 
 
 @pytest.mark.parametrize(

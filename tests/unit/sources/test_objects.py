@@ -216,6 +216,23 @@ def test_the_version_of_a_source_changes_with_its_objects(stores):
         source.version(Stop())
 
 
+def test_a_source_is_gone_when_its_store_says_so_of_an_object(stores):
+    """What is refused or broken says nothing of it: who may not list a bucket is refused what is not there."""
+    source = ObjectSource(stores, parse_source(URI), None)  # type: ignore[arg-type]
+    stores.tag = None
+    assert not source.is_gone(Stop())
+    assert [(start, end) for _, _, start, end, _ in stores.asked] == [(0, 1)] * 2
+    for fault in (PermissionDeniedError("no"), UnauthenticatedError("no"), GenericError("503")):
+        stores.faults = [fault] * 9
+        with pytest.raises(ArtifactError) as unknown:
+            source.is_gone(Stop())
+        assert unknown.value.reason in {"source_denied", "source_io"}
+    stores.faults.clear()
+    stores.origins = Origins()
+    del stores.objects["team/a/adapter_model.safetensors"]
+    assert source.is_gone(Stop())
+
+
 def test_weights_that_are_missing_are_named_and_what_is_there_instead(stores):
     """R8: what can never be had by waiting is not waited for."""
     weights = stores.objects.pop("team/a/adapter_model.safetensors")

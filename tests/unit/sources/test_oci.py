@@ -235,6 +235,32 @@ def test_bytes_that_are_not_those_of_their_digest_are_not_taken(web, there, monk
     assert refusal(source(web, there)).reason == "too_large"
 
 
+def test_an_artifact_is_gone_when_its_registry_says_so(web, there):
+    """A 404 of whatever stands before the registry says nothing of it, and neither does a refusal."""
+    there.push("acme/sql", "v1", ORAS)
+    assert not source(web, there).is_gone(Stop())
+
+    def unknown(code: str) -> bytes:
+        return json.dumps({"errors": [{"code": code, "message": "no", "detail": {}}]}).encode()
+
+    path = "/v2/acme/sql/manifests/v1"
+    for content, is_gone in [
+        (unknown("MANIFEST_UNKNOWN"), True),
+        (unknown("NAME_UNKNOWN"), True),
+        (unknown("DENIED"), False),
+        (b"<html>not found</html>", False),
+        (b"[" * 100_000, False),
+        (b'{"errors": {}}', False),
+        (b"", False),
+    ]:
+        there.answers[path] = lambda exchange, content=content: exchange.send(404, content)
+        assert source(web, there).is_gone(Stop()) is is_gone
+    for status in (403, 418, 500):
+        there.answers[path] = lambda exchange, status=status: exchange.send(status, unknown("MANIFEST_UNKNOWN"))
+        with pytest.raises(ArtifactError):
+            source(web, there).is_gone(Stop())
+
+
 @pytest.fixture
 def hold(tmp_path, monkeypatch):
     """Holds a credential with this secret, bound to the registry and to these prefixes."""
