@@ -10,6 +10,7 @@ from registry.cli import options
 from registry.cli.change.sets import Applied, Change, ChangeBatch, Outcome, apply_atomic, apply_split, step_of_changes
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError
+from registry.cli.preflight import warn_if_gone
 from registry.cli.rollout import REMEDY, FollowedRollout, RolloutTarget, check_served
 from registry.cli.session import READ_SECONDS, ROLLOUT_SECONDS, WRITE_SECONDS, Session, pool_or_only, request_id_or_new
 from registry.cli.views.differences import changed_fields
@@ -31,7 +32,7 @@ class ApplyOrder:
     """Order to carry changes out. `timeout_seconds` None: the defaults.
 
     `retry`: what failed is tried at once although the spec is the same, on that replica, or if it is empty on all;
-    None: what stays the same is left alone. `min_ready`: see `RolloutTarget`.
+    None: what stays the same is left alone. `min_ready`, `goes_back`: see `RolloutTarget`.
     """
 
     request_id: str | None = None
@@ -41,6 +42,7 @@ class ApplyOrder:
     wait: bool = False
     min_ready: int = 0
     retry: str | None = None
+    goes_back: bool = False
 
     @property
     def read_seconds(self) -> float:
@@ -134,8 +136,11 @@ def apply_change(
     request.validate_only, request.request_id = order.dry_run, request_id_or_new(order.request_id)
     with session.client(order.write_seconds) as client:
         request.pool = pool_or_only(client, pool)
-        batch = ChangeBatch(request.pool, (), request.request_id)
-        tell(client, session.printer(), [Applied(batch, client.unary(method, request))], order)
+        made = client.unary(method, request)
+        if order.goes_back:
+            for result in made.results:
+                warn_if_gone(result.adapter, note)
+        tell(client, session.printer(), [Applied(ChangeBatch(request.pool, (), request.request_id), made)], order)
 
 
 def send(client: AdminClient, changes: Sequence[Change], request_id: str, order: ApplyOrder) -> Sequence[Outcome]:
@@ -153,7 +158,7 @@ def tell(client: AdminClient, printer: Printer, outcomes: Sequence[Outcome], ord
     followed: list[FollowedRollout] = []
     try:
         if order.wait and not order.dry_run:
-            followed = follow_shown(client, _targets(outcomes, order.min_ready), order.rollout_seconds, printer)
+            followed = follow_shown(client, _targets(outcomes, order), order.rollout_seconds, printer)
     finally:
         if not printer.is_table:
             print_plain(printer, outcomes, followed, dry_run=order.dry_run)
@@ -194,12 +199,8 @@ def _takes_room(result: pb.AdapterResult) -> bool:
     return result.outcome == pb.AdapterResult.CREATED and spec.load != "lazy" and is_everywhere
 
 
-def _targets(outcomes: Sequence[Outcome], min_ready: int) -> list[RolloutTarget]:
+def _targets(outcomes: Sequence[Outcome], order: ApplyOrder) -> list[RolloutTarget]:
     """Targets to wait for: everything applied that was not a deletion."""
-    return [
-        RolloutTarget(result.adapter.pool, result.adapter.name, result.adapter.generation, min_ready)
-        for one in outcomes
-        if isinstance(one, Applied)
-        for result in one.response.results
-        if result.outcome != pb.AdapterResult.DELETED
-    ]
+    applied = [result for one in outcomes if isinstance(one, Applied) for result in one.response.results]
+    made = [result.adapter for result in applied if result.outcome != pb.AdapterResult.DELETED]
+    return [RolloutTarget(one.pool, one.name, one.generation, order.min_ready, order.goes_back) for one in made]

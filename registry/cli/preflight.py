@@ -13,12 +13,15 @@ from registry.cli.change.sets import Change, with_pool_field
 from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.session import Session
+from registry.cli.views.get import Note
 from registry.client import admin_api as api
 from registry.lora.digest import FILES
 from registry.model.errors import Reason
+from registry.model.source_uri import without_secrets
 from registry.v1 import registry_pb2 as pb
 
 LOOK_SECONDS = 30.0
+GONE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,30 @@ def _check_path(change: Change) -> None:
 def _is_place_here(parent: Path) -> bool:
     """True if a URI's folder would lie in one of this machine; of a place that is not here the replicas know more."""
     return parent != parent.parent and is_here(parent)
+
+
+def warn_if_gone(adapter: pb.Adapter, note: Note) -> None:
+    """Notes that the source of a generation that is gone back to has the files no more, as far as it is seen here.
+
+    It is no reason to refuse it: stores of replicas may have them yet, and nobody else knows.
+    """
+    spec = adapter.spec
+    if _is_gone(spec.source.uri, spec.credentials or None):
+        note(
+            f"{without_secrets(spec.source.uri)} has not the files any more, as seen from here: replicas serve "
+            f"generation {adapter.generation} only where their stores still have them; "
+            f"loraplane describe adapter {adapter.name} --pool {adapter.pool} tells"
+        )
+
+
+def _is_gone(uri: str, credential: str | None) -> bool:
+    folder = folder_of(uri)
+    if folder is not None:
+        return _is_place_here(folder.parent) and not all(os.path.lexists(folder / name) for name in FILES)
+    from registry.cli.source_reader import SourceReader, stopped_after  # noqa: PLC0415 - with all that reads adapters
+
+    with stopped_after(GONE_SECONDS) as stop:
+        return SourceReader(None).is_gone(uri, credential, stop)
 
 
 def _doubtful(change: Change, reason: Reason, message: str) -> CliError:

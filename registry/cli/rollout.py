@@ -11,7 +11,7 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.messages import meanwhile, state_name
 from registry.client import admin_api as api
-from registry.client.adapters import commands_of
+from registry.client.adapters import NOWHERE, commands_of, counted_in, is_nowhere_in
 from registry.model.errors import Reason
 from registry.residency.health import STUCK
 from registry.v1 import registry_pb2 as pb
@@ -30,13 +30,15 @@ _NAMED = 5
 class RolloutTarget:
     """A generation that replicas should come to serve; 0: the present one.
 
-    `min_ready`: so many suffice; 0: it takes all that should serve it.
+    `min_ready`: so many suffice; 0: it takes all that should serve it. `goes_back`: its files are of an earlier
+    generation, so that they do not come by themselves if nobody has them.
     """
 
     pool: str
     name: str
     generation: int
     min_ready: int = 0
+    goes_back: bool = False
 
     def is_served(self, rollout: pb.Rollout) -> bool:
         """True if so many serve it that nobody waits for the others."""
@@ -56,10 +58,11 @@ class FollowedRollout:
 REMEDY = "raise the engines' --max-cpu-loras or the pool's --max-adapters, delete others, or apply some with load: lazy"
 
 
-def cannot_come(rollout: pb.Rollout) -> bool:
+def cannot_come(target: RolloutTarget, rollout: pb.Rollout) -> bool:
     """True if whoever does not serve it will not, unless something else is changed."""
-    counted = [one for one in rollout.replicas if one.canary or not rollout.HasField("canary")]
-    behind = [one for one in counted if one.state != pb.RolloutReplica.SERVING]
+    if target.goes_back and is_nowhere_in(rollout):
+        return True
+    behind = [one for one in counted_in(rollout) if one.state != pb.RolloutReplica.SERVING]
     stuck = [one for one in behind if one.state == pb.RolloutReplica.PENDING and one.reason in STUCK]
     failed = [one for one in behind if one.state == pb.RolloutReplica.FAILED]
     return bool(stuck) and len(stuck) + len(failed) == len(behind)
@@ -100,7 +103,7 @@ def _follow(client: AdminClient, target: RolloutTarget, end: float, seen: Seen) 
             for rollout in client.stream(api.WATCH_ROLLOUT, request, _remaining(end)):
                 last = rollout
                 seen(target, rollout)
-                if rollout.done or target.is_served(rollout) or cannot_come(rollout) or time.monotonic() > end:
+                if rollout.done or target.is_served(rollout) or cannot_come(target, rollout) or time.monotonic() > end:
                     return FollowedRollout(target, rollout)
         except CliError as error:
             if error.failure.exit is not Exit.UNAVAILABLE:
@@ -125,7 +128,11 @@ def check_served(followed: Iterable[FollowedRollout]) -> None:
     failed = [one for one in everything if one.rollout is not None and one.rollout.done and one.rollout.failure]
     if failed:
         raise CliError(CommandFailure(Exit.ROLLOUT_FAILED, Reason.ROLLOUT_FAILED, _told(failed)))
-    stuck = [one for one in everything if one.rollout is not None and cannot_come(one.rollout)]
+    stuck = [one for one in everything if one.rollout is not None and cannot_come(one.target, one.rollout)]
+    nowhere = [one for one in stuck if one.rollout is not None and is_nowhere_in(one.rollout)]
+    if nowhere:
+        message = f"{_told(nowhere)}; {NOWHERE}"
+        raise CliError(CommandFailure(Exit.ROLLOUT_FAILED, Reason.ROLLOUT_FAILED, message))
     if stuck:
         message = f"{_told(stuck)}; there is no room for it, and waiting brings none: {REMEDY}"
         raise CliError(CommandFailure(Exit.ROLLOUT_FAILED, Reason.ROLLOUT_FAILED, message))
@@ -154,7 +161,7 @@ def describe(followed: FollowedRollout) -> str:
     rollout = followed.rollout
     if rollout is None:
         return f"{followed.target.name}: no report on it"
-    counted = [one for one in rollout.replicas if one.canary] if rollout.HasField("canary") else rollout.replicas
+    counted = counted_in(rollout)
     behind = [one for one in counted if one.state != pb.RolloutReplica.SERVING]
     names: dict[str, list[str]] = {}
     for one in behind:

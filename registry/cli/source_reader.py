@@ -128,6 +128,14 @@ class SourceReader:
                 return uri
             return settled_uri(parsed, allowed.source(uri, credential).version(stop))
 
+    def is_gone(self, uri: str, credential: str | None, stop: Stop) -> bool:
+        """True if a source elsewhere says that it has the files no more; False also where nobody here can tell."""
+        try:
+            with closing(self._allowed(uri)) as allowed:
+                return allowed.source(uri, credential).is_gone(stop)
+        except (ArtifactError, CliError):
+            return False
+
     @contextmanager
     def fetched(self, uri: str, credential: str | None, seconds: float) -> Iterator[Path]:
         """A source in a folder of this machine, for as long as it is looked at.

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from registry.model.errors import FailedPrecondition, Reason, RegistryError, Unavailable
-from registry.model.replica_reasons import RETRY_RULES, RetryClass, retry_rule, told_commands
+from registry.model.replica_reasons import RETRY_RULES, RetryClass, is_nowhere, retry_rule, told_commands
 from registry.v1 import registry_pb2 as pb
 
 
@@ -282,6 +282,23 @@ def has_failed(replica: pb.RolloutReplica) -> bool:
     return replica.state == pb.RolloutReplica.FAILED or (is_pending and is_tried_again)
 
 
+# What a roll-back ends with that cannot succeed.
+NOWHERE = (
+    "no replica has the files of the generation that it goes back to, and neither has its source: put them back, and "
+    "it goes on by itself, or go to another generation"
+)
+
+
+def counted_in(rollout: pb.Rollout) -> list[pb.RolloutReplica]:
+    """Replicas that a rollout is waited for: while it has canaries, these alone."""
+    return [one for one in rollout.replicas if one.canary or not rollout.HasField("canary")]
+
+
+def is_nowhere_in(rollout: pb.Rollout) -> bool:
+    """True if those who are to serve a generation say that neither they nor its source have its files."""
+    return is_nowhere(one.reason for one in counted_in(rollout))
+
+
 def commands_of(rollout: pb.Rollout, pool: str) -> str:
     """Remedy for those that failed to serve a generation, for messages; empty: nobody did."""
     behind = [one for one in rollout.replicas if one.reason and has_failed(one) and not _goes_on(one)]
@@ -298,12 +315,15 @@ def retry_id(request_id: str) -> str:
     return f"retry-{uuid.uuid5(uuid.NAMESPACE_OID, request_id)}"
 
 
-def not_served(awaited: Published | RegisteredAdapter, last: pb.Rollout | None) -> RegistryError | None:
+def not_served(
+    awaited: Published | RegisteredAdapter, last: pb.Rollout | None, *, goes_back: bool = False
+) -> RegistryError | None:
     """The reason why not all replicas that should serve a generation do; None: they do.
 
     Args:
         awaited: the generation.
         last: the newest that was heard of it within the time; None: nothing.
+        goes_back: its files are of an earlier generation, and do not come by themselves.
     """
     what = f"{awaited.name} generation {awaited.generation}"
     repeat = {"request_id": awaited.request_id}
@@ -311,13 +331,15 @@ def not_served(awaited: Published | RegisteredAdapter, last: pb.Rollout | None) 
         return Unavailable(Reason.DEADLINE_EXCEEDED, f"{what}: no report on it in time", metadata=repeat)
     if last.done and not last.failure:
         return None
-    counted = [one for one in last.replicas if one.canary or not last.HasField("canary")]
-    behind = {one.replica: _why(one) for one in counted if one.state != pb.RolloutReplica.SERVING}
+    behind = {one.replica: _why(one) for one in counted_in(last) if one.state != pb.RolloutReplica.SERVING}
     told = "; ".join(f"{replica}: {why}" for replica, why in sorted(behind.items()))
     commands = commands_of(last, awaited.pool)
     remedy = f"; {commands}" if commands else ""
     if last.done:
         message = " - ".join(part for part in (f"{what}: {last.failure}", last.canary.halted, told) if part)
+        return FailedPrecondition(Reason.ROLLOUT_FAILED, message + remedy, metadata=behind)
+    if goes_back and is_nowhere_in(last):
+        message = f"{what}: {NOWHERE}; {told}"
         return FailedPrecondition(Reason.ROLLOUT_FAILED, message + remedy, metadata=behind)
     message = f"{what} is not served in time: {told or last.waiting}{remedy}"
     return Unavailable(Reason.DEADLINE_EXCEEDED, message, metadata=behind | repeat)

@@ -12,7 +12,7 @@ The one table of what is tried again and when. Sidecars pace their tries by it, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -166,6 +166,14 @@ def retry_rule(reason: str) -> RetryRule:
 
 
 _PLACEHOLDER = re.compile(r"\b(NAME|P|R)\b")
+
+
+def is_nowhere(reasons: Iterable[str]) -> bool:
+    """True if replicas say by their reasons that none has the files of a generation, and neither has its source.
+
+    A source is asked only by a replica that has not the files itself.
+    """
+    return {*reasons} == {"source_missing"}
 
 
 def told_commands(replicas: Mapping[str, str], name: str, pool: str) -> str:

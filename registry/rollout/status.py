@@ -22,6 +22,7 @@ from registry.model.placement import (
     spec_now,
 )
 from registry.model.records import AdapterRecord, CanaryRollout, Strategy
+from registry.model.replica_reasons import is_nowhere
 from registry.model.replica_state import Expectation, ReplicaState, compare_digests, evaluate
 from registry.rollout.expected import ROLE_NOT_SERVED, NamelessReplicas, not_alive, role_not_served
 from registry.rollout.pool import PoolSnapshot
@@ -256,9 +257,16 @@ def _for_all(rollout: Rollout, pool: PoolSnapshot) -> Rollout:
     if behind:
         refused = f", and {failed} failed" if failed else ""
         of_all = sum(one.count for one in rollout.replicas)
-        waiting = f"{behind} of {of_all} replicas do not serve it yet{refused}"
+        waiting = f"{behind} of {of_all} replicas do not serve it yet{refused}{_nowhere(rollout.replicas)}"
     failure = ReplicaFailure.REPLICAS_FAILED if failed and not waiting else None
     return replace(rollout, done=not waiting, failure=failure, waiting=waiting)
+
+
+def _nowhere(replicas: Sequence[ReplicaRollout]) -> str:
+    """Says that the files are not to be had, as long as nobody puts them back; empty: somebody may have them."""
+    if not is_nowhere(one.reason for one in replicas):
+        return ""
+    return "; none of them has its files, and neither has its source: put them back, or go to another generation"
 
 
 def _nobody(replicas: Sequence[ReplicaRollout], pool: PoolSnapshot) -> str:
@@ -277,7 +285,7 @@ def _for_canaries(rollout: Rollout, canary: CanaryRollout, strategy: Strategy, p
             return replace(rollout, done=True, failure=ReplicaFailure.HALTED)
         case RolloutStage.WAITING:
             behind = sum(one.state in _BEHIND for one in canaries)
-            waiting = f"{behind} of {len(canaries)} canaries do not serve it yet"
+            waiting = f"{behind} of {len(canaries)} canaries do not serve it yet{_nowhere(canaries)}"
             return replace(rollout, waiting=_nobody(rollout.replicas, pool) or waiting)
         case RolloutStage.REFUSED:
             return replace(rollout, waiting=f"{refusals(rollout)}; it is about to be halted")

@@ -308,7 +308,8 @@ def rollback(
 ) -> None:
     """Make a new generation that equals an earlier one."""
     request = pb.RollbackAdapterRequest(name=name, to_generation=to, restored=restored, etag=etag)
-    apply_change(session_of(context), api.ROLLBACK_ADAPTER, request, pool, given.order)
+    order = replace_fields(given.order, goes_back=True)
+    apply_change(session_of(context), api.ROLLBACK_ADAPTER, request, pool, order)
 
 
 def diff(

@@ -15,7 +15,15 @@ from typing import Self, TypeVar
 from google.protobuf import field_mask_pb2
 
 from registry.client import admin_api as api
-from registry.client.adapters import Published, RegisteredAdapter, has_failed, not_served, published_of, retry_id
+from registry.client.adapters import (
+    Published,
+    RegisteredAdapter,
+    has_failed,
+    is_nowhere_in,
+    not_served,
+    published_of,
+    retry_id,
+)
 from registry.client.address import Tls
 from registry.client.admin_api import AdminMethod
 from registry.client.contexts import connection_of
@@ -195,13 +203,21 @@ class RolloutCalls:
             published = published_of(await self._changed(api.APPLY_ADAPTERS, again, limit.change_seconds()))
         if not wait:
             return published
-        rollouts = [await self._served(one, limit.left_seconds()) for one in published]
+        goes_back = isinstance(request, pb.RollbackAdapterRequest)
+        rollouts = [await self._served(one, limit.left_seconds(), goes_back=goes_back) for one in published]
         return tuple([await self._with_places(*one) for one in zip(published, rollouts, strict=True)])
 
-    async def _served(self, one: Published | RegisteredAdapter, timeout_seconds: float) -> pb.Rollout | None:
-        """The rollout, once every replica that should serve the generation does. Raises as `wait`."""
-        last = await self._heard(one, timeout_seconds, lambda rollout: rollout.done)
-        if (error := not_served(one, last)) is not None:
+    async def _served(
+        self, one: Published | RegisteredAdapter, timeout_seconds: float, *, goes_back: bool = False
+    ) -> pb.Rollout | None:
+        """The rollout, once every replica that should serve the generation does. Raises as `wait`.
+
+        `goes_back`: it is over too once nobody has the files, which are of an earlier generation.
+        """
+        last = await self._heard(
+            one, timeout_seconds, lambda rollout: rollout.done or (goes_back and is_nowhere_in(rollout))
+        )
+        if (error := not_served(one, last, goes_back=goes_back)) is not None:
             raise error
         return last
 

@@ -14,13 +14,14 @@ import pytest
 from registry.cli.change.sets import Change
 from registry.cli.failure import CliError, Exit, usage
 from registry.cli.local_adapters import base_here, base_message
-from registry.cli.preflight import Looking, preflight
+from registry.cli.preflight import Looking, preflight, warn_if_gone
 from registry.cli.session import Session
 from registry.cli.source_reader import SourceReader
 from registry.cli.views.output import Format
 from registry.client.address import Tls
 from registry.lora.directory import digest_of
 from registry.sources.base import ArtifactError, Stop
+from registry.sources.http import WebSource
 from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
 from tests.support.fake_admin import Refusal
@@ -293,3 +294,44 @@ def test_what_would_be_refused_everywhere_is_refused_here(cli, admin, pool, mani
     source = {"uri": draft.write(tmp_path / "dora").as_uri()}
     assert cli("apply", "-f", manifest("sql", source=source)).code == 4
     assert cli("apply", "-f", manifest("sql", source=source, prepare={"dora": "strip"})).code == 0
+
+
+def back_to(uri: str, credentials: str = "") -> list[str]:
+    """What is told of going back to a generation of this source."""
+    told: list[str] = []
+    spec = pb.AdapterSpec(source=pb.Source(uri=uri), credentials=credentials)
+    warn_if_gone(pb.Adapter(name="a", pool="dev", generation=3, spec=spec), told.append)
+    return told
+
+
+@pytest.mark.parametrize("kept", [None, [], ["adapter_config.json"]])
+def test_a_roll_back_to_a_folder_that_is_gone_is_told(tmp_path, kept):
+    """Of a place that is not on this machine the replicas know more."""
+    folder = Path(LLAMA.draft().write(tmp_path / "step-7"))
+    assert back_to(folder.as_uri()) == back_to("file:///nowhere/at/all") == back_to("file://other/a") == []
+    for file in folder.iterdir():
+        if file.name not in (kept or []):
+            file.unlink()
+    if kept is None:
+        folder.rmdir()
+    [told] = back_to(folder.as_uri())
+    assert told.startswith(
+        f"{folder.as_uri()} has not the files any more, as seen from here: replicas serve generation 3"
+    )
+
+
+def test_a_roll_back_to_a_source_that_says_it_is_gone_is_told(monkeypatch):
+    """Whom nobody here can ask says nothing: a credential is not given to this command."""
+    answers: list[bool | ArtifactError] = [True, False, ArtifactError("source_denied", "no")]
+
+    def is_gone(_source: object, _stop: Stop) -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, ArtifactError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(WebSource, "is_gone", is_gone)
+    uri = "https://example.com/a/"
+    assert [len(back_to(uri)) for _ in range(3)] == [1, 0, 0]
+    assert back_to(uri, "mine") == back_to("https://169.254.0.1/a/") == back_to("wandb-artifact:///a/b") == []
+    assert answers == []

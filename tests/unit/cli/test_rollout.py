@@ -89,7 +89,33 @@ def test_when_it_is_served(min_ready, of, is_served, fate):
 )
 def test_what_cannot_come_is_what_waits_for_room_alone(of, never):
     """Of a rollout with canaries only these count: nobody else is to serve it yet."""
-    assert cannot_come(of) is never
+    assert cannot_come(target(), of) is never
+
+
+GONE = (PENDING, "source_missing", "not there")
+
+
+def back(name: str = "sql") -> RolloutTarget:
+    return RolloutTarget("dev", name, 4, goes_back=True)
+
+
+def test_a_roll_back_to_what_nobody_has_does_not_come_by_itself(client, admin):
+    """Files of an earlier generation do not; those of a new one may be on their way."""
+    nowhere, somewhere = rollout(GONE, GONE), rollout(GONE, LATE)
+    for of in (somewhere, rollout(GONE, SERVING), rollout(), rollout(SERVING, GONE, canaries=1)):
+        assert not cannot_come(back(), of)
+    assert (cannot_come(back(), nowhere), cannot_come(target(), nowhere)) == (True, False)
+    assert cannot_come(back(), rollout(GONE, SERVING, canaries=1))
+    admin.answers["WatchRollout"] = [[somewhere, nowhere, DONE]]
+    found = follow_all(client, [back()], 60, lambda *_: None)
+    assert [one.rollout for one in found] == [nowhere]
+    with pytest.raises(CliError) as raised:
+        check_served(found)
+    failure = raised.value.failure
+    assert (failure.exit, failure.message.count("no replica has the files")) == (7, 1)
+    with pytest.raises(CliError, match="not served in time") as raised:
+        check_served([FollowedRollout(target(), nowhere)])
+    assert "no replica has the files" not in raised.value.failure.message
 
 
 def instead(serving_generation: int) -> pb.Rollout:

@@ -186,6 +186,19 @@ def test_a_rollback_returns_once_it_is_served(registry, admin):
     assert [one.generation for one in admin.asked("WatchRollout")] == [3, 3]
 
 
+def test_a_rollback_to_what_nobody_has_ends_at_once(registry, admin):
+    """What a trainer rotated away does not come by itself, as files of a new version may."""
+    gone = [replica(name, "PENDING", reason="source_missing", message="not there") for name in ("r1", "r2")]
+    admin.answers["WatchRollout"] = [[rollout(*gone), Hold()]]
+    with pytest.raises(FailedPrecondition, match="no replica has the files") as refused:
+        registry.rollback("acme/a", "p", timeout_seconds=60)
+    assert refused.value.reason == Reason.ROLLOUT_FAILED
+    assert refused.value.metadata["r2"] == "pending - source_missing - not there"
+    admin.answers["WatchRollout"] = [[rollout(*gone), Hold()]]
+    with pytest.raises(Unavailable, match="not served in time"):
+        registry.wait(PUBLISHED, timeout_seconds=0.3)
+
+
 def test_a_listing_is_all_of_its_pages(registry, admin):
     """Of a thousand each, as its documentation says; and what cannot be read is told."""
     first = pb.ListAdaptersResponse(adapters=[pb.Adapter(name="A")], next_page_token="after A", revision=9)  # noqa: S106

@@ -14,7 +14,7 @@ from registry.lora.coverage.table import UnappliedReason
 from registry.lora.findings import FindingReason
 from registry.lora.signatures import SignatureReason
 from registry.model.errors import Reason
-from registry.model.replica_reasons import RETRY_RULES, RetryClass, retry_rule, told_commands
+from registry.model.replica_reasons import RETRY_RULES, RetryClass, is_nowhere, retry_rule, told_commands
 from registry.sources.base import ArtifactError, SourceReason
 
 ROOT = Path(__file__).parents[3]
@@ -120,3 +120,10 @@ AGAIN = "loraplane retry adapter a --pool p"
 def test_who_waits_is_told_the_commands_of_the_table(replicas, told):
     """R8: the same words as in the table, with the names in their places."""
     assert told_commands(replicas, "a", "p") == told
+
+
+def test_files_are_nowhere_if_every_replica_says_so():
+    """A source that is away, or a replica that does not live, may have them."""
+    assert is_nowhere(["source_missing", "source_missing"])
+    others: list[list[str]] = [[], ["source_missing", ""], ["source_missing", "not_alive"], ["source_io"]]
+    assert not any(map(is_nowhere, others))

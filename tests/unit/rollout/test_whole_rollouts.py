@@ -13,7 +13,7 @@ from registry.model.errors import RegistryError
 from registry.model.names import check_request_id, label_text
 from registry.model.placement import Placement, assign
 from registry.model.records import Canary, CanaryRollout, Strategy
-from registry.model.status import Found, Kept, Pending
+from registry.model.status import Failed, Found, Kept, Pending
 from registry.rollout.expected import GroupPresence, LackingReplicas, NamelessReplicas, PoolExpectation
 from registry.rollout.policy import (
     Halt,
@@ -64,6 +64,7 @@ from tests.unit.rollout.test_canary_rollout import (
 )
 from tests.unit.rollout.test_pool import COMPACTED, Forgetful, read
 
+MISSING = {"name": NAME, "generation": 2, "reason": "source_missing", "message": "not there", "attempts": 1}
 SOON = [Pending(name=NAME, generation=2, reason="staging")]
 
 
@@ -83,6 +84,23 @@ def test_of_each_replica_all_is_told():
         ),
         waiting="2 of 4 replicas do not serve it yet, and 1 failed",
     )
+
+
+NOWHERE = "; none of them has its files, and neither has its source: put them back, or go to another generation"
+
+
+def test_files_that_nobody_has_are_told_once_all_say_so():
+    """A roll-back to what a trainer rotated away: R13, all go on with what they served."""
+    gone = status(
+        failed=[Failed(**(MISSING | {"retry_at": "2026-01-01T00:00:00Z"}))], kept=[Kept(name=NAME, generation=1)]
+    )
+    everywhere = derive(record(NAME, 2), **dict.fromkeys(("r0", "r1", "r2", "r3"), gone))
+    assert (everywhere.done, everywhere.waiting) == (False, f"4 of 4 replicas do not serve it yet{NOWHERE}")
+    assert {one.kept for one in everywhere.replicas} == {1}
+    but_one = derive(record(NAME, 2), **dict.fromkeys(("r0", "r1", "r2"), gone))
+    assert (but_one.done, but_one.waiting) == (False, "3 of 4 replicas do not serve it yet")
+    canaries = derive(canaried(), **dict.fromkeys(CANARIES, gone))
+    assert canaries.waiting == f"2 of 2 canaries do not serve it yet{NOWHERE}"
 
 
 @pytest.mark.parametrize(
