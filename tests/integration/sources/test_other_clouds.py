@@ -17,6 +17,7 @@ from registry.sources.base import ArtifactError, Stop
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
 from registry.sources.object_stores import ObjectSource, Stores
+from sidecar.artifacts import maintenance
 from tests.integration.sources.conftest import CONFIG, WEIGHTS, content, ref, refusal
 from tests.support.clouds import CLOUDS, KEY, ONE_OF_EACH, WHEN, ByPath, Cloud, asked, blob, guarded, plain
 from tests.support.web import Exchange, Site, serving
@@ -115,6 +116,33 @@ async def test_a_secret_that_stays_refused_is_said_and_not_shown(site, entry, op
     error = await refusal(open_store(f"{cloud.scheme}://{BUCKET}", credentials=mine), uri(cloud), "acme")
     assert (error.reason, error.permanent, len(site.paths)) == ("source_denied", False, 2)
     assert "CANARY" not in f"{error} {error.__cause__}"
+
+
+@pytest.mark.parametrize("cloud", [*ONE_OF_EACH, AMAZON], ids=lambda one: one.name)
+async def test_a_bucket_that_lost_the_files_is_told_while_the_store_has_them(
+    site, entry, open_store, monkeypatch, cloud
+):
+    """R13 static-stable: a new replica could not serve it. A refusal says nothing, and takes nothing back."""
+    for name in ("ASK_FIRST_SECONDS", "ASK_GAP_SECONDS", "ASK_AGAIN_SECONDS", "ASK_PERIOD_SECONDS"):
+        monkeypatch.setattr(maintenance, name, 0.0)
+    store, one = open_store(f"{cloud.scheme}://{BUCKET}", credentials=entry(cloud)), ref(uri(cloud), "acme")
+    await store.ensure(one)
+
+    def is_told(answer: Callable[[Exchange], None]) -> bool:
+        site.answers[BLOB] = answer
+        for _ in range(maintenance.ASK_TIMES):
+            store.maintenance.look_at_sources(Stop())
+        return "source_gone" in [warning.reason for warning in store.seen[one].warnings]
+
+    there = site.answers[BLOB]
+    denied, gone = b"<Error><Code>AccessDenied</Code></Error>", b"<Error><Code>NoSuchKey</Code></Error>"
+    assert [
+        is_told(there),
+        is_told(lambda exchange: exchange.send(403, denied)),
+        is_told(lambda exchange: exchange.send(404, gone)),
+        is_told(lambda exchange: exchange.send(403, denied)),
+        is_told(there),
+    ] == [False, False, True, True, False]
 
 
 def got_by_ranges(cloud: Cloud, entry: dict[str, Any], folder: Path, range_bytes: int) -> bytes:
