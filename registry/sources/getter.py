@@ -1,4 +1,4 @@
-"""GETs of one staging at web servers: redirects are judged, credentials bound to where they may be seen."""
+"""GETs of one staging at web servers: redirects judged, credentials bound."""
 
 from __future__ import annotations
 

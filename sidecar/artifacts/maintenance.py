@@ -222,7 +222,7 @@ class ReadFiles:
 
 @dataclass(slots=True)
 class _Asked:
-    """What is known of one source that is asked over the network: when it is due, and its last explicit answers."""
+    """Knowledge of a source that is asked over the network: when it is due, and how often it said that it is gone."""
 
     due_at: float
     gone: int = 0
