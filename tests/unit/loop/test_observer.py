@@ -184,6 +184,18 @@ async def test_a_fault_of_our_own_is_not_taken_for_one_of_the_engine():
         await eyes.look(2.0)
 
 
+async def test_an_engine_that_was_never_seen_fails_not_for_a_moment_only():
+    """R18: nothing of it is known that could still be so; and it is looked at again soon."""
+    eyes = Eyes()
+    assert eyes.observer.look_again_seconds == 0.5
+    eyes.engine.is_listing = False
+    await eyes.look(0.0)
+    assert not await eyes.is_brief(0.0)
+    eyes.engine.is_listing = True
+    await eyes.look(20.0)
+    assert eyes.observer.look_again_seconds == 0.5
+
+
 async def test_each_look_that_shows_a_change_is_logged_before_it_is_acted_upon():
     """R9 status-truth: what a status may say can be read in the log."""
     eyes, two = Eyes(), {"a": "/1", "b": "/2"}
