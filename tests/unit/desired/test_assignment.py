@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from registry.model.placement import Declined, Member, decline_id
 from sidecar.desired.assignment import PLACES_AT_ONCE, Assigner, Share
 from sidecar.desired.informer import DesiredState, Informer
@@ -141,6 +143,21 @@ def test_what_the_engine_loses_before_others_serve_it_is_loaded_again():
     assert calls(waiting, max_adapters=1) == []
     facts = replace(facts, staged={})
     assert [call.name for call in make_plan(ONE_EACH, pool(), observed(listed), facts, now=0.0).calls] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "lost", "version"), [("plain", "a", "v1"), ("versioned", "a@1", "v1"), ("versioned", "a@9", "")]
+)
+def test_what_is_loaded_again_is_no_canarys(names, lost, version):
+    """R3, critiques: whoever leaves is no canary, so it does not take weights that only canaries are to serve."""
+    state = desired(rolling("a", 5, placement=placed_at(2), strategy={"canary": {"replicas": 1}}))
+    facts = replace(known(state, "v1", "v2"), share=share(state, ELSEWHERE), handing=frozenset({lost}))
+    spec, engine = pool(names=names), observed({})
+    (leaving,) = make_plan(state, spec, engine, facts, now=0.0).leaving
+    plan = make_plan(state, spec, engine, replace(facts, handed={leaving: Waiting()}), now=0.0)
+    loads = [call for call in plan.calls if isinstance(call, Load)]
+    assert [(call.name, call.path) for call in loads] == ([(lost, path_of(version))] if version else [])
+    assert plan.chosen.versions.keys() == {(call.name, call.path) for call in loads}
 
 
 def test_a_replica_whose_engine_is_away_serves_only_what_there_are_too_few_others_for():

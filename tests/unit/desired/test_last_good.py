@@ -179,6 +179,14 @@ def test_a_canary_after_a_canary_falls_back_to_the_others_generation_and_then_to
     assert [one.key for one in made.state.adapters["a"].fallbacks] == ["a@1", "a@2"]
 
 
+def test_what_is_placed_on_others_is_forgotten():
+    """They may serve several generations before it comes back."""
+    made = serving(placement=placed_at(1))
+    made.apply(11, [put("a", 11, generation=2, placement=placed_at(1))])
+    assert made.note_served([("a", 0), ("b", 0)]) == (("a", 0),)
+    assert good(made) is None
+
+
 def test_what_others_serve_counts_where_this_replica_served_nothing_and_their_record_tells():
     """R12: whatever stands in a file."""
     others = GoodRecord(kv("a", 1).value, 1, 1)

@@ -220,6 +220,12 @@ BASE_CARD = {"id": "tiny", "parent": None, "root": "/models/tiny"}
 CARD = {"id": "a", "parent": "tiny", "root": "/store/a"}
 
 
+@pytest.mark.parametrize(("told", "length"), [(512, 512), (0, None), (True, None), ("9", None), (2**40, None)])
+def test_a_listing_tells_the_longest_context(told, length):
+    cards = [BASE_CARD | {"max_model_len": told}, BASE_CARD | {"id": "again"}]
+    assert answers.read_listing(json.dumps({"data": cards}).encode()).max_model_len == length
+
+
 @pytest.mark.parametrize(
     ("root", "path"),
     [

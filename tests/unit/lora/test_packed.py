@@ -162,6 +162,12 @@ def plain(outputs: int, inputs: int) -> Tensors:
     return {"weight": zeros("F16", outputs, inputs)}
 
 
+def test_experts_that_are_one_tensor_are_no_modules(tmp_path):
+    experts = {"qweight": zeros("I32", 2, 4, 4), "scales": zeros("F16", 2, 1, 32)}
+    modules = {"a.experts.gate_up_proj": experts, "a.experts.0.up_proj": awq(*SHAPE)}
+    assert read_base(write(tmp_path, modules, UNKNOWN)).modules == {"a.experts.0.up_proj": SHAPE}
+
+
 WRONG: dict[str, tuple[Tensors, dict[str, Any]]] = {
     "another end": ({"W_q": zeros("U8", 8, 8), "meta": zeros("U8", 1)}, {}),
     "a part of a byte": ({"weight": zeros("U8", 8, 8)}, {}),
