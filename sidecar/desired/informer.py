@@ -49,7 +49,8 @@ class DesiredAdapter:
     `terms` None: all replicas serve it, and the same of it. `retry` None: nobody asked for another try. `last_good`:
     what this replica served last, as far as it does not serve this generation. `former`: the generations before, of
     which it is not known whether the engine got them. `kept`: earlier generations that are served beside this one, and
-    what they are made of, the newest first.
+    what they are made of, the newest first. `is_whole`: this replica followed it from its making on, so that
+    files of no generation that is told here are of an adapter that had the name before.
     """
 
     key: str
@@ -65,6 +66,7 @@ class DesiredAdapter:
     last_good: DesiredAdapter | None = None
     former: tuple[DesiredAdapter, ...] = ()
     kept: tuple[tuple[int, ArtifactRef], ...] = ()
+    is_whole: bool = False
 
     @property
     def rank(self) -> OrderKey:
@@ -264,7 +266,7 @@ class Informer:
     def apply(self, revision: int, events: Iterable[Event]) -> list[str]:
         """Takes all events of one revision. Returns changed keys."""
         changes = [(last_part(e.key), e.kv.value if e.kv else None, e.mod_revision) for e in events]
-        self._fold(revision, changes)
+        self._fold(revision, changes, is_each=True)
         return [key for key, *_ in changes]
 
     def advance(self, revision: int) -> None:
@@ -322,7 +324,8 @@ class Informer:
             self.raw[key] = packed(self.raw[key])
         return bool(self._unpacked)
 
-    def _fold(self, revision: int, changes: Iterable[_Change]) -> None:
+    def _fold(self, revision: int, changes: Iterable[_Change], *, is_each: bool = False) -> None:
+        """Takes changes; `is_each`: none before them was missed."""
         state = self.state
         draft = _Draft(state.adapters.mutate(), state.lazy.mutate(), state.refused.mutate())
         total = state.state_hash
@@ -331,8 +334,10 @@ class Informer:
         for key, value, at in changes:
             before.setdefault(key, draft.adapters.get(key))
             verdict = None if value is None else self._judge(key, value, at)
-            is_refused = isinstance(verdict, RefusedRecord)
-            forgotten.append(self._keep_good(key, draft.adapters.get(key) or draft.lazy.get(key), verdict))
+            is_refused, former = isinstance(verdict, RefusedRecord), draft.adapters.get(key)
+            if is_each and isinstance(verdict, DesiredAdapter):
+                verdict = replace(verdict, is_whole=key not in self.raw or (former is not None and former.is_whole))
+            forgotten.append(self._keep_good(key, former or draft.lazy.get(key), verdict))
             total += self._note(key, value, at, was_refused=key in draft.refused, is_refused=is_refused)
             draft.settle(key, self.with_last_good(key, verdict) if isinstance(verdict, DesiredAdapter) else verdict)
         folded = draft.adapters.finish()

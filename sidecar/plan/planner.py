@@ -57,6 +57,7 @@ from sidecar.plan.selection import (
     count_removing,
     decide_unload,
     lost_by_engine,
+    of_before,
     ours_leaving,
     select,
     still_answered,
@@ -102,7 +103,8 @@ def make_plan(
     leaving = ours_leaving(chosen, observed)
     kept = still_kept(leaving, known)
     overlap = overlap_of(chosen.wanted, chosen.limits.names, observed, chosen.staged, chosen.kept)
-    no_more = (*_taken(observed, known), *_disproven(chosen, observed, known))
+    wrong = (*_disproven(chosen, observed, known), *of_before(chosen, observed, known, now))
+    no_more = tuple(dict.fromkeys((*_taken(observed, known), *wrong)))
     too_many = tuple(superfluous(desired, chosen, kept, overlap, known))
     free = (one for one in too_many if name_key(one.name) not in known.in_progress.keys)
     gone = () if observed.paused else (*no_more, *free)

@@ -277,6 +277,24 @@ def superfluous(
         yield Unload(name, path, known.request_id)
 
 
+def of_before(chosen: Selection, observed: Observed, known: PlanContext, now: float) -> Iterator[Unload]:
+    """Unloads of what stands under a name since before it was deleted and made anew, once the new cannot be had."""
+    busy = known.in_progress.keys | known.unsettled
+    for adapter in chosen.wanted:
+        name, failure = engine_name(adapter, chosen.limits.names), known.failures.get(adapter.key)
+        path = observed.adapters.get(name)
+        is_free = adapter.key not in busy and name not in known.taken
+        if not adapter.is_whole or failure is None or path is None or path not in observed.ours or not is_free:
+            continue
+        earlier = {one.ref for one in (*adapter.fallbacks, *adapter.former, *adapter.beside)}
+        refs = {*earlier, *(ref for _, ref in adapter.versions)}
+        known_paths = {chosen.staged[ref].path for ref in refs if ref in chosen.staged}
+        is_failing = failure.forbids(adapter.ref, observed.facts.incarnation, now)
+        # Files of an earlier generation that are not there may be those.
+        if is_failing and path not in known_paths and refs - chosen.staged.keys() <= {adapter.ref}:
+            yield Unload(name, path, known.request_id)
+
+
 def count_removing(gone: Collection[Unload], desired: DesiredState, chosen: Selection, known: PlanContext) -> int:
     """Number of undesired names that the engine has, or may get by calls under way."""
     going = {one.name for one in gone}

@@ -14,8 +14,8 @@ from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Waiting
 from sidecar.plan.planner import make_plan
-from sidecar.plan.types import InProgress, KeptAdapter, Load, Plan, PlanContext, Swap
-from tests.support.records import POOL, kv, put
+from sidecar.plan.types import InProgress, KeptAdapter, Load, Plan, PlanContext, Swap, Unload
+from tests.support.records import POOL, deletion, kv, put
 from tests.support.worlds import desired, fleet, known, observed, path_of, placed_at, pool, rolling, staged, without
 from tests.unit.desired.test_assignment import share
 
@@ -219,3 +219,42 @@ def test_what_others_are_to_take_over_is_told_by_its_files_where_its_record_was_
         made = plan(state, observed({"a": found[version.ref].path}), facts)
         assert [(one.name, one.generation) for one in made.still_served] == [("a", version.generation)]
         assert made.kept == ()
+
+
+@pytest.mark.parametrize(
+    ("listed", "there", "failing", "facts", "unloaded"),
+    [
+        ("v1", ("v2",), True, {}, True),
+        ("v1", ("v2",), False, {}, False),
+        ("v1", ("v2",), True, {"unsettled": {"a"}}, False),
+        ("v1", ("v2",), True, {"in_progress": InProgress(frozenset({"a"}))}, False),
+        ("v1", ("v2",), True, {"taken": frozenset({"a"})}, True),
+        ("v3", ("v3",), True, {}, False),
+        ("v2", ("v2",), True, {}, False),
+        ("v2", (), True, {}, False),
+        ("/foreign", (), True, {}, False),
+    ],
+)
+def test_what_had_the_name_before_goes_once_the_new_cannot_be_had(listed, there, failing, facts, unloaded):
+    """R2: whoever deletes an adapter and makes another of that name is not answered with the first for good."""
+    informer = Informer(POOL)
+    informer.replace(1, [kv("a", 1)])
+    informer.note_served([("a", 1)])
+    informer.apply(2, [deletion("a", 2)])
+    informer.apply(3, [put("a", 3, generation=2, source="v2")])
+    if listed != "v1":
+        informer.note_served([("a", 2)])
+    informer.apply(4, [put("a", 4, generation=3, source="v3")])
+    state = informer.state
+    [former] = [one for one in (state.adapters["a"].last_good, *state.adapters["a"].former) if one is not None]
+    found = {**staged(state, *there), **staged(replace(state, adapters=state.adapters.set("a", former)), *there)}
+    failures = refused(state) if failing else {}
+    made = known(state, failures=failures, unsettled=facts.pop("unsettled", frozenset()))
+    plan_made = plan(state, observed({"a": listed}), replace(made, staged=found, **facts))
+    assert [type(one) for one in plan_made.calls] == [Unload] * unloaded
+
+
+def test_of_whom_not_all_is_known_what_stands_under_the_name_stays():
+    """R13: it may be an earlier generation of the same adapter, which came before this replica's first list."""
+    state = desired(kv("a", 5, generation=3, source="v3"))
+    assert plan(state, observed({"a": "v1"}), known(state, failures=refused(state))).calls == ()
