@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
@@ -66,6 +67,18 @@ _MEASURED = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """An option of `make test`."""
     parser.addoption("--cov-pure", action="store_true", help="with --cov: only of tests of the pure rooms")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Looks for no garbage meanwhile, nor later among all that was collected, which stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -26,15 +24,6 @@ ALL = bool(os.environ.get("LORAPLANE_TEST_SEARCH"))
 # Nobody asks for these at the start of a replica.
 LATER = ("unloads: ", "health: ", "completions: ", "listing: ", "loads: out of memory for one")
 REAL = ("everything: HTTP 502", "listing: no JSON", "everything: reset")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _what_was_there_before_is_no_garbage() -> Iterator[None]:
-    """Each play begins with a collection, which takes longer than the play where it looks through a whole suite."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def courses(number: int, name: str) -> list[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,11 @@ def test_files_that_share_an_engine_come_first_and_play_on_one_worker():
     for files in (order._WITH_THE_PLUGIN, order._WITHOUT_IT):
         assert len({scheduler._split_scope(f"{file}::test_it") for file in files}) == 1
     assert scheduler._split_scope("tests/unit/test_a.py::test_a") == "tests/unit/test_a.py"
+
+
+def test_what_was_collected_is_not_looked_through_for_garbage_again():
+    """Each world of the simulation begins with a collection, which would take half a second."""
+    assert gc.get_freeze_count() > 0
 
 
 def test_a_fault_that_was_ordered_and_never_struck_is_told_once():
