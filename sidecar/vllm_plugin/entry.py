@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 from .adapters import Adapters, SidecarResolver
 from .answers import AnswerProofs
 from .coverage import install
+from .gauges import MEMORY_METHOD, NAMES, ResidencyGauges, memory
 from .guard import guard_of_environment
 from .listing import HIDE_SECONDS, hide_seconds_of
 from .resolver import ResolverClient, socket_problem
@@ -27,9 +29,12 @@ _log = logging.getLogger("vllm.loraplane")
 VARIABLE = "LORAPLANE_PLUGIN"
 RESOLVER_VARIABLE = "LORAPLANE_RESOLVER"
 HIDE_VARIABLE = "LORAPLANE_HIDE_SECONDS"
+GAUGES_VARIABLE = "LORAPLANE_RESIDENCY_GAUGES"
 PROVE_ON_CPU_VARIABLE = "LORAPLANE_PROVE_ON_CPU"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 RESOLVER_NAME = "loraplane"
+# Where it is set vLLM shows what several processes write there, and nothing else.
+_SHARED_METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def is_on(variable: str = VARIABLE) -> bool:
@@ -69,6 +74,7 @@ def _install_coverage() -> None:
         _log.warning("loraplane: the engine cannot be asked what it applies of adapters: %s", error)
         return
     install(WorkerBase)
+    setattr(WorkerBase, MEMORY_METHOD, memory)
 
 
 def _register_resolver() -> None:
@@ -90,6 +96,7 @@ class Endpoints:
     def __init__(self) -> None:
         self._plugin = Plugin(guard=guard_of_environment())
         self._app: Any = None
+        self._looking: asyncio.Task[None] | None = None
 
     def attach_router(self, app: Any) -> None:  # noqa: ANN401 - fastapi's application
         """Called once while the server is made. Without the variable there are no routes."""
@@ -113,6 +120,8 @@ class Endpoints:
         self._plugin.adapters = adapters = _adapters(server, models, self._plugin.guard.store)
         adapters.read_base()
         self._take_over_listing(adapters)
+        if is_on(GAUGES_VARIABLE) and (gauges := _residency_gauges(server, adapters)) is not None:
+            self._looking = asyncio.create_task(gauges.run(), name="loraplane gauges")
         _log.info("loraplane: the plugin serves its routes")
 
     def _take_over_listing(self, adapters: Adapters) -> None:
@@ -130,6 +139,29 @@ def hide_seconds() -> float:
     except ValueError as error:
         _log.error("loraplane: %s: %s; it is %g", HIDE_VARIABLE, error, HIDE_SECONDS)
         return HIDE_SECONDS
+
+
+def _residency_gauges(server: VllmServer, adapters: Adapters) -> ResidencyGauges | None:
+    """In the registry that the server's page ``/metrics`` shows; None: they are not to be told."""
+    ask = server.ask_memory
+    if ask is None:
+        _log.error("loraplane: %s: not all workers can be asked for their adapters; there are none", GAUGES_VARIABLE)
+        return None
+    if os.environ.get(_SHARED_METRICS_VARIABLE) is not None:
+        _log.error("loraplane: %s: there are none beside %s; unset that", GAUGES_VARIABLE, _SHARED_METRICS_VARIABLE)
+        return None
+    from prometheus_client import REGISTRY  # noqa: PLC0415 - only inside vLLM
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+    theirs = {one.name for one in REGISTRY.collect()} & NAMES
+    if theirs:
+        _log.info("loraplane: these metrics are left to the engine: %s", ", ".join(sorted(theirs)))
+    if len(theirs) == len(NAMES):
+        return None
+    listing, model = adapters.listing, server.model_name
+    gauges = ResidencyGauges(server, listing, ask, GaugeMetricFamily, theirs=frozenset(theirs), model=model)
+    REGISTRY.register(gauges)
+    return gauges
 
 
 def _params_class() -> type[Any] | None:

@@ -89,6 +89,16 @@ class ApiServer(Protocol):
         ...
 
     @property
+    def ask_memory(self) -> Callable[[], Awaitable[list[dict[str, Any]]]] | None:
+        """Asks each worker what it has in its memory, see `gauges.memory`; None: not all of them can be asked."""
+        ...
+
+    @property
+    def model_name(self) -> str:
+        """Name of the base model in the engine's metrics; empty: not known."""
+        ...
+
+    @property
     def read_base(self) -> Callable[[], dict[str, Any]] | None:
         """Reads the base model's files, see `base_files.base_files`, and may take a while; None: there are none."""
         ...

@@ -18,6 +18,7 @@ from uuid import uuid4
 from .adapters import SidecarResolver
 from .base_files import base_files
 from .coverage import WORKER_METHOD
+from .gauges import MEMORY_METHOD
 from .protocol import Step
 from .server import EngineAdapter, Lister, Prober
 from .usage import NameLocks, RequestStates, Usage
@@ -139,6 +140,19 @@ class VllmServer:
         """See `ApiServer.ask_workers`."""
         call = getattr(self._engine, "collective_rpc", None)
         return partial(call, WORKER_METHOD) if callable(call) else None
+
+    @property
+    def ask_memory(self) -> Callable[[], Awaitable[list[dict[str, Any]]]] | None:
+        """See `ApiServer.ask_memory`. Of several engines vLLM gives the first one's answer alone."""
+        call = getattr(self._engine, "collective_rpc", None)
+        engines = _at(self._engine, "vllm_config", "parallel_config", "data_parallel_size")
+        return partial(call, MEMORY_METHOD) if callable(call) and engines == 1 else None
+
+    @property
+    def model_name(self) -> str:
+        """See `ApiServer.model_name`."""
+        name = _at(self._engine, "vllm_config", "model_config", "served_model_name")
+        return name if isinstance(name, str) else ""
 
     @property
     def read_base(self) -> Callable[[], dict[str, Any]]:

@@ -25,7 +25,7 @@ from registry.tools.devstack.engine_environment import (
 from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import Deadlines
 from sidecar.engines.vllm.driver import VllmEngine
-from sidecar.vllm_plugin.entry import HIDE_VARIABLE, PROVE_ON_CPU_VARIABLE
+from sidecar.vllm_plugin.entry import GAUGES_VARIABLE, HIDE_VARIABLE, PROVE_ON_CPU_VARIABLE
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, STORE_VARIABLE, TOKEN_VARIABLE, WITHOUT_TOKEN
 from tests.support.engine_install import frontend_environment
 from tests.support.http_client import http_client
@@ -174,6 +174,7 @@ class RealVllm:
             TOKEN_VARIABLE: flags.control_token_file,
             PROVE_ON_CPU_VARIABLE: "1" if flags.proves else "",
             HIDE_VARIABLE: flags.hide_seconds,
+            GAUGES_VARIABLE: "1" if flags.plugin else "",
         }
         environment |= {name: value for name, value in ours.items() if value}
         if flags.rust_frontend:

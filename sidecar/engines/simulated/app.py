@@ -208,6 +208,16 @@ class SimulatedServer:
         return
 
     @property
+    def ask_memory(self) -> None:
+        """See `ApiServer.ask_memory`. A simulated engine has no workers."""
+        return
+
+    @property
+    def model_name(self) -> str:
+        """See `ApiServer.model_name`."""
+        return self._engine.options.model
+
+    @property
     def read_base(self) -> Callable[[], dict[str, Any]] | None:
         """See `ApiServer.read_base`. Where there is no such folder, it says nothing of its base."""
         directory = Path(self._engine.options.model)

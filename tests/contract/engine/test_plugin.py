@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import pytest
 from registry.lora.base_directory import read_base
 from registry.lora.coverage.findings import evidence_finding
 from registry.model.records import PoolSpec
+from registry.tools.devstack.engine_environment import MAX_LORAS
 from registry.tools.devstack.processes import free_ports
 from sidecar.engines.driver import EngineUnusable
 from sidecar.engines.observed import Done, NotThere, PathMissing, Refused, Transient
@@ -95,6 +97,33 @@ async def test_real_vllm_says_what_it_applies(real, tiny):
     assert {"lm_head", "model.embed_tokens", "model.layers.0.self_attn.q_proj"} <= modules.keys()
     assert evidence_finding(("model.layers.0.mlp.gate",), evidence).reason == "not_taken_by_engine"
     assert evidence_finding(("model.layers.99.mlp.up_proj",), evidence).reason == "not_applied_by_engine"
+
+
+@pytest.mark.engine
+async def test_real_vllm_tells_routers_where_the_weights_are(real, tiny):
+    """In the form that vLLM's open changes have. Its slots hold what was loaded, or asked for, last."""
+    asker, slots = real.asker(), "abcde"[-MAX_LORAS:]
+    for name in "abcde":
+        assert (await asker.load(name, tiny.adapter(name))).status_code == 200
+
+    async def are(in_slots: str, count: int | None, others: str) -> bool:
+        lines = (await asker.client.get("/metrics")).text.splitlines()
+        rows = [line for line in lines if line.startswith("vllm:lora_adapter_loaded{")]
+        labels = [dict(re.findall(r'(\w+)="([^"]*)"', row)) for row in rows]
+        assert all(row.endswith(" 1.0") for row in rows)
+        assert {(one["pinned"], one["model_name"]) for one in labels} <= {("false", BASE_MODEL)}
+        told = f'vllm:num_gpu_loaded_lora_adapters{{model_name="{BASE_MODEL}"}} {count}.0'
+        most = f'vllm:max_gpu_lora_adapters{{model_name="{BASE_MODEL}"}} {MAX_LORAS}.0'
+        expected = dict.fromkeys(in_slots, "gpu") | dict.fromkeys(others, "cpu")
+        is_counted = count is None or told in lines
+        return {one["adapter_name"]: one["level"] for one in labels} == expected and is_counted and most in lines
+
+    await eventually(partial(are, slots, MAX_LORAS, "a"), timeout_seconds=60)
+    await asker.text("a", PROMPT)
+    await eventually(partial(are, "a" + slots[1:], MAX_LORAS, slots[0]), timeout_seconds=60)
+    await asker.unload("a")
+    await eventually(partial(are, slots[1:], None, slots[0]), timeout_seconds=60)
+    await asker.client.aclose()
 
 
 async def test_swaps_forth_and_back_change_the_weights_and_remove_the_old_ones(engine, asker, tiny):

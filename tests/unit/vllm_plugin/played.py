@@ -52,6 +52,8 @@ class PlayedServer:
     fails: Exception | None = None
     locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     ask_workers: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
+    ask_memory: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None
+    model_name: str = "base"
     kv_connectors: list[str] = field(default_factory=list)
     prober: Prober | None = None
     lister: Lister | None = None

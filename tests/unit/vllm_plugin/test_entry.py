@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
 from sidecar.vllm_plugin.adapters import SidecarResolver
 from sidecar.vllm_plugin.answers import AnswerProofs
 from sidecar.vllm_plugin.coverage import coverage
 from sidecar.vllm_plugin.entry import Endpoints, prepare_process
+from sidecar.vllm_plugin.gauges import NAMES
 from tests.unit.vllm_plugin.test_inside import Engine, Models, RequestState, models, request_class
 
 
@@ -70,13 +73,19 @@ def application(routes: list[object]) -> SimpleNamespace:
 
 
 async def init(
-    registry: Registry, processes: int = 1, *, app: object = None, kind: type = Models, **parts: object
+    registry: Registry,
+    processes: int = 1,
+    *,
+    app: object = None,
+    kind: type = Models,
+    engines: int | None = 1,
+    **parts: object,
 ) -> tuple[Endpoints, SimpleNamespace]:
     """An API server that was started after the resolvers were registered."""
     engine, served, endpoints = Engine(), kind(**vars(models())), Endpoints()
     if app is not None:
         endpoints.attach_router(app)
-    parallel = SimpleNamespace(_api_process_count=processes)
+    parallel = SimpleNamespace(_api_process_count=processes, data_parallel_size=engines)
     engine.vllm_config = SimpleNamespace(parallel_config=parallel, lora_config=SimpleNamespace(max_loras=4))
     vars(served).update({"lora_resolvers": list(registry.resolvers.values())} | parts)
     await endpoints.init_state(engine, SimpleNamespace(openai_serving_models=served), None)
@@ -228,3 +237,71 @@ async def test_on_cpus_nothing_is_proven_unless_the_operator_says_so(registry, m
     prepare_process()
     endpoints, _ = await init(registry)
     assert endpoints._plugin.adapters.proves is proves
+
+
+@pytest.fixture
+def metrics(monkeypatch) -> CollectorRegistry:
+    """The registry that vLLM's page shows, anew; gauges are wanted, and one worker answers."""
+    found = CollectorRegistry()
+    monkeypatch.setattr("prometheus_client.REGISTRY", found)
+    monkeypatch.setenv("LORAPLANE_RESIDENCY_GAUGES", "1")
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+
+    async def call(self: Engine, method: str) -> list[dict[str, list[int]]]:
+        assert method == "loraplane_memory"
+        return [{"gpu": [1, 2], "cpu": [1, 2], "pinned": []}]
+
+    monkeypatch.setattr(Engine, "collective_rpc", call, raising=False)
+    return found
+
+
+async def gauges_of(found: CollectorRegistry, registry: Registry, engines: int = 1) -> dict[str, float]:
+    """What a scrape tells of counts, once there was a look."""
+    prepare_process()
+    endpoints, _ = await init(registry, engines=engines)
+    if (task := endpoints._looking) is not None:
+        await asyncio.sleep(0.01)
+        task.cancel()
+    return {sample.name: sample.value for metric in found.collect() for sample in metric.samples}
+
+
+async def test_the_gauges_are_on_the_servers_page_where_they_are_wanted(registry, metrics, monkeypatch):
+    assert await gauges_of(metrics, registry) == {
+        "vllm:num_gpu_loaded_lora_adapters": 2,
+        "vllm:max_gpu_lora_adapters": 4,
+    }
+    monkeypatch.setattr("prometheus_client.REGISTRY", other := CollectorRegistry())
+    monkeypatch.delenv("LORAPLANE_RESIDENCY_GAUGES")
+    assert await gauges_of(other, registry) == {}
+
+
+async def test_what_the_engine_tells_itself_is_left_to_it(registry, metrics, caplog):
+    """Alone what it lacks is ours; where it has all, its workers are not asked."""
+    caplog.set_level(logging.INFO)
+    Gauge("vllm:num_gpu_loaded_lora_adapters", "vLLM's own", registry=metrics).set(7)
+    assert await gauges_of(metrics, registry) == {
+        "vllm:num_gpu_loaded_lora_adapters": 7,
+        "vllm:max_gpu_lora_adapters": 4,
+    }
+    assert "left to the engine: vllm:num_gpu_loaded_lora_adapters" in caplog.text
+
+
+async def test_where_the_engine_tells_all_its_workers_are_not_asked(registry, metrics):
+    for name in NAMES:
+        Gauge(name, "vLLM's own", registry=metrics)
+    prepare_process()
+    endpoints, _ = await init(registry)
+    assert endpoints._looking is None
+
+
+@pytest.mark.parametrize("engines", [2, None])
+async def test_where_not_all_workers_can_be_asked_there_are_no_gauges(registry, metrics, caplog, engines):
+    assert await gauges_of(metrics, registry, engines) == {}
+    assert "not all workers can be asked" in caplog.text
+
+
+async def test_beside_a_folder_of_metrics_there_are_no_gauges(registry, metrics, monkeypatch, caplog):
+    """vLLM's page shows the folder alone."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/folder")
+    assert await gauges_of(metrics, registry) == {}
+    assert "PROMETHEUS_MULTIPROC_DIR; unset that" in caplog.text
