@@ -97,9 +97,10 @@ class HandoffWatch:
         revisions = await self._revisions(sorted({one.key for one in asked}))
         return {one: evaluate_handoff(one, owners[one], statuses, revisions.get(one.key, 0)) for one in asked}
 
-    async def others(self) -> list[OtherReplica]:
-        """The live replicas that report and do not leave, each with whether it is ready. Raises EtcdError."""
-        labels = await self._reader.labels()
+    async def others(self, than: str) -> list[OtherReplica]:
+        """Live replicas that report and do not leave, each with whether it is ready; without one. Raises EtcdError."""
+        labels = dict(await self._reader.labels())
+        labels.pop(than, None)
         statuses = await self._reader.statuses(labels)
         return [OtherReplica(labels[one], _is_ready(statuses[one])) for one in _reporting(labels, statuses)]
 

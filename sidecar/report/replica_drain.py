@@ -159,7 +159,7 @@ class ReplicaDrain:
         if observed is None or plan is None:
             return frozenset()
         try:
-            others = await self._handoffs.others() if common_selectors(plan) else []
+            others = await self._handoffs.others(self._replica) if common_selectors(plan) else []
         except EtcdError:
             others = []  # nobody is known to be ready
         return needed_names(plan, observed.adapters, self._handoffs.verdicts(), others)
@@ -267,7 +267,7 @@ class ReplicaDrain:
         if placed is Need.TAKEOVER or plan is None:
             return placed
         try:
-            others = await self._handoffs.others()
+            others = await self._handoffs.others(self._replica)
         except EtcdError:
             return Need.TAKEOVER
         common = need_of_common(common_selectors(plan), others)

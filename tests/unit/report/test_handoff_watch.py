@@ -195,9 +195,13 @@ async def test_what_was_taken_over_is_let_go_of_once_routers_had_the_time_to_hea
 
 
 async def test_others_are_those_who_live_and_do_not_leave(scene):
-    """R20 drain: a replica that leaves relies on none that leaves too, and on nobody by a presence alone."""
+    """R20 drain: a replica that leaves relies on none that leaves too, and on nobody by a presence alone.
+
+    Nor on itself, whose presence says only a moment later that it leaves.
+    """
     for name, leaving, lease, changes in (
         ("ready", False, LEASE, {}),
+        ("this", False, LEASE, {}),
         ("starting", False, LEASE, {"ready": False}),
         ("stale", False, LEASE, {"stale": True}),
         ("earlier", False, LEASE + 1, {}),
@@ -207,7 +211,7 @@ async def test_others_are_those_who_live_and_do_not_leave(scene):
         status = serving(1).model_copy(update={"replica": name, **changes}).to_bytes()
         puts = Put(KEYS.replica(POOL, name), told, LEASE), Put(KEYS.status(POOL, name), status, lease)
         scene.store.txn(Txn((), puts))
-    found = {one.labels["name"]: one.ready for one in await scene.handoff_watch.others()}
+    found = {one.labels["name"]: one.ready for one in await scene.handoff_watch.others("this")}
     assert found == {"ready": True, "starting": False, "stale": False}
 
 

@@ -82,7 +82,7 @@ class Scene:
     def verdicts(self) -> Mapping[Handoff, HandoffVerdict]:
         return {LEAVING: self.verdict}
 
-    async def others(self) -> list[OtherReplica]:
+    async def others(self, than: str) -> list[OtherReplica]:
         if isinstance(self.around, EtcdError):
             raise self.around
         return self.around
