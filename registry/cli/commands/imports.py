@@ -84,7 +84,8 @@ def import_(
     for where, name in found.gone:
         note(f"to delete: loraplane delete {name} --pool {where} --ignore-not-found")
     if not (found.manifests or found.gone):
-        message = "has no adapter that can be imported; what was said before has the reasons"
+        why = "what was said before has the reasons" if found.notes else f"expected {KINDS[kind].system}"
+        message = f"has no adapter that can be imported; {why}"
         raise refused(Reason.INVALID_MANIFEST, message, field=file)
     session_of(context).printer().documents(content for content, _ in found.manifests)
     if strict and found.notes:
@@ -111,7 +112,9 @@ def _folders(root: Path, files: Collection[str]) -> list[AdapterFolder]:
     try:
         with os.scandir(root) as entries:
             names = sorted(one.name for one in entries if not one.name.startswith(".") and one.is_dir())
-        return [_folder(root, name, files) for name in names[:_MAX_FOLDERS] if (root / name / CONFIG).is_file()]
+        if len(names) > _MAX_FOLDERS:
+            raise usage(f"{root} has more than {_MAX_FOLDERS} folders; name one that has fewer, or give paths by lines")
+        return [_folder(root, name, files) for name in names if (root / name / CONFIG).is_file()]
     except OSError as error:
         raise usage(f"cannot read {error.filename}: {error.strerror}; name a folder that can be read") from error
 

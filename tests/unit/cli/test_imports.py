@@ -72,11 +72,22 @@ def test_a_link_out_of_the_folder_is_refused(cli, tmp_path):
 
 @pytest.mark.parametrize(
     ("files", "message"),
-    [({}, "is empty"), ({"adapter_config": "[" * (1 << 20) + "[" * 10}, "name a folder that can be read")],
+    [
+        ({}, "has no adapter that can be imported; expected A folder with a folder for each adapter"),
+        ({"adapter_config": "[" * (1 << 20) + "[" * 10}, "name a folder that can be read"),
+    ],
 )
 def test_a_folder_without_an_adapter_or_with_a_huge_file_is_refused(cli, tmp_path, files, message):
     (tmp_path / "adapters").mkdir()
     if files:
         adapter(tmp_path / "adapters", "a", **files)
     ran = cli("import", "directory", str(tmp_path / "adapters"))
-    assert (ran.code in {2, 4}, ran.out, message in ran.err or "no adapter" in ran.err) == (True, "", True), ran.err
+    assert (ran.code in {2, 4}, ran.out, message in ran.err) == (True, "", True), ran.err
+
+
+def test_a_folder_of_too_many_is_refused_and_not_read_in_part(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("registry.cli.commands.imports._MAX_FOLDERS", 1)
+    for name in ("a", "b"):
+        adapter(tmp_path / "adapters", name)
+    ran = cli("import", "directory", str(tmp_path / "adapters"))
+    assert (ran.code, ran.out, "has more than 1 folders" in ran.err) == (2, "", True)
