@@ -285,6 +285,15 @@ def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told(tracker):
     assert (tracker.loads(), tracker.unsettled, tracker.failures) == (set(), set(), {})
 
 
+def test_a_look_that_shows_nothing_new_ends_no_queue(tracker):
+    """R8 paced: whoever comes last is tried last."""
+    refuse(tracker, NAMES, TRIES_UNPACED)
+    tracker.settle(observed(), turns=True)
+    load(tracker, "new")
+    refuse(tracker, ["late"], TRIES_UNPACED)
+    assert tracker.failures["late"].retry_at > len(NAMES) * REFUSED_PACE_SECONDS
+
+
 def test_a_failure_that_comes_after_the_change_is_not_dropped_for_it(tracker):
     """R8 paced: what failed before it has been forgotten since."""
     ref = ArtifactRef("file:///a", None)

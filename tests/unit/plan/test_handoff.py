@@ -12,7 +12,7 @@ from registry.model.records import Canary, Placement
 from registry.model.replica_state import StatusReading, parse_status
 from registry.model.status import Failed, Found, Pending, Warned
 from sidecar.artifacts.types import ArtifactRef
-from sidecar.desired.placement import MembershipDigest, PlacementSpec, Stable
+from sidecar.desired.placement import NOBODY, MembershipDigest, PlacementSpec, Stable
 from sidecar.plan.handoff import (
     Handoff,
     HandoffVerdict,
@@ -138,6 +138,13 @@ def test_only_what_was_found_of_one_generation_is_compared():
     assert (
         evaluate_handoff(replace(rollout, terms=replace(ON_TWO, stable=pinned)), ("r2", "r3"), statuses, 7) == Taken()
     )
+
+
+def test_what_only_labels_decide_needs_no_word_on_the_live_replicas():
+    """Nor does it matter what they say of these, who serve other adapters that are placed by number."""
+    by_label = replace(LEAVING, owners=None, among=NOBODY, terms=PlacementSpec(Placement(), frozenset()))
+    for said in ({"members": "", "weights": ""}, {"members": "m", "weights": "w"}):
+        assert evaluate_handoff(by_label, ("r2",), {"r2": status(**said)}, 7) == Taken()
 
 
 def test_a_replica_that_leaves_is_needed_until_others_took_over_what_is_placed_on_it():

@@ -52,6 +52,20 @@ async def test_the_list_is_the_servers_own_byte_for_byte(server, lists):
     assert page == json.dumps(own, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+async def test_a_card_is_made_once_for_each_load(server, lists):
+    listing = PublicListing(server)
+    for _ in range(2):
+        assert names(await listing.page(whole=False)) == ["x"]
+    server.load("y", "/y")
+    assert names(await listing.page(whole=True)) == ["x", "y"]
+    del server.registered["x"]
+    assert names(await listing.page(whole=False)) == ["y"]
+    server.load("x", "/new/x")
+    page = await listing.page(whole=False)
+    assert (names(page), json.loads(page)["data"][-1]["root"]) == (["y", "x"], "/new/x")
+    assert lists.made == ["x", "y", "x"]
+
+
 async def test_the_list_is_no_use_of_an_adapter(server, lists):
     """R7 files-pinned: what refers to an adapter keeps its files."""
     listing, adapters = PublicListing(server), server.registered

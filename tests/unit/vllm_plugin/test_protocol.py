@@ -288,6 +288,13 @@ def test_where_an_answer_is_not_as_expected(expected, found, said):
         assert "above the tolerance of 0.11" in (told or "")
 
 
+def test_a_long_prompt_is_shown_by_its_beginning():
+    told = deviation(PromptedAnswer(tuple(range(20)), (7,)), [(9, {9: 0.0})], 0.1)
+    assert "[0, 1, 2, 3, 4, 5, 6, 7, …] token 1 " in (told or "")
+    told = deviation(PromptedAnswer(tuple(range(8)), (7,)), [(9, {9: 0.0})], 0.1)
+    assert "[0, 1, 2, 3, 4, 5, 6, 7] token 1 " in (told or "")
+
+
 @given(ANSWERS.filter(lambda one: one.logprobs), st.data())
 def test_noise_within_the_tolerance_is_right_and_beyond_it_is_not(expected, data):
     """R22 applied-whole: whichever token it strikes."""
