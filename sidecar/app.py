@@ -71,6 +71,7 @@ class Sidecar:
         self._keep(tasks, "last good finder", reporting.finder.run)
         self._keep(tasks, "drain orders", reporting.drain.run)
         self._keep(tasks, "load sampler", reporting.load.run)
+        self._keep(tasks, "use teller", reporting.uses.run)
         self._keep(tasks, "drain list", partial(reporting.drain.hide, ports.engine))
         if ports.certificates:
             self._keep(tasks, "certificates watch", reporting.watch_certificates)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
@@ -129,6 +129,7 @@ def set_ttl(spec: AdapterSpec, ttl: str | None) -> None:
         return
     if ttl == "none":
         spec.ClearField("ttl_seconds")
+        spec.ClearField("ttl_from")
         return
     try:
         spec.ttl_seconds = seconds_of(ttl)
@@ -252,6 +253,10 @@ _LONGEST_WORD = 7
 Ttl = Annotated[
     str | None,
     flag("--ttl", metavar="SPAN", help="Delete it so long after its last change, e.g. 7d; none: never."),
+]
+TtlFrom = Annotated[
+    Literal["change", "use"] | None,
+    flag("--ttl-from", help="Begin of its ttl: its last change, or its last use where that is later."),
 ]
 KeepCount = Annotated[
     str | None,

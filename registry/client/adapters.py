@@ -40,6 +40,7 @@ class RegisteredAdapter:
         restored_at: when, RFC 3339; empty: it was not restored.
         enabled: False: it is served nowhere.
         ttl_seconds: so long after its last change it is deleted; None: never.
+        ttl_from: ``use``: its ttl begins with its last use, where that is later; ``change``: with its last change.
         expires_at: about when, RFC 3339; empty: never.
         keep: so many of its generations are served by name, the newest included; None: the newest alone.
         kept_generations: earlier ones that are, as ``name@generation``, the newest first.
@@ -66,6 +67,7 @@ class RegisteredAdapter:
     restored_at: str = ""
     enabled: bool = True
     ttl_seconds: int | None = None
+    ttl_from: str = "change"
     expires_at: str = ""
     keep: int | None = None
     kept_generations: tuple[int, ...] = ()
@@ -157,6 +159,7 @@ def adapter_of(wire: pb.Adapter) -> RegisteredAdapter:
         restored_at=wire.restored_by.at,
         enabled=spec.enabled or not spec.HasField("enabled"),
         ttl_seconds=spec.ttl_seconds if spec.HasField("ttl_seconds") else None,
+        ttl_from=spec.ttl_from or "change",
         expires_at=wire.expires_at,
         keep=spec.keep if spec.HasField("keep") else None,
         kept_generations=tuple(wire.kept_generations),

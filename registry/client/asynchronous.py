@@ -79,6 +79,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         description: str | Keep = KEEP,
         enabled: bool | Keep = KEEP,
         ttl: str | float | timedelta | Keep | None = KEEP,
+        ttl_from: Literal["change", "use"] | Keep = KEEP,
         keep: int | Keep | None = KEEP,
         replace: bool = False,
         wait: float | bool = True,
@@ -114,6 +115,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             description: for people; empty: none.
             enabled: False: it is served nowhere, and all else of it is kept.
             ttl: so long after its last change it is deleted: ``"7d"``, seconds or a timedelta; None: never.
+            ttl_from: ``use``: its ttl begins with its last use, where that is later; ``change``: with its last change.
             keep: so many of its generations are served as ``name@generation``, the newest included; None: the newest
                 alone. For pools with versioned names.
             replace: what is not given gets its default, as by a manifest that does not say it.
@@ -152,6 +154,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
             description=description,
             enabled=enabled,
             ttl=ttl,
+            ttl_from=ttl_from,
             keep=keep,
             replace=replace,
         )

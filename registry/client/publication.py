@@ -70,6 +70,7 @@ class Publication:
         description: for people; empty: none.
         enabled: False: it is served nowhere, and all else of it is kept.
         ttl: so long after its last change it is deleted: ``"7d"``, seconds or a timedelta; None: never.
+        ttl_from: ``use``: its ttl begins with its last use, where that is later; ``change``: with its last change.
         keep: so many of its generations are served as ``name@generation``, the newest included; None: the newest alone.
         replace: what is `KEEP` gets its default instead.
         etag: refuse unless the adapter has it; empty: no condition.
@@ -92,6 +93,7 @@ class Publication:
     description: str | Keep = KEEP
     enabled: bool | Keep = KEEP
     ttl: str | float | timedelta | Keep | None = KEEP
+    ttl_from: Literal["change", "use"] | Keep = KEEP
     keep: int | Keep | None = KEEP
     replace: bool = False
     etag: str = ""

@@ -54,6 +54,8 @@ def spec_message(spec: AdapterSpec) -> pb.AdapterSpec:
         message.enabled = False
     if spec.ttl_seconds is not None:
         message.ttl_seconds = spec.ttl_seconds
+    if spec.ttl_from is not None:
+        message.ttl_from = spec.ttl_from
     if spec.keep is not None:
         message.keep = spec.keep
     return message
@@ -85,6 +87,7 @@ def spec_dict(spec: pb.AdapterSpec) -> Plain:
         "expect": _expect_dict(spec.expect) if spec.HasField("expect") else None,
         "enabled": spec.enabled or not spec.HasField("enabled"),
         "ttl_seconds": spec.ttl_seconds if spec.HasField("ttl_seconds") else None,
+        "ttl_from": spec.ttl_from or None,
         "keep": spec.keep if spec.HasField("keep") else None,
     }
 

@@ -154,8 +154,9 @@ class Prepare(Part):
 class AdapterSpec(Part):
     """Desired state of an adapter. Its change, and nothing else, makes a new generation, but for those of `LIFE`.
 
-    `ttl_seconds`: so long after its record was last written the adapter is deleted; None: never. `keep`: so many of its
-    generations are served by their names, the newest included; None: the newest alone.
+    `ttl_seconds`: so long after its record was last written the adapter is deleted; None: never. `ttl_from`: ``use``:
+    so long after it was last used, too; None: ``change``. `keep`: so many of its generations are served by their names,
+    the newest included; None: the newest alone.
     """
 
     source: SourceSpec = Field(
@@ -204,6 +205,11 @@ class AdapterSpec(Part):
         description=f"use a whole number of seconds from {MIN_TTL_SECONDS} to {MAX_TTL_SECONDS}, which is ten years; "
         "without one it never ends",
     )
+    ttl_from: Literal["change", "use"] | None = Field(
+        title="Begin of its ttl: its last change, or its last use, if that is later",
+        default=None,
+        description="use change or use; without one it is change",
+    )
     keep: Annotated[int, Field(ge=MIN_KEEP, le=MAX_KEEP)] | None = Field(
         title="Number of generations that are served by name, the newest included; without one, the newest alone",
         default=None,
@@ -217,13 +223,18 @@ class AdapterSpec(Part):
         return self.model_copy(update=dict.fromkeys(LIFE)) if any(self.life.values()) else self
 
     @property
+    def ttl_from_use_seconds(self) -> int:
+        """Its time to live where that begins with its last use; 0: it does not, or there is none."""
+        return self.ttl_seconds or 0 if self.ttl_from == "use" else 0
+
+    @property
     def life(self) -> dict[str, object]:
         """Fields of `LIFE`: how long it and its generations live."""
         return {name: getattr(self, name) for name in LIFE}
 
 
 # Fields of a spec that are none of a generation's: a change of these alone makes none, and none brings them back.
-LIFE = ("ttl_seconds", "keep")
+LIFE = ("ttl_seconds", "ttl_from", "keep")
 
 
 class CanaryRollout(Part):

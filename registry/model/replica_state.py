@@ -67,7 +67,8 @@ class ParsedStatus:
     """A status that can be read, with its names by name key.
 
     `serves`: the generation of each name that is served as desired, where the status leaves out names that are not;
-    None: it does not tell. `earlier`: the generations that its engine answers to beside that.
+    None: it does not tell. `earlier`: the generations that its engine answers to beside that. `uses`: before which
+    revision each was last used.
     """
 
     status: ReplicaStatus
@@ -79,6 +80,7 @@ class ParsedStatus:
     kept: Mapping[str, Kept]
     serves: Mapping[str, int] | None
     earlier: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    uses: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def parse_status(kv: KeyValue | None) -> StatusReading:
         {name_key(one.name): one for one in status.kept},
         None if status.serves is None else {name_key(name): generation for name, generation in status.serves},
         _earlier(status),
+        {name_key(name): revision for name, revision in (status.uses.names if status.uses else ())},
     )
 
 

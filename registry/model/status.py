@@ -16,6 +16,7 @@ MAX_SERVES = 4096
 MAX_LEAVING = 256
 MAX_EARLIER = 2048
 MAX_LOADS = 256
+MAX_USES = 4096
 # Far more than any engine runs and queues.
 MAX_PER_REPLICA = 1_000_000
 MAX_IN_FLIGHT = 1e9
@@ -355,6 +356,23 @@ class ReportedLoad(Part):
     omitted: Number = 0
 
 
+def tell_seconds(ttl_seconds: int) -> float:
+    """Time after which a replica tells uses anew, for the shortest ttl that begins with one."""
+    return min(300.0, max(5.0, ttl_seconds / 16))
+
+
+class ReportedUses(Part):
+    """Last uses of the adapters whose ttl begins with it, by revisions of the store, all of which uses came before.
+
+    Told is every use before `until` was written, by what the engine knew then. `since`: of uses before it was written
+    nothing is known: any adapter may have been used until then. `names`: those that were used since.
+    """
+
+    since: Number
+    until: Number
+    names: Annotated[list[tuple[str, Number]], Field(max_length=MAX_USES)] = []
+
+
 class ReplicaStatus(Stored):
     """Everything that a replica says of itself, true at `observed_revision`.
 
@@ -381,6 +399,7 @@ class ReplicaStatus(Stored):
     last write of something else; None: not known. `certificates`: those that the sidecar uses.
     `events`: the newest, the oldest first, as of the last write of something else. `load`: requests at once for the
     adapters whose number of replicas follows them; None: nothing counts them there, or there are no such adapters.
+    `uses`: of the adapters whose ttl begins with the last use; None: nothing knows them there, or there are none.
     """
 
     max_bytes = MAX_STATUS_BYTES
@@ -417,6 +436,7 @@ class ReplicaStatus(Stored):
     certificates: list[ReportedCertificate] = []
     events: list[ReportedEvent] = []
     load: ReportedLoad | None = None
+    uses: ReportedUses | None = None
     last_request_id: str = ""
     updated_at: str
 

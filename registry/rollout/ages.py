@@ -59,7 +59,10 @@ class ExpiryClock(Stored):
 
 @dataclass(frozen=True, slots=True)
 class EndingRecord:
-    """A record with a time to live; `kv` as it stands, and since when it is known so, on the monotonic clock."""
+    """A record with a time to live; `kv` as it stands, and since when it is known so, on the monotonic clock.
+
+    `from_use`: its time begins with its last use, where that is later (`registry.rollout.uses`).
+    """
 
     kv: KeyValue
     pool: str
@@ -67,6 +70,7 @@ class EndingRecord:
     generation: int
     ttl_seconds: int
     seen_at: float
+    from_use: bool = False
 
 
 class EndingAdapters:
@@ -116,7 +120,10 @@ class EndingAdapters:
         except RegistryError:
             return None
         ttl = record.spec.ttl_seconds
-        return None if ttl is None else EndingRecord(kv, pool, record.name, record.generation, ttl, now)
+        if ttl is None:
+            return None
+        is_from_use = record.spec.ttl_from == "use"
+        return EndingRecord(kv, pool, record.name, record.generation, ttl, now, is_from_use)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +177,12 @@ def tick_seconds(shortest_seconds: int) -> float:
     return min(_LONGEST_TICK_SECONDS, max(_SHORTEST_TICK_SECONDS, shortest_seconds / _TICKS_OF_A_LIFE))
 
 
-def advanced(reading: ClockReading, longest_seconds: int, now: float) -> ExpiryClock:
-    """The next reading, on the condition that this one still stands; `longest_seconds`: the longest ttl of any."""
+def advanced(reading: ClockReading, longest_seconds: float, now: float) -> ExpiryClock:
+    """The next reading, on the condition that this one still stands; `longest_seconds`: the longest life of any."""
     if not reading.marks:
         return ExpiryClock()
     now_ms = reading.now_ms(now)
-    kept = list(_thinned(reading.marks, now_ms, longest_seconds * 1000))
+    kept = list(_thinned(reading.marks, now_ms, int(longest_seconds * 1000)))
     return ExpiryClock(now_ms=now_ms, marks=kept[::-1])
 
 

@@ -2,20 +2,22 @@
 
 Each admin service has one, and any of them may act: the request has the same id everywhere, and the etag of the record
 that was looked at, so that it is done once, and not at all if somebody wrote the record meanwhile (guarantee R25). How
-old a record is at least, `registry.rollout.ages` knows.
+old a record is at least, `registry.rollout.ages` knows; for how long an adapter was not used, `registry.rollout.uses`.
+For that a pool is read as a whole, once for each reading of the clock, as nothing else makes that time longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from math import inf
 
 import structlog
 
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.informer import SharedInformer
-from registry.etcd3.ops import Event, KeyValue, Put, Txn, absent, mod_is
-from registry.model.errors import Reason, Unavailable
+from registry.etcd3.ops import Event, KeyValue, Put, Range, Txn, absent, mod_is
+from registry.model.errors import Reason, RegistryError, Unavailable
 from registry.rollout.ages import (
     ClockReading,
     EndingAdapters,
@@ -25,8 +27,12 @@ from registry.rollout.ages import (
     read_clock,
     tick_seconds,
 )
-from registry.rollout.controller import RETRY, Shared, woken
+from registry.rollout.controller import ACT_SECONDS, RETRY, Shared, woken
 from registry.rollout.policy import expiry_request_id
+from registry.rollout.pool import PoolSnapshot
+from registry.rollout.pool_reader import read_pool
+from registry.rollout.uses import is_over, needed_seconds
+from registry.runtime.clock import Deadline
 from registry.transactions.changes import ExpireAdapter
 
 # Between two looks, however fast adapters end, give or take a half.
@@ -47,6 +53,8 @@ class ExpiryController:
         self._wake = asyncio.Event()
         self._ending = EndingAdapters(shared.keys.all_adapters())
         self._reading: ClockReading | None = None
+        self._judged_at = 0
+        self._unused: frozenset[tuple[bytes, int]] = frozenset()
         self._attempts: dict[bytes, int] = {}
         self._failures = 0
 
@@ -85,14 +93,49 @@ class ExpiryController:
         records = list(self._ending.records.values())
         self._attempts = {key: count for key, count in self._attempts.items() if key in self._ending.records}
         reading = self._reading = read_clock(self._reading, next(iter(informer.kvs.values()), None), _now())
-        left = {one.kv.key: one.ttl_seconds - age_seconds(one, reading, _now()) for one in records}
+        await self._judge(records, reading)
+        left = {one.kv.key: self._left(one, reading) for one in records}
         done = await self._end([one for one in records if left[one.kv.key] <= 0])
-        done = await self._tick(reading, [one.ttl_seconds for one in records]) and done
+        done = await self._tick(reading, records) and done
         again_at = [_now() + seconds for key, seconds in left.items() if seconds > 0 and key in self._ending.records]
         self._failures = 0 if done else self._failures + 1
         if not done:
             again_at.append(_now() + RETRY.delay(self._failures, self._shared.rng.uniform))
         return min([*again_at, reading.seen_at + tick_seconds(min(one.ttl_seconds for one in records))])
+
+    def _left(self, one: EndingRecord, reading: ClockReading) -> float:
+        """Seconds until an adapter is over; infinite: it depends on uses, of which the next reading tells more."""
+        left = one.ttl_seconds - age_seconds(one, reading, _now())
+        is_open = one.from_use and left <= 0 and (one.kv.key, one.kv.mod_revision) not in self._unused
+        return inf if is_open else left
+
+    async def _judge(self, records: Iterable[EndingRecord], reading: ClockReading) -> None:
+        """Finds, once for each reading, which adapters were not used for their whole ttl."""
+        if reading.kv is None or reading.kv.mod_revision == self._judged_at:
+            return
+        self._judged_at, pools = reading.kv.mod_revision, dict[str, list[EndingRecord]]()
+        for one in records:
+            if one.from_use and age_seconds(one, reading, _now()) >= one.ttl_seconds:
+                pools.setdefault(one.pool, []).append(one)
+        found: set[tuple[bytes, int]] = set()
+        for pool, due in pools.items():
+            try:
+                found |= await self._unused_of(pool, due, reading)
+            except (RegistryError, EtcdError) as error:
+                _log.warning("uses_not_read", pool=pool, error=str(error))
+        self._unused = frozenset(found)
+
+    async def _unused_of(
+        self, pool: str, due: list[EndingRecord], reading: ClockReading
+    ) -> frozenset[tuple[bytes, int]]:
+        """Those of a pool that were not used for their ttl. Raises RegistryError, EtcdError: it cannot be read."""
+        client, keys, deadline = self._shared.client, self._shared.keys, Deadline.of(ACT_SECONDS)
+        _, snapshot = await read_pool(client, keys, due[0].name, PoolSnapshot(pool), deadline)
+        # After the replicas: whoever went meanwhile makes it newer, so that nothing ends.
+        read = await client.range(Range(keys.members(pool)), timeout_seconds=deadline.spend())
+        members = next(iter(read.kvs), None)
+        over = (one for one in due if is_over(one, snapshot, members, reading))
+        return frozenset((one.kv.key, one.kv.mod_revision) for one in over)
 
     async def _end(self, due: list[EndingRecord]) -> bool:
         """Deletes what has ended; False: not all of it could be."""
@@ -121,13 +164,16 @@ class ExpiryController:
         _log.info("adapter_expired", **about, ttl_seconds=one.ttl_seconds, revision=settled.revision)
         return True
 
-    async def _tick(self, reading: ClockReading, lives: list[int]) -> bool:
+    async def _tick(self, reading: ClockReading, records: list[EndingRecord]) -> bool:
         """Moves the clock on if it is time; False: it could not be. Where another was faster, its reading comes."""
-        if reading.clock is None or (reading.kv and _now() < reading.seen_at + tick_seconds(min(lives))):
+        shortest = min(one.ttl_seconds for one in records)
+        if reading.clock is None or (reading.kv and _now() < reading.seen_at + tick_seconds(shortest)):
             return True
         key = self._shared.keys.expiry_clock()
         stands = absent(key) if reading.kv is None else mod_is(key, reading.kv.mod_revision)
-        put = Put(key, advanced(reading, max(lives), _now()).to_bytes())
+        # Twice, since a stretch without uses ends before the newest reading, by as much as a replica is late.
+        longest = max(2 * needed_seconds(one.ttl_seconds) if one.from_use else one.ttl_seconds for one in records)
+        put = Put(key, advanced(reading, longest, _now()).to_bytes())
         try:
             await self._shared.client.txn(Txn((stands,), (put,)))
         except EtcdError as error:

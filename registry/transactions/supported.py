@@ -60,6 +60,11 @@ UNSUPPORTED = (
         lambda spec: spec.load == "lazy" and spec.strategy is not None,
         "this release loads the newest weights of a lazy adapter wherever it is asked for; leave it out, or use eager",
     ),
+    Unsupported(
+        "ttl_from",
+        lambda spec: spec.load == "lazy" and spec.ttl_from == "use",
+        "replicas tell no uses of lazy adapters in this release; leave it out, or use load: eager",
+    ),
 )
 
 
@@ -82,10 +87,18 @@ def check_by_load(spec: AdapterSpec, *, field: str) -> None:
         raise InvalidArgument(Reason.UNSUPPORTED, message, field=f"{field}.ttl_seconds")
 
 
+def check_ttl_from(spec: AdapterSpec, *, field: str) -> None:
+    """Raises InvalidArgument if a ttl is to begin with the last use, and there is none."""
+    if spec.ttl_from == "use" and spec.ttl_seconds is None:
+        message = "there is no ttl that could begin with the last use; give a ttl, such as 7d, or use change"
+        raise InvalidArgument(Reason.INVALID_FIELD, message, field=f"{field}.ttl_from")
+
+
 def check_supported(spec: AdapterSpec, *, field: str) -> None:
     """Raises InvalidArgument if the spec asks for what no sidecar of this release does."""
     check_source(spec, field=field)
     check_by_load(spec, field=field)
+    check_ttl_from(spec, field=field)
     for entry in UNSUPPORTED:
         if entry.asked(spec):
             raise InvalidArgument(Reason.UNSUPPORTED, entry.remedy, field=f"{field}.{entry.field}")
@@ -120,6 +133,13 @@ UNABLE = (
         lambda spec: spec.keep is not None,
         "have plain names, by which requests ask for the newest generation alone; leave it out, or give the pool "
         "--engine-names versioned",
+    ),
+    Unable(
+        "ttl_from",
+        lambda pool: not traits_of(pool.engine).asks_for_adapters,
+        lambda spec: spec.ttl_from == "use",
+        "are {pool.engine}, and have nothing that tells when an adapter was used; leave it out: then its ttl begins "
+        "with its last change",
     ),
     Unable(
         "placement",

@@ -88,7 +88,7 @@ class Prepare(_message.Message):
     def __init__(self, remap: _Optional[str] = ..., vision: _Optional[str] = ..., dora: _Optional[str] = ..., drop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdapterSpec(_message.Message):
-    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description", "expect", "enabled", "ttl_seconds", "keep")
+    __slots__ = ("source", "base_model", "load", "priority", "placement", "prepare", "credentials", "labels", "strategy", "description", "expect", "enabled", "ttl_seconds", "keep", "ttl_from")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class AdapterSpec(_message.Message):
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    TTL_FROM_FIELD_NUMBER: _ClassVar[int]
     source: Source
     base_model: str
     load: str
@@ -124,7 +125,8 @@ class AdapterSpec(_message.Message):
     enabled: bool
     ttl_seconds: int
     keep: int
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., enabled: bool = ..., ttl_seconds: _Optional[int] = ..., keep: _Optional[int] = ...) -> None: ...
+    ttl_from: str
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., base_model: _Optional[str] = ..., load: _Optional[str] = ..., priority: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., credentials: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., strategy: _Optional[_Union[Strategy, _Mapping]] = ..., description: _Optional[str] = ..., expect: _Optional[_Union[Expect, _Mapping]] = ..., enabled: bool = ..., ttl_seconds: _Optional[int] = ..., keep: _Optional[int] = ..., ttl_from: _Optional[str] = ...) -> None: ...
 
 class ExpectedAnswer(_message.Message):
     __slots__ = ("prompt", "tokens", "logprobs")

@@ -50,7 +50,8 @@ class DesiredAdapter:
     what this replica served last, as far as it does not serve this generation. `former`: the generations before, of
     which it is not known whether the engine got them. `kept`: earlier generations that are served beside this one, and
     what they are made of, the newest first. `is_whole`: this replica followed it from its making on, so that
-    files of no generation that is told here are of an adapter that had the name before.
+    files of no generation that is told here are of an adapter that had the name before. `ttl_from_use_seconds`: its
+    ttl that begins with its use; 0: none.
     """
 
     key: str
@@ -67,6 +68,7 @@ class DesiredAdapter:
     former: tuple[DesiredAdapter, ...] = ()
     kept: tuple[tuple[int, ArtifactRef], ...] = ()
     is_whole: bool = False
+    ttl_from_use_seconds: int = 0
 
     @property
     def rank(self) -> OrderKey:
@@ -203,6 +205,7 @@ def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> Desired
         updated_at=record.updated_at,
         terms=placement_spec_of(pool, key, record),
         retry=record.retry,
+        ttl_from_use_seconds=spec.ttl_from_use_seconds,
         kept=tuple((one.generation, ref_of(pool, key, one.generation, one.spec)) for one in record.kept),
     )
 

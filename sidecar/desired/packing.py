@@ -21,7 +21,7 @@ _TYPICAL = (
     b'{"schema":1,"name":"","pool":"","tenant":"default","generation":1,"spec":{"source":{"uri":"","digest":"sha256:"},'
     b'"base_model":null,"load":"lazy","priority":0,"placement":{"replicas":"all","selector":{}},"prepare":{"remap":"auto",'
     b'"vision":"reject","dora":"reject","drop":[]},"credentials":null,"labels":{},"strategy":null,"description":null,'
-    b'"expect":null,"enabled":true,"ttl_seconds":null,"keep":null},"updated_at":"2026-01-01T00:00:00.000Z",'
+    b'"expect":null,"enabled":true,"ttl_seconds":null,"ttl_from":null,"keep":null},"updated_at":"2026-01-01T00:00:00.000Z",'
     b'"updated_by":"anonymous","request_id":"auto-","rollout":null,"retry":null,"expires_at":null,"kept":[]}'
 )
 # A window of 1 KiB and little state: a record is short, and setting up more would take longer than the packing.

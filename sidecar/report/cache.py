@@ -14,6 +14,7 @@ from registry.model.status import (
     ReportedEvent,
     ReportedLoad,
     ReportedStore,
+    ReportedUses,
     Warned,
 )
 from registry.runtime.clock import Clock, rfc3339
@@ -126,6 +127,11 @@ class StatusCache:
     def take_load(self, load: ReportedLoad | None) -> None:
         """Takes in how many requests adapters have whose number of replicas follows them, and says so."""
         self._aside = replace(self._aside, load=load)
+        self.look_again()
+
+    def take_uses(self, uses: ReportedUses | None) -> None:
+        """Takes in when adapters were last used whose ttl begins with it, and says so."""
+        self._aside = replace(self._aside, uses=uses)
         self.look_again()
 
     def take_drain(self, why: str) -> None:

@@ -24,6 +24,7 @@ from sidecar.report.handoff_watch import HandoffWatch
 from sidecar.report.load import LoadSampler
 from sidecar.report.replica_drain import ReplicaDrain
 from sidecar.report.status import ReplicaIdentity
+from sidecar.report.uses import UseTeller
 from sidecar.report.writer import ShareGuard, StatusWriter
 
 # Certificates are replaced days before they end; what is told of them may be as late as that.
@@ -54,6 +55,7 @@ class Reporting:
         self.share = ShareGuard(writer.announcement, writer.claim, clock, ports.give_up_seconds)
         self.declines = DeclineTeller(writer.announcement, ports.state)
         self.load = LoadSampler(mailbox, engine, clock, status.take_load)
+        self.uses = UseTeller(mailbox, engine, (client, keys.status(pool, replica)), clock, status.take_uses)
         self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)
         self.certificates = ports.certificates
         self.on_round = ports.on_round

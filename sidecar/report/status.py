@@ -29,6 +29,7 @@ from registry.model.status import (
     ReportedLimits,
     ReportedLoad,
     ReportedStore,
+    ReportedUses,
     Resident,
     Served,
     Warned,
@@ -78,12 +79,13 @@ def served_hash(served: tuple[ServedAdapter, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReportedAside:
-    """Parts of a status that no round brings: the store, certificates, the newest events, and load."""
+    """Parts of a status that no round brings: the store, certificates, the newest events, load and uses."""
 
     store: ReportedStore | None = None
     certificates: Sequence[ReportedCertificate] = ()
     events: Sequence[ReportedEvent] = ()
     load: ReportedLoad | None = None
+    uses: ReportedUses | None = None
 
 
 NOTHING_ASIDE = ReportedAside()
@@ -130,6 +132,7 @@ def derive_status(
         certificates=list(aside.certificates),
         events=list(aside.events),
         load=aside.load,
+        uses=aside.uses,
         last_request_id=situation.last_request_id,
         updated_at=rfc3339(moment.wall),
     )
@@ -218,8 +221,9 @@ def _halved(status: ReplicaStatus) -> ReplicaStatus | None:
     """With half as many of the first kind of name that there are any of; None: there is none."""
     pending, failed, resident, leaving = status.pending, status.failed, status.lazy.resident, status.leaving
     dropped = 0
-    if status.earlier:
-        fewer: dict[str, object] = {"earlier": status.earlier[: len(status.earlier) // 2]}
+    if status.uses is not None or status.earlier:
+        half = status.earlier[: len(status.earlier) // 2]
+        fewer: dict[str, object] = {"earlier": half} if status.uses is None else {"uses": None}
     elif pending:
         fewer = {"pending": pending[: len(pending) // 2]}
         dropped = (len(pending) + 1) // 2

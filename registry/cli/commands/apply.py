@@ -223,6 +223,7 @@ def set_(
     label: NewLabels = None,
     credential: Credential = None,
     ttl: options.Ttl = None,
+    ttl_from: options.TtlFrom = None,
     keep: options.KeepCount = None,
     scale: RangeOptions,
     given: SendOptions,
@@ -246,6 +247,7 @@ def set_(
     options.relabel("--on ", spec.placement.selector, on or [])
     options.relabel("--label ", spec.labels, label or [])
     options.set_ttl(spec, ttl)
+    options.set_given(spec, ttl_from=ttl_from)
     options.set_keep(spec, keep)
     if spec == before.spec:
         raise usage(_NOTHING_TO_SET)

@@ -219,6 +219,7 @@ def _pool(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
     yield from _too_small(pool)
     yield from _loopback(pool)
     yield from _ending(pool, now)
+    yield from _untold(pool)
     for one in disagreements(pool.replicas):
         found = "; ".join(f"{digest} on {', '.join(names)}" for digest, names in sorted(one.digests.items()))
         finding = f"replicas found different files of {one.name}: {found}"
@@ -242,8 +243,26 @@ def _ending(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
         yield warning(CheckedPart.POOL, pool.name, "adapters_expire", finding, remedy)
 
 
+def _untold(pool: PoolSeen) -> Iterator[DoctorFinding]:
+    """Replicas that do not tell uses, so that nothing ends whose ttl begins with the last one."""
+    waiting = sorted(one.name for one in pool.adapters if one.spec.ttl_from == "use")
+    silent = sorted(one.name for one in pool.replicas if not one.missing and not one.status.get("uses"))
+    if waiting and silent:
+        finding = (
+            f"{len(waiting)} adapters end once they are unused ({named(waiting)}), and do not while these replicas "
+            f"do not tell what they are asked for: {named(silent)}"
+        )
+        remedy = (
+            "install the plugin in their engines, and upgrade their sidecars; or let the last change count alone: "
+            f"loraplane set NAME --pool {pool.name} --ttl-from change"
+        )
+        yield warning(CheckedPart.POOL, pool.name, "uses_not_told", finding, remedy)
+
+
 def _soon(adapter: pb.Adapter, now: datetime) -> int | None:
-    """Seconds until an adapter is deleted; None: that is not soon, never, or nobody can tell."""
+    """Seconds until an adapter is deleted; None: that is not soon, never, not before it is unused, or not known."""
+    if adapter.spec.ttl_from == "use":
+        return None
     left = seconds_left(adapter, now)
     return left if left is not None and left < min(_SOON_SECONDS, adapter.spec.ttl_seconds / 10) else None
 

@@ -89,6 +89,8 @@ def seconds_left(one: pb.Adapter, now: datetime) -> int | None:
 def expires(one: pb.Adapter, now: datetime) -> str:
     """Time until it is deleted, in one word; ``-``: see `seconds_left`."""
     left = seconds_left(one, now)
+    if left is not None and one.spec.ttl_from == "use":
+        return f"unused {short_span(one.spec.ttl_seconds)}"
     return "-" if left is None else f"in {short_span(left)}"
 
 

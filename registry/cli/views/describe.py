@@ -180,6 +180,9 @@ def _end(adapter: pb.Adapter) -> dict[str, str]:
     """Time of its deletion, if nobody writes it before."""
     if not adapter.expires_at:
         return {}
+    if adapter.spec.ttl_from == "use":
+        lives = span_text(max(1, adapter.spec.ttl_seconds))
+        return {"Expires": f"once it was neither used nor changed for {lives}, as all replicas tell; see doctor"}
     when = f"{cell(adapter.expires_at)}, {expires(adapter, datetime.now(UTC))}"
     return {"Expires": f"{when}, unless it is changed before: ttl {span_text(max(1, adapter.spec.ttl_seconds))}"}
 

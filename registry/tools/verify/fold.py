@@ -29,7 +29,7 @@ from registry.tools.verify.history import (
 from registry.tools.verify.removals import LoggedRemoval, Removals, claims_of
 
 # Of a spec: changes of these alone make no generation.
-_LIFE = ("ttl_seconds", "keep")
+_LIFE = ("ttl_seconds", "ttl_from", "keep")
 # Of a record of one generation.
 _MAY_CHANGE = {"rollout", "retry", "spec", "expires_at", "kept", "scaled"}
 

@@ -267,6 +267,18 @@ def test_set_gives_an_adapter_a_time_to_live_and_takes_it_away(cli, admin):
     )
 
 
+def test_set_lets_a_ttl_begin_with_the_last_use_which_goes_with_the_ttl(cli, admin):
+    before = there()
+    before.spec.ttl_seconds = 600
+    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
+    assert cli("set", "sql", "--ttl-from", "use").code == 0
+    before.spec.ttl_from = "use"
+    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
+    assert cli("set", "sql", "--ttl", "none").code == 0
+    made, taken = (one.changes[0].upsert.spec for one in admin.asked("ApplyAdapters"))
+    assert (made.ttl_from, taken.ttl_from, taken.HasField("ttl_seconds")) == ("use", "", False)
+
+
 def test_set_gives_an_adapter_a_number_of_generations_and_takes_it_away(cli, admin):
     for has, word, wanted in ((None, "3", 3), (4, "none", None)):
         before = there()

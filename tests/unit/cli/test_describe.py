@@ -412,3 +412,8 @@ def test_when_an_adapter_is_deleted_is_told_where_it_is(monkeypatch):
         *(True, True),
     )
     assert _end(pb.Adapter()) == {}
+    one.spec.ttl_from = "use"
+    assert (expires(one, now), _end(one)["Expires"]) == (
+        "unused 7d",
+        "once it was neither used nor changed for 7d, as all replicas tell; see doctor",
+    )

@@ -37,6 +37,7 @@ from registry.model.status import (
     ReportedCertificate,
     ReportedLimits,
     ReportedStore,
+    ReportedUses,
     Warned,
 )
 from registry.v1 import registry_pb2 as pb
@@ -125,6 +126,11 @@ BEGAN = "2025-01-01T00:00:00Z"
 
 def ends(ttl_seconds: int, expires_at: str) -> pb.Adapter:
     return pb.Adapter(name="ends", spec=pb.AdapterSpec(ttl_seconds=ttl_seconds), expires_at=expires_at)
+
+
+def from_use() -> pb.Adapter:
+    """One whose ttl would be over, had nobody used it."""
+    return pb.Adapter(name="ends", spec=pb.AdapterSpec(ttl_seconds=60, ttl_from="use"), expires_at=at(1))
 
 
 def failed(reason: str, *names: str) -> list[Failed]:
@@ -240,6 +246,8 @@ ON_EDGES: list[tuple[Survey, str]] = [
     (pool(replica(), replica("r2"), adapters=(adapter(), adapter(replicas=2), adapter(selector={}))), ""),
     (pool(replica(), adapters=(ends(60, at(61)), ends(600, at(61)), ends(10**7, at(86_401)), ends(0, "soon"))), ""),
     (pool(replica(), adapters=(ends(600, at(59)), ends(10**7, at(86_399)), ends(60, at(-9)))), "W adapters_expire"),
+    (pool(replica(), adapters=(from_use(),)), "W uses_not_told"),
+    (pool(replica(uses=ReportedUses(since=1, until=2)), adapters=(from_use(),)), ""),
     (pool(replica(updated_at=at(60))), ""),
     (pool(replica(updated_at=at(61))), "W clock_skew"),
     (pool(replica(updated_at=at(-259_200))), ""),

@@ -314,6 +314,7 @@ FIELDS[AdapterSpec] = {
     "expect": st.none() | st.builds(Expect, **FIELDS[Expect]),
     "enabled": st.booleans(),
     "ttl_seconds": st.none() | st.integers(10, 315_360_000),
+    "ttl_from": st.none() | st.sampled_from(["change", "use"]),
     "keep": st.none() | st.integers(2, 32),
 }
 

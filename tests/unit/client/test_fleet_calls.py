@@ -150,6 +150,15 @@ def test_a_ttl_is_a_span_seconds_or_a_timedelta(registry, admin, ttl, seconds):
     assert change.update_mask.paths == ["expect", "source", "ttl_seconds"]
 
 
+def test_a_ttl_begins_with_the_last_use_by_a_keyword(registry, admin):
+    registry.publish("s3://b/a", "a", "p", ttl="7d", ttl_from="use", wait=False)
+    (change,) = admin.asked("ApplyAdapters")[-1].changes
+    assert (change.update.spec.ttl_from, change.update_mask.paths) == (
+        "use",
+        ["expect", "source", "ttl_from", "ttl_seconds"],
+    )
+
+
 @pytest.mark.parametrize("keep", [3, None])
 def test_how_many_generations_are_kept_is_said_by_a_keyword(registry, admin, keep):
     """None: the newest alone, though all else is kept."""

@@ -96,6 +96,7 @@ WHOLE_SPEC = {
     "expect": {"answers": [{"prompt": [1, 2], "tokens": [3], "logprobs": [-0.5]}], "tolerance": 0.75},
     "enabled": False,
     "ttl_seconds": 604_800,
+    "ttl_from": "use",
     "keep": 3,
 }
 SPEC_MESSAGE = pb.AdapterSpec(
@@ -112,6 +113,7 @@ SPEC_MESSAGE = pb.AdapterSpec(
     expect=pb.Expect(answers=[pb.ExpectedAnswer(prompt=[1, 2], tokens=[3], logprobs=[-0.5])], tolerance=0.75),
     enabled=False,
     ttl_seconds=604_800,
+    ttl_from="use",
     keep=3,
 )
 WHOLE_LIMITS = {
@@ -224,6 +226,7 @@ SHORT: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"expect": pb.Expect(answers=[pb.ExpectedAnswer(**ANSWER)])}, {"expect": {"answers": [ANSWER]}}),
     ({"enabled": True}, {}),
     ({"ttl_seconds": 10}, {"ttl_seconds": 10}),
+    ({"ttl_from": "change"}, {"ttl_from": "change"}),
 ]
 
 

@@ -104,7 +104,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "schema": 1,
         "spec": {
             "source": {"digest": None, "signature": None},
-            **dict.fromkeys(("base_model", "credentials", "description", "ttl_seconds", "keep"), None),
+            **dict.fromkeys(("base_model", "credentials", "description", "ttl_seconds", "ttl_from", "keep"), None),
             "load": "eager",
             "priority": 0,
             "labels": {},
@@ -166,6 +166,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
         "lazy": {"count": 0, "servable": False, "reason": "", "resident": []},
         **{name: [] for name in ("warnings", "found", "leaving", "insecure", "certificates", "events")},
         "load": None,
+        "uses": None,
         **dict.fromkeys(("omitted", "found_omitted", "removing"), 0),
         **dict.fromkeys(("pending_count", "failed_count", "serves", "store"), None),
         **dict.fromkeys("omitted_reason members weights note held degraded http last_request_id".split(), ""),

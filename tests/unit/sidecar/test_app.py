@@ -55,6 +55,7 @@ def test_what_the_process_before_left_is_taken_up_before_anything_runs(is_readab
             "last good finder",
             "drain orders",
             "load sampler",
+            "use teller",
             "drain list",
         }
         | serving

@@ -8,11 +8,12 @@ import pytest
 
 from registry.model.audit import AuditRecord
 from registry.model.errors import Conflict, InvalidArgument, NotFound, Reason
-from registry.model.records import Canary, RetiredRecord, Strategy, TenantRecord
+from registry.model.records import Canary, PoolSpec, RetiredRecord, Strategy, TenantRecord
 from registry.transactions.changes import AbortRollout, ExpireAdapter, PromoteRollout, Remove, RollbackAdapter
 from registry.transactions.steps import later
+from registry.transactions.supported import check_engine_can, check_supported
 from registry.transactions.validate import make_update
-from tests.support.changes import KEYS, POOL, Author, applying, upsert
+from tests.support.changes import KEYS, POOL, Author, applying, spec, upsert
 from tests.support.history_check import check_history
 from tests.unit.transactions.conftest import etag, record, refused
 
@@ -109,3 +110,21 @@ def test_a_ttl_that_nobody_can_keep_is_refused_with_what_to_write(seconds: int):
 
 def test_the_time_of_an_end():
     assert later("2026-12-31T23:59:59.500Z", 1) == "2027-01-01T00:00:00.500Z"
+
+
+def test_where_a_ttl_begins_is_none_of_a_generations_and_needs_a_ttl(author: Author):
+    """R25: a change of it alone makes none; and what nobody can tell of is refused with what to write instead."""
+    author.change(put(ttl_seconds=TTL))
+    author.change(put(ttl_seconds=TTL, ttl_from="use"))
+    assert (record(author).generation, record(author).spec.ttl_from) == (1, "use")
+    for more in ({"ttl_seconds": None}, {"ttl_seconds": TTL, "load": "lazy"}):
+        with pytest.raises(InvalidArgument) as told:
+            check_supported(spec("v1", ttl_from="use", **more), field="spec")
+        assert told.value.field == "spec.ttl_from"
+
+
+def test_engines_that_tell_no_uses_take_no_ttl_from_a_use():
+    pool = PoolSpec(name="p", base_models=["b"], engine="sglang")
+    with pytest.raises(InvalidArgument) as told:
+        check_engine_can(pool, spec("v1", ttl_seconds=TTL, ttl_from="use"), field="spec")
+    assert (told.value.field, told.value.reason) == ("spec.ttl_from", Reason.UNSUPPORTED)
