@@ -54,6 +54,7 @@ class ExpiryController:
         self._ending = EndingAdapters(shared.keys.all_adapters())
         self._reading: ClockReading | None = None
         self._judged_at = 0
+        self._found: frozenset[tuple[bytes, int]] = frozenset()
         self._unused: frozenset[tuple[bytes, int]] = frozenset()
         self._attempts: dict[bytes, int] = {}
         self._failures = 0
@@ -110,7 +111,10 @@ class ExpiryController:
         return inf if is_open else left
 
     async def _judge(self, records: Iterable[EndingRecord], reading: ClockReading) -> None:
-        """Finds, once for each reading, which adapters were not used for their whole ttl."""
+        """Finds, once for each reading, which adapters were not used for their whole ttl.
+
+        That counts once it was found at two readings: who went just before one may not be written yet.
+        """
         if reading.kv is None or reading.kv.mod_revision == self._judged_at:
             return
         self._judged_at, pools = reading.kv.mod_revision, dict[str, list[EndingRecord]]()
@@ -123,7 +127,7 @@ class ExpiryController:
                 found |= await self._unused_of(pool, due, reading)
             except (RegistryError, EtcdError) as error:
                 _log.warning("uses_not_read", pool=pool, error=str(error))
-        self._unused = frozenset(found)
+        self._found, self._unused = frozenset(found), self._found & found
 
     async def _unused_of(
         self, pool: str, due: list[EndingRecord], reading: ClockReading

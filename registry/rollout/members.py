@@ -1,8 +1,9 @@
 """Memory of who was ready in each pool.
 
 An admin service writes ``members/<pool>``, a key of its own, when a replica is ready for the first time, goes, or was
-gone for a day: never for a heartbeat. Several admin services write the same, each on the condition that nobody else did
-meanwhile. Statuses change all the time, and are followed only in pools in which somebody lives who is not remembered.
+gone for a day: never for a heartbeat. When one goes that was never ready, it writes the same once more: then the key is
+newer than that. Several admin services write the same, each on the condition that nobody else did meanwhile. Statuses
+change all the time, and are followed only in pools in which somebody lives who is not remembered.
 What a replica told last is read of the past when it is gone: of the revision before its presence went, or, if nobody
 looked then, of the one at which it was last known to live.
 """
@@ -16,6 +17,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 import structlog
 
@@ -131,7 +133,8 @@ class MembersKeeper:
         self._rng = rng
         self._wall = wall
         self._tap = EventTap()
-        self._ended: dict[bytes, int] = {}  # by key of a presence: the revision at which it went, until that is written
+        # By key of a presence: the revision at which it went, until that is written.
+        self._ended: dict[bytes, int] = {}
 
     async def run(self) -> None:
         """Keeps it until it is cancelled."""
@@ -181,18 +184,25 @@ class MembersKeeper:
             )
         self._tell(missing)
         if self._ended:
-            waiting = {key for kv in informers.members.kvs.values() for key in self._living(kv)}
+            waiting = {key for kv in informers.members.kvs.values() for key in self._unwritten(kv)}
             self._ended = {key: revision for key, revision in self._ended.items() if key in waiting}
 
-    def _living(self, members: KeyValue) -> Iterable[bytes]:
-        """Keys of the presences of those who live, as far as is written."""
+    def _unwritten(self, members: KeyValue) -> Iterable[bytes]:
+        """Keys of the presences of those who live, as far as is written, and of strangers that went since."""
         pool, known = last_part(members.key), remembered(members).members
-        return (self._keys.replica(pool, name) for name, one in known.items() if not one.last_seen)
+        living = (self._keys.replica(pool, name) for name, one in known.items() if not one.last_seen)
+        return chain(living, self._strangers(pool, members))
+
+    def _strangers(self, pool: str, members: KeyValue) -> Sequence[bytes]:
+        """Keys of the presences of those who went after that was written, and whom nobody remembers."""
+        known, newer = remembered(members).members, members.mod_revision
+        ended = (key for key, revision in self._ended.items() if revision > newer and _pool_of(key) == pool)
+        return [key for key in ended if last_part(key) not in known]
 
     async def _renew(self, pool: str, kv: KeyValue | None, heard: _Heard) -> None:
         before = remembered(kv)
         wanted = remember(before, heard.presences, heard.statuses, heard.left, self._wall())
-        if wanted.members == before.members:
+        if wanted.members == before.members and not (kv and self._strangers(pool, kv)):
             return
         key = self._keys.members(pool)
         unchanged = absent(key) if kv is None else mod_is(key, kv.mod_revision)

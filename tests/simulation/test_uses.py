@@ -22,11 +22,11 @@ from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import Engine, EngineUnreachable
 from sidecar.engines.observed import EngineActivity
 from sidecar.report.uses import UseTeller
+from tests.support.ending_services import Service, audits, begin
 from tests.support.played_etcd import PlayedEtcd, now, played
 from tests.support.records import KEYS, POOL
 from tests.support.residency_world import presence, replica_status
 from tests.support.worlds import desired
-from tests.unit.rollout.test_expiry import Service, audits, begin
 
 NAMES, TTL = ("acme/a", "acme/b", "acme/c"), 240
 # After the last fault and the last use: the ttl, what looks and readings of the clock may miss, and a look.
@@ -47,6 +47,7 @@ class UsedReplica:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     client: Client | None = None
     lease: int = 0
+    is_ready: bool = True
 
     async def activity(self) -> EngineActivity:
         await asyncio.sleep(self.fleet.rng.uniform(0.0, 1.0))
@@ -94,7 +95,7 @@ class UsedReplica:
 
     def _say(self) -> None:
         state = self.mailbox.snapshot.desired
-        status = replica_status(self.name, state.revision if state else 0, uses=self.uses)
+        status = replica_status(self.name, state.revision if state else 0, uses=self.uses, ready=self.is_ready)
         store, key = self.fleet.etcd.store, KEYS.replica(POOL, self.name)
         puts = [Put(KEYS.status(POOL, self.name), status.to_bytes(), self.lease)]
         if key not in store.kvs or store.kvs[key].lease != self.lease:
@@ -185,6 +186,7 @@ async def disturb(fleet: UsedFleet, services: list[Service], keepers: list[async
 async def test_what_is_used_stays_and_what_is_not_ends_once_whatever_fails(etcd: PlayedEtcd, seed: int):
     """R25 ends-once: with a ttl from its last use, by requests that the test alone knows of."""
     fleet, services = UsedFleet(etcd, seed), begin(etcd, 2)
+    fleet.replicas[-1].is_ready = seed % 2 == 0  # otherwise nobody remembers it
     keepers = [keep_members(one) for one in services]
     watching = asyncio.create_task(watch(fleet))
     for replica in fleet.replicas:

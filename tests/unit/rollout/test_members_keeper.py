@@ -219,6 +219,22 @@ async def test_many_changes_within_a_moment_are_one_write_and_one_word(etcd: Pla
     assert etcd.store.kvs[KEYS.members(POOL)].version == written + 1, "who goes is noted with who comes"
 
 
+@played
+async def test_who_goes_and_was_never_ready_makes_the_key_newer_once(etcd: PlayedEtcd):
+    """R25: nobody remembers it, and what it was asked last is told by nobody else."""
+    kept = Kept(etcd, POOL)
+    await kept.replicas.alive("r1")
+    await Replicas.alive(kept.replicas, "r2")
+    await asyncio.sleep(SOON)
+    written = etcd.store.kvs[KEYS.members(POOL)].version
+    await kept.replicas.gone("r2")
+    gone_at = etcd.store.revision
+    await asyncio.sleep(WHILE)
+    newer = etcd.store.kvs[KEYS.members(POOL)]
+    assert (kept.members(), newer.version) == ({"r1": ""}, written + 1)
+    assert newer.mod_revision > gone_at
+
+
 def refuse(etcd: PlayedEtcd, key: bytes) -> None:
     """Reads that begin at this key are refused from now on, as if etcd were away."""
     member = etcd.links["m0"].member
