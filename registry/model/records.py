@@ -43,9 +43,8 @@ Labels = Annotated[
         "characters",
     ),
 ]
-# The shortest that the controller can keep to: it looks every few seconds at what has ended. The longest: ten years.
+# The shortest that the controller can keep to, and ten years; generations by name: as many as a record has room for.
 MIN_TTL_SECONDS, MAX_TTL_SECONDS = 10, 315_360_000
-# Generations that stay servable by name, the newest included: as many as a record has room for.
 MIN_KEEP, MAX_KEEP = 2, 32
 MAX_GENERATION = 2**53 - 1  # the largest that every reader of JSON takes without loss
 # How far a restored generation may be above the one before it; and the first, as of one a second for 30 years.
@@ -154,9 +153,8 @@ class Prepare(Part):
 class AdapterSpec(Part):
     """Desired state of an adapter. Its change, and nothing else, makes a new generation, but for those of `LIFE`.
 
-    `ttl_seconds`: so long after its record was last written the adapter is deleted; None: never. `ttl_from`: ``use``:
-    so long after it was last used, too; None: ``change``. `keep`: so many of its generations are served by their names,
-    the newest included; None: the newest alone.
+    `ttl_seconds`: so long after its record was last written, or with `ttl_from` ``use`` last used, it is deleted; None:
+    never. `keep`: so many of its generations are served by their names, the newest included; None: the newest alone.
     """
 
     source: SourceSpec = Field(
@@ -168,11 +166,9 @@ class AdapterSpec(Part):
     load: Load = Field(
         title="eager: loaded everywhere; lazy: where it is asked for", default="eager", description="use eager or lazy"
     )
-    priority: int = Field(
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
         title="Rank where room is short: the highest is loaded first",
         default=0,
-        ge=-1000,
-        le=1000,
         description="use a whole number from -1000 to 1000",
     )
     placement: Placement = Field(default=Placement(), title="Replicas that serve it")
@@ -206,9 +202,7 @@ class AdapterSpec(Part):
         "without one it never ends",
     )
     ttl_from: Literal["change", "use"] | None = Field(
-        title="Begin of its ttl: its last change, or its last use, if that is later",
-        default=None,
-        description="use change or use; without one it is change",
+        title="Begin of its ttl: last change, or use", default=None, description="use change or use; without it: change"
     )
     keep: Annotated[int, Field(ge=MIN_KEEP, le=MAX_KEEP)] | None = Field(
         title="Number of generations that are served by name, the newest included; without one, the newest alone",
@@ -221,11 +215,6 @@ class AdapterSpec(Part):
     def weights_and_serving(self) -> AdapterSpec:
         """Everything but how long it and its generations live: what makes a generation."""
         return self.model_copy(update=dict.fromkeys(LIFE)) if any(self.life.values()) else self
-
-    @property
-    def ttl_from_use_seconds(self) -> int:
-        """Its time to live where that begins with its last use; 0: it does not, or there is none."""
-        return self.ttl_seconds or 0 if self.ttl_from == "use" else 0
 
     @property
     def life(self) -> dict[str, object]:

@@ -364,8 +364,7 @@ def tell_seconds(ttl_seconds: int) -> float:
 class ReportedUses(Part):
     """Last uses of the adapters whose ttl begins with it, by revisions of the store, all of which uses came before.
 
-    Told is every use before `until` was written, by what the engine knew then. `since`: of uses before it was written
-    nothing is known: any adapter may have been used until then. `names`: those that were used since.
+    Told is every use before `until` was written. `since`: before it any may have been used. `names`: used since then.
     """
 
     since: Number

@@ -1,4 +1,4 @@
-"""Time for which an adapter has not been used, of which none is ever taken for longer than it is. Pure.
+"""Time for which an adapter was certainly not used. Pure.
 
 Each replica tells two kinds of revisions: before which one an adapter was last used, and up to which one it told all
 uses. The clock of expiry (`registry.rollout.ages`) tells the least time between two revisions. So an adapter was not

@@ -205,7 +205,7 @@ def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> Desired
         updated_at=record.updated_at,
         terms=placement_spec_of(pool, key, record),
         retry=record.retry,
-        ttl_from_use_seconds=spec.ttl_from_use_seconds,
+        ttl_from_use_seconds=spec.ttl_seconds or 0 if spec.ttl_from == "use" else 0,
         kept=tuple((one.generation, ref_of(pool, key, one.generation, one.spec)) for one in record.kept),
     )
 

@@ -78,7 +78,7 @@ def used_within(activity: EngineActivity, seconds: float) -> frozenset[str]:
 
 
 def followed(known: KnownUses, look: UseLook, longest_pause_seconds: float) -> KnownUses:
-    """What is known after a look. After a longer pause, or by another process, the time before it is unknown."""
+    """Knowledge after a look. After a longer pause, or by another process, the time before it is unknown."""
     pause = look.at - known.looked_at
     if look.incarnation != known.incarnation or pause > longest_pause_seconds:
         return KnownUses(look.incarnation, look.revision + 1, look.at)
@@ -88,7 +88,7 @@ def followed(known: KnownUses, look: UseLook, longest_pause_seconds: float) -> K
 
 
 def reported_uses(known: KnownUses, revision: int, lives: Mapping[str, tuple[str, int]]) -> ReportedUses:
-    """What a status tells. Of too many names those that were used first give way: that moves `since` on."""
+    """Uses as a status tells them. Of too many names those that were used first give way: that moves `since` on."""
     names = sorted((at, lives[key][0]) for key, at in known.used.items() if key in lives and at > known.since)
     cut = max(0, len(names) - MAX_USES)
     since = names[cut - 1][0] if cut else known.since
