@@ -131,8 +131,11 @@ def _action(one: AuditChange) -> tuple[str, str]:
 
 def _why(audit: AuditRecord, before: Value) -> str:
     """Reason for which the admin service did it by itself; empty: it did not."""
-    ttl = _part(before, "spec").get("ttl_seconds")
-    return f"{audit.reason}: {ttl} s without a change" if audit.reason == TTL_REASON else audit.reason
+    if audit.reason != TTL_REASON:
+        return audit.reason
+    spec = _part(before, "spec")
+    what = "a use or a change" if spec.get("ttl_from") == "use" else "a change"
+    return f"{audit.reason}: {spec.get('ttl_seconds')} s without {what}"
 
 
 def _fields(before: Value, after: Value) -> list[str]:

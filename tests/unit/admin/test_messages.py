@@ -330,17 +330,26 @@ def test_what_names_no_engine(status):
     assert (one.status_json.encode(), one.withheld_engine_url) == (status or b"", "")
 
 
-def recorded(before: dict[str, Any] | None, after: dict[str, Any] | None, kind: Any = "adapter") -> pb.RecordedChange:
+def recorded(
+    before: dict[str, Any] | None, after: dict[str, Any] | None, kind: Any = "adapter", **more: Any
+) -> pb.RecordedChange:
     change = AuditChange(kind=kind, name="sql", before=before, after=after)
-    record = AuditRecord(
-        at="2026-01-02T03:04:05Z", principal="alice", role="operator", request_id="q", method="M", changes=[change]
-    )
+    by = {"at": "2026-01-02T03:04:05Z", "principal": "alice", "role": "operator", "request_id": "q", "method": "M"}
+    record = AuditRecord(**by, changes=[change], **more)
     (one,) = recorded_changes(record.to_bytes())
     return one
 
 
 def before_of(generation: object = 1, **more: object) -> dict[str, object]:
     return {"generation": generation, "updated_at": f"{generation}", "spec": {"priority": 1}, **more}
+
+
+@pytest.mark.parametrize(
+    ("begin", "note"),
+    [({}, "ttl: 9 s without a change"), ({"ttl_from": "use"}, "ttl: 9 s without a use or a change")],
+)
+def test_what_ended_by_itself_tells_without_what(begin, note):
+    assert recorded(before_of(spec={"ttl_seconds": 9, **begin}), None, reason="ttl").note == note
 
 
 OF_A_POOL = AuditRecord(
