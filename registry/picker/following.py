@@ -28,6 +28,7 @@ from registry.picker.served import PickPool, ReadyReplica, names_to_resolve, see
 from registry.v1 import registry_pb2 as pb
 
 _log = structlog.get_logger()
+_NOT_YET = "the registry has not answered yet"
 _AGAIN = Backoff(base_seconds=0.2, cap_seconds=5.0)
 # Between two listings of replicas; after a change of residency it is the shorter time.
 _LIST_SECONDS, _LIST_SOON_SECONDS = 5.0, 0.5
@@ -48,7 +49,7 @@ class PoolWatch:
     def __init__(self, name: str, connect: Connect) -> None:
         self.name = name
         self.pool: PickPool | None = None
-        self.trouble = "the registry has not answered yet"
+        self.trouble = _NOT_YET
         self._connect = connect
         self._away_since: float | None = asyncio.get_running_loop().time()
         self._listed = asyncio.Event()
@@ -141,9 +142,10 @@ class PoolWatch:
         self.pool = replace(pool, resolved=await _resolved(names)) if names else pool
 
     def _lost(self, error: RegistryError) -> None:
-        self.trouble = str(error)
-        if self._away_since is None:
+        is_news, self.trouble = self._away_since is None or self.trouble == _NOT_YET, str(error)
+        if is_news:
             _log.warning("registry_away", pool=self.name, reason=error.reason, error=self.trouble)
+        if self._away_since is None:
             self._away_since = asyncio.get_running_loop().time()
 
 

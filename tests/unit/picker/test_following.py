@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+import structlog
 
 from registry.client.transport import AdminCalls
 from registry.picker import following
@@ -111,9 +112,12 @@ async def test_an_unknown_pool_is_named_and_waited_for():
     admin = FakeAdmin()
     none = Refusal(grpc.StatusCode.NOT_FOUND, "POOL_NOT_FOUND", "there is no pool 'p'")
     admin.answers["WatchResidency"] = [none, none, [state(5, 1), Hold()]]
-    async with watching(admin) as watch:
-        await eventually(lambda: watch.trouble == "there is no pool 'p'" and watch.pool is None)
-        await eventually(lambda: watch.pool is not None)
+    with structlog.testing.capture_logs() as logged:
+        async with watching(admin) as watch:
+            await eventually(lambda: watch.trouble == "there is no pool 'p'" and watch.pool is None)
+            await eventually(lambda: watch.pool is not None)
+    told = [(one["event"], one.get("reason")) for one in logged]
+    assert told == [("registry_away", "POOL_NOT_FOUND"), ("registry_followed", None)], "once, from the start on"
 
 
 async def test_who_may_see_residency_alone_knows_adapters_and_no_base():
