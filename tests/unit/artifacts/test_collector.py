@@ -95,6 +95,16 @@ def test_what_was_used_of_late_stays(store, used_ago, is_removed):
     assert (store.here == set()) is is_removed
 
 
+def test_what_any_replica_leases_stays_and_goes_once_it_does_not(store):
+    """R7 files-pinned."""
+    store.put(A, leased_by="r2")
+    store.put(B)
+    assert store.collect(99) == 10
+    assert store.here == {A}
+    (store.layout.leases / "r2").unlink()
+    assert store.collect(99) == 10
+
+
 def test_where_a_lease_file_cannot_be_understood_nothing_goes(store, monkeypatch):
     """R7, R9: it may be about any; a fault of ours is told."""
     store.put(A)

@@ -13,6 +13,7 @@ import pytest
 from registry.lora.base import BaseModules
 from registry.lora.findings import Finding, FindingReason, UnfitAdapter
 from registry.lora.policy import Policy
+from registry.lora.safetensors import LENGTH_BYTES
 from sidecar.artifacts import examination
 from sidecar.artifacts.examination import BaseOfReplica, Examination, ExaminationAnswer, ExaminationRequest, Examining
 from tests.support.adapters import adapter_config, adapter_weights, write_adapter, write_files
@@ -42,6 +43,16 @@ def examined(directory: Path, base: BaseModules | None = None, **policy) -> Exam
     found = ask(Examining(), directory, base, has_base=base is not None, policy=Policy(**policy)).examination
     assert found is not None
     return found
+
+
+def test_an_adapter_that_fits_stays_as_it_came(tmp_path):
+    adapter = write_adapter(tmp_path / "a", rank=4, base="acme/base")
+    found = examined(adapter.directory, base_of(names=("acme/base",)))
+    assert found.is_as_it_came
+    assert (found.rank, found.base_model, found.renamed, found.dropped) == (4, "acme/base", {}, ())
+    assert sorted(found.modules) == sorted(PLACES)
+    length = int.from_bytes((adapter.directory / "adapter_model.safetensors").read_bytes()[:LENGTH_BYTES], "little")
+    assert found.start == LENGTH_BYTES + length
 
 
 @pytest.mark.parametrize(

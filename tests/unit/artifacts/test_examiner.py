@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +51,37 @@ async def test_what_takes_more_than_an_adapter_can_need_is_refused_for_good(open
     assert not contents(tmp_path / "store" / "tmp")
     assert not contents(tmp_path / "store" / "adapters")
     assert (await store.ensure(pinned(good))).digest == good.digest
+
+
+async def test_what_takes_more_memory_than_it_may_is_refused_for_good(open_store, sources):
+    """R16, X2."""
+    small = Examiner(ExaminationLimits(memory_bytes=300 << 20, processor_seconds=60))
+    try:
+        with pytest.raises(ArtifactError, match="300 MiB") as refused:
+            await open_store(examiner=small).ensure(pinned(write_costly_adapter(sources / "costly")))
+        assert (refused.value.reason, refused.value.permanent) == ("examination_failed", True)
+    finally:
+        small.close()
+
+
+async def test_an_examination_that_takes_long_holds_up_no_other(open_store, sources):
+    """R8, R19: another child is started for whoever waits."""
+    examiner = Examiner(ExaminationLimits(processor_seconds=600))
+    store = open_store(examiner=examiner)
+    long, good = write_adapter(sources / "long", seed=1), write_adapter(sources / "good")
+    before = children_of(os.getpid())
+    examiner.warm()
+    (child,) = children_of(os.getpid()) - before
+    os.kill(child, signal.SIGSTOP)  # before it is asked, as if it took for ever
+    held = asyncio.create_task(store.ensure(pinned(long)))
+    try:
+        await eventually(lambda: examiner._busy)
+        assert (await store.ensure(pinned(good))).digest == good.digest
+        assert not held.done()
+        held.cancel()
+        await eventually(lambda: child not in children_of(os.getpid()))  # and it is ended with its staging
+    finally:
+        examiner.close()
 
 
 def children_of_killed(program: list[str]) -> set[int]:

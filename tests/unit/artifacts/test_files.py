@@ -338,6 +338,11 @@ def test_a_store_that_cannot_be_used_is_named_with_the_remedy(tmp_path):
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o646
 
 
+def test_a_store_on_a_file_system_that_takes_no_files_is_named():
+    with pytest.raises(StoreError, match="/proc/loraplane"):
+        open_layout(Path("/proc/loraplane"), "r1")
+
+
 @pytest.mark.parametrize("replica", ["", "../r1", "a/b", ".", "r1\n"])
 def test_a_replica_that_cannot_name_a_file_is_refused_and_a_fault_of_ours_is_told(tmp_path, monkeypatch, replica):
     """R9: whoever starts it would look for it in his own settings."""
@@ -421,3 +426,23 @@ async def test_a_sync_that_fails_serves_nobody(tmp_path, disk):
     disk.may_end.release()
     shared.sync()
     assert disk.begun == [tmp_path] * 3
+
+
+async def test_whoever_waited_for_a_sync_that_failed_syncs_himself(tmp_path, disk):
+    """Fault 17: that another one began for all who wait is not enough."""
+    shared = SharedSync(tmp_path)
+    shared._running = queue = Queue()
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(shared.sync)
+        await eventually(lambda: len(disk.begun) == 1)
+        others = [threads.submit(shared.sync) for _ in range(2)]
+        await eventually(lambda: len(queue.came) == 3)
+        disk.may_end.release()
+        await eventually(lambda: len(disk.begun) == 2)
+        disk.fails = True
+        disk.may_end.release(2)
+        first.result()
+        for one in others:
+            with pytest.raises(OSError, match="lost"):
+                one.result()
+    assert len(disk.begun) == 3

@@ -11,12 +11,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from registry.runtime.local_files import NotAFile, make_folder, make_way, set_aside
+from registry.runtime.local_files import NotAFile, make_folder, make_way, read_file, set_aside
 from registry.sources.base import Stop
 from sidecar.artifacts.requests import pin_name
+from sidecar.engines.driver import EngineOptions
+from sidecar.engines.load_ledger import FILE, LoadLedger
+from sidecar.engines.others.axolotl import FILE as SLOT
+from sidecar.engines.others.axolotl import AxolotlEngine
+from sidecar.ownership import HostLock
 from tests.support.adapters import write_adapter
 from tests.unit.artifacts.conftest import pinned, recalled, unpinned
 
+ENGINE = "http://127.0.0.1:1"
 DEEP = b"[" * 30_000
 Junk = Callable[[Path], object]
 
@@ -84,6 +90,31 @@ async def test_folders_of_the_store(open_store, sources, tmp_path, junk):
     assert staged.id in open_store()._layout.staged_ids()
 
 
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("name", [".", "lock"])
+def test_the_replicas_own_folder_and_lock(tmp_path, name, junk):
+    """R12, R10: whatever stands there, one process has the lock."""
+    state = tmp_path / "state" / "r1"
+    put_junk(state / name if name == "lock" else state, junk)
+    first, second = HostLock(state / "lock"), HostLock(state / "lock")
+    assert first.try_acquire()
+    assert not second.try_acquire()
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("junk", JUNK)
+async def test_the_ledger_of_loads_and_the_slot_of_an_engine(tmp_path, junk):
+    """R12: they say nothing, and are written anew."""
+    for name in (FILE, "loaded.tmp", SLOT):
+        put_junk(tmp_path / name, junk)
+    ledger = LoadLedger(tmp_path)
+    assert ledger.of("p1") == {}
+    await ledger.seen("p1", {"a": "/a"})
+    assert LoadLedger(tmp_path).of("p1") == {"a": "/a"}
+    assert AxolotlEngine(EngineOptions(ENGINE, state=tmp_path))._slot().incarnation == ""
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
 @example(DEEP)
@@ -97,6 +128,17 @@ def test_any_bytes_as_lease_pin_and_report(open_store, tmp_path, content):
     assert store.lookup(ref) is None
     store.maintenance.round(Stop())
     store.maintenance.scrub(Stop())
+
+
+def test_what_is_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 10)
+    assert read_file(tmp_path / "file") == b"x" * 10
+    with pytest.raises(OSError, match="more than 9 bytes"):
+        read_file(tmp_path / "file", max_bytes=9)
+    with pytest.raises(NotAFile):
+        read_file(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "nothing")
 
 
 def test_only_the_last_that_was_set_aside_is_kept_and_a_device_never(tmp_path, monkeypatch):

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
 
 from registry.runtime.failpoints import Point, handling
+from registry.sources.base import Stop
+from sidecar.artifacts.files import locked
+from sidecar.artifacts.leases import read_leases
 from tests.support.adapters import digest_of, write_adapter
-from tests.unit.artifacts.conftest import pinned
+from tests.support.waiting import eventually
+from tests.unit.artifacts.conftest import pinned, unpinned
+
+
+@pytest.mark.parametrize("make_ref", [pinned, unpinned])
+async def test_what_is_there_needs_no_worker(open_store, sources, make_ref):
+    """R7: leased first, then seen under its lock, in one step of the event loop."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store("r1").ensure(make_ref(adapter))
+    seen: list[tuple[Point, set[str]]] = []
+    second = open_store("r2")
+    second._obtainer = replace(second._obtainer, workers=Mock(**{"submit.side_effect": AssertionError("a worker")}))
+    with handling(lambda point: seen.append((point, read_leases(second._leases.file)))):
+        assert await second.ensure(make_ref(adapter)) == staged
+    assert seen == [(Point.LEASED, {staged.id})]
+    assert second.leased() == {staged.id}
+    assert second.lookup(make_ref(adapter)) == staged
 
 
 async def test_what_is_removed_between_the_guess_and_the_lease_is_fetched(open_store, sources):
@@ -27,6 +50,20 @@ async def test_what_is_removed_between_the_guess_and_the_lease_is_fetched(open_s
     assert passed[:3] == [Point.LEASED, Point.LEASED, Point.LOCKED]
     assert Point.PLACED in passed
     assert digest_of(Path(staged.path)) == adapter.digest
+
+
+async def test_where_its_lock_is_held_a_worker_waits_and_the_event_loop_does_not(open_store, sources):
+    """R7, R8: somebody may be about to remove it."""
+    adapter = write_adapter(sources / "a")
+    first, second = open_store("r1"), open_store("r2")
+    staged = await first.ensure(pinned(adapter))
+    with locked(first._layout.lock(staged.id), Stop()):
+        waiting = asyncio.create_task(second.ensure(pinned(adapter)))
+        await eventually(lambda: read_leases(second._leases.file) == {staged.id})
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    assert await waiting == staged
+    assert second.leased() == {staged.id}
 
 
 async def test_hundreds_that_are_there_leave_the_event_loop_to_others(open_store, sources):

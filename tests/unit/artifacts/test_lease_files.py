@@ -125,6 +125,19 @@ def test_a_file_that_nobody_understands_leases_everything_and_is_written_anew(fi
     assert read_leases(file) == {A, B, C}
 
 
+def test_what_an_earlier_process_leased_is_read_anew(file):
+    """R7, R10."""
+    leases = opened(file)
+    leases.add(A)
+    leases.let_go({A})
+    file.write_text(f"{B}\n")
+    leases.read()
+    assert leases.all() == {B}
+    file.write_text("")
+    write(leases, file)
+    assert file.read_text() == "", "what was just read needs not be written"
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

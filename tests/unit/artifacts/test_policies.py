@@ -13,16 +13,17 @@ from registry.lora.directory import open_directory
 from registry.lora.ed25519 import read_public_key, sign
 from registry.lora.engine_base import EngineBase
 from registry.model.records import BaseShapes, PoolLimits, PoolSpec
-from registry.sources.base import ArtifactError
+from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts.preparation import Bases
+from sidecar.artifacts.signing.signatures import read_keys
 from sidecar.artifacts.store import LocalStore, ReadingEngine
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.plan.planner import make_plan
 from tests.corpus.drafts import LLAMA, QWEN2, Architecture
-from tests.support.adapters import write_adapter
+from tests.support.adapters import write_adapter, write_files
 from tests.support.signing import make_key, public_pem
 from tests.support.worlds import known, observed, pool, wants
-from tests.unit.artifacts.conftest import contents, pinned, unpinned
+from tests.unit.artifacts.conftest import contents, pinned, recalled, unpinned
 from tests.unit.lora.test_coverage import GATE, LLAMA4, base, draft_of
 
 STRICT = PoolSpec(name="p", base_models=["base"], limits=PoolLimits(require_signature=True))
@@ -68,6 +69,14 @@ async def test_only_what_is_signed_is_served(strict, sources, private, tmp_path,
     assert staged.digest == adapter.digest
 
 
+async def test_a_signature_of_other_files_is_refused_before_these_are_read(strict, sources, private):
+    """Refused if in doubt: nothing of the files is looked at that nobody vouches for."""
+    broken = write_files(sources / "a", b"{", b"not an adapter")
+    wrong = signed(unpinned(broken), f"sha256:{'0' * 64}", private)
+    assert await refused(strict, wrong) == "signature_invalid"
+    assert await refused(strict, signed(unpinned(broken, 2), broken.digest, private)) != "signature_invalid"
+
+
 async def test_what_is_in_the_store_without_a_signature_is_not_handed_out(strict, open_store, sources, private):
     """R4: also where another replica, or the same before its pool asked for one, staged it."""
     adapter = write_adapter(sources / "a")
@@ -75,6 +84,19 @@ async def test_what_is_in_the_store_without_a_signature_is_not_handed_out(strict
     await other.ensure(pinned(adapter))
     assert await refused(strict, pinned(adapter)) == "signature_missing"
     assert (await strict.ensure(signed(pinned(adapter), adapter.digest, private))).digest == adapter.digest
+
+
+async def test_a_pool_that_begins_to_ask_is_obeyed_at_once_and_may_stop_to(open_store, sources):
+    adapter = write_adapter(sources / "a")
+    store = open_store()
+    store.use_pool(LAX)
+    staged = await store.ensure(pinned(adapter))
+    assert store.lookup(pinned(adapter)) == staged
+    store.use_pool(STRICT)
+    assert store.lookup(pinned(adapter)) is None
+    assert await refused(store, pinned(adapter)) == "signature_keys_missing"
+    store.use_pool(LAX)
+    assert recalled(store, pinned(adapter)) == staged
 
 
 async def test_without_being_asked_for_a_wrong_signature_is_refused_all_the_same(strict, sources, private):
@@ -86,12 +108,55 @@ async def test_without_being_asked_for_a_wrong_signature_is_refused_all_the_same
     assert (await strict.ensure(pinned(adapter))).digest == adapter.digest
 
 
+async def test_keys_are_read_again(open_store, sources, tmp_path, private):
+    """R4 digest-true, R13: a new key counts, one that is gone does not, and half a file changes nothing."""
+    adapter, store, file = write_adapter(sources / "a"), open_store(), tmp_path / "keys.yaml"
+    ref = signed(pinned(adapter), adapter.digest, private)
+    write_keys(file, other=make_key(tmp_path, "other")[1])
+    store.trust.follow(file, read_keys, store.trust.signatures.use)
+    store.use_pool(STRICT)
+    assert await refused(store, ref) == "signature_invalid"
+    reads = store.reads
+    write_keys(file, other=make_key(tmp_path, "other")[1], mine=public_pem(private))
+    store.maintenance.round(Stop())
+    store.use_pool(STRICT)
+    assert store.reads != reads
+    staged = await store.ensure(ref)
+    file.write_text("[")
+    store.maintenance.round(Stop())
+    store.use_pool(STRICT)
+    assert store.lookup(ref) == staged
+    write_keys(file, other=make_key(tmp_path, "other")[1])
+    store.maintenance.round(Stop())
+    store.use_pool(STRICT)
+    assert store.lookup(ref) is None
+    assert await refused(store, ref) == "signature_invalid"
+
+
+def write_keys(file: Path, **keys: str) -> None:
+    indented = {name: "".join(f"  {line}\n" for line in pem.splitlines()) for name, pem in keys.items()}
+    file.write_text("".join(f"{name}: |\n{pem}" for name, pem in indented.items()))
+
+
 def pool_of(architecture: Architecture | None) -> PoolSpec:
     if architecture is None:
         return pool()
     base = BaseModules(architecture.modules)
     shapes = BaseShapes(modules=compress(base.modules), fingerprint=base.fingerprint)
     return pool().model_copy(update={"base": shapes})
+
+
+def test_the_pools_base_is_followed_as_it_changes():
+    bases = Bases(None)
+    bases.follow(pool_of(LLAMA))
+    assert bases.current == BaseModules(LLAMA.modules)
+    first = bases.current
+    bases.follow(pool_of(LLAMA))
+    assert bases.current is first
+    bases.follow(pool_of(QWEN2))
+    assert bases.current == BaseModules(QWEN2.modules)
+    bases.follow(None)
+    assert bases.current is None
 
 
 def test_a_replica_with_another_base_than_its_pools_does_nothing_and_says_so():

@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 
 from registry.lora.base import BaseModules
-from registry.sources.base import Stop
+from registry.sources.base import ArtifactError, Stop
 from sidecar.artifacts import proof
 from sidecar.artifacts.layout import open_layout
 from sidecar.artifacts.requests import stage_request_of
 from sidecar.artifacts.types import ArtifactRef
 from tests.support.adapters import digest_of, write_adapter
 from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned, recalled, release
+
+BASE = BaseModules({f"base.layers.0.self_attn.{name}": (16, 16) for name in ("q_proj", "v_proj")}, ("tiny",))
+
+
+def reports_of(root: Path) -> list[Path]:
+    return sorted((root / "reports").iterdir())
 
 
 def plant(root: Path, ref: ArtifactRef, files: Path, base: BaseModules | None = None) -> Path:
@@ -56,6 +62,80 @@ async def test_a_directory_planted_under_a_computable_id_is_not_handed_out(open_
     assert store.is_intact(staged.path)
     assert digest_of(Path(staged.path)) == adapter.digest
     assert (staged.path == str(planted)) is not is_leased
+
+
+async def test_a_planted_directory_is_refused_where_the_source_is_gone(open_store, sources, tmp_path):
+    """R21: what cannot be proven is not given to an engine."""
+    adapter, evil = write_adapter(sources / "a"), write_adapter(tmp_path / "evil", seed=9)
+    plant(tmp_path / "store", pinned(adapter), evil.directory)
+    shutil.rmtree(adapter.directory)
+    with pytest.raises(ArtifactError):
+        await open_store().ensure(pinned(adapter))
+
+
+async def test_the_source_itself_is_not_enough_where_it_has_to_be_changed_for_the_base(open_store, sources, tmp_path):
+    """R5, R21: engines answer from the base where they know no name of the adapter."""
+    adapter = write_adapter(sources / "a")
+    planted = plant(tmp_path / "store", pinned(adapter), adapter.directory, BASE)
+    store = open_store(base=BASE)
+    staged = await store.ensure(pinned(adapter))
+    assert staged.path == str(planted)
+    assert b"base.layers.0" in (planted / WEIGHTS).read_bytes()
+
+
+async def test_what_the_release_before_staged_is_taken_over_without_the_source(open_store, sources, tmp_path):
+    """R13: its report proves nothing; its bytes do, if they are the source's and fit the base as they are."""
+    adapter = write_adapter(sources / "a")
+    planted = plant(tmp_path / "store", pinned(adapter), adapter.directory)
+    shutil.rmtree(adapter.directory)
+    staged = await open_store().ensure(pinned(adapter))
+    assert staged.path == str(planted)
+    assert staged.is_proven
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+async def test_what_the_release_before_prepared_is_compared_with_its_source(open_store, sources, tmp_path, is_true):
+    """R7, R21: an engine may be reading it, so that it stays; if it is what comes of the source it is also given."""
+    adapter, evil = write_adapter(sources / "a"), write_adapter(tmp_path / "evil", seed=9)
+    made = await open_store(base=BASE).ensure(pinned(adapter))
+    if not is_true:
+        shutil.rmtree(made.path)
+        shutil.copytree(evil.directory, made.path)
+    (report,) = reports_of(tmp_path / "store")
+    content = json.loads(report.read_text())
+    del content["mac"]
+    report.write_text(json.dumps(content))
+    store = open_store(base=BASE)
+    recalled(store, pinned(adapter))
+    store.maintenance.scrub(Stop())  # the engine serves it: nobody waits
+    assert store.lookup(pinned(adapter)) is None
+    staged = await store.ensure(pinned(adapter))
+    assert (staged == made) is is_true
+    assert made.id in store._layout.staged_ids()
+    assert b"base.layers.0" in (Path(staged.path) / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize("how", ["another digest", "another artifact's", "no MAC", "cut off"])
+async def test_a_report_that_was_replaced_proves_nothing(open_store, sources, tmp_path, how):
+    """R21: the bytes are flipped, and a report says that they have to be so."""
+    adapter, other = write_adapter(sources / "a"), write_adapter(sources / "b", seed=1)
+    store = open_store(base=BASE)
+    staged, another = await store.ensure(pinned(adapter)), await store.ensure(pinned(other))
+    flip(staged.path)
+    report = store._layout.report(staged.id)
+    content = json.loads(report.read_text())
+    content["prepared"] = digest_of(Path(staged.path))
+    if how == "another artifact's":
+        content = json.loads(store._layout.report(another.id).read_text())
+        content["id"] = staged.id
+        shutil.rmtree(staged.path)
+        shutil.copytree(another.path, staged.path)
+    if how == "no MAC":
+        del content["mac"]
+    report.write_text(json.dumps(content)[: 40 if how == "cut off" else None])
+    found = await open_store("r2", base=BASE).ensure(pinned(adapter))
+    assert found.path != staged.path
+    assert digest_of(Path(found.path)) != digest_of(Path(staged.path))
 
 
 @pytest.fixture
@@ -117,6 +197,20 @@ async def test_what_is_no_directory_of_ours_is_not_handed_out(open_store, source
         assert (found.path != staged.path) is is_leased
         assert digest_of(Path(found.path)) == adapter.digest
         open_store(replica).maintenance.round(Stop())
+
+
+async def test_each_process_hashes_once(open_store, sources, hashed):
+    """R21: and what it wrote itself not at all."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store().ensure(pinned(adapter))
+    assert not hashed
+    for count, replica in enumerate(["r1", "r2"], 1):
+        store = open_store(replica)
+        for _ in range(3):
+            assert await store.ensure(pinned(adapter)) == staged
+            assert store.lookup(pinned(adapter)) == staged
+            assert store.is_intact(staged.path)
+        assert len(hashed) == count
 
 
 async def test_what_the_engine_served_before_is_proven_while_nobody_waits(open_store, sources, hashed):

@@ -16,14 +16,15 @@ import pytest
 import yaml
 
 from registry.lora import ed25519
+from registry.lora.base import BaseModules
 from registry.lora.digest import FileEntry, manifest_digest
 from registry.lora.safetensors import LENGTH_BYTES
-from registry.model.records import PoolLimits, PoolSpec
+from registry.model.records import BaseShapes, PoolLimits, PoolSpec
 from registry.sources.base import ArtifactError, Stop, StoreError
 from sidecar.artifacts import proof, reports, requests
 from sidecar.artifacts.files import locked_at_once
 from sidecar.artifacts.layout import StoreLayout, open_layout
-from sidecar.artifacts.preparation import prepare
+from sidecar.artifacts.preparation import Bases, prepare
 from sidecar.artifacts.proof import (
     DamagedArtifacts,
     ProofOutcome,
@@ -438,6 +439,42 @@ def test_a_large_file_is_written_anew_a_mebibyte_at_a_time(tmp_path, monkeypatch
         prepare(tmp_path, examined(new_config=b"[]"), [], stopped)
 
 
+def shapes_of(base: BaseModules, architecture: str | None) -> PoolSpec:
+    shapes = BaseShapes(modules=dict(base.modules), fingerprint=base.fingerprint, architecture=architecture)
+    return PoolSpec(name="p", base_models=["b"]).model_copy(update={"base": shapes})
+
+
+MODULES = {"model.layers.0.mlp.up_proj": (16, 16)}
+
+
+@pytest.mark.parametrize("architecture", [None, "LlamaForCausalLM"])
+def test_of_two_bases_that_differ_the_own_one_stays_and_that_is_told(architecture):
+    """R4, R5: nothing is compared with what the record says."""
+    own = BaseModules({"model.layers.0.mlp.up_proj": (8, 8)}, architecture="Own")
+    bases = Bases(own)
+    bases.follow(shapes_of(BaseModules(MODULES), architecture))
+    assert "--base-model is not the one" in bases.problem
+    assert "up_proj is 8 by 8, expected 16 by 16" in bases.problem
+    assert all(one.fingerprint[:19] in bases.problem for one in (own, BaseModules(MODULES)))
+    assert bases.current == own
+    bases.follow(None)
+    assert (bases.problem, bases.current) == ("", own)
+
+
+def test_a_record_that_says_all_is_taken_and_one_that_does_not_is_completed():
+    """R22."""
+    own = BaseModules(MODULES, ("mine",), architecture="Own")
+    bases = Bases(own)
+    bases.follow(shapes_of(BaseModules(MODULES), None))
+    assert (bases.current, bases.problem) == (replace(own, names=()), "")
+    bases.follow(shapes_of(BaseModules(MODULES), "Theirs"))
+    assert bases.current == BaseModules(MODULES, architecture="Theirs")
+    alone = Bases(None)
+    assert alone.current is None
+    alone.follow(shapes_of(BaseModules(MODULES), None))
+    assert alone.current == BaseModules(MODULES)
+
+
 def test_a_pin_is_of_one_reference_and_stands_as_later_releases_read_it(layout, monkeypatch):
     """R4, R9, R12: one that says no digest says nothing; one that a disk or a fault of ours keeps from us is told."""
     digests = [f"sha256:{digit * 64}" for digit in "12"]
@@ -470,6 +507,20 @@ def test_each_damaged_copy_has_another_after_it_sixteen_times():
     for damaged, expected in ((0, 0), (1, 1), (15, 15), (16, 16), (17, 16), (18, 16)):
         assert replace(order, damaged=frozenset(ids[:damaged])).artifact(digest) == ids[expected], damaged
     assert replace(order, damaged=frozenset(ids[1:])).artifact(digest) == ids[0]
+
+
+def test_an_order_is_of_its_policy_and_base():
+    digest, base = "sha256:" + "1" * 64, BaseModules(MODULES)
+    ref = ArtifactRef("file:///a", digest)
+    plain = stage_request_of(ref, None)
+    assert (plain.fingerprint, stage_request_of(ref, base).fingerprint) == (None, base.fingerprint)
+    others = [stage_request_of(ref, base), stage_request_of(replace(ref, prepare='{"remap": "auto"}'), base)]
+    ids = {one.artifact(digest) for one in (plain, *others)}
+    assert len(ids) >= 2
+    for policy in ("{", '{"remap": "sideways"}'):
+        with pytest.raises(ArtifactError) as refused:
+            stage_request_of(replace(ref, prepare=policy), None)
+        assert (refused.value.reason, refused.value.permanent) == ("unsupported_policy", True)
 
 
 def test_other_files_than_were_meant_are_told_with_the_remedy():

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from registry.runtime.failpoints import Point, handling
 from registry.sources.base import ArtifactError, SourceUnchanged
 from registry.sources.file import FileSource
 from sidecar.artifacts.store import LocalStore
@@ -83,6 +88,40 @@ async def test_a_disk_that_fails_under_the_store_fails_that_adapter_alone(store,
     assert is_clean(tmp_path / "store")
     for one in (good, bad):
         assert (await store.ensure(pinned(one))).digest == one.digest
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system can only be mounted by root")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+async def test_a_disk_that_fills_up_on_the_way_fails_that_adapter_alone(small_disk, sources):
+    """R8, R16, fault 25: a real full disk; room is given back, and the next one is staged."""
+    ballast = small_disk / "ballast"
+    big, small = write_adapter(sources / "big", rank=64, hidden=2048), write_adapter(sources / "small")
+
+    def fill(_: Point) -> None:
+        if not ballast.exists():
+            with ballast.open("wb", buffering=0) as file, suppress(OSError):
+                while file.write(b"x" * 4096):
+                    pass
+
+    store = LocalStore(small_disk / "store", "r1", [sources.as_uri()])
+    with handling(fill):
+        error = await refusal(store, unpinned(big))
+    assert (error.reason, error.permanent) == ("disk_full", False)
+    assert "make room" in error.message
+    assert is_clean(small_disk / "store")
+    ballast.write_bytes(b"")
+    assert (await store.ensure(pinned(small))).digest == small.digest
+    store.close()
 
 
 @pytest.mark.parametrize("look", ["unpinned", "unknown", "known"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.artifacts import disk
 from sidecar.artifacts.disk import SizeIndex
-from sidecar.artifacts.layout import open_layout
+from sidecar.artifacts.layout import StoreLayout, open_layout
 
 SIDECARS, ARTIFACTS = 2, 3
 
@@ -53,6 +56,31 @@ def name(number: int) -> str:
 @pytest.fixture
 def host(tmp_path) -> Host:
     return Host(tmp_path)
+
+
+@pytest.fixture
+def listings(monkeypatch) -> list[StoreLayout]:
+    """One for each time that somebody listed the store."""
+    listed, staged_ids = list[StoreLayout](), StoreLayout.staged_ids
+
+    def counted(layout: StoreLayout) -> set[str]:
+        listed.append(layout)
+        return staged_ids(layout)
+
+    monkeypatch.setattr(StoreLayout, "staged_ids", counted)
+    return listed
+
+
+def test_one_who_is_alone_lists_once(host, listings):
+    """R16: with thousands of artifacts a listing takes longer than staging a small one."""
+    (alone, _) = host.sidecars
+    assert alone.used_bytes() == 0
+    for number in range(5):
+        host.put(name(number), 10, by=alone)
+        assert alone.used_bytes() == 10 * (number + 1)
+    host.take(name(3), by=alone)
+    assert alone.used_bytes() == host.used_bytes() == 40
+    assert len(listings) == 1
 
 
 def test_what_a_killed_sidecar_put_there_is_known(host):
@@ -113,4 +141,37 @@ def test_every_sidecar_knows_the_sum_at_every_moment(tmp_path_factory, steps):
             host.take(name(artifact), by=sidecar)
         else:
             host.put(name(artifact), 1 << artifact, by=sidecar)
+    assert [sidecar.used_bytes() for sidecar in host.sidecars] == [host.used_bytes()] * SIDECARS
+
+
+def test_the_file_of_changes_does_not_grow_without_bound(host, monkeypatch):
+    """R16."""
+    monkeypatch.setattr(disk, "MAX_CHANGES_BYTES", 100)
+    first, second = host.sidecars
+    for number in range(100):
+        host.put(name(number), 10, by=first)
+        assert second.used_bytes() == 10 * (number + 1)
+    assert host.layout.lock("changes").stat().st_size <= 102
+
+
+def test_threads_of_two_sidecars_come_to_the_same_sum(host):
+    """R16: listings in between neither lose nor double anything."""
+
+    def work(sidecar: SizeIndex, numbers: range) -> None:
+        for number in numbers:
+            host.put(name(number), number, by=sidecar)
+            sidecar.used_bytes()
+            if number % 3 == 0:
+                host.take(name(number), by=sidecar)
+            if number % 7 == 0:
+                sidecar.sizes()
+
+    with ThreadPoolExecutor(6) as threads:
+        done: list[Callable[[], None]] = [
+            threads.submit(work, host.sidecars[part % SIDECARS], range(1 + 100 * part, 51 + 100 * part)).result
+            for part in range(6)
+        ]
+        for result in done:
+            result()
+    assert host.used_bytes() > 0
     assert [sidecar.used_bytes() for sidecar in host.sidecars] == [host.used_bytes()] * SIDECARS

@@ -121,6 +121,34 @@ def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_o
     assert moved(slots, 50.0) == ("y", "e")
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_nothing_is_begun_while_a_group_ends_however_long_its_stagings_take_to_end(ends):
+    """X2, R12: turns are over meanwhile, and stagings may come to their end; the group takes no more."""
+
+    class Lingering(TimedStore):
+        async def ensure(self, ref: ArtifactRef, refused: str | None = None) -> Staged:
+            try:
+                return await super().ensure(ref)
+            except asyncio.CancelledError:
+                await asyncio.sleep(LONG_SECONDS)
+                if ends:
+                    return Staged("id", "/path", "sha256:0", 8)
+                raise
+
+    store, errors = Lingering(), list[object]()
+
+    async def script() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1), asyncio.TaskGroup() as tasks:
+                staging = Staging(store, tasks, on_failure=lambda *_: None, on_end=lambda: None)  # type: ignore[arg-type]
+                staging.start(slow(20))
+                await asyncio.sleep(FOR_EVER)
+
+    loop.play(script())
+    assert (len(store.begun), errors) == (QUICK_SLOTS, [])
+
+
 def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
     """R8, R9: success, what the store says, and a fault of our own, which ends nothing else."""
     ends: list[tuple[object, ...]] = []
@@ -258,6 +286,24 @@ def test_of_the_slow_ones_the_one_that_had_least_is_next_and_takes_only_of_one_t
     assert (turn["a"].had_seconds, turn["a"].since, turn["f"].since) == (122.0, None, 122.0)
     slots.end(turn["c"])
     assert moved(slots, 123.0) == ("a", "d"), "what was quick until then has the place of c"
+
+
+def test_who_had_as_much_time_as_another_takes_no_slot_of_it():
+    slots = StagingSlots()
+    turn = come(slots, "abcd", 0.0)
+    slots.rearrange(0.0)
+    slots.rearrange(2.0)
+    waiting = Turn(stage("https://x.example/a", "tenant-x/x"), 0.0, had_seconds=122.0, is_long=True)
+    slots._slow.append(waiting)
+    assert moved(slots, 122.0) == ("", "")
+    waiting.had_seconds = 121.9
+    assert moved(slots, 122.0) == ("x", "a")
+    same = Turn(stage("https://b.example/other", "tenant-b/y"), 0.0, had_seconds=1.0, is_long=True)
+    for one in "cd":
+        slots.end(turn[one])
+        slots.admit(Turn(stage("https://b.example/more", "tenant-b/m"), 122.0))
+    slots._slow[:] = [same]
+    assert moved(slots, 123.0)[0][-1:] == "y", "a place is free"
 
 
 def test_ties_go_to_the_origin_then_to_the_tenant_that_has_less_and_then_to_who_came_first():

@@ -7,12 +7,16 @@ import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from registry.runtime.failpoints import Point, handling
 from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts.leases import read_leases
 from tests.support.adapters import digest_of, write_adapter
-from tests.unit.artifacts.conftest import WEIGHTS, age, contents, pinned, recalled, stage, unpinned
+from tests.support.waiting import eventually
+from tests.unit.artifacts.conftest import WEIGHTS, age, contents, pinned, recalled, release, stage, unpinned
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -44,6 +48,19 @@ async def test_a_restarted_sidecar_finds_what_it_had_without_the_source(open_sto
     restarted = open_store()
     assert recalled(restarted, make_ref(adapter)) == replace(staged, is_proven=False)
     assert await restarted.ensure(make_ref(adapter)) == staged
+
+
+async def test_another_replica_of_the_host_leases_before_it_may_look(open_store, sources, tmp_path):
+    """R7 files-pinned: what is in the store, but not leased to this replica, may be removed at any time."""
+    adapter = write_adapter(sources / "a")
+    staged = await open_store("r1").ensure(pinned(adapter))
+    second = open_store("r2")
+    assert second.lookup(pinned(adapter)) is None
+    shutil.rmtree(sources / "a")
+    assert await second.ensure(pinned(adapter)) == staged
+    assert second.lookup(pinned(adapter)) == staged
+    leases = {path.name: read_leases(path) for path in (tmp_path / "store" / "leases").iterdir()}
+    assert leases == {"r1": {staged.id}, "r2": {staged.id}}
 
 
 async def test_two_names_for_the_same_files_share_a_directory(store, sources, tmp_path):
@@ -85,6 +102,42 @@ async def test_what_is_forgotten_is_found_again(store, sources, monkeypatch):
     staged = [await store.ensure(pinned(adapter)) for adapter in adapters]
     assert len(store._known.seen) == 1
     assert [recalled(store, pinned(adapter)) for adapter in adapters] == staged
+
+
+async def test_leases_that_another_process_left_are_read_when_it_has_ended(open_store, sources):
+    """R7, R10: what it let go of in the meantime may have been removed."""
+    first, second = open_store(), open_store()
+    adapter = write_adapter(sources / "s")
+    staged = await first.ensure(pinned(adapter))
+    second.take_over()
+    assert second.leased() == {staged.id}
+    assert recalled(second, pinned(adapter)) == replace(staged, is_proven=False)
+    release(first, staged)
+    second.take_over()
+    assert not second.leased()
+    assert second.lookup(pinned(adapter)) is None
+
+
+async def test_what_is_being_staged_is_not_let_go(open_store, sources):
+    """R7: a worker thread is about to hand it out, and a plan to load it."""
+    reached, go_on = Event(), Event()
+
+    def wait(point: Point) -> None:
+        if point is Point.LOCKED:
+            reached.set()
+            go_on.wait()
+
+    adapter, store = write_adapter(sources / "s"), open_store()
+    with handling(wait):
+        staging = asyncio.create_task(store.ensure(pinned(adapter)))
+        await eventually(reached.is_set)
+        (artifact,) = store.leased()
+        assert not store.let_go({artifact})
+        go_on.set()
+        staged = await staging
+    assert store.leased() == {staged.id}
+    assert store.lookup(pinned(adapter)) == staged
+    assert store.let_go({artifact}) == {artifact}
 
 
 async def test_leases_for_another_address_stay_and_are_told(open_store, sources, capsys):

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from registry.sources.base import Stop
+from registry.sources.base import ArtifactError, Stop
+from sidecar.artifacts import maintenance
 from sidecar.artifacts.ingest import Ingest
 from sidecar.artifacts.leases import read_leases
+from sidecar.artifacts.maintenance import Holdings
 from sidecar.artifacts.store import LocalStore
 from tests.support.adapters import digest_of, write_adapter
-from tests.unit.artifacts.conftest import WEIGHTS, flip, pinned, release
+from tests.unit.artifacts.conftest import WEIGHTS, contents, flip, pinned, release
 
 CONFIG = "adapter_config.json"
 Deed = Callable[[Path], None]
@@ -159,6 +161,19 @@ async def test_nothing_is_put_beside_what_was_prepared_otherwise(store, sources)
     assert [(Path(one.path) / WEIGHTS).exists() for one in (staged, copy, last)] == [False, False, True]
 
 
+async def test_without_its_source_it_stays_told(store, sources):
+    """R13: nobody can put it back; what an engine has of it is not our store's to take."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    shutil.rmtree(sources / "s")
+    shutil.rmtree(staged.path)
+    assert list(look(store)) == [staged.path]
+    with pytest.raises(ArtifactError):
+        await store.ensure(pinned(adapter))
+    assert list(look(store)) == [staged.path]
+    assert staged.id in store.leased()
+
+
 async def test_leases_that_somebody_removed_are_written_again(store, open_store, sources, tmp_path):
     """R7: else another sidecar of the host removes what our engine reads."""
     staged = await store.ensure(pinned(write_adapter(sources / "s")))
@@ -172,6 +187,70 @@ async def test_leases_that_somebody_removed_are_written_again(store, open_store,
     os.utime(file, (0, 0))
     look(store)
     assert file.stat().st_mtime == 0, "it says all that it has to"
+
+
+@pytest.fixture
+def at_once(monkeypatch) -> None:
+    """Everything is read again in every round."""
+    monkeypatch.setattr(maintenance, "PERIOD_SECONDS", -1.0)
+    monkeypatch.setattr(maintenance, "BYTES_PER_SECOND", 1 << 60)
+
+
+def look_after(store: LocalStore) -> Holdings:
+    store.maintenance.scrub(Stop())
+    return store.maintenance.round(Stop())
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_damaged_artifact_that_nobody_leases_is_fetched_again(store, sources, adapters):
+    """R4 digest-true."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    flip(staged.path)
+    release(store, staged)
+    assert look_after(store).damaged == 0
+    assert not contents(adapters)
+    assert digest_of(Path((await store.ensure(pinned(adapter))).path)) == adapter.digest
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_damaged_artifact_that_is_leased_is_told_and_not_touched_and_fetched_as_a_copy(store, sources):
+    """R4, R7, R21: an engine may be reading it; no engine is given it anew."""
+    adapter = write_adapter(sources / "s")
+    staged = await store.ensure(pinned(adapter))
+    flip(staged.path)
+    before = (Path(staged.path) / WEIGHTS).read_bytes()
+    for _ in range(3):
+        assert look_after(store).damaged == 1
+    assert store.lookup(pinned(adapter)) is None
+    copy = await store.ensure(pinned(adapter))
+    assert (Path(staged.path) / WEIGHTS).read_bytes() == before
+    assert copy.path != staged.path
+    assert store.owns(copy.path) == copy.id
+    assert digest_of(Path(copy.path)) == adapter.digest
+    assert store.leased() == {staged.id, copy.id}
+    release(store, staged)
+    assert look_after(store).damaged == 0
+    assert staged.id not in store._layout.staged_ids()
+    assert store.lookup(pinned(adapter)) == copy
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_what_one_sidecar_finds_damaged_all_of_the_store_know(open_store, sources):
+    """R4, R21: the others have it fetched anew too, and say so in `loraplane_store_damaged`."""
+    adapter, first, second = write_adapter(sources / "s"), open_store("r1"), open_store("r2")
+    staged = await first.ensure(pinned(adapter))
+    assert await second.ensure(pinned(adapter)) == staged
+    flip(staged.path)
+    assert look_after(first).damaged == 1
+    assert second.lookup(pinned(adapter)) == staged
+    assert second.maintenance.round(Stop()).damaged == 1
+    assert second.lookup(pinned(adapter)) is None
+    assert not second.is_intact(staged.path)
+    assert await second.ensure(pinned(adapter)) == await first.ensure(pinned(adapter)) != staged
+    later = open_store("r3")
+    assert (await later.ensure(pinned(adapter))).path != staged.path
+    assert later.maintenance.round(Stop()).damaged == 1
 
 
 def stands_at(path: str, descriptor: int) -> bool:

@@ -16,7 +16,7 @@ from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal
 from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.packing import RawRecord
-from sidecar.desired.pool_cache import Following, Relisting
+from sidecar.desired.pool_cache import Booting, Following, Relisting
 from sidecar.desired.snapshot import AdaptersChanged, MembersChanged, PoolChanged, SnapshotBase
 from sidecar.desired.watcher import BOOT_WAIT_SECONDS, CATCH_UP_SECONDS
 from tests.simulation.loop import VirtualLoop
@@ -71,6 +71,28 @@ def test_all_that_was_followed_is_taken_up_and_nothing_of_adapters_is_acted_upon
     assert snapshot.pool.removals_confirmed_revision == 2
     assert scene.state == Following()
     assert scene.watcher._begin() == Resume(10, 7)
+
+
+@pytest.mark.parametrize("record", [None, pool_of(1)], ids=["from before there was a pool", "with a pool"])
+def test_a_base_alone_is_enough(tmp_path, record):
+    """R13, R5: whether there is a pool is known only where it says so, else all would be compared with no base."""
+    written(tmp_path, pool_record=record)
+    scene = booted(tmp_path)
+    scene.journal.close()
+    assert scene.mailbox.snapshot.members == TRIO
+    assert (scene.mailbox.snapshot.pool is None, scene.mailbox.snapshot.pool_read) == (not record, bool(record))
+    assert scene.watcher._informer.state.count == 2
+
+
+@pytest.mark.parametrize(("left", "state"), [({"is_doubted": True}, Relisting(is_begun=False)), (None, Booting())])
+def test_without_a_snapshot_that_may_be_followed_there_is_a_list_first(tmp_path, left, state):
+    """R15 brake."""
+    if left is not None:
+        written(tmp_path, **left)
+    scene = booted(tmp_path)
+    scene.journal.close()
+    assert scene.state == state
+    assert scene.watcher._begin() is None
 
 
 async def test_without_a_snapshot_nothing_is_acted_upon_nor_written_before_the_first_list(tmp_path, monkeypatch):

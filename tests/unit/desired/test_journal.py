@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import stat
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
@@ -139,6 +140,17 @@ async def test_a_new_base_removes_what_it_replaces_and_what_a_kill_left_half(tmp
     assert open_below(tmp_path) == []
 
 
+def test_a_kill_between_journal_and_base_loses_nothing(tmp_path):
+    """R12 crash-only: the new journal exists, the new base does not yet; a boot appends behind the last."""
+    left_by(tmp_path, *(encode_entry(change(revision)) for revision in (2, 3, 4)))
+    (tmp_path / "tmp-2").write_bytes(b"half")
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.restore("p") is not None
+        assert not journal.wants_base
+        journal.append(change(5))
+    assert restored(tmp_path)[1] == (change(2), change(3), change(4), change(5))
+
+
 @pytest.mark.parametrize("damage", ["half", "a folder", "a bad sector", ""])
 def test_of_several_bases_the_newest_whole_one_is_taken(tmp_path, monkeypatch, damage):
     """R12 crash-only: no local file can prevent the boot. R1: a kill before the old ones were removed."""
@@ -197,6 +209,20 @@ async def test_after_a_journal_that_is_missing_or_damaged_a_new_base_comes_first
     assert restored(tmp_path)[:2] == (base(2), (change(3),))
 
 
+async def test_what_is_appended_while_a_base_is_written_that_never_comes_is_not_lost(tmp_path, journal, monkeypatch):
+    """R1: the journals of both go together with the old base, also after an earlier gap was mended."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing(FULL))
+        journal.append(change(2))
+    await journal.rewrite(base(2))
+    journal.append(change(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_write_base", killed_amid(journal, change(4)))
+        await journal.rewrite(base(4))
+    assert journal.wants_base, "there is none for what is to come"
+    assert restored(tmp_path)[:2] == (base(2), (change(3), change(4)))
+
+
 async def test_what_comes_after_a_list_is_folded_into_nothing_that_was_before_it(tmp_path, journal, monkeypatch):
     """R2 replay-equal, R12: a kill before the base is whole; and what is followed then is found by the next boot."""
     journal.append(change(2))
@@ -236,6 +262,17 @@ async def test_a_new_base_is_wanted_once_the_journal_is_longer_than_the_base_and
     journal.close()
 
 
+async def test_beside_a_small_base_about_a_mebibyte_is_appended(tmp_path, journal):
+    """R16: in numbers, for a small pool must not write its base again and again, nor fill a disk."""
+    wanted = list[bool]()
+    with handling(lambda point: wanted.append(journal.wants_base) if point is Point.JOURNAL_OPENED else None):
+        await journal.rewrite(base(1))
+    assert wanted == [False], "what is appended while a base is written stands in the journal after it"
+    while not journal.wants_base:
+        journal.append(PoolChanged(b"x" * 50_000))
+    assert 0.9 * 2**20 < (tmp_path / "journal-2").stat().st_size < 1.2 * 2**20
+
+
 async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_one(tmp_path, journal, monkeypatch):
     """R12: a new base and its journal may come while the disk still works on the old one."""
     replaced, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -258,6 +295,41 @@ async def test_a_sync_that_fails_closes_the_journal_that_it_was_of_and_no_later_
     await journal.sync()
     assert journal.wants_base
     assert open_below(tmp_path) == []
+
+
+async def test_the_names_of_new_files_are_on_the_disk_before_the_old_ones_go(tmp_path, journal, monkeypatch):
+    """R12 crash-only, R1: also that of a journal which another process left, once something is appended to it."""
+    synced = list[list[str]]()
+    monkeypatch.setattr(journal_module, "sync_directory", lambda folder: synced.append(names(folder)))
+    await journal.rewrite(base(2))
+    assert synced == [["journal-1", "journal-2", "snapshot-1", "snapshot-2"]]
+    with closing(Journal(tmp_path)) as again:
+        again.restore("p")
+        for revision in (3, 4):
+            again.append(change(revision))
+            await again.sync()
+    assert synced[1:] == [["journal-2", "snapshot-2"]]
+
+
+async def test_what_is_being_synced_is_not_settled_yet(journal, monkeypatch):
+    """R1: a base that is written before it would leave a gap at a power cut."""
+    loop = asyncio.get_running_loop()
+    begun, may_end = asyncio.Event(), threading.Event()
+
+    def slow(_: int) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert may_end.wait(60)
+
+    monkeypatch.setattr("os.fsync", slow)
+    journal.append(change(2))
+    syncing = asyncio.create_task(journal.sync())
+    await begun.wait()
+    settling = asyncio.create_task(journal.settle())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not settling.done()
+    may_end.set()
+    await asyncio.gather(syncing, settling)
 
 
 @virtual

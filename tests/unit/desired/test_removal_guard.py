@@ -39,12 +39,23 @@ def test_a_list_may_lack_ten_or_three_in_ten_and_no_more(records, most):
         assert verdict(followed(records), candidate(least_kept - 1, records)) == "mass_removal"
 
 
+def test_an_empty_list_is_held():
+    """R15 brake: the wrong prefix, or an empty store."""
+    assert verdict(followed(11), candidate(0, 11)) == "mass_removal"
+    assert verdict(followed(3), candidate(0, 3)) == Follow()
+
+
 @pytest.mark.parametrize("now", [StoreId(6, "e"), StoreId(5, "f"), StoreId(5, "")])
 def test_an_empty_list_of_another_store_is_held_whatever_it_lacks(now):
     """R15 brake: another cluster behind the address."""
     assert verdict(followed(1), candidate(0, 1, store=now)) == "other_store"
     assert verdict(followed(20), candidate(18, 20, store=now)) == Follow()
     assert verdict(followed(0), candidate(0, 0, store=now)) == Follow()
+
+
+@pytest.mark.parametrize("before", [StoreId(0, ""), StoreId(0, "e"), StoreId(5, "")])
+def test_what_was_not_known_of_a_store_does_not_make_it_another(before):
+    assert not before.is_other(STORE)
 
 
 def test_a_list_below_the_mark_is_held_until_the_store_has_passed_it():
@@ -84,3 +95,7 @@ def test_what_is_written_again_is_no_longer_missing_and_what_is_deleted_meanwhil
     assert verdict(followed(20), shown) == Follow()
     assert set(shown.kvs) == {f"n{i}" for i in range(2, 9)} | {"n19"}
     assert shown.revision == 122
+
+
+def test_a_first_list_is_followed_whatever_it_is():
+    assert verdict(followed(0, revision=0, store=StoreId()), candidate(0, 0)) == Follow()

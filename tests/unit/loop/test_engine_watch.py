@@ -153,6 +153,24 @@ async def test_what_others_did_is_told_within_two_seconds_by_a_few_questions():
 
 
 @virtual
+async def test_what_we_did_ourselves_is_not_told_where_it_is_looked_at_a_moment_later():
+    """R16: after each call of ours the engine has other adapters, until the loop's own look."""
+
+    class Ours(Changing):
+        async def has_changed(self) -> bool:
+            if self.changed:
+                asyncio.get_running_loop().call_later(0.1, setattr, self, "changed", False)  # noqa: FBT003 - its value
+            return await super().has_changed()
+
+    engine = Ours()
+    async with watched(engine) as heard:
+        for _ in range(5):
+            engine.changed = True
+            await asyncio.sleep(3.0)
+        assert heard == []
+
+
+@virtual
 async def test_a_fault_of_our_own_ends_the_watch_for_changes(monkeypatch):
     """Fail stop: it would be silent for ever."""
 
@@ -261,6 +279,20 @@ async def test_an_engine_that_is_away_is_asked_oftener_and_none_is_pressed():
         engine.identity, probes = "", engine.probes
         await asyncio.sleep(20.0)
         assert 40 <= engine.probes - probes <= 200
+
+
+@virtual
+async def test_what_pauses_an_engine_is_told_as_soon_as_its_driver_knows():
+    """R18 readiness-follows, R17: and that it woke; it answers all the while."""
+    async with probed() as (engine, probes, heard):
+        engine.paused = "it sleeps"
+        await asyncio.sleep(1.5)
+        assert (probes.problem, probes.incarnation, len(heard)) == ("it sleeps", "1", 2)
+        await asyncio.sleep(5.0)
+        assert len(heard) == 2
+        engine.paused = ""
+        await asyncio.sleep(1.5)
+        assert (probes.problem, len(heard)) == ("", 3)
 
 
 @virtual

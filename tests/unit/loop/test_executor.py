@@ -125,6 +125,12 @@ async def test_who_loses_the_replica_id_while_the_engine_is_asked_or_rests_makes
 
 
 @virtual
+async def test_an_engine_without_requests_needs_no_rest(engine):
+    assert await engine.carry_out(A, B) == (2, None)
+    assert _now() == 2 * LOAD_SECONDS
+
+
+@virtual
 async def test_an_engine_without_requests_is_asked_a_few_times_while_many_adapters_are_loaded(engine, monkeypatch):
     """Else a question for each load takes half as long as the load; and R19: a request that comes is soon seen."""
     monkeypatch.setattr("tests.unit.loop.test_executor.LOAD_SECONDS", IDLE_SECONDS / 5)
@@ -173,6 +179,17 @@ async def test_a_slow_call_is_left_behind_and_others_are_made_beside_it(engine):
 
 
 @virtual
+async def test_what_may_not_be_called_now_has_nothing_else_wait_for_the_end_of_a_rest():
+    """R19 not-held-up: its name has a call under way, and what comes after it in the plan needs no rest."""
+    engine = Engine()
+    engine.hanging = {"a"}
+    assert await engine.carry_out(A) == (0, 0.0)
+    assert await engine.carry_out(*loads("x")) == (1, None)
+    assert await engine.carry_out(A, C) == (1, None)
+    assert engine.made == ["load a", "load x", "unload c"]
+
+
+@virtual
 async def test_a_long_plan_is_left_after_a_few_seconds_to_look_at_the_engine_again(engine):
     """R19 not-held-up, R11: each call is quick enough, but all of them are not, and what was seen grows old."""
     count, _ = await engine.carry_out(*loads("abcdefghijklmnop"))
@@ -192,6 +209,15 @@ async def test_a_plan_is_left_after_the_call_during_which_something_else_was_des
     asyncio.get_running_loop().call_later(LOAD_SECONDS / 2, engine.mailbox.post, newer)
     assert await engine.carry_out(A, B) == (1, None)
     assert await engine.carry_out(B) == (1, None), "the first call is made in any case"
+
+
+@virtual
+async def test_when_a_slow_call_ends_the_loop_is_woken(engine):
+    engine.hanging = {"a"}
+    await engine.carry_out(A)
+    start = _now()
+    await engine.mailbox.wait(10 * HANG_SECONDS)
+    assert _now() - start == HANG_SECONDS - SLOW_SECONDS
 
 
 @virtual
@@ -236,6 +262,17 @@ async def test_a_generation_with_a_name_of_its_own_keeps_all_of_its_adapter_busy
     assert engine.executor.in_progress.keys == {"a", "a@2"}
     assert await engine.carry_out(Load("A@3", "/a", REF, "")) == (0, None)
     assert await engine.carry_out(Unload("A@1", "/old")) == (1, None)
+
+
+@virtual
+async def test_what_took_very_long_is_not_rested_from_for_a_multiple_of_it():
+    """R19: it waited for something; the engine did not compute all that time."""
+    engine = Engine()
+    engine.hanging = {"a"}
+    await engine.carry_out(A)
+    await asyncio.sleep(HANG_SECONDS)
+    made, rest = await engine.carry_out(B)
+    assert (made, 1.0 < (rest or 0.0) < 15.0) == (0, True)
 
 
 @virtual
@@ -303,6 +340,16 @@ async def test_where_no_requests_can_run_nothing_is_rested_from_and_nobody_is_as
 
 
 @virtual
+async def test_what_is_called_is_in_progress_from_its_beginning(engine):
+    """R7, R11: also while nobody knows yet whether it is slow."""
+    carrying = asyncio.create_task(engine.carry_out(A))
+    await asyncio.sleep(LOAD_SECONDS / 2)
+    assert (engine.executor.in_progress.keys, engine.executor.uses) == ({"a"}, {("a", "/a")})
+    assert await carrying == (1, None)
+    assert (engine.executor.in_progress.keys, engine.executor.uses) == (set(), set())
+
+
+@virtual
 async def test_what_calls_took_is_measured_by_their_kind_and_outcome(engine):
     """An alert tells of an engine that loads ever slower."""
 
@@ -316,3 +363,12 @@ async def test_what_calls_took_is_measured_by_their_kind_and_outcome(engine):
     for call, seconds in kinds.items():
         count, total = told(call)
         assert (count - before[call][0], total - before[call][1]) == pytest.approx((1, seconds))
+
+
+@virtual
+async def test_a_call_that_has_ended_is_not_waited_for_whatever_else_is_decided(engine):
+    """R19: another call may be what the engine is still waiting to send."""
+    engine.is_deciding = True
+    assert await engine.carry_out(A, B) == (2, None)
+    engine.hanging = {"a"}
+    assert await engine.carry_out(A) == (1, None), "nor once it has, for the next round to tell what came of it"

@@ -160,6 +160,44 @@ async def test_who_lost_the_replica_id_neither_looks_at_the_engine_nor_calls_it(
     assert set(engine.adapters) == {"gone"}
 
 
+class Losing(Engine):
+    """The replica id is lost to another sidecar during the first call."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.adapters |= {"old": path_of("r1", "old")}
+        self.refusal = ""
+
+    async def unload(self, name: str, *, request_id: str) -> Outcome:
+        self.refusal = Taken.refusal
+        return await super().unload(name, request_id=request_id)
+
+
+class OfSeveral(EngineProbes):
+    several = property(lambda self: self._engine.refusal)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["another has the id", "several engines answer"])
+async def test_who_loses_the_replica_id_amid_a_plan_makes_no_further_call_of_it(several):
+    """R10 one-owner: the other one drives from now on. Where several engines answer, a call may reach any of them."""
+    engine, mailbox = Losing(), Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+    probes = OfSeveral(engine, Clock(random.Random(0))) if several else None
+    async with running(engine, mailbox, None if several else engine, probes=probes) as reports:
+        await eventually(lambda: reports and reports[-1].situation.note == Taken.refusal)
+    assert len(engine.adapters) == 1
+
+
+async def test_a_replica_is_ready_once_nothing_is_left_to_do_and_not_before():
+    """R9 status-truth: a load balancer sends nothing to a replica whose engine is not yet as it should be."""
+    engine, mailbox = Engine(lambda: None), Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+    async with running(engine, mailbox) as reports:
+        await eventually(lambda: reports and reports[-1].situation.ready)
+    assert [bool(one.situation.plan and one.situation.plan.calls) for one in reports] == [True, False]
+    assert [one.situation.ready for one in reports] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("terms", "count"),
     [
@@ -213,6 +251,21 @@ THE_POOL = PoolSpec(name=POOL, base_models=["base"])
 
 def listing(**adapters: str) -> Observed:
     return Observed(EngineFacts("vllm", "0.32.0", "http://engine", "e1"), ("base",), adapters)
+
+
+async def test_a_status_speaks_of_the_revision_that_its_plan_was_made_from():
+    """R9 status-truth: what etcd says newly while the engine is looked at is planned for, not only claimed."""
+    mailbox = Mailbox()
+    mailbox.post(Snapshot(pool=THE_POOL, desired=desired(1, "a")))
+
+    def moves_on() -> None:
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2, "a", "b")))
+
+    async with running(Engine(moves_on), mailbox) as reports:
+        await eventually(lambda: any(report.situation.revision == 2 for report in reports))
+    said = [(report.situation.revision, report.situation.plan.revision) for report in reports if report.situation.plan]
+    assert said
+    assert all(revision == planned for revision, planned in said), said
 
 
 class Slow(Assigner):

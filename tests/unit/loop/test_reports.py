@@ -9,23 +9,25 @@ from itertools import pairwise
 from unittest import mock
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from registry.model.records import Placement, PoolLimits
+from registry.model.records import Placement, PoolLimits, SourceSpec
 from registry.runtime.clock import Clock
 from sidecar.artifacts.types import ArtifactRef, Staged
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.informer import DesiredAdapter, DesiredState, Informer
 from sidecar.desired.mailbox import Mailbox, Snapshot
-from sidecar.engines.observed import AlreadyThere, Done, NotThere, Observed, Outcome, Refused, Unknown
+from sidecar.engines.observed import AlreadyThere, Done, NotThere, Observed, Outcome, Refused, Transient, Unknown
 from sidecar.loop.retries import RetryTracker
 from sidecar.loop.rounds import FLOOD_ROUNDS, REST_SECONDS, RateLimiter
 from sidecar.plan.backoff import Failure
 from sidecar.plan.handoff import Handoff, HandoffVerdict, Stuck, Taken, Waiting
+from sidecar.plan.readiness import ReadyRule
 from sidecar.plan.types import RoundReport
 from sidecar.resolver.demand import ResidentSet
 from sidecar.resolver.policy import Catalogue
-from tests.simulation.artifacts import SimStore, path_of
+from tests.simulation.artifacts import ROOT, SimStore, path_of
 from tests.simulation.loop import virtual
 from tests.support.records import POOL
 from tests.support.worlds import fleet
@@ -51,6 +53,28 @@ class Timed(Odd):
         self.unloaded_at.append(asyncio.get_running_loop().time())
         await super().unload(name, request_id=request_id)
         return self.answers.get(name, Done())
+
+
+def newer(state: DesiredState, generation: int, **changes: object) -> DesiredState:
+    adapters = {key: replace(one, generation=generation, **changes) for key, one in state.adapters.items()}
+    return replace(state, adapters=adapters)
+
+
+@virtual
+async def test_what_answers_while_the_newest_generation_cannot_be_had_is_told_with_its_own():
+    """R9 status-truth: as it was seen to be served."""
+    engine, mailbox = Odd(), wanting(1, "good-a")
+    async with running(engine, mailbox) as reports:
+        await asyncio.sleep(2.0)
+        bad = desired(2, "good-a", load="eager", source=SourceSpec(uri=f"{ROOT}missing-a"))
+        mailbox.post(replace(mailbox.snapshot, desired=newer(bad, 2)))
+        await asyncio.sleep(5.0)
+        plan = reports[-1].situation.plan
+        assert [(one.name, one.generation, one.reason) for one in plan.failed] == [
+            ("good-a", 2, "weights_not_safetensors")
+        ]
+        assert [(one.name, one.generation) for one in plan.kept] == [("good-a", 1)]
+        assert engine.adapters == {"good-a": A}
 
 
 @virtual
@@ -123,6 +147,42 @@ async def test_after_calls_that_were_carried_out_the_engine_is_left_in_peace_for
 
 
 @virtual
+async def test_a_plan_that_is_longer_than_one_round_is_gone_on_with_at_once():
+    """R6, R19: not only once a moment has passed after each part."""
+    engine, mailbox = Timed(*NAMES), wanting(1, *NAMES)
+    async with running(engine, mailbox) as reports:
+        await asyncio.sleep(3.0)
+        assert ready(reports) == (True, "")
+        mailbox.post(replace(mailbox.snapshot, desired=desired(2)))
+        await asyncio.sleep(5.0)
+        assert (len(engine.unloaded_at), engine.adapters) == (40, {})
+        assert engine.unloaded_at[-1] - engine.unloaded_at[0] < 0.05
+
+
+@virtual
+async def test_before_a_replica_is_ready_it_takes_no_rest():
+    """R3: the sooner all is there, the sooner requests are served."""
+    engine = Timed(*NAMES)
+    async with running(engine, wanting(1)):
+        await asyncio.sleep(2.0)
+        assert engine.adapters == {}
+        assert engine.looked_at[-1] - engine.unloaded_at[0] < 0.05
+
+
+@pytest.mark.parametrize("outcome", [Transient("busy"), Refused("no")])
+@virtual
+async def test_what_failed_is_tried_again_when_its_pause_ends(outcome):
+    """R17, R8: nothing else comes that would wake anybody."""
+    engine = Odd(outcome, takes=False)
+    async with running(engine, wanting(1, "good-a")) as reports:
+        await asyncio.sleep(0.6)
+        engine.outcome, engine.takes = Done(), True
+        await asyncio.sleep(10.0)
+        assert ready(reports) == (True, "")
+        assert len(engine.called) <= 4
+
+
+@virtual
 async def test_what_a_lost_answer_came_to_is_asked_every_few_seconds(monkeypatch):
     """R17, R16: the engine is neither left alone with it nor pressed."""
     engine = Odd(Unknown("lost"), takes=False)
@@ -132,6 +192,16 @@ async def test_what_a_lost_answer_came_to_is_asked_every_few_seconds(monkeypatch
         before = turns.await_count
         await asyncio.sleep(40.0)
         assert 10 <= turns.await_count - before <= 60
+
+
+@virtual
+async def test_an_engine_for_which_nothing_is_known_to_be_wanted_is_not_pressed():
+    """R16: an etcd that is away for a night must not cost an engine a listing each second."""
+    engine = Odd()
+    async with running(engine, Mailbox()) as reports:
+        await asyncio.sleep(61.0)
+        assert 1 <= engine.looks <= 8
+        assert reports[-1].situation.plan is None
 
 
 @virtual
@@ -213,6 +283,27 @@ async def test_the_reason_that_is_told_is_the_one_that_can_be_mended():
 
 
 @virtual
+async def test_an_operator_chooses_whether_a_degraded_replica_is_ready():
+    """R18 readiness-follows."""
+
+    class Choosy(Odd):
+        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+            self.outcome, self.takes = (Done(), True) if name == "good-a" else (Refused("no memory"), False)
+            return await super().load(name, path, request_id=request_id)
+
+    for rule, is_ready in ((ReadyRule("any"), True), (ReadyRule("served"), False)):
+        mailbox = wanting(1, "good-a")
+        async with running(Choosy(), mailbox, rule=rule) as reports:
+            await asyncio.sleep(2.0)
+            assert ready(reports) == (True, "")
+            mailbox.post(replace(mailbox.snapshot, desired=desired(2, "good-a", "good-b", load="eager")))
+            await asyncio.sleep(60.0)
+            situation = reports[-1].situation
+            assert (situation.ready, "1 of 2 adapters" in situation.degraded) == (is_ready, True)
+            assert situation.note == ("" if is_ready else situation.degraded)
+
+
+@virtual
 async def test_each_round_is_run_by_whoever_supervises_it():
     """R12: also one that fails; the pause is the supervisor's then."""
     rounds: list[float] = []
@@ -226,6 +317,21 @@ async def test_each_round_is_run_by_whoever_supervises_it():
         await asyncio.sleep(21.0)
     gaps = {round(later - before, 3) for before, later in pairwise(rounds)}
     assert gaps == {5.0}
+
+
+@virtual
+async def test_how_long_a_change_took_is_measured_once_it_is_served():
+    """An alert tells of changes that take too long."""
+
+    def count() -> float:
+        return REGISTRY.get_sample_value("loraplane_propagation_seconds_count") or 0.0
+
+    before, mailbox = count(), Mailbox()
+    state = newer(desired(1, "good-a", load="eager"), 1, updated_at="2999-01-01T00:00:00Z")
+    mailbox.post(Snapshot(pool=THE_POOL, desired=state))
+    async with running(Odd(), mailbox):
+        await asyncio.sleep(5.0)
+    assert count() - before == 1
 
 
 BOTH = fleet("r1", "r2")

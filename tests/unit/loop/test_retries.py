@@ -30,7 +30,7 @@ from sidecar.engines.observed import (
 )
 from sidecar.loop.executor import Attempt
 from sidecar.loop.retries import RELEASED_FOR_EACH, UNTOLD_SECONDS, RetryTracker
-from sidecar.plan.backoff import LOOK_SECONDS, REFUSED_PACE_SECONDS, TRIES_UNPACED
+from sidecar.plan.backoff import CONTRADICTIONS_UNPACED, LOOK_SECONDS, REFUSED_PACE_SECONDS, TRIES_UNPACED
 
 NAMES = [f"a{number}" for number in range(100)]
 
@@ -139,6 +139,14 @@ def miss(tracker: RetryTracker, names: Iterable[str], seen: Observed) -> None:
     tracker.settle(seen, turns=True)
 
 
+def test_an_engine_that_lists_nothing_of_what_it_did_is_asked_ever_more_rarely(held, tracker):
+    """R8: by the replica, however many adapters there are; one that is listed ends it."""
+    miss(tracker, NAMES, observed())
+    assert len(due(tracker, 60.0)) <= CONTRADICTIONS_UNPACED + 5
+    load(tracker, "new")
+    assert due(tracker, held.now) == set(NAMES)
+
+
 def test_what_is_listed_late_is_mended_and_has_the_others_tried(held, tracker):
     """R17: nobody has to load it once more for that."""
     miss(tracker, NAMES, observed())
@@ -165,6 +173,14 @@ def test_another_name_for_the_same_files_is_named(listed, named, tracker):
     """R9: whoever reads it knows where to look."""
     miss(tracker, ["a"], Observed(EngineFacts("vllm", "1", "u", "e1"), ("base",), listed))
     assert named in tracker.failures["a"].message
+
+
+def test_what_our_own_checks_refuse_is_not_tried_at_news_of_others(tracker):
+    """R8: it waits for a change of the record or the base."""
+    stage = Stage("bad", ArtifactRef("file:///bad", None), "")
+    tracker.staging_failed(stage, ArtifactError("not_finite", "m"))
+    load(tracker, "new")
+    assert tracker.failures["bad"].retry_at is None
 
 
 def test_files_that_were_refused_are_looked_at_and_are_the_same_refusal_until_they_change(held, tracker):
@@ -211,6 +227,14 @@ def test_what_is_applied_or_asked_for_again_is_tried_at_once(generation, retry, 
     tracker.ask_again(lambda _key: asked)
     tracker.ask_again(lambda _key: asked)
     assert "a" in tracker.failures
+
+
+def test_an_unload_that_failed_is_nobodys_to_ask_for(tracker):
+    """R6."""
+    tracker.take_up([Attempt("gone", "gone", None, None, "e1", Refused("no"))], "e1")
+    for _ in range(2):
+        tracker.ask_again(lambda _key: None)
+    assert "gone" in tracker.failures
 
 
 def test_a_failure_is_forgotten_with_what_it_was_of(tracker):
@@ -285,6 +309,52 @@ def test_what_calls_may_yet_come_to_is_known_until_a_look_has_told(tracker):
     assert (tracker.loads(), tracker.unsettled, tracker.failures) == (set(), set(), {})
 
 
+def test_what_was_found_of_files_is_forgotten_and_what_the_engine_said_is_not(tracker):
+    """R8: a pool that asks for other terms has them looked at anew."""
+    refuse(tracker, ["a"])
+    tracker.staging_failed(Stage("b", ArtifactRef("file:///b", None), ""), ArtifactError("r", "m"))
+    tracker.forget_staging()
+    assert set(tracker.failures) == {"a"}
+
+
+def test_an_unload_that_recovers_has_nothing_else_tried(held, tracker):
+    """R8 paced: it says nothing of loads, though others load at the same time."""
+    held, names = Held(), [f"a{number}" for number in range(20)]
+    refuse(tracker, names, TRIES_UNPACED)
+    load(tracker, "new")
+    refuse(tracker, names)
+    gone = Attempt("gone", "gone", None, None, "e1", Refused("no"))
+    tracker.take_up([gone], "e1")
+    tracker.take_up([replace(gone, outcome=Done()), attempt("newer", Done())], "e1")
+    tracker.settle(observed("newer"), turns=True)
+    assert "gone" not in tracker.failures
+    assert due(tracker, held.now) == set()
+
+
+def test_after_one_recovers_the_next_refusals_take_turns_from_now(tracker):
+    """R17: the queue that they stood in was of a time that is over."""
+    refuse(tracker, NAMES, TRIES_UNPACED)
+    load(tracker, "a0")
+    refuse(tracker, NAMES[1:4])
+    assert due(tracker, 20.0) >= set(NAMES[1:4])
+
+
+def test_after_a_quiet_time_refusals_take_turns_as_before(held, tracker):
+    """R8: the turns that nobody took meanwhile are not made up for."""
+    refuse(tracker, NAMES, TRIES_UNPACED - 1)
+    held.now = 5000.0
+    refuse(tracker, NAMES)
+    assert len(due(tracker, held.now + 10 * REFUSED_PACE_SECONDS)) == 10
+
+
+@pytest.mark.parametrize("turns", [True, False, None])
+def test_what_was_said_to_be_done_and_is_not_listed_has_failed_whether_or_not_the_engine_generates(turns, tracker):
+    """R9 status-truth: it has ended, so nothing is waited for."""
+    tracker.take_up([attempt("a", Done())], "e1")
+    tracker.settle(observed(), turns=turns)
+    assert (tracker.failures["a"].reason, tracker.loads()) == ("not_listed", set())
+
+
 def test_a_look_that_shows_nothing_new_ends_no_queue(tracker):
     """R8 paced: whoever comes last is tried last."""
     refuse(tracker, NAMES, TRIES_UNPACED)
@@ -292,6 +362,27 @@ def test_a_look_that_shows_nothing_new_ends_no_queue(tracker):
     load(tracker, "new")
     refuse(tracker, ["late"], TRIES_UNPACED)
     assert tracker.failures["late"].retry_at > len(NAMES) * REFUSED_PACE_SECONDS
+
+
+def test_files_that_come_mend_nothing_that_the_engine_said(held, tracker):
+    """R8: nor do they have more of those tried at once that failed though others came."""
+    stages = {name: Stage(name, ArtifactRef(f"s3://ours/{name}", None), "") for name in "abcdef"}
+    for name in "abcde":
+        tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
+    tracker.staged(stages["f"])
+    assert due(tracker, held.now) == set("abcde")
+    held.now = 5.0
+    for name in "abcde":
+        tracker.staging_failed(stages[name], ArtifactError("source_io", "m"))
+    tracker.staged(stages["f"])
+    assert due(tracker, held.now) == set(), "none of them recovered"
+    tracker.staged(stages["a"])
+    assert due(tracker, held.now) == {"b", "c"}
+    engines = Attempt("f", "f", "/f", stages["f"].ref, "e1", Refused("no"))
+    tracker.take_up([engines], "e1")
+    tracker.staged(stages["f"])
+    assert tracker.failures["f"].reason == "engine_refused"
+    assert due(tracker, held.now) == {"b", "c"}
 
 
 def test_a_failure_that_comes_after_the_change_is_not_dropped_for_it(tracker):

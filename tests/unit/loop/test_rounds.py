@@ -13,7 +13,8 @@ from registry.model.records import SourceSpec
 from registry.runtime.clock import Clock
 from sidecar.desired.mailbox import Mailbox, Snapshot
 from sidecar.engines.driver import EngineUnreachable
-from sidecar.engines.observed import Done, Observed, Outcome, Refused
+from sidecar.engines.observed import Done, Observed, Outcome, Refused, Unknown
+from sidecar.loop.executor import SLOW_SECONDS
 from sidecar.loop.observer import EngineProbes
 from sidecar.loop.rounds import ServedNews
 from sidecar.plan.types import KeptAdapter, PendingAdapter, Plan, RoundReport, Selection, ServedAdapter
@@ -145,6 +146,49 @@ async def test_a_name_of_ours_that_somebody_gave_other_files_gets_ours_again():
 
 
 @virtual
+async def test_what_a_slow_call_put_off_is_done_as_soon_as_it_is_known_to_be_slow():
+    """R19 not-held-up: the plan is left, and the next one made at once."""
+    engine, mailbox = Odd(), wanting(1, "good-a", "good-b")
+    async with running(engine, mailbox):
+        await asyncio.sleep(2.0)
+        engine.adapters.clear()
+        engine.seconds = lambda name: 30.0 if name == "good-a" else 0.0
+        engine.on_probed()
+        await asyncio.sleep(1.0)
+        assert engine.adapters == {}
+        await asyncio.sleep(SLOW_SECONDS)
+        assert list(engine.adapters) == ["good-b"]
+
+
+@virtual
+async def test_a_load_without_an_answer_that_the_engine_lists_is_served():
+    """R17 heals, R9: the listing says what came of it, and the replica is not kept from being ready."""
+    engine = Odd(Unknown("no answer"))
+    async with running(engine, wanting(1, "good-a")) as reports:
+        await asyncio.sleep(10.0)
+        assert reports[-1].situation.ready
+        looks = engine.looks
+        await asyncio.sleep(10.0)
+        assert engine.looks <= looks + 1, "nothing is in doubt any more"
+
+
+@virtual
+async def test_what_is_applied_again_is_tried_again_at_once():
+    """R17, R8: whoever applies it has mended what the engine refused, and does not wait for a pause to end."""
+    engine = Odd(Refused("no"), takes=False)
+    mailbox = wanting(1, "good-a")
+    async with running(engine, mailbox):
+        await asyncio.sleep(120.0)
+        engine.called.clear()
+        engine.outcome, engine.takes = Done(), True
+        again = desired(2, "good-a", load="eager")
+        adapters = {key: replace(one, generation=2) for key, one in again.adapters.items()}
+        mailbox.post(replace(mailbox.snapshot, desired=replace(again, adapters=adapters)))
+        await asyncio.sleep(0.5)
+        assert engine.adapters == {"good-a": A}
+
+
+@virtual
 async def test_what_was_touched_since_it_was_proven_is_neither_loaded_nor_swapped_in(monkeypatch):
     """R21 proven-here: it is looked at anew before the engine is given it."""
     touched = {A, B}
@@ -163,6 +207,25 @@ async def test_what_was_touched_since_it_was_proven_is_neither_loaded_nor_swappe
         touched.remove(B)
         await asyncio.sleep(1.0)
         assert engine.adapters == {"good-a": B}
+
+
+@virtual
+async def test_an_engine_that_pauses_amid_a_plan_gets_no_further_call():
+    """R17 heals, R11: somebody put it to sleep, and it would answer when it wakes, or never."""
+
+    class Tired(Odd):
+        async def load(self, name: str, path: str, *, request_id: str) -> Outcome:
+            await asyncio.sleep(1.0)
+            self.paused = "it sleeps"
+            return await super().load(name, path, request_id=request_id)
+
+    engine = Tired()
+    async with running(engine, wanting(1, "good-a", "good-b")):
+        await asyncio.sleep(10.0)
+        assert len(engine.called) == 1
+        engine.paused = ""
+        await asyncio.sleep(20.0)
+        assert sorted(engine.called) == ["load good-a", "load good-b"]
 
 
 @virtual
@@ -239,6 +302,24 @@ async def test_what_a_replica_waits_for_before_it_is_ready_is_told():
 
 
 @virtual
+async def test_what_the_probes_found_is_told_by_the_rounds_too():
+    """R18 readiness-follows: the engine lists as ever, and something else is news meanwhile."""
+    async with serving() as (engine, probes, mailbox, reports):
+        probes.problem = "it generates nothing"
+        engine.on_probed()
+        for _ in range(3):
+            told = len(reports)
+            mailbox.wake()
+            await asyncio.sleep(0.5)
+            assert len(reports) > told
+            assert ready(reports) == (False, "it generates nothing")
+        probes.problem = ""
+        mailbox.wake()
+        await asyncio.sleep(0.5)
+        assert ready(reports) == (True, "")
+
+
+@virtual
 async def test_what_was_served_last_is_told_of_an_engine_that_cannot_be_looked_at():
     """R9 status-truth: with the time of the look that found it."""
     async with serving() as (engine, _, _, reports):
@@ -268,6 +349,18 @@ async def test_no_question_is_answered_while_the_engine_cannot_be_looked_at():
         engine.failing = 0
         await asyncio.sleep(30.0)
         assert demand.terms is not None
+
+
+@virtual
+async def test_news_that_change_nothing_do_not_press_the_engine():
+    """R16 bounded: each listing costs it something, and what it said is young enough for the next plan."""
+    async with serving() as (engine, _, mailbox, reports):
+        looks, told = engine.looks, len(reports)
+        for _ in range(8):
+            await asyncio.sleep(0.7)
+            mailbox.wake()
+        assert len(reports) >= told + 7
+        assert engine.looks == looks
 
 
 @virtual
