@@ -13,7 +13,7 @@ gone was asked last, moves `since` on: any adapter may have been used until then
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from registry.etcd3.client import Client
@@ -77,14 +77,18 @@ def used_within(activity: EngineActivity, seconds: float) -> frozenset[str]:
     return frozenset(running | {key_of(name) for name, age in (activity.last_used or {}).items() if age <= seconds})
 
 
-def followed(known: KnownUses, look: UseLook, longest_pause_seconds: float) -> KnownUses:
-    """Knowledge after a look. After a longer pause, or by another process, the time before it is unknown."""
+def followed(known: KnownUses, look: UseLook, longest_pause_seconds: float, desired: Collection[str]) -> KnownUses:
+    """Knowledge after a look. After a longer pause, or by another process, the time before it is unknown.
+
+    `desired`: name keys; what is deleted is forgotten. Of others a use counts whose ttl may begin with it only later.
+    """
     pause = look.at - known.looked_at
     if look.incarnation != known.incarnation or pause > longest_pause_seconds:
         return KnownUses(look.incarnation, look.revision + 1, look.at)
     age = look.answered_at - known.looked_at + _AGE_SLACK_SECONDS
     news = dict.fromkeys(used_within(look.activity, age), look.revision + 1)
-    return KnownUses(look.incarnation, known.since, look.at, {**known.used, **news})
+    used = {key: at for key, at in {**known.used, **news}.items() if key in desired}
+    return KnownUses(look.incarnation, known.since, look.at, used)
 
 
 def reported_uses(known: KnownUses, revision: int, lives: Mapping[str, tuple[str, int]]) -> ReportedUses:
@@ -127,11 +131,12 @@ class UseTeller:
 
     async def look(self) -> float:
         """Looks once, and tells; returns the seconds until the next look."""
-        lives = lives_of(self._mailbox.snapshot.desired)
+        desired = self._mailbox.snapshot.desired
+        lives = lives_of(desired)
         seconds = tell_seconds(min((ttl for _, ttl in lives.values()), default=0)) if lives else IDLE_SECONDS
         look = await self._ask() if lives else None
-        if look is not None:
-            self._known = followed(self._known, look, 2 * seconds)
+        if desired is not None and look is not None:
+            self._known = followed(self._known, look, 2 * seconds, desired.adapters.keys())
             self._is_told = True
             self._tell(reported_uses(self._known, look.revision, lives))
         elif self._is_told and (not lives or self._clock.monotonic() - self._known.looked_at > 2 * seconds):

@@ -56,6 +56,24 @@ async def test_it_ends_once_by_its_own_time_with_two_services_and_any_wall_clock
 
 
 @played
+async def test_what_ends_by_uses_is_found_unused_at_two_readings_in_a_row(etcd: PlayedEtcd, monkeypatch):
+    """R25: a replica that went just before a reading may not be known to have gone."""
+    said, found = [True, False, True, True], list[bool]()
+
+    def is_over(*_of: object) -> bool:
+        found.append(said[min(len(found), len(said) - 1)])
+        return found[-1]
+
+    monkeypatch.setattr("registry.rollout.expiry.is_over", is_over)
+    (service,) = begin(etcd)
+    await asyncio.sleep(3)
+    await service.apply(ttl_seconds=TTL, ttl_from="use")
+    await ended(etcd)
+    assert found == said
+    await service.stop()
+
+
+@played
 async def test_whatever_is_written_begins_its_time_anew(etcd: PlayedEtcd):
     """R25: another version, another ttl; and without one it stays."""
     (one,) = begin(etcd)
