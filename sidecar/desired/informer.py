@@ -95,6 +95,10 @@ class DesiredAdapter:
         """The earlier generations that are served beside this one, the newest first."""
         return tuple(self.earlier(number, ref) for number, ref in self.kept if number < self.generation)
 
+    def under(self, key: str) -> DesiredAdapter | None:
+        """This, or the earlier generation to serve instead or beside it, by what its failures are remembered under."""
+        return next((one for one in (self, *self.fallbacks, *self.beside) if one.key == key), None)
+
     def earlier(self, generation: int, ref: ArtifactRef) -> DesiredAdapter:
         """An earlier generation of it. What fails of that is remembered under a key that no adapter has."""
         key = f"{self.key}@{generation}"

@@ -373,9 +373,7 @@ class Reconciler:
         plain = key.partition(SEPARATOR)[0]
         adapter = desired.adapters.get(plain)
         wanted = share.version(adapter) if adapter else self._demand.resident(plain)
-        if key == plain or wanted is None:
-            return wanted
-        return next((one for one in (*wanted.fallbacks, *wanted.beside) if one.key == key), None)
+        return None if wanted is None else wanted.under(key)
 
     def _report(self, snapshot: Snapshot, observed: Observed | None, plan: Plan | None) -> None:
         """`snapshot` is what the plan was made from: a status must not speak of a later revision (guarantee R9)."""

@@ -109,9 +109,7 @@ class Catalogue:
         """The same, also of what is answered with while that fails, which has a key of its own."""
         plain = key.partition(SEPARATOR)[0]
         adapter = self.whole(state, plain)
-        if adapter is None or key == plain:
-            return adapter
-        return next((one for one in adapter.fallbacks if one.key == key), None)
+        return None if adapter is None else adapter.under(key)
 
     def _whole(self, key: str, value: bytes, revision: int) -> DesiredAdapter | None:
         known = self._read.get(key)

@@ -176,7 +176,10 @@ def test_a_canary_after_a_canary_falls_back_to_the_others_generation_and_then_to
     rollout = CanaryRollout(stable_generation=1, stable_spec=record("a", source="v1").spec)
     third = record("a", 3, source="v3").model_copy(update={"rollout": rollout})
     made.apply(12, [put("a", 12, third.to_bytes())])
-    assert [one.key for one in made.state.adapters["a"].fallbacks] == ["a@1", "a@2"]
+    canary = made.state.adapters["a"]
+    assert [one.key for one in canary.fallbacks] == ["a@1", "a@2"]
+    found = [canary.under(key) for key in ("a", "a@1", "a@2", "a@4")]
+    assert found == [canary, *canary.fallbacks, None]
 
 
 def test_what_is_placed_on_others_is_forgotten():

@@ -232,7 +232,8 @@ def test_what_others_are_to_take_over_is_told_by_its_files_where_its_record_was_
         ("v3", ("v3",), True, {}, False),
         ("v2", ("v2",), True, {}, False),
         ("v2", (), True, {}, False),
-        ("/foreign", (), True, {}, False),
+        ("/foreign", ("v2",), True, {}, False),
+        ("v1", ("v2",), True, {"no_effect": frozenset({path_of("v1")})}, True),
     ],
 )
 def test_what_had_the_name_before_goes_once_the_new_cannot_be_had(listed, there, failing, facts, unloaded):
@@ -250,7 +251,9 @@ def test_what_had_the_name_before_goes_once_the_new_cannot_be_had(listed, there,
     found = {**staged(state, *there), **staged(replace(state, adapters=state.adapters.set("a", former)), *there)}
     failures = refused(state) if failing else {}
     made = known(state, failures=failures, unsettled=facts.pop("unsettled", frozenset()))
-    plan_made = plan(state, observed({"a": listed}), replace(made, staged=found, **facts))
+    seen = observed({"a": listed})
+    seen = replace(seen, facts=replace(seen.facts, proves=True), no_effect=facts.pop("no_effect", frozenset()))
+    plan_made = plan(state, seen, replace(made, staged=found, **facts))
     assert [type(one) for one in plan_made.calls] == [Unload] * unloaded
 
 
