@@ -159,6 +159,8 @@ def tree(tmp_path) -> Path:
     asked = "import product\n\n\ndef test_it():\n    assert product.larger(2, 1)\n"
     (tmp_path / "test_product.py").write_text(asked)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    # As tests/conftest.py does; functions are found all the same.
+    (tmp_path / "conftest.py").write_text("import gc\n\n\ndef pytest_collection_finish():\n    gc.freeze()\n")
     return tmp_path
 
 

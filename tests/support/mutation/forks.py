@@ -68,6 +68,7 @@ class Functions:
         """Looks for those of files below a folder."""
         self._found: defaultdict[CodeType, list[FunctionType]] = defaultdict(list)
         self._files = set[str]()
+        gc.unfreeze()  # what is frozen is not among all objects
         for one in gc.get_objects():
             if isinstance(one, FunctionType) and one.__code__.co_filename.startswith(root):
                 self._found[one.__code__].append(one)
