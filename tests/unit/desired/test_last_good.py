@@ -180,6 +180,8 @@ def test_a_canary_after_a_canary_falls_back_to_the_others_generation_and_then_to
     assert [one.key for one in canary.fallbacks] == ["a@1", "a@2"]
     found = [canary.under(key) for key in ("a", "a@1", "a@2", "a@4")]
     assert found == [canary, *canary.fallbacks, None]
+    keeping = replace(canary, generation=5, kept=((4, canary.ref),))
+    assert keeping.under("a@4") == keeping.beside[0]
 
 
 def test_what_is_placed_on_others_is_forgotten():
