@@ -283,8 +283,7 @@ def of_before(chosen: Selection, observed: Observed, known: PlanContext, now: fl
     for adapter in chosen.wanted:
         name, failure = engine_name(adapter, chosen.limits.names), known.failures.get(adapter.key)
         path = observed.adapters.get(name)
-        is_free = adapter.key not in busy and name not in known.taken
-        if not adapter.is_whole or failure is None or path is None or path not in observed.ours or not is_free:
+        if not adapter.is_whole or failure is None or path is None or path not in observed.ours or adapter.key in busy:
             continue
         earlier = {one.ref for one in (*adapter.fallbacks, *adapter.former, *adapter.beside)}
         refs = {*earlier, *(ref for _, ref in adapter.versions)}

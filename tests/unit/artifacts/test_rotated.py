@@ -137,9 +137,12 @@ def test_a_source_on_the_network_is_told_once_it_says_twice_that_it_is_gone(cloc
     passed(looks, clock, maintenance.ASK_AGAIN_SECONDS)
     assert reasons(looks, ref) == ["source_gone"]
     assert uri in looks.marked(staged(ref))[ref].warnings[0].message
+    questions = source.questions
+    passed(looks, clock, HOUR + 10)
+    assert (reasons(looks, ref), source.questions) == (["source_gone"], questions + 1), "it is asked once an hour"
     source.answer = False
     passed(looks, clock, HOUR)
-    assert (reasons(looks, ref), clock.at < 100 + 9 * HOUR) == ([], True)
+    assert (reasons(looks, ref), clock.at < 100 + 10 * HOUR) == ([], True)
 
 
 def test_a_blip_is_no_loss(clock):

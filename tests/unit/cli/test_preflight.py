@@ -320,6 +320,15 @@ def test_a_roll_back_to_a_folder_that_is_gone_is_told(tmp_path, kept):
     )
 
 
+@pytest.mark.parametrize(("line", "is_told"), [("rollback sql", True), ("rollout abort sql", False)])
+def test_a_command_that_goes_back_tells_it(cli, admin, tmp_path, line, is_told):
+    spec = pb.AdapterSpec(source=pb.Source(uri=(tmp_path / "gone").as_uri()))
+    made = pb.AdapterResult(adapter=pb.Adapter(name="sql", pool="dev", generation=3, spec=spec))
+    for method in ("RollbackAdapter", "AbortRollout"):
+        admin.answers[method] = [pb.ApplyAdaptersResponse(results=[made])]
+    assert ("has not the files any more" in cli(*line.split()).err) is is_told
+
+
 def test_a_roll_back_to_a_source_that_says_it_is_gone_is_told(monkeypatch):
     """Whom nobody here can ask says nothing: a credential is not given to this command."""
     answers: list[bool | ArtifactError] = [True, False, ArtifactError("source_denied", "no")]

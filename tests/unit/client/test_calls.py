@@ -23,7 +23,7 @@ from loraplane import (
     Registry,
     Unavailable,
 )
-from registry.client.adapters import Published, not_served
+from registry.client.adapters import NOWHERE, Published, not_served
 from registry.client.errors import CallErrors
 from registry.lora.directory import digest_of
 from registry.model.messages import spec_dict
@@ -108,6 +108,7 @@ REFUSES = replica("r2", "FAILED", reason="digest_mismatch", message="m", serving
 LOADS = replica("r3", "PENDING", reason="staging", serving_generation=0)
 SILENT = replica("r4", "UNKNOWN")
 CANARY = replica("r1", "FAILED", reason="x", canary=True)
+NOWHERE_NOW = replica("r2", "FAILED", reason="source_missing", message="m")
 DAMAGED = replica("r2", "FAILED", reason="artifact_damaged", message="m")
 REFUSAL = "failed - digest_mismatch - m - serving generation 3"
 REMEDY = "; digest_mismatch: loraplane digest URI, then loraplane retry adapter acme/a --pool p"
@@ -157,6 +158,17 @@ def test_who_is_late_or_refuses_is_named_with_what_it_serves_meanwhile(last, kin
     assert (type(error), error.message) == (kind, f"acme/a generation 4{colon} {message}")
     assert error.reason == (Reason.DEADLINE_EXCEEDED if is_late else Reason.ROLLOUT_FAILED)
     assert error.metadata == (told | {"request_id": "mine"} if is_late else told)
+
+
+@pytest.mark.parametrize(
+    ("of", "goes_back", "is_over"),
+    [((NOWHERE_NOW, NOWHERE_NOW), True, True), ((NOWHERE_NOW, SILENT), True, False), ((NOWHERE_NOW,), False, False)],
+)
+def test_a_roll_back_is_over_once_nobody_has_the_files(of, goes_back, is_over):
+    """W8: as long as one replica may have them it is late; and what is new may come to its source yet."""
+    error = not_served(PUBLISHED, rollout(*of), goes_back=goes_back)
+    assert error is not None
+    assert (error.reason == Reason.ROLLOUT_FAILED, NOWHERE in error.message) == (is_over, is_over)
 
 
 def test_what_is_not_served_is_an_error_and_not_waited_for(registry, admin):

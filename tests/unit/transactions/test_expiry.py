@@ -117,6 +117,7 @@ def test_where_a_ttl_begins_is_none_of_a_generations_and_needs_a_ttl(author: Aut
     author.change(put(ttl_seconds=TTL))
     author.change(put(ttl_seconds=TTL, ttl_from="use"))
     assert (record(author).generation, record(author).spec.ttl_from) == (1, "use")
+    check_supported(spec("v1", ttl_seconds=TTL, ttl_from="use"), field="spec")
     for more in ({"ttl_seconds": None}, {"ttl_seconds": TTL, "load": "lazy"}):
         with pytest.raises(InvalidArgument) as told:
             check_supported(spec("v1", ttl_from="use", **more), field="spec")
