@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -100,6 +101,15 @@ class StagingSlots:
     def end(self, turn: Turn) -> None:
         """The work is done, or failed."""
         self.working.remove(turn)
+
+    def withdraw(self, refs: AbstractSet[ArtifactRef]) -> list[Turn]:
+        """Takes out the stagings of these refs; returns those that were at work."""
+        stopped = [turn for turn in self.working if turn.stage.ref in refs]
+        self.working = [turn for turn in self.working if turn.stage.ref not in refs]
+        self._slow = [turn for turn in self._slow if turn.stage.ref not in refs]
+        left = {group: deque(one for one in queue if one.stage.ref not in refs) for group, queue in self._fresh.items()}
+        self._fresh = {group: queue for group, queue in left.items() if queue}
+        return stopped
 
     def rearrange(self, now: float) -> Rearrangement:
         """Says what changes now; it is taken as done."""
@@ -198,14 +208,25 @@ class Staging:
         self._working: dict[Turn, asyncio.Task[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._on_success = on_success
-        self.in_progress: set[ArtifactRef] = set()
+        self.in_progress: dict[ArtifactRef, Stage] = {}
 
     def start(self, stages: Iterable[Stage]) -> None:
         """Starts what is not in progress yet."""
         for stage in stages:
             if stage.ref not in self.in_progress:
-                self.in_progress.add(stage.ref)
+                self.in_progress[stage.ref] = stage
                 self._slots.admit(Turn(stage, _now()))
+        self._rearrange()
+
+    def stop(self, refs: AbstractSet[ArtifactRef]) -> None:
+        """Ends what nobody wants any more, and gives its slots to others; of such an end nobody hears."""
+        if not (unwanted := refs & self.in_progress.keys()):
+            return
+        for ref in unwanted:
+            del self.in_progress[ref]
+        for turn in self._slots.withdraw(unwanted):
+            self._working.pop(turn).cancel()
+            _log.info("staging_stopped", name=turn.stage.name, origin=turn.origin, request_id=turn.stage.request_id)
         self._rearrange()
 
     def _rearrange(self) -> None:
@@ -260,7 +281,7 @@ class Staging:
         seconds, stage = _now() - turn.entered, turn.stage
         STAGE_SECONDS.observe(seconds)
         tracing.record("staged", stage.request_id, {"adapter": stage.name}, seconds=seconds, failed=failed)
-        self.in_progress.discard(turn.stage.ref)
+        del self.in_progress[turn.stage.ref]
         self._rearrange()
         self._on_end()
 

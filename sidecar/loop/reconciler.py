@@ -212,6 +212,7 @@ class Reconciler:
         incarnation = inputs.observed.facts.incarnation
         self._note(made)
         self._memory.propagation.follow(plan, inputs.desired.adapters, self._clock.wall())
+        workers.staging.stop(plan.chosen.unwanted)
         workers.staging.start(plan.stage)
         if isinstance(self._engine, ProvesAnswers):
             await self._engine.tell_versions(plan.chosen.versions)
@@ -306,7 +307,7 @@ class Reconciler:
         memory.backlog.look(observed, desired, now)
         known = PlanContext(
             staged=self._store.seen,
-            staging=workers.staging.in_progress,
+            staging=workers.staging.in_progress.keys(),
             failures=memory.retries.failures,
             unsettled=memory.retries.unsettled,
             in_progress=workers.executor.in_progress,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import chain
 
 from registry.model.names import PROOF_PREFIX, name_key
 from registry.model.records import EngineNames, PoolSpec
@@ -109,8 +110,11 @@ def _looked_up(desired: DesiredState, chosen: Selection, known: PlanContext) -> 
     adapters = (*(one for one in handing if one is not None), *earlier, *chosen.kept, *chosen.wanted)
     pairs = ((one, staged[one.ref]) for one in adapters if one.ref in staged)
     versions = {(engine_name(one, names), files.path): version_of(one, files) for one, files in pairs}
-    unseen = refs - staged.keys() - known.staging
-    return replace(chosen, good=good, staged=staged, unseen=unseen, versions=versions)
+    unseen, unwanted = refs - staged.keys() - known.staging, known.staging - refs
+    if unwanted:
+        waiting = (desired.adapters[key] for _, key in chain(chosen.over, chosen.undecided))
+        unwanted -= {ref for one in waiting for _, ref in one.versions}
+    return replace(chosen, good=good, staged=staged, unseen=unseen, unwanted=unwanted, versions=versions)
 
 
 def _leaving(desired: DesiredState, share: Share, names: Iterable[str]) -> Iterator[Handoff]:

@@ -208,8 +208,8 @@ class Selection:
         room: for how many lazy adapters there is room beside the eager ones.
         lazy: those.
         good: by name key, what may be served instead of what it is to hold or hands over, the best first.
-        staged: what is in the store of all these, by ref.
-        unseen: refs of the others, which nobody is bringing in.
+        staged: what is in the store of all these, by ref; `unseen`: refs of the others, which nobody is bringing in.
+        unwanted: refs that are brought in, and are none of these.
         versions: what a plan made of this may load, with what proves it in an answer.
     """
 
@@ -224,6 +224,7 @@ class Selection:
     good: Mapping[str, tuple[DesiredAdapter, ...]] = field(default_factory=dict)
     staged: Mapping[ArtifactRef, Staged] = field(default_factory=dict)
     unseen: AbstractSet[ArtifactRef] = frozenset()
+    unwanted: AbstractSet[ArtifactRef] = frozenset()
     versions: Mapping[Use, str] = field(default_factory=dict)
 
     @property
@@ -250,8 +251,7 @@ class Plan:
         kept: what the engine answers to although it is not as desired, with the generation; 0: that is not known.
         beside: earlier generations that it answers to as desired.
         removing: how many names the engine has, or may get yet, that nothing desires here.
-        among: the live replicas that this replica's share was found among.
-        is_out: it is none of them, since it leaves.
+        among: the live replicas that this replica's share was found among; `is_out`: it leaves, and is none of them.
         refusals: of what it is to hold, what the engine refused.
         is_awaiting: calls of earlier plans have not ended yet.
         paused: why no call may be made to the engine now; empty: it may.

@@ -25,7 +25,7 @@ from sidecar.engines.driver import EngineError
 from sidecar.engines.observed import Use
 from sidecar.ownership import Ownership
 from sidecar.plan.backoff import Failure, after_staging
-from sidecar.plan.names import SEPARATOR, version_of
+from sidecar.plan.names import SEPARATOR, key_of, version_of
 from sidecar.resolver.demand import Answered, ResidentSet
 from sidecar.resolver.policy import Fetch, Reject, Serve, ServingLimits, decide, find
 from sidecar.vllm_plugin.protocol import Answer, NoReason, Resolved, Unresolved
@@ -34,6 +34,8 @@ _log = structlog.get_logger()
 ANSWER_SECONDS = 25.0
 # What may have changed while a question waits is looked at this often.
 LOOK_SECONDS = 0.25
+# So long something may be fetched that nobody wants any more.
+UNWANTED_SECONDS = 5.0
 MAX_WAITING = 128
 CROWDED = (
     "there is room for fewer lazy adapters than have requests at once: raise the engine's --max-cpu-loras, or start "
@@ -108,7 +110,18 @@ class Resolver:
         """Brings in what is asked for, until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._staging = Staging(self._means.store, tasks, on_failure=self._staging_failed, on_end=self._staged)
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(UNWANTED_SECONDS)
+                unwanted = {ref for ref, stage in self._staging.in_progress.items() if not self._is_wanted(stage)}
+                self._staging.stop(unwanted)
+
+    def _is_wanted(self, stage: Stage) -> bool:
+        """True unless its adapter is gone, or is another version now."""
+        desired, key = self._means.mailbox.snapshot.desired, key_of(stage.name)
+        if desired is None or key not in desired.lazy:
+            return desired is None
+        adapter = self._demand.catalogue.whole(desired, key)
+        return adapter is None or stage.ref in {adapter.ref, *(one.ref for one in adapter.fallbacks)}
 
     async def ask(self, name: str) -> Answer:
         """Answers a question about a name within `answer_seconds`."""

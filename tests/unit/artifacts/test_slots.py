@@ -109,6 +109,30 @@ def test_what_takes_long_is_not_begun_anew_while_nobody_else_waits():
     assert max(store.done.values()) == 5 * 30 + QUICK_SECONDS
 
 
+def test_what_nobody_wants_any_more_ends_at_once_and_its_slots_go_to_others():
+    """Critique 29: at work, put back, or not begun; nobody hears of it, and it may be wanted again."""
+    told: list[object] = []
+    unwanted = slow(QUICK_SLOTS + LONG_SLOTS + 4, tenant="gone")
+    good = stage("https://good.example/1", "good/a")
+
+    async def script(staging: Staging, store: TimedStore) -> None:
+        staging.start(unwanted)
+        await asyncio.sleep(LONG_SECONDS)
+        staging.stop(frozenset())
+        assert len(store.at_once) == QUICK_SLOTS + LONG_SLOTS
+        staging.start([good])
+        staging.stop({one.ref for one in unwanted})
+        assert staging.in_progress.keys() == {good.ref}
+        await asyncio.sleep(1.5)
+        assert (store.at_once, list(store.done), staging.in_progress) == ([], [good.ref.uri], {})
+        staging.start(unwanted[:1])
+        await asyncio.sleep(1.0)
+        assert store.at_once == [unwanted[0].ref.uri]
+
+    play(script, on_failure=lambda *each: told.append(each), on_success=told.append)
+    assert told == [good, unwanted[0]]
+
+
 def test_who_has_both_an_origin_and_a_tenant_among_the_slow_ones_takes_no_slot_of_theirs():
     """R19: of either it is enough that it is another, also where they are those of two of the slow ones."""
     slots = StagingSlots()
@@ -168,7 +192,7 @@ def test_each_end_of_a_staging_is_told_once_with_its_time_and_makes_room():
         await asyncio.sleep(100)
         for one in (fine, fine, bad, broken):
             staging.start([one])
-        assert staging.in_progress == {fine.ref, bad.ref, broken.ref}
+        assert staging.in_progress.keys() == {fine.ref, bad.ref, broken.ref}
 
     before = STAGE_SECONDS._sum.get()
     play(

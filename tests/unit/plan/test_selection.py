@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from registry.model.names import PROOF_PREFIX
+from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.assignment import Share
 from sidecar.desired.informer import DesiredState
 from sidecar.plan.backoff import Failure
@@ -37,6 +38,16 @@ def chosen_of(
 ) -> Selection:
     engine = observed(max_cpu_loras=of_engine) if of_engine else observed()
     return select(state, pool(names=names, max_adapters=room), engine, known(state), now=0.0)
+
+
+def test_what_is_brought_in_is_unwanted_once_nothing_here_is_or_may_be_made_of_it():
+    """Critique 29: deleted or replaced; what waits for room or for a place, and what may be served instead, is not."""
+    state = wants({"a": "v2", "b": "v1", "c": "v1"})
+    gone, wanted = ArtifactRef("file:///gone", None), {adapter.ref for adapter in state.adapters.values()}
+    elsewhere = replace(share(state), order=share(state).order[:1], undecided=share(state).order[1:])
+    for room, found in ((None, None), (1, None), (None, elsewhere)):
+        context = replace(known(state, staging=frozenset({gone, *wanted})), share=found)
+        assert select(state, pool(max_adapters=room), observed(), context, now=0.0).unwanted == {gone}
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 
 from registry.runtime.clock import Clock
 from registry.sources.base import ArtifactError
-from sidecar.artifacts.types import ArtifactRef, Staged
-from sidecar.resolver.resolver import CROWDED
+from sidecar.artifacts.types import ArtifactRef, Stage, Staged
+from sidecar.resolver.resolver import CROWDED, UNWANTED_SECONDS
 from sidecar.vllm_plugin.protocol import Answer, Unresolved
 from tests.simulation.loop import virtual
+from tests.support.records import deletion, put
 from tests.support.waiting import eventually
 from tests.support.worlds import observed, path_of, pool, review
 from tests.unit.resolver.test_resolver import Scene, told
@@ -55,6 +56,22 @@ async def test_nobody_waits_longer_than_25_seconds():
         hold(scene, "of-a")
         assert await timed(scene.resolver.ask("a")) == (Unresolved("staging"), 25.0)
         assert scene.demand.troubles.of("a") is None
+
+
+@virtual
+@pytest.mark.parametrize("change", [deletion("a", 20), put("a", 20, source="other", load="lazy"), put("a", 20)])
+async def test_what_is_brought_in_goes_on_while_its_adapter_is_so_and_ends_soon_after(change):
+    """Critique 29; docs/lazy.md: whoever asked may have gone, and asks again."""
+    async with Scene().open() as scene:
+        hold(scene, "of-a", "of-b")
+        await asyncio.gather(scene.resolver.ask("a"), scene.resolver.ask("b"))
+        await asyncio.sleep(60.0)
+        assert scene.resolver._staging.in_progress.keys() == {scene.ref("a"), scene.ref("b")}
+        kept = {scene.ref("b")}
+        scene.informer.apply(20, [change])
+        scene.post()
+        await asyncio.sleep(UNWANTED_SECONDS)
+        assert scene.resolver._staging.in_progress.keys() == kept
 
 
 @virtual
@@ -140,7 +157,8 @@ async def test_64_are_brought_in_at_once_and_who_asks_for_one_of_them_waits_for_
     hold(scene, "of-a")
     staging = scene.resolver._staging
     assert staging is not None
-    staging.in_progress |= {ArtifactRef(f"file:///others/{number}", None) for number in range(63)}
+    others = (Stage("other", ArtifactRef(f"file:///others/{number}", None), "") for number in range(63))
+    staging.in_progress |= {one.ref: one for one in others}
     first = asyncio.create_task(scene.resolver.ask("a"))
     await eventually(lambda: scene.demand.is_asked("a"))
     assert await scene.resolver.ask("b") == Unresolved("staging")
