@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from registry.lora.digest import FILES, OTHER_FILES, instead_of_weights
@@ -212,11 +212,16 @@ class GatheredFiles:
         return True
 
 
-def gather_from(chunks: Iterator[bytes], files: GatheredFiles, receive: Receive, *, is_gzipped: bool) -> None:
-    """Hands over those files of an adapter that are in an archive, which is read to its end. Raises as above."""
+def gather_from(
+    chunks: Iterator[bytes], files: GatheredFiles, receive: Receive, *, is_gzipped: bool, below: Sequence[str] = ()
+) -> None:
+    """Hands over those files of an adapter that are in an archive, which is read to its end. Raises as above.
+
+    `below`: see `place_of`.
+    """
     reader = ArchiveReader(_gunzip(chunks) if is_gzipped else chunks, MAX_UNPACKED_BYTES)
     while (member := next_member(reader)) is not None:
-        parent, name = place_of(member, FILES)
+        parent, name = place_of(member, FILES, below)
         if files.takes(parent, name):
             receive(name, member.size_bytes, reader.chunks(member.size_bytes))
         else:
@@ -231,9 +236,11 @@ MAX_BUNDLES = 4
 
 
 def bundle_in_archive(
-    chunks: Iterator[bytes], *, is_gzipped: bool, max_bytes: int = MAX_UNPACKED_BYTES
+    chunks: Iterator[bytes], *, is_gzipped: bool, max_bytes: int = MAX_UNPACKED_BYTES, below: Sequence[str] = ()
 ) -> bytes | None:
     """The bundle beside the files that `receive_archive` would hand over; None: there is none.
+
+    `below`: see `place_of`.
 
     Raises:
         ArtifactError: ``bad_archive``, ``source_incomplete``, ``too_large``, or what `chunks` raise.
@@ -244,7 +251,7 @@ def bundle_in_archive(
         member = next_member(reader)
         if member is None:
             break
-        parent, name = place_of(member, {*FILES, SIGNATURE_FILE})
+        parent, name = place_of(member, {*FILES, SIGNATURE_FILE}, below)
         left_bytes = member.size_bytes + -member.size_bytes % BLOCK_BYTES
         if name == SIGNATURE_FILE and parent not in bundles:
             if len(bundles) == MAX_BUNDLES:
@@ -260,12 +267,26 @@ def bundle_in_archive(
 _NAMES = frozenset({*FILES, *OTHER_FILES})
 
 
-def place_of(member: ArchiveMember, names: Collection[str] = _NAMES) -> tuple[str, str]:
-    """The directory and the name of a member that may be ours; both empty for what lies deeper."""
-    parts = [part for part in member.name.split("/") if part not in {"", "."}]
-    if member.name.startswith("/") or ".." in parts:
+def parts_of(path: str) -> list[str]:
+    """The names of which a path consists."""
+    return [part for part in path.split("/") if part not in {"", "."}]
+
+
+def leads_out(path: str) -> bool:
+    """True for a path that begins at the root, or goes up."""
+    return path.startswith("/") or ".." in path.split("/")
+
+
+def place_of(member: ArchiveMember, names: Collection[str] = _NAMES, below: Sequence[str] = ()) -> tuple[str, str]:
+    """The directory and the name of a member that may be ours; both empty for what lies deeper.
+
+    `below`: names of the folder that was packed, if the archive's members have its path before their own.
+    """
+    parts = parts_of(member.name)
+    if leads_out(member.name):
         raise bad_archive(f"it has the member {member.name[:200]!r}, whose name leads out of it")
-    if not 1 <= len(parts) <= 2 or parts[-1] not in names:
+    deep = len(parts) - (len(below) if parts[: len(below)] == [*below] and len(parts) > len(below) else 0)
+    if not 1 <= deep <= 2 or parts[-1] not in names:
         return "", ""
     if not member.is_file:
         raise bad_archive(f"its member {member.name[:200]!r} is not a regular file")

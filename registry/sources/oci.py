@@ -21,11 +21,11 @@ from registry.model.source_uri import SourcePrefix, SourceUri, is_movable
 from registry.model.stored import first_error, read_json
 from registry.sources.archive import (
     MAX_UNPACKED_BYTES,
-    ArchiveMember,
     GatheredFiles,
     bundle_in_archive,
     gather_from,
-    place_of,
+    leads_out,
+    parts_of,
 )
 from registry.sources.base import ArtifactError, Receive, Source, Stop, beginning
 from registry.sources.connections import SourceRequests
@@ -43,9 +43,12 @@ _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.doc
 _ACCEPT = (("Accept", ", ".join(_MANIFESTS)),)
 _MODEL = ("application/vnd.cncf.model.", "application/vnd.cnai.model.")
 _TAR, _TAR_GZIP = (".tar",), (".tar+gzip", ".tar.gzip")
+# What oras gives to each file, whatever is in it; its name then tells more.
+_TYPE_OF_ORAS = "application/vnd.oci.image.layer.v1.tar"
+_GZIPPED_NAMES = (".tar.gz", ".tgz")
 _PATHS = ("org.cncf.model.filepath", "org.cnai.model.filepath", "org.opencontainers.image.title")
 _IS_FOLDER = "io.deis.oras.content.unpack"
-_LayerForm = Literal["file", "tar", "tar+gzip", "foreign"]
+_LayerForm = Literal["file", "tar", "tar+gzip", "another file", "foreign"]
 
 
 # What a registry says of what it has not; a 404 without is that of whatever stands before it.
@@ -69,15 +72,33 @@ class OciLayer(BaseModel):
         return next((said[name] for name in _PATHS if said.get(name)), "")
 
     @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def folder(self) -> str:
+        """The folder of its path; empty: it lies at the top."""
+        return "/".join(parts_of(self.path)[:-1])
+
+    @property
     def form(self) -> _LayerForm:
-        """Form of its bytes. A file that oras pushes has the type of an archive, unless one was given, and a title."""
-        is_ours = self.path.rpartition("/")[2] in {*FILES, SIGNATURE_FILE}
-        is_packed = (self.annotations or {}).get(_IS_FOLDER) == "true" or self.media_type.startswith(_MODEL)
-        if is_ours and (not is_packed or self.media_type.endswith(".raw")):
+        """Form of its bytes. oras gives files the type of an archive unless it is told another, and packs folders."""
+        if (self.annotations or {}).get(_IS_FOLDER) == "true":
+            return "tar+gzip"
+        is_model = self.media_type.startswith(_MODEL)
+        if self.name in {*FILES, SIGNATURE_FILE} and (not is_model or self.media_type.endswith(".raw")):
             return "file"
+        if self.name and self.media_type == _TYPE_OF_ORAS and not self.name.endswith(_TAR):
+            return "tar+gzip" if self.name.endswith(_GZIPPED_NAMES) else "another file"
         if self.media_type.endswith(_TAR):
             return "tar"
         return "tar+gzip" if self.media_type.endswith(_TAR_GZIP) else "foreign"
+
+    @property
+    def is_packed(self) -> bool:
+        """True if it is an archive that is read."""
+        return self.form in {"tar", "tar+gzip"}
 
 
 class OciManifest(BaseModel):
@@ -122,9 +143,10 @@ class RegistrySource(Source):
         """See `Source.signature`. Archives are read as far as it takes."""
         with self._getter(stop) as getter:
             _, layers = self._manifest(getter, stop)
-            own = [layer for layer in layers if layer.form == "file" and layer.path == SIGNATURE_FILE]
-            packed = [layer for layer in layers if layer.form in {"tar", "tar+gzip"}]
-            for layer in own or packed:
+            files = [layer for layer in layers if layer.form == "file"]
+            folder = next((layer.folder for layer in files if layer.name in FILES), "")
+            own = [layer for layer in files if layer.name == SIGNATURE_FILE and layer.folder == folder]
+            for layer in own or [layer for layer in layers if layer.is_packed]:
                 found = retries_from_start(stop)(self._bundle_in, getter, layer, stop)
                 if found is not None:
                     return found
@@ -201,20 +223,28 @@ class RegistrySource(Source):
         return layers
 
     def _receive_all(self, getter: Getter, layers: Sequence[OciLayer], receive: Receive, stop: Stop) -> None:
-        read = [layer for layer in layers if layer.form != "foreign"]
+        read = [layer for layer in layers if layer.is_packed or layer.form == "file"]
         if sum(layer.size for layer in read) > MAX_UNPACKED_BYTES:
             raise ArtifactError("too_large", f"{self._told} has layers of more than {MAX_UNPACKED_BYTES} bytes")
         files = GatheredFiles()
         for layer in read:
-            if layer.form != "file":
-                content = self._content(getter, layer, stop)
-                gather_from(content, files, receive, is_gzipped=layer.form == "tar+gzip")
-            elif files.takes(*(place := place_of(ArchiveMember(layer.path, layer.size, is_file=True), FILES))):
-                receive(place[1], layer.size, self._content(getter, layer, stop))
+            if layer.is_packed:
+                content, below = self._content(getter, layer, stop), parts_of(layer.path)
+                gather_from(content, files, receive, is_gzipped=layer.form == "tar+gzip", below=below)
+            elif files.takes(self._folder(layer), layer.name):
+                receive(layer.name, layer.size, self._content(getter, layer, stop))
         if files.missing:
             others = sorted({layer.media_type for layer in layers if layer.form == "foreign"})
             unread = f"; layers of these types are not read: {', '.join(others[:3])}" if others else ""
-            raise self._no_adapter(f"has no layer with {min(files.missing)}{unread}")
+            remedy = "push the two files or their folder"
+            raise self._no_adapter(f"has no layer with {min(files.missing)}; {remedy}{unread}")
+
+    def _folder(self, layer: OciLayer) -> str:
+        """The folder of a file, which is a word alone: nothing is written there."""
+        if leads_out(layer.path):
+            found = f"names the file {layer.path[:200]!r}, which leads out of it; push it from its own folder"
+            raise ArtifactError("bad_archive", f"{self._told} {found}")
+        return layer.folder
 
     def _content(self, getter: Getter, layer: OciLayer, stop: Stop) -> Iterator[bytes]:
         """The bytes of a layer.
@@ -236,7 +266,7 @@ class RegistrySource(Source):
         content = self._content(getter, layer, stop)
         if layer.form == "file":
             return beginning(content)
-        return bundle_in_archive(content, is_gzipped=layer.form == "tar+gzip")
+        return bundle_in_archive(content, is_gzipped=layer.form == "tar+gzip", below=parts_of(layer.path))
 
     def _other_bytes(self, meant: str, found: str) -> ArtifactError:
         message = f"the registry of {self._told} sends {found} for {meant}; push it anew. It is tried again"

@@ -84,6 +84,12 @@ def raw(name: str, media_type: str, key: str) -> PushedLayer:
     return PushedLayer(media_type, FILES[name.rpartition("/")[2]], {key: name})
 
 
+def folder(pushed: str, place: str, media_type: str) -> PushedLayer:
+    """A folder as oras pushes it, with the files at a place, which the archive has from where oras ran."""
+    content = packed({f"{place}/{name}": FILES[name] for name in FILES}, is_gzipped=True)
+    return PushedLayer(media_type, content, {TITLE: pushed, IS_FOLDER: "true"})
+
+
 ORAS = [raw(CONFIG, IMAGE_TAR, TITLE), raw(WEIGHTS, IMAGE_TAR, TITLE)]
 README = PushedLayer("application/vnd.cncf.model.doc.v1.raw", b"# It", {FILE_PATH: "README.md"})
 FORMS: dict[str, Sequence[PushedLayer]] = {
@@ -106,8 +112,26 @@ FORMS: dict[str, Sequence[PushedLayer]] = {
         raw(CONFIG, "application/json", TITLE),
         raw(WEIGHTS, "application/x.safetensors", TITLE),
     ],
-    "oras, a folder": [
-        PushedLayer(IMAGE_TAR_GZIP, packed(FILES, is_gzipped=True), {TITLE: "adapter", IS_FOLDER: "true"}),
+    "oras, files beside others, which have the type of an archive too": [
+        PushedLayer(IMAGE_TAR, b"# It", {TITLE: "README.md"}),
+        *ORAS,
+        PushedLayer(IMAGE_TAR, b"", {TITLE: "empty"}),
+    ],
+    "oras, files by the path at which they lie": [
+        raw(f"out/run/last/{CONFIG}", IMAGE_TAR, TITLE),
+        raw(f"out/run/last/{WEIGHTS}", IMAGE_TAR, TITLE),
+    ],
+    "oras, an archive of the type of an archive": [PushedLayer(IMAGE_TAR, packed(FILES), {TITLE: "out/a.tar"})],
+    "oras, an archive of that type that is packed": [
+        PushedLayer(IMAGE_TAR, packed(FILES, is_gzipped=True), {TITLE: "a.tar.gz"})
+    ],
+    "oras, a folder": [folder("adapter", "adapter", IMAGE_TAR_GZIP)],
+    "oras, a folder of a type of its own": [folder("adapter", "adapter", "application/vnd.acme.lora")],
+    "oras, a folder of the type of files": [folder("adapter", "adapter", IMAGE_TAR)],
+    "oras, a folder by the path at which it lies": [folder("out/run/last", "out/run/last", IMAGE_TAR_GZIP)],
+    "oras, a folder with the folder of the adapter": [folder("out/run", "out/run/last", IMAGE_TAR_GZIP)],
+    "ModelPack, a folder with the folder of the adapter": [
+        PushedLayer(MODEL_TAR, packed({f"run/last/{name}": FILES[name] for name in FILES}), {FILE_PATH: "run"})
     ],
 }
 
@@ -154,9 +178,29 @@ def wrong_layers() -> dict[str, tuple[Sequence[PushedLayer], str, str]]:
             [PushedLayer("application/vnd.foreign.thing", b"x"), PushedLayer(f"{MODEL_TAR}+zstd", b"y")],
             *("not_an_adapter", "are not read: application/vnd.cncf.model.weight.v1.tar+zstd, application/vnd.foreign"),
         ),
+        "what oras pushes, without the adapter": (
+            [PushedLayer(IMAGE_TAR, b"# It", {TITLE: "README.md"})],
+            *("not_an_adapter", f"has no layer with {CONFIG}; push the two files or their folder"),
+        ),
+        "a folder that holds more than the adapter's": (
+            [folder("out", "out/run/last", IMAGE_TAR_GZIP)],
+            *("not_an_adapter", f"has no layer with {CONFIG}"),
+        ),
+        "files of several folders": (
+            [raw(f"a/run/{CONFIG}", IMAGE_TAR, TITLE), raw(f"b/run/{WEIGHTS}", IMAGE_TAR, TITLE)],
+            *("not_an_adapter", f"has no layer with {WEIGHTS}"),
+        ),
         "no weights": ([config], "not_an_adapter", f"has no layer with {WEIGHTS}"),
         "a path that leads out": (
             [PushedLayer(MODEL_RAW, b"x", {FILE_PATH: f"../{CONFIG}"})],
+            *("bad_archive", f"names the file '../{CONFIG}', which leads out of it; push it from its own folder"),
+        ),
+        "a path from the root": (
+            [PushedLayer(IMAGE_TAR, b"x", {TITLE: f"/home/me/{CONFIG}"})],
+            *("bad_archive", f"names the file '/home/me/{CONFIG}', which leads out of it; push it from its own folder"),
+        ),
+        "a folder that leads out": (
+            [folder("../sql", "../sql", IMAGE_TAR_GZIP)],
             *("bad_archive", "leads out of it"),
         ),
         "an archive that is none": ([PushedLayer(IMAGE_TAR, b"x" * 2048)], "bad_archive", "no tar archive"),
@@ -400,6 +444,22 @@ def test_a_bundle_is_read_beside_the_files(web, there, form):
     there.push("acme/sql", "v2", [*ORAS, PushedLayer("application/json", b"{}", {TITLE: "model.sig"})])
     there.push("acme/sql", "v3", more)
     assert [source(web, there, tag).signature(Stop()) for tag in (":v2", ":v3")] == [b"{}", b"{}"]
+
+
+def test_a_bundle_lies_in_the_folder_of_the_files(web, there):
+    """Wherever that was when it was pushed; another folder's is not theirs."""
+    files = [raw(f"out/run/{name}", IMAGE_TAR, TITLE) for name in FILES]
+    its, others = (
+        PushedLayer(IMAGE_TAR, text, {TITLE: f"out/{name}/model.sig"}) for name, text in (("run", b"its"), ("x", b"no"))
+    )
+    there.push("acme/sql", "v1", [others, *files, its])
+    there.push("acme/sql", "v2", [others, *files])
+    packed_run = packed(
+        {f"out/run/{name}": FILES[name] for name in FILES} | {"out/run/model.sig": b"its"}, is_gzipped=True
+    )
+    there.push("acme/sql", "v3", [PushedLayer("application/x", packed_run, {TITLE: "out/run", IS_FOLDER: "true"})])
+    found = [source(web, there, tag).signature(Stop()) for tag in (":v1", ":v2", ":v3")]
+    assert found == [b"its", None, b"its"]
 
 
 @pytest.mark.parametrize(
