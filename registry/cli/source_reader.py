@@ -45,7 +45,7 @@ MAX_WEIGHTS_BYTES = 16 << 30
 FETCH_SECONDS = 600.0
 _AT_ONCE = 4
 # What a source sends is the same for everybody; whether it sends anything is not.
-_SAME_FOR_ALL = {"bad_archive", "other_format", "weights_not_safetensors"}
+_SAME_FOR_ALL = {"bad_archive", "not_an_adapter", "other_format", "weights_not_safetensors"}
 
 
 class Arrival:
