@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 
+from registry.cli import source_reader
+from registry.cli.local_adapters import base_here, base_message
+from registry.cli.main import run
 from registry.etcd3.options import TlsFiles
 from registry.sources.allowed import RemoteOptions
 from registry.sources.base import ArtifactError, SourceLimits
 from registry.sources.credentials import Credentials
 from registry.sources.credentials_file import read_credentials
+from registry.v1 import registry_pb2 as pb
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef
+from tests.corpus.drafts import LLAMA
 from tests.support.adapters import adapter_config, adapter_weights
+from tests.support.fake_admin import FakeAdmin, applied, connected
 from tests.support.tls import Authority
 from tests.support.web import Site, serving
 
@@ -97,3 +103,46 @@ def content(path: str) -> tuple[bytes, bytes]:
     folder = Path(path)
     assert len(list(folder.iterdir())) == 2
     return (folder / "adapter_config.json").read_bytes(), (folder / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    """A base model that the adapters of LLAMA fit."""
+    return LLAMA.write_base(tmp_path / "base")
+
+
+@pytest.fixture
+def patient_desk(monkeypatch) -> None:
+    """A command line that waits for sources on any machine."""
+    monkeypatch.setattr(source_reader, "_LIMITS", PATIENT)
+
+
+@pytest.fixture
+def sent_uris() -> list[str]:
+    """The URIs of sources that `apply` sent."""
+    return []
+
+
+@pytest.fixture
+def apply(base, capsys, tmp_path, sent_uris, patient_desk):
+    """Applies one adapter; gives the exit code, the digest that was sent, and standard error."""
+    admin = FakeAdmin()
+    pool = pb.Pool(name="dev", base_models=["tiny"], base=base_message(base_here(base)))
+    admin.answers |= {"ApplyAdapters": [applied], "GetPool": [pool]}
+
+    def call(uri: str, *more: str) -> tuple[int, str | None, str]:
+        document = {
+            "apiVersion": "loraplane/v1",
+            "kind": "Adapter",
+            "metadata": {"name": "sql", "pool": "dev"},
+            "spec": {"source": {"uri": uri}},
+        }
+        (tmp_path / "m.yaml").write_text(json.dumps(document))
+        with connected(admin) as address:
+            code = run(["--admin", address, "apply", "-f", str(tmp_path / "m.yaml"), *more])
+        sources = [change.upsert.spec.source for one in admin.asked("ApplyAdapters") for change in one.changes]
+        if sources:
+            sent_uris.append(sources[-1].uri)
+        return int(code), sources[-1].digest if sources else None, capsys.readouterr().err
+
+    return call

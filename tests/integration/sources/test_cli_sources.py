@@ -5,20 +5,14 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from pathlib import Path
 
 import pytest
 
-from registry.cli import source_reader
-from registry.cli.local_adapters import base_here, base_message
 from registry.cli.main import run
 from registry.lora.digest import CONFIG_FILE, FILES, WEIGHTS_FILE
 from registry.lora.directory import digest_of
-from registry.v1 import registry_pb2 as pb
 from tests.corpus.drafts import LLAMA, Draft
-from tests.integration.sources.conftest import PATIENT
 from tests.support.container_registry import IMAGE_TAR_GZIP, ContainerRegistry, PushedLayer
-from tests.support.fake_admin import FakeAdmin, applied, connected
 from tests.support.web import Exchange, Site, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -26,14 +20,9 @@ FOLDER = f"/acme/sql/resolve/{COMMIT}/v7/"
 URI = f"hf://acme/sql/v7@{COMMIT}"
 
 
-@pytest.fixture
-def base(tmp_path) -> Path:
-    return LLAMA.write_base(tmp_path / "base")
-
-
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch) -> None:
-    monkeypatch.setattr(source_reader, "_LIMITS", PATIENT)
+def _patient(patient_desk) -> None:
+    """Keeps nobody waiting."""
 
 
 def wrong() -> Draft:
@@ -171,37 +160,6 @@ def test_a_credential_of_the_desk_is_sent(told, web, token):
     assert {headers.get("Authorization") for _, headers in web.seen} == {"Bearer tokenCANARY"}
     code, error = told("digest", url, *token, "--credential", "other")
     assert (code, "unknown_credential" in str(error)) == (4, True)
-
-
-@pytest.fixture
-def sent_uris() -> list[str]:
-    """The URIs of sources that `apply` sent."""
-    return []
-
-
-@pytest.fixture
-def apply(base, capsys, tmp_path, sent_uris):
-    """Applies one adapter; gives the exit code, the digest that was sent, and standard error."""
-    admin = FakeAdmin()
-    pool = pb.Pool(name="dev", base_models=["tiny"], base=base_message(base_here(base)))
-    admin.answers |= {"ApplyAdapters": [applied], "GetPool": [pool]}
-
-    def call(uri: str, *more: str) -> tuple[int, str | None, str]:
-        document = {
-            "apiVersion": "loraplane/v1",
-            "kind": "Adapter",
-            "metadata": {"name": "sql", "pool": "dev"},
-            "spec": {"source": {"uri": uri}},
-        }
-        (tmp_path / "m.yaml").write_text(json.dumps(document))
-        with connected(admin) as address:
-            code = run(["--admin", address, "apply", "-f", str(tmp_path / "m.yaml"), *more])
-        sources = [change.upsert.spec.source for one in admin.asked("ApplyAdapters") for change in one.changes]
-        if sources:
-            sent_uris.append(sources[-1].uri)
-        return int(code), sources[-1].digest if sources else None, capsys.readouterr().err
-
-    return call
 
 
 def test_a_tag_is_sent_as_the_digest_that_it_has_now(apply, sent_uris):

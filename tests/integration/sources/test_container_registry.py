@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from sidecar.artifacts.store import LocalStore
@@ -28,7 +22,7 @@ from tests.support.container_registry import (
     packed,
     push_over_http,
 )
-from tests.support.waiting import eventually
+from tests.support.docker_registry import by_password, docker_registry
 from tests.support.web import serving
 
 MODELPACK = [
@@ -60,42 +54,11 @@ async def test_an_artifact_is_staged_by_its_tag_and_by_its_digest(open_store, lo
         assert len([path for path in registry.paths if "/blobs/" in path]) == 2 * len(MODELPACK)
 
 
-HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuuDlwEjrjuS6qq82iEFt8xl3YVCDVVwd2\n"  # cheap to check
-CONFIGURATION = """
-version: 0.1
-log: {{level: error}}
-storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
-http: {{addr: 127.0.0.1:{port}}}
-auth: {{htpasswd: {{realm: it, path: {folder}/htpasswd}}}}
-"""
-
-
 @pytest.fixture
 def real(tmp_path) -> Iterator[str]:
     """HOST:PORT of a registry as Debian has it."""
-    program = os.environ.get("DOCKER_REGISTRY") or shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("DOCKER_REGISTRY names no docker-registry, as .ci/run unpacks it from Debian's package")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (tmp_path / "htpasswd").write_text(HTPASSWD)
-    (tmp_path / "config.yml").write_text(CONFIGURATION.format(folder=tmp_path, port=port))
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", f"{tmp_path}/config.yml"], stdout=log, stderr=log)
-    try:
-        asyncio.run(eventually(lambda: _answers(port, process)))
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, "it ended; see its log"
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/v2/", trust_env=False).status_code == 401
-    except httpx.HTTPError:
-        return False
+    with docker_registry(tmp_path / "registry", by_password(tmp_path)) as host:
+        yield host
 
 
 @pytest.mark.parametrize("layers", [MODELPACK, IMAGE], ids=["ModelPack", "image"])
