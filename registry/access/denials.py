@@ -30,11 +30,6 @@ MOST_PENDING = BUCKET
 MAX_CAUSES = 1000
 
 
-def most_records(seconds: float) -> int:
-    """The most records that one service writes in a time."""
-    return BUCKET + int(seconds // REFILL_SECONDS) + 1
-
-
 @dataclass(slots=True)
 class _Quieted(Generic[Told]):
     next_at: float

@@ -141,8 +141,6 @@ class SharedInformerFactory:
     """Hands out the informers of ranges.
 
     Args:
-        linger_seconds: how long a range is followed after its last reader has gone. A single key is not: each one has a
-            watch of its own, and nobody comes back to it.
         keep: runs an informer's task, and runs it again if it fails: its readers would see old values for ever.
     """
 
@@ -151,13 +149,11 @@ class SharedInformerFactory:
         client: Client,
         *,
         rng: random.Random,
-        linger_seconds: float = LINGER_SECONDS,
         keep: Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]] = _run_once,
     ) -> None:
         self._client = client
         self._rng = rng
         self._keep = keep
-        self._linger_seconds = linger_seconds
         self._running: dict[tuple[bytes, bytes], _RunningInformer] = {}
 
     @asynccontextmanager
@@ -175,7 +171,7 @@ class SharedInformerFactory:
         finally:
             informer.wakes.discard(wake)
             if not informer.wakes:
-                delay = self._linger_seconds if range_end else 0.0
+                delay = LINGER_SECONDS if range_end else 0.0
                 running.end = asyncio.get_running_loop().call_later(delay, self._end, key, range_end, running)
 
     def replay(self, key: bytes, range_end: bytes, revision: int) -> AsyncGenerator[Reflection, None]:

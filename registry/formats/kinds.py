@@ -12,7 +12,6 @@ from registry.formats.shapes import FieldMeaning, FieldRow, ImportKind, ImportSh
 
 _M = FieldMeaning
 _ENGINE = "the engine's address is a flag of the sidecar beside it: --engine"
-_POOL = "the pool takes its place: --pool"
 _KEY = "a credential's keys stand in the sidecars' file of credentials"
 _ENGINE_KEY = "the engine's own key is read by the sidecar: --engine-api-key-file"
 _PLACED = "replicas are chosen by rendezvous hashing"

@@ -21,7 +21,7 @@ from registry.model.keys import Keys
 from registry.residency.follower import FollowedRange, PoolFollower
 from registry.residency.view import PoolView
 from registry.rollout.pool import PoolSnapshot
-from registry.runtime.supervisor import Keep, keep_once
+from registry.runtime.process import Keep, keep_once
 
 _STEPS_REMEMBERED = 64
 
@@ -127,7 +127,6 @@ class ResidencyHub:
     """Hands out subscriptions.
 
     Args:
-        linger_seconds: how long a pool is followed after the last look, so that polls find it ready.
         keep: keeps the task of each pool.
     """
 
@@ -137,13 +136,11 @@ class ResidencyHub:
         keys: Keys,
         informers: SharedInformerFactory,
         *,
-        linger_seconds: float = LINGER_SECONDS,
         keep: Keep = keep_once,
     ) -> None:
         self._client = client
         self._keys = keys
         self._informers = informers
-        self._linger_seconds = linger_seconds
         self._keep = keep
         self._followed: dict[str, _FollowedPool] = {}
 
@@ -162,7 +159,7 @@ class ResidencyHub:
             followed.readers -= 1
             if not followed.readers:
                 loop = asyncio.get_running_loop()
-                followed.end = loop.call_later(self._linger_seconds, self._end, pool, followed)
+                followed.end = loop.call_later(LINGER_SECONDS, self._end, pool, followed)
 
     async def aclose(self) -> None:
         """Ends all subscriptions; their readers get an error."""

@@ -73,9 +73,8 @@ class Packs(Protocol):
 class Packing:
     """Packs an informer's records by and by: neither a boot nor a change waits for it."""
 
-    def __init__(self, informer: Packs, *, after_seconds: float = PACK_AFTER_SECONDS) -> None:
+    def __init__(self, informer: Packs) -> None:
         self._informer = informer
-        self._after_seconds = after_seconds
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -87,7 +86,7 @@ class Packing:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await asyncio.sleep(self._after_seconds)
+            await asyncio.sleep(PACK_AFTER_SECONDS)
             is_many = False
             while self._informer.pack(PACKED_AT_ONCE):
                 is_many = True

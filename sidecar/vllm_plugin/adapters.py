@@ -49,7 +49,6 @@ class Adapters:
         server: ApiServer,
         resolver: ResolverClient | None = None,
         *,
-        load_seconds: float = LOAD_SECONDS,
         sweep_seconds: float = SWEEP_SECONDS,
         hide_seconds: float = 0.0,
     ) -> None:
@@ -61,7 +60,6 @@ class Adapters:
         self._departures: dict[str, asyncio.TimerHandle] = {}
         self._departing: set[asyncio.Task[None]] = set()
         self._resolver = resolver
-        self._load_seconds = load_seconds
         self._drain = Drain(server, sweep_seconds)
         self._prover = Prover(server)
         self._coverage: dict[str, object] | None = None
@@ -328,14 +326,14 @@ class Adapters:
 
     async def _bring_in(self, candidate: EngineAdapter) -> None:
         try:
-            async with asyncio.timeout(self._load_seconds):
+            async with asyncio.timeout(LOAD_SECONDS):
                 await self._server.add(candidate)
         except Exception as error:  # noqa: BLE001 - the engine's errors have no type of their own
             # vLLM's own frames and their future hold each other, and with them the candidate, for a collector that may
             # not come for long: it would count as used meanwhile.
             clear_frames(error.__traceback__)
             if isinstance(error, TimeoutError):
-                raise DeadlinePassed(f"the engine did not load it within {self._load_seconds:g} s") from None
+                raise DeadlinePassed(f"the engine did not load it within {LOAD_SECONDS:g} s") from None
             raise EngineRefused(f"{error}") from None
 
     async def _replace(self, name: str, current: EngineAdapter | None, candidate: EngineAdapter | None) -> None:

@@ -309,12 +309,12 @@ async def serve(engine: SimulatedVllm, listener: socket.socket) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: SimulatedVllm, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+async def serving(engine: SimulatedVllm, *, port: int = 0) -> AsyncIterator[str]:
     """Serves within the body, and breaks all connections at its end; gives the base URL. Port 0: any free one."""
-    listener = listen(host, port)
+    listener = listen("127.0.0.1", port)
     task = asyncio.create_task(serve(engine, listener))
     try:
-        yield f"http://{host}:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
