@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from registry.runtime.supervisor import Supervisor
+from registry.runtime.process import Supervisor
 from sidecar.desired.assignment import Assigner
 from sidecar.desired.journal import Journal
 from sidecar.desired.mailbox import Mailbox

@@ -31,10 +31,6 @@ class ReplicaStore(ArtifactStore, LeasedStore, Protocol):
         ...
 
 
-def _unobserved(_: RoundReport) -> None:
-    """Nobody else hears of a round."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The outside of one sidecar: who it is, what it reaches, and how long it keeps what nobody uses.
@@ -50,7 +46,7 @@ class Ports:
         state: the replica's own directory, for the snapshot.
         clock: time and chance.
         answer: has the engine's questions answered until it is cancelled; None: the engine asks nobody.
-        on_round: is told of each round once all parts were.
+        on_round: is told of each round once all parts were; None: nobody else is.
         grace_seconds: see `DrainTracker`.
         idle_seconds: see `ResidentSet`.
         keep_seconds: see `LeaseCollector`.
@@ -72,7 +68,7 @@ class Ports:
     state: Path
     clock: Clock
     answer: Callable[[Resolver], Coroutine[Any, Any, None]] | None = None
-    on_round: Callable[[RoundReport], None] = _unobserved
+    on_round: Callable[[RoundReport], None] | None = None
     grace_seconds: float = GRACE_SECONDS
     idle_seconds: float = IDLE_SECONDS
     keep_seconds: float = KEEP_SECONDS

@@ -46,7 +46,7 @@ from registry.rollout.scale_controller import ScaleController
 from registry.rollout.watching import AdapterStreams
 from registry.runtime.clock import Clock
 from registry.runtime.page_guard import NAMELESS, Hosts
-from registry.runtime.supervisor import Supervisor
+from registry.runtime.process import Supervisor
 from registry.store.audits import AuditReader
 from registry.store.reader import Reader
 from registry.store.txn import USUAL_RETENTION, Retention, denial_lease

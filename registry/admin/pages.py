@@ -43,7 +43,7 @@ from registry.model.errors import (
 from registry.runtime.clock import rfc3339
 from registry.runtime.http import CERTIFICATE
 from registry.runtime.page_guard import Hosts, PageGuard, Refusals, error_body
-from registry.runtime.supervisor import Supervisor
+from registry.runtime.process import Supervisor
 
 PAGE_SECONDS = 5.0
 _STATUSES: Mapping[type[RegistryError], int] = {

@@ -150,6 +150,8 @@ class NamedToken:
         Raises:
             CliError: both are named, or the command line is none.
         """
+        if self.file is None and not self.command:
+            return None
         with as_command():
             return token_of(str(self.file or ""), self.command)
 

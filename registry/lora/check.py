@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 
 from registry.lora.base import BaseModules, model_name
 from registry.lora.config import AdapterConfig, config_findings, config_warnings, left_to_save
-from registry.lora.coverage.findings import coverage_findings, patterns_of, placed_modules, unknown_coverage
-from registry.lora.coverage.shortfall import missing_modules
+from registry.lora.coverage.findings import (
+    coverage_findings,
+    missing_modules,
+    patterns_of,
+    placed_modules,
+    unknown_coverage,
+)
 from registry.lora.coverage.table import ends_with
 from registry.lora.findings import AdapterWarning, Finding, shown
 from registry.lora.modules import (

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from registry.lora.base import BaseModules
 from registry.lora.check import AdapterVerdict, examine
 from registry.lora.config import MAX_CONFIG_BYTES, AdapterConfig, read_config
-from registry.lora.coverage.shortfall import without_effect
+from registry.lora.coverage.findings import without_effect
 from registry.lora.digest import (
     CONFIG_FILE,
     FILES,

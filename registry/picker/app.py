@@ -29,7 +29,7 @@ from registry.picker.served import PickPool
 from registry.picker.stream import Picker, PickRules
 from registry.runtime.http import CERTIFICATE, HttpServer
 from registry.runtime.page_guard import NAMELESS, Hosts, PageGuard, Refusals, RefusedFor
-from registry.runtime.supervisor import Supervisor
+from registry.runtime.process import Supervisor
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 GRACE_SECONDS = 5.0

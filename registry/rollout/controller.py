@@ -41,7 +41,7 @@ from registry.rollout.pool import PoolSnapshot
 from registry.rollout.pool_reader import PoolReader, follow_pool, read_pool
 from registry.rollout.status import Question, derive_rollout, needs_room
 from registry.runtime.clock import Deadline
-from registry.runtime.supervisor import Keep, keep_once
+from registry.runtime.process import Keep, keep_once
 from registry.store.writer import Writer
 from registry.transactions.builder import Settled
 from registry.transactions.changes import Change, HaltRollout, PromoteRollout

@@ -49,8 +49,7 @@ from registry.transactions.decode import (
     stored_adapter,
     stored_pool,
 )
-from registry.transactions.kept import check_engines
-from registry.transactions.steps import AdapterStep, put_step, remove_step
+from registry.transactions.steps import AdapterStep, check_engines, put_step, remove_step
 from registry.transactions.supported import check_supported
 from registry.transactions.tenants import Count, count_all
 

@@ -49,7 +49,7 @@ from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, Meta
 from registry.runtime import tracing
 from registry.runtime.clock import Clock
-from registry.runtime.supervisor import Keep, keep_once
+from registry.runtime.process import Keep, keep_once
 from sidecar.desired.mailbox import Snapshot
 from sidecar.desired.members import MembersWatcher
 from sidecar.desired.pool import PoolWatcher

@@ -18,7 +18,7 @@ from registry.model.status import (
     Warned,
 )
 from registry.runtime.clock import Clock, rfc3339
-from registry.runtime.supervisor import Trouble
+from registry.runtime.process import Trouble
 from sidecar.metrics import DRAINING, FILES_NOT_TAKEN, show_status
 from sidecar.plan.conditions import FILE_NOT_TAKEN
 from sidecar.plan.types import LazySituation, RoundReport, StatusInputs

@@ -7,7 +7,8 @@ pauses: its history, and the statuses of some replicas until one proves the newe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 import structlog
@@ -15,12 +16,16 @@ import structlog
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
+from registry.etcd3.ops import KeyValue
+from registry.model.errors import RegistryError
 from registry.model.keys import Keys
+from registry.model.records import RetiredRecord
+from registry.model.replica_state import Expectation, StatusReading, evaluate
 from registry.runtime.clock import Clock
 from sidecar.desired.informer import DesiredAdapter
+from sidecar.desired.last_good import GoodRecord
 from sidecar.desired.pool_cache import PoolCache
-from sidecar.plan.proven import Earlier, earlier_of, lacking
-from sidecar.plan.types import RoundReport
+from sidecar.plan.types import Plan, RoundReport
 from sidecar.report.status_reader import StatusReader
 
 _log = structlog.get_logger()
@@ -111,3 +116,51 @@ class GoodFinder:
         if adapter is not None and adapter.revision == found.adapter.revision:
             _log.info("last_good_found", name=adapter.name, generation=generation, newest=adapter.generation)
             self._cache.adopt(key, found.records[generation])
+
+
+def lacking(plan: Plan) -> tuple[DesiredAdapter, ...]:
+    """The eager adapters that fail, and of which the engine answers with nothing and nothing else is known."""
+    failing = {one.name for one in plan.failed}.difference(one.name for one in plan.kept)
+    chosen = plan.chosen.adapters if failing else ()
+    return tuple(one for one in chosen if one.name in failing and one.key not in plan.chosen.good)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The earlier generations of an adapter that may be served, by number."""
+
+    adapter: DesiredAdapter
+    records: Mapping[int, GoodRecord]
+
+    @property
+    def newest(self) -> int:
+        """The newest of them; 0: there is none."""
+        return max(self.records, default=0)
+
+    def proven_by(self, reading: StatusReading) -> int:
+        """The one that a replica proves to answer with; 0: none."""
+        adapter, pinned = self.adapter, self.adapter.ref.digest is not None
+        expected = Expectation(adapter.key, adapter.generation, adapter.revision, lazy=False, pinned=pinned)
+        kept = evaluate(reading, expected).kept
+        return kept if kept is not None and kept in self.records else 0
+
+
+def earlier_of(adapter: DesiredAdapter, history: Iterable[KeyValue]) -> Earlier:
+    """Generations in history that may replace it: of this life of its name, pinned."""
+    found = [(record, kv) for kv in history if (record := _read(kv.value)) and record.generation < adapter.generation]
+    deleted = max((record.generation for record, _ in found if record.deleted), default=0)
+    return Earlier(
+        adapter,
+        {
+            record.generation: GoodRecord(kv.value, kv.mod_revision, record.generation)
+            for record, kv in found
+            if record.generation > deleted and record.restored_by is None and record.spec.source.digest is not None
+        },
+    )
+
+
+def _read(value: bytes) -> RetiredRecord | None:
+    try:
+        return RetiredRecord.parse(value)
+    except RegistryError:
+        return None

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 
 from registry.etcd3.tls import certificate_spans
-from registry.runtime.supervisor import Supervisor
+from registry.runtime.process import Supervisor
 from sidecar.desired.pool_cache import PoolCache
 from sidecar.loop.rounds import ServedNews
 from sidecar.plan.types import RoundReport
 from sidecar.ports import Ports
 from sidecar.report.activity import ReplicaActivity
+from sidecar.report.announcement import DeclineTeller
 from sidecar.report.cache import StatusCache
-from sidecar.report.declines import DeclineTeller
 from sidecar.report.events import EventRing
 from sidecar.report.good_finder import GoodFinder
 from sidecar.report.handoff_watch import HandoffWatch
@@ -76,4 +76,5 @@ class Reporting:
         self.handoffs.follow(plan.leaving if plan else ())
         self.events.take(report)
         self.status.take(report)
-        self.on_round(report)
+        if self.on_round is not None:
+            self.on_round(report)

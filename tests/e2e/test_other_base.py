@@ -14,8 +14,7 @@ import pytest
 from registry.lora.base_directory import read_base
 from registry.model.keys import Keys
 from registry.tools.devstack import tiny_model
-from sidecar.engines.vllm.base_page import read_base_files, read_shapes
-from sidecar.engines.vllm.plugin_calls import BASE_PATH, COVERAGE_PATH
+from sidecar.engines.vllm.plugin_calls import BASE_PATH, COVERAGE_PATH, read_base_files, read_shapes
 from tests.support.engines import BASE_MODEL, RealVllm, VllmFlags
 from tests.support.fleet import Hand, Sidecar, settled, shapes_of
 from tests.support.waiting import eventually

@@ -30,7 +30,7 @@ from sidecar.desired.snapshot import AdaptersChanged, SnapshotBase
 from sidecar.engines.load_ledger import LoadLedger
 from sidecar.engines.observed import Done, Outcome, Refused
 from sidecar.ownership import HostLock
-from sidecar.report.declines import DeclineTeller
+from sidecar.report.announcement import DeclineTeller
 from tests.corpus.in_process import InProcessExaminer
 from tests.simulation.disk import Image, Kept, SimDisk, plugged_in, unwatched, write
 from tests.simulation.loop import Process, State, VirtualLoop

@@ -17,8 +17,16 @@ from registry.cli.client import AdminClient
 from registry.cli.failure import CliError, Exit, not_found
 from registry.cli.session import READ_SECONDS, pool_or_only, session_of
 from registry.cli.sidecars import SidecarAccess, ask_sidecar, sidecar_address
-from registry.cli.views.audit import AUDIT, rows_of
-from registry.cli.views.events import EVENTS, ShownEvent, change_event, folded, replica_events, ring_events
+from registry.cli.views.events import (
+    AUDIT,
+    EVENTS,
+    ShownEvent,
+    change_event,
+    folded,
+    replica_events,
+    ring_events,
+    rows_of,
+)
 from registry.cli.views.get import note, replicas_of
 from registry.cli.views.output import Printer
 from registry.client import admin_api as api

@@ -1,19 +1,24 @@
-"""Findings about modules that an engine does not apply. Pure.
+"""Modules that an engine does not apply, or that do nothing: findings. Pure.
 
-They follow from `registry.lora.coverage.table`, or from what an engine itself says that it applies adapters to.
+The findings follow from `registry.lora.coverage.table`, or from what an engine itself says that it applies adapters to.
+What does less than its training meant is not refused: an adapter after its first step of training has zeros, and one
+may be served without some modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+
+import re2
 
 from registry.lora.base import BaseModules, compress, expand
+from registry.lora.config import AdapterConfig
 from registry.lora.coverage.table import Unapplied, UnappliedReason
 from registry.lora.findings import AdapterWarning, Finding
 from registry.lora.modules import Module
-from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart
+from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, split_module
 
 _MAX_PATTERNS = 8
 _EMBEDDING_PARTS = {TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B}
@@ -146,3 +151,157 @@ def evidence_finding(modules: tuple[str, ...], evidence: EngineEvidence) -> Find
         if cause := evidence.unapplied(module):
             causes.setdefault(cause, []).append(module)
     return next((finding_of(cause, names) for cause, names in causes.items()), None)
+
+
+Matches = Callable[[str], bool]
+
+
+def without_effect(entries: Iterable[TensorName], zeros: frozenset[str]) -> list[AdapterWarning]:
+    """Warning about modules that add nothing, given the tensors that are served and those that are all zeros."""
+    modules: dict[str, bool] = {}
+    has_saved = False
+    for entry in entries:
+        has_saved |= entry.part is TensorPart.SAVED
+        if entry.part in PAIR_PARTS:
+            modules[entry.module] = modules.get(entry.module, False) or entry.tensor.name in zeros
+    idle = [module for module, is_idle in modules.items() if is_idle]
+    if idle and len(idle) == len(modules) and not has_saved:
+        message = (
+            f"lora_A or lora_B of all {len(idle)} modules are zeros, so that engines answer as the base model does; "
+            "unless no step was trained yet, save it again: under ZeRO-3 or FSDP, gather its weights first"
+        )
+        return [AdapterWarning("without_effect", message)]
+    # An expert that no token of a training came to stays as it began.
+    trained = [module for module in idle if not _is_expert(module)]
+    if not trained:
+        return []
+    message = f"lora_A or lora_B of {len(trained)} modules are zeros, so that they add nothing: {patterns_of(trained)}"
+    return [AdapterWarning("without_effect", message)]
+
+
+def _is_expert(module: str) -> bool:
+    return "experts" in module.split(".")
+
+
+def missing_modules(
+    config: AdapterConfig, modules: Iterable[str], renames: Mapping[str, str], base: BaseModules | None
+) -> list[AdapterWarning]:
+    """Warning about modules that the configuration names and the file lacks, given all modules of the file."""
+    names = set(modules)
+    missing = dict.fromkeys(_absent(config, names, renames, base) if base is not None else ())
+    told = {end for name in missing for end in _ends(name)}
+    missing |= dict.fromkeys(one for one in _unfound(config, names, base) if one not in told)
+    if not missing:
+        return []
+    message = (
+        f"adapter_config.json names modules that the file does not have, and that are served as the base's: "
+        f"{patterns_of(missing)}; save it again with all of them, or take both files of one training"
+    )
+    return [AdapterWarning("modules_missing", message)]
+
+
+def _unfound(config: AdapterConfig, names: Iterable[str], base: BaseModules | None) -> list[str]:
+    """Listed names that no module has or ends with, and that the base is not known to lack."""
+    found = {end for name in names for end in _ends(name)}
+    targets = [] if isinstance(config.target_modules, str) else config.target_modules
+    unfound = [one for one in targets if one not in found]
+    if not unfound:
+        return []
+    others = [prefix + tail for prefix, tail in base.usual] if base is not None else [f".{one}" for one in unfound]
+    is_excluded = _matcher((config.model_extra or {}).get("exclude_modules"), len(others))
+    there = {end for name in others for end in _ends(name) if not is_excluded(name)}
+    return [one for one in unfound if one in there]
+
+
+def _ends(name: str) -> Iterable[str]:
+    """The name, and all that it ends with after a dot."""
+    parts = name.split(".")
+    return (".".join(parts[first:]) for first in range(len(parts)))
+
+
+# transformers leaves out the keys and values of layers that take those of others.
+_SHARES_KEYS = ("Gemma3n", "Gemma4")
+_SHARED_PARTS = (".k_proj", ".v_proj")
+
+
+def _absent(
+    config: AdapterConfig, names: Collection[str], renames: Mapping[str, str], base: BaseModules
+) -> Iterable[str]:
+    """The base's modules that the configuration names, beside those that are there."""
+    placed = {renames.get(name, name): name for name in names}
+    beginnings = {
+        split_module(served)[0]: split_module(name)[0] for served, name in placed.items() if served in base.served
+    }
+    # By the base's own name, and by the one that the file would have for it, which is what the configuration names.
+    left = {
+        prefix + tail: own
+        for prefix, tail in base.usual
+        if prefix in beginnings and prefix + tail not in placed and (own := beginnings[prefix] + tail) not in names
+    }
+    is_named = _named(config, len(left))
+    shares = (base.architecture or "").startswith(_SHARES_KEYS)
+    return (name for name, own in left.items() if is_named(own) and not (shares and name.endswith(_SHARED_PARTS)))
+
+
+def _block(name: str) -> str:
+    """The name up to its last number, which is that of its layer."""
+    parts = name.split(".")
+    last = max((place for place, part in enumerate(parts) if part.isdecimal()), default=-1)
+    return ".".join(parts[: last + 1])
+
+
+def _named(config: AdapterConfig, count: int) -> Matches:
+    """True if PEFT trains a module of that name by the configuration, to be asked `count` times."""
+    extra = config.model_extra or {}
+    is_target = _matcher(config.target_modules, count)
+    is_excluded = _matcher(extra.get("exclude_modules"), count)
+    layers, kinds = _several(extra.get("layers_to_transform")), _several(extra.get("layers_pattern"))
+
+    def is_in_layer(name: str) -> bool:
+        *_, kind, number = ["", *_block(name).split(".")]
+        return number in layers and (not kinds or kind in kinds)
+
+    return lambda name: is_target(name) and not is_excluded(name) and (not layers or is_in_layer(name))
+
+
+def _several(value: object) -> set[str]:
+    """One or several numbers or names, as text."""
+    values = value if isinstance(value, list) else [value]
+    return {f"{one}" for one in values if isinstance(one, int | str) and one != ""}
+
+
+def _matcher(targets: object, count: int) -> Matches:
+    """PEFT's rule for a list of names, an expression, or all linear modules; what cannot be followed names nothing."""
+    if isinstance(targets, list):
+        ends = {one for one in targets if isinstance(one, str)}
+        return lambda name: not ends.isdisjoint(_ends(name))
+    if not isinstance(targets, str) or not targets:
+        return lambda _: False
+    if targets.lower() == "all-linear":
+        # Of the matrices that a checkpoint has, routers and others are no linear modules of transformers.
+        return lambda name: name.endswith("_proj")
+    return _expression(targets, count)
+
+
+_MAX_CHARACTERS = 4096
+_MAX_PROGRAM_BYTES = 1 << 20
+# Bound of all matches together, which take a microsecond at most for each.
+_MAX_COST = 8_000_000
+
+
+@cache
+def _options() -> object:
+    options = re2.Options()
+    options.max_mem = _MAX_PROGRAM_BYTES
+    options.log_errors = False
+    return options
+
+
+def _expression(text: str, count: int) -> Matches:
+    try:
+        compiled = re2.compile(text[:_MAX_CHARACTERS], _options())
+    except re2.error:
+        return lambda _: False
+    if len(text) > _MAX_CHARACTERS or compiled.programsize * count > _MAX_COST:
+        return lambda _: False
+    return lambda name: compiled.fullmatch(name) is not None

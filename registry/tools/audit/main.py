@@ -23,11 +23,18 @@ from registry.tools.audit.compare import AuditedStore, compare
 from registry.tools.audit.follow import AuditFollower, StoreWentBack
 from registry.tools.audit.lines import AuditLine, HoleLine, decode_line
 from registry.tools.audit.output import LineFile, LineSink, OutputUnusable, StandardOutput
-from registry.tools.verify.ends import EXIT_UNAVAILABLE, EXIT_USAGE, fail, report, run_program
-from registry.tools.verify.etcd_flags import EtcdReach, flag_of_daemon
 from registry.tools.verify.export import read_histories
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import HistoryBase, Violation
+from registry.tools.verify.program import (
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    EtcdReach,
+    fail,
+    flag_of_daemon,
+    report,
+    run_program,
+)
 
 PROGRAM = "loraplane-audit"
 # Of what the whole history tells, that which is about the audit.

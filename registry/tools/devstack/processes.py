@@ -80,7 +80,6 @@ _MAX_HELD = 64
 _held: deque[socket.socket] = deque()
 
 
-@atexit.register
 def _let_go() -> None:
     """Else Python tells of each at the end, where it is asked to tell of what was left open."""
     for one in _held:
@@ -113,6 +112,8 @@ def _hold(port: int) -> bool:
         one.close()
         return False
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: it would be bound to what others hold
+    if not _held:
+        atexit.register(_let_go)
     _held.append(one)
     if len(_held) > _MAX_HELD:
         _held.popleft().close()

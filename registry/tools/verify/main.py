@@ -12,11 +12,18 @@ from registry.etcd3.errors import EtcdError
 from registry.model.keys import DEFAULT_PREFIX, Keys
 from registry.runtime.commands import Group, command, version_flag
 from registry.runtime.settings import DaemonSettings
-from registry.tools.verify.ends import EXIT_UNAVAILABLE, EXIT_USAGE, fail, report, run_program
-from registry.tools.verify.etcd_flags import EtcdReach, flag_of_daemon
 from registry.tools.verify.export import decode, encode, read_history
 from registry.tools.verify.fold import Fold
 from registry.tools.verify.history import Step
+from registry.tools.verify.program import (
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    EtcdReach,
+    fail,
+    flag_of_daemon,
+    report,
+    run_program,
+)
 
 PROGRAM = "loraplane-verify"
 

@@ -42,6 +42,7 @@ from sidecar.engines.vllm import plugin_calls as plugin
 from sidecar.engines.vllm import responses as answers
 from sidecar.engines.vllm.http import VllmHttp, metric_lines
 from sidecar.engines.vllm.process import (
+    ToldVersions,
     VllmProcess,
     examine,
     hide,
@@ -53,7 +54,6 @@ from sidecar.engines.vllm.process import (
     with_evidence,
 )
 from sidecar.engines.vllm.swap_risk import LastThere, Risk, reload_risk, swap_risk
-from sidecar.engines.vllm.versions import ToldVersions
 
 LULL_POLL_SECONDS = 0.1
 ALONE = "other weights are being put behind a name, beside which this vLLM may get no adapter; it is tried again"

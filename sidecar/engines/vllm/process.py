@@ -1,9 +1,10 @@
-"""Properties of one vLLM process, read once: version, routes, limits."""
+"""Properties of one vLLM process, read once, and versions that it was told."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from registry.lora.coverage.findings import EngineEvidence
@@ -19,12 +20,13 @@ from sidecar.engines.observed import (
     Outcome,
     SwapStrategy,
     Transient,
+    Use,
 )
-from sidecar.engines.transport import PostRequest
+from sidecar.engines.transport import PostRequest, Reply
 from sidecar.engines.vllm import plugin_calls as plugin
 from sidecar.engines.vllm import responses as answers
-from sidecar.engines.vllm.base_page import is_being_read, read_base_files, read_shapes
 from sidecar.engines.vllm.http import VllmHttp
+from sidecar.engines.vllm.plugin_calls import is_being_read, read_base_files, read_shapes
 from sidecar.engines.vllm.responses import NOTHING, ModelsListing
 
 LOAD_PATH = "/v1/load_lora_adapter"
@@ -288,3 +290,65 @@ async def hide(http: VllmHttp, process: VllmProcess | None, call: PostRequest, t
         return Done()
     [answer] = await http.post([call], "", timeout_seconds)
     return plugin.plugin_outcome(answer)
+
+
+VERSIONS_PATH = "/v1/loraplane/versions"
+# The plugin takes bodies of 64 KiB.
+MOST_BYTES = 32 * 1024
+
+
+class ToldVersions:
+    """Versions that our plugin in one engine process was told, by name and path, so that answers can prove them.
+
+    Only what is new is told. The plugin keeps it while it lives. After a restart of the sidecar all is told again,
+    which changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._incarnation = ""
+        self._told: dict[Use, str] = {}
+
+    async def tell(
+        self, http: VllmHttp, process: VllmProcess | None, versions: Mapping[Use, str], seconds: float
+    ) -> None:
+        """Tells what is new to a process whose plugin takes it; each call may take so long.
+
+        What does not arrive is told at the next call of this.
+        """
+        if process is None or not process.proves_answers:
+            return
+        if process.incarnation != self._incarnation:
+            self._incarnation, self._told = process.incarnation, {}
+        # What is gone and comes back, as with a roll-back, may have another generation in between.
+        self._told = {use: version for use, version in self._told.items() if versions.get(use) == version}
+        news = {use: version for use, version in versions.items() if use not in self._told}
+        for part in parts(news):
+            [answer] = await http.post([call(part)], "", seconds)
+            if not isinstance(answer, Reply) or answer.status != 200:
+                return
+            self._told |= part
+
+
+def call(versions: Mapping[Use, str]) -> PostRequest:
+    """Tells the versions of names and paths."""
+    rows = [_row(use, version) for use, version in versions.items()]
+    return PostRequest(VERSIONS_PATH, {"versions": rows})
+
+
+def parts(versions: Mapping[Use, str]) -> Iterator[dict[Use, str]]:
+    """The versions in portions for each of which the plugin has room."""
+    part, size = dict[Use, str](), 0
+    for use, version in versions.items():
+        more = len(json.dumps(_row(use, version)))
+        if part and size + more > MOST_BYTES:
+            yield part
+            part, size = {}, 0
+        part[use] = version
+        size += more
+    if part:
+        yield part
+
+
+def _row(use: Use, version: str) -> dict[str, str]:
+    name, path = use
+    return {"lora_name": name, "lora_path": path, "version": version}

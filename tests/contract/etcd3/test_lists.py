@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from registry.etcd3.client import list_range
 from registry.etcd3.errors import (
     Compacted,
     FutureRevision,
 )
-from registry.etcd3.listing import list_range
 from registry.etcd3.ops import (
     Range,
     prefix_end,

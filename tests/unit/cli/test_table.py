@@ -12,10 +12,9 @@ import pytest
 from registry.cli.views.columns import ADAPTERS, GENERATIONS, POOL_ROWS, REPLICAS
 from registry.cli.views.differences import GenerationRow
 from registry.cli.views.events import EVENTS, change_event
-from registry.cli.views.output import OutputView
+from registry.cli.views.output import OutputView, Paper, table_lines, width_of
 from registry.cli.views.replica_view import replica_view
 from registry.cli.views.residency_view import PoolRow, PoolStatus
-from registry.cli.views.table import Paper, table_lines, width_of
 from registry.cli.views.top import REPLICAS as TOP_REPLICAS
 from registry.cli.views.top import replica_row
 from registry.residency.health import AdapterRow

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sidecar.engines.driver import ProvesAnswers
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.transport import Reply
-from sidecar.engines.vllm.versions import MOST_BYTES, VERSIONS_PATH, parts
+from sidecar.engines.vllm.process import MOST_BYTES, VERSIONS_PATH, parts
 from sidecar.vllm_plugin.routes import MAX_BODY_BYTES
 from tests.simulation.loop import virtual
 from tests.support.engine_in_memory import WITH_PLUGIN, InMemory, driver_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.client import list_range
 from registry.etcd3.errors import Compacted, EtcdUnavailable, FutureRevision, ResponseTooLarge
-from registry.etcd3.listing import list_range
 from registry.etcd3.ops import Range
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from registry.etcd3 import rpc_pb2 as rpc
+from registry.etcd3.client import Listing
 from registry.etcd3.errors import (
     Compacted,
     EtcdError,
@@ -21,7 +22,6 @@ from registry.etcd3.errors import (
     EtcdUnavailable,
     Timeout,
 )
-from registry.etcd3.listing import Listing
 from registry.etcd3.ops import prefix_end
 from registry.etcd3.options import ClientOptions
 from registry.etcd3.reflector import Reflector

@@ -12,7 +12,7 @@ from registry.lora.base_directory import read_base
 from registry.lora.engine_base import UNKNOWN_BASE, EngineBase
 from registry.tools.devstack.tiny_model import TinyTensor, write_safetensors
 from sidecar.engines.observed import EngineFacts, Observed
-from sidecar.loop.engine_base import StartedBases
+from sidecar.loop.observer import StartedBases
 
 
 def write_base(folder: Path, width: int) -> Path:

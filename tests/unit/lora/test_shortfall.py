@@ -10,7 +10,7 @@ import pytest
 
 from registry.lora.base import BaseModules
 from registry.lora.config import AdapterConfig
-from registry.lora.coverage.shortfall import missing_modules, without_effect
+from registry.lora.coverage.findings import missing_modules, without_effect
 from registry.lora.directory import examine_files
 from registry.lora.policy import AdapterLimits, policy_of
 from registry.lora.safetensors import CHUNK_BYTES, Tensor, all_zeros

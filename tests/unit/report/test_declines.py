@@ -11,7 +11,7 @@ from registry.model.placement import Declined, decline_id
 from registry.model.status import ReportedDeclines
 from sidecar.plan.backoff import Decline, Declines
 from sidecar.plan.types import RoundReport
-from sidecar.report.declines import FILE, GATHER_SECONDS, PACE_SECONDS, DeclineTeller
+from sidecar.report.announcement import FILE, GATHER_SECONDS, PACE_SECONDS, DeclineTeller
 from tests.simulation.loop import virtual
 from tests.unit.report.test_events import PLAN
 from tests.unit.report.test_status import situation

@@ -23,8 +23,8 @@ from tests.support.memory_etcd import MemoryEtcd
 from tests.support.records import KEYS, POOL, kv
 from tests.support.residency_world import LEASE, presence, replica_status
 from tests.support.worlds import desired
-from tests.unit.plan.test_proven import retired
 from tests.unit.report.test_handoff_watch import Client
+from tests.unit.report.test_proven import retired
 from tests.unit.report.test_status import situation
 
 

@@ -11,7 +11,7 @@ from registry.cli.views.columns import REPLICAS
 from registry.cli.views.replica_view import replica_view
 from registry.model.status import ReplicaStatus
 from registry.runtime.clock import Clock
-from registry.runtime.supervisor import Trouble
+from registry.runtime.process import Trouble
 from registry.v1 import registry_pb2 as pb
 from sidecar.plan.types import (
     FailedAdapter,

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 import structlog.testing
 
-from registry.runtime.supervisor import Supervisor, keep_once
+from registry.runtime.process import Supervisor, keep_once
 from tests.simulation.loop import VirtualLoop
 from tests.support.flaky_etcd import Longest
 

@@ -13,7 +13,7 @@ import pytest
 from registry.lora.base import BaseModules
 from registry.lora.base_directory import read_base
 from registry.tools.devstack import tiny_model
-from sidecar.engines.vllm.base_page import is_being_read, read_base_files, read_shapes
+from sidecar.engines.vllm.plugin_calls import is_being_read, read_base_files, read_shapes
 from sidecar.vllm_plugin import adapters as module
 from sidecar.vllm_plugin import vllm_internals
 from sidecar.vllm_plugin.adapters import Adapters
@@ -96,7 +96,7 @@ def test_files_that_are_no_weights_are_told_as_that(model, content):
 )
 def test_a_page_that_nobody_agreed_on_tells_nothing(monkeypatch, tensors):
     """X2: whatever an engine answers."""
-    monkeypatch.setattr("sidecar.engines.vllm.base_page.MAX_TENSORS", 20)
+    monkeypatch.setattr("sidecar.engines.vllm.plugin_calls.MAX_TENSORS", 20)
     assert read_base_files(page({"config": {}, "tensors": tensors})) is None
     assert read_base_files(b"[]") is None
 

@@ -12,7 +12,7 @@ from registry.model.replica_state import parse_status
 from registry.model.status import Failed, Kept
 from sidecar.plan.backoff import Failure
 from sidecar.plan.planner import make_plan
-from sidecar.plan.proven import Earlier, earlier_of, lacking
+from sidecar.report.good_finder import Earlier, earlier_of, lacking
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import replica_status
 from tests.support.worlds import desired, known, observed, pool, staged

@@ -1,18 +1,52 @@
-"""Flags by which programs beside the daemons reach etcd."""
+"""Flags and ends of programs that verify: etcd, findings, failures, exit codes."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import click
 from pydantic import ValidationError
 
+from registry.lora.text import printable
 from registry.model.keys import DEFAULT_PREFIX
-from registry.runtime.commands import flag
+from registry.runtime.commands import Group, complaint, flag
 from registry.runtime.flags import complaint_of
 from registry.runtime.program import variable_of
 from registry.runtime.settings import DaemonSettings
+from registry.tools.verify.history import Violation
+
+EXIT_FOUND, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 6
+_MAX_SHOWN = 100
+
+
+def report(found: Sequence[Violation], checked: str) -> None:
+    """Prints findings, and what was checked. Raises click's Exit if there are any."""
+    for one in found[:_MAX_SHOWN]:
+        sys.stdout.write(printable(f"{one}") + "\n")
+    if len(found) > _MAX_SHOWN:
+        sys.stdout.write(f"… and {len(found) - _MAX_SHOWN} more\n")
+    sys.stdout.write(f"{checked}: {len(found)} findings\n")
+    if found:
+        raise click.exceptions.Exit(EXIT_FOUND)
+
+
+def fail(program: str, code: int, message: str) -> NoReturn:
+    """Prints why the program cannot go on, and raises click's Exit."""
+    sys.stderr.write(printable(f"{program}: {message}") + "\n")
+    raise click.exceptions.Exit(code)
+
+
+def run_program(program: str, app: Group) -> NoReturn:
+    """Runs the program and ends the process; a wrong command line is told in one line."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.UsageError as error:
+        sys.stderr.write(printable(f"{program}: {complaint(error)}; see {program} --help") + "\n")
+        sys.exit(EXIT_USAGE)
 
 
 def flag_of_daemon(name: str, help: str, **more: Any) -> Any:  # noqa: A002, ANN401 - as `flag` takes them
