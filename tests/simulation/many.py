@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from tests.simulation.shrink import shrunk, told
 from tests.simulation.simulation import SimulationFailed, simulate
@@ -51,13 +50,8 @@ def _settle() -> None:
     gc.freeze()
 
 
-def play_all(seeds: Iterable[int], *, has_nets: bool = True) -> Iterator[Played]:
+def play_all(seeds: Iterable[int]) -> Iterator[Played]:
     """Plays many seeds in processes of their own; tells each as it ends."""
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, fresh, _settle) as workers:
-        yield from workers.map(partial(play, has_nets=has_nets), seeds, chunksize=_CHUNK)
-
-
-def failures(seeds: Iterable[int], *, has_nets: bool = True) -> Iterator[str]:
-    """As `play_all`, but tells the failures alone."""
-    return filter(None, (played.failure for played in play_all(seeds, has_nets=has_nets)))
+        yield from workers.map(play, seeds, chunksize=_CHUNK)

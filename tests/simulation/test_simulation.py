@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.simulation.many import failures
+from tests.simulation.many import play
 from tests.simulation.simulation import Outcome, simulate
 
 # What has to happen within so few seeds, as their traces tell it; the last ones bring what is rare.
@@ -77,12 +77,12 @@ def test_converges_through_everything():
     R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R13, R14, R15, R16, R18, R21, R23, R24, R26, W1, W2, W3, W4,
     W5, W6, W7, W8, W9, X2, X3.
     """
-    assert list(failures(SEEDS)) == []
+    assert [*filter(None, (play(seed).failure for seed in SEEDS))] == []
 
 
 def test_converges_without_looking_merely_because_time_has_passed():
     """R3 converge: every change, failure and restart wakes the loop itself; no periodic look hides a dead wake-up."""
-    assert list(failures(SEEDS_WITHOUT_NETS, has_nets=False)) == []
+    assert [*filter(None, (play(seed, has_nets=False).failure for seed in SEEDS_WITHOUT_NETS))] == []
 
 
 @pytest.mark.parametrize("what", PLAYED)
@@ -107,14 +107,13 @@ def test_it_is_compared(what, outcomes):
     assert sum(outcome.compared[what] for outcome in outcomes) > 0
 
 
-@pytest.mark.parametrize("order", ["1", "2"])
-def test_same_seed_same_trace(order, outcomes):
+def test_same_seed_same_trace(outcomes):
     """A seed that failed can be replayed: here after others, there alone and with sets ordered otherwise.
 
     In that of seed 7 it is read of two replicas at once whether they report; in that of 3 an error names a file.
     """
     code = "from tests.simulation.simulation import simulate; print(simulate(3).digest, simulate(7).digest)"
-    environment = os.environ | {"PYTHONHASHSEED": order}
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
     other = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     assert [outcomes[3].digest, outcomes[7].digest] == other.stdout.split()
 
