@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
 from registry.access.denials import (
     AT_START,
     BUCKET,
@@ -58,6 +60,7 @@ def test_after_an_hour_without_any_a_cause_is_new():
     assert [sampler.take(EVE, "x", later + 59), sampler.take(EVE, "x", later + 60)] == [None, ("x", 2)]
 
 
+@pytest.mark.no_cover  # what it executes, quicker tests do too
 def test_a_flood_of_causes_costs_no_more_than_the_bound():
     """R16 bounded: whoever calls, and however often; a start of the service gives no more places."""
     rng, sampler = random.Random(0), DenialSampler[str](0.0)

@@ -622,7 +622,8 @@ def test_one_bad_status_is_one_bad_status(cli, admin):
         ran = cli("-o", form, "get", "replicas", "--pool", "dev")
         assert (ran.code, form != "name" or len(ran.out.splitlines()) == len(hostile)) == (0, True), ran.err
         assert cli("-o", form, "describe", "pool", "dev").code == 0
-        admin.answers["GetReplica"] = [*hostile]
-        for one in hostile:
+        some = hostile if form == "table" else hostile[:: len(hostile) // 20]
+        admin.answers["GetReplica"] = [*some]
+        for one in some:
             ran = cli("-o", form, "describe", "replica", one.name, "--pool", "dev")
             assert ran.code == 0, (one.status_json[:200], ran.err)

@@ -14,7 +14,7 @@ from registry.model.replica_reasons import LONGEST_ASKED_SECONDS
 from registry.sources import origins as module
 from registry.sources.base import ArtifactError, ArtifactReason
 from registry.sources.failures import asked_pause
-from registry.sources.origins import MAX_ORIGINS, PROBE_SECONDS, Origins, OriginVisits
+from registry.sources.origins import PROBE_SECONDS, Origins, OriginVisits
 
 HUB, OTHER = "https://hub", "https://other"
 
@@ -152,12 +152,13 @@ def test_whoever_was_stopped_with_the_lock_stops_nobody(host, monkeypatch):
     os.close(descriptor)
 
 
-def test_it_does_not_grow_without_bound(host):
+def test_it_does_not_grow_without_bound(host, monkeypatch):
     """R16 bounded."""
-    for number in range(MAX_ORIGINS + 5):
+    monkeypatch.setattr(module, "MAX_ORIGINS", 20)
+    for number in range(25):
         host.replicas[0].failed(f"https://{number}", limited(60.0), host.at)
         host.at += 0.001
-    assert len(host.replicas[0]._known) == MAX_ORIGINS
+    assert len(host.replicas[0]._known) == 20
     host.at += 2 * LONGEST_ASKED_SECONDS
     host.stage(0, limited(60.0))
     assert len(host.replicas[0]._known) == 1
