@@ -24,7 +24,6 @@ from tests.support.http_client import http_client
 from tests.support.processes import Program
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 # The last state of 0.1.0: before access control, the first part of 0.2.0.
 OLD_COMMIT = "952b456c"

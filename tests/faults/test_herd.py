@@ -43,7 +43,6 @@ def _drop(_logger, _method, _event):
     raise structlog.DropEvent
 
 
-@pytest.mark.timeout(600)
 async def test_very_many_sidecars_resume_from_their_snapshots(one, hand: Hand, quiet, tmp_path):
     """Fault 34: R2 replay-equal, R13; what changed meanwhile reaches all, and at most five read a whole list.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.vllm_listing import both
 
 COUNTS = (0, 1000, 2000)
 MOST_MILLISECONDS = 0.5
 
 
-@pytest.mark.timeout(300)
 def test_the_list_is_vllms_own_to_the_byte_and_costs_its_event_loop_nothing():
     """But for times and random numbers in it. A router polls it every few seconds, beside every request."""
     found = both(*COUNTS)

@@ -32,7 +32,6 @@ def stack(tmp_path) -> Iterator[dict[str, int]]:
         loraplane("dev", "down", "--dir", str(folder))
 
 
-@pytest.mark.timeout(300)
 def test_no_request_goes_where_its_adapter_is_not(stack, tmp_path):
     """R5, R20, R24: through a swap, drains, a hand-over and one more replica; each is answered by who serves it."""
     assert PYTHON.exists(), "make .venv-litellm/.installed puts it there"

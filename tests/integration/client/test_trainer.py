@@ -31,7 +31,6 @@ def stack(tmp_path) -> Iterator[str]:
         subprocess.run([*command, "down", "--dir", folder], cwd=PROJECT, check=True)
 
 
-@pytest.mark.timeout(600)
 def test_each_checkpoint_of_a_run_is_served_and_a_run_without_lora_is_refused(stack, tmp_path):
     """The Trainer keeps one checkpoint, the callback two versions, of which the newest is served by both replicas."""
     out = tmp_path / "stack/adapters/run"

@@ -232,7 +232,6 @@ def machine(tmp_path) -> Iterator[SecuredMachine]:
         shutil.rmtree(machine.sockets)
 
 
-@pytest.mark.timeout(600)
 async def test_the_services_come_up_know_each_other_and_refuse_all_others(machine, tmp_path):
     """A1 named, A4 own-keys: as the head of the file says, in its order; a second `up` changes nothing."""
     admin, sidecar, engine, picker = (SECURED[f"{part}-1"] for part in ("admin", "sidecar", "engine", "picker"))

@@ -12,8 +12,6 @@ import pytest
 
 from tests.integration.devstack.test_stack import DevStack
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture
 def dev(tmp_path) -> Iterator[DevStack]:

@@ -18,7 +18,6 @@ from tests.support.residency_world import Replicas
 pytestmark = [
     pytest.mark.skipif(not IS_THERE, reason=LACKING),
     pytest.mark.skipif(not os.environ.get("PICTURES"), reason="make page"),
-    pytest.mark.timeout(600),
 ]
 ADAPTERS, REPLICAS, CHANGES, CHANGED, PER_SECOND = 1000, 100, 200, 50, 20
 MOST_SECONDS = 1.0

@@ -17,7 +17,7 @@ from tests.support.admin import admin_inside, change_set, make_pool, put, wait_r
 from tests.support.browser import IS_THERE, LACKING, ROOT, browser
 from tests.support.tls import Authority
 
-pytestmark = [pytest.mark.skipif(not IS_THERE, reason=LACKING), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.skipif(not IS_THERE, reason=LACKING)
 PICTURES = ROOT / "docs" / "pictures" if os.environ.get("PICTURES") else None
 VIEWS = {
     "fleet": ("#/fleet", "rank_too_high"),

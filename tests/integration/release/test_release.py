@@ -21,7 +21,6 @@ from tests.support.release.__main__ import ROOT, SUMS, TOOLS, make_release
 from tests.support.release.images import make_images
 from tests.support.release.source_tree import ReleaseRefused, Source, notes, take_source, versions
 
-pytestmark = pytest.mark.timeout(600)
 VERSION = versions(ROOT)["pyproject.toml"]
 needs_tools = pytest.mark.skipif(not TOOLS.exists(), reason="bills of materials: make .venv-tools/.installed")
 

@@ -16,7 +16,7 @@ from tests.support.site import LATEST, MKDOCS, ROOT, SiteRefused, make_site, new
 SETTINGS = (ROOT / "mkdocs.yml").read_text()
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/a.md", "docs/decisions/README.md")
 TREE = "nav: [index.md, CONTRIBUTING.md, CHANGELOG.md, docs/a.md, docs/decisions/README.md]\n"
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not MKDOCS.exists(), reason="make .venv-site/.installed")]
+pytestmark = pytest.mark.skipif(not MKDOCS.exists(), reason="make .venv-site/.installed")
 
 
 class Links(HTMLParser):
