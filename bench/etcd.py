@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,10 @@ from registry.etcd3.ops import Delete, Put, Txn
 from registry.model.keys import Keys
 from registry.model.names import tenant_of
 from registry.model.records import AdapterRecord, AdapterSpec, Load, PoolLimits, PoolSpec, SourceSpec
-from tests.support.etcd import make_cluster
+from tests.support.etcd import make_cluster, running_etcd
 from tests.support.fleet import BASE, POOL
 
 PUTS_AT_ONCE = 1000
-NO_FSYNC = {"unsafe-no-fsync": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +47,9 @@ class Store:
 @asynccontextmanager
 async def etcd(folder: Path, *, fsync: bool) -> AsyncIterator[Store]:
     """Starts etcd. Without `fsync` the disk makes no floor higher, so that our own share shows more."""
-    cluster = make_cluster(folder / "etcd", flags={} if fsync else NO_FSYNC)
-    cluster.start()
-    try:
-        await cluster.ready()
-        client = Client(cluster.options())
-        try:
-            yield Store(folder, cluster.endpoints[0], client)
-        finally:
-            await client.aclose()
-    finally:
-        cluster.stop()
+    own = running_etcd(make_cluster(folder / "etcd", syncs=fsync))
+    async with own as cluster, aclosing(Client(cluster.options())) as client:
+        yield Store(folder, cluster.endpoints[0], client)
 
 
 def record(name: str, source: SourceSpec, *, load: Load = "eager", generation: int = 1) -> AdapterRecord:

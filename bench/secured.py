@@ -25,7 +25,7 @@ import grpc
 from bench.admin_rate import DIGEST, Rates, uri_of
 from bench.admin_service import Admin
 from bench.engines import Engines, engines
-from bench.etcd import NO_FSYNC, etcd
+from bench.etcd import etcd
 from bench.figures import Figure, of_times
 from bench.propagation import SMALL_BYTES, WARM_UP
 from bench.weights import write_large_adapter
@@ -34,7 +34,7 @@ from registry.etcd3.options import TlsFiles
 from registry.etcd3.tls import TlsReader
 from registry.model.keys import Keys
 from registry.tools.devstack.processes import free_ports
-from tests.support.etcd import Cluster, make_cluster
+from tests.support.etcd import Cluster, make_cluster, running_etcd
 from tests.support.fleet import POOL, Sidecar
 from tests.support.processes import Program
 from tests.support.tls import Authority, server_flags
@@ -171,15 +171,10 @@ async def _fleet(folder: Path, sources: Path, authority: Authority | None) -> As
 async def _etcd(folder: Path, authority: Authority | None) -> AsyncIterator[Cluster]:
     root = authority.issue("root") if authority else None
     server = server_flags(authority.issue("etcd"), client_certificates=True) if authority else {}
-    cluster = make_cluster(folder, flags={**NO_FSYNC, **server}, tls=root)
-    cluster.start()
-    try:
-        await cluster.ready()
+    async with running_etcd(make_cluster(folder, flags=server, tls=root)) as cluster:
         if root is not None:
             await _give_users(cluster, root)
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def _give_users(cluster: Cluster, root: TlsFiles) -> None:

@@ -19,7 +19,7 @@ from registry.etcd3.client import Client
 from registry.etcd3.options import ClientOptions
 from sidecar.metrics import INTERNAL_ERRORS
 from tests.support.engines import RealVllm, VllmFlags
-from tests.support.etcd import Cluster, make_cluster, one_member
+from tests.support.etcd import Cluster, make_cluster, one_member, running_etcd
 from tests.support.order import ByEngine, sort
 from tests.support.ordered import left
 from tests.support.rewritten import rewrite_all
@@ -228,12 +228,14 @@ async def etcd_client(etcd) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
+async def own_etcd(tmp_path) -> AsyncIterator[Cluster]:
+    """One running member of this test's own."""
+    async with running_etcd(make_cluster(tmp_path / "etcd")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 async def etcd_cluster(tmp_path) -> AsyncIterator[Cluster]:
     """Three members of this test's own, to be killed and frozen at will."""
-    cluster = make_cluster(tmp_path / "etcd", 3, flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        await cluster.ready()
+    async with running_etcd(make_cluster(tmp_path / "etcd", 3)) as cluster:
         yield cluster
-    finally:
-        cluster.stop()

@@ -8,32 +8,23 @@ from pathlib import Path
 import pytest
 
 from registry.model.keys import Keys
-from tests.support.etcd import Cluster, make_cluster
+from tests.support.etcd import Cluster, make_cluster, running_etcd
 from tests.support.fleet import Hand, SimulatedEngine
 
 
 @pytest.fixture
 async def three(tmp_path: Path) -> AsyncIterator[Cluster]:
     """Three members of this test's own. A heartbeat that a busy machine keeps."""
-    cluster = make_cluster(tmp_path / "etcd", 3, flags={"heartbeat-interval": "100", "election-timeout": "1000"})
-    cluster.start()
-    try:
-        await cluster.ready()
+    flags = {"heartbeat-interval": "100", "election-timeout": "1000"}
+    async with running_etcd(make_cluster(tmp_path / "etcd", 3, flags=flags, syncs=True)) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture
 async def one(tmp_path: Path) -> AsyncIterator[Cluster]:
     """One member of this test's own."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        await cluster.ready()
+    async with running_etcd(make_cluster(tmp_path / "etcd")) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

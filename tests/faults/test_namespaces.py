@@ -7,9 +7,8 @@ from functools import partial
 
 import pytest
 
-from registry.model.keys import Keys
 from tests.faults.test_links import events, is_stale, serves
-from tests.support.etcd import Cluster, make_cluster
+from tests.support.etcd import Cluster, make_cluster, running_etcd
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
 from tests.support.netns import Namespace, why_not
 from tests.support.waiting import eventually
@@ -28,24 +27,12 @@ def namespace() -> Iterator[Namespace]:
 @pytest.fixture
 async def one(namespace: Namespace, tmp_path) -> AsyncIterator[Cluster]:
     """One member, which also listens on the link."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    cluster = make_cluster(tmp_path / "etcd")
     (member,) = cluster.members
     urls = f"{member.client_url},http://{namespace.here}:{member.client_port}"
     member.flags = {**member.flags, "listen-client-urls": urls}
-    cluster.start()
-    try:
-        await cluster.ready()
+    async with running_etcd(cluster):
         yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture
-async def hand(one: Cluster, tmp_path) -> AsyncIterator[Hand]:
-    (tmp_path / "sources").mkdir()
-    client = one.patient()
-    yield Hand(client, Keys("/x"), tmp_path / "sources")
-    await client.aclose()
 
 
 @pytest.fixture

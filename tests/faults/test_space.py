@@ -17,7 +17,7 @@ from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import Admin, admin_inside, change_set, drop, make_pool, put, refusal, wait_ready
-from tests.support.etcd import Cluster, commit, etcdctl, make_cluster
+from tests.support.etcd import Cluster, commit, etcdctl, make_cluster, running_etcd
 from tests.support.fleet import POOL, Sidecar, SimulatedEngine
 from tests.support.history_check import check_history, read_history
 from tests.support.waiting import eventually
@@ -30,14 +30,9 @@ QUOTA_BYTES = 8_000_000
 @pytest.fixture
 async def small(tmp_path) -> AsyncIterator[Cluster]:
     """One member with a small quota."""
-    flags = {"unsafe-no-fsync": "true", "quota-backend-bytes": str(QUOTA_BYTES)}
-    cluster = make_cluster(tmp_path / "etcd", flags=flags)
-    cluster.start()
-    try:
-        await cluster.ready()
+    flags = {"quota-backend-bytes": str(QUOTA_BYTES)}
+    async with running_etcd(make_cluster(tmp_path / "etcd", flags=flags)) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

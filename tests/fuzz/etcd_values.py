@@ -8,7 +8,7 @@ import io
 import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +43,7 @@ from tests.fuzz.mutation import Case, as_json, choice, protobuf, raw
 from tests.integration.admin.test_hostile_values import reads
 from tests.properties.verify.test_any_value import KINDS, _last, survives
 from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.etcd import make_cluster
+from tests.support.etcd import make_cluster, running_etcd
 from tests.support.fake_admin import FakeAdmin, connected
 from tests.support.records import KEYS, POOL, record
 from tests.support.records import put as put_event
@@ -194,45 +194,41 @@ def _stored() -> list[Case]:
 @asynccontextmanager
 async def _serving(folder: Path) -> AsyncIterator[Run]:
     """An admin service on a real etcd, and everything that reads ask for."""
-    cluster = make_cluster(folder / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    client = cluster.patient()
-    try:
-        await cluster.ready()
-        async with admin_inside(cluster.endpoints, _ADMIN_PREFIX) as admin:
-            await wait_ready(admin)
-            for pool in ("p", "q"):
-                await make_pool(admin, pool)
-            await admin.stub.ApplyAdapters(change_set(put("acme/a")))
-            replicas = Replicas(client, _ADMIN_KEYS)
-            await replicas.alive("r1", "r2", capacity=9, labels={"zone": "a"})
-            await replicas.says("r1", 7)
-            keys = _ADMIN_KEYS
-            known = {
-                b"replica": keys.replica("p", "r1"),
-                b"status": keys.status("p", "r1"),
-                b"pool": keys.pool("p"),
-                b"tenant": keys.tenant("acme"),
-                b"adapter": keys.adapter("p", "acme/a"),
-                b"history": keys.history("p", "acme/a", 1),
-            }
+    async with (
+        running_etcd(make_cluster(folder / "etcd")) as cluster,
+        aclosing(cluster.patient()) as client,
+        admin_inside(cluster.endpoints, _ADMIN_PREFIX) as admin,
+    ):
+        await wait_ready(admin)
+        for pool in ("p", "q"):
+            await make_pool(admin, pool)
+        await admin.stub.ApplyAdapters(change_set(put("acme/a")))
+        replicas = Replicas(client, _ADMIN_KEYS)
+        await replicas.alive("r1", "r2", capacity=9, labels={"zone": "a"})
+        await replicas.says("r1", 7)
+        keys = _ADMIN_KEYS
+        known = {
+            b"replica": keys.replica("p", "r1"),
+            b"status": keys.status("p", "r1"),
+            b"pool": keys.pool("p"),
+            b"tenant": keys.tenant("acme"),
+            b"adapter": keys.adapter("p", "acme/a"),
+            b"history": keys.history("p", "acme/a", 1),
+        }
 
-            async def play(case: Case) -> None:
-                kind, rest, value = case
-                key = known.get(kind, f"{_ADMIN_PREFIX}/".encode() + rest)
-                if key == keys.meta() or not rest:
-                    return  # another store is another matter: it is refused as a whole
-                found = (await client.range(Range(key))).kvs
-                lease = found[0].lease if found else 0
-                await client.txn(Txn((), (Put(key, value[:1_000_000], lease),)))
-                await reads(admin)
-                back = Put(key, found[0].value, lease) if found else Delete(key)
-                await client.txn(Txn((), (back,)))
+        async def play(case: Case) -> None:
+            kind, rest, value = case
+            key = known.get(kind, f"{_ADMIN_PREFIX}/".encode() + rest)
+            if key == keys.meta() or not rest:
+                return  # another store is another matter: it is refused as a whole
+            found = (await client.range(Range(key))).kvs
+            lease = found[0].lease if found else 0
+            await client.txn(Txn((), (Put(key, value[:1_000_000], lease),)))
+            await reads(admin)
+            back = Put(key, found[0].value, lease) if found else Delete(key)
+            await client.txn(Txn((), (back,)))
 
-            yield play
-    finally:
-        await client.aclose()
-        cluster.stop()
+        yield play
 
 
 _COMMANDS = {

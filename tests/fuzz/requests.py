@@ -29,7 +29,7 @@ from sidecar.vllm_plugin.protocol import write_question
 from tests.fuzz.fuzzer import SECRET, Run, Target
 from tests.fuzz.mutation import Case, choice, protobuf, raw
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, refused, wait_ready
-from tests.support.etcd import make_cluster
+from tests.support.etcd import make_cluster, running_etcd
 from tests.support.rig import Rig, running_rig
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["AdapterRegistry"]
@@ -99,16 +99,11 @@ def _calls() -> tuple[Case, ...]:
 @asynccontextmanager
 async def admin_on_etcd(folder: Path) -> AsyncIterator[Admin]:
     """The admin service on an etcd of its own, with a pool."""
-    cluster = make_cluster(folder / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        await cluster.ready()
-        async with admin_inside(cluster.endpoints, "/fuzz") as admin:
-            await wait_ready(admin)
-            await make_pool(admin)
-            yield admin
-    finally:
-        cluster.stop()
+    own = running_etcd(make_cluster(folder / "etcd"))
+    async with own as cluster, admin_inside(cluster.endpoints, "/fuzz") as admin:
+        await wait_ready(admin)
+        await make_pool(admin)
+        yield admin
 
 
 @asynccontextmanager

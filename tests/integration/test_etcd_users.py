@@ -24,7 +24,7 @@ from registry.model.status import RememberedReplica, RememberedReplicas
 from registry.v1 import registry_pb2 as pb
 from tests.support.adapters import write_adapter
 from tests.support.admin import admin_inside, change_set, drop, make_pool, put, wait_ready
-from tests.support.etcd import PATIENCE_SECONDS, ROOT, Cluster, etcdctl, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, ROOT, Cluster, etcdctl, make_cluster, running_etcd
 from tests.support.fleet import BASE, POOL, Sidecar, SimulatedEngine
 from tests.support.processes import Program
 from tests.support.ran import Ran
@@ -99,10 +99,7 @@ class Guarded:
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     """Applied for the replicas r1 and r2 before etcd asks for users."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        await cluster.ready()
+    async with running_etcd(make_cluster(tmp_path / "etcd")) as cluster:
         guarded = Guarded(cluster, tmp_path)
         replicas = [word for name in ("r1", "r2") for word in ("--replica", f"{POOL}/{name}")]
         applied = await guarded.cli("apply", *replicas, "--password-dir", str(tmp_path / "passwords"))
@@ -114,8 +111,6 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
         await etcdctl(cluster, "auth", "enable")
         (tmp_path / "root").write_text("root-password\n")
         yield guarded
-    finally:
-        cluster.stop()
 
 
 async def test_a_replicas_user_changes_its_own_keys_and_nothing_else(guarded: Guarded):
@@ -151,10 +146,7 @@ async def test_a_replicas_user_changes_its_own_keys_and_nothing_else(guarded: Gu
 
 async def test_etcd_asks_for_users_once_all_have_one(tmp_path: Path):
     """A4 own-keys: by a command of ours, which shuts out no admin service, and may be repeated."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        await cluster.ready()
+    async with running_etcd(make_cluster(tmp_path / "etcd")) as cluster:
         guarded = Guarded(cluster, tmp_path)
         folder = ("--password-dir", str(tmp_path / "passwords"))
         early = await guarded.cli("enable", *folder)
@@ -167,8 +159,6 @@ async def test_etcd_asks_for_users_once_all_have_one(tmp_path: Path):
         async with aclosing(Client(cluster.options())) as nobody:
             with pytest.raises(EtcdUnauthenticated):
                 await nobody.txn(Txn((), (Put(KEYS.meta(), b"x"),)))
-    finally:
-        cluster.stop()
 
 
 async def test_a_sidecar_and_an_admin_service_work_with_their_users(guarded: Guarded, tmp_path: Path):
@@ -333,13 +323,10 @@ async def test_a_user_without_a_password_is_known_by_its_certificate(tmp_path: P
     """A4 own-keys."""
     authority = Authority(tmp_path / "authority", "ours")
     root = authority.issue("root")
-    flags = {"unsafe-no-fsync": "true", **server_flags(authority.issue("server"), client_certificates=True)}
-    cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=root)
+    flags = server_flags(authority.issue("server"), client_certificates=True)
     ours = "--etcd-tls-ca", str(root.ca), "--etcd-tls-cert", str(root.certificate), "--etcd-tls-key", str(root.key)
     as_root = "--cacert", str(root.ca), "--cert", str(root.certificate), "--key", str(root.key)
-    cluster.start()
-    try:
-        await cluster.ready()
+    async with running_etcd(make_cluster(tmp_path / "etcd", flags=flags, tls=root)) as cluster:
         guarded = Guarded(cluster, tmp_path)
         assert (await guarded.cli("apply", "--replica", f"{POOL}/r1", *ours)).code == 0
         for words in ("user add root --no-password", "user grant-role root root", "auth enable"):
@@ -352,5 +339,3 @@ async def test_a_user_without_a_password_is_known_by_its_certificate(tmp_path: P
             for key in FOREIGN:
                 with pytest.raises(EtcdPermissionDenied):
                     await client.txn(Txn((), (Put(key, b"x"),)))
-    finally:
-        cluster.stop()

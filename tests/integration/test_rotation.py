@@ -42,7 +42,7 @@ from sidecar.engines.simulated.app import serving
 from sidecar.engines.simulated.engine import SimulatedVllm
 from sidecar.engines.simulated.options import Options
 from tests.support.adapters import write_adapter
-from tests.support.etcd import Cluster, make_cluster
+from tests.support.etcd import Cluster, make_cluster, running_etcd
 from tests.support.fleet import BASE, POOL, Sidecar
 from tests.support.proxy import Proxy
 from tests.support.tls import Authority, server_flags
@@ -249,18 +249,13 @@ async def secure_etcd(folder: Path) -> AsyncIterator[World]:
     secrets = Secrets(folder / "secrets")
     server = secrets.files("etcd")
     server = TlsFiles(secrets.of_clients.certificate, server.certificate, server.key)
-    flags = {"unsafe-no-fsync": "true", **server_flags(server, client_certificates=True)}
-    cluster = make_cluster(folder / "etcd-data", flags=flags, tls=secrets.files("root"))
-    cluster.start()
-    try:
-        await cluster.ready()
-        async with Proxy(cluster.members[0].client_port) as proxy:
-            world = World(secrets, cluster, proxy, folder)
-            await world.apply()
-            await world.etcd_access("enable")
-            yield world
-    finally:
-        cluster.stop()
+    flags = server_flags(server, client_certificates=True)
+    own = running_etcd(make_cluster(folder / "etcd-data", flags=flags, tls=secrets.files("root")))
+    async with own as cluster, Proxy(cluster.members[0].client_port) as proxy:
+        world = World(secrets, cluster, proxy, folder)
+        await world.apply()
+        await world.etcd_access("enable")
+        yield world
 
 
 @dataclass

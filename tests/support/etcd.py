@@ -7,8 +7,8 @@ import importlib.util
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -210,23 +210,42 @@ async def _all_led(client: Client) -> bool:
 
 
 def make_cluster(
-    folder: Path, size: int = 1, *, flags: Mapping[str, str] | None = None, tls: TlsFiles | None = None
+    folder: Path,
+    size: int = 1,
+    *,
+    flags: Mapping[str, str] | None = None,
+    tls: TlsFiles | None = None,
+    syncs: bool = False,
 ) -> Cluster:
-    """Members on free ports of the loopback, not yet started. `tls` is the client's view of it."""
+    """Members on free ports of the loopback, not yet started; `tls` is the client's view of it.
+
+    `syncs`: a write is on the disk before it is answered, which a test needs only if it cuts the power or measures.
+    """
     ports = free_ports(2 * size)
+    flags = {**({} if syncs else {"unsafe-no-fsync": "true"}), **(flags or {})}
     members = [
-        Member(f"m{i}", folder / f"m{i}", ports[2 * i], ports[2 * i + 1], flags=flags or {}, tls=tls)
-        for i in range(size)
+        Member(f"m{i}", folder / f"m{i}", ports[2 * i], ports[2 * i + 1], flags=flags, tls=tls) for i in range(size)
     ]
     for member in members:
         member.cluster = ",".join(f"{one.name}={one.peer_url}" for one in members)
     return Cluster(members, tls)
 
 
+@asynccontextmanager
+async def running_etcd(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """A cluster that is started, ready in the body, and ended with it."""
+    cluster.start()
+    try:
+        await cluster.ready()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
 @contextmanager
 def one_member(folder: Path) -> Iterator[Cluster]:
-    """A ready member that syncs nothing, for those who are not in an event loop; ended with the body."""
-    cluster = make_cluster(folder, flags={"unsafe-no-fsync": "true"})
+    """A ready member, for those who are not in an event loop; ended with the body."""
+    cluster = make_cluster(folder)
     cluster.start()
     try:
         asyncio.run(cluster.ready())

@@ -16,7 +16,7 @@ from registry.model.keys import Keys
 from registry.model.names import tenant_of
 from registry.model.records import AdapterRecord, AdapterSpec, PoolSpec, SourceSpec
 from tests.support.engines import BASE_MODEL, Asker, RealVllm, VllmFlags
-from tests.support.etcd import make_cluster
+from tests.support.etcd import make_cluster, running_etcd
 from tests.support.fleet import POOL, Sidecar
 from tests.support.swap_verdict import Sequenced
 from tests.support.tiny import Tiny
@@ -82,10 +82,7 @@ async def lazy_fleet(
         paths = [tiny.adapter(f"lazy{number}") for number in range(ARTIFACTS)]
         expected = [await _reference(asker, path) for path in paths]
         assert not any(one.is_like(other) for one, other in itertools.combinations(expected, 2))
-        cluster = make_cluster(folder / "etcd", flags={"unsafe-no-fsync": "true"})
-        stack.callback(cluster.stop)
-        cluster.start()
-        await cluster.ready()
+        cluster = await stack.enter_async_context(running_etcd(make_cluster(folder / "etcd")))
         client = Client(cluster.options())
         stack.push_async_callback(client.aclose)
         keys = Keys()

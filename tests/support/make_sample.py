@@ -40,7 +40,7 @@ OLD_VLLM = "0.10.0"
 
 def sample_cluster(folder: Path) -> Cluster:
     """An etcd, not yet started, of the same cluster id as every other one that is made here."""
-    flags = {"initial-advertise-peer-urls": PEER, "initial-cluster": f"m0={PEER}", "unsafe-no-fsync": "true"}
+    flags = {"initial-advertise-peer-urls": PEER, "initial-cluster": f"m0={PEER}"}
     return make_cluster(folder, flags=flags)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from registry.etcd3 import channel, session, watch
 from registry.etcd3.client import Client
 from tests.contract.etcd3.mirror import FirstEndpoint
-from tests.support.etcd import PATIENCE_SECONDS, Cluster, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS
 from tests.support.proxy import Proxy
 
 
@@ -43,18 +42,6 @@ async def proxied_client(etcd, proxy) -> AsyncIterator[Client]:
     client = Client(etcd.options(endpoints=(proxy.endpoint,), call_timeout_seconds=PATIENCE_SECONDS))
     yield client
     await client.aclose()
-
-
-@pytest.fixture
-async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """One running member of this test's own."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        await cluster.ready()
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import pytest
 
 from registry.etcd3.errors import RequestTooLarge, ResponseTooLarge
@@ -16,7 +18,7 @@ from registry.etcd3.ops import (
     prefix_end,
 )
 from tests.contract.etcd3.mirror import fill, put
-from tests.support.etcd import make_cluster
+from tests.support.etcd import make_cluster, running_etcd
 
 
 async def test_range_limits_counts_and_sorts(etcd, etcd_client):
@@ -66,20 +68,14 @@ async def test_reads_at_one_revision_of_as_many_keys_as_a_transaction_may_have(e
 
 async def test_more_operations_than_the_server_takes(tmp_path):
     """etcd's default of 128 operations; nothing is written."""
-    cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "max-txn-ops": "128"})
-    cluster.start()
-    client = cluster.patient()
-    try:
-        await cluster.ready()
+    own = running_etcd(make_cluster(tmp_path, flags={"max-txn-ops": "128"}))
+    async with own as cluster, aclosing(cluster.patient()) as client:
         assert (await client.txn(put(*((b"k%d" % i, b"") for i in range(128))))).succeeded
         assert (await client.txn(Txn((), tuple(Range(b"k%d" % i) for i in range(128))))).succeeded
         with pytest.raises(RequestTooLarge) as caught:
             await client.txn(put(*((b"n%d" % i, b"") for i in range(129))))
         assert caught.value.certainly_not_applied
         assert (await client.range(Range(b"n", b"o", count_only=True))).count == 0
-    finally:
-        await client.aclose()
-        cluster.stop()
 
 
 @pytest.mark.parametrize("size", [1_600_000, 3_000_000])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import pytest
 
 from registry.etcd3.errors import NoSpace
 from registry.etcd3.ops import Delete, Put, Range, Txn
 from tests.contract.etcd3.mirror import put
-from tests.support.etcd import etcdctl, make_cluster
+from tests.support.etcd import etcdctl, make_cluster, running_etcd
 
 
 async def _fill(client):
@@ -18,20 +20,14 @@ async def _fill(client):
 @pytest.fixture
 async def full(tmp_path):
     """A client of a store that is full, a lease from before that, and the members."""
-    cluster = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "quota-backend-bytes": "1000000"})
-    cluster.start()
-    client = cluster.patient()
-    try:
-        await cluster.ready()
+    own = running_etcd(make_cluster(tmp_path, flags={"quota-backend-bytes": "1000000"}))
+    async with own as cluster, aclosing(cluster.patient()) as client:
         lease = await client.lease_grant(600)
         await client.txn(put((b"first", b"x")))
         with pytest.raises(NoSpace) as caught:
             await _fill(client)
         assert caught.value.certainly_not_applied
         yield client, lease, cluster
-    finally:
-        await client.aclose()
-        cluster.stop()
 
 
 async def test_what_frees_space_goes_on_and_what_takes_some_is_refused_whole(full):

@@ -14,7 +14,7 @@ from registry.etcd3.ops import Range
 from registry.etcd3.options import ClientOptions, TlsFiles
 from registry.etcd3.reflector import Connected, Disconnected, Reflector
 from tests.contract.etcd3.mirror import mirroring, put
-from tests.support.etcd import PATIENCE_SECONDS, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, make_cluster, running_etcd
 from tests.support.tls import Authority, server_flags
 from tests.support.waiting import eventually
 
@@ -32,14 +32,9 @@ def stranger(tmp_path_factory):
 @pytest.fixture
 async def secured(tmp_path, authority):
     """One member that asks clients for certificates."""
-    flags = {"unsafe-no-fsync": "true", **server_flags(authority.issue("server"), client_certificates=True)}
-    cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=authority.issue("client"))
-    cluster.start()
-    try:
-        await cluster.ready()
+    flags = server_flags(authority.issue("server"), client_certificates=True)
+    async with running_etcd(make_cluster(tmp_path / "etcd", flags=flags, tls=authority.issue("client"))) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 async def ask(options: ClientOptions) -> int:
@@ -85,7 +80,7 @@ async def test_tls_to_a_plain_port_is_unavailable(etcd, authority):
 
 async def test_a_certificate_for_another_name_is_refused(tmp_path, authority):
     server = authority.issue("elsewhere", host="DNS:etcd.example")
-    flags = {"unsafe-no-fsync": "true", **server_flags(server, client_certificates=False)}
+    flags = server_flags(server, client_certificates=False)
     cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=TlsFiles(ca=authority.certificate))
     cluster.start()
     try:

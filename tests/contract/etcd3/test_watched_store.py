@@ -14,7 +14,7 @@ from registry.etcd3.reflector import (
     Reflector,
 )
 from tests.contract.etcd3.mirror import mirroring, put
-from tests.support.etcd import PATIENCE_SECONDS, make_cluster
+from tests.support.etcd import PATIENCE_SECONDS, make_cluster, running_etcd
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
 
@@ -54,11 +54,8 @@ async def test_a_store_that_lost_its_memory_is_told(own_etcd, own_client, rng):
 
 async def test_another_cluster_behind_the_address_is_told(own_etcd, rng, tmp_path):
     """R15 brake: its revision is higher than the mark, only its identity differs."""
-    other = make_cluster(tmp_path, flags={"unsafe-no-fsync": "true", "initial-cluster-token": "other"})
-    other.start()
-    other_client = other.patient()
-    try:
-        await other.ready()
+    own = running_etcd(make_cluster(tmp_path, flags={"initial-cluster-token": "other"}))
+    async with own as other, aclosing(other.patient()) as other_client:
         async with (
             Proxy(own_etcd.members[0].client_port) as proxy,
             aclosing(_client_of(proxy)) as client,
@@ -73,9 +70,6 @@ async def test_another_cluster_behind_the_address_is_told(own_etcd, rng, tmp_pat
         assert second.cause is ListCause.WENT_BACK
         assert second.revision > first.revision
         assert second.cluster_id != first.cluster_id
-    finally:
-        await other_client.aclose()
-        other.stop()
 
 
 def _client_of(proxy: Proxy) -> Client:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import aclosing
 
 import grpc
 
 from registry.model.keys import Keys
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, refused, wait_ready
-from tests.support.etcd import make_cluster
+from tests.support.etcd import make_cluster, running_etcd
 from tests.support.history_check import History, check_history, read_history
 from tests.support.proxy import Proxy
 from tests.support.waiting import eventually
@@ -76,11 +77,8 @@ async def test_kill_nine_of_every_member(tmp_path):
         size = len(outcomes)
         await eventually(lambda: len(outcomes) >= size + 40)
 
-    cluster = make_cluster(tmp_path / "etcd")
-    cluster.start()
-    client = cluster.patient()
-    try:
-        await cluster.ready()
+    own = running_etcd(make_cluster(tmp_path / "etcd", syncs=True))
+    async with own as cluster, aclosing(cluster.patient()) as client:
         async with admin_inside(cluster.endpoints, PREFIX) as admin:
             await wait_ready(admin)
             await make_pool(admin)
@@ -96,6 +94,3 @@ async def test_kill_nine_of_every_member(tmp_path):
             await asyncio.wait(writers)
         _check_truth(Keys(PREFIX), await read_history(client, PREFIX, 1), outcomes)
         assert sum(isinstance(one, int) for one in outcomes.values()) > 100
-    finally:
-        await client.aclose()
-        cluster.stop()

@@ -44,7 +44,7 @@ async def reached(service: AdminProgram) -> AsyncIterator[Any]:
 
 async def test_waits_serves_and_stops(tmp_path):
     """etcd is down at start: it says so once and comes up; SIGTERM ends it with 0; each change is logged."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    cluster = make_cluster(tmp_path / "etcd")
     service = admin_program(tmp_path, cluster.endpoints, "/t")
     service.program.start()
     try:

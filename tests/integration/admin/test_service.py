@@ -32,7 +32,7 @@ CANARY = pb.Strategy(canary_replicas="1", promote="auto", soak_seconds=0)
 
 async def test_health_follows_etcd(tmp_path):
     """R18: not serving while etcd does not answer, from the start on, and saying why; it comes up by itself."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    cluster = make_cluster(tmp_path / "etcd")
     try:
         async with (
             admin_inside(cluster.endpoints, "/t") as admin,

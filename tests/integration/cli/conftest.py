@@ -24,7 +24,7 @@ from registry.etcd3.ops import Range, prefix_end
 from registry.model.keys import Keys
 from registry.tools.devstack.processes import free_ports
 from tests.conftest import EtcdForTest
-from tests.support.etcd import make_cluster
+from tests.support.etcd import one_member
 from tests.support.http_client import CONTEXT
 from tests.support.processes import Program, child
 from tests.support.ran import Ran
@@ -154,10 +154,5 @@ async def _newest(etcd: EtcdForTest) -> int:
 @pytest.fixture
 def own_etcd(tmp_path) -> Iterator[EtcdForTest]:
     """A member that the test may stop."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        asyncio.run(cluster.ready())
+    with one_member(tmp_path / "etcd") as cluster:
         yield EtcdForTest(cluster, "/test/own")
-    finally:
-        cluster.stop()

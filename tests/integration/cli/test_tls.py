@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from datetime import datetime, timedelta, tzinfo
 
 from registry.cli.doctor import collect
@@ -11,7 +12,7 @@ from registry.etcd3.ops import Put, Txn
 from registry.model.keys import Keys
 from registry.tools.verify.main import app, decode
 from tests.integration.cli.conftest import Cli, make_admin
-from tests.support.etcd import make_cluster
+from tests.support.etcd import make_cluster, running_etcd
 from tests.support.tls import Authority, server_flags
 
 
@@ -81,17 +82,11 @@ async def test_a_history_is_exported_from_an_etcd_that_asks_for_certificates(tmp
     """Whoever checks what was promised needs no other way to etcd than the services have."""
     authority = Authority(tmp_path / "authority", "ours")
     files, out = authority.issue("client"), tmp_path / "history.jsonl"
-    flags = {"unsafe-no-fsync": "true", **server_flags(authority.issue("server"), client_certificates=True)}
-    cluster = make_cluster(tmp_path / "etcd", flags=flags, tls=files)
-    cluster.start()
-    try:
-        await cluster.ready()
-        client = cluster.patient()
-        await client.txn(Txn((), (Put(Keys().meta(), b"{}"),)))
-        await client.aclose()
+    flags = server_flags(authority.issue("server"), client_certificates=True)
+    async with running_etcd(make_cluster(tmp_path / "etcd", flags=flags, tls=files)) as cluster:
+        async with aclosing(cluster.patient()) as client:
+            await client.txn(Txn((), (Put(Keys().meta(), b"{}"),)))
         given = ["--etcd", ",".join(cluster.endpoints), "--out", str(out), "--etcd-tls-ca", str(files.ca)]
         given += ["--etcd-tls-cert", str(files.certificate), "--etcd-tls-key", str(files.key)]
         assert not await asyncio.to_thread(app, args=["export", *given], standalone_mode=False)
-    finally:
-        cluster.stop()
     assert [step.revision for step in decode(out.read_text().splitlines())] == [2]

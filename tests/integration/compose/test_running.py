@@ -134,7 +134,7 @@ async def machine(tmp_path) -> AsyncIterator[Machine]:
     shared = {name: value for name, value in flags.items() if name not in PLACES and "etcd-1" not in value}
     shared = {name: value for name, value in shared.items() if not name.startswith(("listen", "initial-cluster"))}
     assert {"max-txn-ops", "quota-backend-bytes", "auto-compaction-retention"} <= shared.keys()
-    cluster = make_cluster(tmp_path / "etcd", flags={**shared, "unsafe-no-fsync": "true"})
+    cluster = make_cluster(tmp_path / "etcd", flags=shared)
     sockets = tempfile.mkdtemp(prefix="lp-")  # a socket's path must be short
     machine = Machine(tmp_path, cluster, sockets)
     try:

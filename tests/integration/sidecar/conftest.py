@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from registry.model.keys import Keys
-from tests.support.etcd import Cluster, make_cluster
 from tests.support.fleet import Hand, Sidecar, SimulatedEngine
 
 
@@ -32,15 +31,3 @@ async def sidecar(etcd, engine, tmp_path: Path) -> AsyncIterator[Sidecar]:
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, engine.url)
     yield sidecar
     sidecar.program.kill()
-
-
-@pytest.fixture
-async def own_etcd(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """One member of this test's own, to be stopped and started."""
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
-    cluster.start()
-    try:
-        await cluster.ready()
-        yield cluster
-    finally:
-        cluster.stop()

@@ -44,7 +44,7 @@ async def test_what_is_not_there_or_not_right_is_named_and_waited_for(engine, tm
     """R18, X1: etcd, another base, the engine, what it lacks; what goes unencrypted is told to everybody."""
     (tmp_path / "sources").mkdir()
     (tmp_path / "key").write_text("k")
-    cluster = make_cluster(tmp_path / "etcd", flags={"unsafe-no-fsync": "true"})
+    cluster = make_cluster(tmp_path / "etcd")
     sidecar, client = Sidecar(tmp_path, cluster.endpoints, "/x", engine.url), cluster.patient()
     wrong = Sidecar(tmp_path, cluster.endpoints, "/x", sidecar.http, replica="r2")
     flags = ["--engine-api-key-file", str(tmp_path / "key"), "--insecure"]
