@@ -142,12 +142,15 @@ flaky: install engine .venv-envoy/.installed .venv-oldest/.installed .venv-kuber
 	$(BIN)/python -m tests.support.flaky hunt --workers $(WORKERS) $(if $(ONLY),--only $(ONLY)) $(if $(TIMES),--times $(TIMES)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # What is too long for each change.
-.PHONY: corpus engines battery sessions pods
+.PHONY: corpus engines properties battery sessions pods
 corpus: install engine ## Load the whole corpus of adapters, sound and with defects, into real vLLM, for three architectures; and four that ignore or reorder a matrix
 	CORPUS=whole $(BIN)/pytest tests/corpus tests/architectures/test_quick.py
 
 engines: install engine ## Play on real vLLM what takes an engine of its own: the demonstration, refusals, another base without the plugin
 	NIGHTLY=yes $(BIN)/pytest tests/e2e
+
+properties: install ## Search the pure rooms' properties for examples that break them: new ones, and three times as many as make test plays
+	LORAPLANE_TEST_SEARCH=1 $(BIN)/pytest tests/properties
 
 battery: install ## Play all of an engine's misbehaviours, at all moments and for all times
 	LORAPLANE_TEST_SEARCH=1 $(BIN)/pytest tests/faults/test_battery.py
@@ -188,8 +191,8 @@ page: install .venv-page/.installed ## Look at the page in Chromium: each view, 
 	PICTURES=yes $(BIN)/python -m pytest -s -p no:cacheprovider tests/integration/page
 
 .PHONY: nightly
-nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, battery, sessions, pods, rotations, training, half an hour of a trainer, axolotl, page, make flaky; the others go on where one fails
-	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim battery sessions pods rotations training trainer axolotl page flaky COUNT=10000
+nightly: ## Play all that is too long for each change: mutants, corpus, engines, Rust frontend, routers, 10,000 seeds, properties, battery, sessions, pods, rotations, training, half an hour of a trainer, axolotl, page, make flaky; the others go on where one fails
+	$(MAKE) --keep-going mutants corpus engines rust-frontend routers sim properties battery sessions pods rotations training trainer axolotl page flaky COUNT=10000
 
 .PHONY: containers
 containers: install engine .venv-containers/.installed ## Build the images, start compose.yaml whole with podman, kill each container, start compose.secure.yaml (needs root)

@@ -8,13 +8,14 @@ import struct
 import typing
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.sources.base import ArtifactError, ArtifactReason
 from sidecar.artifacts.store import LocalStore
 from sidecar.artifacts.types import ArtifactRef, Staged
 from tests.support.adapters import adapter_config, adapter_weights, digest_of, write_files
+from tests.support.examples import examples
 from tests.support.memory_folder import memory_folder
 
 REASONS = {reason for part in typing.get_args(ArtifactReason) for reason in typing.get_args(part)}
@@ -85,7 +86,7 @@ def outcome(folder: Path, config: bytes, content: bytes, *, is_pinned: bool) -> 
         store.close()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(config=configs, content=weights, is_pinned=st.booleans())
 def test_any_two_files_are_refused_by_name_or_served_as_they_are(config: bytes, content: bytes, is_pinned: bool):
     """R4 digest-true, R14 nack: a typed refusal, or a directory that hashes to its digest."""

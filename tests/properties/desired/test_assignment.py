@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
@@ -83,7 +83,6 @@ def check_agreement(state: DesiredState, members: dict[str, Member]) -> None:
             )
 
 
-@settings(deadline=None)
 @given(histories)
 def test_what_is_remembered_only_saves_work_and_all_replicas_agree(history):
     informer = Informer(POOL)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from registry.runtime.failpoints import Point
 from tests.properties.loop.host_world import GRACE, HostWorld, Request
+from tests.support.examples import examples
 from tests.support.memory_folder import memory_folder
 
 REPLICAS = 2
@@ -114,7 +114,7 @@ class Keeping(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-search = settings(max_examples=100, stateful_step_count=25, deadline=None)
+search = examples(100, stateful_step_count=25)
 
 
 def test_nothing_that_an_engine_may_read_disappears():

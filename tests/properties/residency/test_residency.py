@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.admin.rpc import encode_residency
@@ -24,6 +24,7 @@ from registry.residency.view import PoolView, renew_view
 from registry.rollout.pool import PoolSnapshot, PoolValues, Values, read_presence, without_strangers
 from registry.rollout.status import Question, ReplicaRollout, derive_rollout
 from registry.v1 import registry_pb2 as pb
+from tests.support.examples import examples
 from tests.support.records import KEYS, POOL, kv, record
 from tests.support.residency_world import (
     LEASE,
@@ -141,7 +142,7 @@ def pool_values(draw: st.DrawFn) -> PoolValues:
     return PoolValues(presence_kvs, draw(statuses(claims)), record_kvs, revision=revision, holds_back=True)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(pool_values(), min_size=1, max_size=4))
 def test_counts_are_those_of_what_is_derived_one_by_one(history: list[PoolValues]) -> None:
     """R9 status-truth: adapters that are taken to stand alike do."""
@@ -160,7 +161,7 @@ def test_counts_are_those_of_what_is_derived_one_by_one(history: list[PoolValues
             assert {(one.state, one.reason, one.wanted): count for one, count in counts} == Counter(ways)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(pool_values(), min_size=1, max_size=4))
 def test_messages_and_pages_are_those_of_what_is_derived_one_by_one(history: list[PoolValues]) -> None:
     """R9 status-truth: what is said of an adapter in the words of another that stands alike is true of it."""
@@ -176,7 +177,7 @@ def test_messages_and_pages_are_those_of_what_is_derived_one_by_one(history: lis
         assert written == [encode_residency._derived_document(one) for one in found]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(pool_values(), min_size=1, max_size=4))
 def test_what_changed_is_what_is_derived_otherwise(history: list[PoolValues]) -> None:
     """No subscriber misses a change, and none is told of what stayed as it was."""
@@ -192,7 +193,7 @@ def _all_told(view: PoolView, key: str) -> tuple[object, ...]:
     return found, *counted(view, [key]), entry and found is None and entry.kv
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(pool_values(), min_size=1, max_size=4))
 def test_a_view_of_what_changed_is_that_of_everything(history: list[PoolValues]) -> None:
     """Records that nobody wrote need not be compared."""
@@ -207,7 +208,7 @@ def test_a_view_of_what_changed_is_that_of_everything(history: list[PoolValues])
         assert view.snapshot.taken == whole.snapshot.taken
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(pool_values())
 def test_a_rollout_says_the_same(now: PoolValues) -> None:
     """R9: rollout and residency give one answer, but for who still serves by what lived or took room before."""
@@ -236,7 +237,7 @@ def test_serving_is_proven() -> None:
     """R9 status-truth, by a check of its own: no replica is said to serve what by its own word it does not."""
     proven: list[str] = []
 
-    @settings(max_examples=200, deadline=None)
+    @examples(200)
     @given(st.lists(pool_values(), min_size=1, max_size=3))
     def is_proven(history: list[PoolValues]) -> None:
         proven.extend(_all_proven(history))
@@ -261,7 +262,7 @@ def _all_proven(history: list[PoolValues]) -> Iterator[str]:
                     yield one.replica
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(0, 4), st.integers(0, 4))
 def test_a_share_is_what_its_replica_found(capacities: list[int], then: int, now: int) -> None:
     """R9: by the room that it reckoned with, whatever else became of it meanwhile, and by which event."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.model.errors import RegistryError
@@ -26,6 +26,7 @@ from registry.transactions.changes import (
     UpdatePool,
 )
 from tests.support.changes import KEYS, Author, creating, lost_records, upsert
+from tests.support.examples import examples
 from tests.support.history_check import check_history
 
 NAMES = ["x", "acme/a", "acme/b", "other/a"]
@@ -92,7 +93,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(steps)
 def test_every_revision_keeps_the_promises(race):
     """W2 atomic-set, W3 idempotent, W5 quota-never, W6 one-digest, W7 audit-complete, over any interleaving."""

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.access.principal import operator
@@ -17,6 +17,7 @@ from registry.store.writer import WriteGate, Writer
 from registry.transactions.changes import Change, CreatePool, DeletePool, Remove, SetTenant, UpdatePool
 from registry.transactions.context import Caller, TxnLimits
 from tests.support.changes import KEYS, POOL, Author, applying, creating, upsert
+from tests.support.examples import examples
 from tests.support.flaky_etcd import Fault, FlakyEtcd, NoChance
 from tests.support.history_check import check_history
 
@@ -87,7 +88,7 @@ def assert_true(etcd: FlakyEtcd, outcomes: dict[str, int | Reason]) -> None:
             assert audited.get(request_id, outcome) == outcome, f"W1: {request_id} was acknowledged at {outcome}"
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(calls, min_size=1, max_size=10))
 def test_what_is_said_stays_true(sequence):
     """W1, W3, W8: calls are lost before or after they arrive, or arrive much later; no reply is ever belied."""

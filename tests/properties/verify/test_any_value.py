@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.etcd3.ops import Event, KeyValue
@@ -13,6 +13,7 @@ from registry.tools.verify.history import HistoryBase, Revision
 from tests.support.changes import KEYS, POOL, upsert
 from tests.support.checkers.index import HistoryIndex
 from tests.support.checkers.replay import check_replicas
+from tests.support.examples import examples
 from tests.support.hostile import RAW, dumped, mutations, spoiled
 from tests.support.residency_world import presence
 from tests.unit.checkers.story import Story
@@ -85,7 +86,7 @@ def test_each_kind_of_key_with_each_hostile_value(kind: str) -> None:
         survives(kind, value)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.sampled_from(KINDS), st.data())
 def test_any_json_under_any_key(kind: str, data: st.DataObject) -> None:
     """X2."""
