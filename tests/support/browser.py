@@ -6,37 +6,41 @@ import asyncio
 import json
 import os
 import shutil
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
+
+from tests.support.processes import END_SECONDS, child
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-page" / "bin" / "python"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
 LACKING = "a browser: make .venv-page/.installed, and Debian's package chromium (or CHROMIUM=path)"
 IS_THERE = PYTHON.exists() and bool(CHROMIUM)
-_ANSWER_SECONDS = 60
 
 
 class Browser:
-    """One page of a browser: see `tests.support.browser_driver` for what it does."""
+    """One page of a browser, of no event loop: see `tests.support.browser_driver` for what it does."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     async def do(self, what: str, **how: Any) -> Any:
         """What the browser answers."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps({"do": what, **how}).encode() + b"\n")
-        answer = await self.answer()
+        self._process.stdin.flush()
+        answer = await asyncio.to_thread(self.answer)
         assert "failed" not in answer, f"{what} {how}: {answer['failed']}"
         return answer["ok"]
 
-    async def answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """The next line of the driver, which itself ends what takes too long."""
         assert self._process.stdout
-        line = await asyncio.wait_for(self._process.stdout.readline(), _ANSWER_SECONDS)
+        line = self._process.stdout.readline()
         found: dict[str, Any] = json.loads(line or b'{"failed": "the driver ended"}')
         return found
 
@@ -51,22 +55,14 @@ class Browser:
         await self.do("wait", script=f"({shown}).includes({json.dumps(text)})")
 
 
-@asynccontextmanager
-async def browser() -> AsyncIterator[Browser]:
+@contextmanager
+def started_browser() -> Iterator[Browser]:
     """A browser that has shown nothing yet."""
     driver = str(Path(__file__).with_name("browser_driver.py"))
-    process = await asyncio.create_subprocess_exec(
-        str(PYTHON), driver, CHROMIUM, stdin=PIPE, stdout=PIPE, limit=64 << 20
-    )
-    try:
+    with child([str(PYTHON), driver, CHROMIUM], stdin=PIPE, stdout=PIPE) as process:
         one = Browser(process)
-        assert "ready" in await one.answer()
+        assert "ready" in one.answer()
         yield one
-    finally:
         assert process.stdin
         process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), 20)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        process.wait(END_SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from registry.model.status import Failed, Lazy, ReportedEvent, ReportedLimits, R
 from registry.runtime.clock import rfc3339
 from registry.v1 import registry_pb2 as pb
 from tests.support.admin import Admin, admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.browser import IS_THERE, LACKING, Browser, browser
+from tests.support.browser import Browser, started_browser
 from tests.support.residency_world import Replicas, engine_status
 
 POOL = "p"
@@ -91,10 +91,16 @@ async def troubled(etcd, etcd_client) -> AsyncIterator[TroubledFleet]:
         yield fleet
 
 
-@pytest.fixture
-async def page(troubled) -> AsyncIterator[Browser]:
-    if not IS_THERE:
-        pytest.skip(LACKING)
-    async with browser() as one:
-        await one.do("renew", viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One for all tests, since it takes longer to start than most of these."""
+    with started_browser() as one:
         yield one
+
+
+@pytest.fixture
+async def page(browser: Browser) -> Browser:
+    """A page that knows nothing of any before it."""
+    await browser.do("renew", viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    await browser.do("complaints")
+    return browser

@@ -14,7 +14,7 @@ from registry.runtime.clock import rfc3339
 from registry.v1 import registry_pb2 as pb
 from tests.integration.admin.test_access import guarded, token
 from tests.support.admin import admin_inside, change_set, make_pool, put, wait_ready
-from tests.support.browser import IS_THERE, LACKING, ROOT, browser
+from tests.support.browser import IS_THERE, LACKING, ROOT
 from tests.support.tls import Authority
 
 pytestmark = pytest.mark.skipif(not IS_THERE, reason=LACKING)
@@ -125,7 +125,7 @@ async def test_without_a_script_it_is_a_table(troubled, page):
     await page.do("shown", selector="text=<img src=x onerror=alert(1)>")
 
 
-async def test_a_token_is_asked_for_and_asked_for_again_when_it_ends(etcd, tmp_path, monkeypatch):
+async def test_a_token_is_asked_for_and_asked_for_again_when_it_ends(page, etcd, tmp_path, monkeypatch):
     """A1 named, A2 deny-by-default: nothing is shown before, and nothing after."""
     monkeypatch.setattr("registry.access.tokens.LEEWAY_SECONDS", 0)
     authority = Authority(tmp_path / "authority", "ours")
@@ -133,27 +133,26 @@ async def test_a_token_is_asked_for_and_asked_for_again_when_it_ends(etcd, tmp_p
         await wait_ready(free)
         await make_pool(free)
         await free.stub.ApplyAdapters(change_set(put("acme/a"), put("other/b")))
-        async with browser() as page:
-            await page.do("goto", url=f"http://127.0.0.1:{ports.http_port}/#/adapter/acme/a")
-            await page.sees("Token")
-            assert await page.do("axe") == []
-            await page.do("fill", selector="#token", text="nonsense")
-            await page.do("press", key="Enter")
-            await page.sees("the token is not believed")
-            await page.do("fill", selector="#token", text=token("ml-acme", 12))
-            await page.do("press", key="Enter")
-            await page.sees("acme/a")
-            await page.sees("ci:job", "#who")
-            await page.do("press", key="f")
-            await page.sees("1 Progressing")
-            assert "other" not in await page.text()
-            await page.sees("expired")
-            assert await page.do("eval", script="!!document.querySelector('#token')") is True
-            assert "acme" not in await page.text()
-            assert await page.do("eval", script="sessionStorage.length + document.cookie.length") == 0
-            await page.do("fill", selector="#token", text=token("ml-acme"))
-            await page.do("press", key="Enter")
-            await page.sees("1 Progressing")
-            await page.do("click", selector="text=Sign out")
-            await page.sees("Token")
-            assert "acme" not in await page.text()
+        await page.do("goto", url=f"http://127.0.0.1:{ports.http_port}/#/adapter/acme/a")
+        await page.sees("Token")
+        assert await page.do("axe") == []
+        await page.do("fill", selector="#token", text="nonsense")
+        await page.do("press", key="Enter")
+        await page.sees("the token is not believed")
+        await page.do("fill", selector="#token", text=token("ml-acme", 12))
+        await page.do("press", key="Enter")
+        await page.sees("acme/a")
+        await page.sees("ci:job", "#who")
+        await page.do("press", key="f")
+        await page.sees("1 Progressing")
+        assert "other" not in await page.text()
+        await page.sees("expired")
+        assert await page.do("eval", script="!!document.querySelector('#token')") is True
+        assert "acme" not in await page.text()
+        assert await page.do("eval", script="sessionStorage.length + document.cookie.length") == 0
+        await page.do("fill", selector="#token", text=token("ml-acme"))
+        await page.do("press", key="Enter")
+        await page.sees("1 Progressing")
+        await page.do("click", selector="text=Sign out")
+        await page.sees("Token")
+        assert "acme" not in await page.text()
