@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from registry.etcd3.cancellation import is_cancelled
 from registry.model.errors import (
     UNKNOWN_REASON,
     AlreadyExists,
@@ -94,7 +95,7 @@ class CallErrors:
         except grpc.RpcError as error:
             raise self._error_of(error, request_id) from error
         except asyncio.CancelledError as error:
-            if _is_cancelled_by_us():
+            if is_cancelled():
                 raise
             raise self._error(grpc.StatusCode.CANCELLED, "the call was cancelled", _Details(), request_id) from error
 
@@ -133,11 +134,6 @@ class CallErrors:
 
     def _remedy(self, reason: Reason) -> str:
         return f"; {self.remedies[reason]}" if reason in self.remedies else ""
-
-
-def _is_cancelled_by_us() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _details_of(error: grpc.RpcError) -> _Details:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import grpc
 
+from registry.etcd3.cancellation import is_cancelled
 from registry.etcd3.classify import classify
 from registry.etcd3.codec import Method, Req, Res
 from registry.etcd3.errors import EtcdUnavailable, Timeout, TlsFailed
@@ -58,11 +59,6 @@ def _newest(endpoint: str, tls: TlsReader) -> Pem:
         raise TlsFailed(f"{endpoint}: {error}", maybe_applied=False) from error
 
 
-def _cancelled_by_us() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 @contextmanager
 def translated(endpoint: str, *, writes: bool) -> Iterator[None]:
     """Turns gRPC's failures into our errors.
@@ -75,7 +71,7 @@ def translated(endpoint: str, *, writes: bool) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise classify(error.code().name, error.details() or "", writes=writes, endpoint=endpoint) from error
     except asyncio.CancelledError as error:
-        if _cancelled_by_us():
+        if is_cancelled():
             raise
         raise EtcdUnavailable(f"{endpoint}: the call was cancelled", maybe_applied=writes) from error
     except grpc.aio.UsageError as error:

@@ -23,6 +23,7 @@ from registry.client import admin_api as api
 from registry.client.residency import Follower, PoolResidency
 from registry.client.transport import AdminCalls
 from registry.etcd3.backoff import Backoff
+from registry.etcd3.cancellation import is_cancelled
 from registry.model.errors import PermissionDenied, Reason, RegistryError, Unavailable
 from registry.picker.served import PickPool, ReadyReplica, names_to_resolve, seen_since
 from registry.v1 import registry_pb2 as pb
@@ -67,9 +68,13 @@ class PoolWatch:
         """Follows until it is cancelled."""
         failures = 0
         while True:
+            # A group of tasks that fails as it is cancelled tells nothing of that: see `registry.etcd3.cancellation`.
+            connection = asyncio.create_task(self._connected(), name=f"connection for {self.name}")
             try:
-                await self._connected()
+                await connection
             except RegistryError as error:
+                if is_cancelled():
+                    raise asyncio.CancelledError from error
                 failures = 1 if self._away_since is None else failures + 1
                 self._lost(error)
             await asyncio.sleep(_AGAIN.delay(failures, random.uniform))

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from registry.client.transport import AdminCalls
+from registry.model.errors import Reason, Unavailable
 from registry.picker import following
 from registry.picker.following import PoolWatch, ready_replica
 from registry.v1 import registry_pb2 as pb
@@ -166,3 +167,29 @@ def test_the_url_for_routers_counts_before_the_sidecars_own():
     found = ready_replica(advertised)
     assert found is not None
     assert found.url == "http://1.2.3.4:1"
+
+
+async def test_it_ends_though_the_registry_goes_away_at_that_moment():
+    """Else a picker that is told to stop together with its admin service would follow on for ever."""
+    is_gone = asyncio.Event()
+
+    class Leaving:
+        async def unary(self, *_: object, **__: object) -> None:
+            await asyncio.Event().wait()
+
+        async def stream(self, *_: object) -> AsyncIterator[pb.WatchResidencyResponse]:
+            await is_gone.wait()
+            raise Unavailable(Reason.ADMIN_UNAVAILABLE, "gone")
+            yield
+
+        async def aclose(self) -> None:
+            pass
+
+    following = asyncio.create_task(PoolWatch("p", Leaving).run())  # type: ignore[arg-type] # what is called of it
+    for _ in range(5):
+        await asyncio.sleep(0)
+    is_gone.set()
+    following.cancel()
+    ended, _ = await asyncio.wait({following}, timeout=5)
+    following.cancel()
+    assert ended == {following}
