@@ -15,7 +15,7 @@ from registry.cli import main
 from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.output import Color, Format, Output, OutputView, Printer, output_of, yaml_document
 from registry.cli.views.template import columns_of
-from registry.tools.verify import ends
+from registry.tools.verify import program
 from registry.tools.verify.history import Violation
 from tests.unit.cli.conftest import Terminal
 
@@ -163,8 +163,8 @@ def test_lines_and_cells_cannot_be_forged(form, capsys):
     told = capsys.readouterr().out
     assert (is_safe(told, 3), "\\nready: yes" in told, PLAIN in told) == (True, True, True)
     for report, lines in (
-        (lambda: ends.report([Violation("W3", 1, HOSTILE, HOSTILE)], "1 revision"), 2),
-        (lambda: ends.fail("loraplane-verify", 2, HOSTILE), 1),
+        (lambda: program.report([Violation("W3", 1, HOSTILE, HOSTILE)], "1 revision"), 2),
+        (lambda: program.fail("loraplane-verify", 2, HOSTILE), 1),
     ):
         with pytest.raises(click.exceptions.Exit):
             report()
