@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from registry.etcd3.backoff import Backoff, Uniform
@@ -129,11 +129,13 @@ class Decline:
     """An adapter's generation that a replica refuses for good, why, and by which limit of its own, as a digest.
 
     `asked`: the request by which another try of it was asked for last; None: not known yet, after a restart.
+    `since`: when it was refused, in monotonic seconds.
     """
 
     reason: str
     by: str
     asked: str | None
+    since: float = field(default=0.0, compare=False)
 
 
 # By name key and generation, the oldest first.

@@ -4,17 +4,21 @@ Others go by what a replica says that it declines, and take it (`registry.model.
 there is a reason to think otherwise: the record has another generation or is gone, another try of it was asked for, or
 the limit is another one. It stands although the adapter is not this replica's any more, and after a restart: else the
 adapter would come back with each, only to be refused again.
+
+Until others are known to have heard of it, a refusal is no answer to whoever waits for the adapter: the next replica
+has not been asked yet.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from registry.model.names import name_key
-from registry.model.placement import DECLINABLE, Declined, decline_id
+from registry.model.names import matches, name_key
+from registry.model.placement import DECLINABLE, Declined, Member, decline_id
 from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.plan.backoff import Decline, Declines, Failure
 from sidecar.plan.types import FailedAdapter, PlanContext, ReplicaLimits, Selection
@@ -22,6 +26,8 @@ from sidecar.plan.types import FailedAdapter, PlanContext, ReplicaLimits, Select
 # As many fit into a presence, which is to stay small: every sidecar of the pool gets it. What is beyond them stays
 # placed here, and refused.
 MAX_DECLINED = 2048
+# By then others have heard of it, unless etcd is away: the status promises news then.
+HEARD_SECONDS = 10.0
 _DIGEST_DIGITS = 16
 # Of the reasons those for which the files are not even read.
 _BY_READING = frozenset(DECLINABLE) - {
@@ -37,23 +43,48 @@ def is_own(failure: Failure) -> bool:
     return failure.retry_at is None and failure.incarnation is None and failure.reason in _BY_READING
 
 
-def decline(desired: DesiredState, chosen: Selection, failed: Iterable[FailedAdapter], known: PlanContext) -> Declines:
-    """Present declines: earlier ones that still stand, and new refusals."""
+def decline(
+    desired: DesiredState, chosen: Selection, failed: Iterable[FailedAdapter], known: PlanContext, now: float
+) -> Declines:
+    """Present declines: earlier ones that still stand, and new refusals. `now`: monotonic seconds."""
     before, news = known.declined, [(name_key(one.name), one) for one in failed if one.is_own]
     if not before and not news:
         return before
     reasons = {one.reason for one in before.values()} | {one.reason for _, one in news}
     by = {reason: limit_digest(reason, chosen.limits, known.reads) for reason in reasons}
-    now = {
+    found = {
         at: replace(one, asked=_asked(desired.adapters[at[0]]))
         for at, one in before.items()
         if one.by == by[one.reason] and _is_desired(at, one, desired)
     }
     for key, one in news:
         adapter = desired.adapters.get(key)
-        if adapter is not None and _is_counted(adapter) and len(now) < MAX_DECLINED:
-            now.setdefault((key, one.generation), Decline(one.reason, by[one.reason], _asked(adapter)))
-    return before if now == before else now
+        if adapter is not None and _is_counted(adapter) and len(found) < MAX_DECLINED:
+            found.setdefault((key, one.generation), Decline(one.reason, by[one.reason], _asked(adapter), now))
+    return before if found == before else found
+
+
+def passed_on(desired: DesiredState, failed: FailedAdapter, declined: Declines, known: PlanContext) -> FailedAdapter:
+    """A refusal as it is told: no answer yet, if others take the adapter once they hear that it is declined here."""
+    adapter = desired.adapters.get(name_key(failed.name))
+    if not failed.is_own or adapter is None or known.members is None:
+        return failed
+    found = declined.get((adapter.key, failed.generation))
+    if found is None or not _is_news(adapter, failed.generation, known.replica, known.members):
+        return failed
+    return replace(failed, retry_at=found.since + HEARD_SECONDS, final_at=math.inf)
+
+
+def _is_news(adapter: DesiredAdapter, generation: int, replica: str, members: Mapping[str, Member]) -> bool:
+    """True if others do not know yet that this replica declines it, and one of them may take it."""
+    own, terms = members.get(replica), adapter.terms
+    if own is None or terms is None or any(one.declines is None for one in members.values()):
+        return False
+    if terms.declinable(adapter.generation) != generation:
+        return False  # canaries pass nothing on
+    at = decline_id(adapter.key, generation)
+    others = (one for one in members.values() if one is not own and matches(terms.placement.selector, one.labels))
+    return not own.why_declined(at) and any(not one.why_declined(at) for one in others)
 
 
 def _is_desired(at: tuple[str, int], one: Decline, desired: DesiredState) -> bool:

@@ -48,7 +48,7 @@ from sidecar.plan.conditions import (
     troubles,
     warnings,
 )
-from sidecar.plan.declines import decline
+from sidecar.plan.declines import decline, passed_on
 from sidecar.plan.handoff import Handoff
 from sidecar.plan.limits import deviation_of, rejection_of
 from sidecar.plan.names import SEPARATOR, engine_name, key_of, listed_as, overlap_of
@@ -121,7 +121,9 @@ def make_plan(
     planned += _not_planned(beside, planned)
     coming = len(known.in_progress.loads - observed.adapters.keys())
     actions = overlap.within(planned, chosen.limits.capacity, going=len(gone) + coming)
-    failures = _of_kind(decided, FailedAdapter)
+    refused = _of_kind(decided, FailedAdapter)
+    declined = decline(desired, chosen, refused, known, now)
+    failures = tuple(passed_on(desired, one, declined, known) for one in refused)
     leftover = tuple(still_served(desired, kept, observed, chosen, known))
     served = [*_of_kind(decided, ServedAdapter), *leftover]
     answered = _kept(desired, chosen, observed, known, served, gone)
@@ -146,7 +148,7 @@ def make_plan(
         refusals=_refusals(chosen, eager, known, serves=bool(served or answered)),
         is_awaiting=bool(known.in_progress.keys),
         paused=observed.paused,
-        declined=decline(desired, chosen, failures, known),
+        declined=declined,
         chosen=chosen,
     )
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from registry.lora.coverage.findings import EngineEvidence
-from registry.model.placement import DECLINABLE, Declined, decline_id
+from registry.model.placement import DECLINABLE, Declined, Member, decline_id
 from registry.model.records import AskedRetry
 from sidecar.desired.informer import DesiredState
 from sidecar.plan import declines
 from sidecar.plan.backoff import Decline, Declines, Failure
-from sidecar.plan.declines import announced, is_own, limit_digest, restored
+from sidecar.plan.declines import HEARD_SECONDS, _is_news, announced, is_own, limit_digest, restored
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Plan, ReplicaLimits
 from tests.support.records import kv, record
@@ -36,6 +37,43 @@ def test_what_the_engines_own_limits_refuse_is_declined_where_it_is_placed_by_nu
     assert planned(COUNTED, plan.declined).declined is plan.declined, "nothing is new"
     (named,) = planned(COUNTED, target_modules=("v_proj",)).declined.values()
     assert named.reason == "target_modules_mismatch"
+
+
+REFUSED = Declined("8", frozenset({decline_id("a", 1)}))
+
+
+@pytest.mark.parametrize(
+    ("others", "heard", "final"),
+    [
+        ({"r2": Member("r2", {})}, False, False),
+        ({"r2": Member("r2", {})}, True, True),
+        ({}, False, True),
+        ({"r2": Member("r2", {}, declines={"rank_too_high": REFUSED})}, False, True),
+        ({"r2": Member("r2", {}, declines=None)}, False, True),
+        ({"r2": Member("r2", {"zone": "b"})}, False, True),
+    ],
+)
+def test_a_refusal_is_no_answer_until_those_who_may_take_it_heard_of_it(others, heard, final):
+    """R3, R9: no rollout fails while another replica is about to be asked; with none that may take it it does."""
+    zones = {"zone": "a"} if "zone" in str(others) else {}
+    state = desired(kv("a", 1, placement=placed_at(1, **zones)), kv("all", 2))
+    found = {ref: replace(one, targets=frozenset({"o_proj"})) for ref, one in staged(state, "v1").items()}
+    mine = Member("r1", {"zone": "a"}, declines={"rank_too_high": REFUSED} if heard else {})
+    facts = replace(known(state), staged=found, replica="r1", members={"r1": mine, **others})
+    plan = make_plan(state, pool(), observed({}, max_lora_rank=4), facts, now=7.0)
+    told = {one.name: (one.retry_at, one.final_at) for one in plan.failed}
+    assert told["a"] == ((None, math.inf) if final else (7.0 + HEARD_SECONDS, math.inf))
+    assert told["all"] == (None, math.inf), "of what all are to serve nothing is passed on"
+    later = make_plan(state, pool(), observed({}, max_lora_rank=4), replace(facts, declined=plan.declined), now=9.0)
+    assert later.failed == plan.failed, "a status says nothing new while nothing is"
+
+
+def test_what_a_canary_refuses_is_passed_on_to_nobody():
+    """R9: that halts its rollout at once."""
+    state = desired(rolling("a", 5, placement=placed_at(2), strategy={"canary": {"replicas": 1}}))
+    two = {name: Member(name, {}) for name in ("r1", "r2")}
+    assert [_is_news(state.adapters["a"], generation, "r1", two) for generation in (1, 2)] == [True, False]
+    assert not _is_news(state.adapters["a"], 1, "r3", two), "it drains"
 
 
 def test_a_decline_stands_until_its_limit_its_generation_or_its_record_is_another():
