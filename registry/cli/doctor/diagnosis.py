@@ -16,7 +16,7 @@ from registry.cli.doctor.findings import CheckedPart, DoctorFinding, error, memb
 from registry.cli.doctor.placement_findings import placement_findings
 from registry.cli.doctor.replica_findings import insecure, replica_findings
 from registry.cli.views.columns import seconds_left
-from registry.cli.views.replica_view import ReplicaView, disagreements, groups_told, short_span
+from registry.cli.views.replica_view import ReplicaView, disagreements, groups_told, short_span, silent_on_uses
 from registry.model.names import label_text, matches, tenant_of
 from registry.runtime.settings import is_loopback
 from registry.v1 import registry_pb2 as pb
@@ -246,7 +246,7 @@ def _ending(pool: PoolSeen, now: datetime) -> Iterator[DoctorFinding]:
 def _untold(pool: PoolSeen) -> Iterator[DoctorFinding]:
     """Replicas that do not tell uses, so that nothing ends whose ttl begins with the last one."""
     waiting = sorted(one.name for one in pool.adapters if one.spec.ttl_from == "use")
-    silent = sorted(one.name for one in pool.replicas if not one.missing and not one.status.get("uses"))
+    silent = silent_on_uses(pool.replicas)
     if waiting and silent:
         finding = (
             f"{len(waiting)} adapters end once they are unused ({named(waiting)}), and do not while these replicas "

@@ -22,6 +22,7 @@ from registry.cli.views.replica_view import (
     disagreements,
     groups_told,
     replica_views,
+    silent_on_uses,
 )
 from registry.cli.views.residency_view import (
     TITLES,
@@ -66,7 +67,7 @@ def describe_adapter(client: AdminClient, printer: Printer, pool: str, name: str
     history = _readable("History", lambda: client.history(pool, adapter.name).generations, unread.append)
     restored = [one for one in history or () if one.HasField("restored_by")]
     if printer.is_table:
-        _adapter_fields(printer, row, restored, not_placed(row, replicas or ()))
+        _adapter_fields(printer, row, restored, replicas or ())
         _wrong(printer, rollout, warned or {})
         _where(printer, where)
         _event_table(printer, events, unread)
@@ -108,9 +109,11 @@ def _table(printer: Printer, title: str, keys: tuple[str, ...], items: list[Plai
         printer.table(titles, ([str(one.get(key) or "-") for key in keys] for one in items))
 
 
-def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Adapter], elsewhere: str) -> None:
+def _adapter_fields(
+    printer: Printer, row: AdapterRow, restored: Sequence[pb.Adapter], replicas: Sequence[ReplicaView]
+) -> None:
     """Identity and state of an adapter; of its spec the given fields, not defaults."""
-    adapter = row.record
+    adapter, elsewhere = row.record, not_placed(row, replicas)
     usual = flat(spec_dict(pb.AdapterSpec()))
     said = {path: value for path, value in flat(spec_dict(adapter.spec)).items() if value != usual.get(path)}
     made = f"by {cell(adapter.updated_by)} at {cell(adapter.updated_at)}, request {cell(adapter.request_id)}"
@@ -122,7 +125,7 @@ def _adapter_fields(printer: Printer, row: AdapterRow, restored: Sequence[pb.Ada
             ),
             "Generation": f"{adapter.generation}, {age(row)} old, {made}",
             **({"Not placed on": elsewhere} if elsewhere else {}),
-            **_end(adapter),
+            **_end(adapter, replicas),
             **_kept(adapter),
             **_scaled(adapter),
             "Etag": adapter.etag,
@@ -176,15 +179,28 @@ def _standings(printer: Printer, rollout: pb.Rollout | None, *, is_well: bool) -
     _replica_table(printer, rollout)
 
 
-def _end(adapter: pb.Adapter) -> dict[str, str]:
-    """Time of its deletion, if nobody writes it before."""
+def _end(adapter: pb.Adapter, replicas: Sequence[ReplicaView]) -> dict[str, str]:
+    """Time of its deletion, if nobody writes it before, or who keeps it from being known; `replicas`: of its pool."""
     if not adapter.expires_at:
         return {}
     if adapter.spec.ttl_from == "use":
         lives = span_text(max(1, adapter.spec.ttl_seconds))
-        return {"Expires": f"once it was neither used nor changed for {lives}, as all replicas tell; see doctor"}
+        when = f"once it was neither used nor changed for {lives}, as all replicas tell"
+        return {"Expires": when, **_untold(adapter, replicas)}
     when = f"{cell(adapter.expires_at)}, {expires(adapter, datetime.now(UTC))}"
     return {"Expires": f"{when}, unless it is changed before: ttl {span_text(max(1, adapter.spec.ttl_seconds))}"}
+
+
+def _untold(adapter: pb.Adapter, replicas: Sequence[ReplicaView]) -> dict[str, str]:
+    """Replicas that do not tell uses, and what to do."""
+    silent = silent_on_uses(replicas)
+    if not silent:
+        return {}
+    remedy = (
+        "its engine has to answer and to have the plugin, its sidecar to be of this release; or let the last change "
+        f"count alone: loraplane set {cell(adapter.name)} --pool {cell(adapter.pool)} --ttl-from change"
+    )
+    return {"Does not expire": f"while uses are not told by {_several(silent)}: {remedy}"}
 
 
 def _kept(adapter: pb.Adapter) -> dict[str, str]:

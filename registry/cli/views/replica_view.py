@@ -191,6 +191,11 @@ def counted_views(views: Iterable[ReplicaView], counts: Mapping[str, StandingCou
     return [replace(one, counts=counts.get(one.name, NOTHING_STANDS)) for one in views]
 
 
+def silent_on_uses(replicas: Iterable[ReplicaView]) -> list[str]:
+    """Names of the replicas that live and do not tell uses: adapters whose ttl begins with one do not end meanwhile."""
+    return sorted(one.name for one in replicas if not one.missing and not one.status.get("uses"))
+
+
 def groups_told(groups: Iterable[pb.GroupPresence], *, lacking: bool) -> str:
     """Living replicas of each expected group, e.g. ``zone=b: 1 of 3``; `lacking`: only of those that lack some."""
     return ", ".join(

@@ -15,7 +15,7 @@ from registry.cli.views.describe import _end, _kept, _scaled
 from registry.cli.views.differences import GenerationRow
 from registry.cli.views.events import ShownEvent
 from registry.cli.views.output import OutputView
-from registry.cli.views.replica_view import replica_view
+from registry.cli.views.replica_view import ReplicaView, missing_view, replica_view
 from registry.cli.views.residency_view import PoolRow, PoolStatus
 from registry.model.messages import adapter_dict
 from registry.residency.health import AdapterRow
@@ -401,19 +401,33 @@ def test_a_number_of_replicas_that_follows_requests_is_told_with_its_reason():
     assert adapter_dict(one)["scaled"] == {"replicas": 99, "reason": "101.0 requests at once", "at": one.scaled.at}
 
 
+def telling(name: str, *, uses: bool = True) -> ReplicaView:
+    status = {**STATUS, "uses": {"since": 1, "until": 2, "names": []} if uses else None}
+    return replica_view(pb.Replica(name=name, pool="p", status_json=json.dumps(status)))
+
+
 def test_when_an_adapter_is_deleted_is_told_where_it_is(monkeypatch):
     """R25: a time that nobody can read is told as none."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     one = pb.Adapter(spec=pb.AdapterSpec(ttl_seconds=604_800), expires_at="2026-01-03T12:00:00Z")
     assert (expires(one, now), expires(one, now + timedelta(days=9))) == ("in 2d12h", "in 0s")
     assert [expires(pb.Adapter(expires_at=odd), now) for odd in ("", "soon", "2026-01-01")] == ["-"] * 3
-    told = _end(one)["Expires"]
+    told = _end(one, ())["Expires"]
     assert (told.startswith("2026-01-03T12:00:00Z, in "), told.endswith("unless it is changed before: ttl 7d")) == (
         *(True, True),
     )
-    assert _end(pb.Adapter()) == {}
+    assert _end(pb.Adapter(), ()) == {}
     one.spec.ttl_from = "use"
-    assert (expires(one, now), _end(one)["Expires"]) == (
+    assert (expires(one, now), _end(one, [telling("r1")])) == (
         "unused 7d",
-        "once it was neither used nor changed for 7d, as all replicas tell; see doctor",
+        {"Expires": "once it was neither used nor changed for 7d, as all replicas tell"},
     )
+
+
+def test_a_replica_that_keeps_an_adapter_from_ending_is_named_with_what_to_do():
+    """R25: one that does not tell uses; of one that is gone it is known."""
+    one = pb.Adapter(name="sql", pool="p", spec=pb.AdapterSpec(ttl_seconds=60, ttl_from="use"), expires_at="…")
+    gone = missing_view("p", pb.MissingReplica(name="r4"))
+    told = _end(one, [telling("r1"), telling("r3", uses=False), telling("r2", uses=False), gone])["Does not expire"]
+    assert told.startswith("while uses are not told by r2, r3: its engine has to answer and to have the plugin")
+    assert told.endswith("loraplane set sql --pool p --ttl-from change")
