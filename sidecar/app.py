@@ -103,11 +103,11 @@ def assemble(ports: Ports) -> Sidecar:
     supervisor = Supervisor(lambda part: INTERNAL_ERRORS.labels(part).inc(), clock.rng, fatal=_FATAL)
     cache = PoolCache(ports.keys, pool, mailbox, Journal(ports.state))
     watcher = Watcher(ports.client, ports.keys, replica, cache, clock, supervisor.keep)
-    reporting = Reporting(ports, cache, supervisor)
+    demand = ResidentSet(Catalogue(cache.informer), idle_seconds=ports.idle_seconds)
+    reporting = Reporting(ports, cache, supervisor, demand.asked)
     writer, declines = reporting.writer, reporting.declines
     observer = EngineObserver(engine, clock, mailbox.wake, store.owns, ports.base)
     collector = _collector(ports, reporting.status, on_news=observer.distrust)
-    demand = ResidentSet(Catalogue(cache.informer), idle_seconds=ports.idle_seconds)
     probes = EngineProbes(engine, clock)
     reconciler = Reconciler(
         EngineParts(engine, observer, probes),

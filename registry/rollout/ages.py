@@ -29,6 +29,7 @@ from pydantic import Field
 
 from registry.etcd3.ops import Event, KeyValue
 from registry.model.errors import Reason, RegistryError
+from registry.model.status import tell_seconds
 from registry.model.stored import Number, Part, Stored
 from registry.transactions.decode import read_adapter
 
@@ -172,9 +173,11 @@ def age_seconds(one: EndingRecord, reading: ClockReading, now: float) -> float:
     return max(now - one.seen_at, told)
 
 
-def tick_seconds(shortest_seconds: int) -> float:
-    """Time after which the clock is to be moved on, by the shortest life of any adapter."""
-    return min(_LONGEST_TICK_SECONDS, max(_SHORTEST_TICK_SECONDS, shortest_seconds / _TICKS_OF_A_LIFE))
+def tick_seconds(one: EndingRecord) -> float:
+    """Time after which the clock is to be moved on for the sake of one: where uses count, as often as they are told."""
+    if one.from_use:
+        return tell_seconds(one.ttl_seconds)
+    return min(_LONGEST_TICK_SECONDS, max(_SHORTEST_TICK_SECONDS, one.ttl_seconds / _TICKS_OF_A_LIFE))
 
 
 def advanced(reading: ClockReading, longest_seconds: float, now: float) -> ExpiryClock:

@@ -3,13 +3,14 @@
 Each admin service has one, and any of them may act: the request has the same id everywhere, and the etag of the record
 that was looked at, so that it is done once, and not at all if somebody wrote the record meanwhile (guarantee R25). How
 old a record is at least, `registry.rollout.ages` knows; for how long an adapter was not used, `registry.rollout.uses`.
-For that a pool is read as a whole, once for each reading of the clock, as nothing else makes that time longer.
+For that a pool is read as a whole, as often as its replicas tell uses and the clock was moved on since.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 import structlog
@@ -37,7 +38,29 @@ from registry.transactions.changes import ExpireAdapter
 
 # Between two looks, however fast adapters end, give or take a half.
 _PAUSE_SECONDS = 0.5
+# Within this time it is written who went that nobody remembers (`registry.rollout.members`).
+_WRITTEN_SECONDS = 9.0
+# Milliseconds are cut off at each reading.
+_NEARLY = 0.95
 _log = structlog.get_logger()
+
+_Version = tuple[bytes, int]  # key and revision of a record
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Adapters of a pool that were found unused for their ttl, each since which time without a break.
+
+    All times are milliseconds by the clock of expiry; `at_ms`: of the reading that it was judged by last.
+    """
+
+    at_ms: int
+    unused: Mapping[_Version, int] = field(default_factory=dict)
+
+    def is_sure(self, one: EndingRecord) -> bool:
+        """True if one was found so for as long as it may take until it is written who went just before."""
+        since_ms = self.unused.get((one.kv.key, one.kv.mod_revision), self.at_ms)
+        return self.at_ms - since_ms >= _WRITTEN_SECONDS * 1000
 
 
 class ExpiryController:
@@ -53,9 +76,7 @@ class ExpiryController:
         self._wake = asyncio.Event()
         self._ending = EndingAdapters(shared.keys.all_adapters())
         self._reading: ClockReading | None = None
-        self._judged_at = 0
-        self._found: frozenset[tuple[bytes, int]] = frozenset()
-        self._unused: frozenset[tuple[bytes, int]] = frozenset()
+        self._judged: dict[str, _Judged] = {}
         self._attempts: dict[bytes, int] = {}
         self._failures = 0
 
@@ -102,36 +123,39 @@ class ExpiryController:
         self._failures = 0 if done else self._failures + 1
         if not done:
             again_at.append(_now() + RETRY.delay(self._failures, self._shared.rng.uniform))
-        return min([*again_at, reading.seen_at + tick_seconds(min(one.ttl_seconds for one in records))])
+        return min([*again_at, reading.seen_at + min(map(tick_seconds, records))])
 
     def _left(self, one: EndingRecord, reading: ClockReading) -> float:
         """Seconds until an adapter is over; infinite: it depends on uses, of which the next reading tells more."""
         left = one.ttl_seconds - age_seconds(one, reading, _now())
-        is_open = one.from_use and left <= 0 and (one.kv.key, one.kv.mod_revision) not in self._unused
-        return inf if is_open else left
+        if not one.from_use or left > 0:
+            return left
+        judged = self._judged.get(one.pool)
+        return left if judged is not None and judged.is_sure(one) else inf
 
     async def _judge(self, records: Iterable[EndingRecord], reading: ClockReading) -> None:
-        """Finds, once for each reading, which adapters were not used for their whole ttl.
-
-        That counts once it was found at two readings: who went just before one may not be written yet.
-        """
-        if reading.kv is None or reading.kv.mod_revision == self._judged_at:
+        """Finds which adapters were not used for their whole ttl, in each pool as often as its replicas tell."""
+        if reading.kv is None or reading.clock is None:
             return
-        self._judged_at, pools = reading.kv.mod_revision, dict[str, list[EndingRecord]]()
+        at_ms, pools = reading.clock.now_ms, dict[str, list[EndingRecord]]()
         for one in records:
             if one.from_use and age_seconds(one, reading, _now()) >= one.ttl_seconds:
                 pools.setdefault(one.pool, []).append(one)
-        found: set[tuple[bytes, int]] = set()
+        self._judged = {pool: judged for pool, judged in self._judged.items() if pool in pools}
         for pool, due in pools.items():
+            before = self._judged.get(pool)
+            if before is None or at_ms < before.at_ms:  # of another life of the clock
+                before = _Judged(at_ms)
+            elif at_ms - before.at_ms < _NEARLY * 1000 * min(map(tick_seconds, due)):
+                continue
             try:
-                found |= await self._unused_of(pool, due, reading)
+                found = await self._unused_of(pool, due, reading)
             except (RegistryError, EtcdError) as error:
                 _log.warning("uses_not_read", pool=pool, error=str(error))
-        self._found, self._unused = frozenset(found), self._found & found
+                found = frozenset()
+            self._judged[pool] = _Judged(at_ms, {one: before.unused.get(one, at_ms) for one in found})
 
-    async def _unused_of(
-        self, pool: str, due: list[EndingRecord], reading: ClockReading
-    ) -> frozenset[tuple[bytes, int]]:
+    async def _unused_of(self, pool: str, due: list[EndingRecord], reading: ClockReading) -> frozenset[_Version]:
         """Those of a pool that were not used for their ttl. Raises RegistryError, EtcdError: it cannot be read."""
         client, keys, deadline = self._shared.client, self._shared.keys, Deadline.of(ACT_SECONDS)
         _, snapshot = await read_pool(client, keys, due[0].name, PoolSnapshot(pool), deadline)
@@ -170,8 +194,7 @@ class ExpiryController:
 
     async def _tick(self, reading: ClockReading, records: list[EndingRecord]) -> bool:
         """Moves the clock on if it is time; False: it could not be. Where another was faster, its reading comes."""
-        shortest = min(one.ttl_seconds for one in records)
-        if reading.clock is None or (reading.kv and _now() < reading.seen_at + tick_seconds(shortest)):
+        if reading.clock is None or (reading.kv and _now() < reading.seen_at + min(map(tick_seconds, records))):
             return True
         key = self._shared.keys.expiry_clock()
         stands = absent(key) if reading.kv is None else mod_is(key, reading.kv.mod_revision)

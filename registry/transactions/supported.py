@@ -60,11 +60,6 @@ UNSUPPORTED = (
         lambda spec: spec.load == "lazy" and spec.strategy is not None,
         "this release loads the newest weights of a lazy adapter wherever it is asked for; leave it out, or use eager",
     ),
-    Unsupported(
-        "ttl_from",
-        lambda spec: spec.load == "lazy" and spec.ttl_from == "use",
-        "replicas tell no uses of lazy adapters in this release; leave it out, or use load: eager",
-    ),
 )
 
 

@@ -107,10 +107,14 @@ class DesiredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LazyAdapter:
-    """An adapter that is loaded when it is asked for. There may be very many: all else is in its raw record."""
+    """An adapter that is loaded when it is asked for. There may be very many: all else is in its raw record.
+
+    `ttl_from_use_seconds` as of `DesiredAdapter`.
+    """
 
     name: str
     generation: int
+    ttl_from_use_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
     if not record.spec.enabled:
         return None
     if record.spec.load == "lazy":
-        return LazyAdapter(record.name, record.generation)
+        return LazyAdapter(record.name, record.generation, _ttl_from_use_seconds(record))
     return _whole(record, pool, key, revision)
 
 
@@ -196,6 +200,10 @@ def _checked(pool: str, key: str, value: bytes) -> AdapterRecord:
     return record
 
 
+def _ttl_from_use_seconds(record: AdapterRecord) -> int:
+    return record.spec.ttl_seconds or 0 if record.spec.ttl_from == "use" else 0
+
+
 def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> DesiredAdapter:
     spec = record.spec
     return DesiredAdapter(
@@ -209,7 +217,7 @@ def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> Desired
         updated_at=record.updated_at,
         terms=placement_spec_of(pool, key, record),
         retry=record.retry,
-        ttl_from_use_seconds=spec.ttl_seconds or 0 if spec.ttl_from == "use" else 0,
+        ttl_from_use_seconds=_ttl_from_use_seconds(record),
         kept=tuple((one.generation, ref_of(pool, key, one.generation, one.spec)) for one in record.kept),
     )
 

@@ -37,8 +37,8 @@ class Reporting:
     `served` and `finder` tell the pool cache, so that it is known after a restart and where a generation is lacking.
     """
 
-    def __init__(self, ports: Ports, cache: PoolCache, supervisor: Supervisor) -> None:
-        """Wires them over these ports; none runs yet."""
+    def __init__(self, ports: Ports, cache: PoolCache, supervisor: Supervisor, asked: set[str]) -> None:
+        """Wires them over these ports; none runs yet. `asked` as `UseTeller` takes it."""
         client, keys, engine, clock = ports.client, ports.keys, ports.engine, ports.clock
         presence, pool, replica, mailbox = ports.presence, cache.pool, ports.presence.replica, cache.mailbox
         answers = ports.answer is not None
@@ -55,7 +55,7 @@ class Reporting:
         self.share = ShareGuard(writer.announcement, writer.claim, clock, ports.give_up_seconds)
         self.declines = DeclineTeller(writer.announcement, ports.state)
         self.load = LoadSampler(mailbox, engine, clock, status.take_load)
-        self.uses = UseTeller(mailbox, engine, (client, keys.status(pool, replica)), clock, status.take_uses)
+        self.uses = UseTeller(mailbox, engine, (client, keys.status(pool, replica)), clock, status.take_uses, asked)
         self.activity = ReplicaActivity(presence, engine, status, events, self.drain.need, clock)
         self.certificates = ports.certificates
         self.on_round = ports.on_round

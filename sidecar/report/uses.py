@@ -6,6 +6,8 @@ engine for what was used since the look before: all of that was used before anyt
 says up to which revision that is so, since who hears nothing cannot tell an adapter without requests from a replica
 without a voice. That is one write each `tell_seconds`, however many requests come.
 
+A lazy adapter may come and go between two looks. Each time the engine has to ask for it first, and that is a use.
+
 Invariant: what is told is never earlier than what was so. What nobody knows, as what a process of the engine that is
 gone was asked last, moves `since` on: any adapter may have been used until then.
 """
@@ -13,15 +15,16 @@ gone was asked last, moves `since` on: any adapter may have been used until then
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import Range
 from registry.model.status import MAX_USES, ReportedUses, tell_seconds
 from registry.runtime.clock import Clock
-from sidecar.desired.informer import DesiredState
+from sidecar.desired.informer import DesiredAdapter, DesiredState, LazyAdapter
 from sidecar.desired.mailbox import Mailbox
 from sidecar.engines.driver import Engine, EngineError
 from sidecar.engines.observed import EngineActivity
@@ -55,7 +58,8 @@ class KnownUses:
 class UseLook:
     """One look at an engine: its process, what it knows, and the store's newest revision before.
 
-    `at`, `answered_at`: when it began, and when the engine had answered, in monotonic seconds.
+    `at`, `answered_at`: when it began, and when the engine had answered, in monotonic seconds. `asked`: name keys of
+    the lazy adapters that the engine asked for since the look before, and before that revision was.
     """
 
     incarnation: str
@@ -63,12 +67,16 @@ class UseLook:
     revision: int
     at: float
     answered_at: float
+    asked: frozenset[str] = frozenset()
 
 
 def lives_of(desired: DesiredState | None) -> dict[str, tuple[str, int]]:
     """The adapters whose ttl begins with their last use: by name key, name and ttl in seconds."""
-    adapters = desired.adapters.values() if desired is not None else ()
-    return {one.key: (one.name, one.ttl_from_use_seconds) for one in adapters if one.ttl_from_use_seconds}
+    if desired is None:
+        return {}
+    adapters: Iterator[tuple[str, DesiredAdapter | LazyAdapter]]
+    adapters = chain(desired.adapters.items(), desired.lazy.items())
+    return {key: (one.name, one.ttl_from_use_seconds) for key, one in adapters if one.ttl_from_use_seconds}
 
 
 def used_within(activity: EngineActivity, seconds: float) -> frozenset[str]:
@@ -77,17 +85,17 @@ def used_within(activity: EngineActivity, seconds: float) -> frozenset[str]:
     return frozenset(running | {key_of(name) for name, age in (activity.last_used or {}).items() if age <= seconds})
 
 
-def followed(known: KnownUses, look: UseLook, longest_pause_seconds: float, desired: Collection[str]) -> KnownUses:
+def followed(known: KnownUses, look: UseLook, longest_pause_seconds: float, desired: DesiredState) -> KnownUses:
     """Knowledge after a look. After a longer pause, or by another process, the time before it is unknown.
 
-    `desired`: name keys; what is deleted is forgotten. Of others a use counts whose ttl may begin with it only later.
+    What is deleted is forgotten. Of others a use counts whose ttl may begin with it only later.
     """
     pause = look.at - known.looked_at
     if look.incarnation != known.incarnation or pause > longest_pause_seconds:
         return KnownUses(look.incarnation, look.revision + 1, look.at)
     age = look.answered_at - known.looked_at + _AGE_SLACK_SECONDS
-    news = dict.fromkeys(used_within(look.activity, age), look.revision + 1)
-    used = {key: at for key, at in {**known.used, **news}.items() if key in desired}
+    news = dict.fromkeys(used_within(look.activity, age) | look.asked, look.revision + 1)
+    used = {key: at for key, at in {**known.used, **news}.items() if desired.of(key) is not None}
     return KnownUses(look.incarnation, known.since, look.at, used)
 
 
@@ -105,6 +113,7 @@ class UseTeller:
     Args:
         key: of the replica's own in etcd; only the store's revision is read with it.
         tell: is called with what is to be told from now on; None: nothing is known, or nobody asks for it.
+        asked: name keys of the lazy adapters that the engine asks for, until they are taken out here.
     """
 
     def __init__(
@@ -114,12 +123,14 @@ class UseTeller:
         store: tuple[Client, bytes],
         clock: Clock,
         tell: Callable[[ReportedUses | None], None],
+        asked: set[str],
     ) -> None:
         self._mailbox = mailbox
         self._engine = engine
         self._client, self._key = store
         self._clock = clock
         self._tell = tell
+        self._asked = asked
         self._known = KnownUses()
         self._is_told = False
 
@@ -134,17 +145,21 @@ class UseTeller:
         desired = self._mailbox.snapshot.desired
         lives = lives_of(desired)
         seconds = tell_seconds(min((ttl for _, ttl in lives.values()), default=0)) if lives else IDLE_SECONDS
-        look = await self._ask() if lives else None
+        asked = frozenset(self._asked)
+        self._asked.clear()
+        look = await self._ask(asked) if lives else None
         if desired is not None and look is not None:
-            self._known = followed(self._known, look, 2 * seconds, desired.adapters.keys())
+            self._known = followed(self._known, look, 2 * seconds, desired)
             self._is_told = True
             self._tell(reported_uses(self._known, look.revision, lives))
         elif self._is_told and (not lives or self._clock.monotonic() - self._known.looked_at > 2 * seconds):
             self._is_told = False
             self._tell(None)
+        if lives and look is None:
+            self._asked |= asked
         return seconds if look is not None or not lives else IDLE_SECONDS
 
-    async def _ask(self) -> UseLook | None:
+    async def _ask(self, asked: frozenset[str]) -> UseLook | None:
         """None: the store or the engine does not answer, or nothing in that knows of uses."""
         at = self._clock.monotonic()
         try:
@@ -157,4 +172,4 @@ class UseTeller:
             return None
         if activity.last_used is None or activity.adapter_in_flight is None:
             return None
-        return UseLook(incarnation, activity, read.revision, at, answered_at)
+        return UseLook(incarnation, activity, read.revision, at, answered_at, asked)

@@ -110,6 +110,7 @@ class ResidentSet:
         troubles: why some were refused.
         terms: what questions are decided by; None: none may be answered now.
         is_paused: the engine may not be given anything now.
+        asked: name keys of those that were asked for since whoever tells uses took them out, whatever the answer was.
     """
 
     def __init__(self, catalogue: Catalogue, *, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -118,6 +119,7 @@ class ResidentSet:
         self.troubles = Troubles()
         self.terms: ServingLimits | None = None
         self.is_paused = False
+        self.asked: set[str] = set()
         self._idle_seconds = idle_seconds
         self._open: Counter[str] = Counter()
         self._crowded: set[str] = set()

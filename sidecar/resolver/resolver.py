@@ -125,10 +125,18 @@ class Resolver:
 
     async def ask(self, name: str) -> Answer:
         """Answers a question about a name within `answer_seconds`."""
+        self._note_use(name)
         answer = await self._settle(name)
         if isinstance(answer, Resolved) or answer.reason not in _SAID_OF_ANY_NAME:
             _log.info("lazy_answered", name=name, answer=repr(answer))
         return answer
+
+    def _note_use(self, name: str) -> None:
+        """Notes that a request came, which the engine may have forgotten when it is asked for uses next."""
+        desired = self._means.mailbox.snapshot.desired
+        key = None if desired is None else find(name, desired)
+        if isinstance(key, str):
+            self._demand.asked.add(key)
 
     async def _settle(self, name: str) -> Answer:
         until = self._clock.monotonic() + self._answer_seconds

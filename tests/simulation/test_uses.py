@@ -15,6 +15,7 @@ import pytest
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue, Put, Txn
+from registry.model.names import name_key
 from registry.model.status import ReportedUses
 from registry.rollout.members import MembersKeeper
 from registry.runtime.clock import Clock
@@ -28,9 +29,11 @@ from tests.support.records import KEYS, POOL
 from tests.support.residency_world import presence, replica_status
 from tests.support.worlds import desired
 
-NAMES, TTL = ("acme/a", "acme/b", "acme/c"), 240
-# After the last fault and the last use: the ttl, what looks and readings of the clock may miss, and a look.
-LATE_SECONDS = 300.0
+# Two are used to the end, two for half of the time, two never; of each two one is lazy.
+NAMES = ("acme/a", "acme/b", "acme/c", "acme/lazy-a", "acme/lazy-b", "acme/lazy-c")
+TTL = 240
+# After the last fault and the last use: what looks and readings of the clock may miss.
+LATE_SECONDS, SHORT_LATE_SECONDS = 150.0, 70.0
 
 
 @dataclass(eq=False)
@@ -41,6 +44,7 @@ class UsedReplica:
     fleet: UsedFleet
     incarnation_now: int = 1
     used_at: dict[str, float] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
     is_away: bool = False
     uses: ReportedUses | None = None
     mailbox: Mailbox = field(default_factory=Mailbox)
@@ -63,14 +67,22 @@ class UsedReplica:
         self.incarnation_now += 1
         self.used_at.clear()
 
+    def use(self, name: str) -> None:
+        """A request; for a lazy adapter that is not loaded the engine asks first, and what is idle it unloads soon."""
+        if "lazy" in name and name not in self.used_at:
+            self.asked.add(name_key(name))
+            asyncio.get_running_loop().call_later(self.fleet.rng.uniform(0.5, 5.0), self.used_at.pop, name, None)
+        self.used_at[name] = now()
+
     async def start(self) -> None:
         """A sidecar takes the id up, also after one that was killed."""
         self.client, self.uses, self.mailbox = self.fleet.etcd.client(self.fleet.rng.randrange(99)), None, Mailbox()
+        self.asked.clear()
         self.lease = await self.client.lease_grant(3600)
         self.tasks = [asyncio.create_task(self._follow())]
         key = KEYS.status(POOL, self.name)
         parts = cast("Engine", self), (self.client, key), Clock(self.fleet.rng)
-        self.tasks.append(asyncio.create_task(UseTeller(self.mailbox, *parts, self._take).run()))
+        self.tasks.append(asyncio.create_task(UseTeller(self.mailbox, *parts, self._take, self.asked).run()))
 
     def kill(self) -> None:
         for task in self.tasks:
@@ -91,7 +103,7 @@ class UsedReplica:
         while True:
             self.mailbox.post(Snapshot(desired=desired(*self.fleet.records(), revision=self.fleet.etcd.store.revision)))
             self._say()
-            await asyncio.sleep(self.fleet.rng.uniform(10.0, 60.0))
+            await asyncio.sleep(self.fleet.rng.uniform(1.0, self.fleet.most_behind_seconds))
 
     def _say(self) -> None:
         state = self.mailbox.snapshot.desired
@@ -106,8 +118,9 @@ class UsedReplica:
 class UsedFleet:
     """Replicas, admin services, and when each adapter was written and used."""
 
-    def __init__(self, etcd: PlayedEtcd, seed: int) -> None:
-        self.etcd, self.rng = etcd, random.Random(seed)
+    def __init__(self, etcd: PlayedEtcd, seed: int, ttl: int = TTL, most_behind_seconds: float = 60.0) -> None:
+        self.etcd, self.rng, self.ttl = etcd, random.Random(seed), ttl
+        self.most_behind_seconds = most_behind_seconds
         self.replicas = [UsedReplica(f"r{number}", self) for number in range(3)]
         self.last: dict[str, float] = {}
         self.unused: set[str] = set()
@@ -122,13 +135,13 @@ class UsedFleet:
         """A request, by any replica: after a whole ttl without one it comes too late to keep it."""
         self.look()
         if self.stands(name):
-            self.rng.choice(self.replicas).used_at[name] = now()
+            self.rng.choice(self.replicas).use(name)
             self.last[name] = now()
 
     def look(self) -> None:
         """R25: what is gone was unused for its ttl at some time."""
         for name, at in self.last.items():
-            if now() - at >= TTL:
+            if now() - at >= self.ttl:
                 self.unused.add(name)
             assert self.stands(name) or name in self.unused, f"{name} ended {now() - at:.1f} s after its last use"
 
@@ -193,21 +206,45 @@ async def test_what_is_used_stays_and_what_is_not_ends_once_whatever_fails(etcd:
         await replica.start()
     await asyncio.sleep(3.0)
     for name in NAMES:
-        await services[0].apply(name=name, ttl_seconds=TTL, ttl_from="use")
+        load = "lazy" if "lazy" in name else "eager"
+        await services[0].apply(name=name, ttl_seconds=TTL, ttl_from="use", load=load)
         fleet.last[name] = now()
     until, fault_at = now() + 3000, now() + 600
     while now() < until:
         await asyncio.sleep(fleet.rng.uniform(1.0, 60.0))
-        fleet.use("acme/a")
-        if now() < until / 2:
-            fleet.use("acme/b")
+        for name in NAMES[0::3] + (NAMES[1::3] if now() < until / 2 else ()):
+            fleet.use(name)
         if now() > fault_at:
             fault_at = now() + fleet.rng.uniform(30.0, 400.0)
             await disturb(fleet, services, keepers)
-    assert fleet.stands("acme/a")
+    assert all(map(fleet.stands, NAMES[0::3]))
     await asyncio.sleep(TTL + LATE_SECONDS)
     assert not any(map(fleet.stands, NAMES))
     assert sorted(one["changes"][0]["name"] for one in audits(etcd)) == sorted(NAMES)
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watching
+
+
+@pytest.mark.parametrize("seed", range(3))
+@played
+async def test_a_short_ttl_ends_about_a_minute_late(etcd: PlayedEtcd, seed: int):
+    """R25: where every replica is heard; and not while it is used."""
+    fleet, (service,) = UsedFleet(etcd, seed, ttl=30, most_behind_seconds=1.0), begin(etcd)
+    keeper = keep_members(service)
+    for replica in fleet.replicas:
+        await replica.start()
+    await asyncio.sleep(60.0)
+    for name in NAMES:
+        await service.apply(name=name, ttl_seconds=30, ttl_from="use", load="lazy" if "lazy" in name else "eager")
+        fleet.last[name] = now()
+    for _ in range(30):
+        await asyncio.sleep(5.0)
+        fleet.use("acme/a")
+    begun = now()
+    assert [name for name in NAMES if fleet.stands(name)] == ["acme/a"]
+    while fleet.stands("acme/a"):
+        await asyncio.sleep(1.0)
+        assert now() - begun < 30 + SHORT_LATE_SECONDS
+    await service.stop()
+    keeper.cancel()

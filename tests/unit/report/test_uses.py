@@ -17,8 +17,7 @@ from tests.support.records import kv
 from tests.support.worlds import desired
 
 USE = {"ttl_seconds": 160, "ttl_from": "use"}
-DESIRED = desired(kv("Acme/A", 1, **USE), kv("b", 2, ttl_seconds=60), kv("c", 3), kv("d", 4, **USE))
-HERE = DESIRED.adapters.keys()
+DESIRED = desired(kv("Acme/A", 1, **USE), kv("b", 2, ttl_seconds=60), kv("c", 3), kv("d", 4, load="lazy", **USE))
 LIVES = {"acme%2Fa": ("Acme/A", 160), "d": ("d", 160)}
 
 
@@ -33,14 +32,13 @@ def test_only_adapters_whose_ttl_begins_with_a_use_are_followed():
 
 def test_a_use_is_told_by_the_revision_before_which_it_was_whatever_generation_it_had():
     """R25: also of a request that runs, and of what came while the engine was asked before."""
-    first = followed(KnownUses(), UseLook("e", activity({"d": 0.0}), 10, 100.0, 100.0), 20, HERE)
+    first = followed(KnownUses(), UseLook("e", activity({"d": 0.0}), 10, 100.0, 100.0), 20, DESIRED)
     assert (first.since, first.used) == (11, {})
     news = activity({"acme/a@3": 10.9, "d": 11.1, "c": 0.0, "gone": 0.0}, {"acme/a@2": 1, "d": 0})
-    second = followed(first, UseLook("e", news, 20, 108.0, 110.0), 20, HERE)
+    second = followed(first, UseLook("e", news, 20, 108.0, 110.0), 20, DESIRED)
     assert second.used == {"acme%2Fa": 21, "c": 21}
-    third = followed(
-        second, UseLook("e", activity({"acme/a": 30.0}, {"d": 2}), 30, 120.0, 120.0), 20, {"acme%2Fa", "d"}
-    )
+    left = desired(kv("Acme/A", 1, **USE), kv("d", 4, load="lazy", **USE))
+    third = followed(second, UseLook("e", activity({"acme/a": 30.0}, {"d": 2}), 30, 120.0, 120.0), 20, left)
     assert third.used == {"acme%2Fa": 21, "d": 31}, "R16: of what is deleted nothing is remembered"
     assert reported_uses(third, 30, LIVES) == ReportedUses(since=11, until=30, names=[("Acme/A", 21), ("d", 31)])
 
@@ -49,8 +47,8 @@ def test_of_what_nobody_knows_any_adapter_may_have_been_used_until_then():
     """R25: of another process of the engine, and after a pause in which an adapter may have come and gone."""
     known = KnownUses("e", 5, 100.0, {"d": 9})
     for look in (UseLook("f", activity(), 20, 110.0, 110.0), UseLook("e", activity(), 20, 120.5, 121.0)):
-        assert followed(known, look, 20, HERE) == KnownUses(look.incarnation, 21, look.at)
-    assert followed(known, UseLook("e", activity(), 20, 120.0, 130.0), 20, HERE).since == 5
+        assert followed(known, look, 20, DESIRED) == KnownUses(look.incarnation, 21, look.at)
+    assert followed(known, UseLook("e", activity(), 20, 120.0, 130.0), 20, DESIRED).since == 5
 
 
 def test_of_too_many_names_the_oldest_give_way_and_nothing_is_taken_for_unused():
@@ -73,7 +71,8 @@ class Scene:
         self.mailbox = Mailbox()
         self.mailbox.post(Snapshot(desired=DESIRED))
         parts = cast("Engine", self), (cast("Client", self), b"key"), cast("Clock", self)
-        self.teller = UseTeller(self.mailbox, *parts, self.told.append)
+        self.asked: set[str] = set()
+        self.teller = UseTeller(self.mailbox, *parts, self.told.append, self.asked)
 
     def monotonic(self) -> float:
         return self.time
@@ -114,3 +113,22 @@ async def test_it_is_told_at_each_look_and_taken_back_once_nothing_is_known():
     scene.mailbox.post(Snapshot(desired=desired(kv("c", 3))))
     assert await scene.teller.look() == IDLE_SECONDS
     assert scene.told[4:] == [None]
+
+
+async def test_what_the_engine_asked_for_was_used_though_it_is_loaded_no_more():
+    """R25: of lazy adapters, which come and go between two looks; also if the next look comes to nothing."""
+    scene = Scene()
+    await scene.teller.look()
+    scene.asked |= {"d", "deleted"}
+    scene.time, scene.revision, scene.said = 105, 15, None
+    await scene.teller.look()
+    scene.time, scene.revision, scene.said = 110, 20, activity()
+    await scene.teller.look()
+    assert scene.told[1:] == [ReportedUses(since=11, until=20, names=[("d", 21)])]
+    scene.time, scene.revision = 120, 30
+    await scene.teller.look()
+    assert scene.told[2:] == [ReportedUses(since=11, until=30, names=[("d", 21)])]
+    scene.mailbox.post(Snapshot(desired=desired(kv("c", 3))))
+    scene.asked.add("c")
+    await scene.teller.look()
+    assert not scene.asked, "R16: nothing is kept where nobody asks for it"

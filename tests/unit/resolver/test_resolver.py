@@ -155,6 +155,14 @@ async def test_for_a_name_that_nobody_knows_nobody_is_asked_anything(name):
     assert (asked.mock_calls, scene.store.asked) == ([], 0)
 
 
+async def test_what_is_asked_for_is_noted_as_used_whatever_the_answer_is(scene):
+    """R25: a request came for it, which the engine may have forgotten by the next look; R16: of no other name."""
+    scene.owner.refusal = "taken"
+    for name in ("a", "A", "nobody", "e"):
+        await scene.resolver.ask(name)
+    assert scene.demand.asked == {"a"}
+
+
 async def test_whether_to_prove_is_told_and_what_has_no_effect_is_refused():
     """R22 applied-whole: after the first request, and from then on."""
     scene, seen = Scene(), observed()

@@ -33,8 +33,9 @@ def reading(now_ms: int, revision: int, *marks: tuple[int, int], seen_at: float 
     return ClockReading(clock_kv(clock, revision), clock, seen_at)
 
 
-def ending(revision: int, seen_at: float = 0.0, ttl_seconds: int = 600) -> EndingRecord:
-    return EndingRecord(kv("acme/a", revision, ttl_seconds=ttl_seconds), POOL, "acme/a", 1, ttl_seconds, seen_at)
+def ending(revision: int, seen_at: float = 0.0, ttl_seconds: int = 600, *, from_use: bool = False) -> EndingRecord:
+    stands = kv("acme/a", revision, ttl_seconds=ttl_seconds)
+    return EndingRecord(stands, POOL, "acme/a", 1, ttl_seconds, seen_at, from_use)
 
 
 def test_only_records_that_end_are_kept():
@@ -101,8 +102,14 @@ def test_readings():
 
 
 @pytest.mark.parametrize(("shortest", "seconds"), [(10, 30.0), (480, 30.0), (1600, 100.0), (7 * DAY, 300.0)])
-def test_the_clock_is_moved_on_as_often_as_the_shortest_life_needs(shortest: int, seconds: float):
-    assert tick_seconds(shortest) == seconds
+def test_the_clock_is_moved_on_as_often_as_a_life_needs(shortest: int, seconds: float):
+    assert tick_seconds(ending(1, ttl_seconds=shortest)) == seconds
+
+
+@pytest.mark.parametrize(("shortest", "seconds"), [(10, 5.0), (480, 30.0), (1600, 100.0), (7 * DAY, 300.0)])
+def test_where_uses_count_it_is_moved_on_as_often_as_they_are_told(shortest: int, seconds: float):
+    """R25: short ones are late by less than a minute, and long ones cost nothing more."""
+    assert tick_seconds(ending(1, ttl_seconds=shortest, from_use=True)) == seconds
 
 
 def test_the_clock_stays_small_and_is_late_by_a_share_of_an_age():
