@@ -43,6 +43,7 @@ class Share:
         placed: name key to who serves it, the best first, where that depends on who is alive.
         among: whom it was found among.
         is_out: this replica is not one of them, since it leaves.
+        replica, members: this replica, and the same by name; None: they make no difference, or are not known.
     """
 
     order: Order
@@ -51,6 +52,8 @@ class Share:
     placed: Map[str, Ranks] = field(default_factory=Map)
     among: MembershipDigest = NOBODY
     is_out: bool = False
+    replica: str = ""
+    members: Members | None = field(default=None, compare=False)
 
     def version(self, adapter: DesiredAdapter) -> DesiredAdapter:
         """Version of an adapter that this replica serves, if it serves it."""
@@ -122,7 +125,8 @@ class Assigner:
             keys |= self._moved(desired, before, keys) if is_news else set()
         among = self._placings.among if desired.tally.by_members else NOBODY
         is_out = bool(desired.tally.by_members) and self.replica not in members
-        return self._amended(desired, replace(before, among=among, is_out=is_out), formerly, keys)
+        found = replace(before, among=among, is_out=is_out, replica=self.replica, members=members)
+        return self._amended(desired, found, formerly, keys)
 
     def _moved(self, desired: DesiredState, share: Share, but: Collection[str]) -> set[str]:
         """The keys of what is placed on others than before, without those that changed themselves."""

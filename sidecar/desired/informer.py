@@ -15,7 +15,7 @@ from registry.etcd3.ops import Event, KeyValue
 from registry.model.errors import RegistryError
 from registry.model.keys import last_part
 from registry.model.names import check_adapter_name, name_key
-from registry.model.records import AdapterRecord, AskedRetry
+from registry.model.records import AdapterRecord, AdapterSpec, AskedRetry
 from sidecar.artifacts.types import ArtifactRef
 from sidecar.desired.last_good import NOTHING_GOOD, GoodRecord, LastGood, ServedMemory
 from sidecar.desired.packing import AnyRecord, RawRecord, packed
@@ -50,8 +50,7 @@ class DesiredAdapter:
     what this replica served last, as far as it does not serve this generation. `former`: the generations before, of
     which it is not known whether the engine got them. `kept`: earlier generations that are served beside this one, and
     what they are made of, the newest first. `is_whole`: this replica followed it from its making on, so that
-    files of no generation that is told here are of an adapter that had the name before. `ttl_from_use_seconds`: its
-    ttl that begins with its use; 0: none.
+    files of no generation told here are of one that had the name before. `ttl_from_use_seconds`: ttl from use; 0: none.
     """
 
     key: str
@@ -107,10 +106,7 @@ class DesiredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class LazyAdapter:
-    """An adapter that is loaded when it is asked for. There may be very many: all else is in its raw record.
-
-    `ttl_from_use_seconds` as of `DesiredAdapter`.
-    """
+    """An adapter that is loaded when it is asked for. There may be very many: all else is in its raw record."""
 
     name: str
     generation: int
@@ -178,7 +174,7 @@ def parse_adapter(pool: str, key: str, value: bytes, revision: int) -> DesiredAd
     if not record.spec.enabled:
         return None
     if record.spec.load == "lazy":
-        return LazyAdapter(record.name, record.generation, _ttl_from_use_seconds(record))
+        return LazyAdapter(record.name, record.generation, _ttl_from_use_seconds(record.spec))
     return _whole(record, pool, key, revision)
 
 
@@ -200,8 +196,8 @@ def _checked(pool: str, key: str, value: bytes) -> AdapterRecord:
     return record
 
 
-def _ttl_from_use_seconds(record: AdapterRecord) -> int:
-    return record.spec.ttl_seconds or 0 if record.spec.ttl_from == "use" else 0
+def _ttl_from_use_seconds(spec: AdapterSpec) -> int:
+    return spec.ttl_seconds or 0 if spec.ttl_from == "use" else 0
 
 
 def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> DesiredAdapter:
@@ -217,7 +213,7 @@ def _whole(record: AdapterRecord, pool: str, key: str, revision: int) -> Desired
         updated_at=record.updated_at,
         terms=placement_spec_of(pool, key, record),
         retry=record.retry,
-        ttl_from_use_seconds=_ttl_from_use_seconds(record),
+        ttl_from_use_seconds=_ttl_from_use_seconds(spec),
         kept=tuple((one.generation, ref_of(pool, key, one.generation, one.spec)) for one in record.kept),
     )
 

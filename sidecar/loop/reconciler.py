@@ -327,8 +327,6 @@ class Reconciler:
             reads=self._store.reads,
             touched=self._store.troubles,
             not_taken=self._store.not_taken,
-            replica=self._sharing.replica,
-            members=snapshot.members,
         )
         return Inputs(snapshot, desired, share, observed, known, now)
 

@@ -66,11 +66,11 @@ def decline(
 
 def passed_on(desired: DesiredState, failed: FailedAdapter, declined: Declines, known: PlanContext) -> FailedAdapter:
     """A refusal as it is told: no answer yet, if others take the adapter once they hear that it is declined here."""
-    adapter = desired.adapters.get(name_key(failed.name))
-    if not failed.is_own or adapter is None or known.members is None:
+    adapter, share = desired.adapters.get(name_key(failed.name)), known.share
+    if not failed.is_own or adapter is None or share is None or share.members is None:
         return failed
     found = declined.get((adapter.key, failed.generation))
-    if found is None or not _is_news(adapter, failed.generation, known.replica, known.members):
+    if found is None or not _is_news(adapter, failed.generation, share.replica, share.members):
         return failed
     return replace(failed, retry_at=found.since + HEARD_SECONDS, final_at=math.inf)
 

@@ -11,7 +11,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from registry.lora.coverage.findings import EngineEvidence
-from registry.model.placement import Member
 from registry.model.records import EngineNames
 from sidecar.artifacts.types import ArtifactRef, Stage, Staged
 from sidecar.desired.assignment import Share
@@ -368,7 +367,6 @@ class PlanContext:
         generations: of what the engine was seen to serve as it was desired then, by what it lists.
         declined: what the plan before declined, or this replica did before its restart.
         reads: see `ArtifactStore.reads`.
-        replica, members: this replica, and see `Snapshot.members`.
     """
 
     staged: Mapping[ArtifactRef, Staged]
@@ -390,8 +388,6 @@ class PlanContext:
     handing: AbstractSet[str] = frozenset()
     generations: Mapping[Use, int] = field(default_factory=dict)
     declined: Declines = field(default_factory=dict)
-    replica: str = ""
-    members: Mapping[str, Member] | None = None
     reads: str = ""
     touched: Mapping[str, str] = field(default_factory=dict)
     not_taken: Mapping[str, str] = field(default_factory=dict)

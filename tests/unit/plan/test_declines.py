@@ -10,6 +10,7 @@ import pytest
 from registry.lora.coverage.findings import EngineEvidence
 from registry.model.placement import DECLINABLE, Declined, Member, decline_id
 from registry.model.records import AskedRetry
+from sidecar.desired.assignment import everything
 from sidecar.desired.informer import DesiredState
 from sidecar.plan import declines
 from sidecar.plan.backoff import Decline, Declines, Failure
@@ -59,7 +60,8 @@ def test_a_refusal_is_no_answer_until_those_who_may_take_it_heard_of_it(others, 
     state = desired(kv("a", 1, placement=placed_at(1, **zones)), kv("all", 2))
     found = {ref: replace(one, targets=frozenset({"o_proj"})) for ref, one in staged(state, "v1").items()}
     mine = Member("r1", {"zone": "a"}, declines={"rank_too_high": REFUSED} if heard else {})
-    facts = replace(known(state), staged=found, replica="r1", members={"r1": mine, **others})
+    share = replace(everything(state), replica="r1", members={"r1": mine, **others})
+    facts = replace(known(state), staged=found, share=share)
     plan = make_plan(state, pool(), observed({}, max_lora_rank=4), facts, now=7.0)
     told = {one.name: (one.retry_at, one.final_at) for one in plan.failed}
     assert told["a"] == ((None, math.inf) if final else (7.0 + HEARD_SECONDS, math.inf))
