@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from registry.etcd3.ops import Range
+from registry.model.placement import decline_id
 from registry.model.records import Placement
+from registry.model.status import Presence, ReplicaStatus
 from sidecar.ownership import LEASE_TTL_SECONDS
 from tests.support.etcd import etcdctl
-from tests.support.fleet import POOL, PlacedFleet
+from tests.support.fleet import POOL, Hand, PlacedFleet
 from tests.support.waiting import eventually
 
 NAMES = [f"n{number}" for number in range(12)]
@@ -95,6 +97,24 @@ async def test_labels_select_and_what_nobody_can_take_over_is_kept_and_said(flee
     assert (fleet.owners("a"), fleet.too_few) == ({"r1"}, [])
 
 
+async def told_too_early(hand: Hand, *replicas: str) -> list[tuple[int, str]]:
+    """Refusals that a status told as final before the replica's presence declined them, by revision and name."""
+    found, keys = [], hand.keys
+    newest = (await hand.client.range(Range(keys.pool(POOL)))).revision
+    for revision in range(1, newest + 1):
+        for replica in replicas:
+            told = await hand.client.range(Range(keys.status(POOL, replica), revision=revision))
+            here = await hand.client.range(Range(keys.replica(POOL, replica), revision=revision))
+            if not (told.kvs and here.kvs):
+                continue
+            groups = Presence.parse(here.kvs[0].value).declines.values()
+            ids = {one for group in groups for one in group.adapters}
+            failed = ReplicaStatus.parse(told.kvs[0].value).failed
+            final = (one for one in failed if one.settled or one.retry_at is None)
+            found += [(revision, one.name) for one in final if decline_id(one.name, one.generation) not in ids]
+    return found
+
+
 async def test_replicas_that_refuse_by_limits_of_their_own_count_as_none(fleet, hand):
     """R3 converge: a rank, or a source; the next replica takes it, whoever restarts; nothing that is served moves."""
     await fleet.start("r0", max_rank=2)
@@ -110,6 +130,7 @@ async def test_replicas_that_refuse_by_limits_of_their_own_count_as_none(fleet, 
         return not any(one["failed"] or one["pending"] or one["leaving"] for one in told) and bool(told[0]["members"])
 
     await eventually(are_agreed)
+    assert await told_too_early(hand, "r0", "r1") == []
     before = fleet.calls()
     await asyncio.to_thread(fleet.sidecars["r0"].program.stop)
     fleet.sidecars["r0"].program.start()
