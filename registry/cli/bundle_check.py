@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from registry.lora.findings import Finding
 from registry.lora.signing.folder import UnsignableFolder, bundle_in, folder_sha256, statement_in
 from registry.lora.signing.forms import BadBundle
 from registry.lora.signing.statement import SIGNATURE_FILE
-from registry.lora.text import printable
+from registry.lora.text import printable, some_of
 
 if TYPE_CHECKING:  # with cryptography, megabytes that few commands need
     from registry.model.signature_policy import SignaturePolicy
@@ -96,10 +95,7 @@ def bundle_notes(folder: Path, *, is_verified: bool) -> list[dict[str, str]]:
         message = f"nobody asked who signed {SIGNATURE_FILE}: give --signature-policy FILE, as the sidecars have it"
         notes.append({"reason": "bundle_unverified", "message": message})
     if others:
-        message = f"{_few(others)} is not signed; no replica reads it, and model_signing refuses the folder: sign anew"
+        named = printable(some_of(others, 3))
+        message = f"{named} is not signed; no replica reads it, and model_signing refuses the folder: sign anew"
         notes.append({"reason": "files_unsigned", "message": message})
     return notes
-
-
-def _few(names: Sequence[str]) -> str:
-    return printable(", ".join(names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -12,6 +12,7 @@ from registry.cli.failure import CliError, CommandFailure, Exit
 from registry.cli.views.messages import meanwhile, state_name
 from registry.client import admin_api as api
 from registry.client.adapters import NOWHERE, commands_of, counted_in, is_nowhere_in
+from registry.lora.text import some_of
 from registry.model.errors import Reason
 from registry.residency.health import STUCK
 from registry.v1 import registry_pb2 as pb
@@ -166,7 +167,7 @@ def describe(followed: FollowedRollout) -> str:
     names: dict[str, list[str]] = {}
     for one in behind:
         names.setdefault(_behind(one), []).append(one.replica)
-    who = "; ".join(f"{_some(replicas)} {state}" for state, replicas in names.items())
+    who = "; ".join(f"{some_of(replicas, _NAMED)} {state}" for state, replicas in names.items())
     told = _told_of(rollout, followed.target, f"{len(counted) - len(behind)} of {len(counted)}")
     return f"{rollout.name} generation {rollout.generation}: {told}" + (f" ({who})" if who else "")
 
@@ -181,11 +182,6 @@ def _told_of(rollout: pb.Rollout, target: RolloutTarget, served: str) -> str:
     if rollout.done:
         return f"{rollout.note}: loraplane rollout promote {rollout.name} --pool {target.pool}"
     return f"{served} canaries serve it, the others generation {rollout.canary.stable_generation}; {rollout.waiting}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _behind(replica: pb.RolloutReplica) -> str:

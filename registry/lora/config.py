@@ -12,7 +12,7 @@ from typing_extensions import TypeIs
 from registry.lora.digest import CONFIG_FILE, OF_MLX
 from registry.lora.findings import AdapterWarning, Finding, UnfitAdapter, shown
 from registry.lora.json_files import SAVE_AGAIN, json_object
-from registry.lora.text import printable
+from registry.lora.text import printable, some_of
 
 MAX_CONFIG_BYTES = 1 << 20
 _MAX_PATTERNS = 4096
@@ -142,10 +142,9 @@ def config_warnings(config: AdapterConfig) -> list[AdapterWarning]:
     unknown = sorted(used.keys() - _HARMLESS - set(UNAPPLIED))
     if not unknown:
         return []
-    told = ", ".join(f"{shown(name)[1:-1]}={shown(used[name])}" for name in unknown[:_MAX_TOLD])
-    more = f" and {len(unknown) - _MAX_TOLD} more" if len(unknown) > _MAX_TOLD else ""
+    told = some_of([f"{shown(name)[1:-1]}={shown(used[name])}" for name in unknown], _MAX_TOLD)
     message = (
-        f"adapter_config.json has fields that are not known: {told}{more}; engines pass over them, so if one of them "
+        f"adapter_config.json has fields that are not known: {told}; engines pass over them, so if one of them "
         "changes what is computed, answers differ from training"
     )
     return [AdapterWarning("unknown_field", printable(message))]

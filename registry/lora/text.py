@@ -40,6 +40,12 @@ def _escape(character: str) -> str:
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
+def some_of(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def first_unfit(value: object, path: str = "") -> str | None:
     """Place in a value where a text has controls, or marks that turn its direction; None: nowhere.
 

@@ -23,6 +23,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from registry.lora.text import some_of
 from registry.model.names import matches
 from registry.model.records import AdapterRecord, AdapterSpec, Canary, CanaryRollout, Placement
 from registry.model.status import Presence, ReportedDeclines
@@ -235,8 +236,7 @@ def decline_note(decliners: Mapping[str, str]) -> str:
 
 
 def _sentence(reason: str, replicas: list[str]) -> str:
-    more = len(replicas) - _NAMED_AT_MOST
-    names = ", ".join(replicas[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    names = some_of(replicas, _NAMED_AT_MOST)
     does = "does" if len(replicas) == 1 else "do"
     return f"{names} {does} not take it: {reason}" + (f" ({DECLINABLE[reason]})" if reason in DECLINABLE else "")
 

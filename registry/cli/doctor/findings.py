@@ -10,6 +10,7 @@ from ssl import cert_time_to_seconds
 
 from registry.etcd3.client import SAFE_RELEASES, UNSAFE_RELEASES, MemberDown, MemberStatus
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
+from registry.lora.text import some_of
 from registry.model.messages import Plain
 from registry.v1 import registry_pb2 as pb
 
@@ -92,8 +93,7 @@ def _of_several(same: Sequence[DoctorFinding], pool: str, remedy: str) -> Doctor
 
 def named(names: Sequence[str]) -> str:
     """The first of some names, and how many more there are."""
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    return some_of(names, _NAMED_AT_MOST)
 
 
 def expiry_findings(

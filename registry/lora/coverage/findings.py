@@ -19,6 +19,7 @@ from registry.lora.coverage.table import Unapplied, UnappliedReason
 from registry.lora.findings import AdapterWarning, Finding
 from registry.lora.modules import Module
 from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, split_module
+from registry.lora.text import some_of
 
 _MAX_PATTERNS = 8
 _EMBEDDING_PARTS = {TensorPart.EMBEDDING_A, TensorPart.EMBEDDING_B}
@@ -76,9 +77,7 @@ def _remedy(modules: Iterable[str]) -> str:
 
 def patterns_of(modules: Iterable[str]) -> str:
     """The modules in a few words, ``{0-31}`` for numbers that run through."""
-    patterns = list(compress(dict.fromkeys(modules)))
-    more = f" and {len(patterns) - _MAX_PATTERNS} more" if len(patterns) > _MAX_PATTERNS else ""
-    return ", ".join(patterns[:_MAX_PATTERNS]) + more
+    return some_of(list(compress(dict.fromkeys(modules))), _MAX_PATTERNS)
 
 
 Renames = tuple[tuple[str, str], ...]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from registry.lora.text import escaped, first_unfit, printable
+from registry.lora.text import escaped, first_unfit, printable, some_of
 
 HOSTILE = "a\nb\r\t\x1b[2J\x7f\x85\x9b31m\u202egnp.exe\u2066\u200f\u2028\u2029\ud800\U000e0001"
 PLAIN = "Größe, 模型, עברית, नमस्ते, 😀, x/y_z-1 {}"
@@ -23,6 +23,10 @@ def test_what_has_power_over_a_terminal_is_shown_as_its_escape():
     assert printable(HOSTILE).isprintable()
     assert printable("a\nb\x1b\u202e\ud800") == r"a\nb\x1b\u202e\ud800"
     assert printable("ä\\b\n") == "ä\\b\\n", "only what has power is changed"
+
+
+def test_of_many_names_the_first_are_told_and_how_many_more_there_are():
+    assert [some_of("abc", most) for most in (2, 3)] == ["a, b and 1 more", "a, b, c"]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
