@@ -11,14 +11,7 @@
 `Reason` that stays the same over releases.
 """
 
-from registry.client.adapters import (
-    AdapterHistory,
-    AdapterListing,
-    AnsweredBy,
-    Canaries,
-    Published,
-    RegisteredAdapter,
-)
+from registry.client.adapters import AdapterHistory, AdapterListing, AnsweredBy, Canaries, Published, RegisteredAdapter
 from registry.client.address import Tls
 from registry.client.asynchronous import AsyncRegistry
 from registry.client.audit import AuditDenial, AuditedChange, AuditEntry

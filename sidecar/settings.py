@@ -59,8 +59,7 @@ class SidecarSettings(DaemonSettings):
         tuple[str, ...], Flag("URI-PREFIX", "URI prefix that artifacts may come from; repeatable", repeatable=True)
     ] = ()
     base_model: Annotated[
-        OptionalFile,
-        Flag("DIR", "Directory of the base model, which adapters are compared with; without: the pool's"),
+        OptionalFile, Flag("DIR", "Directory of the base model, which adapters are compared with; without: the pool's")
     ] = None
     engine_max_rank: Annotated[
         Annotated[int, Field(ge=1)] | None, Flag("N", "The --max-lora-rank that the engine was started with")
@@ -140,8 +139,7 @@ class SidecarSettings(DaemonSettings):
     ] = None
 
     http_token_file: Annotated[
-        OptionalFile,
-        Flag("FILE", "File with the token that callers of --http from other hosts may show, over TLS"),
+        OptionalFile, Flag("FILE", "File with the token that callers of --http from other hosts may show, over TLS")
     ] = None
 
     @field_validator("engine", "advertise_url")

@@ -18,16 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from loraplane.engines import (
-    AlreadyThere,
-    Done,
-    Engine,
-    EngineGone,
-    EngineUnreachable,
-    NotThere,
-    PathMissing,
-    Refused,
-)
+from loraplane.engines import AlreadyThere, Done, Engine, EngineGone, EngineUnreachable, NotThere, PathMissing, Refused
 
 MISSING = "/nonexistent/loraplane/adapter"
 IDLE_SECONDS, POLL_SECONDS = 60.0, 0.02

@@ -17,14 +17,7 @@ from registry.cli.failure import refused
 from registry.lora.text import printable
 from registry.model.errors import FailedPrecondition, Reason
 from registry.model.names import name_key
-from registry.model.records import (
-    MAX_RESTORED_STEP,
-    AdapterRecord,
-    AdapterSpec,
-    PoolSpec,
-    RetiredRecord,
-    TenantRecord,
-)
+from registry.model.records import MAX_RESTORED_STEP, AdapterRecord, AdapterSpec, PoolSpec, RetiredRecord, TenantRecord
 from registry.model.stored import Stored, read_json
 from registry.v1 import registry_pb2 as pb
 

@@ -110,9 +110,7 @@ ENTRIES = (
         "Print what an adapter answers by transformers and PEFT, for spec.expect of its manifest.",
     ),
     _command(
-        "sign",
-        "commands.sign:sign",
-        "Sign an adapter's folder into a bundle (model.sig), as model_signing does.",
+        "sign", "commands.sign:sign", "Sign an adapter's folder into a bundle (model.sig), as model_signing does."
     ),
     _command(
         "doctor",

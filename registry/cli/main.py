@@ -61,8 +61,7 @@ def root(
         options.flag("--context", metavar="NAME", help="The context to use, see loraplane config get-contexts."),
     ] = None,
     output: Annotated[
-        str,
-        options.flag("--output", "-o", metavar="FORM", shell_complete=complete_output, help=OUTPUT_HELP),
+        str, options.flag("--output", "-o", metavar="FORM", shell_complete=complete_output, help=OUTPUT_HELP)
     ] = Format.TABLE.value,
     color: Annotated[
         str,

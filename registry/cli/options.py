@@ -244,15 +244,13 @@ HfEndpoint = Annotated[
     str | None, flag("--hf-endpoint", metavar="URL", help="Hub behind hf:// sources (default: HF_ENDPOINT).")
 ]
 LookSeconds = Annotated[
-    float,
-    flag("--look-seconds", metavar="S", min=0, help="Seconds for reading sources of other hosts before; 0: not."),
+    float, flag("--look-seconds", metavar="S", min=0, help="Seconds for reading sources of other hosts before; 0: not.")
 ]
 # Longer than anything is kept.
 _LONGEST = timedelta(days=366)
 _LONGEST_WORD = 7
 Ttl = Annotated[
-    str | None,
-    flag("--ttl", metavar="SPAN", help="Delete it so long after its last change, e.g. 7d; none: never."),
+    str | None, flag("--ttl", metavar="SPAN", help="Delete it so long after its last change, e.g. 7d; none: never.")
 ]
 TtlFrom = Annotated[
     Literal["change", "use"] | None,

@@ -306,13 +306,7 @@ class AsyncRegistry(AuditAccess, FleetCalls):
         return made
 
     async def withdraw(
-        self,
-        name: str,
-        pool: str,
-        *,
-        etag: str = "",
-        timeout_seconds: float | None = None,
-        request_id: str = "",
+        self, name: str, pool: str, *, etag: str = "", timeout_seconds: float | None = None, request_id: str = ""
     ) -> None:
         """Deletes an adapter. Replicas unload it afterwards; this does not wait for them.
 

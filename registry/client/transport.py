@@ -28,14 +28,7 @@ from registry.client.looped import LoopedChannel
 from registry.client.relay import RelayedChannel
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable
-from registry.model.errors import (
-    RETRY_AFTER,
-    InvalidArgument,
-    Reason,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-)
+from registry.model.errors import RETRY_AFTER, InvalidArgument, Reason, ResourceExhausted, Unauthenticated, Unavailable
 from registry.model.names import REPEATED_METADATA
 from registry.runtime import tracing
 from registry.v1 import registry_pb2 as pb
@@ -252,9 +245,7 @@ class AdminCalls:
         return await self.repeated(attempt)
 
     async def repeated(
-        self,
-        attempt: Callable[[float], Awaitable[Answer]],
-        timeout_seconds: float | None = None,
+        self, attempt: Callable[[float], Awaitable[Answer]], timeout_seconds: float | None = None
     ) -> Answer:
         """The outcome of an attempt, which is told how many seconds it has; repeated while it is Unavailable.
 

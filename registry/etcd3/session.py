@@ -28,12 +28,7 @@ def _unheard(_error: EtcdError) -> None:
 
 
 async def hold_lease(
-    client: Client,
-    *,
-    ttl_seconds: int,
-    body: Body,
-    rng: random.Random,
-    on_error: OnError = _unheard,
+    client: Client, *, ttl_seconds: int, body: Body, rng: random.Random, on_error: OnError = _unheard
 ) -> None:
     """Runs `body(lease)` under a lease, until it returns.
 

@@ -51,10 +51,7 @@ class AdapterLimits:
 
 
 # Modules that engines fuse: an adapter of the parts is served where the whole is, and the other way round.
-_PACKED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+_PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def is_served(module: str, targets: tuple[str, ...] | None) -> bool:

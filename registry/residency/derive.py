@@ -29,14 +29,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.names import matches
 from registry.model.placement import roles_lacking
 from registry.model.replica_reasons import LEAVING
-from registry.model.replica_state import (
-    BLOCKED,
-    ParsedStatus,
-    ReplicaState,
-    StatusReading,
-    compare_digests,
-    doubt,
-)
+from registry.model.replica_state import BLOCKED, ParsedStatus, ReplicaState, StatusReading, compare_digests, doubt
 from registry.model.status import ReplicaStatus, Resident
 from registry.residency.shares import ReplicaPart, Shares, WantedGeneration
 from registry.residency.view import AdapterEntry, AdapterView, PoolView

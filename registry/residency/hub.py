@@ -130,14 +130,7 @@ class ResidencyHub:
         keep: keeps the task of each pool.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        keys: Keys,
-        informers: SharedInformerFactory,
-        *,
-        keep: Keep = keep_once,
-    ) -> None:
+    def __init__(self, client: Client, keys: Keys, informers: SharedInformerFactory, *, keep: Keep = keep_once) -> None:
         self._client = client
         self._keys = keys
         self._informers = informers

@@ -15,15 +15,7 @@ from dataclasses import dataclass, replace
 from registry.model.names import matches
 from registry.model.placement import Assignment, declinable, decline_note, decliners
 from registry.model.replica_reasons import LEAVING
-from registry.model.replica_state import (
-    Expectation,
-    ParsedStatus,
-    ReplicaState,
-    Verdict,
-    answered,
-    evaluate,
-    said,
-)
+from registry.model.replica_state import Expectation, ParsedStatus, ReplicaState, Verdict, answered, evaluate, said
 from registry.residency.view import AdapterView, PoolView
 from registry.rollout.pool import LiveReplica, PlacementInputs
 

@@ -244,11 +244,7 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        count: Callable[[str], None],
-        rng: random.Random,
-        *,
-        fatal: tuple[type[Exception], ...] = (),
+        self, count: Callable[[str], None], rng: random.Random, *, fatal: tuple[type[Exception], ...] = ()
     ) -> None:
         self._count = count
         self._rng = rng

@@ -37,12 +37,7 @@ class SharedLease:
     """
 
     def __init__(
-        self,
-        client: Client,
-        *,
-        ttl_seconds: int,
-        renew_seconds: float,
-        monotonic: Callable[[], float] | None = None,
+        self, client: Client, *, ttl_seconds: int, renew_seconds: float, monotonic: Callable[[], float] | None = None
     ) -> None:
         self._client = client
         self._ttl_seconds = ttl_seconds

@@ -144,13 +144,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class Incoming:
     """Files that arrive in `directory`. `entries` are those that are there to the last byte."""
 
-    def __init__(
-        self,
-        directory: Path,
-        max_weights_bytes: int,
-        reservation: Reservation,
-        stop: Stop,
-    ) -> None:
+    def __init__(self, directory: Path, max_weights_bytes: int, reservation: Reservation, stop: Stop) -> None:
         self.directory = directory
         self._reservation = reservation
         self.entries: list[FileEntry] = []

@@ -55,12 +55,7 @@ class Scrub:
     """Reads artifacts again, one at a time. What is damaged is removed, or marked if an engine may be reading it."""
 
     def __init__(
-        self,
-        layout: StoreLayout,
-        collector: GarbageCollector,
-        known: KnownArtifacts,
-        ingest: Ingest,
-        bases: Bases,
+        self, layout: StoreLayout, collector: GarbageCollector, known: KnownArtifacts, ingest: Ingest, bases: Bases
     ) -> None:
         """Reads nothing yet. `bases`: that artifacts are prepared for."""
         self._layout = layout

@@ -14,14 +14,7 @@ from sidecar.artifacts.types import ArtifactRef, Stage
 from sidecar.desired.informer import DesiredAdapter
 from sidecar.engines.observed import EngineGone, EnginePaused, Observed
 from sidecar.loop.executor import Attempt
-from sidecar.plan.backoff import (
-    NOT_LISTED,
-    Failure,
-    after_call,
-    after_staging,
-    not_borne_out,
-    pace_of,
-)
+from sidecar.plan.backoff import NOT_LISTED, Failure, after_call, after_staging, not_borne_out, pace_of
 
 # Where an engine cannot be asked to generate, a load whose answer was lost has ended after so long, its own deadline.
 UNTOLD_SECONDS = 60.0

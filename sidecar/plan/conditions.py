@@ -178,11 +178,7 @@ def _of_engine(observed: Observed, *, is_versioned: bool) -> Iterator[WarnedAdap
 
 
 def warnings(
-    desired: DesiredState,
-    chosen: Selection,
-    kept: Iterable[Handoff],
-    observed: Observed,
-    known: PlanContext,
+    desired: DesiredState, chosen: Selection, kept: Iterable[Handoff], observed: Observed, known: PlanContext
 ) -> Iterator[WarnedAdapter]:
     """Warnings about adapters that are served all the same."""
     if not known.base_known:

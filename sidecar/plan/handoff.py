@@ -25,13 +25,7 @@ from enum import Enum
 
 from registry.model.names import matches
 from registry.model.placement import Selector, canaries
-from registry.model.replica_state import (
-    Expectation,
-    ReplicaState,
-    StatusReading,
-    Verdict,
-    compare_digests,
-)
+from registry.model.replica_state import Expectation, ReplicaState, StatusReading, Verdict, compare_digests
 from registry.model.replica_state import evaluate as evaluate_replica
 from sidecar.desired.placement import MembershipDigest, PlacementSpec
 

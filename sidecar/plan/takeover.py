@@ -36,10 +36,7 @@ def common_selectors(plan: Plan) -> frozenset[Selector]:
 
 
 def needed_names(
-    plan: Plan,
-    listed: Iterable[str],
-    verdicts: Mapping[Handoff, HandoffVerdict],
-    others: Collection[OtherReplica],
+    plan: Plan, listed: Iterable[str], verdicts: Mapping[Handoff, HandoffVerdict], others: Collection[OtherReplica]
 ) -> frozenset[str]:
     """Those of the names that an engine lists which no other replica serves yet.
 

@@ -80,12 +80,7 @@ class StatusWriter:
     """
 
     def __init__(
-        self,
-        client: Client,
-        keys: Keys,
-        presence: Presence,
-        clock: Clock,
-        on_change: Callable[[], None],
+        self, client: Client, keys: Keys, presence: Presence, clock: Clock, on_change: Callable[[], None]
     ) -> None:
         """Writes nothing yet; `on_change` is called when the id is lost or won."""
         self._client = client

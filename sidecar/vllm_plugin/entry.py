@@ -16,14 +16,7 @@ from .guard import guard_of_environment
 from .listing import HIDE_SECONDS, hide_seconds_of
 from .resolver import ResolverClient, socket_problem
 from .routes import Plugin, listing_route, routes
-from .vllm_internals import (
-    VllmServer,
-    complaints,
-    resolver_complaints,
-    resolver_in,
-    settings_against,
-    tell_apart,
-)
+from .vllm_internals import VllmServer, complaints, resolver_complaints, resolver_in, settings_against, tell_apart
 
 _log = logging.getLogger("vllm.loraplane")
 VARIABLE = "LORAPLANE_PLUGIN"

@@ -41,12 +41,7 @@ class CallContext:
 
 
 async def call_of(
-    method: str,
-    shown: Shown,
-    timeout_seconds: float,
-    *,
-    repeats: bool = False,
-    access: AccessControl | None = None,
+    method: str, shown: Shown, timeout_seconds: float, *, repeats: bool = False, access: AccessControl | None = None
 ) -> CallContext:
     """A call of whoever its credentials name; without access control, of anybody.
 

@@ -199,13 +199,7 @@ def _shared_document(view: PoolView, like: AdapterView) -> Document:
 
 def _derived_document(one: DerivedResidency) -> Document:
     replicas = [_residence_document(part) for part in one.replicas]
-    return {
-        "name": one.name,
-        "generation": one.generation,
-        "load": _load(one),
-        "replicas": replicas,
-        "note": one.note,
-    }
+    return {"name": one.name, "generation": one.generation, "load": _load(one), "replicas": replicas, "note": one.note}
 
 
 def _residence_document(one: DerivedResidence) -> Document:

@@ -21,14 +21,7 @@ from registry.admin.rpc.denials import DenialRecorder
 from registry.admin.rpc.handlers import Reads, Writes
 from registry.admin.rpc.hook import Hook, asked_of
 from registry.admin.rpc.identity import Identity
-from registry.admin.rpc.interceptor import (
-    Accept,
-    CallLimits,
-    Prepare,
-    Stream,
-    supervised_stream,
-    supervised_unary,
-)
+from registry.admin.rpc.interceptor import Accept, CallLimits, Prepare, Stream, supervised_stream, supervised_unary
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.admin.rpc.streams import Streams
 from registry.admin.rpc.wire import parser_of

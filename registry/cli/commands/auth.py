@@ -33,11 +33,7 @@ def whoami(context: click.Context, *, timeout: options.Timeout = None) -> None:
         printer.lines([f"{found.principal}: this admin service has no access file, so everybody may do everything"])
         return
     printer.fields(
-        {
-            "principal": found.principal,
-            "credential": found.credential,
-            "groups": ", ".join(found.groups) or "-",
-        }
+        {"principal": found.principal, "credential": found.credential, "groups": ", ".join(found.groups) or "-"}
     )
     if found.roles:
         printer.items(_HELD, found.roles)

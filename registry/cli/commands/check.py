@@ -84,12 +84,7 @@ def folder_at(
     return reader.fetched(source, credential, timeout or FETCH_SECONDS)
 
 
-def digest(
-    context: click.Context,
-    source: Source,
-    *,
-    reading: ReadingOptions,
-) -> None:
+def digest(context: click.Context, source: Source, *, reading: ReadingOptions) -> None:
     """Print the manifest digest of an adapter, to pin in a record."""
     printer = session_of(context).printer()
     found = reading.digest(source)
@@ -160,8 +155,7 @@ def check(
         list[str] | None, options.flag("--drop", metavar="MODULE", help="As prepare.drop of a manifest; repeatable.")
     ] = None,
     is_explained: Annotated[
-        bool,
-        options.flag("--explain", help="List each matrix: applied, renamed, reordered, dropped or refused."),
+        bool, options.flag("--explain", help="List each matrix: applied, renamed, reordered, dropped or refused.")
     ] = False,
     signed: SignedAs = SignedAs(),
     reading: ReadingOptions,

@@ -25,8 +25,7 @@ def set_context(
     context_name: ContextName,
     *,
     pool: Annotated[
-        str | None,
-        options.flag("--pool", metavar="POOL", envvar=None, help="Default pool; empty: none."),
+        str | None, options.flag("--pool", metavar="POOL", envvar=None, help="Default pool; empty: none.")
     ] = None,
     protected: Annotated[
         bool | None, options.flag("--protected/--no-protected", help="Ask before anything is removed.")

@@ -62,8 +62,7 @@ def up(
         Literal["vllm", "sim"] | None, options.flag("--engine", help="Engine to run (vllm in a new stack).")
     ] = None,
     secure: Annotated[
-        bool,
-        options.flag("--secure", help="With TLS, users of etcd and roles; a stack that was made so stays so."),
+        bool, options.flag("--secure", help="With TLS, users of etcd and roles; a stack that was made so stays so.")
     ] = False,
     folder: options.Folder = DEFAULT_FOLDER,
 ) -> None:

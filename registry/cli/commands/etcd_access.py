@@ -113,8 +113,7 @@ class EtcdTarget(EtcdLogin):
 
 
 Replicas = Annotated[
-    list[str] | None,
-    options.flag("--replica", metavar="POOL/NAME", help="A replica that gets a user (repeatable)."),
+    list[str] | None, options.flag("--replica", metavar="POOL/NAME", help="A replica that gets a user (repeatable).")
 ]
 Pool = Annotated[
     str | None, options.flag("--pool", metavar="POOL", help="The replicas that live in this pool get users.")

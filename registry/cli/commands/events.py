@@ -175,15 +175,13 @@ _STREAM_SECONDS = 3600.0
 def audit(
     context: click.Context,
     name: Annotated[
-        str | None,
-        options.naming(metavar="[NAME]", help="Only of the adapter, pool, replica or tenant of this name."),
+        str | None, options.naming(metavar="[NAME]", help="Only of the adapter, pool, replica or tenant of this name.")
     ] = None,
     *,
     pool: options.OnlyPool = None,
     since: Annotated[str, options.flag("--since", metavar="SPAN", help="No older than this: 90s, 30m, 1h, 7d.")] = "1d",
     principal: Annotated[
-        str | None,
-        options.flag("--principal", metavar="WHO", help="Only by this principal, as a binding names it."),
+        str | None, options.flag("--principal", metavar="WHO", help="Only by this principal, as a binding names it.")
     ] = None,
     watch: options.Watch = False,
     timeout: options.Timeout = None,

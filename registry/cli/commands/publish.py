@@ -12,14 +12,7 @@ import click
 from registry.cli import options
 from registry.cli.apply import ApplyOrder, apply_changes
 from registry.cli.change.sets import Change
-from registry.cli.commands.check import (
-    Remap,
-    Source,
-    Vision,
-    compared_with,
-    folder_at,
-    plain_warnings,
-)
+from registry.cli.commands.check import Remap, Source, Vision, compared_with, folder_at, plain_warnings
 from registry.cli.failure import CliError, CommandFailure, Exit, refused, usage
 from registry.cli.local_adapters import unfit
 from registry.cli.session import Session, pool_or_only, session_of
@@ -198,8 +191,7 @@ def expect(
         ),
     ] = None,
     prompt_ids: Annotated[
-        list[str] | None,
-        options.flag("--prompt-ids", metavar="N,N", help="The same as token ids; may be repeated."),
+        list[str] | None, options.flag("--prompt-ids", metavar="N,N", help="The same as token ids; may be repeated.")
     ] = None,
     tokens: Annotated[
         int, options.flag("--tokens", metavar="N", min=1, max=MAX_EXPECTED_TOKENS, help="Tokens of each answer.")

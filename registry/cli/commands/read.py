@@ -162,11 +162,7 @@ def why(
 
 
 def history(
-    context: click.Context,
-    name: options.AdapterName,
-    *,
-    pool: options.Pool = None,
-    timeout: options.Timeout = None,
+    context: click.Context, name: options.AdapterName, *, pool: options.Pool = None, timeout: options.Timeout = None
 ) -> None:
     """List an adapter's generations, the newest first.
 

@@ -16,14 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from registry.cli.client import AdminClient
 from registry.cli.commands.etcd_access import excess_found
-from registry.cli.doctor.diagnosis import (
-    AccessSeen,
-    Miscount,
-    PoolSeen,
-    Survey,
-    methods_differ,
-    miscounts,
-)
+from registry.cli.doctor.diagnosis import AccessSeen, Miscount, PoolSeen, Survey, methods_differ, miscounts
 from registry.cli.doctor.findings import (
     CheckedPart,
     DoctorFinding,

@@ -43,8 +43,7 @@ class EtcdOptions(EtcdLogin):
     """Options for reaching etcd, if it is to be looked at."""
 
     etcd: Annotated[
-        str | None,
-        options.flag("--etcd", metavar="HOST:PORT[,…]", help="Check these members of etcd too."),
+        str | None, options.flag("--etcd", metavar="HOST:PORT[,…]", help="Check these members of etcd too.")
     ] = None
     etcd_quota: Annotated[
         int | None,
@@ -88,8 +87,7 @@ def doctor(
         ),
     ] = None,
     repair: Annotated[
-        bool,
-        options.flag("--repair", help="Repair counters and history after records were deleted directly in etcd."),
+        bool, options.flag("--repair", help="Repair counters and history after records were deleted directly in etcd.")
     ] = False,
     manifests: Annotated[
         str | None,

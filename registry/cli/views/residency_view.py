@@ -83,11 +83,7 @@ def _part_dict(part: pb.Residence) -> Plain:
 
 
 def _wanted_dict(part: pb.Residence) -> Plain:
-    return {
-        "generation": part.wanted_generation,
-        "state": state_text(part.wanted_state),
-        "reason": part.wanted_reason,
-    }
+    return {"generation": part.wanted_generation, "state": state_text(part.wanted_state), "reason": part.wanted_reason}
 
 
 def rows(one: pb.AdapterResidency) -> list[Sequence[str]]:

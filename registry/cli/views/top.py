@@ -141,10 +141,7 @@ REPLICAS: OutputView[BusyReplica] = OutputView(
         "LOADS": lambda one: str(one.loads),
         "SWAPS": lambda one: str(one.swaps),
     },
-    more={
-        "LOAD SECONDS": lambda one: cell(one.load_seconds),
-        "SWAP SECONDS": lambda one: cell(one.swap_seconds),
-    },
+    more={"LOAD SECONDS": lambda one: cell(one.load_seconds), "SWAP SECONDS": lambda one: cell(one.swap_seconds)},
 )
 ADAPTERS: OutputView[BusyAdapter] = OutputView(
     name=lambda one: one.name,

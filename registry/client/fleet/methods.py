@@ -348,9 +348,5 @@ class FleetCalls(RolloutCalls):
         """The reply to a change that is made once, however often it is sent."""
         request.request_id = request_id or str(uuid.uuid4())
         return await self._calls.unary(
-            method,
-            request,
-            request_id=request.request_id,
-            timeout_seconds=timeout_seconds,
-            repeats=bool(request_id),
+            method, request, request_id=request.request_id, timeout_seconds=timeout_seconds, repeats=bool(request_id)
         )

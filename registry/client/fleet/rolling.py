@@ -38,11 +38,7 @@ CALL_SECONDS = 30.0
 WAIT_SECONDS = 300.0
 LOOK_SECONDS = 5.0
 _Change = TypeVar(
-    "_Change",
-    pb.ApplyAdaptersRequest,
-    pb.RollbackAdapterRequest,
-    pb.PromoteRolloutRequest,
-    pb.AbortRolloutRequest,
+    "_Change", pb.ApplyAdaptersRequest, pb.RollbackAdapterRequest, pb.PromoteRolloutRequest, pb.AbortRolloutRequest
 )
 _Changes = AdminMethod[_Change, pb.ApplyAdaptersResponse]
 
@@ -156,13 +152,7 @@ class RolloutCalls:
         return made
 
     async def enable(
-        self,
-        name: str,
-        pool: str,
-        *,
-        wait: bool = True,
-        timeout_seconds: float | None = None,
-        request_id: str = "",
+        self, name: str, pool: str, *, wait: bool = True, timeout_seconds: float | None = None, request_id: str = ""
     ) -> Published:
         """Has an adapter served again that was disabled; returns once every replica that should serve it does.
 

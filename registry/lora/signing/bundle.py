@@ -52,11 +52,7 @@ def write_bundle(bundle: SignedBundle) -> bytes:
         "payloadType": PAYLOAD_TYPE,
         "signatures": [{"sig": _base64(bundle.signature), "keyid": ""}],
     }
-    whole = {
-        "mediaType": MEDIA_TYPE,
-        "verificationMaterial": {**material, "tlogEntries": []},
-        "dsseEnvelope": envelope,
-    }
+    whole = {"mediaType": MEDIA_TYPE, "verificationMaterial": {**material, "tlogEntries": []}, "dsseEnvelope": envelope}
     return json.dumps(whole, separators=(",", ":")).encode()
 
 

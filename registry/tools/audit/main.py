@@ -99,11 +99,7 @@ def verify(
 
 
 async def _verified(
-    settings: DaemonSettings,
-    lines: list[AuditLine],
-    after: int,
-    now: datetime,
-    retention: tuple[timedelta, timedelta],
+    settings: DaemonSettings, lines: list[AuditLine], after: int, now: datetime, retention: tuple[timedelta, timedelta]
 ) -> tuple[list[Violation], str]:
     """Findings, and what was compared."""
     client, keys = Client(settings.client_options()), Keys(settings.prefix)

@@ -22,14 +22,7 @@ from registry.lora.signing.forms import BadBundle
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.runtime.program import install_remedy
 from registry.sources.credentials import HeldCredential
-from registry.tools.convert.options import (
-    ConversionOptions,
-    ModuleOutcome,
-    Task,
-    base_doubts,
-    impossible,
-    task_of,
-)
+from registry.tools.convert.options import ConversionOptions, ModuleOutcome, Task, base_doubts, impossible, task_of
 
 
 @dataclass(frozen=True, slots=True)

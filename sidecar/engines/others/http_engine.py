@@ -10,14 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sidecar.engines.driver import (
-    UNTOLD,
-    EngineError,
-    EngineOptions,
-    EngineUnreachable,
-    SerialEngine,
-    check_name,
-)
+from sidecar.engines.driver import UNTOLD, EngineError, EngineOptions, EngineUnreachable, SerialEngine, check_name
 from sidecar.engines.listeners import ListenerProcess
 from sidecar.engines.load_ledger import FILE, PAST_FILE, LoadLedger
 from sidecar.engines.observed import (

@@ -8,16 +8,7 @@ from pathlib import Path
 
 from registry.runtime.local_files import MAX_SECRET_BYTES, read_followed
 from sidecar.engines.driver import EngineAbsent, EngineUnreachable, EngineUnusable
-from sidecar.engines.transport import (
-    GetRequest,
-    Lost,
-    MetricLines,
-    NotSent,
-    PostRequest,
-    Reply,
-    Transport,
-    unheard,
-)
+from sidecar.engines.transport import GetRequest, Lost, MetricLines, NotSent, PostRequest, Reply, Transport, unheard
 from sidecar.engines.vllm.responses import is_vllms_error, not_an_engine, said, unauthorized
 from sidecar.vllm_plugin.guard import CONTROL_HEADER, WITHOUT_TOKEN
 
