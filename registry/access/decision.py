@@ -18,8 +18,7 @@ from registry.access.questions import AccessQuestion
 from registry.access.roles import OF_TENANTS, ROLES, AccessRole, Action, roles_for
 from registry.access.scope import PLACEHOLDER, below, spelled, tenant_in
 from registry.model.errors import PermissionDenied, Reason
-from registry.model.name_patterns import NamePatterns
-from registry.model.names import tenant_of
+from registry.model.names import NamePatterns, tenant_of
 from registry.model.source_uri import without_secrets
 
 # Of a name in a refusal. Nobody has checked it yet, and it may have megabytes.

@@ -27,9 +27,9 @@ from registry.admin.page.front import FrontPage
 from registry.admin.page.stream import FleetParts, FleetStream
 from registry.admin.pages import PageParts, make_app
 from registry.admin.rpc.audited import AuditHandlers
+from registry.admin.rpc.calls import Hook, permit, then_checked
 from registry.admin.rpc.denials import DenialRecorder
 from registry.admin.rpc.handlers import Reads, Writes
-from registry.admin.rpc.hook import Hook, permit, then_checked
 from registry.admin.rpc.interceptor import CallLimits
 from registry.admin.rpc.models import FleetModels
 from registry.admin.rpc.service import SERVICE, call_limits, make_handlers

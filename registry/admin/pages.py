@@ -27,9 +27,8 @@ from registry.access.questions import Resource
 from registry.admin.health import AdminMetrics, Probe
 from registry.admin.page.browsers import FRONT, BrowserGuard
 from registry.admin.page.front import FrontPage, static_routes
-from registry.admin.rpc.calls import CallContext, call_of, is_local
+from registry.admin.rpc.calls import CallContext, Hook, call_of, is_local, page_asked
 from registry.admin.rpc.denials import DenialRecorder, denials_noted
-from registry.admin.rpc.hook import Hook, page_asked
 from registry.model.errors import (
     RETRY_AFTER,
     InvalidArgument,

@@ -18,8 +18,7 @@ from registry.lora.signing.forms import BadBundle
 from registry.lora.signing.keys import BadChain, CertifiedSigner, certified_signer
 from registry.lora.signing.statement import SIGNATURE_FILE, SignatureBinding, SignedFiles, read_statement, zulu
 from registry.lora.text import printable
-from registry.model.name_patterns import NamePatterns
-from registry.model.names import tenant_of
+from registry.model.names import NamePatterns, tenant_of
 from registry.model.signature_policy import SigningRule
 
 _SIGN = "sign it anew with loraplane sign DIR --key KEY.pem"

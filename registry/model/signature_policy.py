@@ -40,8 +40,7 @@ from pydantic.alias_generators import to_camel
 from registry.lora.ed25519 import BadKey
 from registry.lora.signing.keys import Certificates, SigningKey, read_authorities, read_signing_key
 from registry.lora.signing.statement import read_moment
-from registry.model.name_patterns import NamePatterns
-from registry.model.names import tenant_of
+from registry.model.names import NamePatterns, tenant_of
 from registry.model.operator_yaml import OperatorFileInvalid, read_operator_yaml
 
 MAX_BYTES = 1 << 20

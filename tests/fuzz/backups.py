@@ -12,8 +12,8 @@ from pathlib import Path
 
 from registry.access.methods import METHODS
 from registry.access.principal import ANONYMOUS
+from registry.admin.rpc.calls import asked_of, check
 from registry.admin.rpc.decode import restore_history
-from registry.admin.rpc.hook import asked_of, check
 from registry.cli.backup import StoredState, backup_text, check_places, plan_restore, records_of, state_of
 from registry.cli.commands.backup import _history, _lines, _upserts
 from registry.cli.failure import CliError

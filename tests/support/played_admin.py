@@ -17,7 +17,7 @@ from grpc import StatusCode
 
 from registry.access.control import AccessControl
 from registry.admin.app import AdminPorts, assemble
-from registry.admin.rpc.hook import Asked, Hook, permit
+from registry.admin.rpc.calls import Asked, Hook, permit
 from registry.admin.rpc.interceptor import DETAILS_KEY
 from registry.admin.rpc.service import DESCRIPTOR, SERVICE
 from registry.runtime.clock import Clock

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from registry.access.methods import METHODS
-from registry.admin.rpc.calls import CallContext
-from registry.admin.rpc.hook import Hook, asked_of
+from registry.admin.rpc.calls import CallContext, Hook, asked_of
 from registry.admin.rpc.interceptor import Unary
 from registry.model.errors import InvalidArgument, PermissionDenied, Reason
 from registry.model.messages import Plain, adapter_dict

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from registry.admin.rpc.wire import SMALL_BYTES
+from registry.admin.rpc.decode import SMALL_BYTES
 from registry.model.errors import Reason, ResourceExhausted, Unavailable
 
 # What is due, and runs later than this, came behind something that took the processor.

@@ -16,15 +16,14 @@ from registry.access.control import AccessControl
 from registry.access.methods import METHODS
 from registry.admin.health import AdminMetrics
 from registry.admin.rpc.audited import AuditHandlers
-from registry.admin.rpc.calls import CallContext
+from registry.admin.rpc.calls import CallContext, Hook, asked_of
+from registry.admin.rpc.decode import parser_of
 from registry.admin.rpc.denials import DenialRecorder
 from registry.admin.rpc.handlers import Reads, Writes
-from registry.admin.rpc.hook import Hook, asked_of
 from registry.admin.rpc.identity import Identity
 from registry.admin.rpc.interceptor import Accept, CallLimits, Prepare, Stream, supervised_stream, supervised_unary
 from registry.admin.rpc.limiter import Batcher, ByteLimiter, FairLimiter
 from registry.admin.rpc.streams import Streams
-from registry.admin.rpc.wire import parser_of
 from registry.runtime.process import Repeats
 from registry.transactions.context import TxnLimits
 from registry.v1 import registry_pb2 as pb

@@ -20,7 +20,7 @@ from registry.access.file import Access, Binding, read_access
 from registry.access.principal import Credential, Principal
 from registry.access.questions import AccessQuestion, Resource, Verb
 from registry.access.roles import OF_POOLS, OF_TENANTS, AccessRole
-from registry.model.name_patterns import NamePatterns
+from registry.model.names import NamePatterns
 from tests.properties.access.cedar import EVERYBODY, Cedar
 from tests.support.examples import share
 

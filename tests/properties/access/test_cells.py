@@ -19,7 +19,7 @@ from registry.access.methods import METHODS
 from registry.access.principal import Credential, Principal
 from registry.access.questions import AccessQuestion
 from registry.access.roles import OF_POOLS, OF_TENANTS, AccessRole, Action
-from registry.model.name_patterns import NamePatterns
+from registry.model.names import NamePatterns
 from tests.properties.access.cedar import Cedar
 from tests.support.roles_page import PAGE
 

@@ -11,7 +11,7 @@ from grpc import StatusCode
 from registry.access.methods import METHODS, PAGES
 from registry.access.principal import ANONYMOUS, operator
 from registry.access.questions import Resource, Verb
-from registry.admin.rpc.hook import Asked, asked_of, check
+from registry.admin.rpc.calls import Asked, asked_of, check
 from registry.admin.rpc.service import DESCRIPTOR
 from registry.model.errors import InvalidArgument, PermissionDenied, Reason
 from registry.v1 import registry_pb2 as pb

@@ -21,8 +21,7 @@ from registry.admin import server
 from registry.admin.app import DRAIN_SECONDS, AdminPorts, AdminService, assemble
 from registry.admin.health import Readiness
 from registry.admin.pages import endpoint
-from registry.admin.rpc.calls import CallContext
-from registry.admin.rpc.hook import permit
+from registry.admin.rpc.calls import CallContext, permit
 from registry.admin.rpc.service import SERVICE
 from registry.admin.server import CannotListen, bind, options, running
 from registry.admin.settings import AdminSettings

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.admin.rpc.decode import MAX_FIELDS, SMALL_BYTES, parser_of
 from registry.admin.rpc.service import DESCRIPTOR
-from registry.admin.rpc.wire import MAX_FIELDS, SMALL_BYTES, parser_of
 from registry.model.errors import InvalidArgument, Reason
 from registry.transactions.context import TxnLimits
 from registry.v1 import registry_pb2 as pb
@@ -175,7 +175,7 @@ def test_a_fault_of_ours_is_not_told_as_bytes_that_are_no_request(monkeypatch):
     def breaks(*_: object) -> None:
         raise KeyError("of ours")
 
-    monkeypatch.setattr("registry.admin.rpc.wire.check_fields", breaks)
+    monkeypatch.setattr("registry.admin.rpc.decode.check_fields", breaks)
     with pytest.raises(KeyError):
         create(UNKNOWN * SMALL_BYTES)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from registry.model.name_patterns import NamePatterns
+from registry.model.names import NamePatterns
 
 
 @pytest.mark.parametrize(

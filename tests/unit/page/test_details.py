@@ -12,8 +12,7 @@ from registry.access.control import AccessControl
 from registry.access.principal import operator
 from registry.admin.page import details
 from registry.admin.page.details import DetailPages
-from registry.admin.rpc.calls import CallContext
-from registry.admin.rpc.hook import permit
+from registry.admin.rpc.calls import CallContext, permit
 from registry.model.errors import RegistryError
 from registry.model.status import Failed
 from registry.runtime.clock import Deadline
