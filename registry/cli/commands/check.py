@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from registry.cli import options
-from registry.cli.bundle_check import bundle_findings, bundle_notes, policy_here
 from registry.cli.change.addresses import folder_of
 from registry.cli.failure import usage
 from registry.cli.local_adapters import (
     Looked,
     base_here,
     base_of_pool,
+    bundle_findings,
+    bundle_notes,
     checked_folder,
     digest_here,
     explain,
     limits_of_pool,
     look,
+    policy_here,
     unfit,
 )
 from registry.cli.session import READ_SECONDS, is_typed, pool_or_only, session_of
