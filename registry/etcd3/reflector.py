@@ -17,30 +17,7 @@ from registry.etcd3.backoff import Backoff
 from registry.etcd3.calls import Rotation
 from registry.etcd3.client import Client
 from registry.etcd3.errors import Compacted, EtcdError, EtcdPermissionDenied, EtcdUnauthenticated, OtherCluster, Timeout
-from registry.etcd3.stream import (
-    Changed,
-    Connected,
-    Disconnected,
-    ListCause,
-    Listed,
-    Mark,
-    Progressed,
-    Reflection,
-    Resume,
-    WatchProtocol,
-)
-
-__all__ = [
-    "Changed",
-    "Connected",
-    "Disconnected",
-    "ListCause",
-    "Listed",
-    "Progressed",
-    "Reflection",
-    "Reflector",
-    "Resume",
-]
+from registry.etcd3.stream import Connected, Disconnected, ListCause, Listed, Mark, Reflection, Resume, WatchProtocol
 
 _RETRY = Backoff(base_seconds=0.1, cap_seconds=3.0)
 _MAX_PATIENCE = 8.0

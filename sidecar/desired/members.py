@@ -22,7 +22,8 @@ import structlog
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError
 from registry.etcd3.ops import KeyValue, Range, prefix_end
-from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Changed, Connected, Disconnected, Listed, Progressed
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys, last_part
 from registry.model.placement import Member, counted, member_of

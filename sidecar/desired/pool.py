@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import KeyValue
-from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflector
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Changed, Connected, Disconnected, Listed, Progressed
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys
 from registry.model.records import PoolSpec

@@ -33,17 +33,8 @@ import structlog
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, EtcdPermissionDenied
 from registry.etcd3.ops import Event, Range, prefix_end
-from registry.etcd3.reflector import (
-    Changed,
-    Connected,
-    Disconnected,
-    ListCause,
-    Listed,
-    Progressed,
-    Reflection,
-    Reflector,
-    Resume,
-)
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection, Resume
 from registry.model.errors import RegistryError
 from registry.model.keys import Keys
 from registry.model.records import AdapterRecord, Meta

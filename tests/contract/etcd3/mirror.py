@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Delete, KeyValue, Put, Txn, prefix_end
-from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Progressed, Reflection, Reflector
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Changed, Connected, Disconnected, Listed, Progressed, Reflection
 from tests.support.waiting import eventually
 
 # What a call says that found nobody, or no time to, on a machine that stood still.

@@ -10,7 +10,8 @@ import pytest
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdPermissionDenied, EtcdUnauthenticated
 from registry.etcd3.ops import Range, Txn, prefix_end
-from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Changed, Connected, Disconnected, Listed
 from registry.tools.devstack.processes import child_environment
 from tests.contract.etcd3.mirror import mirroring, put
 from tests.support.etcd import PATIENCE_SECONDS, ROOT, etcdctl, find_etcdctl, switch_authentication_on

@@ -11,7 +11,8 @@ from registry.admin.etcd_members import look_at_members
 from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdError, NoLeader
 from registry.etcd3.ops import Range
-from registry.etcd3.reflector import Changed, Connected, Disconnected, Listed, Reflector
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Changed, Connected, Disconnected, Listed
 from tests.contract.etcd3.mirror import FirstEndpoint, mirroring, put
 from tests.support.etcd import PATIENCE_SECONDS, Cluster, Member
 from tests.support.waiting import eventually

@@ -11,7 +11,7 @@ import pytest
 from registry.etcd3 import watch
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Range, Txn
-from registry.etcd3.reflector import Connected, Disconnected
+from registry.etcd3.stream import Connected, Disconnected
 from registry.tools.devstack.processes import child_environment, find_etcd, free_ports
 from tests.contract.etcd3.mirror import mirroring, put, reflect
 from tests.support.etcd import END_SECONDS, PATIENCE_SECONDS

@@ -12,7 +12,8 @@ from registry.etcd3.client import Client
 from registry.etcd3.errors import EtcdUnavailable, Timeout, TlsFailed
 from registry.etcd3.ops import Range
 from registry.etcd3.options import ClientOptions, TlsFiles
-from registry.etcd3.reflector import Connected, Disconnected, Reflector
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Connected, Disconnected
 from tests.contract.etcd3.mirror import mirroring, put
 from tests.support.etcd import PATIENCE_SECONDS, make_cluster, running_etcd
 from tests.support.tls import Authority, server_flags

@@ -10,7 +10,7 @@ import pytest
 
 from registry.etcd3 import watch
 from registry.etcd3.ops import prefix_end
-from registry.etcd3.reflector import (
+from registry.etcd3.stream import (
     Changed,
     Connected,
     Disconnected,
@@ -18,8 +18,8 @@ from registry.etcd3.reflector import (
     Listed,
     Progressed,
     Resume,
+    progress_is_safe,
 )
-from registry.etcd3.stream import progress_is_safe
 from registry.etcd3.watch import WatchStream
 from tests.contract.etcd3.mirror import delete, mirroring, put, reflect, values
 from tests.support.etcd import PATIENCE_SECONDS, compact

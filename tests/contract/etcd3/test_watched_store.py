@@ -7,12 +7,8 @@ from contextlib import aclosing
 from registry.etcd3.client import Client
 from registry.etcd3.ops import Put, Txn
 from registry.etcd3.options import ClientOptions
-from registry.etcd3.reflector import (
-    Connected,
-    ListCause,
-    Listed,
-    Reflector,
-)
+from registry.etcd3.reflector import Reflector
+from registry.etcd3.stream import Connected, ListCause, Listed
 from tests.contract.etcd3.mirror import mirroring, put
 from tests.support.etcd import PATIENCE_SECONDS, make_cluster, running_etcd
 from tests.support.proxy import Proxy

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from registry.etcd3.reflector import Connected, Progressed, Resume
+from registry.etcd3.stream import Connected, Progressed, Resume
 from registry.model.records import PoolSpec
 from sidecar.desired import watcher as module
 from sidecar.desired.journal import Journal

@@ -15,7 +15,7 @@ import structlog
 
 from registry.etcd3.errors import EtcdUnavailable
 from registry.etcd3.ops import Event, KeyValue, Range, RangeResult
-from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed
+from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed
 from registry.model.keys import last_part
 from registry.model.placement import Member
 from registry.model.records import Placement

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.etcd3.ops import Event, KeyValue
-from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed
+from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed
 from registry.runtime.clock import Clock
 from sidecar.desired import pool as module
 from sidecar.desired.journal import Journal

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.etcd3.ops import Event, KeyValue, Range, RangeResult
-from registry.etcd3.reflector import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
+from registry.etcd3.stream import Changed, Connected, Disconnected, ListCause, Listed, Progressed, Reflection
 from registry.model.keys import last_part
 from registry.model.placement import Member
 from registry.model.records import Meta
