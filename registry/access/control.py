@@ -11,11 +11,10 @@ from pathlib import Path
 
 from registry.access.decision import Grant, grant_of, whole_grant
 from registry.access.file import MAX_BYTES, Access, AccessInvalid, Authentication, read_access
-from registry.access.keysets import KeySets
 from registry.access.principal import RESERVED_PREFIX, SPIFFE, CallTrace, Credential, Principal, address_of, trace_of
 from registry.access.quota import CallerRate, RequestQuota, too_many
 from registry.access.sockets import socket_principal
-from registry.access.tokens import Known, Tokens
+from registry.access.tokens import KeySets, Known, Tokens
 from registry.model.errors import Reason, Unauthenticated, Unavailable
 from registry.runtime.local_files import FollowedFile, read_followed
 from registry.sources.base import StoreError

@@ -18,7 +18,7 @@ from registry.lora.coverage.findings import EngineEvidence
 from registry.lora.directory import check_files, digest_of, entries_of, examine_directory, open_directory
 from registry.lora.findings import AdapterWarning, Finding, UnfitAdapter, summary
 from registry.lora.policy import AdapterLimits, Policy
-from registry.lora.signing.folder import UnsignableFolder, bundle_in, folder_sha256, statement_in
+from registry.lora.signing.bundle import UnsignableFolder, bundle_in, folder_sha256, statement_in
 from registry.lora.signing.forms import BadBundle
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.lora.text import printable, some_of

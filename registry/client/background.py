@@ -1,7 +1,8 @@
 """An event loop on a thread of its own, and clients for callers that have none.
 
 There is one for the whole process, and it is never closed: grpc.aio hands what comes late, as of a stream that was
-given up, to the loop that its call was of, and complains on stderr of each that is closed by then.
+given up, to the loop that its call was of, and complains on stderr of each that is closed by then. So calls are made on
+this loop alone, also for clients that run on another.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from registry.client.channel import check_process
+import grpc
+from google.protobuf.message import Message
+
+from registry.client.channel import check_process, open_channel
+from registry.etcd3.tls import Pem
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -243,3 +248,91 @@ def generating(
         return self._loop.each(method(self._client, *args, **kwargs))
 
     return call
+
+
+async def _there(step: Step[T]) -> T:
+    """The result of a coroutine that is made on the process' loop; a cancellation goes there too."""
+    outcome: Future[T] = Future()
+    PROCESS.hand_over(outcome, step)
+    return await asyncio.wrap_future(outcome)
+
+
+class LoopedChannel:
+    """A channel whose calls the process' own loop makes.
+
+    Args:
+        address: HOST:PORT of the service.
+        pem: certificates; None: without TLS.
+    """
+
+    def __init__(self, address: str, pem: Pem | None) -> None:
+        self._open = partial(open_channel, address, pem)
+        self._channel: grpc.aio.Channel | None = None  # only the process' loop touches it
+
+    def unary_unary(
+        self, path: str, serialize: Callable[[Message], bytes], parse: Callable[[bytes], T]
+    ) -> Callable[..., Awaitable[T]]:
+        """A call with one answer, as a channel of gRPC has it."""
+
+        async def made(request: Message, how: dict[str, Any]) -> T:
+            return await self._opened().unary_unary(path, serialize, parse)(request, **how)
+
+        async def call(request: Message, **how: Any) -> T:  # noqa: ANN401 - as gRPC takes it
+            return await _there(partial(made, request, how))
+
+        return call
+
+    def unary_stream(
+        self, path: str, serialize: Callable[[Message], bytes], parse: Callable[[bytes], T]
+    ) -> Callable[..., LoopedStream[T]]:
+        """A call with a stream of answers, as a channel of gRPC has it."""
+
+        async def answers(request: Message, how: dict[str, Any]) -> AsyncGenerator[T, None]:
+            running = self._opened().unary_stream(path, serialize, parse)(request, **how)
+            try:
+                async for answer in running:
+                    yield answer
+            finally:
+                running.cancel()
+
+        def call(request: Message, **how: Any) -> LoopedStream[T]:  # noqa: ANN401 - as gRPC takes it
+            return LoopedStream(answers(request, how))
+
+        return call
+
+    async def close(self, grace_seconds: float | None = None) -> None:
+        """Ends all calls."""
+        await _there(partial(self._close, grace_seconds))
+
+    async def _close(self, grace_seconds: float | None) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(grace_seconds)
+
+    def _opened(self) -> grpc.aio.Channel:
+        self._channel = self._channel or self._open()
+        return self._channel
+
+
+class LoopedStream(Generic[T]):
+    """Answers of one call, each of which the process' loop brings."""
+
+    def __init__(self, answers: AsyncGenerator[T, None]) -> None:
+        self._answers = answers
+        self._turn = asyncio.Lock()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (answer := await _there(self._next)) is not None:
+            yield answer
+
+    async def _next(self) -> T | None:
+        async with self._turn:
+            return await anext(self._answers, None)
+
+    def cancel(self) -> None:
+        """Ends the call; nobody waits for that."""
+        PROCESS.hand_over(Future(), self._end)
+
+    async def _end(self) -> None:
+        async with self._turn:  # a step that was cancelled with its caller ends first
+            await self._answers.aclose()

@@ -19,12 +19,11 @@ from google.protobuf.message import Message
 from registry.client import admin_api as api
 from registry.client.address import Tls, check_address, is_of_this_host
 from registry.client.admin_api import AdminMethod, Reply, Request
-from registry.client.background import PROCESS
+from registry.client.background import PROCESS, LoopedChannel
 from registry.client.channel import check_process, is_of_other_process, open_channel
 from registry.client.credentials import BearerToken, TokenCommand, TokenSource
 from registry.client.errors import CallErrors
 from registry.client.handshake import HandshakeTrouble, admin_service, found_trouble
-from registry.client.looped import LoopedChannel
 from registry.client.relay import RelayedChannel
 from registry.etcd3.backoff import Backoff
 from registry.etcd3.tls import Pem, TlsReader, TlsUnusable

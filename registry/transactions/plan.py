@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from registry.etcd3.ops import Range
-from registry.transactions import adapters, canaries, expiry, pools, repair, rollouts, scaling, tenants
+from registry.transactions import adapters, canaries, pools, repair, rollouts, tenants
 from registry.transactions.builder import Planned, request_reads
 from registry.transactions.changes import (
     AbortRollout,
@@ -46,12 +46,10 @@ def _own_reads(change: Change, context: Context) -> tuple[Range, ...]:
             return adapters.apply_reads(change, keys)
         case RollbackAdapter():
             return adapters.rollback_reads(change, keys)
-        case PromoteRollout() | AbortRollout() | HaltRollout():
+        case PromoteRollout() | AbortRollout() | HaltRollout() | ScaleAdapter():
             return rollouts.rollout_reads(change, keys)
         case ExpireAdapter():
-            return expiry.expiry_reads(change, keys)
-        case ScaleAdapter():
-            return scaling.scale_reads(change, keys)
+            return rollouts.expiry_reads(change, keys)
         case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
             return pools.pool_reads(change, keys)
         case SetTenant() | RepairTenant() | RestoreHistory():
@@ -105,9 +103,9 @@ def plan_change(change: Change, view: ReadSet, context: Context) -> Planned:
         case PromoteRollout() | AbortRollout() | HaltRollout():
             return rollouts.plan_rollout(change, view, context)
         case ExpireAdapter():
-            return expiry.plan_expiry(change, view, context)
+            return rollouts.plan_expiry(change, view, context)
         case ScaleAdapter():
-            return scaling.plan_scale(change, view, context)
+            return rollouts.plan_scale(change, view, context)
         case CreatePool() | UpdatePool() | DeletePool() | ConfirmRemovals() | DrainReplica():
             return pools.plan_pool(change, view, context)
         case SetTenant() | RepairTenant() | RestoreHistory():

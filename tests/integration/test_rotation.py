@@ -29,7 +29,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from loraplane import AsyncRegistry, AuditEntry, Published, Tls, TokenFile
-from registry.access import keysets
+from registry.access import tokens
 from registry.access.etcd_users import ADMIN, replica_user
 from registry.admin import server
 from registry.admin.server import RunningServer, running
@@ -330,7 +330,7 @@ class Versions:
 async def test_all_is_exchanged_under_load(tmp_path, monkeypatch):
     """A6 rotates: no call fails, each change is told once, and each replica takes each generation once."""
     monkeypatch.setattr(server, "CONNECTION_AGE_SECONDS", 0.5)
-    monkeypatch.setattr(keysets, "PAUSE_SECONDS", 0.1)  # between two looks for a key that is not known
+    monkeypatch.setattr(tokens, "PAUSE_SECONDS", 0.1)  # between two looks for a key that is not known
     load = Load()
     async with secure_etcd(tmp_path) as world, fleet_of(world) as fleet:
         versions = Versions(world, fleet, load)

@@ -10,7 +10,7 @@ from registry.etcd3.ops import KeyValue
 from registry.model.audit import AuditChange, AuditRecord, DenialRecord
 from registry.model.errors import InvalidArgument, Reason
 from registry.model.keys import last_part
-from registry.transactions.expiry import TTL_REASON
+from registry.transactions.rollouts import TTL_REASON
 from registry.v1 import registry_pb2 as pb
 
 _MOST_INT64, _MOST_UINT32 = 2**63 - 1, 2**32 - 1

@@ -18,7 +18,7 @@ from registry.cli.failure import usage
 from registry.cli.local_adapters import checked_folder, digest_here
 from registry.cli.session import session_of
 from registry.cli.views.output import Printer
-from registry.lora.signing.folder import IGNORED, UnsignableFolder, folder_sha256
+from registry.lora.signing.bundle import IGNORED, UnsignableFolder, folder_sha256
 from registry.lora.signing.statement import (
     MAX_PATTERNS,
     SIGNATURE_FILE,

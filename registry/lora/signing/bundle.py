@@ -1,4 +1,4 @@
-"""Sigstore bundles of one statement that a key or certificates signed. Pure.
+"""Bundles of Sigstore, of one statement that a key or certificates signed. Pure.
 
 Nothing is believed here: reading a bundle only takes it apart. Of the three ways in which `model-signing` signs, those
 with a key and with certificates are read. The third, without a key of one's own, needs a transparency log to verify.
@@ -7,11 +7,15 @@ with a key and with certificates are read. The third, without a key of one's own
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from registry.lora.signing.forms import SIGN_ANEW, BadBundle, list_of, object_of, other, whole
+from registry.lora.signing.statement import GIT_PATHS, MAX_FILES, SIGNATURE_FILE, SignedFiles, read_statement
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -105,3 +109,48 @@ def _bytes(value: object, field: str) -> bytes:
     if not found:
         raise other(field, value, "base64")
     return found
+
+
+IGNORED = (*GIT_PATHS, SIGNATURE_FILE)
+
+
+class UnsignableFolder(ValueError):
+    """A folder has what cannot be signed; the message names it, and what to do."""
+
+
+def folder_sha256(folder: Path) -> dict[str, str]:
+    """The sha256 of each file below a folder by its path there, but of the bundle and of git's files.
+
+    Raises:
+        UnsignableFolder: there is a link, or there are too many files.
+        OSError: a file cannot be read.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0] in IGNORED:
+            continue
+        if path.is_symlink():
+            raise UnsignableFolder(f"{path} is a link, and where it leads may change; put a copy there (cp -L)")
+        if path.is_file():
+            found[name.as_posix()] = _sha256_of(path)
+        if len(found) > MAX_FILES:
+            raise UnsignableFolder(f"{folder} has more than {MAX_FILES} files; sign a folder with the adapter alone")
+    return found
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def bundle_in(folder: Path) -> bytes | None:
+    """The bundle beside an adapter's files; None: there is none. Raises OSError."""
+    with suppress(FileNotFoundError), (folder / SIGNATURE_FILE).open("rb") as file:
+        return file.read(MAX_BUNDLE_BYTES + 1)
+    return None
+
+
+def statement_in(content: bytes) -> SignedFiles:
+    """Statement of a bundle, whoever signed it. Raises BadBundle."""
+    return read_statement(read_bundle(content).payload)

@@ -17,7 +17,7 @@ from registry.lora.directory import Opened, check_files, digest_of, entries_of, 
 from registry.lora.findings import AdapterWarning, CannotPublish, UnfitAdapter
 from registry.lora.policy import AdapterLimits
 from registry.lora.safetensors import not_finite
-from registry.lora.signing.folder import bundle_in, statement_in
+from registry.lora.signing.bundle import bundle_in, statement_in
 from registry.lora.signing.forms import BadBundle
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.runtime.program import install_remedy

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from registry.cli.main import run
 from registry.lora.directory import entries_of
-from registry.lora.signing.folder import bundle_in
+from registry.lora.signing.bundle import bundle_in
 from registry.model.signature_check import SignatureRefused, Use, check_files, vouched
 from registry.model.signature_policy import SignaturePolicy
 from tests.corpus.drafts import LLAMA

@@ -12,9 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from registry.access.file import Issuer
-from registry.access.keysets import GOOD_SECONDS, PAUSE_SECONDS, KeySets
 from registry.access.principal import Credential, Principal
-from registry.access.tokens import MAX_TOKEN_CHARACTERS, Tokens
+from registry.access.tokens import GOOD_SECONDS, MAX_TOKEN_CHARACTERS, PAUSE_SECONDS, KeySets, Tokens
 from registry.model.errors import Unauthenticated
 from tests.simulation.loop import virtual
 

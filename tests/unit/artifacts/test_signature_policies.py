@@ -12,7 +12,7 @@ import pytest
 from registry.lora.directory import digest_of
 from registry.lora.ed25519 import read_public_key
 from registry.lora.ed25519 import sign as sign_digest
-from registry.lora.signing.folder import IGNORED, folder_sha256
+from registry.lora.signing.bundle import IGNORED, folder_sha256
 from registry.lora.signing.keys import sign_statement
 from registry.lora.signing.statement import SIGNATURE_FILE, SignatureBinding, SignedFiles, write_statement
 from registry.model.records import PoolLimits, PoolSpec

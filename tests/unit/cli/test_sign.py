@@ -13,8 +13,7 @@ from registry.cli.main import run
 from registry.lora.directory import digest_of
 from registry.lora.ed25519 import read_public_key
 from registry.lora.signatures import signer
-from registry.lora.signing.bundle import read_bundle
-from registry.lora.signing.folder import bundle_in, folder_sha256, statement_in
+from registry.lora.signing.bundle import bundle_in, folder_sha256, read_bundle, statement_in
 from registry.lora.signing.keys import read_signing_key
 from registry.lora.signing.statement import SignatureBinding
 from tests.corpus.drafts import LLAMA

@@ -11,7 +11,7 @@ from obstore.store import MemoryStore
 from registry.client.upload import objects as bucket
 from registry.client.upload.destination import destination, put
 from registry.lora.policy import AdapterLimits
-from registry.lora.signing.folder import bundle_in, folder_sha256
+from registry.lora.signing.bundle import bundle_in, folder_sha256
 from registry.lora.signing.keys import sign_statement
 from registry.lora.signing.statement import SignedFiles, write_statement
 from registry.tools.convert.options import ConversionOptions

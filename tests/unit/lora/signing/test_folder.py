@@ -6,9 +6,15 @@ import hashlib
 
 import pytest
 
-from registry.lora.signing import folder
-from registry.lora.signing.bundle import SignedBundle, write_bundle
-from registry.lora.signing.folder import UnsignableFolder, bundle_in, folder_sha256, statement_in
+from registry.lora.signing import bundle
+from registry.lora.signing.bundle import (
+    SignedBundle,
+    UnsignableFolder,
+    bundle_in,
+    folder_sha256,
+    statement_in,
+    write_bundle,
+)
 from registry.lora.signing.statement import SignedFiles, write_statement
 
 
@@ -27,7 +33,7 @@ def test_a_link_and_too_many_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UnsignableFolder, match="is a link"):
         folder_sha256(tmp_path)
     (tmp_path / "b").unlink()
-    monkeypatch.setattr(folder, "MAX_FILES", 0)
+    monkeypatch.setattr(bundle, "MAX_FILES", 0)
     with pytest.raises(UnsignableFolder, match="more than 0 files"):
         folder_sha256(tmp_path)
 
