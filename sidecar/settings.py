@@ -188,7 +188,6 @@ class SidecarSettings(DaemonSettings):
         return self.insecure and self.http_token_file is None and self.http_tls_ca is None
 
     def unprotected(self) -> tuple[str, ...]:
-        """See `DaemonSettings`."""
         url, found = urlsplit(self.engine), super().unprotected()
         if self.is_open() and not is_loopback(self.http.host):
             remedy = "give --http-tls-ca or --http-token-file"

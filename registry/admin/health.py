@@ -187,7 +187,6 @@ class AccessCollector(Collector):
         self._access = access
 
     def collect(self) -> Iterator[Metric]:
-        """See `prometheus_client`."""
         access = self._access
         told = "1 with the digest of the access file that counts."
         info = GaugeMetricFamily("loraplane_admin_access_info", told, labels=["digest"])
@@ -209,11 +208,9 @@ class CertificateCollector(Collector):
         self._files = files
 
     def describe(self) -> Iterable[Metric]:
-        """See `prometheus_client`."""
         return _spans_shown([])
 
     def collect(self) -> Iterable[Metric]:
-        """See `prometheus_client`."""
         return _spans_shown(certificate_spans(self._files))
 
 

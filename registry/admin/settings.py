@@ -85,7 +85,6 @@ class AdminSettings(DaemonSettings):
         return (self.listen.host, self.http.host, *self.http_names)
 
     def unprotected(self) -> tuple[str, ...]:
-        """See `DaemonSettings`."""
         found = super().unprotected()
         if is_loopback(self.listen.host):
             return found

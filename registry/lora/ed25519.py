@@ -23,7 +23,6 @@ class Ed25519Key:
     key: Ed25519PublicKey
 
     def made(self, signature: bytes, content: bytes) -> bool:
-        """See `PublicKey.made`."""
         try:
             self.key.verify(signature, content)
         except InvalidSignature:

@@ -84,7 +84,6 @@ class PickerSettings(PortSettings):
         return self
 
     def unprotected(self) -> tuple[str, ...]:
-        """See `PortSettings`."""
         found = list[str]()
         if not self.tls_cert and not is_loopback(self.listen.host):
             remedy = "give --tls-cert and --tls-key"

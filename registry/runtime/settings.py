@@ -143,13 +143,11 @@ class DaemonSettings(PortSettings):
         return value
 
     def check_pairs(self) -> None:
-        """See `PortSettings`."""
         super().check_pairs()
         go_together("--etcd-tls-cert", self.etcd_tls_cert, "--etcd-tls-key", self.etcd_tls_key)
         go_together("--etcd-user", self.etcd_user, "--etcd-password-file", self.etcd_password_file)
 
     def unprotected(self) -> tuple[str, ...]:
-        """See `PortSettings`."""
         remote = [member for member in self.etcd if not is_loopback(member.rpartition(":")[0])]
         if not remote or not self.etcd_user or self.etcd_tls_ca or self.etcd_tls_cert:
             return ()

@@ -74,11 +74,9 @@ class DerivedIds(IdGenerator):
             yield
 
     def generate_trace_id(self) -> int:
-        """See `IdGenerator`."""
         return self._trace_id
 
     def generate_span_id(self) -> int:
-        """See `IdGenerator`."""
         return self._span_id or self._chance.getrandbits(64) or 1
 
 

@@ -115,33 +115,27 @@ class LocalStore:
         )
 
     def owns(self, path: str) -> str | None:
-        """See `ArtifactStore.owns`."""
         return self._layout.owns(path)
 
     @property
     def base_known(self) -> bool:
-        """See `ArtifactStore.base_known`."""
         return self._bases.current is not None
 
     @property
     def reads(self) -> str:
-        """See `ArtifactStore.reads`."""
         return self.trust.digest
 
     @property
     def not_taken(self) -> Mapping[str, str]:
-        """See `ArtifactStore.not_taken`."""
         return self.trust.not_taken
 
     def use_pool(self, pool: PoolSpec | None, engine: EngineBase = UNKNOWN_BASE) -> str:
-        """See `ArtifactStore.use_pool`."""
         self._bases.follow(pool, engine)
         if self.trust.signatures.follow(pool, self._bases.current):
             self._known.seen.clear()
         return self._bases.problem
 
     async def made_of(self, listed: Collection[tuple[ArtifactRef, str]]) -> Mapping[tuple[ArtifactRef, str], str]:
-        """See `ArtifactStore.made_of`."""
         sources = await asyncio.to_thread(lambda: [self._source_of(*one) for one in listed])
         return {one: digest for one, digest in zip(listed, sources, strict=True) if digest}
 
@@ -183,16 +177,13 @@ class LocalStore:
         return gone
 
     def lookup(self, ref: ArtifactRef) -> Staged | None:
-        """See `ArtifactStore.lookup`."""
         return self._known.find(ref, self._bases.current)
 
     @property
     def seen(self) -> Mapping[ArtifactRef, Staged]:
-        """See `ArtifactStore.seen`."""
         return self._rotated.marked(self._known.all_of(self._bases.current))
 
     async def recall(self, refs: Collection[ArtifactRef]) -> bool:
-        """See `ArtifactStore.recall`."""
         possible = [ref for ref in refs if self._may_be_here(ref)]
         return bool(possible) and any(await asyncio.to_thread(lambda: [self._recall(ref) for ref in possible]))
 
@@ -208,13 +199,11 @@ class LocalStore:
         return ref.digest is None or order.artifact(ref.digest) in self._leases
 
     def is_intact(self, path: str) -> bool:
-        """See `ArtifactStore.is_intact`."""
         artifact = self.owns(path)
         return artifact is not None and self._known.is_intact(artifact)
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """See `ArtifactStore.troubles`."""
         return self._files.troubles
 
     def _order(self, ref: ArtifactRef) -> StageRequest:

@@ -92,30 +92,25 @@ class VllmServer:
 
     @property
     def registered(self) -> Usage[EngineAdapter]:
-        """See `ApiServer.registered`."""
         requests: Usage[EngineAdapter] = self._models.lora_requests
         return requests
 
     def lock(self, name: str) -> asyncio.Lock:
-        """See `ApiServer.lock`."""
         lock: asyncio.Lock = self._models.lora_resolver_lock[name]
         return lock
 
     @property
     def limits(self) -> Mapping[str, int | None]:
-        """See `ApiServer.limits`."""
         found = {name: _at(self._engine, "vllm_config", "lora_config", name) for name in _LIMITS}
         return {name: value if type(value) is int else None for name, value in found.items()}
 
     @property
     def kv_connectors(self) -> list[str]:
-        """See `ApiServer.kv_connectors`."""
         config = _at(self._engine, "vllm_config", "kv_transfer_config")
         fields = ("kv_connector", "kv_connector_module_path", "kv_connector_extra_config")
         return list(_connectors({field: _at(config, field) for field in fields}))
 
     def make(self, name: str, path: str, like: EngineAdapter | None) -> EngineAdapter:
-        """See `ApiServer.make`."""
         fields = ("base_model_name", "is_3d_lora_weight") if like is not None else ()
         kept = {field: getattr(like, field) for field in fields}
         number = self._models.lora_id_counter.inc(1)
@@ -123,21 +118,17 @@ class VllmServer:
         return made
 
     async def add(self, adapter: EngineAdapter) -> None:
-        """See `ApiServer.add`."""
         if not await self._engine.add_lora(adapter):
             raise RuntimeError("the engine did not take it, and does not say why")
 
     async def remove(self, number: int) -> None:
-        """See `ApiServer.remove`."""
         await self._engine.remove_lora(number)
 
     async def resident(self) -> set[int]:
-        """See `ApiServer.resident`."""
         return set(await self._engine.list_loras())
 
     @property
     def ask_workers(self) -> Callable[[], Awaitable[list[dict[str, Any]]]] | None:
-        """See `ApiServer.ask_workers`."""
         call = getattr(self._engine, "collective_rpc", None)
         return partial(call, WORKER_METHOD) if callable(call) else None
 
@@ -150,25 +141,21 @@ class VllmServer:
 
     @property
     def model_name(self) -> str:
-        """See `ApiServer.model_name`."""
         name = _at(self._engine, "vllm_config", "model_config", "served_model_name")
         return name if isinstance(name, str) else ""
 
     @property
     def read_base(self) -> Callable[[], dict[str, Any]]:
-        """See `ApiServer.read_base`."""
         return partial(_read_base, _at(self._engine, "vllm_config"))
 
     @property
     def prober(self) -> Prober | None:
-        """See `ApiServer.prober`."""
         if self._params_class is None or not callable(getattr(self._engine, "generate", None)):
             return None
         return partial(_probe, self._engine, self._params_class)
 
     @property
     def lister(self) -> Lister | None:
-        """See `ApiServer.lister`."""
         show = getattr(type(self._models), "show_available_models", None)
         return partial(_listed, show, self._models) if _parameters(show) == [] else None
 
@@ -181,13 +168,11 @@ class VllmServer:
 
     @property
     def vocabulary(self) -> int | None:
-        """See `ApiServer.vocabulary`."""
         tell = _at(self._engine, "vllm_config", "model_config", "get_vocab_size")
         size = tell() if callable(tell) else None
         return size if type(size) is int and size > 0 else None
 
     def in_flight(self) -> Iterable[EngineAdapter]:
-        """See `ApiServer.in_flight`."""
         states = self._engine.output_processor.request_states.values()
         return [state.lora_request for state in states if state.lora_request is not None]
 

@@ -145,7 +145,6 @@ class HttpEngine(SerialEngine):
 
     @property
     def kind(self) -> str:
-        """See `Engine.kind`."""
         return self._contract.kind
 
     @property
@@ -154,7 +153,6 @@ class HttpEngine(SerialEngine):
         return self._http.url
 
     async def observe(self) -> Observed:
-        """See `Engine.observe`."""
         before = self._process.identity()
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
         bodies = await self._http.get(self._contract.pages, seconds, optional=self._contract.optional_page)
@@ -173,7 +171,6 @@ class HttpEngine(SerialEngine):
         return Observed(facts, seen.base_models, seen.adapters, past=past)
 
     async def incarnation(self) -> str:
-        """See `Engine.incarnation`."""
         before = self._process.identity()
         await self._http.get(self._contract.pages[-1:], self._deadlines.probe_seconds)
         return self._process.known(before)
@@ -188,7 +185,6 @@ class HttpEngine(SerialEngine):
         return await self._past.recording(incarnation, name, path, record)
 
     async def unload(self, name: str, *, request_id: str) -> Outcome:
-        """See `Engine.unload`."""
         incarnation = self._process.identity()
         request = PostRequest(self._contract.unload_path, {"lora_name": name})
         answer = await self._post(request, request_id, self._deadlines.unload_seconds)
@@ -221,7 +217,6 @@ class HttpEngine(SerialEngine):
         return outcome if isinstance(back, Done | AlreadyThere) else Unknown(f"{outcome}; and putting back: {back}")
 
     async def is_busy(self) -> bool:
-        """See `Engine.is_busy`."""
         if self._contract.statistics is None:
             return False
         try:
@@ -231,7 +226,6 @@ class HttpEngine(SerialEngine):
         return found.running + found.waiting > 0
 
     async def turns(self) -> bool | None:
-        """See `Engine.turns`."""
         try:
             async with asyncio.timeout(self._deadlines.turn_seconds):
                 model = self._base_model or (await self.observe()).base_models[0]

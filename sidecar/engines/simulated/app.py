@@ -195,11 +195,9 @@ class SimulatedServer:
 
     @property
     def registered(self) -> Usage[EngineAdapter]:
-        """See `ApiServer.registered`."""
         return cast("Usage[EngineAdapter]", self._engine.cards)
 
     def lock(self, name: str) -> asyncio.Lock:
-        """See `ApiServer.lock`."""
         return self._engine.name_lock(name)
 
     @property
@@ -214,7 +212,6 @@ class SimulatedServer:
 
     @property
     def model_name(self) -> str:
-        """See `ApiServer.model_name`."""
         return self._engine.options.model
 
     @property
@@ -230,7 +227,6 @@ class SimulatedServer:
 
     @property
     def lister(self) -> Lister:
-        """See `ApiServer.lister`."""
         return self._list
 
     async def _list(self, adapters: Mapping[str, EngineAdapter]) -> dict[str, Any]:
@@ -242,18 +238,15 @@ class SimulatedServer:
 
     @property
     def is_full(self) -> bool:
-        """See `ApiServer.is_full`."""
         return False
 
     @property
     def limits(self) -> Mapping[str, int | None]:
-        """See `ApiServer.limits`."""
         told = self._engine.options
         return {name: getattr(told, name) for name in ("max_loras", "max_cpu_loras", "max_lora_rank")}
 
     @property
     def kv_connectors(self) -> list[str]:
-        """See `ApiServer.kv_connectors`."""
         return list(self._engine.options.kv_connectors)
 
     @property
@@ -262,23 +255,18 @@ class SimulatedServer:
         return
 
     def make(self, name: str, path: str, like: EngineAdapter | None) -> EngineAdapter:  # noqa: ARG002 - a card has nothing else
-        """See `ApiServer.make`."""
         return self._engine.card(name, path)
 
     async def add(self, adapter: EngineAdapter) -> None:
-        """See `ApiServer.add`."""
         await self._engine.add(cast("Card", adapter))
 
     async def remove(self, number: int) -> None:
-        """See `ApiServer.remove`."""
         await self._engine.remove(number)
 
     async def resident(self) -> set[int]:
-        """See `ApiServer.resident`."""
         return await self._engine.resident()
 
     def in_flight(self) -> Iterable[EngineAdapter]:
-        """See `ApiServer.in_flight`."""
         return self._engine.bound
 
 

@@ -27,17 +27,14 @@ class Card:
 
     @property
     def lora_name(self) -> str:
-        """See `Adapter.lora_name`."""
         return self.name
 
     @property
     def lora_int_id(self) -> int:
-        """See `Adapter.lora_int_id`."""
         return self.number
 
     @property
     def lora_path(self) -> str:
-        """See `Adapter.lora_path`."""
         return self.path
 
 

@@ -133,16 +133,13 @@ class VllmEngine:
 
     @property
     def is_deciding(self) -> bool:
-        """See `Engine.is_deciding`."""
         return self._undecided > 0
 
     @property
     def swaps_alone(self) -> bool:
-        """See `Engine.swaps_alone`."""
         return not self._has_plugin
 
     async def observe(self) -> Observed:
-        """See `Engine.observe`."""
         seconds = self._deadlines.probe_seconds + self._deadlines.list_seconds
         # What was known of the process before; where it is another one by now, there may be no such page.
         uses = [plugin.USES_PATH] if self._process is not None and self._process.tells_uses else []
@@ -182,7 +179,6 @@ class VllmEngine:
         return self.paused
 
     async def incarnation(self) -> str:
-        """See `Engine.incarnation`."""
         return (await self._metrics()).incarnation
 
     async def has_changed(self) -> bool:
@@ -240,7 +236,6 @@ class VllmEngine:
         return answers.unload_outcome(answer)
 
     async def swap(self, name: str, old: str, new: str, *, request_id: str) -> Outcome:
-        """See `Engine.swap`."""
         if self._process is not None and (why := self._process.no_swap):
             return Refused(why)
         if why := await self._look_whether_paused():
@@ -333,7 +328,6 @@ class VllmEngine:
         return failed if isinstance(outcome, Done | AlreadyThere) else Unknown(f"{failed}; and putting back: {outcome}")
 
     async def is_busy(self) -> bool:
-        """See `Engine.is_busy`."""
         try:
             return (await self._metrics()).is_busy
         except EngineError:
