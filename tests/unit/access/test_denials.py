@@ -60,6 +60,14 @@ def test_after_an_hour_without_any_a_cause_is_new():
     assert [sampler.take(EVE, "x", later + 59), sampler.take(EVE, "x", later + 60)] == [None, ("x", 2)]
 
 
+def test_of_more_causes_than_have_a_place_the_one_that_was_silent_for_longest_goes():
+    sampler = DenialSampler[str](0.0)
+    causes = [(f"{number}", "m", "r") for number in range(MAX_CAUSES)]
+    for cause in (*causes, causes[0], EVE):
+        sampler.take(cause, "x", 1.0)
+    assert [*sampler._causes] == [*causes[2:], causes[0], EVE]
+
+
 @pytest.mark.no_cover  # what it executes, quicker tests do too
 def test_a_flood_of_causes_costs_no_more_than_the_bound():
     """R16 bounded: whoever calls, and however often; a start of the service gives no more places."""
