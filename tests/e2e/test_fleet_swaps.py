@@ -89,7 +89,7 @@ async def fleet(
             )
             stack.callback(sidecar.program.kill)
             sidecar.program.start()
-            await eventually(sidecar.is_ready, timeout_seconds=120)
+            await eventually(sidecar.is_ready)
         yield
 
 

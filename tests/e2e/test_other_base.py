@@ -45,7 +45,7 @@ async def test_nothing_is_loaded_into_an_engine_of_another_base(
     sidecar = Sidecar(tmp_path, etcd.endpoints, etcd.prefix, vllm.url, sources=hand.sources, extra=flags)
     sidecar.program.start()
     try:
-        await eventually(lambda: is_served(sidecar), timeout_seconds=180)
+        await eventually(lambda: is_served(sidecar))
         await tells_its_base(vllm)
         vllm.signal(signal.SIGKILL)
         exchange(vllm.model, monkeypatch)
@@ -71,7 +71,7 @@ async def is_kept_out(sidecar: Sidecar, vllm: RealVllm) -> None:
         status = await sidecar.status()
         return status if "is 258 by 256, expected 258 by 128" in status["note"] else None
 
-    status = await eventually(is_said, timeout_seconds=120)
+    status = await eventually(is_said)
     assert (status["ready"], status["served"]["count"]) == (False, 0)
     asker = vllm.asker()
     assert await asker.adapters() == {}

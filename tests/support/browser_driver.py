@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 SERIOUS = {"serious", "critical"}
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 60
 
 
 def _axe(page: Any) -> list[str]:
@@ -38,6 +38,7 @@ def main() -> None:
             nonlocal page
             page.context.close()
             page = browser.new_context(**how).new_page()
+            page.set_default_timeout(1000 * _WAIT_SECONDS)
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
 
@@ -59,7 +60,7 @@ def main() -> None:
             "wait": wait,
             "eval": lambda script: page.evaluate(script),  # noqa: PLW0108 - `page` is another one after "renew"
             "click": lambda selector: page.click(selector),  # noqa: PLW0108 - `page` is another one after "renew"
-            "shown": lambda selector: page.wait_for_selector(selector, timeout=1000 * _WAIT_SECONDS) and None,
+            "shown": lambda selector: page.wait_for_selector(selector) and None,
             "fill": lambda selector, text: page.fill(selector, text),  # noqa: PLW0108 - `page` is another one after "renew"
             "press": lambda key: page.keyboard.press(key),  # noqa: PLW0108 - `page` is another one after "renew"
             "size": lambda width, height: page.set_viewport_size({"width": width, "height": height}),

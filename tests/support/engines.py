@@ -33,7 +33,7 @@ from tests.support.waiting import eventually
 
 BASE_MODEL = "tiny"
 START_SECONDS = 600
-END_SECONDS = 60
+END_SECONDS = 180
 # For drivers in tests that are not about deadlines: no machine stands still for so long.
 PATIENT = Deadlines(
     probe_seconds=60, list_seconds=60, load_seconds=60, unload_seconds=60, turn_seconds=60, pulse_seconds=60

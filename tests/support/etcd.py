@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 # For a call of a test's own, which is about something else than how long etcd takes.
 PATIENCE_SECONDS = 60.0
-END_SECONDS = 60
+END_SECONDS = 180
 _COMPACT = Method("/etcdserverpb.KV/Compact", rpc.CompactionRequest, rpc.CompactionResponse)
 
 
@@ -186,7 +186,7 @@ class Cluster:
         root = {"user": "root", "password": lambda: ROOT_PASSWORD} if self.asks_for_user else {}
         client = Client(self.options(call_timeout_seconds=2, **root))
         try:
-            await eventually(lambda: _all_led(client), timeout_seconds=60)
+            await eventually(lambda: _all_led(client))
         finally:
             await client.aclose()
 
@@ -194,7 +194,7 @@ class Cluster:
         """The member that leads now."""
         client = Client(self.options(call_timeout_seconds=2))
         try:
-            return await eventually(lambda: self._leader(client), timeout_seconds=60)
+            return await eventually(lambda: self._leader(client))
         finally:
             await client.aclose()
 

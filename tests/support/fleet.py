@@ -255,7 +255,7 @@ async def known_replicas(
             sidecar = Sidecar(folder / name, tuple(etcd), prefix, engine.url, replica=name, sources=sources)
             stack.callback(sidecar.program.kill)
             sidecar.program.start()
-        await eventually(are_known, timeout_seconds=120)
+        await eventually(are_known)
         yield engines
 
 

@@ -94,7 +94,7 @@ async def lazy_fleet(
         sidecar.change("unhurried")  # else a question is lost whenever the machine stands still for two seconds amid it
         stack.callback(sidecar.program.kill)
         sidecar.program.start()
-        await eventually(sidecar.is_ready, timeout_seconds=120)
+        await eventually(sidecar.is_ready)
         yield LazyFleet(vllm, sidecar, asker, client, names, paths, expected, socket)
 
 

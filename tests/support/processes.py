@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support.forked import Fork
 
-END_SECONDS = 60
+END_SECONDS = 180
 
 
 @contextmanager

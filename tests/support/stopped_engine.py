@@ -36,7 +36,7 @@ async def serving_one(
     sidecar = Sidecar(folder, client.options.endpoints, keys.prefix, vllm.url, sources=hand.sources, extra=flags)
     sidecar.program.start()
     try:
-        await eventually(lambda: serves(sidecar, 1), timeout_seconds=180)
+        await eventually(lambda: serves(sidecar, 1))
         yield hand, sidecar
     finally:
         sidecar.program.kill()
@@ -71,12 +71,12 @@ async def is_told_and_served(hand: Hand, vllm: RealVllm, sidecar: Sidecar) -> No
     await hand.put(hand.record("b", "b"))
     frozen = await seconds_until_told(sidecar, 10.0)
     vllm.signal(signal.SIGCONT)
-    await eventually(lambda: serves(sidecar, 2), timeout_seconds=180)
+    await eventually(lambda: serves(sidecar, 2))
     assert [reply.status_code for reply in await asyncio.gather(*running)] == [200] * RUNNING
     vllm.signal(signal.SIGSTOP, is_core=True)
     assert (await asker.client.get("/health")).status_code == 200
     stalled = await seconds_until_told(sidecar, 30.0)
     vllm.signal(signal.SIGCONT, is_core=True)
-    await eventually(lambda: serves(sidecar, 2), timeout_seconds=180)
+    await eventually(lambda: serves(sidecar, 2))
     await asker.client.aclose()
     print(f"frozen was told after {frozen:.1f} s, a core that stands still after {stalled:.1f} s")

@@ -8,17 +8,24 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 Value = TypeVar("Value")
+# Of a part that starts, fetches and loads beside 25 others: what a quiet machine does in a second takes it a minute.
+PATIENCE_SECONDS = 180.0
 
 
 @overload
 async def eventually(
-    check: Callable[[], Awaitable[Value | None]], *, timeout_seconds: float = 60, every_seconds: float = 0.02
+    check: Callable[[], Awaitable[Value | None]],
+    *,
+    timeout_seconds: float = PATIENCE_SECONDS,
+    every_seconds: float = 0.02,
 ) -> Value: ...
 @overload
 async def eventually(
-    check: Callable[[], Value | None], *, timeout_seconds: float = 60, every_seconds: float = 0.02
+    check: Callable[[], Value | None], *, timeout_seconds: float = PATIENCE_SECONDS, every_seconds: float = 0.02
 ) -> Value: ...
-async def eventually(check: Callable[[], Any], *, timeout_seconds: float = 60, every_seconds: float = 0.02) -> Any:
+async def eventually(
+    check: Callable[[], Any], *, timeout_seconds: float = PATIENCE_SECONDS, every_seconds: float = 0.02
+) -> Any:
     """Polls `check` until it returns something true, and returns that.
 
     A check may be a plain or a coroutine function. AssertionError counts as "not yet"; the last one is raised

@@ -54,7 +54,7 @@ async def rig_of(folder: Path, tiny, url: str, keeping: Keeping) -> Rig:
 async def serve(rig: Rig, asker: Asker, revision: int, names: list[str]) -> None:
     """Desires these, and waits until the engine lists just them."""
     rig.desire(revision, **{name: name for name in names})
-    await eventually(lambda: lists(asker, names), timeout_seconds=120)
+    await eventually(lambda: lists(asker, names))
 
 
 async def lists(asker: Asker, names: list[str]) -> bool:
@@ -110,7 +110,7 @@ async def changes(rig: Rig, asker: Asker, traffic: Traffic) -> None:
         left = [name for name in NAMES if clock.random() < 0.5]
         await serve(rig, asker, 2 + change, left)
         before = traffic.right
-        await eventually(lambda before=before: traffic.wrong or traffic.right > before, timeout_seconds=120)
+        await eventually(lambda before=before: traffic.wrong or traffic.right > before)
 
 
 async def test_the_engine_outlives_clean_up_and_answers_rightly(url, asker, tiny, tmp_path):
@@ -125,7 +125,7 @@ async def test_the_engine_outlives_clean_up_and_answers_rightly(url, asker, tiny
         assert not traffic.wrong
         assert traffic.right
         await serve(rig, asker, 100, NAMES[:2])
-        await eventually(lambda: staged(rig) == 2, timeout_seconds=120)
+        await eventually(lambda: staged(rig) == 2)
         assert await asker.text(NAMES[0], PROMPT) == traffic.expected[NAMES[0]]
     assert (await asker.client.get("/health")).status_code == 200
 
@@ -181,7 +181,7 @@ async def test_a_request_that_queued_when_its_adapter_was_unloaded_is_answered(u
     async with running(rig):
         reply = await answer_to_a_queued_request(rig, asker)
         assert reply.status_code == 200, reply.text
-        await eventually(lambda: staged(rig) == len(NAMES) - 1, timeout_seconds=120)
+        await eventually(lambda: staged(rig) == len(NAMES) - 1)
     assert (await asker.client.get("/health")).status_code == 200
 
 

@@ -118,11 +118,11 @@ async def test_real_vllm_tells_routers_where_the_weights_are(real, tiny):
         is_counted = count is None or told in lines
         return {one["adapter_name"]: one["level"] for one in labels} == expected and is_counted and most in lines
 
-    await eventually(partial(are, slots, MAX_LORAS, "a"), timeout_seconds=60)
+    await eventually(partial(are, slots, MAX_LORAS, "a"))
     await asker.text("a", PROMPT)
-    await eventually(partial(are, "a" + slots[1:], MAX_LORAS, slots[0]), timeout_seconds=60)
+    await eventually(partial(are, "a" + slots[1:], MAX_LORAS, slots[0]))
     await asker.unload("a")
-    await eventually(partial(are, slots[1:], None, slots[0]), timeout_seconds=60)
+    await eventually(partial(are, slots[1:], None, slots[0]))
     await asker.client.aclose()
 
 

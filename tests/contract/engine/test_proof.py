@@ -46,7 +46,7 @@ async def test_real_vllm_proves_what_has_no_effect(real_vllm, flags, tiny, tmp_p
         async def is_told() -> bool:
             return (await engine.observe()).no_effect == {idle}
 
-        await eventually(is_told, timeout_seconds=120)
+        await eventually(is_told)
     observed = await engine.observe()
     assert observed.facts.proves
     assert observed.adapters == {"good": good, "idle": idle}
@@ -127,15 +127,15 @@ async def test_a_sidecar_keeps_what_answers_otherwise_than_expected_from_its_nam
     expect = Expect.model_validate(json.loads(await answered(asker, str(rig.sources / "right"))))
     async with running(rig):
         rig.desire(1, expect=expect, x="right")
-        await eventually(lambda: bool(rig.statuses) and rig.status.served.count == 1, timeout_seconds=120)
+        await eventually(lambda: bool(rig.statuses) and rig.status.served.count == 1)
         served, before = await asker.adapters(), await asker.text("x", PROMPT)
         await eventually(lambda: "expect_unproven" not in {one.reason for one in rig.status.warnings})
         rig.desire(2, expect=expect, x="wrong", y="wrong")
         wanted = {"x": "not_as_expected", "y": "not_as_expected"}
-        await eventually(lambda: rig.reasons() == wanted, timeout_seconds=120)
+        await eventually(lambda: rig.reasons() == wanted)
         assert (await asker.adapters(), await asker.text("x", PROMPT)) == (served, before)
         rig.desire(3, x="right", y="wrong")
-        await eventually(lambda: rig.status.served.count == 2, timeout_seconds=120)
+        await eventually(lambda: rig.status.served.count == 2)
 
 
 async def proof(asker: Asker, path: str, expect: str = "") -> str:
@@ -151,5 +151,5 @@ async def proof(asker: Asker, path: str, expect: str = "") -> str:
         found = reply.json().get("proof", "later")
         return found != "later"
 
-    await eventually(has_come, timeout_seconds=120)
+    await eventually(has_come)
     return found

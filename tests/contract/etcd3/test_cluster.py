@@ -33,7 +33,7 @@ async def test_a_hung_member_is_noticed_and_left(etcd_cluster, cluster_client):
         told = len(mirror.told)
         member_at(etcd_cluster, first.endpoint).freeze()
         others = Client(etcd_cluster.options(endpoints=etcd_cluster.endpoints[1:]))
-        written = await eventually(lambda: _try_put(others, b"/a/1"), timeout_seconds=60)
+        written = await eventually(lambda: _try_put(others, b"/a/1"))
         second = await mirror.first(Connected, told)
         await eventually(lambda: mirror.revision >= written)
         await others.aclose()

@@ -81,7 +81,7 @@ async def test_a_lease_lives_while_it_is_renewed_and_expires_when_nobody_renews_
             return False
         return await count(etcd_client, renewed) == 1
 
-    await eventually(outlives, timeout_seconds=120)
+    await eventually(outlives)
 
 
 async def test_a_session_is_renewed_beyond_its_ttl(etcd, etcd_client, rng, monkeypatch):
@@ -101,7 +101,7 @@ async def test_a_session_is_renewed_beyond_its_ttl(etcd, etcd_client, rng, monke
             await eventually(lambda: len(renewed) > 5 or len(body.leases) > 1)
             return len(body.leases) == await count(etcd_client, etcd.key("a")) == 1
 
-    await eventually(is_one_lease, timeout_seconds=120)
+    await eventually(is_one_lease)
     assert await count(etcd_client, etcd.key("a")) == 0, "a session that is cancelled revokes"
 
 

@@ -26,6 +26,7 @@ from tests.support.adapters import write_adapter
 from tests.support.envoy import ENVOY
 from tests.support.etcd import Cluster, make_cluster
 from tests.support.http_client import http_client
+from tests.support.processes import END_SECONDS
 from tests.support.waiting import eventually
 
 SERVICES = services()
@@ -125,7 +126,7 @@ class Machine:
         for process in self.running:
             process.terminate()
         for process in self.running:
-            process.wait(60)
+            process.wait(END_SECONDS)
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
     for service in (admin, sidecar):  # which `up --wait` waits for
         # Each gives up after a few seconds, as containers do on a host that stands still.
         for check in {tuple(service.healthcheck), tuple(targets()[service.target].healthcheck)}:
-            await eventually(partial(machine.is_healthy, service, [*check]), timeout_seconds=60)
+            await eventually(partial(machine.is_healthy, service, [*check]))
     machine.run(admin, "pool", "create", "main", "--base-model", "base")
     machine.run(admin, "add", "acme/sql", "--pool", "main", "--source", "file:///adapters/sql", "--wait")
     cards = (await fetch(machine.port(engine.name, "8000"), "/v1/models")).json()["data"]
@@ -170,9 +171,9 @@ async def test_the_services_come_up_serve_an_adapter_and_export_what_the_alerts_
         """Whether routers may send requests to the replica."""
         return (await fetch(machine.port(sidecar.name, "7602"), "/readyz")).status_code == 200
 
-    await eventually(is_ready, timeout_seconds=60)
+    await eventually(is_ready)
     machine.run(admin, "add", "acme/lazy", "--pool", "main", "--source", "file:///adapters/sql", "--lazy")
-    await eventually(lambda: answers(machine, engine, "acme/lazy"), timeout_seconds=60)
+    await eventually(lambda: answers(machine, engine, "acme/lazy"))
     assert alert_metrics() - await exported(machine) - OF_ACCESS == set()
     await the_gateway_sends_requests_where_they_belong(machine)
 
@@ -182,8 +183,8 @@ async def the_gateway_sends_requests_where_they_belong(machine: Machine) -> None
     picker, gateway = SERVICES["picker-1"], SERVICES["gateway"]
     machine.start(picker)
     machine.start_gateway(gateway)
-    await eventually(partial(machine.is_healthy, picker, picker.healthcheck), timeout_seconds=60)
-    await eventually(lambda: answers(machine, gateway, "acme/sql"), timeout_seconds=60)
+    await eventually(partial(machine.is_healthy, picker, picker.healthcheck))
+    await eventually(lambda: answers(machine, gateway, "acme/sql"))
     port = machine.port(gateway.name, "")
     assert await asked(port, "nobody") == 404
     assert [card["id"] for card in (await fetch(port, "/v1/models")).json()["data"]][:1] == ["base"]

@@ -243,20 +243,20 @@ async def test_the_services_come_up_know_each_other_and_refuse_all_others(machin
         machine.start_member(SECURED[name])
     for name in MEMBERS:
         healthy = partial(machine.is_healthy, SECURED[name], SECURED[name].healthcheck)
-        await eventually(healthy, timeout_seconds=60)
+        await eventually(healthy)
     users = machine.once(SECURED["etcd-users"])
     assert users.returncode == 0, users.stderr
     for service in (sidecar, admin, picker):
         machine.start(service)
     machine.start_engine(engine)
     for service in (admin, sidecar, picker):
-        await eventually(partial(machine.is_healthy, service, service.healthcheck), timeout_seconds=60)
+        await eventually(partial(machine.is_healthy, service, service.healthcheck))
     the_operator_may_and_others_may_not(machine)
     await etcd_refuses(machine)
     await the_plugin_takes_its_sidecars_calls_alone(machine)
     pages_are_for_who_shows_a_certificate(machine)
     router_ready = partial(machine.page, "picker-1", "7604", "/readyz", "picker")
-    await eventually(lambda: router_ready() == 200, timeout_seconds=60)
+    await eventually(lambda: router_ready() == 200)
     before = {file: file.read_bytes() for file in (tmp_path / "volumes").glob("secrets*/*")}
     again = machine.once(SECURED["secrets"])
     assert again.stdout == "made 0 secrets, gave 0 files to their parts\n"

@@ -86,7 +86,7 @@ async def test_each_stage_of_an_apply_is_in_one_trace(etcd, tmp_path):
             code, said = await loraplane(admin.address, traced, *add, "--request-id", "rollout-7")
             assert code == 0, said
             wanted = {f"loraplane {name}" for name in ("request", "change", *STAGES)}
-            await eventually(lambda: {one.name for _, one in of_change(told)} >= wanted, timeout_seconds=20)
+            await eventually(lambda: {one.name for _, one in of_change(told)} >= wanted)
         finally:
             for program in (engine.program, admin.program, sidecar.program):
                 program.kill()

@@ -139,7 +139,7 @@ async def test_a_token_is_asked_for_and_asked_for_again_when_it_ends(page, etcd,
         await page.do("fill", selector="#token", text="nonsense")
         await page.do("press", key="Enter")
         await page.sees("the token is not believed")
-        await page.do("fill", selector="#token", text=token("ml-acme", 12))
+        await page.do("fill", selector="#token", text=token("ml-acme", 25))
         await page.do("press", key="Enter")
         await page.sees("acme/a")
         await page.sees("ci:job", "#who")

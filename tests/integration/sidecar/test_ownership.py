@@ -32,7 +32,7 @@ async def test_a_second_sidecar_with_the_same_replica_id_stays_passive(hand, eng
         assert await other_engine.listing() == {}
         assert not [line for line in twin.program.logged() if line["event"] == "engine_call"]
         sidecar.program.kill()
-        await eventually(twin.is_ready, timeout_seconds=60)
+        await eventually(twin.is_ready)
         assert set(await other_engine.listing()) == {"a", "b"}
     finally:
         twin.program.kill()
@@ -64,8 +64,8 @@ async def test_a_frozen_sidecar_whose_lease_expired_publishes_everything_again(h
 
     await eventually(are_told)
     sidecar.program.signal(signal.SIGSTOP)
-    await eventually(are_gone, timeout_seconds=60)
+    await eventually(are_gone)
     sidecar.program.signal(signal.SIGCONT)
-    await eventually(are_told, timeout_seconds=60)
+    await eventually(are_told)
     assert sidecar.program.stop() == 0
     await eventually(are_gone)

@@ -75,7 +75,7 @@ async def test_foreign_adapters_are_left_alone_and_drift_is_repaired(hand, engin
     async def is_back() -> bool:
         return "a" in await engine.listing()
 
-    await eventually(is_back, timeout_seconds=60)
+    await eventually(is_back)
     listing = await engine.listing()
     assert listing["foreign"] == str(hand.source("foreign"))
     assert listing["taken"] == str(hand.source("taken"))

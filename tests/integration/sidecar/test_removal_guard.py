@@ -47,7 +47,7 @@ class Place:
             assert set(await self.engine.listing()) == set(names)
             return status["lazy"]["count"] == lazy
 
-        await eventually(is_so, timeout_seconds=60)
+        await eventually(is_so)
         await self.sidecar.kept()
 
     async def held(self, *words: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Place:
             assert all(word in status.get("held", "") for word in words), status
             return status if status["ready"] else None
 
-        status = await eventually(says_so, timeout_seconds=60)
+        status = await eventually(says_so)
         assert status["stale"]
         assert set(await self.engine.listing()) == {"a"}
         assert (await self.sidecar.metrics())["loraplane_list_held"] == 1
