@@ -128,3 +128,12 @@ async def wait_ready(admin: Admin) -> None:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     await eventually(serving)
+
+
+async def works(stub: registry_pb2_grpc.AdapterRegistryStub) -> bool:
+    """Whether a call of a whole service is answered."""
+    try:
+        await stub.ListPools(pb.ListPoolsRequest())
+    except grpc.RpcError:
+        return False
+    return True

@@ -28,7 +28,7 @@ from registry.admin.settings import AdminSettings
 from registry.etcd3.options import TlsFiles
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
-from tests.support.admin import change_set, put, refusal
+from tests.support.admin import change_set, put, refusal, works
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
@@ -196,14 +196,6 @@ async def test_strangers_are_told_of_health_and_not_of_methods(etcd, tmp_path, a
                     assert (await asked.read()).HasField("list_services_response")
                 else:
                     assert (await refusal(asked.read())).code is StatusCode.UNIMPLEMENTED
-
-
-async def works(stub) -> bool:
-    try:
-        await stub.ListPools(pb.ListPoolsRequest())
-    except grpc.RpcError:
-        return False
-    return True
 
 
 async def test_a_stream_ends_when_its_token_does_and_a_key_is_replaced_without_a_restart(etcd, tmp_path, authority):

@@ -20,7 +20,7 @@ from registry.client.address import Tls
 from registry.client.transport import AdminCalls
 from registry.v1 import registry_pb2 as pb
 from registry.v1 import registry_pb2_grpc
-from tests.support.admin import admin_inside, change_set, put, refusal
+from tests.support.admin import admin_inside, change_set, put, refusal, works
 from tests.support.tls import Authority
 from tests.support.waiting import eventually
 
@@ -39,14 +39,6 @@ def channel(address: str, ca, own=None) -> grpc.aio.Channel:
     chain = own.certificate.read_bytes() if own else None
     key = own.key.read_bytes() if own else None
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca.read_bytes(), key, chain))
-
-
-async def works(stub) -> bool:
-    try:
-        await stub.ListPools(pb.ListPoolsRequest())
-    except grpc.RpcError:
-        return False
-    return True
 
 
 async def test_mutual_tls(etcd, ledger, authority, stranger, tmp_path, monkeypatch):

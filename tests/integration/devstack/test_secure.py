@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
 
-import pytest
-
-from tests.integration.devstack.test_stack import DevStack
-
-
-@pytest.fixture
-def dev(tmp_path) -> Iterator[DevStack]:
-    dev = DevStack(tmp_path)
-    try:
-        yield dev
-    finally:
-        assert dev("dev", "down").returncode == 0
+from tests.integration.devstack.conftest import DevStack
 
 
 def status_of(address: str, authority: Path, own: tuple[Path, Path] | None = None) -> int:

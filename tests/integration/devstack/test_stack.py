@@ -6,43 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from registry.tools.devstack.processes import wait_until
 
 pytestmark = pytest.mark.timeout(1500)  # a dozen commands, each of which starts a few programs
-
-
-@dataclass(frozen=True)
-class DevStack:
-    """`loraplane` in a folder of its own, whose stack is in ``.loraplane`` there."""
-
-    folder: Path
-
-    def __call__(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("LORAPLANE_")}
-        # Who gives a time waits for an etcd that stands still for a moment.
-        environment = {**ours, "LORAPLANE_TIMEOUT": "300", **extra}
-        command = [sys.executable, "-m", "registry.cli.main", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=self.folder, env=environment, timeout=400
-        )
-
-    def json(self, *arguments: str) -> Any:
-        done = self("-o", "json", *arguments)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def pids(self) -> dict[str, int | None]:
-        return {part["name"]: part["pid"] for part in json.loads(self("-o", "json", "dev", "status").stdout)["parts"]}
 
 
 def command_line(pid: int | None) -> bytes:
@@ -54,15 +25,6 @@ def command_line(pid: int | None) -> bytes:
 
 
 PARTS = {"etcd", "admin", "engine-r1", "engine-r2", "sidecar-r1", "sidecar-r2"}
-
-
-@pytest.fixture
-def dev(tmp_path) -> Iterator[DevStack]:
-    dev = DevStack(tmp_path)
-    try:
-        yield dev
-    finally:
-        assert dev("dev", "down").returncode == 0
 
 
 def answers(engine: str, model: str) -> bool:

@@ -247,24 +247,40 @@ def test_add_is_for_new_names_and_set_changes_what_it_names_and_shows_it(cli, ad
     assert (other.upsert.spec.HasField("expect"), other.upsert.spec.source.digest) == (False, "")
 
 
-def test_set_gives_an_adapter_a_time_to_live_and_takes_it_away(cli, admin):
-    """It is told in the words of a manifest, and a word that is none with what to write."""
-    for has, word, wanted in ((None, "7d", 604_800), (600, "none", None)):
-        before = there()
-        if has is not None:
-            before.spec.ttl_seconds = has
-        admin.requests.clear()
-        admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-        told = cli("set", "sql", "--ttl", word)
-        assert (told.code, told.out.splitlines()[0]) == (0, f"ttl_seconds: {has or '-'} → {wanted or '-'}")
-        (asked,) = admin.asked("ApplyAdapters")
-        spec = asked.changes[0].upsert.spec
-        assert (spec.ttl_seconds if spec.HasField("ttl_seconds") else None) == wanted
-    ran = cli("set", "sql", "--ttl", "soon")
-    assert (ran.code, ran.err.strip()) == (
-        2,
-        "error: USAGE: --ttl soon: write a number and s, m, h or d, such as 30m; or none",
-    )
+@pytest.mark.parametrize(
+    ("flag", "field", "has", "word", "wanted"),
+    [
+        ("--ttl", "ttl_seconds", None, "7d", 604_800),
+        ("--ttl", "ttl_seconds", 600, "none", None),
+        ("--keep", "keep", None, "3", 3),
+        ("--keep", "keep", 4, "none", None),
+    ],
+)
+def test_set_gives_an_adapter_a_number_and_takes_it_away(cli, admin, flag, field, has, word, wanted):
+    """A time to live, or how many generations are kept, in the words of a manifest."""
+    before = there()
+    if has is not None:
+        setattr(before.spec, field, has)
+    admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
+    told = cli("set", "sql", flag, word)
+    assert (told.code, told.out.splitlines()[0]) == (0, f"{field}: {has or '-'} → {wanted or '-'}")
+    (asked,) = admin.asked("ApplyAdapters")
+    spec = asked.changes[0].upsert.spec
+    assert (getattr(spec, field) if spec.HasField(field) else None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("flag", "words", "told"),
+    [
+        ("--ttl", ["soon"], "write a number and s, m, h or d, such as 30m; or none"),
+        ("--keep", ["-1", "two", "9" * 19, "²"], "write a whole number of generations, such as 3; or none"),
+    ],
+)
+def test_set_says_of_a_word_that_is_no_number_what_to_write(cli, admin, flag, words, told):
+    for word in words:
+        admin.answers["GetAdapter"] = [there()]
+        ran = cli("set", "sql", f"{flag}={word}")
+        assert (ran.code, ran.err.strip()) == (2, f"error: USAGE: {flag} {word}: {told}")
 
 
 def test_set_lets_a_ttl_begin_with_the_last_use_which_goes_with_the_ttl(cli, admin):
@@ -277,24 +293,6 @@ def test_set_lets_a_ttl_begin_with_the_last_use_which_goes_with_the_ttl(cli, adm
     assert cli("set", "sql", "--ttl", "none").code == 0
     made, taken = (one.changes[0].upsert.spec for one in admin.asked("ApplyAdapters"))
     assert (made.ttl_from, taken.ttl_from, taken.HasField("ttl_seconds")) == ("use", "", False)
-
-
-def test_set_gives_an_adapter_a_number_of_generations_and_takes_it_away(cli, admin):
-    for has, word, wanted in ((None, "3", 3), (4, "none", None)):
-        before = there()
-        if has is not None:
-            before.spec.keep = has
-        admin.requests.clear()
-        admin.answers |= {"GetAdapter": [before], "ApplyAdapters": [updated]}
-        told = cli("set", "sql", "--keep", word)
-        assert (told.code, told.out.splitlines()[0]) == (0, f"keep: {has or '-'} → {wanted or '-'}")
-        (asked,) = admin.asked("ApplyAdapters")
-        spec = asked.changes[0].upsert.spec
-        assert (spec.keep if spec.HasField("keep") else None) == wanted
-    for odd in ("-1", "two", "9" * 19, "²"):
-        ran = cli("set", "sql", f"--keep={odd}")
-        told = f"error: USAGE: --keep {odd}: write a whole number of generations, such as 3; or none"
-        assert (ran.code, ran.err.strip()) == (2, told)
 
 
 @pytest.mark.parametrize(

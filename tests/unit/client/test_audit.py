@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Any
 
 import grpc
 
@@ -12,36 +13,28 @@ from loraplane import AuditDenial, AuditedChange, AuditEntry
 from registry.v1 import registry_pb2 as pb
 from tests.support.fake_admin import Hold, Refusal
 
+BOTH: dict[str, Any] = {
+    "id": "i",
+    "revision": 7,
+    "at": "2026-01-01T00:00:00Z",
+    "pool": "p",
+    "principal": "alice",
+    "credential": "token",
+    "fingerprint": "sha256:0",
+    "peer": "ipv4:10.0.0.1:5",
+    "user_agent": "curl",
+    "role": "publisher",
+    "request_id": "r",
+    "method": "ApplyAdapters",
+}
 WIRE = pb.AuditEntry(
-    id="i",
-    revision=7,
-    at="2026-01-01T00:00:00Z",
-    pool="p",
-    principal="alice",
-    credential="token",
-    fingerprint="sha256:0",
-    peer="ipv4:10.0.0.1:5",
-    user_agent="curl",
-    role="publisher",
+    **BOTH,
     bindings=[3, 4],
-    request_id="r",
-    method="ApplyAdapters",
     changes=[pb.AuditedChange(kind="adapter", name="a", action="created", after_json='{"x": 1}')],
 )
 ENTRY = AuditEntry(
-    id="i",
-    revision=7,
-    at="2026-01-01T00:00:00Z",
-    pool="p",
-    principal="alice",
-    credential="token",
-    fingerprint="sha256:0",
-    peer="ipv4:10.0.0.1:5",
-    user_agent="curl",
-    role="publisher",
+    **BOTH,
     bindings=(3, 4),
-    request_id="r",
-    method="ApplyAdapters",
     changes=(AuditedChange("adapter", "a", "created", None, {"x": 1}),),
     denial=None,
 )
