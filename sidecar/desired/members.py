@@ -293,16 +293,17 @@ class MembersWatcher:
 
     async def _ask_all(self, names: Sequence[str]) -> bool:
         """True if it was read of each whether it reports."""
-        failed = 0
-        try:
-            for start in range(0, len(names), ASKED_AT_A_TIME):
-                async with asyncio.TaskGroup() as tasks:
-                    for name in names[start : start + ASKED_AT_A_TIME]:
-                        tasks.create_task(self._ask(name))
-        except* EtcdError as errors:
-            failed = len(errors.exceptions)
-            _log.warning("members_not_followed", error=str(errors.exceptions[0]), replicas=failed)
-        return not failed
+        for start in range(0, len(names), ASKED_AT_A_TIME):
+            asked = map(self._ask, names[start : start + ASKED_AT_A_TIME])
+            # Not a group of tasks: cancelled just as one of them fails, it would raise that failure alone.
+            failed = [one for one in await asyncio.gather(*asked, return_exceptions=True) if one is not None]
+            for error in failed:
+                if not isinstance(error, EtcdError):
+                    raise error
+            if failed:
+                _log.warning("members_not_followed", error=str(failed[0]), replicas=len(failed))
+                return False
+        return True
 
     async def _ask(self, name: str) -> None:
         """Reads whether a replica reports. Raises EtcdError.

@@ -222,6 +222,24 @@ async def test_while_it_cannot_be_read_who_reports_they_are_those_of_before(told
     await told.become(fleet("r1", "r4") | fleet("r2", capacity=5))
 
 
+async def test_it_ends_though_etcd_goes_away_at_that_moment(told):
+    """Else a sidecar that is told to stop together with its etcd would call the roll for ever."""
+    is_away = asyncio.Event()
+
+    async def reading(_: Range) -> RangeResult:
+        await is_away.wait()
+        raise EtcdUnavailable("away", maybe_applied=False)
+
+    told.scene.client.range = reading
+    await told.hear(listed(card("r1")))
+    await turns()
+    (calling,) = (task for task in asyncio.all_tasks() if task.get_name() == "roll call")
+    is_away.set()
+    calling.cancel()
+    await turns()
+    assert calling.cancelled()
+
+
 async def test_members_are_followed_only_while_somebody_has_to_know_them(told):
     """R16: no watch for nothing, nor for doubt about a store. What was known is kept for a restart."""
     await told.hear(listed(card("r1"), card("r2")))
