@@ -186,6 +186,10 @@ def wrong_layers() -> dict[str, tuple[Sequence[PushedLayer], str, str]]:
             [folder("out", "out/run/last", IMAGE_TAR_GZIP)],
             *("not_an_adapter", f"has no layer with {CONFIG}"),
         ),
+        "a folder whose archive says another path": (
+            [folder("out/run", "a/b/last", IMAGE_TAR_GZIP)],
+            *("not_an_adapter", f"has no layer with {CONFIG}"),
+        ),
         "files of several folders": (
             [raw(f"a/run/{CONFIG}", IMAGE_TAR, TITLE), raw(f"b/run/{WEIGHTS}", IMAGE_TAR, TITLE)],
             *("not_an_adapter", f"has no layer with {WEIGHTS}"),
