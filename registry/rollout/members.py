@@ -44,6 +44,8 @@ from registry.store.failures import refusal
 _PAUSE_SECONDS = 1.0
 # How often it is looked who was gone for a day.
 _LOOK_SECONDS = 300.0
+# Pause after a write that failed: expiry goes by what is written of who went (`registry.rollout.expiry`).
+_AGAIN_SECONDS = 3.0
 # Of so many that go at once it is read what they told last, in this time at most.
 _MAX_READ, _READ_SECONDS = 100, 5.0
 _log = structlog.get_logger()
@@ -135,6 +137,7 @@ class MembersKeeper:
         self._tap = EventTap()
         # By key of a presence: the revision at which it went, until that is written.
         self._ended: dict[bytes, int] = {}
+        self._is_failing = False
 
     async def run(self) -> None:
         """Keeps it until it is cancelled."""
@@ -154,7 +157,7 @@ class MembersKeeper:
 
     async def _next(self, wake: asyncio.Event) -> None:
         try:
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_AGAIN_SECONDS if self._is_failing else _LOOK_SECONDS):
                 await wake.wait()
         except TimeoutError:
             return
@@ -173,15 +176,16 @@ class MembersKeeper:
         await newcomers.follow({one for one in pools if _has_newcomers(presences[one], members.get(one))})
         if not newcomers.is_true:
             return  # it is looked again once they are known
+        done = True
         for pool, pool_kv in pools.items():
             here, statuses = presences[pool], newcomers.statuses(pool)
-            await self._renew(pool, members.pop(pool, None), _Heard(here, statuses, left.get(pool, {})))
+            done &= await self._renew(pool, members.pop(pool, None), _Heard(here, statuses, left.get(pool, {})))
             known = expectation_of(informers.members.kvs.get(self._keys.members(pool)), pool_kv)
             missing[pool] = known.lacking(labels_of(here, statuses, known.remembered.keys())).count
         for pool, kv in members.items():
-            await self._send(
-                pool, Txn((mod_is(kv.key, kv.mod_revision), absent(self._keys.pool(pool))), (Delete(kv.key),))
-            )
+            gone = Txn((mod_is(kv.key, kv.mod_revision), absent(self._keys.pool(pool))), (Delete(kv.key),))
+            done &= await self._send(pool, gone)
+        self._is_failing = not done
         self._tell(missing)
         if self._ended:
             waiting = {key for kv in informers.members.kvs.values() for key in self._unwritten(kv)}
@@ -199,16 +203,17 @@ class MembersKeeper:
         ended = (key for key, revision in self._ended.items() if revision > newer and _pool_of(key) == pool)
         return [key for key in ended if last_part(key) not in known]
 
-    async def _renew(self, pool: str, kv: KeyValue | None, heard: _Heard) -> None:
+    async def _renew(self, pool: str, kv: KeyValue | None, heard: _Heard) -> bool:
+        """Writes what changed of a pool; False: it could not be."""
         before = remembered(kv)
         wanted = remember(before, heard.presences, heard.statuses, heard.left, self._wall())
         if wanted.members == before.members and not (kv and self._strangers(pool, kv)):
-            return
+            return True
         key = self._keys.members(pool)
         unchanged = absent(key) if kv is None else mod_is(key, kv.mod_revision)
         if kv is not None and (gone := newly_gone(before, wanted)):
             wanted = with_last_known(wanted, await self._told_last(pool, gone, kv.mod_revision))
-        await self._send(pool, Txn((unchanged,), (Put(key, wanted.to_bytes()),)))
+        return await self._send(pool, Txn((unchanged,), (Put(key, wanted.to_bytes()),)))
 
     async def _told_last(self, pool: str, names: Sequence[str], lived_at: int) -> dict[str, LastKnown]:
         """Facts that those who are gone told last, as far as etcd still has them; `lived_at`: a revision of then."""
@@ -229,12 +234,15 @@ class MembersKeeper:
         kv = next(iter(presence.kvs), None)
         return last_known(kv, next(iter(status.kvs), None)) if kv is not None else None
 
-    async def _send(self, pool: str, txn: Txn) -> None:
-        """Somebody who was faster wrote the same, or woke this up again."""
+    async def _send(self, pool: str, txn: Txn) -> bool:
+        """False: it could not be sent. Somebody who was faster wrote the same, or woke this up again."""
         try:
             await self._client.txn(txn)
         except EtcdError as error:
-            _log.warning("members_not_written", pool=pool, error=str(error))
+            if not self._is_failing:
+                _log.warning("members_not_written", pool=pool, error=str(error))
+            return False
+        return True
 
 
 def _left(kvs: Iterable[KeyValue]) -> dict[str, dict[str, str]]:
