@@ -22,6 +22,7 @@ import structlog
 import structlog.tracebacks
 
 from registry.etcd3.backoff import Backoff
+from registry.etcd3.cancellation import is_cancelled
 from registry.lora.text import escaped, printable
 
 # With the places alone: what the variables of a broken function hold may be somebody's token.
@@ -217,6 +218,10 @@ WELL_SECONDS = 30.0
 Keep = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
+async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+
+
 async def keep_once(_part: str, work: Callable[[], Awaitable[None]]) -> None:
     """A `Keep` for parts that nobody supervises: what they raise is raised."""
     await work()
@@ -262,15 +267,21 @@ class Supervisor:
         return self._troubles
 
     async def keep(self, part: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs `work` until it returns. Whenever it fails, it is run again after a pause. Raises `fatal` errors."""
+        """Runs `work` until it returns. Whenever it fails, it is run again after a pause. Raises `fatal` errors.
+
+        Each run is a task of its own: a group of tasks that fails tells nothing of a cancellation, or leaves the traces
+        of one that never was (see `registry.etcd3.cancellation`).
+        """
         while True:
             well = asyncio.get_running_loop().call_later(WELL_SECONDS, self._mend, part)
             try:
-                return await work()
+                return await asyncio.create_task(_awaited(work), name=part)
             except self._fatal:
                 raise
-            except Exception as error:  # noqa: BLE001 - the supervisor: whatever it was, the other parts go on
+            except Exception as error:  # whatever it was, the other parts go on
                 pause = self._fail(part, error)
+                if is_cancelled():
+                    raise asyncio.CancelledError from error
             finally:
                 well.cancel()
             await asyncio.sleep(pause)
@@ -281,8 +292,11 @@ class Supervisor:
             pause = await work()
         except self._fatal:
             raise
-        except Exception as error:  # noqa: BLE001 - as above
-            return self._fail(part, error)
+        except Exception as error:  # as above
+            pause = self._fail(part, error)
+            if is_cancelled():
+                raise asyncio.CancelledError from error
+            return pause
         self._mend(part)
         return pause
 

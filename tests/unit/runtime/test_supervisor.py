@@ -107,6 +107,53 @@ def test_pauses_double_up_to_a_quarter_of_a_minute_and_half_a_minute_is_well():
     play(main)
 
 
+@pytest.mark.parametrize("form", ["part", "round"])
+def test_what_is_cancelled_just_as_it_fails_is_not_run_again(scene, form):
+    """X3 given-back: a group of tasks raises the failure alone then; who is told to stop would go on for ever."""
+    runs: list[None] = []
+
+    async def fails_at_its_end() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise OSError
+
+    async def work() -> float:
+        runs.append(None)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fails_at_its_end())
+        return 0.0
+
+    async def main() -> None:
+        kept = asyncio.create_task(getattr(scene.supervisor, "keep" if form == "part" else "paced")("feed", work))
+        await asyncio.sleep(1)
+        kept.cancel()
+        done, _ = await asyncio.wait({kept}, timeout=600)
+        assert [one.cancelled() for one in done] == [True]
+        assert (len(runs), scene.failures) == (1, {"feed": 1})
+
+    play(main)
+
+
+def test_a_part_that_is_run_again_bears_no_trace_of_a_cancellation_that_never_was(scene):
+    """X2 unbreakable: a call that its server ended would end the part, as if somebody had told it to stop."""
+    traces: list[int] = []
+
+    async def fails(after_seconds: float) -> None:
+        await asyncio.sleep(after_seconds)
+        raise OSError
+
+    async def work() -> None:
+        traces.append(asyncio.current_task().cancelling())
+        if len(traces) < 3:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(2):
+                    tasks.create_task(fails(1.0))
+
+    play(lambda: scene.supervisor.keep("feed", work))
+    assert traces == [0, 0, 0]
+
+
 def test_a_round_that_fails_comes_again_after_a_while_and_what_is_done_without_is_told(scene):
     async def main() -> None:
         async def fails() -> float:
