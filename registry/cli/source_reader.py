@@ -24,14 +24,7 @@ from registry.lora.policy import Policy, policy_of
 from registry.lora.signing.statement import SIGNATURE_FILE
 from registry.lora.text import printable
 from registry.model.errors import Reason
-from registry.model.source_uri import (
-    SourceUri,
-    SourceUriError,
-    is_movable,
-    parse_source,
-    settled_uri,
-    without_secrets,
-)
+from registry.model.source_uri import SourceUri, SourceUriError, is_movable, parse_source, settled_uri, without_secrets
 from registry.sources.allowed import DEFAULT_HUB, AllowedSources, RemoteOptions
 from registry.sources.base import ArtifactError, Source, SourceLimits, Stop, StoreError
 from registry.sources.credentials import Credentials
@@ -275,12 +268,7 @@ def look_at_all(
 
 
 def _foreseen(
-    pools: Mapping[str, pb.Pool],
-    reader: SourceReader,
-    stop: Stop,
-    seen: tuple[Change, Path | None],
-    *,
-    force: bool,
+    pools: Mapping[str, pb.Pool], reader: SourceReader, stop: Stop, seen: tuple[Change, Path | None], *, force: bool
 ) -> Change:
     change, folder = seen
     if folder is not None:

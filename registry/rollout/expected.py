@@ -331,10 +331,7 @@ def _living(before: RememberedReplica | None, presence: Presence | None, now: da
     if presence is not None:
         joined_at = "" if not presence.ephemeral else rfc3339(now) if before is None else before.joined_at
         return RememberedReplica(
-            labels=presence.labels,
-            incarnation=presence.incarnation,
-            ephemeral=presence.ephemeral,
-            joined_at=joined_at,
+            labels=presence.labels, incarnation=presence.incarnation, ephemeral=presence.ephemeral, joined_at=joined_at
         )
     return before.model_copy(update={"last_seen": "", "last_known": None}) if before else RememberedReplica()
 

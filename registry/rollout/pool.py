@@ -36,13 +36,7 @@ from registry.model.placement import (
 from registry.model.records import AdapterSpec
 from registry.model.replica_state import ParsedStatus, StatusReading, held_by_engine, parse_status, status_of
 from registry.model.status import Presence
-from registry.rollout.expected import (
-    NOBODY_LACKS,
-    NOTHING_EXPECTED,
-    LackingReplicas,
-    PoolExpectation,
-    expectation_of,
-)
+from registry.rollout.expected import NOBODY_LACKS, NOTHING_EXPECTED, LackingReplicas, PoolExpectation, expectation_of
 from registry.transactions.decode import read_adapter
 
 # A cache with more entries is emptied.

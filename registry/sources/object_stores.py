@@ -20,12 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import obstore
-from obstore.exceptions import (
-    BaseError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from registry.lora.digest import FILES
@@ -135,11 +130,7 @@ def _s3(bucket: str, options: StoreOptions, fields: _Fields, client: ClientConfi
         "expires_at": None,
     }
     return S3Store(
-        bucket,
-        config=config,
-        client_options=client,
-        retry_config=_RETRY,
-        credential_provider=lambda: credential,
+        bucket, config=config, client_options=client, retry_config=_RETRY, credential_provider=lambda: credential
     )
 
 

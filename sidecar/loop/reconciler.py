@@ -53,17 +53,7 @@ from sidecar.plan.handoff import Handoff, HandoffVerdict
 from sidecar.plan.names import SEPARATOR, key_of, listed_as, names_of
 from sidecar.plan.readiness import NO_REFUSALS, USUAL_RULE, ReadyRule
 from sidecar.plan.selection import still_kept
-from sidecar.plan.types import (
-    Call,
-    LastSeen,
-    Load,
-    Plan,
-    PlanContext,
-    RoundReport,
-    StatusInputs,
-    Swap,
-    Unload,
-)
+from sidecar.plan.types import Call, LastSeen, Load, Plan, PlanContext, RoundReport, StatusInputs, Swap, Unload
 from sidecar.resolver.demand import ResidentSet
 
 _log = structlog.get_logger()

@@ -143,12 +143,7 @@ Declines = Mapping[tuple[str, int], Decline]
 
 
 def after_staging(
-    error: ArtifactError | SourceUnchanged,
-    ref: ArtifactRef,
-    previous: Failure | None,
-    *,
-    now: float,
-    uniform: Uniform,
+    error: ArtifactError | SourceUnchanged, ref: ArtifactRef, previous: Failure | None, *, now: float, uniform: Uniform
 ) -> Failure | None:
     """The failure that a failed staging leaves; None: none, since what was looked at is judged by other terms now."""
     if isinstance(error, SourceUnchanged):

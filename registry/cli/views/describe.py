@@ -273,11 +273,7 @@ def _where(printer: Printer, where: list[pb.AdapterResidency]) -> None:
 
 
 def _last_events(
-    client: AdminClient,
-    pool: str,
-    is_about: Callable[[ShownEvent], bool],
-    say: Note,
-    others: Iterable[ShownEvent] = (),
+    client: AdminClient, pool: str, is_about: Callable[[ShownEvent], bool], say: Note, others: Iterable[ShownEvent] = ()
 ) -> list[ShownEvent] | None:
     """The newest changes of a day, and other events that are known already; None: they cannot be read."""
     since = (datetime.now(UTC) - _EVENTS_WITHIN).isoformat().replace("+00:00", "Z")
