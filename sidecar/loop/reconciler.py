@@ -48,8 +48,8 @@ from sidecar.loop.retries import RetryTracker
 from sidecar.loop.rounds import Inputs, Planned, Propagation, RateLimiter, RoundMemory
 from sidecar.metrics import RECONCILE_SECONDS
 from sidecar.ownership import Ownership
-from sidecar.plan.declines import restored
 from sidecar.plan.handoff import Handoff, HandoffVerdict
+from sidecar.plan.limits import restored
 from sidecar.plan.names import SEPARATOR, key_of, listed_as, names_of
 from sidecar.plan.readiness import NO_REFUSALS, USUAL_RULE, ReadyRule
 from sidecar.plan.selection import still_kept

@@ -10,8 +10,8 @@ from registry.model.names import name_of_key
 from sidecar.desired.informer import DesiredAdapter, DesiredState, RefusedRecord
 from sidecar.engines.observed import Observed
 from sidecar.plan.backoff import Failure
-from sidecar.plan.declines import is_own
 from sidecar.plan.handoff import OVER_CAPACITY, Handoff, Stuck
+from sidecar.plan.limits import is_own
 from sidecar.plan.names import engine_name, key_of
 from sidecar.plan.types import FailedAdapter, LazySelection, PendingAdapter, PlanContext, Selection, WarnedAdapter
 from sidecar.vllm_plugin.protocol import expected_key

@@ -1,16 +1,33 @@
-"""Limits of a replica, and why an adapter is not served within them. Pure."""
+"""Limits of a replica, why an adapter is refused by them, and declines. Pure.
+
+A decline is an adapter that a replica refuses by its own limits. Others go by what a replica says that it declines, and
+take it (`registry.model.placement`). So a decline stands until there is a reason to think otherwise: the record has
+another generation or is gone, another try of it was asked for, or the limit is another one. It stands although the
+adapter is not this replica's any more, and after a restart: else it would come back with each, to be refused again.
+
+Until others are known to have heard of it, a refusal is no answer to whoever waits for the adapter: the next replica
+has not been asked yet.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+
 from registry.lora.coverage.findings import evidence_finding
 from registry.lora.policy import is_served
+from registry.model.names import matches, name_key
+from registry.model.placement import DECLINABLE, Declined, Member, decline_id
 from registry.model.records import PoolLimits, PoolSpec
 from sidecar.artifacts.types import Staged
-from sidecar.desired.informer import DesiredAdapter
+from sidecar.desired.informer import DesiredAdapter, DesiredState
 from sidecar.engines.observed import Observed
-from sidecar.plan.backoff import EXPECT_HINT, NO_EFFECT, NOT_AS_EXPECTED
+from sidecar.plan.backoff import EXPECT_HINT, NO_EFFECT, NOT_AS_EXPECTED, Decline, Declines, Failure
 from sidecar.plan.names import engine_name, names_of
-from sidecar.plan.types import FailedAdapter, ReplicaLimits
+from sidecar.plan.types import FailedAdapter, PlanContext, ReplicaLimits, Selection
 from sidecar.vllm_plugin.protocol import expected_key
 
 _WITHOUT_EFFECT = (
@@ -107,3 +124,114 @@ def _hopeless(adapter: DesiredAdapter, reason: str, message: str, *, is_own: boo
     return FailedAdapter(
         adapter.name, adapter.generation, reason, message, 1, None, adapter.request_id, is_settled=True, is_own=is_own
     )
+
+
+# As many fit into a presence, which is to stay small: every sidecar of the pool gets it. What is beyond them stays
+# placed here, and refused.
+MAX_DECLINED = 2048
+# By then others have heard of it, unless etcd is away: the status promises news then.
+HEARD_SECONDS = 10.0
+_DIGEST_DIGITS = 16
+# Of the reasons those for which the files are not even read.
+_BY_READING = frozenset(DECLINABLE) - {
+    "rank_too_high",
+    "target_modules_mismatch",
+    "not_applied_by_engine",
+    "not_taken_by_engine",
+}
+
+
+def is_own(failure: Failure) -> bool:
+    """True if files were refused for good by what this replica may read, and not for what is in them."""
+    return failure.retry_at is None and failure.incarnation is None and failure.reason in _BY_READING
+
+
+def decline(
+    desired: DesiredState, chosen: Selection, failed: Iterable[FailedAdapter], known: PlanContext, now: float
+) -> Declines:
+    """Present declines: earlier ones that still stand, and new refusals. `now`: monotonic seconds."""
+    before, news = known.declined, [(name_key(one.name), one) for one in failed if one.is_own]
+    if not before and not news:
+        return before
+    reasons = {one.reason for one in before.values()} | {one.reason for _, one in news}
+    by = {reason: limit_digest(reason, chosen.limits, known.reads) for reason in reasons}
+    found = {
+        at: replace(one, asked=_asked(desired.adapters[at[0]]))
+        for at, one in before.items()
+        if one.by == by[one.reason] and _is_desired(at, one, desired)
+    }
+    for key, one in news:
+        adapter = desired.adapters.get(key)
+        if adapter is not None and _is_counted(adapter) and len(found) < MAX_DECLINED:
+            found.setdefault((key, one.generation), Decline(one.reason, by[one.reason], _asked(adapter), now))
+    return before if found == before else found
+
+
+def passed_on(desired: DesiredState, failed: FailedAdapter, declined: Declines, known: PlanContext) -> FailedAdapter:
+    """A refusal as it is told: no answer yet, if others take the adapter once they hear that it is declined here."""
+    adapter, share = desired.adapters.get(name_key(failed.name)), known.share
+    if not failed.is_own or adapter is None or share is None or share.members is None:
+        return failed
+    found = declined.get((adapter.key, failed.generation))
+    if found is None or not _is_news(adapter, failed.generation, share.replica, share.members):
+        return failed
+    return replace(failed, retry_at=found.since + HEARD_SECONDS, final_at=math.inf)
+
+
+def _is_news(adapter: DesiredAdapter, generation: int, replica: str, members: Mapping[str, Member]) -> bool:
+    """True if others do not know yet that this replica declines it, and one of them may take it."""
+    own, terms = members.get(replica), adapter.terms
+    if own is None or terms is None or any(one.declines is None for one in members.values()):
+        return False
+    if terms.declinable(adapter.generation) != generation:
+        return False  # canaries pass nothing on
+    at = decline_id(adapter.key, generation)
+    others = (one for one in members.values() if one is not own and matches(terms.placement.selector, one.labels))
+    return not own.why_declined(at) and any(not one.why_declined(at) for one in others)
+
+
+def _is_desired(at: tuple[str, int], one: Decline, desired: DesiredState) -> bool:
+    """True while that generation is desired by number, and nobody has asked for another try of it."""
+    adapter = desired.adapters.get(at[0])
+    if adapter is None or not _is_counted(adapter):
+        return False
+    return at[1] in {number for number, _ in adapter.versions} and one.asked in {None, _asked(adapter)}
+
+
+def _is_counted(adapter: DesiredAdapter) -> bool:
+    return adapter.terms is not None and adapter.terms.is_counted
+
+
+def _asked(adapter: DesiredAdapter) -> str:
+    return adapter.retry.request_id if adapter.retry is not None else ""
+
+
+def limit_digest(reason: str, limits: ReplicaLimits, reads: str) -> str:
+    """Digest of the limits behind a refusal for this reason; equal while they are."""
+    said: object = reads
+    if reason == "rank_too_high":
+        said = limits.max_rank
+    elif reason == "target_modules_mismatch":
+        said = limits.target_modules
+    elif reason not in _BY_READING:
+        said = limits.evidence
+    return hashlib.sha256(f"{said!r}".encode()).hexdigest()[:_DIGEST_DIGITS]
+
+
+def announced(declined: Declines) -> dict[str, Declined]:
+    """The same, as a presence tells it."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for (key, generation), one in declined.items():
+        found.setdefault((one.reason, one.by), set()).add(decline_id(key, generation))
+    return {reason: Declined(by, frozenset(ids)) for (reason, by), ids in sorted(found.items())}
+
+
+def restored(declines: Mapping[str, Declined], desired: DesiredState) -> Declines:
+    """Declines from before a restart, as far as the adapters are still desired."""
+    reasons = {one: (reason, group.by) for reason, group in declines.items() for one in group.adapters}
+    if not reasons:
+        return {}
+    counted = (one for one in desired.adapters.values() if _is_counted(one))
+    versions = ((adapter.key, number) for adapter in counted for number, _ in adapter.versions)
+    found = ((at, reasons[one]) for at in versions if (one := decline_id(*at)) in reasons)
+    return {at: Decline(reason, by, None) for at, (reason, by) in islice(found, MAX_DECLINED)}

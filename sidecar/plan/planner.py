@@ -48,9 +48,8 @@ from sidecar.plan.conditions import (
     troubles,
     warnings,
 )
-from sidecar.plan.declines import decline, passed_on
 from sidecar.plan.handoff import Handoff
-from sidecar.plan.limits import deviation_of, rejection_of
+from sidecar.plan.limits import decline, deviation_of, passed_on, rejection_of
 from sidecar.plan.names import SEPARATOR, engine_name, key_of, listed_as, overlap_of
 from sidecar.plan.readiness import EngineRefusals, refusals_among
 from sidecar.plan.selection import (

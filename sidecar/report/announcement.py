@@ -16,7 +16,7 @@ from registry.model.placement import Declined, capacity_within, declined_of
 from registry.model.status import MAX_CAPACITY, Presence, RememberedDeclines, ReplicaStatus, ReportedDeclines
 from registry.runtime.local_files import make_way, read_file
 from sidecar.plan.backoff import Declines
-from sidecar.plan.declines import announced
+from sidecar.plan.limits import announced
 from sidecar.plan.types import RoundReport
 from sidecar.report.status import says_the_same, tells_what_is_served
 

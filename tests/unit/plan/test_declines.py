@@ -12,9 +12,8 @@ from registry.model.placement import DECLINABLE, Declined, Member, decline_id
 from registry.model.records import AskedRetry
 from sidecar.desired.assignment import everything
 from sidecar.desired.informer import DesiredState
-from sidecar.plan import declines
 from sidecar.plan.backoff import Decline, Declines, Failure
-from sidecar.plan.declines import HEARD_SECONDS, _is_news, announced, is_own, limit_digest, restored
+from sidecar.plan.limits import HEARD_SECONDS, _is_news, announced, is_own, limit_digest, restored
 from sidecar.plan.planner import make_plan
 from sidecar.plan.types import Plan, ReplicaLimits
 from tests.support.records import kv, record
@@ -113,7 +112,7 @@ def test_the_stable_generation_of_a_rollout_may_be_declined_beside_the_new_one()
 
 def test_only_so_many_are_declined_and_the_oldest_stay(monkeypatch):
     """R16: a presence stays small; what is beyond it is refused here as before."""
-    monkeypatch.setattr(declines, "MAX_DECLINED", 2)
+    monkeypatch.setattr("sidecar.plan.limits.MAX_DECLINED", 2)
     names = ["a", "b", "c"]
     before = planned(desired(kv("c", 1, placement=placed_at(1)))).declined
     state = desired(*(kv(name, 1, placement=placed_at(1)) for name in names))
