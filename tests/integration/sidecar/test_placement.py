@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
 
-from registry.etcd3.ops import Range
+from registry.etcd3.ops import Range, prefix_end
+from registry.etcd3.reflector import Listed, Reflector
+from registry.etcd3.stream import Changed
+from registry.model.keys import Keys
 from registry.model.placement import decline_id
 from registry.model.records import Placement
 from registry.model.status import Presence, ReplicaStatus
@@ -97,22 +101,28 @@ async def test_labels_select_and_what_nobody_can_take_over_is_kept_and_said(flee
     assert (fleet.owners("a"), fleet.too_few) == ({"r1"}, [])
 
 
-async def told_too_early(hand: Hand, *replicas: str) -> list[tuple[int, str]]:
-    """Refusals that a status told as final before the replica's presence declined them, by revision and name."""
-    found, keys = [], hand.keys
-    newest = (await hand.client.range(Range(keys.pool(POOL)))).revision
-    for revision in range(1, newest + 1):
-        for replica in replicas:
-            told = await hand.client.range(Range(keys.status(POOL, replica), revision=revision))
-            here = await hand.client.range(Range(keys.replica(POOL, replica), revision=revision))
-            if not (told.kvs and here.kvs):
-                continue
-            groups = Presence.parse(here.kvs[0].value).declines.values()
-            ids = {one for group in groups for one in group.adapters}
-            failed = ReplicaStatus.parse(told.kvs[0].value).failed
-            final = (one for one in failed if one.settled or one.retry_at is None)
-            found += [(revision, one.name) for one in final if decline_id(one.name, one.generation) not in ids]
-    return found
+async def follow_refusals(hand: Hand, early: list[tuple[int, str]], *replicas: str) -> None:
+    """Gathers refusals that a status tells as final before the replica's presence declines them, until cancelled."""
+    root, newest = f"{hand.keys.prefix}/".encode(), dict[bytes, bytes]()
+    reflector = Reflector(hand.client, root, prefix_end(root), rng=random.Random(0))
+    async with aclosing(reflector.stream()) as reflections:
+        async for one in reflections:
+            if isinstance(one, Listed):
+                newest = {kv.key: kv.value for kv in one.kvs}
+            elif isinstance(one, Changed):
+                newest |= {event.key: event.kv.value if event.kv else b"" for event in one.events}
+                early += [
+                    (one.revision, name) for replica in replicas for name in _too_early(hand.keys, newest, replica)
+                ]
+
+
+def _too_early(keys: Keys, newest: Mapping[bytes, bytes], replica: str) -> Iterator[str]:
+    told, here = newest.get(keys.status(POOL, replica)), newest.get(keys.replica(POOL, replica))
+    if told and here:
+        ids = {one for group in Presence.parse(here).declines.values() for one in group.adapters}
+        for one in ReplicaStatus.parse(told).failed:
+            if (one.settled or one.retry_at is None) and decline_id(one.name, one.generation) not in ids:
+                yield one.name
 
 
 async def test_replicas_that_refuse_by_limits_of_their_own_count_as_none(fleet, hand):
@@ -121,6 +131,8 @@ async def test_replicas_that_refuse_by_limits_of_their_own_count_as_none(fleet, 
     await fleet.start("r1", may_read=False)
     await fleet.start("r2")
     await eventually(fleet.are_known, timeout_seconds=STARTED_SECONDS)
+    early: list[tuple[int, str]] = []
+    following = asyncio.create_task(follow_refusals(hand, early, "r0", "r1"))
     await fleet.want(*(hand.record(name, "v1", placement=ONE) for name in NAMES))
     await eventually(lambda: all(fleet.owners(name) == {"r2"} for name in NAMES), timeout_seconds=STARTED_SECONDS)
 
@@ -130,7 +142,9 @@ async def test_replicas_that_refuse_by_limits_of_their_own_count_as_none(fleet, 
         return not any(one["failed"] or one["pending"] or one["leaving"] for one in told) and bool(told[0]["members"])
 
     await eventually(are_agreed)
-    assert await told_too_early(hand, "r0", "r1") == []
+    following.cancel()
+    await asyncio.wait({following})
+    assert (following.cancelled(), early) == (True, [])
     before = fleet.calls()
     await asyncio.to_thread(fleet.sidecars["r0"].program.stop)
     fleet.sidecars["r0"].program.start()
