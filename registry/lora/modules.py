@@ -59,9 +59,10 @@ def _unsupported(key: str, found: str) -> Finding:
 
 
 @cache
-def _options() -> object:
+def linear_options(max_program_bytes: int) -> object:
+    """RE2's options for an expression of somebody else's that takes so much compiled, and no more."""
     options = re2.Options()
-    options.max_mem = _MAX_PROGRAM_BYTES
+    options.max_mem = max_program_bytes
     options.log_errors = False
     return options
 
@@ -75,7 +76,7 @@ def _compiled(key: str) -> _Compiled | None:
         return None
     try:
         re.compile(key)  # what Python does not take, PEFT could not follow either
-        compiled: _Compiled = re2.compile(rf"(?:.*\.)?(?:{key})$", _options())
+        compiled: _Compiled = re2.compile(rf"(?:.*\.)?(?:{key})$", linear_options(_MAX_PROGRAM_BYTES))
     except (re.error, re2.error, RecursionError):
         return None
     return compiled

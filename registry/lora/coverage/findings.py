@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import re2
 
@@ -17,7 +17,7 @@ from registry.lora.base import BaseModules, compress, expand
 from registry.lora.config import AdapterConfig
 from registry.lora.coverage.table import Unapplied, UnappliedReason
 from registry.lora.findings import AdapterWarning, Finding
-from registry.lora.modules import Module
+from registry.lora.modules import Module, linear_options
 from registry.lora.tensor_names import PAIR_PARTS, TensorName, TensorPart, split_module
 from registry.lora.text import some_of
 
@@ -288,17 +288,9 @@ _MAX_PROGRAM_BYTES = 1 << 20
 _MAX_COST = 8_000_000
 
 
-@cache
-def _options() -> object:
-    options = re2.Options()
-    options.max_mem = _MAX_PROGRAM_BYTES
-    options.log_errors = False
-    return options
-
-
 def _expression(text: str, count: int) -> Matches:
     try:
-        compiled = re2.compile(text[:_MAX_CHARACTERS], _options())
+        compiled = re2.compile(text[:_MAX_CHARACTERS], linear_options(_MAX_PROGRAM_BYTES))
     except re2.error:
         return lambda _: False
     if len(text) > _MAX_CHARACTERS or compiled.programsize * count > _MAX_COST:
