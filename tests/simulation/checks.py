@@ -330,7 +330,7 @@ class Checks:
         """True if it is what was listed a moment ago, or what is due of that until others serve it: no canary's."""
         if name in host.listing:
             return False
-        recent = [sample for sample in self.samples[host.replica] if sample.at > _now() - PUT_BACK_SECONDS]
+        recent = self._recent(host.replica, PUT_BACK_SECONDS)
         before = {source_of(sample.listing[name]) for sample in recent if name in sample.listing}
         due = {(one.stable or one.newest).source for moment in moments if (one := moment.wanted.get(name_key(name)))}
         return source in before or (bool(before) and source in due)
@@ -404,20 +404,21 @@ class Checks:
         # A source that is read anew for a new generation is not served yet although its old path is listed and fits.
         others = {entry.name for entry in status.pending}
         others |= {entry.name for entry in status.failed if entry.reason not in REFUSED_RECORD}
-        for sample in self._recent(replica, status.engine.incarnation):
+        for sample in self._recent(replica, TRUTH_SECONDS):
+            if sample.incarnation != status.engine.incarnation:
+                continue
             listing = {name: path for name, path in sample.listing.items() if name not in others}
             if any(said in served_hashes(moment, replica, listing) for moment in moments):
                 return
         self.violated(f"R9 {replica} says that it serves {said[0]} at {status.observed_revision}, which was never so")
 
-    def _recent(self, replica: str, incarnation: str) -> Iterator[Sample]:
-        """What the engine listed not long ago in that incarnation, the newest first."""
+    def _recent(self, replica: str, seconds: float) -> Iterator[Sample]:
+        """What the engine listed within so long, the newest first; the oldest may have begun before."""
         end = _now()
         for sample in reversed(self.samples[replica]):
-            if end < _now() - TRUTH_SECONDS:
+            if end < _now() - seconds:
                 return
-            if sample.incarnation == incarnation:
-                yield sample
+            yield sample
             end = sample.at
 
 

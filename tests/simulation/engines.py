@@ -30,7 +30,6 @@ OPTIONS = Options(served_model_name=BASE, load_seconds=0.01, token_seconds=0.2, 
 SLOTS = (1, 8)
 # In place of a page's status: it comes, and half of it is not as it should be.
 HALF = -1
-MISSING_FILES = Rejection(404, "NotFoundError", "Loading lora failed: No adapter found for <path>")
 
 
 class SimEngine(SimulatedVllm):
@@ -166,7 +165,7 @@ class SimEngine(SimulatedVllm):
         is_hub_id = not card.path.startswith("/")  # to vLLM, and there is no hub
         if is_hub_id or (self._store.owns(card.path) and not self._store.has(card.path)):
             self.refused.add(card.path)
-            raise MISSING_FILES
+            raise Rejection(404, "NotFoundError", "Loading lora failed: No adapter found for <path>")
         if is_refused(source_of(card.path), self._store.replica):
             self.refused.add(card.path)
             raise Rejection(500, "InternalServerError", "Call to add_lora method failed: wrong shapes")

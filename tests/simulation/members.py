@@ -15,7 +15,6 @@ from registry.etcd3.ops import Event, RangeResult
 from tests.simulation import wire
 from tests.simulation.store import EtcdStore, Refusal
 
-NO_LEADER = Refusal("UNAVAILABLE", "etcdserver: no leader")
 CLUSTER_ID = 77
 
 
@@ -170,7 +169,7 @@ class Member:
         if path.endswith("/Status"):
             return rpc.StatusResponse(header=self.header(self.applied), version=self.habits.version, leader=1)
         if self.is_isolated or not self._cluster.has_quorum():
-            raise NO_LEADER
+            raise Refusal("UNAVAILABLE", "etcdserver: no leader")
         reply = self._serve(request, now)
         self.apply(self.store.revision)
         return reply

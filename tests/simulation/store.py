@@ -20,7 +20,9 @@ class Refusal(Exception):
         self.code, self.details = code, details
 
 
-NO_SPACE = Refusal("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
+def _no_space() -> Refusal:
+    """A new one each time: what is raised holds the frames that it went through, and so the world."""
+    return Refusal("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
 
 
 @dataclass
@@ -49,7 +51,7 @@ class EtcdStore(MemoryEtcd):
             Refusal: a lease in it is not known, or there is no space.
         """
         if self.is_full and any(not isinstance(op, Range) for op in (*txn.success, *txn.failure)):
-            raise NO_SPACE
+            raise _no_space()
         for op in (*txn.success, *txn.failure):
             if isinstance(op, Put) and op.lease and op.lease not in self.leases:
                 self._refuse_lost_lease(txn, op)
@@ -147,7 +149,7 @@ class EtcdStore(MemoryEtcd):
             Refusal: there is no space.
         """
         if self.is_full:
-            raise NO_SPACE
+            raise _no_space()
         self._next_lease += 1
         self._ttls[self._next_lease] = ttl_seconds
         self.leases[self._next_lease] = Lease(ttl_seconds, now + ttl_seconds)
