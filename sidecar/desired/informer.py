@@ -263,11 +263,11 @@ class Informer:
         for key, kv in news.items():
             known = self.raw.get(key)
             if known is not None and (is_other_store or known.revision < kv.create_revision):
-                self.memory.forget(key)  # it was deleted and made anew, or its generations are others
+                changes.append((key, None, revision))  # it was made anew meanwhile, or its generations are others
             changes.append((key, kv.value, kv.mod_revision))
         self._fold(revision, changes)
         self.state = replace(self.state, revision=revision)
-        return [key for key, *_ in changes]
+        return list(dict.fromkeys(key for key, *_ in changes))
 
     def _has(self, key: str, kv: KeyValue) -> bool:
         """True if that record was followed. Of two stores, records that differ may have one revision."""

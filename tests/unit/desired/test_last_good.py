@@ -119,12 +119,24 @@ def test_it_goes_with_the_record(created):
     made = serving()
     made.apply(11, [put("a", 11, generation=2)])
     if created:
-        made.replace(20, [replace(kv("a", 16, generation=4), create_revision=created)])
+        assert made.replace(20, [replace(kv("a", 16, generation=4), create_revision=created)]) == ["a"]
     else:
         made.apply(12, [deletion("a", 12)])
         made.apply(13, [put("a", 13, generation=3)])
         assert made.memory.keys == frozenset()
     assert (good(made) is None) is (created != 1)
+    assert former(made) == (["a@2"] if created == 1 else []), "nor may files of the one before be found in the engine"
+    assert made.note_served([("a", 2)]) == ((("a", 2),) if created == 1 else ())
+
+
+@pytest.mark.parametrize(("at", "created"), [(16, 15), (9, 8)], ids=["made anew", "of another store"])
+def test_an_unreadable_record_of_another_life_keeps_nothing_of_the_one_before(at, created):
+    """R14 keeps the last readable record of one life; the name may be another's now, whether or not that was seen."""
+    made = serving()
+    made.apply(11, [put("a", 11, generation=2)])
+    made.replace(20, [replace(kv("a", at, b"{"), create_revision=created)])
+    assert (list(made.state.adapters), list(made.state.refused), made.state.order) == ([], ["a"], ())
+    assert made.raw["a"].good is None
 
 
 @pytest.mark.parametrize("by_list", [True, False])
