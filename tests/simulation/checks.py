@@ -341,10 +341,19 @@ class Checks:
             return
         if host.store.owns(path) is None:
             self.violated(f"R11 {host.replica} unloads {name}, which it did not load")
-        elif self.is_due(host, name, path, moments):
+        elif self.is_due(host, name, path, moments) and not self._is_of_former_life(host, name, path, moments):
             self.violated(f"R6 {host.replica} unloads {name} though it is desired at {self.planned[host.replica]}")
         elif (idle_seconds := self._idle_seconds(host, name, path, moments)) < IDLE_SECONDS - _look_seconds():
             self.violated(f"R6 {host.replica} unloads {name}, which is lazy and was used {idle_seconds:.3f} s ago")
+
+    def _is_of_former_life(self, host: EngineHost, name: str, path: str, moments: Sequence[Moment]) -> bool:
+        """Whether it was served before the name was deleted and made anew, of a source that cannot be read now.
+
+        Only that source tells that the new adapter is the same again.
+        """
+        source = source_of(path)
+        is_known = any(source in self.last_good(host.replica, name, moment) for moment in moments)
+        return source in host.store.failing and not is_known
 
     def is_due(self, host: EngineHost, name: str, path: str, moments: Sequence[Moment]) -> bool:
         """Whether a replica is to serve under that name what the path holds, at each of these moments."""
