@@ -62,12 +62,14 @@ class Rounds:
                 self.world.checks.violated(f"R14 {replica} unloads {call.name}, whose record nobody can read")
 
     def r19_not_held_up(self, host: ReplicaHost) -> None:
-        """Beside a call that takes long what is new is taken up, unless the engine has yet to answer a question."""
+        """Beside a call that takes long what is new is taken up, unless the engine has yet to say what it has."""
         sidecar = host.process
         mailbox, revision = self._told.get(sidecar, (None, 0))
         desired = None if mailbox is None else mailbox.snapshot.actionable
         is_behind = desired is not None and desired.revision > revision and sidecar.state is State.RUNS
-        if not is_behind or not host.engine.calls[sidecar] or host.engine.questions[sidecar]:
+        is_unread = any(page != "/v1/completions" for page in host.engine.broken)
+        is_silent = host.engine.questions[sidecar] or is_unread
+        if not is_behind or not host.engine.calls[sidecar] or is_silent:
             self._waits_since.pop(sidecar, None)
             return
         self.world.told["R19"] += 1
