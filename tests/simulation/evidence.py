@@ -90,7 +90,8 @@ class Evidence:
     def r8_paced(self, host: EngineHost, request: PostRequest) -> None:
         """What an engine refuses is not asked of it again and again by one process of a sidecar."""
         name, path = str(request.body["lora_name"]), str(request.body.get("lora_path") or "")
-        if path not in host.refused[host.incarnation]:
+        is_only_shown = request.path == "/v1/loraplane/show"  # sent along with each load; loads nothing by itself
+        if is_only_shown or path not in host.refused[host.incarnation]:
             return
         self.world.told["R8"] += 1
         tries = self._tries[f"{current_process_name()} {host.process.name}", name, path]
