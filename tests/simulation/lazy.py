@@ -43,14 +43,17 @@ async def ask_for_lazy(world: World, operator: Operator) -> None:
 
 
 async def _departed(world: World) -> None:
-    """Waits until what was unloaded does not answer any more."""
+    """Waits until what was unloaded by now does not answer any more; what is idle goes meanwhile, one after another."""
 
-    def leaving() -> set[str]:
-        engines = (replica.engine.engine for replica in world.replicas)
-        return {name for one in engines if one for name in one.cards.keys() - {card.name for card in one.listed}}
+    def leaving() -> set[tuple[str, str]]:
+        engines = ((replica.name, replica.engine.engine) for replica in world.replicas)
+        return {
+            (who, name) for who, one in engines if one for name in one.cards.keys() - {card.name for card in one.listed}
+        }
 
-    if not await _comes(lambda: not leaving(), 2 * HIDE_SECONDS):
-        world.checks.violated(f"R6 {sorted(leaving())} answer on though they were unloaded")
+    unloaded = leaving()
+    if not await _comes(lambda: not unloaded & leaving(), 2 * HIDE_SECONDS):
+        world.checks.violated(f"R6 {sorted(unloaded & leaving())} answer on though they were unloaded")
 
 
 def _loaded(world: World) -> set[str]:
