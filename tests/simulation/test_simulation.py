@@ -13,7 +13,7 @@ from tests.simulation.many import play
 from tests.simulation.simulation import Outcome, simulate
 
 # What has to happen within so few seeds, as their traces tell it; the last ones bring what is rare.
-SEEDS_LOOKED_AT = (*range(12), 14, 27, 35, 41, 57, 88, 424)
+SEEDS_LOOKED_AT = (*range(12), 27, 35, 41, 43, 57, 88, 424)
 # With the others, all that `make mutants` plays; `make nightly` plays 10,000, and `make soak` thousands.
 SEEDS = (12, 13, *range(15, 24))
 SEEDS_WITHOUT_NETS = range(16)

@@ -431,13 +431,17 @@ class VllmEngine:
 
     async def _examined(self, metrics: answers.VllmMetrics) -> VllmProcess:
         """Once for each process, that it can be driven at all, and how."""
-        if self._process is None or self._process.incarnation != metrics.incarnation:
-            self._process = await examine(self._http, metrics, self._deadlines.probe_seconds)
+        process = self._process
+        if process is None or process.incarnation != metrics.incarnation:
+            process = await examine(self._http, metrics, self._deadlines.probe_seconds)
             self._said_paused = ""
-        if metrics.has_external_kv and not self._process.has_external_kv:
-            self._process = replace(self._process, has_external_kv=True)
-        if self._process.may_tell_coverage:
-            self._process = await with_evidence(self._http, self._process, self._deadlines.probe_seconds)
-        if self._process.may_tell_base:
-            self._process = await with_base(self._http, self._process, self._deadlines.probe_seconds)
-        return self._process
+        if metrics.has_external_kv and not process.has_external_kv:
+            process = replace(process, has_external_kv=True)
+        if process.may_tell_coverage:
+            process = await with_evidence(self._http, process, self._deadlines.probe_seconds)
+        if process.may_tell_base:
+            process = await with_base(self._http, process, self._deadlines.probe_seconds)
+        if process is not self._process and (await self._metrics()).incarnation != metrics.incarnation:
+            raise EngineUnreachable(f"{self.url} restarted while it was looked at")
+        self._process = process
+        return process

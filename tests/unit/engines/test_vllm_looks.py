@@ -42,8 +42,9 @@ async def test_a_look_tells_the_process_and_what_it_has(a):
         "/v1/loraplane/plugin",
         "/is_sleeping",
         "/is_paused",
+        "/metrics",
     ]
-    assert way.seconds == [3, 1, 1, 1, 1, 1, 1]
+    assert way.seconds == [3, 1, 1, 1, 1, 1, 1, 1]
     way.together.clear()
     await engine.generate(engine.cards["x"], "p", 1)
     assert (await driver.observe()).facts.limits.max_loras == 7, "told from the first request on"
@@ -69,7 +70,7 @@ async def test_a_plugin_tells_more(a):
     await engine.generate(await engine.card_of("x"), "p", 1)
     way.together.clear()
     found = await driver.observe()
-    assert way.together == [PAGES_OF_PLUGIN]
+    assert way.together == [PAGES_OF_PLUGIN, ("/metrics",)], "it has yet to say what it applies"
     assert set(found.last_used) == {"x"}
     way.instead["/v1/loraplane/uses"].append(
         Reply(200, b'{"schema": 1, "no_effect": ["/n"], "as_expected": ["k"], "unexpected": {"u": "so"}}')
@@ -146,20 +147,20 @@ async def test_what_its_base_model_is_is_waited_for_while_it_may_be_told(answers
 
 
 @pytest.mark.parametrize("options", [PLAIN, PROVING], ids=["plain", "plugin"])
-async def test_a_restart_within_a_look_is_noticed(options):
-    """R9 status-truth: a listing belongs to one process."""
+@pytest.mark.parametrize("asked", ["/v1/models", "/version", "/v1/loraplane/plugin"])
+async def test_a_restart_within_a_look_is_noticed(options, asked):
+    """R9 status-truth: a listing belongs to one process, and so does what it is asked once."""
     engine = SimulatedVllm(options)
     driver, way = driver_of(engine)
-    first = await driver.observe()
 
     def restart() -> None:
         engine.started_at += 1
 
-    way.before["/v1/models"] = restart
+    way.before[asked] = restart
     with pytest.raises(EngineUnreachable, match="restarted"):
         await driver.observe()
     way.before.clear()
-    assert (await driver.observe()).facts.incarnation != first.facts.incarnation
+    assert (await driver.observe()).facts.incarnation == repr(engine.started_at)
 
 
 async def test_whether_it_has_other_adapters_than_at_the_last_look(a):
@@ -304,7 +305,7 @@ async def test_whether_adapters_are_enabled_is_seen_in_the_metrics(more, reason)
     driver, way = driver_of(SimulatedVllm(PLAIN))
     page = "process_start_time_seconds 1.5\n"
     page += "" if more is None else f"# TYPE vllm:num_requests_running gauge\n{more}"
-    way.instead["/metrics"].extend([Reply(200, page.encode())] * 2)
+    way.instead["/metrics"].extend([Reply(200, page.encode())] * 3)
     if reason is None:
         assert (await driver.observe()).facts.incarnation == "1.5"
         return
